@@ -1,0 +1,217 @@
+"""The composition root: a config goes in, parts come out.
+
+The only place that names concrete classes. Must not know: the command line, how anything is
+shown.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+
+from rlflame.checkpoint import Checkpoint
+from rlflame.config import LearningSettings, Recipe, RuntimeSettings
+from rlflame.errors import ConfigError
+from rlflame.evaluate import EvaluationPlan
+from rlflame.fleet import Fleet, Observer, ignore
+from rlflame.fleet.inline import InlineFleet
+from rlflame.fleet.local import LocalFleet
+from rlflame.learner import Algorithm, Provider
+from rlflame.learner.actor_critic import build_network
+from rlflame.learner.experience import OnPolicyStore
+from rlflame.learner.ppo import NumpyPpo, Ppo
+from rlflame.learner.reinforce import NumpyReinforce, Reinforce
+from rlflame.rollout import blas
+from rlflame.rollout.child import versions
+from rlflame.rollout.lockstep import UnsupportedSpace, describe
+from rlflame.rollout.spec import EnvSpec, PolicySpec
+from rlflame.trainer import Plan, Recorder, Stop, Trainer
+
+_PACKAGES = {"Box2D": "gymnasium[box2d]", "mujoco": "gymnasium[mujoco]", "ale_py": "ale-py"}
+
+
+def environment(recipe: Recipe) -> EnvSpec:
+    """Look at the environment of a recipe; refuses what cannot be learned in, by name."""
+    settings = recipe.learning.environment
+    if ":" in settings.id and os.getcwd() not in sys.path:
+        # A console script does not have the current folder on its path; users expect it.
+        sys.path.insert(0, os.getcwd())
+    name = settings.id
+    try:
+        return describe(name, dict(settings.kwargs), settings.max_episode_steps)
+    except UnsupportedSpace as error:
+        raise ConfigError(
+            f"{name} has {error}, which rlflame does not learn in.",
+            "it takes Box observations (no images), and Discrete or Box actions",
+        ) from error
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{name} could not be imported: {error}.", "is its folder the current one?"
+        ) from error
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ConfigError(f"{name} needs a package that is missing: {error}.", "") from error
+    except gymnasium.error.UnregisteredEnv as error:
+        raise ConfigError(f"There is no environment {name!r}.", nearest(name)) from error
+    except gymnasium.error.Error as error:
+        raise ConfigError(f"{name} cannot be made: {_first_line(error)}.", "rlflame envs") from error
+    except Exception as error:
+        raise ConfigError(
+            f"{name} cannot be made with {dict(settings.kwargs)}: {_first_line(error)}.",
+            "check --env-kwargs",
+        ) from error
+
+
+def nearest(name: str) -> str:
+    """The registered ids that a misspelt one may have meant."""
+    known = {key.lower(): key for key in gymnasium.registry}
+    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    if not close:
+        return "rlflame envs lists them"
+    return f"did you mean {', '.join(known[key] for key in close)}? rlflame envs lists them"
+
+
+def policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
+    """The shape of the policy that a recipe implies for an environment."""
+    network = learning.network
+    return PolicySpec(
+        action_kind=env.action_kind,
+        observation_size=env.observation_size,
+        action_size=env.action_size,
+        action_low=env.action_low,
+        action_high=env.action_high,
+        hidden=tuple(network.hidden),
+        activation=network.activation,
+        normalise=network.normalise_observations,
+        observation_clip=network.observation_clip,
+        width=learning.rollout.width,
+    )
+
+
+def algorithm(learning: LearningSettings, spec: PolicySpec) -> Algorithm:
+    """The learner of a recipe, at its beginning."""
+    ppo, reinforce = learning.ppo, learning.reinforce
+    network, parameters = build_network(
+        spec, learning.network, learning.seed, critic=ppo is not None
+    )
+    provider: Provider[Any]
+    if ppo is not None:
+        if learning.provider == "torch":
+            from rlflame.learner.networks import TorchPpo
+
+            provider = TorchPpo(parameters, network)
+        else:
+            provider = NumpyPpo(parameters, network)
+        return Ppo(
+            ppo,
+            network,
+            parameters,
+            provider,
+            seed=learning.seed,
+            columns=learning.rollout.columns,
+        )
+    assert reinforce is not None
+    if learning.provider == "torch":
+        from rlflame.learner.networks import TorchReinforce
+
+        provider = TorchReinforce(parameters, network)
+    else:
+        provider = NumpyReinforce(parameters, network)
+    return Reinforce(reinforce, network, parameters, provider)
+
+
+def workers(runtime: RuntimeSettings) -> int:
+    return runtime.workers or blas.usable_cores()
+
+
+def fleet(
+    runtime: RuntimeSettings, tasks: int | None = None, observer: Observer = ignore
+) -> Fleet:
+    """Where rollouts run; never more workers than there can be tasks at once."""
+    if runtime.fleet == "inline":
+        return InlineFleet(observer)
+    count = workers(runtime)
+    return LocalFleet(
+        count if tasks is None else min(count, tasks),
+        step_deadline_s=runtime.step_deadline_s,
+        max_retries=runtime.max_retries,
+        show_output=runtime.debug,
+        observer=observer,
+    )
+
+
+def evaluation_plan(recipe: Recipe, *, final: bool) -> EvaluationPlan:
+    settings = recipe.evaluation
+    return EvaluationPlan(
+        episodes=settings.final_episodes if final else settings.episodes,
+        seed=settings.seed,
+        max_episode_steps=settings.max_episode_steps,
+    )
+
+
+def plan(recipe: Recipe, env: EnvSpec, run: str) -> Plan:
+    learning = recipe.learning
+    rollout = learning.rollout
+    return Plan(
+        run=run,
+        seed=learning.seed,
+        env=env,
+        policy=policy_spec(learning, env),
+        unit=rollout.unit,
+        num_slots=rollout.num_slots,
+        envs_per_slot=rollout.envs_per_slot,
+        steps=rollout.steps,
+        staleness=rollout.staleness,
+        stop_at_steps=recipe.stop_at_steps,
+        stop_at_iterations=recipe.stop_at_iterations,
+        horizon_steps=learning.horizon_steps,
+        horizon_iterations=learning.horizon_iterations,
+        evaluation=evaluation_plan(recipe, final=False),
+        evaluate_every_steps=recipe.evaluation.every_steps,
+        until_return=recipe.evaluation.until_return,
+    )
+
+
+def beginning(recipe: Recipe, env: EnvSpec, start: Checkpoint | None = None) -> Checkpoint:
+    """A run of this recipe before its first step, as a checkpoint without a snapshot."""
+    spec = policy_spec(recipe.learning, env)
+    learner = algorithm(recipe.learning, spec)
+    from rlflame.trainer import Progress
+
+    return Checkpoint(
+        recipe=recipe,
+        env=env,
+        policy_spec=spec,
+        policy=learner.policy(),
+        progress=Progress(),
+        fingerprint=versions(),
+    )
+
+
+def trainer(
+    checkpoint: Checkpoint, fleet: Fleet, recorder: Recorder, stop: Stop, run: str
+) -> Trainer:
+    """A trainer that stands where the checkpoint does."""
+    learning = checkpoint.recipe.learning
+    blas.set_threads(learning.threads)
+    result = Trainer(
+        plan(checkpoint.recipe, checkpoint.env, run),
+        algorithm(learning, checkpoint.policy_spec),
+        OnPolicyStore(),
+        fleet,
+        recorder,
+        stop,
+    )
+    if checkpoint.snapshot is not None:
+        result.restore(checkpoint.snapshot)
+    return result
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

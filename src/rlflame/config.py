@@ -1,0 +1,282 @@
+"""The only config model: a Recipe that decides the bits, and a Runtime that decides the speed.
+
+Every field is explained once, here; the command line's help, the docs table and the error texts
+come from these descriptions. Must not know: how a config is turned into parts.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Scalar = str | int | float | bool | None
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Rate = Annotated[float, Field(gt=0.0, le=10.0)]
+
+#: A forward pass runs at a multiple of this many rows.
+WIDTH_UNIT = 8
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
+
+
+class EnvironmentSettings(_Section):
+    id: str = Field(
+        "CartPole-v1",
+        min_length=1,
+        pattern=r"^([A-Za-z_][\w.]*:)?([\w.-]+/)?[\w.:-]+$",
+        description="A Gymnasium id, or `module:Id` to import the module that registers it.",
+    )
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments for the environment."
+    )
+    max_episode_steps: Positive | None = Field(
+        None, description="Time limit in steps; by default the one the environment registers."
+    )
+
+
+class RolloutSettings(_Section):
+    unit: Literal["steps", "episodes"] = Field(
+        "steps",
+        description="A fragment is a fixed number of steps, or one whole episode per environment.",
+    )
+    num_slots: Positive = Field(
+        8,
+        le=100_000,
+        description="Fragments per iteration: the unit of work, and the most workers that help.",
+    )
+    envs_per_slot: Positive = Field(
+        8, le=4096, description="Environments stepped together in one slot."
+    )
+    steps: Positive = Field(
+        32,
+        le=10_000_000,
+        description="Steps per environment in a fragment; for whole episodes the step cap.",
+    )
+    staleness: Literal[0, 1] = Field(
+        0,
+        description="1 collects the next iteration while this one is learned from.",
+    )
+
+    @property
+    def width(self) -> int:
+        """Rows of every forward pass that acts."""
+        return -(-self.envs_per_slot // WIDTH_UNIT) * WIDTH_UNIT
+
+    @property
+    def columns(self) -> int:
+        return self.num_slots * self.envs_per_slot
+
+
+class NetworkSettings(_Section):
+    hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
+        (64, 64), max_length=16, description="Units in each hidden layer, of actor and critic alike."
+    )
+    activation: Literal["tanh", "relu"] = Field("tanh", description="After each hidden layer.")
+    orthogonal_init: bool = Field(
+        True, description="Orthogonal weights and zero biases, instead of uniform ones."
+    )
+    last_layer_scale: float = Field(
+        0.01, gt=0.0, le=100.0, description="Scale of the actor's last layer at the start."
+    )
+    log_std_init: float = Field(
+        -0.5, ge=-10.0, le=5.0, description="Initial log standard deviation of Gaussian actions."
+    )
+    normalise_observations: bool = Field(
+        True, description="Standardise observations by running statistics, part of the policy."
+    )
+    observation_clip: float = Field(
+        10.0, gt=0.0, le=1e6, description="Bound on a standardised observation."
+    )
+
+
+class PpoSettings(_Section):
+    learning_rate: Rate = Field(3e-4, description="Adam's step size.")
+    anneal_learning_rate: bool = Field(True, description="Lower it linearly to 0 at the horizon.")
+    adam_epsilon: Rate = Field(1e-5, description="Adam's epsilon.")
+    discount: Fraction = Field(0.99, description="Weight of the next step's return.")
+    gae_lambda: Fraction = Field(0.95, description="Bias-variance mix of the advantages.")
+    clip_range: float = Field(0.2, gt=0.0, le=100.0, description="How far the ratio may move.")
+    anneal_clip_range: bool = Field(False, description="Lower it linearly to 0 at the horizon.")
+    clip_range_value: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+        None, description="How far a value may move in one update; absent: as far as it likes."
+    )
+    normalise_advantages: Literal["off", "batch", "minibatch"] = Field(
+        "off", description="Standardise advantages over the batch or over each minibatch."
+    )
+    recompute_advantages: bool = Field(
+        True, description="Estimate advantages anew before every epoch."
+    )
+    scale_rewards: bool = Field(
+        True, description="Divide rewards by the running deviation of the discounted return."
+    )
+    epochs: Positive = Field(10, le=1000, description="Passes over each batch.")
+    minibatch_size: Positive = Field(64, le=10_000_000, description="Samples per gradient step.")
+    entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
+    value_weight: float = Field(0.25, ge=0.0, le=100.0, description="Weight of the value loss.")
+    max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+        0.5, description="Longer gradients are scaled down to this norm."
+    )
+    target_kl: Annotated[float, Field(gt=0.0, le=100.0)] | None = Field(
+        None, description="End the epochs when a minibatch's KL estimate exceeds 1.5 times this."
+    )
+
+
+class ReinforceSettings(_Section):
+    learning_rate: Rate = Field(1e-3, description="Adam's step size.")
+    anneal_learning_rate: bool = Field(False, description="Lower it linearly to 0 at the horizon.")
+    adam_epsilon: Rate = Field(1e-8, description="Adam's epsilon.")
+    discount: Fraction = Field(0.99, description="Weight of the next step's return.")
+    normalise_returns: Literal["off", "episode", "batch"] = Field(
+        "batch", description="Standardise reward-to-go within each episode or over the batch."
+    )
+    average: Literal["steps", "episodes"] = Field(
+        "steps", description="Divide the summed loss by the number of steps or of episodes."
+    )
+    entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
+    max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+        None, description="Longer gradients are scaled down to this norm."
+    )
+
+
+class LearningSettings(_Section):
+    """Everything that decides the weights."""
+
+    algorithm: Literal["ppo", "reinforce"] = Field("ppo", description="How to learn.")
+    seed: int = Field(0, ge=0, lt=2**63, description="All randomness is keyed by this number.")
+    horizon_steps: Positive | None = Field(
+        None,
+        description="Where schedules end; by default stop_at_steps as it was at the start.",
+    )
+    horizon_iterations: Positive | None = Field(
+        None, description="The same in iterations, for runs that stop by iterations."
+    )
+    provider: Literal["numpy", "torch"] = Field(
+        "numpy", description="Gradients derived by hand in numpy, or by torch's autograd."
+    )
+    threads: Positive = Field(1, le=256, description="BLAS threads of the learner.")
+    environment: EnvironmentSettings = EnvironmentSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    network: NetworkSettings = NetworkSettings()
+    ppo: PpoSettings | None = None
+    reinforce: ReinforceSettings | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_section(cls, data: Any) -> Any:
+        """Only the chosen algorithm's section exists, so that every field of a recipe counts."""
+        if isinstance(data, dict):
+            algorithm = data.get("algorithm", "ppo")
+            for other in ("ppo", "reinforce"):
+                if other != algorithm and data.get(other):
+                    raise ValueError(
+                        f"section `{other}` is set, but the algorithm is {algorithm}"
+                    )
+            if algorithm in ("ppo", "reinforce") and data.get(algorithm) is None:
+                data = {**data, algorithm: {}}
+        return data
+
+    @model_validator(mode="after")
+    def _coherent(self) -> LearningSettings:
+        if self.algorithm == "reinforce" and self.rollout.unit != "episodes":
+            raise ValueError(
+                "REINFORCE learns from whole episodes: set rollout.unit to episodes"
+            )
+        if self.rollout.staleness and self.algorithm == "reinforce":
+            raise ValueError("REINFORCE has no correction for stale data: set rollout.staleness=0")
+        return self
+
+
+class EvaluationSettings(_Section):
+    """When the policy is scored; changes no weight."""
+
+    every_steps: Positive | None = Field(
+        None, description="Steps between evaluations during training; absent: only at the end."
+    )
+    episodes: Positive = Field(8, le=100_000, description="Episodes of each of these.")
+    final_episodes: Positive = Field(
+        20, le=100_000, description="Episodes of the evaluation at the end."
+    )
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="Episode seeds are derived from this, the same each time."
+    )
+    max_episode_steps: Positive = Field(
+        10_000, description="Episodes that do not end by themselves are cut here."
+    )
+    until_return: float | None = Field(
+        None, description="Stop once an evaluation's 95% interval lies above this return."
+    )
+
+
+class Recipe(_Section):
+    """What decides the bits: equal recipes end in equal weights."""
+
+    stop_at_steps: Positive | None = Field(
+        None, description="Environment steps after which training ends."
+    )
+    stop_at_iterations: Positive | None = Field(
+        None, description="Iterations after which training ends."
+    )
+    learning: LearningSettings = LearningSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+
+    @model_validator(mode="after")
+    def _resolved(self) -> Recipe:
+        if self.stop_at_steps is None and self.stop_at_iterations is None:
+            raise ValueError("one of stop_at_steps and stop_at_iterations must be set")
+        return self
+
+    def with_horizon(self) -> Recipe:
+        """The schedule's horizon written out, so that a longer `stop` later leaves it alone."""
+        learning = self.learning
+        if learning.horizon_steps is None and learning.horizon_iterations is None:
+            learning = learning.model_copy(
+                update={
+                    "horizon_steps": self.stop_at_steps,
+                    "horizon_iterations": self.stop_at_iterations,
+                }
+            )
+        return self.model_copy(update={"learning": learning})
+
+
+class RuntimeSettings(_Section):
+    """What decides the speed, and changes no bit."""
+
+    fleet: Literal["auto", "local", "inline"] = Field(
+        "auto", description="Where rollouts run: worker processes here, or inside this process."
+    )
+    workers: Positive | None = Field(
+        None, le=4096, description="Worker processes; by default one per usable core."
+    )
+    out: str | None = Field(
+        None, description="The run folder; by default runs/ENVIRONMENT-ALGORITHM-SEED."
+    )
+    checkpoint_every_steps: Positive = Field(
+        100_000, description="Steps between checkpoints; one is always written at the end."
+    )
+    keep_checkpoints: Positive = Field(3, description="Newest checkpoints kept.")
+    step_deadline_s: float = Field(
+        60.0, gt=0.0, description="An environment that takes longer for one step counts as hung."
+    )
+    max_retries: int = Field(
+        3, ge=0, le=1000, description="Times a fragment is tried again when its worker dies."
+    )
+    progress: Literal["auto", "live", "plain", "json", "quiet"] = Field(
+        "auto", description="How progress is shown; auto is live on a terminal, plain otherwise."
+    )
+    debug: bool = Field(False, description="Show tracebacks and what environments print.")
+
+
+class RunConfig(Recipe):
+    """A recipe and the runtime it is to run on."""
+
+    runtime: RuntimeSettings = RuntimeSettings()
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(**{name: getattr(self, name) for name in Recipe.model_fields})

@@ -1,0 +1,55 @@
+"""The errors a user can meet: a sentence, the value seen, and the next command to type.
+
+Knows nothing of the rest of rlflame. Anything that is not an RlflameError is a bug in rlflame.
+"""
+
+from __future__ import annotations
+
+
+class RlflameError(Exception):
+    """An end the user can understand: `message` says what was seen, `hint` what to type next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "", detail: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        #: Longer text such as an environment's own traceback, shown below the sentence.
+        self.detail = detail
+
+
+class ConfigError(RlflameError):
+    """A flag, a config file or a recipe that cannot be run as it stands."""
+
+    exit_code = 2
+
+
+class CheckpointError(RlflameError):
+    """A file that cannot be read, verified or written."""
+
+
+class EnvironmentFailure(RlflameError):
+    """The user's environment raised, hung, or returned something impossible."""
+
+
+class FleetError(RlflameError):
+    """Workers were lost more often than the retry bound allows."""
+
+
+class FleetUnreachable(FleetError):
+    """A fleet that was asked for cannot be reached at all."""
+
+    exit_code = 3
+
+
+class LearningError(RlflameError):
+    """Learning went where no update can be trusted, for example several NaN losses in a row."""
+
+
+class Interrupted(RlflameError):
+    """A signal asked the run to end; everything was saved first."""
+
+    def __init__(self, message: str, hint: str, signal_number: int) -> None:
+        super().__init__(message, hint)
+        self.exit_code = 128 + signal_number

@@ -1,0 +1,159 @@
+"""Episodes of a fixed policy over any fleet, and what can be said about their returns.
+
+Episode k has its own seed and its own row of the policy's width, whatever the number of workers
+or of episodes. Must not know: training, files, display.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rlflame.fleet import Fleet
+from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.spec import EnvSpec, EpisodeStat, Float64, PolicyArrays, PolicySpec, RolloutTask
+
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """Which episodes to run."""
+
+    episodes: int
+    seed: int = 0
+    stochastic: bool = False
+    max_episode_steps: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRecord:
+    """The returns of some episodes and their statistics. Stable: `--json` prints it."""
+
+    episodes: int
+    seed: int
+    stochastic: bool
+    max_episode_steps: int
+    mean: float
+    std: float
+    iqm: float
+    low: float
+    high: float
+    min: float
+    max: float
+    length_mean: float
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def metrics(self) -> dict[str, float]:
+        """Under the names of the metrics list."""
+        return {
+            "eval_return_mean": self.mean,
+            "eval_return_low": self.low,
+            "eval_return_high": self.high,
+            "eval_return_std": self.std,
+            "eval_return_iqm": self.iqm,
+            "eval_length_mean": self.length_mean,
+            "eval_episodes": float(self.episodes),
+        }
+
+
+def evaluate(
+    fleet: Fleet,
+    env: EnvSpec,
+    policy_spec: PolicySpec,
+    policy: PolicyArrays,
+    plan: EvaluationPlan,
+    run: str = "evaluation",
+) -> EvaluationRecord:
+    """Run the plan's episodes and summarise them."""
+    name = fleet.put(policy)
+    width = policy_spec.width
+    groups = math.ceil(plan.episodes / width)
+    tasks = [
+        RolloutTask(
+            run=run,
+            seed=plan.seed,
+            purpose="evaluate",
+            iteration=group,
+            slot=group,
+            env=env,
+            policy=policy_spec,
+            policy_id=name,
+            unit="episodes",
+            steps=plan.max_episode_steps,
+            rows=min(width, plan.episodes - group * width),
+            first_row=0,
+            stochastic=plan.stochastic,
+            record=False,
+            states=(),
+        )
+        for group in range(groups)
+    ]
+    submission = fleet.submit(tasks)
+    try:
+        fragments = sorted(submission, key=lambda fragment: fragment.slot)
+    finally:
+        submission.cancel()
+        fleet.release(name)
+    episodes: list[EpisodeStat] = []
+    for fragment in fragments:
+        episodes += sorted(fragment.episodes, key=lambda episode: episode.row)
+    return summarise(plan, episodes)
+
+
+def summarise(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) -> EvaluationRecord:
+    returns = np.array([episode.episode_return for episode in episodes], np.float64)
+    lengths = [episode.length for episode in episodes]
+    low, high = bootstrap_interval(returns)
+    return EvaluationRecord(
+        episodes=len(episodes),
+        seed=plan.seed,
+        stochastic=plan.stochastic,
+        max_episode_steps=plan.max_episode_steps,
+        mean=float(returns.mean()),
+        std=float(returns.std()),
+        iqm=interquartile_mean(returns),
+        low=low,
+        high=high,
+        min=float(returns.min()),
+        max=float(returns.max()),
+        length_mean=float(np.mean(lengths)),
+        returns=tuple(float(value) for value in returns),
+        lengths=tuple(lengths),
+    )
+
+
+def interquartile_mean(values: Float64) -> float:
+    """Mean of the middle half; the samples at the quartiles count by their share in it."""
+    ordered = np.sort(values)
+    n = len(ordered)
+    # Sample i covers [i, i + 1] of a line of length n; the middle half is [n/4, 3n/4].
+    edges = np.arange(n)
+    share = np.clip(np.minimum(edges + 1, 0.75 * n) - np.maximum(edges, 0.25 * n), 0.0, 1.0)
+    return float((ordered * share).sum() / share.sum())
+
+
+def bootstrap_interval(values: Float64, level: float = 0.95) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean, from a stream of its own: always the same."""
+    if len(values) < 2:
+        return float(values.mean()), float(values.mean())
+    generator = stream(0, Role.BOOTSTRAP, len(values))
+    picks = generator.integers(0, len(values), (RESAMPLES, len(values)))
+    means = values[picks].mean(axis=1)
+    tail = (1.0 - level) / 2.0
+    return float(np.quantile(means, tail)), float(np.quantile(means, 1.0 - tail))
+
+
+def paired_difference(a: EvaluationRecord, b: EvaluationRecord) -> dict[str, float]:
+    """Mean of a - b over equal episodes, with its interval."""
+    difference = np.array(a.returns, np.float64) - np.array(b.returns, np.float64)
+    low, high = bootstrap_interval(difference)
+    return {"mean": float(difference.mean()), "low": low, "high": high}

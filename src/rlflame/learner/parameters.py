@@ -1,0 +1,136 @@
+"""All weights as one flat float32 vector with named views, and what acts on it.
+
+Must not know: which algorithm, where gradients come from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.spec import Array, Float32
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class FlatVector:
+    """One contiguous vector; `self[name]` is a view into it."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        self.shapes = dict(shapes)
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        self.data: Float32 = np.zeros(sum(sizes), np.float32)
+        self._views: dict[str, Float32] = {}
+        offset = 0
+        for (name, shape), size in zip(self.shapes.items(), sizes, strict=True):
+            self._views[name] = self.data[offset : offset + size].reshape(shape)
+            offset += size
+
+    def __getitem__(self, name: str) -> Float32:
+        return self._views[name]
+
+    def copies(self, prefix: str = "") -> dict[str, Array]:
+        """Copies of the views whose names begin with `prefix`."""
+        return {name: v.copy() for name, v in self._views.items() if name.startswith(prefix)}
+
+
+def network_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Weights `[in, out]` and biases of a plain multilayer perceptron."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        shapes[f"{prefix}.{layer}.weight"] = (fan_in, fan_out)
+        shapes[f"{prefix}.{layer}.bias"] = (fan_out,)
+    return shapes
+
+
+def initialise(
+    vector: FlatVector,
+    prefix: str,
+    layers: int,
+    *,
+    seed: int,
+    orthogonal: bool,
+    hidden_gain: float,
+    last_gain: float,
+    key: int,
+) -> None:
+    """Fill one network, each weight from its own stream.
+
+    Orthogonal with zero biases, or uniform within 1/sqrt(fan_in) for weights and biases, which is
+    the default of torch's linear layers.
+    """
+    for layer in range(layers):
+        weight, bias = vector[f"{prefix}.{layer}.weight"], vector[f"{prefix}.{layer}.bias"]
+        generator = stream(seed, Role.INITIALISE, key, layer)
+        gain = last_gain if layer == layers - 1 else hidden_gain
+        if orthogonal:
+            weight[:] = gain * _orthogonal(generator, *weight.shape)
+            bias[:] = 0.0
+        else:
+            bound = 1.0 / math.sqrt(weight.shape[0])
+            scale = last_gain if layer == layers - 1 else 1.0
+            weight[:] = scale * generator.uniform(-bound, bound, weight.shape)
+            bias[:] = scale * generator.uniform(-bound, bound, bias.shape)
+
+
+def _orthogonal(generator: np.random.Generator, rows: int, columns: int) -> Array:
+    """A matrix with orthonormal rows or columns, uniformly distributed."""
+    normal = generator.standard_normal((max(rows, columns), min(rows, columns)))
+    q, r = np.linalg.qr(normal)
+    q *= np.sign(np.diagonal(r))
+    return q if rows >= columns else q.T
+
+
+class Adam:
+    """Adam (Kingma and Ba, 2015) on a flat vector, in place."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        self.first: Float32 = np.zeros(size, np.float32)
+        self.second: Float32 = np.zeros(size, np.float32)
+        self.count = 0
+        self._epsilon = epsilon
+        self._a: Float32 = np.empty(size, np.float32)
+        self._b: Float32 = np.empty(size, np.float32)
+
+    def step(self, parameters: Float32, gradient: Float32, learning_rate: float) -> None:
+        self.count += 1
+        beta1, beta2 = 0.9, 0.999
+        a, b = self._a, self._b
+        np.subtract(gradient, self.first, out=a)
+        np.multiply(a, np.float32(1 - beta1), out=a)
+        np.add(self.first, a, out=self.first)
+        np.multiply(gradient, gradient, out=b)
+        np.subtract(b, self.second, out=b)
+        np.multiply(b, np.float32(1 - beta2), out=b)
+        np.add(self.second, b, out=self.second)
+        # theta -= lr * m_hat / (sqrt(v_hat) + epsilon), the bias corrections folded into scalars.
+        correction = math.sqrt(1.0 - beta2**self.count)
+        np.sqrt(self.second, out=b)
+        np.add(b, np.float32(self._epsilon * correction), out=b)
+        np.divide(self.first, b, out=b)
+        rate = learning_rate * correction / (1.0 - beta1**self.count)
+        np.multiply(b, np.float32(rate), out=b)
+        np.subtract(parameters, b, out=parameters)
+
+    def state(self, prefix: str) -> dict[str, Array]:
+        return {
+            f"{prefix}.first": self.first.copy(),
+            f"{prefix}.second": self.second.copy(),
+            f"{prefix}.count": np.array(self.count, np.int64),
+        }
+
+    def load_state(self, prefix: str, state: Mapping[str, Array]) -> None:
+        self.first[:] = state[f"{prefix}.first"]
+        self.second[:] = state[f"{prefix}.second"]
+        self.count = int(state[f"{prefix}.count"])
+
+
+def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:
+    """Scale the gradient in place to at most `max_norm`; the norm it had, NaN included."""
+    norm = math.sqrt(float(np.dot(gradient, gradient)))
+    if max_norm is not None and math.isfinite(norm) and norm > max_norm:
+        np.multiply(gradient, np.float32(max_norm / (norm + 1e-6)), out=gradient)
+    return norm

@@ -1,0 +1,48 @@
+"""Discounted returns and generalised advantages, with terminated and truncated kept apart.
+
+Pure functions over `[T, columns]` arrays. Must not know: networks, algorithms.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlflame.rollout.spec import Float64
+
+Mask = NDArray[np.bool_]
+
+
+def discounted_returns(rewards: Float64, ended: Mask, discount: float) -> Float64:
+    """Reward-to-go of each step, within its episode, by one reverse pass."""
+    returns = np.zeros_like(rewards)
+    following = np.zeros(rewards.shape[1], np.float64)
+    for t in range(len(rewards) - 1, -1, -1):
+        following = rewards[t] + discount * np.where(ended[t], 0.0, following)
+        returns[t] = following
+    return returns
+
+
+def advantages(
+    rewards: Float64,
+    values: Float64,
+    next_values: Float64,
+    terminated: Mask,
+    truncated: Mask,
+    discount: float,
+    gae_lambda: float,
+) -> Float64:
+    """GAE (Schulman et al., 2016).
+
+    `next_values[t]` is the value of what was really observed after step t: of the hidden final
+    observation where an episode was truncated. A termination has no future; a truncation has one
+    but ends the sum.
+    """
+    delta = rewards + discount * np.where(terminated, 0.0, next_values) - values
+    decay = np.where(terminated | truncated, 0.0, discount * gae_lambda)
+    result = np.zeros_like(delta)
+    running = np.zeros(rewards.shape[1], np.float64)
+    for t in range(len(rewards) - 1, -1, -1):
+        running = delta[t] + decay[t] * running
+        result[t] = running
+    return result

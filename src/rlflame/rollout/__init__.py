@@ -1,0 +1,1 @@
+"""All that a worker imports: numpy and gymnasium, and nothing else of rlflame."""

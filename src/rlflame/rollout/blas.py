@@ -1,0 +1,109 @@
+"""What the linear algebra under numpy is on this machine, and how many threads it may use.
+
+The last bits of a matrix product depend on the kernel that the BLAS picks for the processor, and
+can depend on its thread count; so both are part of what a run records. Must not know: policies,
+tasks, configuration.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+#: Set before numpy is imported in a child, these hold whichever BLAS numpy was built with.
+THREAD_VARIABLES = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+CORE_VARIABLE = "OPENBLAS_CORETYPE"
+_PREFIXES = ("scipy_openblas", "openblas")
+_SUFFIXES = ("64_", "_64", "")
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """The OpenBLAS inside numpy's own wheel, or None for a numpy built another way."""
+    root = Path(np.__file__).parent
+    for folder in (root.parent / "numpy.libs", root / ".dylibs"):
+        for path in sorted(folder.glob("*openblas*")) if folder.is_dir() else ():
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError:
+                continue
+    return None
+
+
+def _symbol(name: str) -> ctypes._NamedFuncPointer | None:
+    library = _library()
+    for prefix in _PREFIXES:
+        for suffix in _SUFFIXES:
+            try:
+                return library[f"{prefix}_{name}{suffix}"] if library else None
+            except AttributeError:
+                continue
+    return None
+
+
+@cache
+def core_name() -> str:
+    """The processor type the BLAS has tuned itself for, such as `Haswell` or `SkylakeX`."""
+    function = _symbol("get_corename")
+    if function is None:
+        return f"{platform.machine()}-unknown-blas"
+    function.restype = ctypes.c_char_p
+    name = function()
+    return name.decode("ascii", "replace") if name else "unknown"
+
+
+def set_threads(count: int) -> None:
+    """Pin the thread count in this process, where numpy may be loaded already."""
+    function = _symbol("set_num_threads")
+    if function is not None:
+        function.argtypes = [ctypes.c_int]
+        function.restype = None
+        function(count)
+
+
+def child_environment(threads: int = 1) -> dict[str, str]:
+    """Variables that give a child process the same kernels as this one, on `threads` threads."""
+    variables = dict.fromkeys(THREAD_VARIABLES, str(threads))
+    if _symbol("get_corename") is not None:
+        variables[CORE_VARIABLE] = core_name()
+    return variables
+
+
+def simd_found() -> list[str]:
+    """The vector instruction sets that numpy's own loops use here."""
+    try:
+        shown = np.show_config(mode="dicts")
+    except (TypeError, AttributeError):
+        return []
+    found = (shown or {}).get("SIMD Extensions", {})
+    return sorted({*found.get("baseline", []), *found.get("found", [])})
+
+
+def fingerprint() -> dict[str, str]:
+    """What two machines must share for equal recipes to end in equal bits."""
+    libc = "-".join(platform.libc_ver()) or platform.version()
+    return {
+        "core": core_name(),
+        "simd": " ".join(simd_found()),
+        "system": f"{sys.platform}-{platform.machine()}",
+        "libc": libc if libc != "-" else platform.release(),
+        "numpy": np.__version__,
+    }
+
+
+def usable_cores() -> int:
+    """Processors this process may run on; a container's share, not the whole host."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) or 1
+    return os.cpu_count() or 1

@@ -1,0 +1,143 @@
+"""A rollout worker in a process of its own, spoken to over two pipes; its death is an answer too.
+
+Frames are one byte of kind, eight of length, and a payload in `wire`'s bytes. Tasks come in on
+standard input, answers leave on the descriptor named on the command line, and whatever the
+environment prints goes to the process's ordinary output, which the parent keeps apart. The
+process ends when its parent's pipe closes. Must not know: fleets, retries, deadlines.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import sys
+import threading
+from enum import IntEnum
+from typing import Any, BinaryIO
+
+HEADER = struct.Struct("<BQ")
+BEAT_S = 0.5
+
+
+class Kind(IntEnum):
+    """Frames that travel between a parent and its worker."""
+
+    POLICY = 1  # parent: {"id", "arrays"}
+    FORGET = 2  # parent: {"id"}
+    TASK = 3  # parent: RolloutTask
+    HELLO = 4  # child: what this process runs on
+    BEAT = 5  # child: where the task stands, twice a second
+    RESULT = 6  # child: Fragment or RolloutFailure
+    BROKEN = 7  # child: a bug or a message it could not read
+
+
+def read_frame(stream: BinaryIO) -> tuple[Kind, bytes] | None:
+    """The next frame, or None at the end of the stream."""
+    head = stream.read(HEADER.size)
+    if len(head) < HEADER.size:
+        return None
+    kind, length = HEADER.unpack(head)
+    payload = stream.read(length)
+    return (Kind(kind), payload) if len(payload) == length else None
+
+
+class Child:
+    """The worker's side of the conversation."""
+
+    def __init__(self, requests: BinaryIO, answers: int) -> None:
+        from .worker import RolloutWorker
+
+        self._requests = requests
+        self._answers = answers
+        self._lock = threading.Lock()
+        self._worker = RolloutWorker()
+        self._policies: dict[str, Any] = {}
+        self._parent = os.getppid()
+
+    def serve(self) -> None:
+        """Answer until the parent is gone."""
+        from . import wire
+
+        self._send(Kind.HELLO, wire.encode(versions()))
+        threading.Thread(target=self._beat, daemon=True).start()
+        while (frame := read_frame(self._requests)) is not None:
+            kind, payload = frame
+            if kind is Kind.POLICY:
+                message = wire.decode(payload)
+                self._policies[message["id"]] = message["arrays"]
+            elif kind is Kind.FORGET:
+                self._policies.pop(wire.decode(payload)["id"], None)
+            else:
+                self._answer(payload)
+        self._worker.close()
+
+    def _answer(self, payload: bytes) -> None:
+        import traceback
+
+        from . import wire
+
+        try:
+            task = wire.decode(payload)
+            result = wire.encode(self._worker.run(task, lambda: self._policies[task.policy_id]))
+        except BaseException:  # SystemExit from an environment is an answer, not an end
+            self._send(Kind.BROKEN, wire.encode({"traceback": traceback.format_exc()}))
+        else:
+            self._send(Kind.RESULT, result)
+
+    def _beat(self) -> None:
+        """Say where the task stands; a parent that no longer listens ends this process."""
+        from . import wire
+
+        pause = threading.Event()
+        while True:
+            pause.wait(BEAT_S)
+            row = self._worker.current
+            if row is not None:
+                where = {"row": row.row, "seed": row.seed, "step": row.elapsed}
+                self._send(Kind.BEAT, wire.encode(where))
+            elif os.getppid() != self._parent:
+                os._exit(0)
+
+    def _send(self, kind: Kind, payload: bytes) -> None:
+        try:
+            with self._lock:
+                _write(self._answers, HEADER.pack(kind, len(payload)))
+                _write(self._answers, payload)
+        except OSError:
+            os._exit(0)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def versions() -> dict[str, str]:
+    """What this worker is, for comparison with the driver."""
+    import platform
+    from importlib import metadata
+
+    from . import blas
+
+    found = {"python": platform.python_version(), **blas.fingerprint()}
+    for package in ("gymnasium", "mujoco", "box2d"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "absent"
+    return found
+
+
+def main() -> None:
+    """`python -m rlflame.rollout.child ANSWERS`, where ANSWERS is an open descriptor."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests = os.fdopen(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    Child(requests, int(sys.argv[1])).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""One environment of a slot over the Gymnasium API: stepped, snapshotted and restored exactly.
+
+An environment's position is a value (EnvState), because a cluster promises no affinity between a
+slot and a process. Must not know: policies, batches, how states travel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+import traceback
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+
+from .spec import Array, EnvironmentFault, EnvSpec, EnvState, Float32, Float64
+
+_MUJOCO = "gymnasium.envs.mujoco."
+_EXACT_MUJOCO = frozenset(
+    f"{_MUJOCO}{name}_v5"
+    for name in (
+        "ant",
+        "half_cheetah",
+        "hopper",
+        "humanoid",
+        "humanoidstandup",
+        "inverted_double_pendulum",
+        "inverted_pendulum",
+        "pusher",
+        "reacher",
+        "swimmer",
+        "walker2d",
+    )
+)
+#: Types whose reset on a used instance was tested to equal the reset of a fresh one.
+#: (A used BipedalWalker, for one, resets differently.)
+_REUSABLE = _EXACT_MUJOCO | {
+    f"gymnasium.envs.classic_control.{name}"
+    for name in ("acrobot", "cartpole", "continuous_mountain_car", "mountain_car", "pendulum")
+}
+_REUSABLE |= {"gymnasium.envs.box2d.lunar_lander"}
+_KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
+_NO_PHYSICS: Float64 = np.zeros(0, np.float64)
+_NO_OBSERVATION: Float32 = np.zeros(0, np.float32)
+
+
+class UnsupportedSpace(ValueError):
+    """A space that this project does not learn in, named."""
+
+
+def make(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
+    """The environment of a spec, without Gymnasium's own chatter."""
+    options = dict(spec.kwargs)
+    if spec.max_episode_steps is not None:
+        options["max_episode_steps"] = spec.max_episode_steps
+    if render_mode is not None:
+        options["render_mode"] = render_mode
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        env: gymnasium.Env[Any, Any] = gymnasium.make(spec.id, disable_env_checker=True, **options)
+    _quiet_mujoco()
+    return env
+
+
+def _quiet_mujoco() -> None:
+    """MuJoCo's warnings would go to the terminal and to MUJOCO_LOG.TXT in the user's folder."""
+    mujoco = sys.modules.get("mujoco")
+    if mujoco is not None and mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(_ignore_warning)
+
+
+def _ignore_warning(message: str) -> None:
+    del message
+
+
+def describe(id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> EnvSpec:
+    """Read the spaces of an environment; raises UnsupportedSpace, or whatever making it raises."""
+    blank = EnvSpec(id, kwargs, max_episode_steps, 0, "discrete", 0, 0, (), ())
+    env = make(blank)
+    try:
+        observed, acted = env.observation_space, env.action_space
+        if not isinstance(observed, spaces.Box):
+            raise UnsupportedSpace(f"observations of type {type(observed).__name__}")
+        if observed.dtype == np.uint8 and len(observed.shape) >= 2:
+            raise UnsupportedSpace(f"image observations of shape {observed.shape}")
+        size = int(np.prod(observed.shape, dtype=np.int64))
+        if isinstance(acted, spaces.Discrete):
+            start = int(acted.start)
+            return EnvSpec(
+                id, kwargs, max_episode_steps, size, "discrete", int(acted.n), start, (), ()
+            )
+        if isinstance(acted, spaces.Box) and acted.dtype is not None and acted.dtype.kind == "f":
+            low = tuple(float(x) for x in acted.low.ravel())
+            high = tuple(float(x) for x in acted.high.ravel())
+            return EnvSpec(
+                id, kwargs, max_episode_steps, size, "continuous", len(low), 0, low, high
+            )
+        raise UnsupportedSpace(f"actions of type {type(acted).__name__}")
+    finally:
+        env.close()
+
+
+def fresh_state(episode: int, seed: int) -> EnvState:
+    """The state of an episode that has not begun anywhere yet."""
+    return _sealed("fresh", episode, seed, 0, 0.0, np.zeros(0, np.float32), _NO_PHYSICS)
+
+
+def _sealed(
+    kind: Any,
+    episode: int,
+    seed: int,
+    elapsed: int,
+    episode_return: float,
+    actions: Array,
+    physics: Float64,
+    observation: Float32 = _NO_OBSERVATION,
+) -> EnvState:
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{kind}|{episode}|{seed}|{elapsed}|{episode_return!r}".encode())
+    for array in (actions, physics, observation):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return EnvState(
+        kind,
+        episode,
+        seed,
+        elapsed,
+        episode_return,
+        actions,
+        physics,
+        observation,
+        digest.hexdigest(),
+    )
+
+
+class EnvRow:
+    """One row of a slot: an environment instance and where its episode stands."""
+
+    def __init__(self, spec: EnvSpec, row: int) -> None:
+        self.spec = spec
+        self.row = row
+        self.episode = 0
+        self.seed = 0
+        self.elapsed = 0
+        self.episode_return = 0.0
+        self._env: gymnasium.Env[Any, Any] | None = None
+        self._reusable = False
+        self._exact_mujoco = False
+        self._held: Float64 = _NO_PHYSICS
+        self._shape: tuple[int, ...] = ()
+        self._discrete = spec.action_kind == "discrete"
+        self._history: Array = np.zeros(
+            64 if self._discrete else (64, spec.action_size),
+            np.int64 if self._discrete else np.float32,
+        )
+
+    def begin(self, episode: int, seed: int, out: Float32) -> None:
+        """Start an episode; on a fresh instance unless reuse is known to be exact."""
+        self.episode, self.seed, self.elapsed, self.episode_return = episode, seed, 0, 0.0
+        try:
+            if self._env is None or not self._reusable:
+                self.close()
+                self._open()
+            assert self._env is not None
+            observation, _ = self._env.reset(seed=seed)
+        except Exception as error:
+            raise self._fault(f"failed in reset: {_said(error)}") from error
+        self._write(observation, out)
+
+    def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
+        """One transition: the new observation into `out`; reward, terminated, truncated."""
+        if not self._exact_mujoco:
+            self._remember(action)
+        self._last_action = action
+        try:
+            if self._discrete:
+                given: Any = int(action) + self.spec.action_start
+            else:
+                given = action if len(self._action_shape) == 1 else action.reshape(
+                    self._action_shape
+                )
+            observation, reward, terminated, truncated, _ = self._env.step(given)  # type: ignore[union-attr]
+            reward = float(reward)
+        except Exception as error:
+            raise self._fault(f"failed in step: {_said(error)}") from error
+        if not math.isfinite(reward):
+            raise self._fault(f"returned the reward {reward}")
+        self.elapsed += 1
+        self.episode_return += reward
+        self._write(observation, out)
+        return reward, bool(terminated), bool(truncated)
+
+    def hold(self) -> None:
+        """Called before a fragment's last step: a MuJoCo snapshot needs the state before it."""
+        if self._exact_mujoco:
+            self._held = self._physics()
+
+    def snapshot(self, observation: Float32) -> EnvState:
+        """Where this row stands, as a value."""
+        shown = observation.copy()
+        if self.elapsed == 0:
+            empty = self._history[:0].copy()
+            return _sealed("fresh", self.episode, self.seed, 0, 0.0, empty, _NO_PHYSICS, shown)
+        position = (self.episode, self.seed, self.elapsed, self.episode_return)
+        if self._exact_mujoco:
+            last = np.array(self._last_action, np.float32).reshape(1, -1)
+            return _sealed("mujoco", *position, last, self._held, shown)
+        history = self._history[: self.elapsed].copy()
+        return _sealed("replay", *position, history, _NO_PHYSICS, shown)
+
+    def restore(self, state: EnvState, out: Float32) -> None:
+        """Take up an episode where another process, or an earlier one, left it."""
+        self.begin(state.episode, state.seed, out)
+        if state.kind == "mujoco":
+            if not self._exact_mujoco:
+                raise self._fault("cannot take up a MuJoCo state")
+            self._set_physics(state.physics)
+            self.step(np.array(state.actions[0]), out)
+            self.elapsed = state.elapsed
+            self._limit_elapsed(state.elapsed)
+        elif state.kind == "replay":
+            for action in state.actions:
+                self.step(np.array(action), out)
+        self.episode_return = state.episode_return
+        if state.observation.size and not np.array_equal(state.observation, out):
+            raise self._fault(
+                "is not deterministic: the same seed and actions led to another observation, so "
+                "its episodes cannot be moved or resumed half-way "
+                "(use whole episodes: --set rollout.unit=episodes)"
+            )
+
+    def close(self) -> None:
+        if self._env is not None:
+            env, self._env = self._env, None
+            env.close()
+
+    def check_finite(self, observation: Float32) -> None:
+        if not np.isfinite(observation).all():
+            raise self._fault("returned NaN or infinity in its observation")
+
+    def _open(self) -> None:
+        env = make(self.spec)
+        self._env = env
+        module = type(env.unwrapped).__module__
+        plain = True
+        layer: Any = env
+        while layer is not env.unwrapped:
+            plain = plain and type(layer) in _KNOWN_WRAPPERS
+            layer = layer.env
+        self._reusable = plain and module in _REUSABLE
+        self._exact_mujoco = plain and module in _EXACT_MUJOCO
+        self._shape = env.observation_space.shape or ()
+        self._action_shape = env.action_space.shape or ()
+
+    def _write(self, observation: Any, out: Float32) -> None:
+        shape = np.shape(observation)
+        if shape != self._shape:
+            raise self._fault(
+                f"returned an observation of shape {shape} where its space says {self._shape}"
+            )
+        out[:] = observation if len(shape) == 1 else np.ravel(observation)
+
+    def _remember(self, action: Any) -> None:
+        if self.elapsed >= len(self._history):
+            self._history = np.concatenate([self._history, np.zeros_like(self._history)])
+        self._history[self.elapsed] = action
+
+    def _physics(self) -> Float64:
+        import mujoco
+
+        env: Any = self._env.unwrapped  # type: ignore[union-attr]
+        what = mujoco.mjtState.mjSTATE_INTEGRATION
+        state = np.zeros(mujoco.mj_stateSize(env.model, what), np.float64)
+        mujoco.mj_getState(env.model, env.data, state, what)
+        return state
+
+    def _set_physics(self, state: Float64) -> None:
+        import mujoco
+
+        env: Any = self._env.unwrapped  # type: ignore[union-attr]
+        what = mujoco.mjtState.mjSTATE_INTEGRATION
+        if state.shape != (mujoco.mj_stateSize(env.model, what),):
+            raise self._fault("cannot take up a state of another MuJoCo model")
+        mujoco.mj_setState(env.model, env.data, np.array(state), what)
+
+    def _limit_elapsed(self, elapsed: int) -> None:
+        layer: Any = self._env
+        while layer is not layer.unwrapped:
+            if isinstance(layer, TimeLimit):
+                layer._elapsed_steps = elapsed
+            layer = layer.env
+
+    def _fault(self, message: str) -> EnvironmentFault:
+        return EnvironmentFault(
+            f"environment {self.spec.id} {message}", self.row, self.seed, self.elapsed
+        )
+
+
+def _said(error: BaseException) -> str:
+    last = traceback.format_exception_only(type(error), error)[-1].strip()
+    return last if len(last) < 500 else last[:500] + " ..."

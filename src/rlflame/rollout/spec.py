@@ -1,0 +1,166 @@
+"""The values that cross the boundary between a learner and its workers.
+
+A rollout task is a pure function of these: RolloutTask and PolicyArrays in, Fragment or
+RolloutFailure out. Must not know: how they travel, who computes them, or what they are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+#: A policy's weights by name: `actor.<i>.weight` [in, out], `actor.<i>.bias`, for a Gaussian
+#: `actor.log_std`, and with observation normalisation `normaliser.mean` and `normaliser.scale`.
+PolicyArrays = Mapping[str, Array]
+
+ActionKind = Literal["discrete", "continuous"]
+Activation = Literal["tanh", "relu"]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """Which environment, and the shapes that were read from its spaces."""
+
+    id: str
+    kwargs: Mapping[str, Any]
+    max_episode_steps: int | None
+    observation_size: int
+    action_kind: ActionKind
+    action_size: int
+    action_start: int
+    action_low: tuple[float, ...]
+    action_high: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """The shape of a policy network and the one width at which it always runs."""
+
+    action_kind: ActionKind
+    observation_size: int
+    action_size: int
+    action_low: tuple[float, ...]
+    action_high: tuple[float, ...]
+    hidden: tuple[int, ...]
+    activation: Activation
+    normalise: bool
+    observation_clip: float
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class EnvState:
+    """An environment between two steps, as a value that any process can take up.
+
+    `kind` says how to get there: `fresh` starts the given episode; `replay` resets with the seed
+    and repeats `actions`; `mujoco` sets `physics`, the integration state as it was before the
+    last step, and repeats that step's action (setting the state after the step would not be
+    exact, because some rewards read positions that lag one step behind).
+    """
+
+    kind: Literal["fresh", "replay", "mujoco"]
+    episode: int
+    seed: int
+    elapsed: int
+    episode_return: float
+    actions: Array
+    physics: Float64
+    observation: Float32
+    #: Hash of all of the above: a worker that still holds this very state skips the restoring.
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTask:
+    """One slot's share of one iteration, or one group of evaluation episodes."""
+
+    run: str
+    seed: int
+    purpose: Literal["train", "evaluate"]
+    iteration: int
+    slot: int
+    env: EnvSpec
+    policy: PolicySpec
+    #: Which weights, by content; the fleet resolves it.
+    policy_id: str
+    #: `steps`: that many per environment, across episodes. `episodes`: one whole episode each.
+    unit: Literal["steps", "episodes"]
+    #: Steps per environment, or the cap on an episode's length.
+    steps: int
+    #: How many environments, and at which row of the policy's width the first one sits.
+    rows: int
+    first_row: int
+    stochastic: bool
+    #: False ships the statistics of the episodes and nothing else.
+    record: bool
+    #: One state for each row; empty for whole episodes.
+    states: tuple[EnvState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStat:
+    """A finished episode. `truncated` means that a time limit ended it, not the environment."""
+
+    row: int
+    episode: int
+    seed: int
+    episode_return: float
+    length: int
+    truncated: bool
+    #: The index of its last step inside the fragment.
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """What a task brought back. Arrays are `[T, N, ...]`; rows past `lengths` are idle."""
+
+    iteration: int
+    slot: int
+    observations: Float32
+    actions: Array
+    log_probs: Float32
+    rewards: Float64
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    #: Steps taken by each row: T for all of them unless the task was of whole episodes.
+    lengths: NDArray[np.int64]
+    #: What each row observed after its last step (after the reset, where an episode had ended).
+    last_observations: Float32
+    #: (t, row) of each truncated step and the observation that the reset hid.
+    boundary_index: NDArray[np.int64]
+    boundary_observations: Float32
+    episodes: tuple[EpisodeStat, ...]
+    states: tuple[EnvState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFailure:
+    """A task that cannot succeed: the environment's own fault, in its own words."""
+
+    iteration: int
+    slot: int
+    row: int
+    seed: int
+    step: int
+    message: str
+    traceback: str
+    output: str
+
+
+class EnvironmentFault(Exception):
+    """Raised inside a worker when an environment misbehaves; becomes a RolloutFailure."""
+
+    def __init__(self, message: str, row: int, seed: int, step: int) -> None:
+        super().__init__(message)
+        self.row = row
+        self.seed = seed
+        self.step = step

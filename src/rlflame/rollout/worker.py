@@ -1,0 +1,268 @@
+"""RolloutWorker: runs one task to its Fragment, the same wherever and whenever it runs.
+
+Reads no clock, no global random state, no worker identity; keeps caches (policies by content,
+environments by the state they were left in) that can only save time. Must not know: processes,
+pipes, clusters, learning.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+
+from .lockstep import EnvRow
+from .policy import Policy, draw_noise, noise_size
+from .seeding import Role, reset_seed, stream
+from .spec import (
+    Array,
+    EnvironmentFault,
+    EpisodeStat,
+    Float32,
+    Fragment,
+    PolicyArrays,
+    RolloutFailure,
+    RolloutTask,
+)
+
+_POLICIES_KEPT = 4
+_SLOTS_KEPT = 64
+_NOISE_BLOCK = 256
+
+
+class RolloutWorker:
+    """What runs inside every worker process, on every fleet."""
+
+    def __init__(self) -> None:
+        #: The row being stepped now, for whoever watches over a hang.
+        self.current: EnvRow | None = None
+        self._policies: OrderedDict[str, Policy] = OrderedDict()
+        self._slots: OrderedDict[tuple[str, int], tuple[tuple[str, ...], list[EnvRow]]] = (
+            OrderedDict()
+        )
+
+    def run(
+        self, task: RolloutTask, weights: Callable[[], PolicyArrays]
+    ) -> Fragment | RolloutFailure:
+        """The fragment of a task; an environment's misbehaviour comes back as a value."""
+        try:
+            return _Rollout(self, task, self._policy(task, weights)).fragment()
+        except EnvironmentFault as fault:
+            self._slots.pop((task.run, task.slot), None)
+            cause = fault.__cause__
+            text = "".join(traceback.format_exception(cause)) if cause is not None else ""
+            return RolloutFailure(
+                task.iteration, task.slot, fault.row, fault.seed, fault.step, str(fault), text, ""
+            )
+        finally:
+            self.current = None
+
+    def close(self) -> None:
+        for _, rows in self._slots.values():
+            for row in rows:
+                row.close()
+        self._slots.clear()
+
+    def rows_for(self, task: RolloutTask, observations: Float32) -> list[EnvRow]:
+        """The slot's environments, standing where the task's states say."""
+        if task.unit == "episodes":
+            rows = self._slots.pop((task.run, -1 - task.rows), ((), []))[1]
+            return rows or [EnvRow(task.env, row) for row in range(task.rows)]
+        tokens = tuple(state.token for state in task.states)
+        held, rows = self._slots.pop((task.run, task.slot), ((), []))
+        if held == tokens:
+            for row, state in zip(rows, task.states, strict=True):
+                observations[row.row] = state.observation
+            return rows
+        rows = rows or [EnvRow(task.env, row) for row in range(task.rows)]
+        for row, state in zip(rows, task.states, strict=True):
+            self.current = row
+            row.restore(state, observations[row.row])
+        return rows
+
+    def keep(self, task: RolloutTask, rows: list[EnvRow], tokens: tuple[str, ...]) -> None:
+        """Remember where a slot's environments stand, so that the next task need not restore."""
+        slot = task.slot if task.unit == "steps" else -1 - task.rows
+        self._slots[task.run, slot] = (tokens, rows)
+        while len(self._slots) > _SLOTS_KEPT:
+            for row in self._slots.popitem(last=False)[1][1]:
+                row.close()
+
+    def _policy(self, task: RolloutTask, weights: Callable[[], PolicyArrays]) -> Policy:
+        policy = self._policies.pop(task.policy_id, None) or Policy(task.policy, weights())
+        self._policies[task.policy_id] = policy
+        while len(self._policies) > _POLICIES_KEPT:
+            self._policies.popitem(last=False)
+        return policy
+
+
+class _Rollout:
+    """One run of one task: its growing arrays and the loop that fills them."""
+
+    def __init__(self, worker: RolloutWorker, task: RolloutTask, policy: Policy) -> None:
+        self.worker = worker
+        self.task = task
+        self.policy = policy
+        self.episodes: list[EpisodeStat] = []
+        self.boundaries: list[tuple[int, int, Float32]] = []
+        self.capacity = task.steps if task.unit == "steps" else min(task.steps, _NOISE_BLOCK)
+        n, size = task.rows, task.policy.observation_size
+        recorded = self.capacity if task.record else 0
+        continuous = task.policy.action_kind == "continuous"
+        self.observations: Array = np.zeros((recorded, n, size), np.float32)
+        self.actions: Array = (
+            np.zeros((recorded, n, task.policy.action_size), np.float32)
+            if continuous
+            else np.zeros((recorded, n), np.int64)
+        )
+        self.log_probs: Array = np.zeros((recorded, n), np.float32)
+        self.rewards: Array = np.zeros((self.capacity, n), np.float64)
+        self.terminated: Array = np.zeros((self.capacity, n), np.bool_)
+        self.truncated: Array = np.zeros((self.capacity, n), np.bool_)
+        self.lengths = np.zeros(n, np.int64)
+        self._noise = np.zeros(
+            (_NOISE_BLOCK, task.policy.width, noise_size(task.policy)), np.float32
+        )
+        self._streams = [self._stream(row) for row in range(n)] if task.stochastic else []
+
+    def fragment(self) -> Fragment:
+        task = self.task
+        # Rows past the task's own stay zero: every pass has the policy's full width.
+        full = np.zeros((task.policy.width, task.policy.observation_size), np.float32)
+        first = task.first_row
+        mine = full[first : first + task.rows]
+        rows = self.worker.rows_for(task, mine)
+        if task.unit == "episodes":
+            for row in rows:
+                self.worker.current = row
+                row.begin(self._episode(row.row), self._reset_seed(row.row), mine[row.row])
+        for row in rows:
+            row.check_finite(mine[row.row])
+        steps = self._loop(rows, full, mine, first)
+        states = ()
+        if task.unit == "steps":
+            states = tuple(row.snapshot(mine[row.row]) for row in rows)
+        self.worker.keep(task, rows, tuple(state.token for state in states))
+        index = np.array([(t, row) for t, row, _ in self.boundaries], np.int64).reshape(-1, 2)
+        hidden = [observation for _, _, observation in self.boundaries]
+        size = task.policy.observation_size
+        recorded = steps if task.record else 0
+        return Fragment(
+            iteration=task.iteration,
+            slot=task.slot,
+            observations=self.observations[:recorded],
+            actions=self.actions[:recorded],
+            log_probs=self.log_probs[:recorded],
+            rewards=self.rewards[:recorded],
+            terminated=self.terminated[:recorded],
+            truncated=self.truncated[:recorded],
+            lengths=self.lengths,
+            last_observations=mine.copy(),
+            boundary_index=index,
+            boundary_observations=np.array(hidden, np.float32).reshape(-1, size),
+            episodes=tuple(self.episodes),
+            states=states,
+        )
+
+    def _loop(self, rows: list[EnvRow], full: Float32, mine: Float32, first: int) -> int:
+        task, policy = self.task, self.policy
+        active, t = rows, 0
+        while active and t < task.steps:
+            if t == self.capacity:
+                self._grow()
+            if task.record:
+                self.observations[t] = mine
+            if task.stochastic:
+                if t % _NOISE_BLOCK == 0:
+                    self._draw(first)
+                actions, log_probs = policy.sample(full, self._noise[t % _NOISE_BLOCK])
+                if task.record:
+                    self.log_probs[t] = log_probs[first : first + task.rows]
+            else:
+                actions = policy.best(full)
+            actions = actions[first : first + task.rows]
+            if task.record:
+                self.actions[t] = actions
+            given = policy.to_environment(actions)
+            if task.unit == "steps" and t == task.steps - 1:
+                for row in rows:
+                    row.hold()
+            ended = self._step(active, given, mine, t)
+            t += 1
+            if task.unit == "episodes" and ended:
+                active = [row for row in active if row.row not in ended]
+        if task.unit == "steps":
+            self.lengths[:] = t
+        return t
+
+    def _step(self, active: list[EnvRow], given: Array, mine: Float32, t: int) -> set[int]:
+        """Step every active row once; returns the rows whose episode ended."""
+        worker, rewards = self.worker, self.rewards[t]
+        ended: set[int] = set()
+        for row in active:
+            i = row.row
+            worker.current = row
+            reward, terminated, truncated = row.step(given[i], mine[i])
+            rewards[i] = reward
+            if terminated or truncated or self._at_cap(t):
+                ended.add(i)
+                self._end(row, t, terminated, mine)
+        if not np.isfinite(mine).all():
+            for row in active:
+                row.check_finite(mine[row.row])
+        return ended
+
+    def _at_cap(self, t: int) -> bool:
+        return self.task.unit == "episodes" and t == self.task.steps - 1
+
+    def _end(self, row: EnvRow, t: int, terminated: bool, mine: Float32) -> None:
+        """Close an episode: an end by the environment itself wins over a time limit."""
+        i = row.row
+        row.check_finite(mine[i])
+        self.terminated[t, i] = terminated
+        self.truncated[t, i] = not terminated
+        self.lengths[i] = t + 1
+        if not terminated and self.task.record:
+            self.boundaries.append((t, i, mine[i].copy()))
+        self.episodes.append(
+            EpisodeStat(
+                i, row.episode, row.seed, row.episode_return, row.elapsed, not terminated, t
+            )
+        )
+        if self.task.unit == "steps":
+            following = row.episode + 1
+            seed = reset_seed(self.task.seed, Role.RESET, self.task.slot, i, following)
+            row.begin(following, seed, mine[i])
+
+    def _episode(self, row: int) -> int:
+        """The number of a whole episode: of the slot's row, or of the evaluation."""
+        if self.task.purpose == "evaluate":
+            return self.task.iteration * self.task.policy.width + self.task.first_row + row
+        return self.task.iteration
+
+    def _reset_seed(self, row: int) -> int:
+        if self.task.purpose == "evaluate":
+            return reset_seed(self.task.seed, Role.EVALUATION_RESET, self._episode(row))
+        return reset_seed(self.task.seed, Role.RESET, self.task.slot, row, self.task.iteration)
+
+    def _stream(self, row: int) -> np.random.Generator:
+        if self.task.purpose == "evaluate":
+            return stream(self.task.seed, Role.EVALUATION_ACTION, self._episode(row))
+        return stream(self.task.seed, Role.ACTION, self.task.slot, row, self.task.iteration)
+
+    def _draw(self, first: int) -> None:
+        for row, generator in enumerate(self._streams):
+            self._noise[:, first + row] = draw_noise(self.task.policy, generator, _NOISE_BLOCK)
+
+    def _grow(self) -> None:
+        self.capacity = min(self.task.steps, 2 * self.capacity)
+        names = ["rewards", "terminated", "truncated"]
+        if self.task.record:
+            names += ["observations", "actions", "log_probs"]
+        for name in names:
+            old: Array = getattr(self, name)
+            new = np.zeros((self.capacity, *old.shape[1:]), old.dtype)
+            new[: len(old)] = old
+            setattr(self, name, new)
