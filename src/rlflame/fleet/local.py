@@ -38,7 +38,7 @@ _OUTPUT_LIMIT_BYTES = 1 << 20
 _START_ATTEMPTS = 3
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Job:
     """A task on its way, and everything that happened to it."""
 
@@ -55,7 +55,7 @@ class _Job:
         return (self.task.run, self.task.slot) if self.task.unit == "steps" else None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Child:
     """A worker process as its parent sees it."""
 
@@ -158,8 +158,7 @@ class LocalFleet:
         with self._lock:
             for job in jobs:
                 job.cancelled = True
-                with contextlib.suppress(ValueError):
-                    self._jobs.remove(job)
+            self._jobs = deque(job for job in self._jobs if not job.cancelled)
 
     def probe(self) -> FleetReport:
         self._greeted.wait(timeout=self._step_deadline_s)
@@ -468,8 +467,9 @@ class _LocalSubmission:
             yield outcome
 
     def cancel(self) -> None:
-        self._waiting = 0
-        self._fleet.cancel(self._jobs)
+        if self._waiting:
+            self._waiting = 0
+            self._fleet.cancel(self._jobs)
 
 
 def _enlarge(pipe: int) -> None:
