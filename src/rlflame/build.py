@@ -10,35 +10,35 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from rlflame.checkpoint import Checkpoint
-from rlflame.config import LearningSettings, Recipe, RuntimeSettings
+from rlflame.config import EnvironmentSettings, LearningSettings, Recipe, RuntimeSettings
 from rlflame.errors import ConfigError
 from rlflame.evaluate import EvaluationPlan
 from rlflame.fleet import Fleet, Observer, ignore
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
 from rlflame.learner import Algorithm, Provider
-from rlflame.learner.actor_critic import build_network
+from rlflame.learner.actor_critic import Network, build_network
 from rlflame.learner.experience import OnPolicyStore
+from rlflame.learner.parameters import FlatVector
 from rlflame.learner.ppo import NumpyPpo, Ppo
 from rlflame.learner.reinforce import NumpyReinforce, Reinforce
 from rlflame.rollout import blas
 from rlflame.rollout.child import versions
 from rlflame.rollout.lockstep import UnsupportedSpace, describe
-from rlflame.rollout.spec import EnvSpec, PolicySpec
-from rlflame.trainer import Plan, Recorder, Stop, Trainer
+from rlflame.rollout.policy import expected_shapes
+from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays, PolicySpec
+from rlflame.trainer import Plan, Progress, Recorder, Stop, Trainer
 
-_PACKAGES = {"Box2D": "gymnasium[box2d]", "mujoco": "gymnasium[mujoco]", "ale_py": "ale-py"}
 
-
-def environment(recipe: Recipe) -> EnvSpec:
-    """Look at the environment of a recipe; refuses what cannot be learned in, by name."""
-    settings = recipe.learning.environment
+def environment(settings: EnvironmentSettings) -> EnvSpec:
+    """Look at an environment; refuses what cannot be learned in, by name."""
     if ":" in settings.id and os.getcwd() not in sys.path:
         # A console script does not have the current folder on its path; users expect it.
         sys.path.insert(0, os.getcwd())
@@ -55,16 +55,27 @@ def environment(recipe: Recipe) -> EnvSpec:
             f"{name} could not be imported: {error}.", "is its folder the current one?"
         ) from error
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"{name} needs a package that is missing: {error}.", "") from error
+        raise ConfigError(
+            f"{name} needs a package that is missing: {_first_line(error)}.",
+            "install it into the environment that rlflame runs in",
+        ) from error
     except gymnasium.error.UnregisteredEnv as error:
         raise ConfigError(f"There is no environment {name!r}.", nearest(name)) from error
     except gymnasium.error.Error as error:
-        raise ConfigError(f"{name} cannot be made: {_first_line(error)}.", "rlflame envs") from error
+        raise ConfigError(
+            f"{name} cannot be made: {_first_line(error)}.", "rlflame envs"
+        ) from error
     except Exception as error:
         raise ConfigError(
             f"{name} cannot be made with {dict(settings.kwargs)}: {_first_line(error)}.",
             "check --env-kwargs",
         ) from error
+
+
+def acts_continuously(id: str, kwargs: Mapping[str, Any] | None = None) -> bool:
+    """Whether an environment wants numbers rather than a choice."""
+    settings = EnvironmentSettings(id=id, kwargs=dict(kwargs or {}))
+    return environment(settings).action_kind == "continuous"
 
 
 def nearest(name: str) -> str:
@@ -93,12 +104,25 @@ def policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
     )
 
 
-def algorithm(learning: LearningSettings, spec: PolicySpec) -> Algorithm:
-    """The learner of a recipe, at its beginning."""
+def algorithm(
+    learning: LearningSettings, spec: PolicySpec, start: PolicyArrays | None = None
+) -> Algorithm:
+    """The learner of a recipe, at its beginning; with `start`, from that policy's weights."""
     ppo, reinforce = learning.ppo, learning.reinforce
     network, parameters = build_network(
         spec, learning.network, learning.seed, critic=ppo is not None
     )
+    for name, array in (start or {}).items():
+        if name in parameters.shapes:
+            parameters[name][:] = array
+    result = _learner(learning, network, parameters)
+    if start is not None and "normaliser.mean" in start:
+        result.load_state({**result.state(), **adopted_moments(start)})
+    return result
+
+
+def _learner(learning: LearningSettings, network: Network, parameters: FlatVector) -> Algorithm:
+    ppo, reinforce = learning.ppo, learning.reinforce
     provider: Provider[Any]
     if ppo is not None:
         if learning.provider == "torch":
@@ -129,9 +153,7 @@ def workers(runtime: RuntimeSettings) -> int:
     return runtime.workers or blas.usable_cores()
 
 
-def fleet(
-    runtime: RuntimeSettings, tasks: int | None = None, observer: Observer = ignore
-) -> Fleet:
+def fleet(runtime: RuntimeSettings, tasks: int | None = None, observer: Observer = ignore) -> Fleet:
     """Where rollouts run; never more workers than there can be tasks at once."""
     if runtime.fleet == "inline":
         return InlineFleet(observer)
@@ -177,12 +199,38 @@ def plan(recipe: Recipe, env: EnvSpec, run: str) -> Plan:
     )
 
 
-def beginning(recipe: Recipe, env: EnvSpec, start: Checkpoint | None = None) -> Checkpoint:
+def adopted_moments(start: PolicyArrays) -> dict[str, Array]:
+    """Normaliser statistics behind a policy's mean and scale, as if of a thousand samples.
+
+    A policy file has no count; a thousand holds the old statistics long enough for the weights to
+    follow, and lets new observations move them within a few iterations.
+    """
+    count = 1000.0
+    scale = start["normaliser.scale"].astype(np.float64)
+    return {
+        "normaliser.count": np.array(count, np.float64),
+        "normaliser.mean": start["normaliser.mean"].astype(np.float64),
+        "normaliser.squares": count / np.square(scale),
+    }
+
+
+def starting_policy(start: Checkpoint, spec: PolicySpec, name: str) -> PolicyArrays:
+    """The policy to start from, if its tensors fit the new recipe."""
+    expected, found = expected_shapes(spec), expected_shapes(start.policy_spec)
+    for tensor in sorted(expected.keys() | found.keys()):
+        if expected.get(tensor) != found.get(tensor):
+            raise ConfigError(
+                f"{name} does not fit this recipe: {tensor} is {found.get(tensor, 'absent')} "
+                f"there and {expected.get(tensor, 'absent')} here.",
+                f"set learning.network and the environment as in that file: rlflame inspect {name}",
+            )
+    return start.policy
+
+
+def beginning(recipe: Recipe, env: EnvSpec, start: PolicyArrays | None = None) -> Checkpoint:
     """A run of this recipe before its first step, as a checkpoint without a snapshot."""
     spec = policy_spec(recipe.learning, env)
-    learner = algorithm(recipe.learning, spec)
-    from rlflame.trainer import Progress
-
+    learner = algorithm(recipe.learning, spec, start)
     return Checkpoint(
         recipe=recipe,
         env=env,
@@ -194,14 +242,19 @@ def beginning(recipe: Recipe, env: EnvSpec, start: Checkpoint | None = None) -> 
 
 
 def trainer(
-    checkpoint: Checkpoint, fleet: Fleet, recorder: Recorder, stop: Stop, run: str
+    checkpoint: Checkpoint,
+    fleet: Fleet,
+    recorder: Recorder,
+    stop: Stop,
+    run: str,
+    start: PolicyArrays | None = None,
 ) -> Trainer:
     """A trainer that stands where the checkpoint does."""
     learning = checkpoint.recipe.learning
     blas.set_threads(learning.threads)
     result = Trainer(
         plan(checkpoint.recipe, checkpoint.env, run),
-        algorithm(learning, checkpoint.policy_spec),
+        algorithm(learning, checkpoint.policy_spec, start),
         OnPolicyStore(),
         fleet,
         recorder,

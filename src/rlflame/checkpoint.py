@@ -108,7 +108,7 @@ def load(path: Path) -> Checkpoint:
 
 def policy_only(checkpoint: Checkpoint, evaluation: EvaluationRecord | None) -> Checkpoint:
     """The small file that eval and render need, with the evaluation it is known for."""
-    return _replaced(
+    return replace(
         checkpoint, snapshot=None, committed=(0, 0), best=evaluation, evaluation=evaluation
     )
 

@@ -75,7 +75,9 @@ class RolloutSettings(_Section):
 
 class NetworkSettings(_Section):
     hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
-        (64, 64), max_length=16, description="Units in each hidden layer, of actor and critic alike."
+        (64, 64),
+        max_length=16,
+        description="Units in each hidden layer, of actor and critic alike.",
     )
     activation: Literal["tanh", "relu"] = Field("tanh", description="After each hidden layer.")
     orthogonal_init: bool = Field(
@@ -160,6 +162,11 @@ class LearningSettings(_Section):
         "numpy", description="Gradients derived by hand in numpy, or by torch's autograd."
     )
     threads: Positive = Field(1, le=256, description="BLAS threads of the learner.")
+    init_policy: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{32}$",
+        description="Content hash of the policy that --init-from started the weights from.",
+    )
     environment: EnvironmentSettings = EnvironmentSettings()
     rollout: RolloutSettings = RolloutSettings()
     network: NetworkSettings = NetworkSettings()
@@ -174,9 +181,7 @@ class LearningSettings(_Section):
             algorithm = data.get("algorithm", "ppo")
             for other in ("ppo", "reinforce"):
                 if other != algorithm and data.get(other):
-                    raise ValueError(
-                        f"section `{other}` is set, but the algorithm is {algorithm}"
-                    )
+                    raise ValueError(f"section `{other}` is set, but the algorithm is {algorithm}")
             if algorithm in ("ppo", "reinforce") and data.get(algorithm) is None:
                 data = {**data, algorithm: {}}
         return data
@@ -184,9 +189,7 @@ class LearningSettings(_Section):
     @model_validator(mode="after")
     def _coherent(self) -> LearningSettings:
         if self.algorithm == "reinforce" and self.rollout.unit != "episodes":
-            raise ValueError(
-                "REINFORCE learns from whole episodes: set rollout.unit to episodes"
-            )
+            raise ValueError("REINFORCE learns from whole episodes: set rollout.unit to episodes")
         if self.rollout.staleness and self.algorithm == "reinforce":
             raise ValueError("REINFORCE has no correction for stale data: set rollout.staleness=0")
         return self

@@ -15,7 +15,14 @@ import numpy as np
 
 from rlflame.fleet import Fleet
 from rlflame.rollout.seeding import Role, stream
-from rlflame.rollout.spec import EnvSpec, EpisodeStat, Float64, PolicyArrays, PolicySpec, RolloutTask
+from rlflame.rollout.spec import (
+    EnvSpec,
+    EpisodeStat,
+    Float64,
+    PolicyArrays,
+    PolicySpec,
+    RolloutTask,
+)
 
 RESAMPLES = 10_000
 

@@ -170,9 +170,7 @@ class FileRecorder:
             "episodes_finished": len(finished),
             "episode_return_mean": sum(returns) / len(returns) if returns else None,
             "episode_length_mean": (
-                sum(episode.length for _, episode in finished) / len(finished)
-                if finished
-                else None
+                sum(episode.length for _, episode in finished) / len(finished) if finished else None
             ),
             **metrics,
         }

@@ -355,8 +355,7 @@ class LocalFleet:
                             f"environment {job.task.env.id} did not answer within "
                             f"{self._step_deadline_s:g} s (slot {job.task.slot}, row {row}, "
                             f"seed {seed}, step {step}).",
-                            "if its steps really take that long: "
-                            "--set runtime.step_deadline_s=600",
+                            "if its steps really take that long: --set runtime.step_deadline_s=600",
                             printed,
                         )
                     )

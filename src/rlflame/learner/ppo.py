@@ -132,9 +132,7 @@ class Ppo:
 
     def update(self, batch: Batch, progress: float) -> Metrics:
         settings = self._settings
-        learning_rate = schedule(
-            settings.learning_rate, settings.anneal_learning_rate, progress
-        )
+        learning_rate = schedule(settings.learning_rate, settings.anneal_learning_rate, progress)
         clip_range = schedule(settings.clip_range, settings.anneal_clip_range, progress)
         ended = batch.terminated | batch.truncated
         rewards = batch.rewards
@@ -273,7 +271,9 @@ class _View:
         """Values, advantages and returns with the critic as it is now."""
         batch, settings = self._batch, self._settings
         steps, columns = batch.rewards.shape
-        values = self._values(batch.observations.reshape(steps * columns, -1)).reshape(steps, columns)
+        values = self._values(batch.observations.reshape(steps * columns, -1)).reshape(
+            steps, columns
+        )
         following = np.concatenate([values[1:], self._values(batch.last_observations)[None]])
         if len(batch.boundary_index):
             at = batch.boundary_index

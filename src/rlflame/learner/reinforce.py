@@ -46,9 +46,7 @@ class NumpyReinforce:
 
     def __init__(self, parameters: FlatVector, network: Network) -> None:
         self._gradients = FlatVector(parameters.shapes)
-        self._actor = Perceptron(
-            parameters, self._gradients, "actor", network.layers, network.tanh
-        )
+        self._actor = Perceptron(parameters, self._gradients, "actor", network.layers, network.tanh)
         self._head = make_head(parameters, self._gradients)
 
     def gradient(self, batch: Minibatch, count: int) -> tuple[Float32, Metrics]:
@@ -91,9 +89,7 @@ class Reinforce:
 
     def update(self, batch: Batch, progress: float) -> Metrics:
         settings = self._settings
-        learning_rate = schedule(
-            settings.learning_rate, settings.anneal_learning_rate, progress
-        )
+        learning_rate = schedule(settings.learning_rate, settings.anneal_learning_rate, progress)
         ended = batch.terminated | batch.truncated
         returns = discounted_returns(batch.rewards, ended, settings.discount)
         weights = normalised_returns(returns, batch, settings.normalise_returns)

@@ -180,8 +180,8 @@ class EnvRow:
             if self._discrete:
                 given: Any = int(action) + self.spec.action_start
             else:
-                given = action if len(self._action_shape) == 1 else action.reshape(
-                    self._action_shape
+                given = (
+                    action if len(self._action_shape) == 1 else action.reshape(self._action_shape)
                 )
             observation, reward, terminated, truncated, _ = self._env.step(given)  # type: ignore[union-attr]
             reward = float(reward)

@@ -1,0 +1,294 @@
+"""rlflame from Python: the same parts that the command line uses.
+
+    from rlflame.api import load_policy
+    policy = load_policy("best.safetensors")
+    action = policy(observation)
+
+Never loads torch unless a recipe asks for it. Must not know: the command line, terminals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlflame import build, checkpoint, presets
+from rlflame.checkpoint import Checkpoint
+from rlflame.config import Recipe, RunConfig, RuntimeSettings
+from rlflame.errors import CheckpointError, ConfigError
+from rlflame.evaluate import EvaluationPlan, EvaluationRecord
+from rlflame.evaluate import evaluate as run_episodes
+from rlflame.fleet import FleetEvent, policy_id
+from rlflame.rollout.child import versions
+from rlflame.rollout.policy import Policy
+from rlflame.rollout.spec import Array
+from rlflame.run_folder import FileRecorder, RunFolder, Watcher, newest_checkpoint
+from rlflame.stop import NeverStop
+from rlflame.trainer import Progress, Stop, StopNow, Trainer
+
+
+class Show(Watcher, Protocol):
+    """Whoever shows a run; `Silent` is the one that does not."""
+
+    def fleet(self, event: FleetEvent) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def begin(self, run: RunStart) -> AbstractContextManager[None]:
+        """Open for as long as the run goes on."""
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """What is about to run."""
+
+    folder: Path
+    checkpoint: Checkpoint
+    fleet: str
+    workers: int
+    preset: str
+    resumed: bool
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended."""
+
+    folder: Path
+    progress: Progress
+    complete: bool
+    state_digest: str
+    digest: str
+    evaluation: EvaluationRecord | None
+    best: EvaluationRecord | None
+
+
+class Silent:
+    """Shows nothing."""
+
+    def iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None: ...
+
+    def evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None: ...
+
+    def saved(self, path: Path, progress: Progress) -> None: ...
+
+    def fleet(self, event: FleetEvent) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def begin(self, run: RunStart) -> AbstractContextManager[None]:
+        del run
+        return nullcontext()
+
+
+class LoadedPolicy:
+    """A policy from a file: observation in, action out, as the environment wants them."""
+
+    def __init__(self, source: Checkpoint) -> None:
+        self.checkpoint = source
+        self._policy = Policy(source.policy_spec, source.policy)
+        width, size = source.policy_spec.width, source.policy_spec.observation_size
+        self._rows = np.zeros((width, size), np.float32)
+
+    def __call__(self, observation: Any) -> Any:
+        """The deterministic action for one observation of the environment's own shape."""
+        flat = np.asarray(observation, np.float32).ravel()
+        if flat.shape != self._rows.shape[1:]:
+            raise ValueError(
+                f"observation of {flat.size} numbers; this policy takes {self._rows.shape[1]}"
+            )
+        self._rows[0] = flat
+        action: Array = self._policy.to_environment(self._policy.best(self._rows))[0]
+        if self.checkpoint.env.action_kind == "discrete":
+            return int(action) + self.checkpoint.env.action_start
+        return action.copy()
+
+
+def load_policy(path: str | Path) -> LoadedPolicy:
+    """The policy in a checkpoint or policy file."""
+    return LoadedPolicy(checkpoint.load(Path(path)))
+
+
+def train(
+    config: RunConfig | None = None,
+    *,
+    env: str | None = None,
+    algo: str | None = None,
+    sets: Sequence[str] = (),
+    init_from: Path | None = None,
+    preset: str = "",
+    show: Show | None = None,
+    stop: Stop | None = None,
+) -> RunResult:
+    """Train a config, or the preset of an environment, in a new run folder."""
+    if config is None:
+        config, preset = presets.resolve(
+            environment=env, algorithm=algo, sets=sets, continuous=build.acts_continuously
+        )
+    recipe, runtime = config.recipe.with_horizon(), config.runtime
+    show = show or Silent()
+    with build.fleet(runtime, recipe.learning.rollout.num_slots, show.fleet) as fleet:
+        env_spec = build.environment(recipe.learning.environment)
+        start = None
+        if init_from is not None:
+            spec = build.policy_spec(recipe.learning, env_spec)
+            start = build.starting_policy(checkpoint.load(init_from), spec, str(init_from))
+            learning = recipe.learning.model_copy(update={"init_policy": policy_id(start)})
+            recipe = recipe.model_copy(update={"learning": learning})
+        begun = build.beginning(recipe, env_spec, start)
+        folder = RunFolder.create(run_path(recipe, runtime))
+        try:
+            _write_config(folder, recipe, runtime)
+            described = RunStart(folder.path, begun, fleet.name, fleet.capacity, preset, False)
+            return _run(folder, begun, runtime, fleet, show, stop or NeverStop(), described, start)
+        finally:
+            folder.release()
+
+
+def resume(
+    target: Path,
+    runtime: RuntimeSettings,
+    *,
+    steps: int | None = None,
+    show: Show | None = None,
+    stop: Stop | None = None,
+) -> RunResult:
+    """Continue a run exactly where its newest checkpoint, or the named one, stands."""
+    show = show or Silent()
+    path = target if target.is_dir() else _folder_of(target)
+    folder = RunFolder.open(path)
+    try:
+        found = newest_checkpoint(target, show.note)
+        if not found.resumable:
+            raise CheckpointError(
+                f"{target} holds a policy alone, without the state that training needs.",
+                f"start a new run from it: rlflame train --init-from {target}",
+            )
+        found = extended(found, steps)
+        here = versions()
+        for difference in checkpoint.fingerprint_differences(found.fingerprint, here):
+            show.note(f"This machine differs from the one before in {difference}; bits may too.")
+        found = replace(found, fingerprint=here)
+        _check_environment(found)
+        _write_config(folder, found.recipe, runtime)
+        slots = found.recipe.learning.rollout.num_slots
+        with build.fleet(runtime, slots, show.fleet) as fleet:
+            described = RunStart(path, found, fleet.name, fleet.capacity, "", True)
+            return _run(folder, found, runtime, fleet, show, stop or NeverStop(), described, None)
+    finally:
+        folder.release()
+
+
+def evaluate(
+    source: Checkpoint,
+    plan: EvaluationPlan,
+    runtime: RuntimeSettings,
+    show: Show | None = None,
+) -> EvaluationRecord:
+    """Score the policy in a checkpoint."""
+    _check_environment(source)
+    groups = -(-plan.episodes // source.policy_spec.width)
+    observer = (show or Silent()).fleet
+    with build.fleet(runtime, groups, observer) as fleet:
+        return run_episodes(fleet, source.env, source.policy_spec, source.policy, plan)
+
+
+def extended(found: Checkpoint, steps: int | None) -> Checkpoint:
+    """The same run with another end; nothing else of the recipe changes."""
+    if steps is None:
+        return found
+    if steps <= found.progress.steps:
+        raise ConfigError(
+            f"--steps {steps} is not beyond the {found.progress.steps} steps already taken.",
+            f"--steps {found.progress.steps * 2}",
+        )
+    changes = {"stop_at_steps": steps, "stop_at_iterations": None}
+    return replace(found, recipe=found.recipe.model_copy(update=changes))
+
+
+def run_path(recipe: Recipe, runtime: RuntimeSettings) -> Path:
+    if runtime.out is not None:
+        return Path(runtime.out)
+    learning = recipe.learning
+    name = f"{presets.short_name(learning.environment.id)}-{learning.algorithm}-{learning.seed}"
+    return Path("runs") / name
+
+
+def _run(
+    folder: RunFolder,
+    begun: Checkpoint,
+    runtime: RuntimeSettings,
+    fleet: Any,
+    show: Show,
+    stop: Stop,
+    described: RunStart,
+    start: Any,
+) -> RunResult:
+    recorder = FileRecorder(
+        folder,
+        begun,
+        every_steps=runtime.checkpoint_every_steps,
+        keep=runtime.keep_checkpoints,
+        watcher=show,
+    )
+    try:
+        with show.begin(described):
+            trainer = build.trainer(begun, fleet, recorder, stop, folder.path.name, start)
+            complete = trainer.run()
+            if complete:
+                complete = _score(trainer, begun.recipe, recorder, stop)
+    finally:
+        recorder.close()
+    saved = checkpoint.load(folder.latest)
+    return RunResult(
+        folder.path,
+        trainer.progress,
+        complete,
+        saved.state_digest,
+        saved.digest,
+        saved.evaluation,
+        saved.best,
+    )
+
+
+def _score(trainer: Trainer, recipe: Recipe, recorder: FileRecorder, stop: Stop) -> bool:
+    """The final evaluation, written into the last checkpoint; False when it was cut short."""
+    snapshot = trainer.snapshot()
+    try:
+        with recorder.phase("evaluate"), stop.interruptible():
+            record = trainer.evaluate(build.evaluation_plan(recipe, final=True), snapshot.policy)
+    except StopNow:
+        return False
+    recorder.offer_best(snapshot.progress, record, snapshot.policy)
+    recorder.save_evaluated(snapshot, record)
+    return True
+
+
+def _check_environment(found: Checkpoint) -> None:
+    """The environment as it is here must be the one the policy was made for."""
+    here = build.environment(found.recipe.learning.environment)
+    for name in ("observation_size", "action_kind", "action_size"):
+        before, now = getattr(found.env, name), getattr(here, name)
+        if before != now:
+            raise CheckpointError(
+                f"{found.env.id} has {name} {now} here, and {before} in the checkpoint.",
+                "install the environment's version that the checkpoint was made with",
+            )
+
+
+def _folder_of(file: Path) -> Path:
+    """The run folder that a checkpoint file lies in."""
+    parent = file.absolute().parent
+    return parent.parent if parent.name == "checkpoints" else parent
+
+
+def _write_config(folder: RunFolder, recipe: Recipe, runtime: RuntimeSettings) -> None:
+    config = RunConfig(
+        **{name: getattr(recipe, name) for name in Recipe.model_fields}, runtime=runtime
+    )
+    checkpoint.write_atomically(folder.path / "config.toml", presets.to_toml(config).encode())

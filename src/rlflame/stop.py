@@ -1,0 +1,67 @@
+"""A signal as a wish: the run ends at the next safe moment, and says how to go on.
+
+Must not know: what is running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from rlflame.trainer import StopNow
+
+
+class NeverStop:
+    """For runs that nobody can interrupt."""
+
+    requested = False
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        yield
+
+
+class SignalStop:
+    """SIGINT and SIGTERM, while the context is open; a second one ends the process as usual."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self._waiting = False
+        self._previous: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        return self.signal_number is not None
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        self._waiting = True
+        try:
+            if self.requested:
+                raise StopNow
+            yield
+        finally:
+            self._waiting = False
+
+    def __enter__(self) -> SignalStop:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.requested:
+            # The user means it: the default action, without waiting for anything.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.signal_number = number
+        if self._waiting:
+            self._waiting = False
+            raise StopNow
