@@ -1,0 +1,49 @@
+"""The command line: which commands there are.
+
+Imports nothing heavy, so that help comes at once; each command imports its parts when it runs.
+Must not know: how anything is done.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rlflame import __version__
+from rlflame.commands import spoken
+from rlflame.commands.evaluate import evaluate
+from rlflame.commands.train import resume, train
+
+app = typer.Typer(
+    name="rlflame",
+    help="Reinforcement learning from one command, with the same result to the last bit.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # Rich takes longer to load than the whole help may take
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rlflame {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+for _name, _command in {"train": train, "resume": resume, "eval": evaluate}.items():
+    app.command(_name)(spoken(_command))
+
+
+def main() -> None:
+    app()

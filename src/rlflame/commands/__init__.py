@@ -1,0 +1,67 @@
+"""The contract of a command: how it ends. Each speaks with one voice and a fixed exit code.
+
+0 good, 1 failed, 2 usage or config, 3 fleet unreachable, 130 and 143 interrupted. Must not know:
+what the commands do.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from rlflame.errors import RlflameError
+
+
+def spoken(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with every way it can end turned into a sentence and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **given: Any) -> None:
+        code = _ending(lambda: command(*args, **given), bool(given.get("debug")), given)
+        if code:
+            raise typer.Exit(code)
+
+    return run
+
+
+def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int:
+    from rlflame.display import say_failure
+
+    as_json = bool(given.get("json_lines"))
+    try:
+        work()
+        sys.stdout.flush()
+    except RlflameError as error:
+        say_failure(error, debug=debug, as_json=as_json)
+        return error.exit_code
+    except KeyboardInterrupt:
+        say_failure(RlflameError("Interrupted."), debug=debug, as_json=as_json)
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has gone; say nothing, also not when Python shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except MemoryError:
+        say_failure(
+            RlflameError("Memory ran out.", "fewer environments: --set rollout.envs_per_slot=4"),
+            debug=debug,
+            as_json=as_json,
+        )
+        return 1
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as error:
+        text = str(error).strip().splitlines()
+        said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+        failure = RlflameError(
+            f"Something went wrong inside rlflame ({said}).", "this is a bug; --debug shows where"
+        )
+        failure.__cause__ = error
+        say_failure(failure, debug=debug, as_json=as_json)
+        return 1
+    return 0

@@ -1,0 +1,143 @@
+"""`rlflame train` and `rlflame resume`. Must not know: how training or showing works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlflame.commands.options import Debug, Fleet, JsonLines, Local, Plain, Quiet, Sets, Workers
+
+if TYPE_CHECKING:
+    from rlflame.api import RunResult
+    from rlflame.config import RunConfig
+    from rlflame.display import Display
+    from rlflame.stop import SignalStop
+
+
+def train(
+    env: Annotated[
+        str | None,
+        typer.Option(help="An alias of `rlflame envs`, a Gymnasium id, or module:Id. [cartpole]"),
+    ] = None,
+    algo: Annotated[str | None, typer.Option(help="ppo or reinforce. [ppo]")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Stop after this many environment steps.", min=1)
+    ] = None,
+    iterations: Annotated[
+        int | None,
+        typer.Option(help="Stop after this many iterations (REINFORCE; classic: 100).", min=1),
+    ] = None,
+    episodes_per_iter: Annotated[
+        int | None,
+        typer.Option(help="Episodes in an iteration (REINFORCE; classic: 100).", min=1),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="All randomness follows from it. [0]")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="A preset of `rlflame envs` instead of the environment's.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file of settings, over the preset.")
+    ] = None,
+    sets: Sets = None,
+    env_kwargs: Annotated[
+        list[str] | None,
+        typer.Option(help="An argument of the environment; repeatable.", metavar="KEY=VALUE"),
+    ] = None,
+    init_from: Annotated[
+        Path | None, typer.Option(help="Start from the policy in this file.", metavar="CKPT")
+    ] = None,
+    until_return: Annotated[
+        float | None,
+        typer.Option(help="Stop once an evaluation's 95% interval lies above this return."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder. [runs/ENV-ALGO-SEED]")] = None,
+    workers: Workers = None,
+    fleet: Fleet = None,
+    local: Local = False,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Draw the episodes' returns into the run folder.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved config as TOML and stop.")
+    ] = False,
+    json_lines: JsonLines = False,
+    quiet: Quiet = False,
+    plain: Plain = False,
+    debug: Debug = False,
+) -> None:
+    """Train a policy in a new run folder."""
+    from rlflame import settings
+
+    runtime = settings.runtime_flags(
+        workers=workers, fleet=fleet, local=local, out=out, debug=debug,
+        json_lines=json_lines, quiet=quiet, plain=plain,
+    )  # fmt: skip
+    resolved, name = settings.resolve(
+        environment=env, algorithm=algo, preset=preset, config_file=config,
+        sets=sets or (), env_kwargs=env_kwargs or (), steps=steps, iterations=iterations,
+        episodes_per_iter=episodes_per_iter, seed=seed, until_return=until_return,
+        runtime=runtime,
+    )  # fmt: skip
+    settings.limit_threads(resolved.learning.threads)
+    if dry_run:
+        from rlflame.settings import described
+
+        typer.echo(described(resolved, name, as_json=json_lines))
+        return
+    _run(resolved, name, init_from)
+
+
+def _run(config: RunConfig, preset: str, init_from: Path | None) -> None:
+    from rlflame import api, display
+    from rlflame.stop import SignalStop
+
+    show = display.choose(config.runtime.progress)
+    with SignalStop() as stop:
+        result = api.train(config, preset=preset, init_from=init_from, show=show, stop=stop)
+    _ended(result, show, stop)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a checkpoint in one.")],
+    steps: Annotated[
+        int | None, typer.Option(help="Train on to this many steps in all.", min=1)
+    ] = None,
+    workers: Workers = None,
+    fleet: Fleet = None,
+    local: Local = False,
+    sets: Sets = None,
+    json_lines: JsonLines = False,
+    quiet: Quiet = False,
+    plain: Plain = False,
+    debug: Debug = False,
+) -> None:
+    """Continue a run exactly where it stands."""
+    from rlflame import settings
+
+    flags = settings.runtime_flags(
+        workers=workers, fleet=fleet, local=local, out=None, debug=debug,
+        json_lines=json_lines, quiet=quiet, plain=plain,
+    )  # fmt: skip
+    runtime = settings.resumed_runtime(run, flags, sets or ())
+    settings.limit_threads(1)
+    from rlflame import api, display
+    from rlflame.stop import SignalStop
+
+    show = display.choose(runtime.progress)
+    with SignalStop() as stop:
+        result = api.resume(run, runtime, steps=steps, show=show, stop=stop)
+    _ended(result, show, stop)
+
+
+def _ended(result: RunResult, show: Display, stop: SignalStop) -> None:
+    from rlflame.errors import Interrupted
+
+    show.ended(result)
+    if not result.complete and stop.signal_number is not None:
+        raise Interrupted(
+            f"Stopped at step {result.progress.steps:,}; everything is saved.",
+            f"rlflame resume {result.folder}",
+            stop.signal_number,
+        )

@@ -1,0 +1,158 @@
+"""From the flags of a command to a config. Must not know: how a config is run or shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlflame import presets
+from rlflame.config import RunConfig, RuntimeSettings
+from rlflame.errors import ConfigError
+
+#: As rlflame.rollout.blas has them; repeated because that room loads numpy, and these only count
+#: before it is loaded.
+THREAD_VARIABLES = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+
+def limit_threads(count: int) -> None:
+    """The recipe's number of threads for the learner's linear algebra, before numpy loads."""
+    for name in THREAD_VARIABLES:
+        os.environ[name] = str(count)
+
+
+def runtime_flags(
+    *,
+    workers: int | None,
+    fleet: str | None,
+    local: bool,
+    out: Path | None,
+    debug: bool,
+    json_lines: bool,
+    quiet: bool,
+    plain: bool,
+) -> dict[str, Any]:
+    """What the flags say of the runtime; what they do not say is absent."""
+    shown = [name for name, on in (("json", json_lines), ("quiet", quiet), ("plain", plain)) if on]
+    if len(shown) > 1:
+        flags = " and ".join(f"--{name}" for name in shown)
+        raise ConfigError(f"{flags} exclude each other.", "leave out one")
+    found: dict[str, Any] = {
+        "workers": workers,
+        "fleet": fleet or ("local" if local else None),
+        "out": str(out) if out else None,
+        "debug": debug or None,
+        "progress": shown[0] if shown else None,
+    }
+    return {f"runtime.{name}": value for name, value in found.items() if value is not None}
+
+
+def resolve(
+    *,
+    environment: str | None,
+    algorithm: str | None,
+    preset: str | None,
+    config_file: Path | None,
+    sets: Sequence[str],
+    env_kwargs: Sequence[str],
+    steps: int | None,
+    iterations: int | None,
+    episodes_per_iter: int | None,
+    seed: int | None,
+    until_return: float | None,
+    runtime: Mapping[str, Any],
+) -> tuple[RunConfig, str]:
+    """The config of `rlflame train` and the name of the preset under it."""
+    flags: dict[str, Any] = dict(runtime)
+    if steps is not None or iterations is not None:
+        flags |= {"stop_at_steps": steps, "stop_at_iterations": iterations}
+    if seed is not None:
+        flags["learning.seed"] = seed
+    if until_return is not None:
+        flags["evaluation.until_return"] = until_return
+    for text in env_kwargs:
+        key, equals, written = text.partition("=")
+        if not equals or not key.strip().isidentifier():
+            raise ConfigError(f"--env-kwargs {text!r} is not KEY=VALUE.", "--env-kwargs gravity=5")
+        flags[f"learning.environment.kwargs.{key.strip()}"] = presets.parse_value(written.strip())
+    config, name = presets.resolve(
+        environment=environment,
+        algorithm=algorithm,
+        preset=preset,
+        config_file=config_file,
+        sets=sets,
+        flags=flags,
+        continuous=_continuous,
+    )
+    if config.learning.algorithm == "ppo" and (iterations or episodes_per_iter):
+        flag = "--iterations" if iterations else "--episodes-per-iter"
+        raise ConfigError(
+            f"{flag} is for REINFORCE; PPO counts steps.", "--steps 100000, or --algo reinforce"
+        )
+    if episodes_per_iter is not None:
+        config = with_episodes(config, episodes_per_iter)
+    return config, name
+
+
+def with_episodes(config: RunConfig, episodes: int) -> RunConfig:
+    """The same config with this many episodes an iteration, in slots as wide as before or less."""
+    widest = min(config.learning.rollout.envs_per_slot, episodes)
+    width = next(n for n in range(widest, 0, -1) if episodes % n == 0)
+    data = config.model_dump()
+    presets.put(data, "learning.rollout.envs_per_slot", width)
+    presets.put(data, "learning.rollout.num_slots", episodes // width)
+    return presets.validated(data)
+
+
+def resumed_runtime(target: Path, flags: Mapping[str, Any], sets: Sequence[str]) -> RuntimeSettings:
+    """The runtime to resume with: flags and --set over the run's own config.toml."""
+    folder = target if target.is_dir() else target.absolute().parent
+    if folder.name == "checkpoints":
+        folder = folder.parent
+    file = folder / "config.toml"
+    before = presets.read_file(file).get("runtime", {}) if file.is_file() else {}
+    data: dict[str, Any] = {"runtime": before}
+    # How a run is shown is the present user's choice, not the past one's.
+    before.pop("progress", None)
+    before.pop("debug", None)
+    for text in sets:
+        key, value = presets.parse_set(text)
+        if not key.startswith("runtime."):
+            raise ConfigError(
+                f"{key} belongs to the recipe, which resume does not change.",
+                "start a new run from this policy: rlflame train --init-from",
+            )
+        presets.put(data, key, value)
+    for key, value in flags.items():
+        presets.put(data, key, value)
+    return _runtime(data)
+
+
+def runtime_of(flags: Mapping[str, Any]) -> RuntimeSettings:
+    """A runtime of flags alone."""
+    data: dict[str, Any] = {}
+    for key, value in flags.items():
+        presets.put(data, key, value)
+    return _runtime(data)
+
+
+def _runtime(data: Mapping[str, Any]) -> RuntimeSettings:
+    return presets.validated({"stop_at_steps": 1, **data}).runtime
+
+
+def described(config: RunConfig, preset: str, *, as_json: bool) -> str:
+    """The dry run."""
+    return presets.to_toml(config)
+
+
+def _continuous(id: str) -> bool:
+    limit_threads(1)
+    from rlflame import build
+
+    return build.acts_continuously(id)
