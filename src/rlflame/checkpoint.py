@@ -10,16 +10,17 @@ import contextlib
 import hashlib
 import json
 import os
+import re
+import secrets
 import struct
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.numpy
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from rlflame import __version__
 from rlflame.config import Recipe
@@ -28,11 +29,18 @@ from rlflame.evaluate import EvaluationRecord
 from rlflame.rollout import wire
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.spec import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec
-from rlflame.trainer import Progress, Snapshot
+from rlflame.trainer import EnvStates, Progress, Snapshot
 
 FORMAT = 1
 _BLANK = "0" * 64
 _HEADER_LIMIT = 100_000_000
+_FIELDS = {
+    *("kind", "recipe", "environment", "policy", "progress", "committed", "fingerprint"),
+    *("best", "evaluation", "state_digest", "digest"),
+}
+_EARLIER = "use an earlier checkpoint of the same run"
+#: How the names end of files that are being written, and of those that were when power failed.
+TEMPORARY = ".tmp"
 #: Differences that can change bits; the rest of a fingerprint is for the reader.
 _BIT_FIELDS = ("core", "simd", "system", "libc", "numpy", "gymnasium", "mujoco", "box2d")
 
@@ -63,13 +71,14 @@ class Checkpoint:
 def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
     """Write the file so that at every moment either the old one or the new one is there."""
     tensors = tensors_of(checkpoint)
+    recipe = checkpoint.recipe.model_dump_json()
     state_digest = _state_digest(tensors, checkpoint.progress)
-    digest = _digest(state_digest, checkpoint.recipe)
+    digest = _digest(state_digest, recipe)
     metadata = {
         "format": str(FORMAT),
         "kind": "checkpoint" if checkpoint.resumable else "policy",
         "rlflame": __version__,
-        "recipe": checkpoint.recipe.model_dump_json(),
+        "recipe": recipe,
         "environment": json.dumps(asdict(checkpoint.env)),
         "policy": json.dumps(asdict(checkpoint.policy_spec)),
         "progress": json.dumps(asdict(checkpoint.progress)),
@@ -81,29 +90,25 @@ def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
         "digest": digest,
         "checksum": _BLANK,
     }
-    data = bytearray(safetensors.numpy.save(tensors, metadata))
+    data = safetensors.numpy.save(tensors, metadata)
     position = _checksum_position(data)
-    data[position : position + 64] = hashlib.sha256(data).hexdigest().encode()
-    write_atomically(path, data)
+    checksum = _checksum(data, position)
+    write_atomically(path, b"".join((data[:position], checksum, data[position + len(checksum) :])))
     return replace(checkpoint, state_digest=state_digest, digest=digest)
 
 
 def load(path: Path) -> Checkpoint:
     """Read and verify a file. Raises CheckpointError with a sentence for anything amiss."""
-    data = _read(path)
     try:
+        data = _read(path)
         metadata = _verified_metadata(path, data)
-        tensors = safetensors.numpy.load(bytes(data))
-        return _parse(metadata, tensors)
+        return _parse(metadata, safetensors.numpy.load(data))
     except CheckpointError:
         raise
-    except MemoryError:
-        raise
+    except MemoryError as error:
+        raise CheckpointError(f"{path} does not fit into this machine's memory.", "") from error
     except Exception as error:  # whatever a crafted header provokes is one sentence to the user
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{path} is damaged: {reason[:300]}.", "use an earlier checkpoint of the same run"
-        ) from error
+        raise CheckpointError(f"{path} is damaged: {_said(error)}.", _EARLIER) from error
 
 
 def policy_only(checkpoint: Checkpoint, evaluation: EvaluationRecord | None) -> Checkpoint:
@@ -122,20 +127,26 @@ def fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[
     ]
 
 
-def write_atomically(path: Path, data: bytes | bytearray) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Temporary file in the same folder, flushed to disk, renamed, and the folder flushed."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    sync_folder(path.parent)
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} could not be written: {error.strerror or error}.",
+            "make room or choose another folder; what was there before is as it was",
+        ) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -156,7 +167,8 @@ def tensors_of(checkpoint: Checkpoint) -> dict[str, Array]:
         tensors["envs"] = states
         if snapshot.behaviour is not None:
             tensors |= {f"behaviour.{name}": a for name, a in snapshot.behaviour.items()}
-    return {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    # Not np.ascontiguousarray, which would give a counter without axes one.
+    return {name: np.asarray(array, order="C") for name, array in tensors.items()}
 
 
 def _state_digest(tensors: Mapping[str, Array], progress: Progress) -> str:
@@ -169,32 +181,42 @@ def _state_digest(tensors: Mapping[str, Array], progress: Progress) -> str:
     return digest.hexdigest()
 
 
-def _digest(state_digest: str, recipe: Recipe) -> str:
-    canonical = json.dumps(recipe.model_dump(mode="json"), sort_keys=True)
+def _digest(state_digest: str, recipe: str) -> str:
+    """Of the recipe's own text: a field that a later version adds leaves older files valid."""
+    canonical = json.dumps(json.loads(recipe), sort_keys=True)
     return hashlib.sha256(f"{state_digest}|{canonical}".encode()).hexdigest()
 
 
-def _read(path: Path) -> bytearray:
+def _read(path: Path) -> bytes:
     try:
-        if not path.is_file():
-            reason = "is a folder" if path.is_dir() else "does not exist"
-            raise CheckpointError(f"{path} {reason}.", "rlflame runs lists the runs here")
-        return bytearray(path.read_bytes())
+        if path.is_file():
+            return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.", "") from error
+    reason = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
+    raise CheckpointError(f"{path} {reason}.", "rlflame runs lists the runs here")
 
 
-def _checksum_position(data: bytearray) -> int:
-    """Where the 64 digits of the checksum stand in the header, found once and only once."""
+def _checksum_position(data: bytes) -> int:
+    """Where the digits of the checksum stand in the header, found once and only once."""
     (length,) = struct.unpack_from("<Q", data)
-    header = bytes(data[8 : 8 + length])
+    header = data[8 : 8 + length]
     key = b'"checksum":"'
     if header.count(key) != 1:
-        raise CheckpointError("it has no single checksum")
+        raise ValueError("it has no single checksum")
     return 8 + header.index(key) + len(key)
 
 
-def _verified_metadata(path: Path, data: bytearray) -> dict[str, str]:
+def _checksum(data: bytes, position: int) -> bytes:
+    """SHA-256 of the file as it is with zeros for its checksum."""
+    view = memoryview(data)
+    digest = hashlib.sha256(view[:position])
+    digest.update(_BLANK.encode())
+    digest.update(view[position + len(_BLANK) :])
+    return digest.hexdigest().encode()
+
+
+def _verified_metadata(path: Path, data: bytes) -> dict[str, str]:
     if data[:2] == b"PK" or data[:1] == b"\x80":
         raise CheckpointError(
             f"{path} is a pickle or zip file, which rlflame never opens.",
@@ -205,29 +227,36 @@ def _verified_metadata(path: Path, data: bytearray) -> dict[str, str]:
         raise CheckpointError(
             f"{path} is damaged or not a safetensors file "
             f"(a header of {length} bytes in a file of {len(data)}).",
-            "use an earlier checkpoint of the same run",
+            _EARLIER,
         )
-    header = json.loads(bytes(data[8 : 8 + length]))
+    header = json.loads(data[8 : 8 + length], object_pairs_hook=_distinct)
     metadata = header.get("__metadata__")
     if not isinstance(metadata, dict) or "format" not in metadata or "recipe" not in metadata:
         raise CheckpointError(
             f"{path} is a safetensors file, but not one of rlflame's.",
             "rlflame reads the files that rlflame train writes",
         )
-    if not metadata["format"].isdigit() or int(metadata["format"]) > FORMAT:
+    version = str(metadata["format"])
+    if not re.fullmatch("[0-9]{1,9}", version) or int(version) > FORMAT:
         raise CheckpointError(
-            f"{path} has format {metadata['format'][:20]}; this rlflame reads up to {FORMAT}.",
+            f"{path} has format {version[:20]!r}; this rlflame reads up to {FORMAT}.",
             "install a newer rlflame",
         )
     position = _checksum_position(data)
-    found = bytes(data[position : position + 64])
-    data[position : position + 64] = _BLANK.encode()
-    if hashlib.sha256(data).hexdigest().encode() != found:
-        raise CheckpointError(
-            f"{path} is damaged: its checksum does not match its content.",
-            "use an earlier checkpoint of the same run",
-        )
+    if _checksum(data, position) != data[position : position + len(_BLANK)]:
+        raise ValueError("its checksum does not match its content")
+    absent = sorted(_FIELDS - metadata.keys())
+    if absent:
+        raise ValueError(f"its metadata lacks {', '.join(absent)}")
     return metadata
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; two readers may disagree about one that names a key twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("its header names something twice")
+    return found
 
 
 def _parse(metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
@@ -235,9 +264,9 @@ def _parse(metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"tensor {name} holds NaN or infinity")
     recipe = Recipe.model_validate_json(metadata["recipe"])
-    env = EnvSpec(**_tuples(json.loads(metadata["environment"])))
-    spec = PolicySpec(**_tuples(json.loads(metadata["policy"])))
-    progress = Progress(**json.loads(metadata["progress"]))
+    env, spec = _value(EnvSpec, metadata["environment"]), _value(PolicySpec, metadata["policy"])
+    progress = _value(Progress, metadata["progress"])
+    _check_coherent(recipe, env, spec)
     policy = _group(tensors, "policy.")
     _check_shapes(policy, expected_shapes(spec), "policy")
     snapshot = None
@@ -245,27 +274,29 @@ def _parse(metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint
         behaviour = _group(tensors, "behaviour.")
         if behaviour:
             _check_shapes(behaviour, expected_shapes(spec), "behaviour")
-        states = _states(tensors["envs"], recipe)
+        states = _states(tensors.get("envs"), recipe, env)
         learner = _group(tensors, "learner.")
         snapshot = Snapshot(progress, policy, learner, states, behaviour or None)
-    committed = json.loads(metadata["committed"])
     checkpoint = Checkpoint(
         recipe=recipe,
         env=env,
         policy_spec=spec,
         policy=policy,
         progress=progress,
-        fingerprint=dict(json.loads(metadata["fingerprint"])),
-        best=_record(metadata["best"]),
-        evaluation=_record(metadata["evaluation"]),
-        committed=(int(committed[0]), int(committed[1])),
+        fingerprint=_value(dict[str, str], metadata["fingerprint"]),
+        best=_value(EvaluationRecord | None, metadata["best"]),
+        evaluation=_value(EvaluationRecord | None, metadata["evaluation"]),
+        committed=_value(tuple[NonNegativeInt, NonNegativeInt], metadata["committed"]),
         snapshot=snapshot,
         state_digest=metadata["state_digest"],
         digest=metadata["digest"],
     )
-    if _state_digest(tensors_of(checkpoint), progress) != metadata["state_digest"]:
+    whole = tensors_of(checkpoint)
+    if whole.keys() != tensors.keys():
+        raise ValueError(f"tensors nobody asked for: {_some(whole.keys() ^ tensors.keys())}")
+    if _state_digest(whole, progress) != metadata["state_digest"]:
         raise ValueError("its tensors are not those its digest was made of")
-    if _digest(metadata["state_digest"], recipe) != metadata["digest"]:
+    if _digest(metadata["state_digest"], metadata["recipe"]) != metadata["digest"]:
         raise ValueError("its recipe is not the one its digest was made of")
     return checkpoint
 
@@ -276,12 +307,24 @@ def _group(tensors: Mapping[str, Array], prefix: str) -> dict[str, Array]:
     }
 
 
+def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
+    """Sizes that memory will be asked for, or arrays compared with, must not be free to lie."""
+    names = ("action_kind", "observation_size", "action_size", "action_low", "action_high")
+    bounds = env.action_size if env.action_kind == "continuous" else 0
+    if (
+        any(getattr(spec, name) != getattr(env, name) for name in names)
+        or spec.width != recipe.learning.rollout.width
+        or not len(env.action_low) == len(env.action_high) == bounds
+    ):
+        raise ValueError("its policy is not one for its environment and recipe")
+
+
 def _check_shapes(
     arrays: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]], group: str
 ) -> None:
     if arrays.keys() != expected.keys():
-        odd = sorted(arrays.keys() ^ expected.keys())
-        raise ValueError(f"{group} tensors missing or unknown: {', '.join(odd[:5])}")
+        odd = _some(arrays.keys() ^ expected.keys())
+        raise ValueError(f"{group} tensors missing or unknown: {odd}")
     for name, shape in expected.items():
         if arrays[name].shape != shape or arrays[name].dtype != np.float32:
             raise ValueError(
@@ -290,23 +333,43 @@ def _check_shapes(
             )
 
 
-def _states(data: Array, recipe: Recipe) -> tuple[tuple[EnvState, ...], ...]:
+def _states(data: Array | None, recipe: Recipe, env: EnvSpec) -> EnvStates:
     rollout = recipe.learning.rollout
-    states = wire.decode(data.tobytes())
+    states = wire.decode(data.tobytes()) if data is not None else None
     rows = rollout.envs_per_slot if rollout.unit == "steps" else 0
-    fits = isinstance(states, tuple) and len(states) == rollout.num_slots
-    for slot in states if fits else ():
-        fits = fits and len(slot) == rows and all(isinstance(s, EnvState) for s in slot)
-    if not fits:
-        raise ValueError("its environment states do not fit its recipe")
-    return states
+    if (
+        isinstance(states, tuple)
+        and len(states) == rollout.num_slots
+        and all(isinstance(slot, tuple) and len(slot) == rows for slot in states)
+        and all(isinstance(state, EnvState) and _fits(state, env) for state in sum(states, ()))
+    ):
+        return states
+    raise ValueError("its environment states do not fit its recipe")
 
 
-def _record(text: str) -> EvaluationRecord | None:
-    value = json.loads(text)
-    return EvaluationRecord(**_tuples(value)) if value is not None else None
+def _fits(state: EnvState, env: EnvSpec) -> bool:
+    """Whether an environment of this shape can be taken to the state at all."""
+    if state.observation.shape not in ((0,), (env.observation_size,)):
+        return False
+    if state.kind == "fresh":
+        return state.elapsed == 0
+    steps = 1 if state.kind == "mujoco" else state.elapsed
+    shape = (steps,) if env.action_kind == "discrete" else (steps, env.action_size)
+    return state.elapsed > 0 and state.actions.shape == shape
 
 
-def _tuples(value: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no tuples; the frozen values that come from it do."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
+def _value(kind: Any, text: str) -> Any:
+    """A frozen value from its JSON, each field of its declared type."""
+    return TypeAdapter(kind).validate_json(text, strict=True)
+
+
+def _some(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)[:5])
+
+
+def _said(error: Exception) -> str:
+    """The first line of what went wrong, and for JSON of the wrong shape, where."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_context=False)[0]
+        return f"{error.title} {'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord, evaluate
 from rlflame.fleet import Fleet, Submission
 from rlflame.learner import Algorithm, Experience, Metrics, State
@@ -34,6 +35,7 @@ from rlflame.rollout.spec import (
 )
 
 EnvStates = tuple[tuple[EnvState, ...], ...]
+_EXPERIENCE = "experience."
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Snapshot:
     policy: PolicyArrays
     learner: State
     states: EnvStates
-    #: With staleness, the weights that the iteration under way acts with.
+    #: With staleness, the weights that act in the next iteration, already under way.
     behaviour: PolicyArrays | None
 
 
@@ -120,7 +122,11 @@ class _Collection:
         self._fleet = fleet
         self._name = fleet.put(policy)
         named = [replace(task, policy_id=self._name) for task in tasks]
-        self._submission: Submission = fleet.submit(named)
+        try:
+            self._submission: Submission = fleet.submit(named)
+        except BaseException:
+            fleet.release(self._name)
+            raise
 
     def gather(self) -> list[Fragment]:
         return sorted(self._submission, key=lambda fragment: fragment.slot)
@@ -153,70 +159,89 @@ class Trainer:
         self._behaviour: PolicyArrays | None = None
 
     def restore(self, snapshot: Snapshot) -> None:
+        """Stand where the snapshot does; a CheckpointError if it is of another recipe."""
+        learner, experience = dict(snapshot.learner), State()
+        for name in snapshot.learner:
+            if name.startswith(_EXPERIENCE):
+                experience[name.removeprefix(_EXPERIENCE)] = learner.pop(name)
+        lags = bool(self._plan.staleness and snapshot.progress.iteration)
+        if lags != (snapshot.behaviour is not None):
+            raise CheckpointError(
+                "The checkpoint does not fit its recipe: the weights that act in its next "
+                f"iteration are {'absent' if lags else 'there, without staleness'}.",
+                "resume an earlier checkpoint of the same run",
+            )
         self.progress = snapshot.progress
         self._states = snapshot.states
         self._behaviour = snapshot.behaviour
-        learner = dict(snapshot.learner)
-        self._experience.load_state(
-            {key[11:]: learner.pop(key) for key in list(learner) if key.startswith("experience.")}
-        )
+        self._experience.load_state(experience)
         self._algorithm.load_state(learner)
 
     def run(self) -> bool:
         """True when training is complete, False when a stop request ended it early."""
+        try:
+            self._recorder.snapshot(self.snapshot, self.progress, final=False)
+            self._loop()
+        except StopNow:
+            pass  # raised only between two iterations, where everything is in its place
+        except (EnvironmentFailure, FleetError):
+            # So are these: an iteration that could not be collected has changed nothing yet.
+            self._recorder.snapshot(self.snapshot, self.progress, final=True)
+            raise
+        complete = self._finished(self.progress)
+        self._recorder.snapshot(self.snapshot, self.progress, final=True)
+        return complete
+
+    def _loop(self) -> None:
         current: _Collection | None = None
         try:
             self._evaluate_if_due()
-            current = self._collect(self._behaviour)
+            policy = self._behaviour or self._algorithm.policy()
+            current = self._collect(policy, self.progress, self._states)
             while current is not None:
                 with self._recorder.phase("collect"), self._stop.interruptible():
                     fragments = current.gather()
-                behaviour, done = current.behaviour, current
-                done.end()
-                before, current = self.progress, None
-                self._advance(fragments)
-                # With staleness, the next iteration is collected while this one is learned from.
+                current.end()
+                behaviour, current = current.behaviour, None
+                progress, states = self._after(fragments)
                 if self._plan.staleness:
-                    current = self._collect(None)
-                metrics = self._learn(fragments, behaviour, self._fraction(before))
-                if not self._plan.staleness:
-                    current = self._collect(None)
-                self._behaviour = current.behaviour if current and self._plan.staleness else None
+                    # The next iteration is collected while this one is learned from.
+                    policy = self._algorithm.policy()
+                    current = self._collect(policy, progress, states)
+                metrics = self._learn(fragments, behaviour, self._fraction())
+                self.progress, self._states = progress, states
+                if self._plan.staleness:
+                    self._behaviour = policy
+                else:
+                    current = self._collect(self._algorithm.policy(), progress, states)
                 self._recorder.iteration(self.progress, metrics, fragments)
                 self._evaluate_if_due()
-                if self.progress.reached and current is not None:
-                    current.end()
-                    current = None
                 self._recorder.snapshot(self.snapshot, self.progress, final=False)
-                if self._stop.requested:
+                if self._stop.requested or self.progress.reached:
                     break
-        except StopNow:
-            pass
         finally:
             if current is not None:
                 current.end()
-        complete = self._finished()
-        self._recorder.snapshot(self.snapshot, self.progress, final=True)
-        return complete
 
     def snapshot(self) -> Snapshot:
         experience = self._experience.state()
         learner = {
             **self._algorithm.state(),
-            **{f"experience.{name}": array for name, array in experience.items()},
+            **{_EXPERIENCE + name: array for name, array in experience.items()},
         }
         return Snapshot(
             self.progress, self._algorithm.policy(), learner, self._states, self._behaviour
         )
 
-    def _collect(self, behaviour: PolicyArrays | None) -> _Collection | None:
+    def _collect(
+        self, policy: PolicyArrays, progress: Progress, states: EnvStates
+    ) -> _Collection | None:
         """Start the next iteration's rollouts, or nothing when the budget is spent."""
-        if self._finished():
+        if self._finished(progress):
             return None
-        policy = behaviour if behaviour is not None else self._algorithm.policy()
-        return _Collection(self._fleet, policy, self._tasks())
+        return _Collection(self._fleet, policy, self._tasks(progress.iteration, states))
 
-    def _tasks(self) -> list[RolloutTask]:
+    def _tasks(self, iteration: int, states: EnvStates) -> list[RolloutTask]:
         plan = self._plan
         whole = plan.unit == "episodes"
         return [
@@ -224,7 +249,7 @@ class Trainer:
                 run=plan.run,
                 seed=plan.seed,
                 purpose="train",
-                iteration=self.progress.iteration,
+                iteration=iteration,
                 slot=slot,
                 env=plan.env,
                 policy=plan.policy,
@@ -235,19 +260,20 @@ class Trainer:
                 first_row=0,
                 stochastic=True,
                 record=True,
-                states=() if whole else self._states[slot],
+                states=() if whole else states[slot],
             )
             for slot in range(plan.num_slots)
         ]
 
-    def _advance(self, fragments: Sequence[Fragment]) -> None:
-        self._states = tuple(fragment.states for fragment in fragments)
-        self.progress = replace(
+    def _after(self, fragments: Sequence[Fragment]) -> tuple[Progress, EnvStates]:
+        """Where the run stands once these fragments are learned from."""
+        progress = replace(
             self.progress,
             iteration=self.progress.iteration + 1,
             steps=self.progress.steps + sum(int(f.lengths.sum()) for f in fragments),
             episodes=self.progress.episodes + sum(len(f.episodes) for f in fragments),
         )
+        return progress, tuple(fragment.states for fragment in fragments)
 
     def _learn(
         self, fragments: Sequence[Fragment], behaviour: PolicyArrays, progress: float
@@ -277,8 +303,8 @@ class Trainer:
             self._fleet, self._plan.env, self._plan.policy, policy, plan, f"{self._plan.run}-eval"
         )
 
-    def _finished(self) -> bool:
-        plan, progress = self._plan, self.progress
+    def _finished(self, progress: Progress) -> bool:
+        plan = self._plan
         return (
             progress.reached
             or (plan.stop_at_steps is not None and progress.steps >= plan.stop_at_steps)
@@ -288,14 +314,14 @@ class Trainer:
             )
         )
 
-    def _fraction(self, before: Progress) -> float:
-        """How far along the schedules an iteration is that began with this progress."""
+    def _fraction(self) -> float:
+        """How far along the schedules the iteration is that begins here."""
         plan = self._plan
         parts = [0.0]
         if plan.horizon_steps is not None:
-            parts.append(before.steps / plan.horizon_steps)
+            parts.append(self.progress.steps / plan.horizon_steps)
         if plan.horizon_iterations is not None:
-            parts.append(before.iteration / plan.horizon_iterations)
+            parts.append(self.progress.iteration / plan.horizon_iterations)
         return min(1.0, max(parts))
 
 
