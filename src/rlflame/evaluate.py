@@ -25,6 +25,8 @@ from rlflame.rollout.spec import (
 )
 
 RESAMPLES = 10_000
+#: Bounds the memory of the bootstrap.
+_PICKS_AT_ONCE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +106,13 @@ def evaluate(
         )
         for group in range(groups)
     ]
-    submission = fleet.submit(tasks)
     try:
-        fragments = sorted(submission, key=lambda fragment: fragment.slot)
+        submission = fleet.submit(tasks)
+        try:
+            fragments = sorted(submission, key=lambda fragment: fragment.slot)
+        finally:
+            submission.cancel()
     finally:
-        submission.cancel()
         fleet.release(name)
     episodes: list[EpisodeStat] = []
     for fragment in fragments:
@@ -153,14 +157,20 @@ def bootstrap_interval(values: Float64, level: float = 0.95) -> tuple[float, flo
     if len(values) < 2:
         return float(values.mean()), float(values.mean())
     generator = stream(0, Role.BOOTSTRAP, len(values))
-    picks = generator.integers(0, len(values), (RESAMPLES, len(values)))
-    means = values[picks].mean(axis=1)
+    means = np.empty(RESAMPLES, np.float64)
+    at_once = max(1, _PICKS_AT_ONCE // len(values))
+    for start in range(0, RESAMPLES, at_once):
+        part = means[start : start + at_once]
+        picks = generator.integers(0, len(values), (len(part), len(values)))
+        part[:] = values[picks].mean(axis=1)
     tail = (1.0 - level) / 2.0
     return float(np.quantile(means, tail)), float(np.quantile(means, 1.0 - tail))
 
 
 def paired_difference(a: EvaluationRecord, b: EvaluationRecord) -> dict[str, float]:
     """Mean of a - b over equal episodes, with its interval."""
+    if (a.episodes, a.seed, a.stochastic) != (b.episodes, b.seed, b.stochastic):
+        raise ValueError("only evaluations over the same episodes can be paired")
     difference = np.array(a.returns, np.float64) - np.array(b.returns, np.float64)
     low, high = bootstrap_interval(difference)
     return {"mean": float(difference.mean()), "low": low, "high": high}

@@ -6,10 +6,16 @@ goes to a file of its own. Must not know: where numbers come from.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
+
+from rlflame.errors import CheckpointError
 
 #: name -> what it measures. The live view, metrics.jsonl and the docs use these names.
 NAMES: dict[str, str] = {
@@ -55,14 +61,22 @@ class Sink(Protocol):
 
 
 class LineFile:
-    """An append-only text file that can be cut back to a committed number of lines."""
+    """A text file of which a checkpoint counts the lines, after a header that is not counted.
 
-    def __init__(self, path: Path, committed_lines: int, header: str = "") -> None:
-        self._path = path
+    Opening it finds the counted lines and changes nothing; `cut` removes what follows them, which
+    was written after the checkpoint and belongs to work that will be done again.
+    """
+
+    def __init__(self, path: Path, lines: int, header: str = "") -> None:
+        self.lines = lines
         self._header = header
-        self._truncate(committed_lines)
+        self._end = _end_of_lines(path, lines, header)
         self._file = path.open("a", encoding="utf-8", newline="")
-        self.lines = committed_lines
+
+    def cut(self) -> None:
+        self._file.truncate(self._end)
+        if self._end == 0:
+            self._file.write(self._header)
 
     def append(self, line: str) -> None:
         self._file.write(line + "\n")
@@ -76,28 +90,22 @@ class LineFile:
     def close(self) -> None:
         self._file.close()
 
-    def _truncate(self, lines: int) -> None:
-        """Lines written after the last checkpoint belong to work that will be done again."""
-        keep = 0
-        if self._path.exists():
-            with self._path.open("rb") as file:
-                wanted = lines + self._header.count("\n")
-                for line in file:
-                    if wanted == 0 or not line.endswith(b"\n"):
-                        break
-                    keep += len(line)
-                    wanted -= 1
-                if wanted and lines:
-                    raise OSError(
-                        f"{self._path} has lost {wanted} of the {lines} lines "
-                        "that the checkpoint counts"
-                    )
-            with self._path.open("r+b") as file:
-                file.truncate(keep)
-        elif lines:
-            raise OSError(f"{self._path} is missing, and the checkpoint counts {lines} lines of it")
-        if keep == 0 and self._header:
-            self._path.write_text(self._header, encoding="utf-8")
+
+def _end_of_lines(path: Path, lines: int, header: str) -> int:
+    """The length of the header and so many whole lines; a CheckpointError if some are missing."""
+    if lines == 0 and not path.exists():
+        return 0
+    wanted, end = lines + header.count("\n"), 0
+    with path.open("rb") as file:
+        while wanted and (line := file.readline()).endswith(b"\n"):
+            end += len(line)
+            wanted -= 1
+    if wanted and lines:
+        raise CheckpointError(
+            f"{path} has lost {min(wanted, lines)} of the {lines} lines its checkpoint counts.",
+            "resume an earlier checkpoint by its name, or this one from an empty folder",
+        )
+    return 0 if wanted else end
 
 
 class JsonLines:
@@ -110,7 +118,37 @@ class JsonLines:
         unknown = metrics.keys() - NAMES.keys()
         if unknown:
             raise KeyError(f"metrics that nobody explained: {sorted(unknown)}")
-        self._file.append(json.dumps({"steps": step, **metrics}))
+        line = {"steps": step, **{name: _json_number(value) for name, value in metrics.items()}}
+        self._file.append(json.dumps(line, allow_nan=False))
 
     def close(self) -> None:
         self._file.close()
+
+
+def _json_number(value: Any) -> Any:
+    """JSON knows neither NaN nor infinity: such a measurement is absent."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class PhaseTimes:
+    """Wall and processor seconds by phase, lap by lap."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._wall, self._processor = time.monotonic(), time.process_time()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
+
+    def lap(self) -> dict[str, float]:
+        wall, processor = time.monotonic(), time.process_time()
+        lap = {"wall_s": wall - self._wall, "driver_cpu_s": processor - self._processor}
+        lap |= {f"{name}_s": seconds for name, seconds in self._seconds.items()}
+        self._seconds.clear()
+        self._wall, self._processor = wall, processor
+        return {name: round(value, 6) for name, value in lap.items()}

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -30,7 +30,7 @@ from rlflame import checkpoint as files
 from rlflame.checkpoint import Checkpoint
 from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
-from rlflame.metrics import EPISODE_HEADER, JsonLines, LineFile
+from rlflame.metrics import EPISODE_HEADER, JsonLines, LineFile, PhaseTimes, Sink
 from rlflame.rollout.spec import Fragment, PolicyArrays
 from rlflame.trainer import Progress, Snapshot
 
@@ -47,29 +47,31 @@ class RunFolder:
     @classmethod
     def create(cls, wanted: Path) -> RunFolder:
         """A new folder; where one exists already, a suffix is added and nothing is touched."""
+        if wanted.name in ("", ".."):
+            wanted = wanted.resolve()
         path = wanted
-        for number in range(2, 10_000):
+        for number in itertools.count(2):
             try:
                 path.mkdir(parents=True)
                 break
             except FileExistsError:
-                path = wanted.with_name(f"{wanted.name}-{number}")
+                path = wanted.parent / f"{wanted.name}-{number}"
             except OSError as error:
                 raise CheckpointError(
                     f"{path} cannot be made: {error.strerror}.", "choose another with --out"
                 ) from error
-        lock = _locked(path)
-        with _writing(path):
-            (path / "checkpoints").mkdir()
-        return cls(path, lock)
+        return cls(path, _locked(path))
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
+        """An existing folder, rid of files that were half written when their process died."""
+        if not path.is_dir():
+            raise CheckpointError(f"{path} is no run folder.", "rlflame runs lists them")
         folder = cls(path, _locked(path))
         with contextlib.suppress(OSError):
-            (path / "checkpoints").mkdir(exist_ok=True)
-            for leftover in (*path.glob(".*.safetensors.*"), *path.glob("checkpoints/.step-*")):
-                leftover.unlink()
+            for pattern in (f".*{files.TEMPORARY}", f"checkpoints/.*{files.TEMPORARY}"):
+                for leftover in path.glob(pattern):
+                    leftover.unlink()
         return folder
 
     def release(self) -> None:
@@ -89,33 +91,38 @@ class RunFolder:
 def step_files(folder: Path) -> list[Path]:
     """Checkpoints in a run folder, oldest first."""
     found = folder.glob("checkpoints/step-*.safetensors")
-    return sorted(
-        (path for path in found if _STEP_FILE.fullmatch(path.name)),
-        key=lambda path: int(path.name[5:-12]),
-    )
+    return sorted((path for path in found if _STEP_FILE.fullmatch(path.name)), key=_steps_of)
+
+
+def _steps_of(path: Path) -> int:
+    return int(path.name[5:-12])
 
 
 def newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
-    """The newest valid checkpoint of a run folder, or the one in the file that is named."""
+    """The newest valid checkpoint of a run folder, or the one in the file that is named.
+
+    `latest.safetensors` comes last: a process may have died between writing a checkpoint and
+    pointing to it.
+    """
     if not target.is_dir():
         return files.load(target)
     latest = target / "latest.safetensors"
-    candidates = [latest, *reversed(step_files(target))]
+    candidates = [*reversed(step_files(target)), *([latest] if latest.exists() else ())]
     first: CheckpointError | None = None
     for path in candidates:
-        if not path.exists():
-            continue
         try:
-            found = files.load(path)
+            return files.load(path)
         except CheckpointError as error:
             first = first or error
             note(f"{error.message} Trying an earlier checkpoint.")
-            continue
-        return found
     if first is not None:
         raise first
+    config = target / "config.toml"
     raise CheckpointError(
-        f"{target} holds no checkpoint.", "rlflame runs lists the runs that can be resumed"
+        f"{target} holds no checkpoint.",
+        f"begin again: rlflame train --config {config}"
+        if config.exists()
+        else "rlflame runs lists the runs that can be resumed",
     )
 
 
@@ -128,9 +135,17 @@ class Watcher(Protocol):
 
     def saved(self, path: Path, progress: Progress) -> None: ...
 
+    def note(self, text: str) -> None: ...
+
 
 class FileRecorder:
-    """Writes a run's record and its checkpoints; the trainer's Recorder."""
+    """Writes a run's record and its checkpoints; the trainer's Recorder.
+
+    A record that goes on from a checkpoint takes its folder back to it: the logs are cut to the
+    lines it counts, and checkpoints of a later step, which are damaged or of a future that will be
+    worked out again, are set aside under the name `*.later`. A checkpoint that lies in a folder
+    without any logs begins new ones there.
+    """
 
     def __init__(
         self,
@@ -146,17 +161,33 @@ class FileRecorder:
         self._every_steps = every_steps
         self._keep = keep
         self._watcher = watcher
-        self._saved_progress = template.progress if template.resumable else None
+        self._saved: Progress | None = None
         self.best = template.best
-        self._clock = _Phases()
-        metric_lines, episode_lines = template.committed
-        with _writing(folder.path):
-            self._metric_file = LineFile(folder.path / "metrics.jsonl", metric_lines)
-            self._episode_file = LineFile(
-                folder.path / "episodes.csv", episode_lines, EPISODE_HEADER
-            )
-            self._timing = (folder.path / "timing.jsonl").open("a", encoding="utf-8")
-        self._metrics = JsonLines(self._metric_file)
+        self._times = PhaseTimes()
+        with _writing(folder.path), contextlib.ExitStack() as opened:
+            self._open_logs(opened)
+            if template.snapshot is not None:
+                # Written anew before the logs are cut, so that at every moment the newest
+                # checkpoint finds its lines; and so that a changed recipe is not forgotten.
+                self._commit(template.snapshot)
+            self._metric_file.cut()
+            self._episode_file.cut()
+            self._open = opened.pop_all()
+        self._template = replace(template, evaluation=None)
+
+    def _open_logs(self, opened: contextlib.ExitStack) -> None:
+        folder = self._folder.path
+        metrics, episodes = folder / "metrics.jsonl", folder / "episodes.csv"
+        metric_lines, episode_lines = self._template.committed
+        if metric_lines and not metrics.exists() and not episodes.exists():
+            self._watcher.note(f"{folder} has no record of what was before: a new one begins.")
+            metric_lines = episode_lines = 0
+        self._metric_file = LineFile(metrics, metric_lines)
+        opened.callback(self._metric_file.close)
+        self._episode_file = LineFile(episodes, episode_lines, EPISODE_HEADER)
+        opened.callback(self._episode_file.close)
+        self._timing = opened.enter_context((folder / "timing.jsonl").open("a", encoding="utf-8"))
+        self._metrics: Sink = JsonLines(self._metric_file)
 
     def iteration(
         self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
@@ -181,7 +212,7 @@ class FileRecorder:
                     f"{slot},{e.row},{e.episode},{int(e.truncated)}"
                 )
             self._metrics.write(progress.steps, summary)
-            timing = {"steps": progress.steps, **self._clock.lap()}
+            timing = {"steps": progress.steps, **self._times.lap()}
             self._timing.write(json.dumps(timing) + "\n")
         self._watcher.iteration({"steps": progress.steps, **summary}, returns)
 
@@ -207,9 +238,9 @@ class FileRecorder:
         return True
 
     def snapshot(self, take: Callable[[], Snapshot], progress: Progress, final: bool) -> None:
-        before = self._saved_progress.steps if self._saved_progress else 0
-        due = progress.steps // self._every_steps > before // self._every_steps
-        if (due or final) and progress != self._saved_progress:
+        saved, every = self._saved, self._every_steps
+        due = saved is None or progress.steps // every > saved.steps // every
+        if (due or final) and progress != saved:
             with self.phase("checkpoint"):
                 self._save(take())
 
@@ -223,63 +254,47 @@ class FileRecorder:
             files.write_atomically(self._folder.path / "result.json", text.encode())
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._clock.phase(name)
+        return self._times.phase(name)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._metric_file.close()
-            self._episode_file.close()
-            self._timing.close()
+            self._open.close()
 
     def _save(self, snapshot: Snapshot) -> None:
-        """Logs first, then the checkpoint that counts their lines, then what points to it."""
-        progress, folder = snapshot.progress, self._folder.path
-        path = folder / "checkpoints" / f"step-{progress.steps:09d}.safetensors"
-        with _writing(folder):
+        """Logs first, then the checkpoint that counts their lines."""
+        with _writing(self._folder.path):
             self._metric_file.sync()
             self._episode_file.sync()
             self._timing.flush()
-            files.save(
-                path,
-                replace(
-                    self._template,
-                    policy=snapshot.policy,
-                    progress=progress,
-                    best=self.best,
-                    committed=(self._metric_file.lines, self._episode_file.lines),
-                    snapshot=snapshot,
-                ),
-            )
-            _point(self._folder.latest, path)
-            for old in step_files(folder)[: -self._keep]:
-                if old != path:
-                    old.unlink(missing_ok=True)
-        self._saved_progress = progress
-        self._watcher.saved(path, progress)
+            path = self._commit(snapshot)
+        self._watcher.saved(path, snapshot.progress)
 
-
-class _Phases:
-    """Wall and processor seconds by phase, lap by lap."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._wall, self._processor = time.monotonic(), time.process_time()
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
-
-    def lap(self) -> dict[str, float]:
-        wall, processor = time.monotonic(), time.process_time()
-        lap = {"wall_s": wall - self._wall, "driver_cpu_s": processor - self._processor}
-        lap |= {f"{name}_s": seconds for name, seconds in self._seconds.items()}
-        self._seconds.clear()
-        self._wall, self._processor = wall, processor
-        return {name: round(value, 6) for name, value in lap.items()}
+    def _commit(self, snapshot: Snapshot) -> Path:
+        """The checkpoint, then what points to it, and only then is an old one removed."""
+        progress, folder = snapshot.progress, self._folder.path
+        path = folder / "checkpoints" / f"step-{progress.steps:09d}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        files.save(
+            path,
+            replace(
+                self._template,
+                policy=snapshot.policy,
+                progress=progress,
+                best=self.best,
+                committed=(self._metric_file.lines, self._episode_file.lines),
+                snapshot=snapshot,
+            ),
+        )
+        _point(self._folder.latest, path)
+        later = [file for file in step_files(folder) if _steps_of(file) > progress.steps]
+        for file in reversed(later):
+            file.replace(f"{file}.later")
+        if later:
+            self._watcher.note(f"Back to step {progress.steps}: what was later is kept as *.later.")
+        for old in step_files(folder)[: -self._keep]:
+            old.unlink(missing_ok=True)
+        self._saved = progress
+        return path
 
 
 @contextlib.contextmanager
@@ -304,11 +319,16 @@ def _locked(path: Path) -> int:
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         os.close(lock)
         raise CheckpointError(
             f"Another rlflame is training in {path}.",
             "wait for it, or start a new run with another --out",
+        ) from error
+    except OSError as error:
+        os.close(lock)
+        raise CheckpointError(
+            f"{path} cannot be locked: {error.strerror}.", "choose a folder on a local disk"
         ) from error
     return lock
 
@@ -316,15 +336,21 @@ def _locked(path: Path) -> int:
 def is_locked(path: Path) -> bool:
     """Whether a trainer holds the folder now."""
     try:
-        os.close(_locked(path))
-    except CheckpointError:
+        lock = os.open(path / ".lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
         return True
+    finally:
+        os.close(lock)
     return False
 
 
 def _point(link: Path, target: Path) -> None:
     """Make `link` another name of `target`; a copy where the disk knows no hard links."""
-    temporary = link.with_name(f".{link.name}.new")
+    temporary = link.with_name(f".{link.name}{files.TEMPORARY}")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
     try:
