@@ -26,7 +26,7 @@ MinibatchT = TypeVar("MinibatchT", contravariant=True)
 class Batch:
     """Fragments side by side, in slot order: arrays `[T, columns, ...]`.
 
-    `valid` is False where a column was idle because its episode had ended.
+    `valid` is False where a column was idle because its episode had ended; zeros stand there.
     """
 
     observations: Float32
@@ -87,4 +87,4 @@ class Provider(Protocol[MinibatchT]):
         """
 
     def values(self, observations: Float32) -> Float32:
-        """The critic's estimate for each normalised observation; empty without a critic."""
+        """The critic's estimate for each normalised observation; zeros without a critic."""

@@ -18,7 +18,7 @@ from rlflame.rollout.policy import normalise
 from rlflame.rollout.spec import Array, Float32, PolicySpec
 
 from . import Batch, Metrics
-from .parameters import FlatVector, initialise, network_shapes
+from .parameters import FlatVector, initialise, network_shapes, restore
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +37,36 @@ def build_network(
 ) -> tuple[Network, FlatVector]:
     """Freshly initialised parameters: `actor.*` first, then `critic.*`."""
     hidden = tuple(spec.hidden)
+    last_gains = {"actor": settings.last_layer_scale}
     shapes = network_shapes("actor", (spec.observation_size, *hidden, spec.action_size))
     if spec.action_kind == "continuous":
         shapes["actor.log_std"] = (spec.action_size,)
     if critic:
         shapes |= network_shapes("critic", (spec.observation_size, *hidden, 1))
+        last_gains["critic"] = 1.0
     vector = FlatVector(shapes)
     layers = len(hidden) + 1
-    gain = math.sqrt(2.0)
-    for key, (prefix, last) in enumerate(
-        (("actor", settings.last_layer_scale), ("critic", 1.0))[: 2 if critic else 1]
-    ):
+    for key, (prefix, last_gain) in enumerate(last_gains.items()):
         initialise(
             vector,
             prefix,
             layers,
             seed=seed,
             orthogonal=settings.orthogonal_init,
-            hidden_gain=gain,
-            last_gain=last,
+            hidden_gain=math.sqrt(2.0),
+            last_gain=last_gain,
             key=key,
         )
     if spec.action_kind == "continuous":
         vector["actor.log_std"][:] = settings.log_std_init
-    tanh = spec.activation == "tanh"
-    return (
-        Network(spec.observation_size, layers, tanh, spec.normalise, spec.observation_clip),
-        vector,
+    network = Network(
+        observation_size=spec.observation_size,
+        layers=layers,
+        tanh=spec.activation == "tanh",
+        normalise=spec.normalise,
+        observation_clip=spec.observation_clip,
     )
+    return network, vector
 
 
 def normalised(batch: Batch, network: Network) -> Batch:
@@ -90,15 +92,9 @@ def schedule(value: float, anneal: bool, progress: float) -> float:
     return value * (1.0 - min(1.0, progress)) if anneal else value
 
 
-def training_metrics(
-    parameters: FlatVector, learning_rate: float, gradient_norm: float, updates: int
-) -> Metrics:
+def training_metrics(parameters: FlatVector, learning_rate: float, updates: int) -> Metrics:
     """The metrics every gradient algorithm reports alike."""
-    metrics = {
-        "learning_rate": learning_rate,
-        "gradient_norm": gradient_norm,
-        "n_updates": float(updates),
-    }
+    metrics = {"learning_rate": learning_rate, "n_updates": float(updates)}
     if "actor.log_std" in parameters.shapes:
         metrics["std"] = float(np.exp(parameters["actor.log_std"]).mean())
     return metrics
@@ -109,11 +105,13 @@ class Guard:
 
     limit = 5
 
-    def __init__(self) -> None:
+    def __init__(self, section: str) -> None:
         self.refused = 0
         self._in_a_row = 0
+        self._section = section
 
     def refuses(self, norm: float, sums: Metrics) -> bool:
+        """Whether a gradient of this norm and the sums it came with are fit for a step."""
         if math.isfinite(norm) and all(math.isfinite(value) for value in sums.values()):
             self._in_a_row = 0
             return False
@@ -121,9 +119,10 @@ class Guard:
         self._in_a_row += 1
         if self._in_a_row >= self.limit:
             raise LearningError(
-                f"The loss or its gradient was not a number {self._in_a_row} times in a row "
+                f"The loss or its gradient was not finite {self._in_a_row} times in a row "
                 f"(gradient norm {norm}); the weights were left as they were.",
-                "try a smaller learning rate, for example --set ppo.learning_rate=1e-4",
+                "try a smaller learning rate, for example "
+                f"--set {self._section}.learning_rate=1e-4",
             )
         return True
 
@@ -131,4 +130,6 @@ class Guard:
         return {"guard": np.array([self.refused, self._in_a_row], np.int64)}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        self.refused, self._in_a_row = (int(x) for x in state["guard"])
+        counts = np.zeros(2, np.int64)
+        restore(counts, "guard", state)
+        self.refused, self._in_a_row = (int(count) for count in counts)

@@ -33,22 +33,26 @@ class OnPolicyStore:
 
 
 def side_by_side(fragments: Sequence[Fragment], behaviour: PolicyArrays) -> Batch:
-    """One batch of all columns, in the order of the fragments, shorter ones padded with zeros."""
+    """One batch of all columns, in the order of the fragments, with zeros where one is idle."""
     steps = max(len(fragment.rewards) for fragment in fragments)
+    lengths = np.concatenate([fragment.lengths for fragment in fragments])
+    valid = np.arange(steps)[:, None] < lengths
+    idle = None if valid.all() else ~valid
 
     def joined(name: str) -> Array:
         parts: list[Array] = [getattr(fragment, name) for fragment in fragments]
-        columns = sum(part.shape[1] for part in parts)
-        out = np.zeros((steps, columns, *parts[0].shape[2:]), parts[0].dtype)
+        out = np.zeros((steps, len(lengths), *parts[0].shape[2:]), parts[0].dtype)
         column = 0
         for part in parts:
             out[: len(part), column : column + part.shape[1]] = part
             column += part.shape[1]
+        if idle is not None:
+            # A row whose episode has ended is carried along in its worker: none of that counts.
+            out[idle] = 0
         return out
 
-    lengths = np.concatenate([fragment.lengths for fragment in fragments])
-    widths = [fragment.rewards.shape[1] for fragment in fragments]
-    offsets = np.concatenate([[0], np.cumsum(widths)[:-1]])
+    columns = [len(fragment.lengths) for fragment in fragments]
+    offsets = np.cumsum([0, *columns[:-1]])
     boundaries = [
         fragment.boundary_index + np.array([0, offset], np.int64)
         for fragment, offset in zip(fragments, offsets, strict=True)
@@ -60,7 +64,7 @@ def side_by_side(fragments: Sequence[Fragment], behaviour: PolicyArrays) -> Batc
         rewards=joined("rewards"),
         terminated=joined("terminated"),
         truncated=joined("truncated"),
-        valid=np.arange(steps)[:, None] < lengths[None, :],
+        valid=valid,
         last_observations=np.concatenate([f.last_observations for f in fragments]),
         boundary_index=np.concatenate(boundaries),
         boundary_observations=np.concatenate([f.boundary_observations for f in fragments]),

@@ -5,11 +5,13 @@ Must not know: which algorithm, where gradients come from.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 
 import numpy as np
 
+from rlflame.errors import LearningError
 from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import Array, Float32
 
@@ -21,16 +23,26 @@ class FlatVector:
 
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = dict(shapes)
-        sizes = [math.prod(shape) for shape in self.shapes.values()]
-        self.data: Float32 = np.zeros(sum(sizes), np.float32)
+        self.data: Float32 = np.zeros(sum(map(math.prod, self.shapes.values())), np.float32)
+        self._starts: dict[str, int] = {}
         self._views: dict[str, Float32] = {}
-        offset = 0
-        for (name, shape), size in zip(self.shapes.items(), sizes, strict=True):
-            self._views[name] = self.data[offset : offset + size].reshape(shape)
-            offset += size
+        start = 0
+        for name, shape in self.shapes.items():
+            end = start + math.prod(shape)
+            self._starts[name] = start
+            self._views[name] = self.data[start:end].reshape(shape)
+            start = end
 
     def __getitem__(self, name: str) -> Float32:
         return self._views[name]
+
+    def block(self, layer: str) -> Float32:
+        """One layer as it lies in memory, `[in + 1, out]`: its weights, and its biases below."""
+        fan_in, fan_out = self.shapes[f"{layer}.weight"]
+        start, bias = self._starts[f"{layer}.weight"], self._starts[f"{layer}.bias"]
+        if bias != start + fan_in * fan_out:
+            raise ValueError(f"the biases of {layer} do not follow its weights")
+        return self.data[start : bias + fan_out].reshape(fan_in + 1, fan_out)
 
     def copies(self, prefix: str = "") -> dict[str, Array]:
         """Copies of the views whose names begin with `prefix`."""
@@ -38,9 +50,9 @@ class FlatVector:
 
 
 def network_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Weights `[in, out]` and biases of a plain multilayer perceptron."""
+    """Weights `[in, out]` of a plain multilayer perceptron, each followed by its biases."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for layer, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
         shapes[f"{prefix}.{layer}.weight"] = (fan_in, fan_out)
         shapes[f"{prefix}.{layer}.bias"] = (fan_out,)
     return shapes
@@ -123,9 +135,9 @@ class Adam:
         }
 
     def load_state(self, prefix: str, state: Mapping[str, Array]) -> None:
-        self.first[:] = state[f"{prefix}.first"]
-        self.second[:] = state[f"{prefix}.second"]
-        self.count = int(state[f"{prefix}.count"])
+        restore(self.first, f"{prefix}.first", state)
+        restore(self.second, f"{prefix}.second", state)
+        self.count = restored_count(f"{prefix}.count", state)
 
 
 def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:
@@ -134,3 +146,22 @@ def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:
     if max_norm is not None and math.isfinite(norm) and norm > max_norm:
         np.multiply(gradient, np.float32(max_norm / (norm + 1e-6)), out=gradient)
     return norm
+
+
+def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
+    """Copy a saved array into its place. One of another shape is refused, never broadcast."""
+    saved = state.get(name)
+    if saved is None or saved.shape != target.shape or saved.dtype != target.dtype:
+        found = "missing" if saved is None else f"{saved.dtype} {saved.shape}"
+        raise LearningError(
+            f"The saved learner's {name} is {found}, expected {target.dtype} {target.shape}.",
+            "use a checkpoint of the same recipe",
+        )
+    target[...] = saved
+
+
+def restored_count(name: str, state: Mapping[str, Array]) -> int:
+    """A saved counter."""
+    count = np.zeros((), np.int64)
+    restore(count, name, state)
+    return int(count)

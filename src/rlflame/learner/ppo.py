@@ -20,13 +20,12 @@ from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
 
 from . import Batch, Metrics, Provider, State
 from .actor_critic import Guard, Network, normalised, schedule, training_metrics
-from .kernel import Perceptron, make_head
-from .parameters import Adam, FlatVector, clip_by_norm
+from .kernel import CHUNK_ROWS, Perceptron, make_head
+from .parameters import Adam, FlatVector, clip_by_norm, restore, restored_count
 from .returns import advantages
 from .statistics import ObservationNormaliser, RewardScaler
 
-MAX_REFUSED_IN_A_ROW = 5
-#: A minibatch is refused, and an epoch loop ended, as in the well-known implementations.
+#: Epochs end when a minibatch's KL estimate exceeds the target by this factor, as is the custom.
 KL_STOP_FACTOR = 1.5
 
 
@@ -57,48 +56,57 @@ class NumpyPpo:
         self._head = make_head(parameters, self._gradients)
 
     def gradient(self, batch: Minibatch, count: int) -> tuple[Float32, Metrics]:
+        policy_sums = self._policy_gradient(batch, count)
+        value_loss = self._value_gradient(batch, count)
+        return self._gradients.data, {**policy_sums, "value_loss": value_loss}
+
+    def values(self, observations: Float32) -> Float32:
+        result = np.empty(len(observations), np.float32)
+        for start in range(0, len(result), CHUNK_ROWS):
+            part = slice(start, start + CHUNK_ROWS)
+            result[part] = self._critic.forward(observations[part])[0]
+        return result
+
+    def _policy_gradient(self, batch: Minibatch, count: int) -> Metrics:
         log_probs = self._head.log_prob(self._actor.forward(batch.observations), batch.actions)
         log_ratio = log_probs - batch.log_probs
         ratio = np.exp(log_ratio)
-        clipped = np.abs(ratio - 1.0) > batch.clip_range
+        held = np.minimum(np.maximum(ratio, 1.0 - batch.clip_range), 1.0 + batch.clip_range)
+        clipped = int(np.count_nonzero(held != ratio))
         surrogate = ratio * batch.advantages
-        low, high = 1.0 - batch.clip_range, 1.0 + batch.clip_range
-        bounded = np.clip(ratio, low, high) * batch.advantages
-        # Where the bounded term is the smaller one, the objective is flat in the ratio.
-        d_log_prob = np.where(surrogate <= bounded, surrogate, 0.0).astype(np.float32, copy=False)
+        held *= batch.advantages
+        # Where the held term is the smaller one, the objective is flat in the ratio.
+        d_log_prob = np.where(surrogate <= held, surrogate, 0.0)
         d_log_prob *= np.float32(-1.0 / count)
-        entropy = float(self._head.entropy().sum())
         self._actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
-
-        values = self._critic.forward(batch.observations)[:, 0]
-        value_losses, d_values = self._value_loss(values, batch)
-        d_values *= np.float32(batch.value_weight / count)
-        self._critic.backward(d_values[:, None])
-        return self._gradients.data, {
-            "policy_gradient_loss": -float(np.minimum(surrogate, bounded).sum()),
-            "value_loss": float(value_losses.sum()),
-            "entropy_loss": -entropy,
-            "approx_kl": float((ratio - 1.0 - log_ratio).sum()),
-            "clip_fraction": float(clipped.sum()),
+        objective = np.minimum(surrogate, held)
+        ratio -= 1.0
+        ratio -= log_ratio
+        return {
+            "policy_gradient_loss": -float(objective.sum()),
+            "entropy_loss": -self._head.total_entropy(),
+            "approx_kl": float(ratio.sum()),
+            "clip_fraction": float(clipped),
         }
 
-    def values(self, observations: Float32) -> Float32:
-        return self._critic.forward(observations)[:, 0].copy()
-
-    @staticmethod
-    def _value_loss(values: Float32, batch: Minibatch) -> tuple[Float32, Float32]:
-        """Squared error and its derivative; with a value clip, the larger of two errors."""
+    def _value_gradient(self, batch: Minibatch, count: int) -> float:
+        """Of the squared error; with a value clip, of the larger of two errors."""
+        values = self._critic.forward(batch.observations)[0]
         error = values - batch.returns
+        slope = error
         loss = error * error
-        if batch.clip_range_value is None:
-            return loss, error * np.float32(2.0)
-        limit = np.float32(batch.clip_range_value)
-        moved = values - batch.old_values
-        held_error = batch.old_values + np.clip(moved, -limit, limit) - batch.returns
-        held_loss = held_error * held_error
-        inside = np.abs(moved) <= limit
-        slope = np.where(held_loss > loss, np.where(inside, held_error, 0.0), error)
-        return np.maximum(loss, held_loss), slope.astype(np.float32) * np.float32(2.0)
+        if batch.clip_range_value is not None:
+            limit = batch.clip_range_value
+            moved = values - batch.old_values
+            held = np.minimum(np.maximum(moved, -limit), limit)
+            held_error = batch.old_values + held - batch.returns
+            held_loss = held_error * held_error
+            # Where the held value is the worse one, the loss is flat in the value.
+            slope = np.where((held_loss > loss) & (held != moved), 0.0, error)
+            loss = np.maximum(loss, held_loss)
+        upstream = slope * np.float32(2.0 * batch.value_weight / count)
+        self._critic.backward(upstream[None])
+        return float(loss.sum())
 
 
 class Ppo:
@@ -124,7 +132,7 @@ class Ppo:
         self._scaler = RewardScaler(columns, settings.discount)
         self._updates = 0
         self._iterations = 0
-        self._guard = Guard()
+        self._guard = Guard("ppo")
 
     def policy(self) -> PolicyArrays:
         arrays = self._parameters.copies("actor.")
@@ -134,52 +142,23 @@ class Ppo:
         settings = self._settings
         learning_rate = schedule(settings.learning_rate, settings.anneal_learning_rate, progress)
         clip_range = schedule(settings.clip_range, settings.anneal_clip_range, progress)
-        ended = batch.terminated | batch.truncated
         rewards = batch.rewards
         if settings.scale_rewards:
+            ended = batch.terminated | batch.truncated
             rewards = rewards * self._scaler.scale(rewards, ended, batch.valid)
-        view = _View(normalised(batch, self._network), self._provider, settings, rewards)
-        totals: dict[str, float] = {}
-        samples, epochs_done, stopped, norm = 0, 0, False, 0.0
-        for epoch in range(settings.epochs):
-            if epoch and settings.recompute_advantages:
-                view.estimate()
-            epochs_done = epoch + 1
-            for minibatch in self._minibatches(view, epoch, clip_range):
-                count = len(minibatch.returns)
-                gradient, sums = self._provider.gradient(minibatch, count)
-                if self._too_far(sums, count):
-                    stopped = True
-                    break
-                norm = clip_by_norm(gradient, settings.max_gradient_norm)
-                if self._guard.refuses(norm, sums):
-                    continue
-                self._adam.step(self._parameters.data, gradient, learning_rate)
-                self._updates += 1
-                samples += count
-                for name, value in sums.items():
-                    totals[name] = totals.get(name, 0.0) + value
-            if stopped:
-                break
-        self._iterations += 1
-        if self._network.normalise:
-            self._normaliser.merge(batch.observations, batch.valid)
-        metrics = {name: value / max(1, samples) for name, value in totals.items()}
-        if metrics:
-            metrics["loss"] = (
-                metrics["policy_gradient_loss"]
-                + settings.value_weight * metrics["value_loss"]
-                + settings.entropy_weight * metrics["entropy_loss"]
-            )
-        metrics |= training_metrics(self._parameters, learning_rate, norm, self._updates)
-        metrics |= {
+        samples = _Samples(normalised(batch, self._network), self._provider, settings, rewards)
+        metrics = {
+            "explained_variance": samples.explained_variance(),
             "clip_range": clip_range,
-            "explained_variance": view.explained_variance,
-            "epochs_done": float(epochs_done),
+            **self._epochs(samples, learning_rate, clip_range),
+            **training_metrics(self._parameters, learning_rate, self._updates),
             "refused_minibatches": float(self._guard.refused),
         }
         if settings.clip_range_value is not None:
             metrics["clip_range_vf"] = settings.clip_range_value
+        self._iterations += 1
+        if self._network.normalise:
+            self._normaliser.merge(batch.observations, batch.valid)
         return metrics
 
     def state(self) -> State:
@@ -194,9 +173,9 @@ class Ppo:
         }
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        self._parameters.data[:] = state["parameters"]
-        self._updates = int(state["updates"])
-        self._iterations = int(state["iterations"])
+        restore(self._parameters.data, "parameters", state)
+        self._updates = restored_count("updates", state)
+        self._iterations = restored_count("iterations", state)
         self._guard.load_state(state)
         self._adam.load_state("adam", state)
         if self._network.normalise:
@@ -204,29 +183,47 @@ class Ppo:
         if self._settings.scale_rewards:
             self._scaler.load_state(state)
 
-    def _too_far(self, sums: Metrics, count: int) -> bool:
-        target = self._settings.target_kl
-        return target is not None and sums["approx_kl"] / count > KL_STOP_FACTOR * target
+    def _epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
+        """One optimizer step a minibatch, until the epochs or the KL budget are used up."""
+        settings, totals = self._settings, _Totals(self._settings)
+        for epoch in range(settings.epochs):
+            if epoch and settings.recompute_advantages:
+                samples.estimate()
+            for minibatch in self._minibatches(samples, epoch, clip_range):
+                count = len(minibatch.returns)
+                gradient, sums = self._provider.gradient(minibatch, count)
+                norm = clip_by_norm(gradient, settings.max_gradient_norm)
+                if self._guard.refuses(norm, sums):
+                    continue
+                totals.add(count, sums, norm)
+                if self._too_far(sums["approx_kl"] / count):
+                    return totals.metrics(epoch)
+                self._adam.step(self._parameters.data, gradient, learning_rate)
+                self._updates += 1
+        return totals.metrics(settings.epochs)
 
-    def _minibatches(self, view: _View, epoch: int, clip_range: float) -> Iterator[Minibatch]:
+    def _too_far(self, kl: float) -> bool:
+        target = self._settings.target_kl
+        return target is not None and kl > KL_STOP_FACTOR * target
+
+    def _minibatches(self, samples: _Samples, epoch: int, clip_range: float) -> Iterator[Minibatch]:
         """Slices of one shuffled contiguous copy of the samples."""
         settings, size = self._settings, self._settings.minibatch_size
-        order = stream(self._seed, Role.SHUFFLE, self._iterations, epoch).permutation(view.count)
-        observations, actions = view.observations[order], view.actions[order]
-        log_probs, chosen = view.log_probs[order], view.advantages[order]
-        returns, old_values = view.returns[order], view.values[order]
-        if settings.normalise_advantages == "batch":
-            chosen = standardised(chosen)
-        for start in range(0, view.count, size):
+        generator = stream(self._seed, Role.SHUFFLE, self._iterations, epoch)
+        order = generator.permutation(len(samples.returns))
+        observations, actions = samples.observations[order], samples.actions[order]
+        log_probs, advantages = samples.log_probs[order], samples.advantages[order]
+        returns, old_values = samples.returns[order], samples.values[order]
+        for start in range(0, len(order), size):
             part = slice(start, start + size)
-            local = chosen[part]
+            chosen = advantages[part]
             if settings.normalise_advantages == "minibatch":
-                local = standardised(local)
+                chosen = standardised(chosen)
             yield Minibatch(
                 observations[part],
                 actions[part],
                 log_probs[part],
-                local,
+                chosen,
                 returns[part],
                 old_values[part],
                 clip_range,
@@ -240,11 +237,13 @@ def standardised(samples: Float32) -> Float32:
     """Zero mean and unit deviation; a single sample has no deviation and is left alone."""
     if len(samples) < 2:
         return samples
-    return (samples - samples.mean()) / (samples.std() + np.float32(1e-8))
+    centred: Float32 = samples - samples.mean()
+    centred /= samples.std() + np.float32(1e-8)
+    return centred
 
 
-class _View:
-    """A batch as flat samples, with the critic's view of it."""
+class _Samples:
+    """A batch without its idle places, and the critic's opinion of it."""
 
     def __init__(
         self,
@@ -257,27 +256,21 @@ class _View:
         self._provider = provider
         self._settings = settings
         self._rewards = rewards
-        valid = batch.valid
-        self.count = batch.steps
-        self.observations = np.ascontiguousarray(batch.observations[valid])
-        self.actions = batch.actions[valid]
-        self.log_probs = batch.log_probs[valid]
+        self.observations: Float32 = batch.observations[batch.valid]
+        self.actions = batch.actions[batch.valid]
+        self.log_probs: Float32 = batch.log_probs[batch.valid]
         self.estimate()
-        spread = float(self.returns.var())
-        residual = float((self.returns - self.values).var())
-        self.explained_variance = 1.0 - residual / spread if spread > 0 else 0.0
 
     def estimate(self) -> None:
         """Values, advantages and returns with the critic as it is now."""
         batch, settings = self._batch, self._settings
-        steps, columns = batch.rewards.shape
-        values = self._values(batch.observations.reshape(steps * columns, -1)).reshape(
-            steps, columns
-        )
-        following = np.concatenate([values[1:], self._values(batch.last_observations)[None]])
-        if len(batch.boundary_index):
-            at = batch.boundary_index
-            following[at[:, 0], at[:, 1]] = self._values(batch.boundary_observations)
+        steps, columns, size = batch.observations.shape
+        seen = batch.observations.reshape(steps * columns, size)
+        values = self._provider.values(seen).reshape(steps, columns)
+        last = self._provider.values(batch.last_observations)
+        following = np.concatenate([values[1:], last[None]])
+        step, column = batch.boundary_index.T
+        following[step, column] = self._provider.values(batch.boundary_observations)
         gae = advantages(
             self._rewards,
             values.astype(np.float64),
@@ -286,11 +279,43 @@ class _View:
             batch.truncated,
             settings.discount,
             settings.gae_lambda,
-        )
-        valid = batch.valid
-        self.values: Float32 = values[valid]
-        self.advantages: Float32 = gae[valid].astype(np.float32)
-        self.returns: Float32 = (gae[valid] + values[valid]).astype(np.float32)
+        )[batch.valid]
+        self.values: Float32 = values[batch.valid]
+        self.returns: Float32 = (gae + self.values).astype(np.float32)
+        self.advantages: Float32 = gae.astype(np.float32)
+        if settings.normalise_advantages == "batch":
+            self.advantages = standardised(self.advantages)
 
-    def _values(self, observations: Float32) -> Float32:
-        return self._provider.values(np.ascontiguousarray(observations))
+    def explained_variance(self) -> float:
+        spread = float(self.returns.var())
+        residual = float((self.returns - self.values).var())
+        return 1.0 - residual / spread if spread > 0.0 else 0.0
+
+
+class _Totals:
+    """Sums over the minibatches of one update, and the means that are reported."""
+
+    def __init__(self, settings: PpoSettings) -> None:
+        self._settings = settings
+        self._sums: Metrics = {}
+        self._samples = 0
+        self._norm = 0.0
+
+    def add(self, samples: int, sums: Metrics, norm: float) -> None:
+        self._samples += samples
+        self._norm = norm
+        for name, value in sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def metrics(self, epochs_done: int) -> Metrics:
+        """Of nothing but refused minibatches there is nothing to report."""
+        metrics = {"epochs_done": float(epochs_done)}
+        if self._samples:
+            means = {name: total / self._samples for name, total in self._sums.items()}
+            loss = (
+                means["policy_gradient_loss"]
+                + self._settings.value_weight * means["value_loss"]
+                + self._settings.entropy_weight * means["entropy_loss"]
+            )
+            metrics |= {"loss": loss, **means, "gradient_norm": self._norm}
+        return metrics

@@ -2,10 +2,11 @@
 
 One gradient step per batch of whole episodes, on the loss
 
-    L = sum over samples of (-log pi(a|s) G) / n
+    L = sum over samples of (-log pi(a|s) G - entropy_weight H) / n
 
-with G the discounted reward-to-go, normalised per episode or over the batch, and n the number of
-episodes or of steps. Must not know: where fragments come from, how long training lasts.
+with G the discounted reward-to-go, normalised per episode or over the batch, H the entropy of
+pi(.|s), and n the number of episodes or of steps. Must not know: where fragments come from, how
+long training lasts.
 """
 
 from __future__ import annotations
@@ -20,14 +21,11 @@ from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
 
 from . import Batch, Metrics, Provider, State
 from .actor_critic import Guard, Network, normalised, schedule, training_metrics
-from .kernel import Perceptron, make_head
-from .parameters import Adam, FlatVector, clip_by_norm
+from .kernel import CHUNK_ROWS, Perceptron, make_head
+from .parameters import Adam, FlatVector, clip_by_norm, restore, restored_count
 from .returns import discounted_returns
 from .statistics import ObservationNormaliser
 
-MAX_REFUSED_IN_A_ROW = 5
-#: Rows of one forward and backward pass: a long batch is worked off in pieces that fit a cache.
-CHUNK_ROWS = 4096
 _EPSILON = 1e-8
 
 
@@ -51,12 +49,11 @@ class NumpyReinforce:
 
     def gradient(self, batch: Minibatch, count: int) -> tuple[Float32, Metrics]:
         log_probs = self._head.log_prob(self._actor.forward(batch.observations), batch.actions)
-        entropy = float(self._head.entropy().sum())
         d_log_prob = batch.weights * np.float32(-1.0 / count)
         self._actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
         return self._gradients.data, {
             "loss": -float(np.dot(log_probs, batch.weights)),
-            "entropy_loss": -entropy,
+            "entropy_loss": -self._head.total_entropy(),
         }
 
     def values(self, observations: Float32) -> Float32:
@@ -81,7 +78,7 @@ class Reinforce:
         self._gradient = np.zeros_like(parameters.data)
         self._normaliser = ObservationNormaliser(network.observation_size)
         self._updates = 0
-        self._guard = Guard()
+        self._guard = Guard("reinforce")
 
     def policy(self) -> PolicyArrays:
         arrays = self._parameters.copies("actor.")
@@ -96,17 +93,23 @@ class Reinforce:
         count = batch.steps if settings.average == "steps" else int(ended.sum())
         gradient, sums = self._whole_gradient(normalised(batch, self._network), weights, count)
         norm = clip_by_norm(gradient, settings.max_gradient_norm)
+        metrics: Metrics = {}
         if not self._guard.refuses(norm, sums):
             self._adam.step(self._parameters.data, gradient, learning_rate)
             self._updates += 1
+            loss = sums["loss"] + settings.entropy_weight * sums["entropy_loss"]
+            metrics = {
+                "loss": loss / count,
+                "entropy_loss": sums["entropy_loss"] / batch.steps,
+                "gradient_norm": norm,
+            }
         if self._network.normalise:
             self._normaliser.merge(batch.observations, batch.valid)
-        metrics = {
-            "loss": sums["loss"] / count,
-            "entropy_loss": sums["entropy_loss"] / max(1, batch.steps),
+        return {
+            **metrics,
+            **training_metrics(self._parameters, learning_rate, self._updates),
             "refused_minibatches": float(self._guard.refused),
         }
-        return metrics | training_metrics(self._parameters, learning_rate, norm, self._updates)
 
     def state(self) -> State:
         return {
@@ -118,8 +121,8 @@ class Reinforce:
         }
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        self._parameters.data[:] = state["parameters"]
-        self._updates = int(state["updates"])
+        restore(self._parameters.data, "parameters", state)
+        self._updates = restored_count("updates", state)
         self._guard.load_state(state)
         self._adam.load_state("adam", state)
         if self._network.normalise:
@@ -148,16 +151,16 @@ class Reinforce:
 
 def normalised_returns(returns: Float64, batch: Batch, how: str) -> Float64:
     """Mean zero and deviation one, over each episode or over the whole batch."""
+    result = returns.copy()
     if how == "batch":
         chosen = returns[batch.valid]
-        return (returns - chosen.mean()) / (chosen.std() + _EPSILON)
-    result = returns.copy()
-    if how == "episode":
-        for column in range(returns.shape[1]):
-            length = int(batch.valid[:, column].sum())
+        result -= chosen.mean()
+        result /= chosen.std() + _EPSILON
+    elif how == "episode":
+        for column, length in enumerate(batch.valid.sum(axis=0)):
             if length > 1:
                 episode = result[:length, column]
                 # Of n - 1, as torch's std is, which the original of this recipe uses.
                 episode -= episode.mean()
-                episode /= np.sqrt(np.square(episode).sum() / (length - 1)) + _EPSILON
+                episode /= episode.std(ddof=1) + _EPSILON
     return result

@@ -15,12 +15,7 @@ Mask = NDArray[np.bool_]
 
 def discounted_returns(rewards: Float64, ended: Mask, discount: float) -> Float64:
     """Reward-to-go of each step, within its episode, by one reverse pass."""
-    returns = np.zeros_like(rewards)
-    following = np.zeros(rewards.shape[1], np.float64)
-    for t in range(len(rewards) - 1, -1, -1):
-        following = rewards[t] + discount * np.where(ended[t], 0.0, following)
-        returns[t] = following
-    return returns
+    return _accumulated(rewards, np.where(ended, 0.0, discount))
 
 
 def advantages(
@@ -40,9 +35,12 @@ def advantages(
     """
     delta = rewards + discount * np.where(terminated, 0.0, next_values) - values
     decay = np.where(terminated | truncated, 0.0, discount * gae_lambda)
-    result = np.zeros_like(delta)
-    running = np.zeros(rewards.shape[1], np.float64)
-    for t in range(len(rewards) - 1, -1, -1):
-        running = delta[t] + decay[t] * running
-        result[t] = running
+    return _accumulated(delta, decay)
+
+
+def _accumulated(terms: Float64, decay: Float64) -> Float64:
+    """`result[t] = terms[t] + decay[t] * result[t + 1]`, from the end."""
+    result = terms.copy()
+    for t in range(len(terms) - 2, -1, -1):
+        result[t] += decay[t] * result[t + 1]
     return result

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from rlflame.rollout.spec import Array, Float32, Float64
 
+from .parameters import restore
+
 _EPSILON = 1e-8
 
 
@@ -48,9 +50,11 @@ class RunningMoments:
         }
 
     def load_state(self, prefix: str, state: Mapping[str, Array]) -> None:
-        self.count = float(state[f"{prefix}.count"])
-        self.mean[:] = state[f"{prefix}.mean"]
-        self.squares[:] = state[f"{prefix}.squares"]
+        count = np.zeros((), np.float64)
+        restore(count, f"{prefix}.count", state)
+        self.count = float(count)
+        restore(self.mean, f"{prefix}.mean", state)
+        restore(self.squares, f"{prefix}.squares", state)
 
 
 class ObservationNormaliser:
@@ -60,7 +64,7 @@ class ObservationNormaliser:
         self._moments = RunningMoments(size)
 
     def merge(self, observations: Float32, valid: NDArray[np.bool_]) -> None:
-        """Column by column group would change nothing: the batch is already in slot order."""
+        """Take in `[T, columns, size]` observations, where they are valid."""
         self._moments.merge(observations[valid])
 
     def arrays(self) -> dict[str, Array]:
@@ -86,8 +90,8 @@ class RewardScaler:
         self._discount = discount
 
     def scale(self, rewards: Float64, ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> float:
-        """Take in the rewards and return the factor for all of them."""
-        returns = np.zeros_like(rewards)
+        """Take in the rewards of all columns' next steps; the factor for all of them."""
+        returns = np.empty_like(rewards)
         for t in range(len(rewards)):
             self._running = self._discount * self._running + rewards[t]
             returns[t] = self._running
@@ -96,8 +100,11 @@ class RewardScaler:
         return float(1.0 / np.sqrt(self._moments.variance()[0] + _EPSILON))
 
     def state(self) -> dict[str, Array]:
-        return {**self._moments.state("reward_scaler"), "reward_scaler.running": self._running}
+        return {
+            **self._moments.state("reward_scaler"),
+            "reward_scaler.running": self._running.copy(),
+        }
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         self._moments.load_state("reward_scaler", state)
-        self._running = np.array(state["reward_scaler.running"], np.float64)
+        restore(self._running, "reward_scaler.running", state)

@@ -1,0 +1,141 @@
+"""The same losses as the hand-derived ones, with their gradients by torch's autograd.
+
+Torch works on the memory of the flat vector itself: what Adam or a checkpoint writes there is
+what the next pass sees. Imported only when a recipe asks for this provider, because importing
+torch takes seconds. Must not know: optimisers, environments, how batches come about.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlflame.rollout.spec import Array, Float32
+
+from . import Metrics
+from .actor_critic import Network
+from .parameters import FlatVector
+from .ppo import Minibatch as PpoMinibatch
+from .reinforce import Minibatch as ReinforceMinibatch
+
+
+class _ActorCritic:
+    """Both networks as functions of leaf tensors that share the flat vectors' memory."""
+
+    def __init__(self, parameters: FlatVector, network: Network) -> None:
+        # One thread: a sum split over several has other last bits on other machines.
+        torch.set_num_threads(1)
+        self._gradients = FlatVector(parameters.shapes)
+        self._network = network
+        self._leaves: dict[str, Tensor] = {}
+        for name in parameters.shapes:
+            leaf = torch.from_numpy(parameters[name]).requires_grad_()
+            leaf.grad = torch.from_numpy(self._gradients[name])
+            self._leaves[name] = leaf
+
+    def outputs(self, prefix: str, observations: Tensor) -> Tensor:
+        x = observations
+        for layer in range(self._network.layers):
+            x = torch.addmm(
+                self._leaves[f"{prefix}.{layer}.bias"], x, self._leaves[f"{prefix}.{layer}.weight"]
+            )
+            if layer < self._network.layers - 1:
+                x = torch.tanh(x) if self._network.tanh else torch.relu(x)
+        return x
+
+    def act(self, observations: Tensor, actions: Array) -> tuple[Tensor, Tensor]:
+        """Log-density of each row's action, and the entropy of each row's distribution."""
+        out, taken = self.outputs("actor", observations), torch.as_tensor(actions)
+        log_std = self._leaves.get("actor.log_std")
+        if log_std is None:
+            return _categorical(out, taken)
+        return _gaussian(out, log_std, taken)
+
+    def values(self, observations: Float32) -> Float32:
+        with torch.no_grad():
+            result: Float32 = self.outputs("critic", torch.as_tensor(observations))[:, 0].numpy()
+        return result
+
+    def gradient_of(self, loss: Tensor) -> Float32:
+        """In one buffer, which the leaves' gradients are views of."""
+        self._gradients.data[:] = 0.0
+        torch.autograd.backward(loss)
+        return self._gradients.data
+
+
+def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    log_softmax = torch.log_softmax(logits, dim=1)
+    log_probs = log_softmax.gather(1, actions[:, None])[:, 0]
+    return log_probs, -(log_softmax.exp() * log_softmax).sum(dim=1)
+
+
+def _gaussian(mean: Tensor, log_std: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    log_volume = log_std.sum() + 0.5 * len(log_std) * math.log(2.0 * math.pi)
+    log_probs = -0.5 * ((actions - mean) / log_std.exp()).square().sum(dim=1) - log_volume
+    return log_probs, (log_volume + 0.5 * len(log_std)).expand(len(mean))
+
+
+class TorchPpo:
+    """The loss of `ppo`."""
+
+    def __init__(self, parameters: FlatVector, network: Network) -> None:
+        self._networks = _ActorCritic(parameters, network)
+
+    def gradient(self, batch: PpoMinibatch, count: int) -> tuple[Float32, Metrics]:
+        observations = torch.as_tensor(batch.observations)
+        log_probs, entropies = self._networks.act(observations, batch.actions)
+        log_ratio = log_probs - torch.as_tensor(batch.log_probs)
+        ratio, advantages = log_ratio.exp(), torch.as_tensor(batch.advantages)
+        held = ratio.clamp(1.0 - batch.clip_range, 1.0 + batch.clip_range)
+        objectives = torch.minimum(ratio * advantages, held * advantages)
+        value_losses = self._value_losses(batch, observations)
+        total = (
+            batch.value_weight * value_losses.sum()
+            - objectives.sum()
+            - batch.entropy_weight * entropies.sum()
+        )
+        gradient = self._networks.gradient_of(total / count)
+        with torch.no_grad():
+            return gradient, {
+                "policy_gradient_loss": -float(objectives.sum()),
+                "entropy_loss": -float(entropies.sum()),
+                "approx_kl": float((ratio - 1.0 - log_ratio).sum()),
+                "clip_fraction": float((held != ratio).sum()),
+                "value_loss": float(value_losses.sum()),
+            }
+
+    def values(self, observations: Float32) -> Float32:
+        return self._networks.values(observations)
+
+    def _value_losses(self, batch: PpoMinibatch, observations: Tensor) -> Tensor:
+        values = self._networks.outputs("critic", observations)[:, 0]
+        returns = torch.as_tensor(batch.returns)
+        losses = (values - returns).square()
+        limit = batch.clip_range_value
+        if limit is None:
+            return losses
+        old = torch.as_tensor(batch.old_values)
+        held = old + (values - old).clamp(-limit, limit)
+        return torch.maximum(losses, (held - returns).square())
+
+
+class TorchReinforce:
+    """The loss of `reinforce`."""
+
+    def __init__(self, parameters: FlatVector, network: Network) -> None:
+        self._networks = _ActorCritic(parameters, network)
+
+    def gradient(self, batch: ReinforceMinibatch, count: int) -> tuple[Float32, Metrics]:
+        log_probs, entropies = self._networks.act(
+            torch.as_tensor(batch.observations), batch.actions
+        )
+        loss = -(log_probs * torch.as_tensor(batch.weights)).sum()
+        entropy = entropies.sum()
+        gradient = self._networks.gradient_of((loss - batch.entropy_weight * entropy) / count)
+        return gradient, {"loss": float(loss.detach()), "entropy_loss": -float(entropy.detach())}
+
+    def values(self, observations: Float32) -> Float32:
+        return np.zeros(len(observations), np.float32)

@@ -1,0 +1,98 @@
+"""Networks, minibatches and batches for the learner's tests, drawn at random."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlflame.config import NetworkSettings
+from rlflame.learner import Batch
+from rlflame.learner.actor_critic import Network, build_network
+from rlflame.learner.parameters import FlatVector
+from rlflame.rollout.policy import Policy
+from rlflame.rollout.spec import PolicySpec
+
+
+def policy_spec(
+    kind: str = "continuous",
+    observations: int = 5,
+    actions: int = 3,
+    hidden: tuple[int, ...] = (16, 16),
+    activation: str = "tanh",
+    normalise: bool = False,
+) -> PolicySpec:
+    return PolicySpec(
+        action_kind=kind,
+        observation_size=observations,
+        action_size=actions,
+        action_low=(-1.0,) * actions,
+        action_high=(1.0,) * actions,
+        hidden=hidden,
+        activation=activation,
+        normalise=normalise,
+        observation_clip=10.0,
+        width=8,
+    )
+
+
+def random_network(
+    rng: np.random.Generator, spec: PolicySpec, critic: bool = True
+) -> tuple[Network, FlatVector]:
+    """A network whose every weight, bias and deviation matters."""
+    network, parameters = build_network(spec, NetworkSettings(), 0, critic=critic)
+    for name in parameters.shapes:
+        view = parameters[name]
+        scale = 0.3 if "bias" in name or "log_std" in name else 1.0 / np.sqrt(len(view))
+        view[...] = scale * rng.standard_normal(view.shape)
+    return network, parameters
+
+
+def random_actions(rng: np.random.Generator, spec: PolicySpec, *shape: int) -> np.ndarray:
+    if spec.action_kind == "discrete":
+        return rng.integers(0, spec.action_size, shape)
+    return floats(rng, *shape, spec.action_size)
+
+
+def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def random_batch(
+    rng: np.random.Generator,
+    spec: PolicySpec,
+    arrays: dict[str, np.ndarray],
+    steps: int = 12,
+    columns: int = 8,
+    ends: float = 0.1,
+) -> Batch:
+    """Steps of an imaginary environment, acted by the given weights; both kinds of ends occur."""
+    policy = Policy(spec, arrays)
+    observations = 2.0 * floats(rng, steps, columns, spec.observation_size) + 0.5
+    full = np.zeros((spec.width, spec.observation_size), np.float32)
+    actions, log_probs = random_actions(rng, spec, steps, columns), floats(rng, steps, columns)
+    for t in range(steps):
+        for first in range(0, columns, spec.width):
+            part = slice(first, min(first + spec.width, columns))
+            full[: part.stop - first] = observations[t, part]
+            if spec.action_kind == "continuous":
+                noise = floats(rng, spec.width, spec.action_size)
+            else:
+                noise = rng.random((spec.width, 1), np.float32)
+            acted, density = policy.sample(full, noise)
+            actions[t, part] = acted[: part.stop - first]
+            log_probs[t, part] = density[: part.stop - first]
+    chance = rng.random((steps, columns))
+    terminated, truncated = chance < ends, (chance >= ends) & (chance < 2 * ends)
+    index = np.argwhere(truncated)
+    return Batch(
+        observations=observations,
+        actions=actions,
+        log_probs=log_probs,
+        rewards=rng.standard_normal((steps, columns)),
+        terminated=terminated,
+        truncated=truncated,
+        valid=np.ones((steps, columns), bool),
+        last_observations=floats(rng, columns, spec.observation_size),
+        boundary_index=index,
+        boundary_observations=floats(rng, len(index), spec.observation_size),
+        behaviour=arrays,
+    )
