@@ -22,7 +22,11 @@ EventKind = Literal["submitted", "running", "done", "retried", "lost", "cancelle
 
 @dataclass(frozen=True, slots=True)
 class FleetEvent:
-    """Something that happened to one task, for whoever draws the fan-out and fan-in."""
+    """Something that happened to one task, for whoever draws the fan-out and fan-in.
+
+    A task is submitted, then running and retried any number of times, and ends once: done with
+    its fragment, lost with an error, or cancelled. Observers are called from any thread.
+    """
 
     kind: EventKind
     purpose: str
@@ -91,12 +95,19 @@ def policy_id(policy: PolicyArrays) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(policy):
         array = np.ascontiguousarray(policy[name])
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise FleetError(
+                f"The policy's {name} holds NaN or infinity, and no worker should act with it.",
+                "rlflame resume goes on from the last checkpoint",
+            )
         digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
 
 
-def environment_failure(task: RolloutTask, failure: RolloutFailure) -> EnvironmentFailure:
+def environment_failure(
+    task: RolloutTask, failure: RolloutFailure, hint: str = ""
+) -> EnvironmentFailure:
     """A worker's report as the error that ends the run."""
     where = f"slot {failure.slot}, row {failure.row}, seed {failure.seed}, step {failure.step}"
     detail = failure.traceback.rstrip()
@@ -104,42 +115,60 @@ def environment_failure(task: RolloutTask, failure: RolloutFailure) -> Environme
         detail += f"\nIt had printed:\n{failure.output.rstrip()}"
     return EnvironmentFailure(
         f"{failure.message} ({where}).",
-        f"reset {task.env.id} with seed {failure.seed} and step it {failure.step} times "
-        "to meet it again",
+        hint or f"reset {task.env.id} with seed {failure.seed} to meet it again at that step",
         detail.strip(),
     )
 
 
-def checked(task: RolloutTask, fragment: Fragment) -> Fragment:
+def checked(task: RolloutTask, fragment: object) -> Fragment:
     """The fragment, if it can be the answer to the task; a worker's word is not trusted."""
-    steps, rows = fragment.rewards.shape if fragment.rewards.ndim == 2 else (-1, -1)
-    policy = task.policy
-    action = (policy.action_size,) if policy.action_kind == "continuous" else ()
-    expected = {
-        "observations": (steps, rows, policy.observation_size),
-        "actions": (steps, rows, *action),
-        "log_probs": (steps, rows),
-        "terminated": (steps, rows),
-        "truncated": (steps, rows),
-        "lengths": (rows,),
-        "last_observations": (rows, policy.observation_size),
-        "boundary_index": (len(fragment.boundary_index), 2),
-        "boundary_observations": (len(fragment.boundary_index), policy.observation_size),
-    }
-    wrong = [name for name, shape in expected.items() if getattr(fragment, name).shape != shape]
-    fits = (
-        not wrong
-        and rows == task.rows
-        and (fragment.iteration, fragment.slot) == (task.iteration, task.slot)
-        and steps <= task.steps
-        and (not task.record or task.unit == "episodes" or steps == task.steps)
-        and len(fragment.states) == (task.rows if task.unit == "steps" else 0)
-        and bool((fragment.lengths <= task.steps).all())
-    )
-    if not fits:
+    wrong = _differences(task, fragment) if isinstance(fragment, Fragment) else ["type"]
+    if wrong or not isinstance(fragment, Fragment):
         raise FleetError(
             f"A worker answered slot {task.slot} of iteration {task.iteration} with something "
-            f"that is not its fragment (wrong: {', '.join(wrong) or 'identity or length'}).",
+            f"that is not its fragment (wrong: {', '.join(wrong)}).",
             "check that every worker runs the same version of rlflame",
         )
     return fragment
+
+
+def _differences(task: RolloutTask, fragment: Fragment) -> list[str]:
+    """The parts of a fragment that cannot belong to the task."""
+    policy, whole = task.policy, task.unit == "episodes"
+    rows, size = task.rows, policy.observation_size
+    steps, ends = len(fragment.rewards), len(fragment.boundary_index)
+    choice = policy.action_kind == "discrete"
+    action = () if choice else (policy.action_size,)
+    expected = {
+        "observations": (steps, rows, size),
+        "actions": (steps, rows, *action),
+        "log_probs": (steps, rows),
+        "rewards": (steps, rows),
+        "terminated": (steps, rows),
+        "truncated": (steps, rows),
+        "lengths": (rows,),
+        "last_observations": (rows, size),
+        "boundary_index": (ends, 2),
+        "boundary_observations": (ends, size),
+    }
+    wrong = [name for name, shape in expected.items() if getattr(fragment, name).shape != shape]
+    if wrong:
+        return wrong
+    longest = int(fragment.lengths.max(initial=0))
+    recorded = longest if task.record else 0
+    fits = {
+        "identity": (fragment.iteration, fragment.slot) == (task.iteration, task.slot),
+        "steps": steps == recorded,
+        "lengths": bool((fragment.lengths >= 1).all())
+        and (longest <= task.steps if whole else bool((fragment.lengths == task.steps).all())),
+        "actions": fragment.actions.dtype == (np.int64 if choice else np.float32)
+        and not (choice and (fragment.actions // policy.action_size).any()),
+        "boundary_index": bool(
+            ((fragment.boundary_index >= 0) & (fragment.boundary_index < (steps, rows))).all()
+        ),
+        "episodes": all(0 <= episode.row < rows for episode in fragment.episodes)
+        and (not whole or len(fragment.episodes) == rows),
+        "states": [len(state.observation) for state in fragment.states]
+        == ([] if whole else [size] * rows),
+    }
+    return [name for name, well in fits.items() if not well]

@@ -12,11 +12,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
+import numpy as np
+
+from rlflame.errors import FleetError, RlflameError
+from rlflame.rollout import blas
 from rlflame.rollout.child import versions
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutFailure, RolloutTask
 from rlflame.rollout.worker import RolloutWorker
 
 from . import (
+    EventKind,
     FleetEvent,
     FleetReport,
     Observer,
@@ -25,6 +30,8 @@ from . import (
     ignore,
     policy_id,
 )
+
+_TAIL = 4000
 
 
 class InlineFleet:
@@ -38,10 +45,13 @@ class InlineFleet:
         self._worker = RolloutWorker()
         self._policies: dict[str, PolicyArrays] = {}
         self._puts: Counter[str] = Counter()
+        self._closed = False
 
     def put(self, policy: PolicyArrays) -> str:
         name = policy_id(policy)
-        self._policies[name] = policy
+        if name not in self._policies:
+            # A copy: what the caller does to its arrays later is no business of the tasks'.
+            self._policies[name] = {key: np.array(array) for key, array in policy.items()}
         self._puts[name] += 1
         return name
 
@@ -52,16 +62,32 @@ class InlineFleet:
             self._policies.pop(policy_id, None)
 
     def submit(self, tasks: Sequence[RolloutTask]) -> _InlineSubmission:
-        for task in tasks:
-            self._observer(FleetEvent("submitted", task.purpose, task.slot))
         # Weights are bound now: releasing a policy never pulls it from under a submission.
         weights = {task.policy_id: self._policies[task.policy_id] for task in tasks}
-        return _InlineSubmission(self._worker, list(tasks), weights, self._observer)
+        for task in tasks:
+            self._observer(FleetEvent("submitted", task.purpose, task.slot))
+        return _InlineSubmission(self, list(tasks), weights, self._observer)
+
+    def run(self, task: RolloutTask, weights: PolicyArrays) -> Fragment:
+        if self._closed:
+            raise FleetError("The fleet was closed.")
+        printed = io.StringIO()
+        with (
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+            blas.one_thread(),
+        ):
+            result = self._worker.run(task, lambda: weights)
+        if isinstance(result, RolloutFailure):
+            result = dataclasses.replace(result, output=printed.getvalue()[-_TAIL:])
+            raise environment_failure(task, result)
+        return checked(task, result)
 
     def probe(self) -> FleetReport:
         return FleetReport(self.name, self.capacity, (versions(),))
 
     def close(self) -> None:
+        self._closed = True
         self._worker.close()
 
     def __enter__(self) -> InlineFleet:
@@ -79,12 +105,12 @@ class InlineFleet:
 class _InlineSubmission:
     def __init__(
         self,
-        worker: RolloutWorker,
+        fleet: InlineFleet,
         tasks: list[RolloutTask],
         weights: dict[str, PolicyArrays],
         observer: Observer,
     ) -> None:
-        self._worker = worker
+        self._fleet = fleet
         self._tasks = tasks
         self._weights = weights
         self._observer = observer
@@ -92,15 +118,19 @@ class _InlineSubmission:
     def __iter__(self) -> Iterator[Fragment]:
         while self._tasks:
             task = self._tasks.pop(0)
-            self._observer(FleetEvent("running", task.purpose, task.slot))
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-                result = self._worker.run(task, lambda task=task: self._weights[task.policy_id])  # type: ignore[misc]
-            if isinstance(result, RolloutFailure):
-                result = dataclasses.replace(result, output=printed.getvalue()[-4000:])
-                raise environment_failure(task, result)
-            self._observer(FleetEvent("done", task.purpose, task.slot))
-            yield checked(task, result)
+            self._say("running", task)
+            try:
+                fragment = self._fleet.run(task, self._weights[task.policy_id])
+            except RlflameError:
+                self._say("lost", task)
+                self.cancel()
+                raise
+            self._say("done", task)
+            yield fragment
 
     def cancel(self) -> None:
-        self._tasks.clear()
+        while self._tasks:
+            self._say("cancelled", self._tasks.pop(0))
+
+    def _say(self, kind: EventKind, task: RolloutTask) -> None:
+        self._observer(FleetEvent(kind, task.purpose, task.slot))

@@ -11,6 +11,8 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -70,6 +72,22 @@ def set_threads(count: int) -> None:
         function.argtypes = [ctypes.c_int]
         function.restype = None
         function(count)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside, products are computed as a worker process computes them."""
+    function = _symbol("get_num_threads")
+    if function is None:
+        yield
+        return
+    function.restype = ctypes.c_int
+    before = function()
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(before)
 
 
 def child_environment(threads: int = 1) -> dict[str, str]:

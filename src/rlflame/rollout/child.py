@@ -80,7 +80,7 @@ class Child:
         try:
             task = wire.decode(payload)
             result = wire.encode(self._worker.run(task, lambda: self._policies[task.policy_id]))
-        except BaseException:  # SystemExit from an environment is an answer, not an end
+        except BaseException:  # a bug, but an answer all the same
             self._send(Kind.BROKEN, wire.encode({"traceback": traceback.format_exc()}))
         else:
             self._send(Kind.RESULT, result)
@@ -97,7 +97,7 @@ class Child:
                 where = {"row": row.row, "seed": row.seed, "step": row.elapsed}
                 self._send(Kind.BEAT, wire.encode(where))
             elif os.getppid() != self._parent:
-                os._exit(0)
+                _end()
 
     def _send(self, kind: Kind, payload: bytes) -> None:
         try:
@@ -105,13 +105,20 @@ class Child:
                 _write(self._answers, HEADER.pack(kind, len(payload)))
                 _write(self._answers, payload)
         except OSError:
-            os._exit(0)
+            _end()
 
 
 def _write(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def _end() -> None:
+    """Nobody listens any more: go, with whatever the environments have started."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
 
 
 def versions() -> dict[str, str]:
@@ -133,10 +140,13 @@ def versions() -> dict[str, str]:
 def main() -> None:
     """`python -m rlflame.rollout.child ANSWERS`, where ANSWERS is an open descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = int(sys.argv[1])
+    os.set_inheritable(answers, False)
     requests = os.fdopen(os.dup(0), "rb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    Child(requests, int(sys.argv[1])).serve()
+    os.close(nothing)
+    Child(requests, answers).serve()
 
 
 if __name__ == "__main__":

@@ -6,11 +6,14 @@ slot and a process. Must not know: policies, batches, how states travel.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import math
 import sys
 import traceback
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -49,13 +52,17 @@ _NO_PHYSICS: Float64 = np.zeros(0, np.float64)
 _NO_OBSERVATION: Float32 = np.zeros(0, np.float32)
 
 
+#: What an environment may raise without taking its worker along; `sys.exit()` is a favourite.
+_MISBEHAVIOUR = (Exception, SystemExit)
+
+
 class UnsupportedSpace(ValueError):
     """A space that this project does not learn in, named."""
 
 
 def make(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     """The environment of a spec, without Gymnasium's own chatter."""
-    options = dict(spec.kwargs)
+    options: dict[str, Any] = {key: _listed(value) for key, value in spec.kwargs.items()}
     if spec.max_episode_steps is not None:
         options["max_episode_steps"] = spec.max_episode_steps
     if render_mode is not None:
@@ -65,6 +72,15 @@ def make(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, An
         env: gymnasium.Env[Any, Any] = gymnasium.make(spec.id, disable_env_checker=True, **options)
     _quiet_mujoco()
     return env
+
+
+def _listed(value: Any) -> Any:
+    """Sequences as lists, whether a spec was written here or has travelled (as tuples)."""
+    if isinstance(value, tuple | list):
+        return [_listed(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _listed(item) for key, item in value.items()}
+    return value
 
 
 def _quiet_mujoco() -> None:
@@ -81,7 +97,9 @@ def _ignore_warning(message: str) -> None:
 def describe(id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> EnvSpec:
     """Read the spaces of an environment; raises UnsupportedSpace, or whatever making it raises."""
     blank = EnvSpec(id, kwargs, max_episode_steps, 0, "discrete", 0, 0, (), ())
-    env = make(blank)
+    # What a constructor prints here would stand between the user's own results.
+    with contextlib.redirect_stdout(io.StringIO()):
+        env = make(blank)
     try:
         observed, acted = env.observation_space, env.action_space
         if not isinstance(observed, spaces.Box):
@@ -100,7 +118,8 @@ def describe(id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> 
             return EnvSpec(
                 id, kwargs, max_episode_steps, size, "continuous", len(low), 0, low, high
             )
-        raise UnsupportedSpace(f"actions of type {type(acted).__name__}")
+        dtype = f" of {acted.dtype}" if isinstance(acted, spaces.Box) else ""
+        raise UnsupportedSpace(f"actions of type {type(acted).__name__}{dtype}")
     finally:
         env.close()
 
@@ -151,7 +170,9 @@ class EnvRow:
         self._reusable = False
         self._exact_mujoco = False
         self._held: Float64 = _NO_PHYSICS
+        self._last_action: Any = None
         self._shape: tuple[int, ...] = ()
+        self._action_shape: tuple[int, ...] = ()
         self._discrete = spec.action_kind == "discrete"
         self._history: Array = np.zeros(
             64 if self._discrete else (64, spec.action_size),
@@ -167,32 +188,37 @@ class EnvRow:
                 self._open()
             assert self._env is not None
             observation, _ = self._env.reset(seed=seed)
-        except Exception as error:
+            self._write(observation, out)
+        except EnvironmentFault:
+            raise
+        except _MISBEHAVIOUR as error:
             raise self._fault(f"failed in reset: {_said(error)}") from error
-        self._write(observation, out)
 
     def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
         """One transition: the new observation into `out`; reward, terminated, truncated."""
         if not self._exact_mujoco:
             self._remember(action)
         self._last_action = action
+        # Counted before it is taken, so that a hang or an error names the step it happened in.
+        self.elapsed += 1
         try:
             if self._discrete:
                 given: Any = int(action) + self.spec.action_start
+            elif len(self._action_shape) == 1:
+                given = action
             else:
-                given = (
-                    action if len(self._action_shape) == 1 else action.reshape(self._action_shape)
-                )
+                given = action.reshape(self._action_shape)
             observation, reward, terminated, truncated, _ = self._env.step(given)  # type: ignore[union-attr]
-            reward = float(reward)
-        except Exception as error:
+            reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+            self._write(observation, out)
+        except EnvironmentFault:
+            raise
+        except _MISBEHAVIOUR as error:
             raise self._fault(f"failed in step: {_said(error)}") from error
         if not math.isfinite(reward):
             raise self._fault(f"returned the reward {reward}")
-        self.elapsed += 1
         self.episode_return += reward
-        self._write(observation, out)
-        return reward, bool(terminated), bool(truncated)
+        return reward, terminated, truncated
 
     def hold(self) -> None:
         """Called before a fragment's last step: a MuJoCo snapshot needs the state before it."""
@@ -219,9 +245,9 @@ class EnvRow:
             if not self._exact_mujoco:
                 raise self._fault("cannot take up a MuJoCo state")
             self._set_physics(state.physics)
+            self.elapsed = state.elapsed - 1
+            self._limit_elapsed(self.elapsed)
             self.step(np.array(state.actions[0]), out)
-            self.elapsed = state.elapsed
-            self._limit_elapsed(state.elapsed)
         elif state.kind == "replay":
             for action in state.actions:
                 self.step(np.array(action), out)
@@ -236,7 +262,9 @@ class EnvRow:
     def close(self) -> None:
         if self._env is not None:
             env, self._env = self._env, None
-            env.close()
+            # Its episode is over and its data are safe: a failure to tidy up changes nothing.
+            with contextlib.suppress(Exception):
+                env.close()
 
     def check_finite(self, observation: Float32) -> None:
         if not np.isfinite(observation).all():
@@ -255,6 +283,9 @@ class EnvRow:
         self._exact_mujoco = plain and module in _EXACT_MUJOCO
         self._shape = env.observation_space.shape or ()
         self._action_shape = env.action_space.shape or ()
+        size, expected = math.prod(self._shape), self.spec.observation_size
+        if size != expected:
+            raise self._fault(f"observes {size} numbers here, {expected} where it was described")
 
     def _write(self, observation: Any, out: Float32) -> None:
         shape = np.shape(observation)
@@ -291,7 +322,7 @@ class EnvRow:
         layer: Any = self._env
         while layer is not layer.unwrapped:
             if isinstance(layer, TimeLimit):
-                layer._elapsed_steps = elapsed
+                setattr(layer, "_elapsed_steps", elapsed)  # noqa: B010 (declared as None there)
             layer = layer.env
 
     def _fault(self, message: str) -> EnvironmentFault:

@@ -7,6 +7,7 @@ float32 product depend on how many rows share it. Must not know: environments, l
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,7 +20,7 @@ def expected_shapes(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every array that a policy of this spec consists of."""
     shapes: dict[str, tuple[int, ...]] = {}
     sizes = (spec.observation_size, *spec.hidden, spec.action_size)
-    for layer, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         shapes[f"actor.{layer}.weight"] = (fan_in, fan_out)
         shapes[f"actor.{layer}.bias"] = (fan_out,)
     if spec.action_kind == "continuous":
@@ -36,7 +37,8 @@ def normalise(
     """`clip((x - mean) * scale)`, the one spelling that worker and learner share."""
     np.subtract(observations, mean, out=out)
     np.multiply(out, scale, out=out)
-    return np.clip(out, -clip, clip, out=out)
+    np.maximum(out, -clip, out=out)
+    return np.minimum(out, clip, out=out)
 
 
 class Policy:
@@ -55,6 +57,7 @@ class Policy:
         if spec.normalise:
             self._mean = np.ascontiguousarray(arrays["normaliser.mean"], dtype=np.float32)
             self._scale = np.ascontiguousarray(arrays["normaliser.scale"], dtype=np.float32)
+        self._rows = np.arange(width)
         self._low = np.asarray(spec.action_low, np.float32)
         self._high = np.asarray(spec.action_high, np.float32)
         if spec.action_kind == "continuous":
@@ -90,14 +93,15 @@ class Policy:
         if self.spec.action_kind == "continuous":
             actions = head + self._std * noise
             np.multiply(noise, noise, out=self._scratch)
-            log_probs = self._scratch.sum(axis=1) * np.float32(-0.5) + self._log_density
+            log_probs = np.add.reduce(self._scratch, axis=1) * np.float32(-0.5) + self._log_density
             return actions, log_probs
-        log_softmax = head - head.max(axis=1, keepdims=True)
-        log_softmax -= np.log(np.exp(log_softmax).sum(axis=1, keepdims=True))
-        cumulative = np.cumsum(np.exp(log_softmax), axis=1)
-        picked = (cumulative < noise).sum(axis=1)
+        log_softmax = head - np.maximum.reduce(head, axis=1, keepdims=True)
+        log_softmax -= np.log(np.add.reduce(np.exp(log_softmax), axis=1, keepdims=True))
+        cumulative = np.add.accumulate(np.exp(log_softmax), axis=1)
+        # A uniform number may be 0 exactly, and must not pick a choice of probability 0.
+        picked = np.add.reduce(cumulative <= noise, axis=1, dtype=np.int64)
         np.minimum(picked, self.spec.action_size - 1, out=picked)
-        return picked, np.take_along_axis(log_softmax, picked[:, None], axis=1)[:, 0]
+        return picked, log_softmax[self._rows, picked]
 
     def best(self, observations: Float32) -> Array:
         """The deterministic action of each row: the mean, or the most likely choice."""

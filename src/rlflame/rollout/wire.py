@@ -1,8 +1,9 @@
 """The bytes of the values in `spec`: a JSON header and one buffer. Nothing is ever unpickled.
 
-Layout: 8 bytes little-endian header length, the header, padding to 64, then the arrays, each
-aligned to 64. The header names the type, its plain fields, and dtype, shape and offset of each
-array. Decoding checks types, dtypes, bounds and, for floats, finiteness, before a value exists.
+Layout: 6 bytes of magic, the CRC-32 of all that follows it, 8 bytes little-endian header length,
+the header, padding to 64, then the arrays, each aligned to 64. The header names the type, its
+plain fields, and dtype, shape and offset of each array. Encoding and decoding both refuse NaN
+everywhere and infinity in arrays; decoding checks types, dtypes and bounds before a value exists.
 Must not know: sockets, files, processes.
 """
 
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import struct
 import typing
+import zlib
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -21,6 +24,9 @@ import numpy as np
 from . import spec
 
 MAGIC = b"RLFW1\n"
+_HEAD = struct.Struct("<6sIQ")
+#: What the CRC covers: everything after itself.
+_COVERED = 10
 _ALIGN = 64
 _DTYPES = {"<f4", "<f8", "<i8", "|b1", "<i4", "|u1"}
 _TYPES: dict[str, type] = {
@@ -35,6 +41,10 @@ _TYPES: dict[str, type] = {
         spec.RolloutFailure,
     )
 }
+
+
+#: What reading a damaged or hostile header can raise on the way.
+_DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class WireError(ValueError):
@@ -56,13 +66,14 @@ def encode(value: Any) -> bytes:
     ).encode()
     start = _data_start(len(header))
     buffer = bytearray(start + offset)
-    struct.pack_into("<6sQ", buffer, 0, MAGIC, len(header))
-    buffer[14 : 14 + len(header)] = header
+    _HEAD.pack_into(buffer, 0, MAGIC, 0, len(header))
+    buffer[_HEAD.size : _HEAD.size + len(header)] = header
     view = memoryview(buffer)
     for array, (_, _, position) in zip(arrays, table, strict=True):
         if array.nbytes:
             begin = start + position
-            view[begin : begin + array.nbytes] = memoryview(array.reshape(-1)).cast("B")
+            view[begin : begin + array.nbytes] = array.reshape(-1).data.cast("B")
+    _HEAD.pack_into(buffer, 0, MAGIC, zlib.crc32(view[_COVERED:]), len(header))
     return bytes(buffer)
 
 
@@ -72,17 +83,20 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
         return _decode(memoryview(data).cast("B"))
     except WireError:
         raise
-    except (ValueError, TypeError, KeyError, struct.error, RecursionError, IndexError) as error:
+    except _DAMAGE as error:
         raise WireError(f"damaged message: {error}") from error
 
 
 def _decode(view: memoryview) -> Any:
-    if len(view) < 14 or bytes(view[:6]) != MAGIC:
+    if len(view) < _HEAD.size or bytes(view[: len(MAGIC)]) != MAGIC:
         raise WireError("not an rlflame message")
-    (length,) = struct.unpack_from("<Q", view, 6)
-    if length > len(view) - 14:
+    _, checksum, length = _HEAD.unpack_from(view)
+    if zlib.crc32(view[_COVERED:]) != checksum:
+        raise WireError("the message is cut short or its bits have changed")
+    if length > len(view) - _HEAD.size:
         raise WireError(f"header of {length} bytes in a message of {len(view)}")
-    header = json.loads(bytes(view[14 : 14 + length]))
+    text = bytes(view[_HEAD.size : _HEAD.size + length])
+    header = json.loads(text, parse_constant=_constant)
     start = _data_start(length)
     if header["size"] != max(0, len(view) - start):
         raise WireError(f"{max(0, len(view) - start)} bytes of arrays, {header['size']} announced")
@@ -90,8 +104,15 @@ def _decode(view: memoryview) -> Any:
     return _unpack(header["value"], arrays)
 
 
+def _constant(name: str) -> float:
+    """JSON's extra numbers: an infinite bound of a space is honest, NaN never is."""
+    if name == "NaN":
+        raise WireError("a number is NaN")
+    return float(name)
+
+
 def _data_start(header_length: int) -> int:
-    return -(-(14 + header_length) // _ALIGN) * _ALIGN
+    return -(-(_HEAD.size + header_length) // _ALIGN) * _ALIGN
 
 
 def _array(view: memoryview, start: int, dtype: str, shape: list[int], offset: int) -> Any:
@@ -107,10 +128,14 @@ def _array(view: memoryview, start: int, dtype: str, shape: list[int], offset: i
         raise WireError(f"array of shape {shape} reaches past the end of the message")
     flat = np.frombuffer(view, dtype=dtype, count=count, offset=start + offset if count else 0)
     array = flat.reshape(shape)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise WireError(f"array of shape {shape} holds NaN or infinity")
+    _finite(array)
     array.flags.writeable = False
     return array
+
+
+def _finite(array: np.ndarray[Any, Any]) -> None:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise WireError(f"an array of shape {array.shape} holds NaN or infinity")
 
 
 def _pack(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
@@ -119,18 +144,24 @@ def _pack(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
         array = np.ascontiguousarray(value, dtype=dtype).reshape(value.shape)
         if array.dtype.str not in _DTYPES:
             raise WireError(f"arrays of type {array.dtype} do not travel")
+        _finite(array)
         arrays.append(array)
         return {"$array": len(arrays) - 1}
     if isinstance(value, np.generic):
-        return value.item()
+        value = value.item()
+    if isinstance(value, float) and math.isnan(value):
+        raise WireError("a number is NaN")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):
         return [_pack(item, arrays) for item in value]
     if isinstance(value, Mapping):
-        return {str(key): _pack(item, arrays) for key, item in value.items()}
+        for key in value:
+            if not isinstance(key, str) or key.startswith("$"):
+                raise WireError(f"the key {key!r} does not travel")
+        return {key: _pack(item, arrays) for key, item in value.items()}
     name = type(value).__name__
-    if _TYPES.get(name) is type(value):
+    if _TYPES.get(name) is type(value) and dataclasses.is_dataclass(value):
         fields = {f.name: _pack(getattr(value, f.name), arrays) for f in dataclasses.fields(value)}
         return {"$type": name, "fields": fields}
     raise WireError(f"a {type(value).__name__} does not travel")
@@ -142,7 +173,10 @@ def _unpack(value: Any, arrays: list[Any]) -> Any:
     if not isinstance(value, dict):
         return value
     if "$array" in value:
-        return arrays[value["$array"]]
+        index = value["$array"]
+        if index not in range(len(arrays)):
+            raise WireError(f"array {index!r} of {len(arrays)}")
+        return arrays[index]
     if "$type" not in value:
         return {key: _unpack(item, arrays) for key, item in value.items()}
     kind = _TYPES.get(value["$type"])
@@ -155,8 +189,10 @@ def _unpack(value: Any, arrays: list[Any]) -> Any:
     for name, item in fields.items():
         if not _fits(item, hints[name]):
             raise WireError(f"{kind.__name__}.{name} cannot be {type(item).__name__}")
-        if isinstance(item, int) and not isinstance(item, bool) and hints[name] is float:
+        if hints[name] is float:
             fields[name] = float(item)
+            if not math.isfinite(fields[name]):
+                raise WireError(f"{kind.__name__}.{name} is {item}")
     return kind(**fields)
 
 

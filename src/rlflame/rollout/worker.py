@@ -19,10 +19,12 @@ from .seeding import Role, reset_seed, stream
 from .spec import (
     Array,
     EnvironmentFault,
+    EnvState,
     EpisodeStat,
     Float32,
     Fragment,
     PolicyArrays,
+    PolicySpec,
     RolloutFailure,
     RolloutTask,
 )
@@ -38,7 +40,8 @@ class RolloutWorker:
     def __init__(self) -> None:
         #: The row being stepped now, for whoever watches over a hang.
         self.current: EnvRow | None = None
-        self._policies: OrderedDict[str, Policy] = OrderedDict()
+        self._policies: OrderedDict[tuple[str, PolicySpec], Policy] = OrderedDict()
+        #: Environments by slot, with the tokens of the states they were left in.
         self._slots: OrderedDict[tuple[str, int], tuple[tuple[str, ...], list[EnvRow]]] = (
             OrderedDict()
         )
@@ -47,10 +50,13 @@ class RolloutWorker:
         self, task: RolloutTask, weights: Callable[[], PolicyArrays]
     ) -> Fragment | RolloutFailure:
         """The fragment of a task; an environment's misbehaviour comes back as a value."""
+        held, rows = self._take(task)
         try:
-            return _Rollout(self, task, self._policy(task, weights)).fragment()
+            policy = self._policy(task, weights)
+            fragment = _Rollout(self, task, policy, rows, held).fragment()
         except EnvironmentFault as fault:
-            self._slots.pop((task.run, task.slot), None)
+            for row in rows:
+                row.close()
             cause = fault.__cause__
             text = "".join(traceback.format_exception(cause)) if cause is not None else ""
             return RolloutFailure(
@@ -58,6 +64,8 @@ class RolloutWorker:
             )
         finally:
             self.current = None
+        self._keep(task, tuple(state.token for state in fragment.states), rows)
+        return fragment
 
     def close(self) -> None:
         for _, rows in self._slots.values():
@@ -65,46 +73,52 @@ class RolloutWorker:
                 row.close()
         self._slots.clear()
 
-    def rows_for(self, task: RolloutTask, observations: Float32) -> list[EnvRow]:
-        """The slot's environments, standing where the task's states say."""
-        if task.unit == "episodes":
-            rows = self._slots.pop((task.run, -1 - task.rows), ((), []))[1]
-            return rows or [EnvRow(task.env, row) for row in range(task.rows)]
-        tokens = tuple(state.token for state in task.states)
-        held, rows = self._slots.pop((task.run, task.slot), ((), []))
-        if held == tokens:
-            for row, state in zip(rows, task.states, strict=True):
-                observations[row.row] = state.observation
-            return rows
-        rows = rows or [EnvRow(task.env, row) for row in range(task.rows)]
-        for row, state in zip(rows, task.states, strict=True):
-            self.current = row
-            row.restore(state, observations[row.row])
-        return rows
+    def _take(self, task: RolloutTask) -> tuple[tuple[str, ...], list[EnvRow]]:
+        """The slot's environments and where they stand; out of the cache while they move."""
+        held, rows = self._slots.pop(_place(task), ((), []))
+        if rows and len(rows) == task.rows and rows[0].spec == task.env:
+            return held, rows
+        for row in rows:
+            row.close()
+        return (), [EnvRow(task.env, row) for row in range(task.rows)]
 
-    def keep(self, task: RolloutTask, rows: list[EnvRow], tokens: tuple[str, ...]) -> None:
+    def _keep(self, task: RolloutTask, held: tuple[str, ...], rows: list[EnvRow]) -> None:
         """Remember where a slot's environments stand, so that the next task need not restore."""
-        slot = task.slot if task.unit == "steps" else -1 - task.rows
-        self._slots[task.run, slot] = (tokens, rows)
+        self._slots[_place(task)] = (held, rows)
         while len(self._slots) > _SLOTS_KEPT:
             for row in self._slots.popitem(last=False)[1][1]:
                 row.close()
 
     def _policy(self, task: RolloutTask, weights: Callable[[], PolicyArrays]) -> Policy:
-        policy = self._policies.pop(task.policy_id, None) or Policy(task.policy, weights())
-        self._policies[task.policy_id] = policy
+        key = (task.policy_id, task.policy)
+        policy = self._policies.pop(key, None) or Policy(task.policy, weights())
+        self._policies[key] = policy
         while len(self._policies) > _POLICIES_KEPT:
             self._policies.popitem(last=False)
         return policy
 
 
+def _place(task: RolloutTask) -> tuple[str, int]:
+    """Where a task's environments are kept: whole episodes share theirs, whatever their slot."""
+    return task.run, task.slot if task.unit == "steps" else -1 - task.rows
+
+
 class _Rollout:
     """One run of one task: its growing arrays and the loop that fills them."""
 
-    def __init__(self, worker: RolloutWorker, task: RolloutTask, policy: Policy) -> None:
+    def __init__(
+        self,
+        worker: RolloutWorker,
+        task: RolloutTask,
+        policy: Policy,
+        rows: list[EnvRow],
+        held: tuple[str, ...],
+    ) -> None:
         self.worker = worker
         self.task = task
         self.policy = policy
+        self.rows = rows
+        self.held = held
         self.episodes: list[EpisodeStat] = []
         self.boundaries: list[tuple[int, int, Float32]] = []
         self.capacity = task.steps if task.unit == "steps" else min(task.steps, _NOISE_BLOCK)
@@ -133,18 +147,11 @@ class _Rollout:
         full = np.zeros((task.policy.width, task.policy.observation_size), np.float32)
         first = task.first_row
         mine = full[first : first + task.rows]
-        rows = self.worker.rows_for(task, mine)
-        if task.unit == "episodes":
-            for row in rows:
-                self.worker.current = row
-                row.begin(self._episode(row.row), self._reset_seed(row.row), mine[row.row])
-        for row in rows:
-            row.check_finite(mine[row.row])
-        steps = self._loop(rows, full, mine, first)
-        states = ()
+        self._position(mine)
+        steps = self._loop(full, mine, first)
+        states: tuple[EnvState, ...] = ()
         if task.unit == "steps":
-            states = tuple(row.snapshot(mine[row.row]) for row in rows)
-        self.worker.keep(task, rows, tuple(state.token for state in states))
+            states = tuple(row.snapshot(mine[row.row]) for row in self.rows)
         index = np.array([(t, row) for t, row, _ in self.boundaries], np.int64).reshape(-1, 2)
         hidden = [observation for _, _, observation in self.boundaries]
         size = task.policy.observation_size
@@ -166,9 +173,24 @@ class _Rollout:
             states=states,
         )
 
-    def _loop(self, rows: list[EnvRow], full: Float32, mine: Float32, first: int) -> int:
+    def _position(self, mine: Float32) -> None:
+        """Bring every row to where the task begins, and its observation into `mine`."""
+        task = self.task
+        there = task.unit == "steps" and self.held == tuple(state.token for state in task.states)
+        states = task.states if task.unit == "steps" else (None,) * task.rows
+        for row, state in zip(self.rows, states, strict=True):
+            self.worker.current = row
+            if state is None:
+                row.begin(self._episode(row.row), self._reset_seed(row.row), mine[row.row])
+            elif there:
+                mine[row.row] = state.observation
+            else:
+                row.restore(state, mine[row.row])
+            row.check_finite(mine[row.row])
+
+    def _loop(self, full: Float32, mine: Float32, first: int) -> int:
         task, policy = self.task, self.policy
-        active, t = rows, 0
+        active, t = self.rows, 0
         while active and t < task.steps:
             if t == self.capacity:
                 self._grow()
@@ -187,7 +209,7 @@ class _Rollout:
                 self.actions[t] = actions
             given = policy.to_environment(actions)
             if task.unit == "steps" and t == task.steps - 1:
-                for row in rows:
+                for row in self.rows:
                     row.hold()
             ended = self._step(active, given, mine, t)
             t += 1
@@ -195,27 +217,26 @@ class _Rollout:
                 active = [row for row in active if row.row not in ended]
         if task.unit == "steps":
             self.lengths[:] = t
+        self._check_actions()
         return t
 
     def _step(self, active: list[EnvRow], given: Array, mine: Float32, t: int) -> set[int]:
         """Step every active row once; returns the rows whose episode ended."""
         worker, rewards = self.worker, self.rewards[t]
+        at_cap = self.task.unit == "episodes" and t == self.task.steps - 1
         ended: set[int] = set()
         for row in active:
             i = row.row
             worker.current = row
             reward, terminated, truncated = row.step(given[i], mine[i])
             rewards[i] = reward
-            if terminated or truncated or self._at_cap(t):
+            if terminated or truncated or at_cap:
                 ended.add(i)
                 self._end(row, t, terminated, mine)
         if not np.isfinite(mine).all():
             for row in active:
                 row.check_finite(mine[row.row])
         return ended
-
-    def _at_cap(self, t: int) -> bool:
-        return self.task.unit == "episodes" and t == self.task.steps - 1
 
     def _end(self, row: EnvRow, t: int, terminated: bool, mine: Float32) -> None:
         """Close an episode: an end by the environment itself wins over a time limit."""
@@ -235,6 +256,19 @@ class _Rollout:
             following = row.episode + 1
             seed = reset_seed(self.task.seed, Role.RESET, self.task.slot, i, following)
             row.begin(following, seed, mine[i])
+
+    def _check_actions(self) -> None:
+        """Weights that have diverged give actions that not every environment minds."""
+        if np.isfinite(self.log_probs).all() and np.isfinite(self.actions).all():
+            return
+        fine = np.isfinite(self.actions.reshape(*self.log_probs.shape, -1)).all(axis=2)
+        t, row = np.argwhere(~(np.isfinite(self.log_probs) & fine))[0]
+        raise EnvironmentFault(
+            f"environment {self.task.env.id} was given NaN or infinity: the policy has diverged",
+            int(row),
+            self.rows[row].seed,
+            int(t),
+        )
 
     def _episode(self, row: int) -> int:
         """The number of a whole episode: of the slot's row, or of the evaluation."""

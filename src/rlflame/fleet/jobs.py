@@ -1,0 +1,133 @@
+"""Tasks on their way: who should run them next, and the one end that each of them comes to.
+
+Must not know: processes, pipes, threads; whoever shares a JobQueue between threads locks it.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rlflame.errors import FleetError, RlflameError
+from rlflame.rollout.spec import Fragment, RolloutFailure, RolloutTask
+
+from . import EventKind, FleetEvent, environment_failure
+
+Position = tuple[int, int, int]
+_NOWHERE: Position = (0, 0, 0)
+
+
+@dataclass(eq=False, repr=False)
+class Job:
+    """A task, ready to be sent, and everything that happened to it."""
+
+    task: RolloutTask
+    payload: bytes
+    policy: bytes
+    answers: queue.SimpleQueue[Fragment | RlflameError]
+    deaths: int = 0
+    hangs: int = 0
+    #: Answered or cancelled: whatever is still heard of it is of no interest.
+    ended: bool = False
+
+    @property
+    def affinity(self) -> tuple[str, int] | None:
+        return (self.task.run, self.task.slot) if self.task.unit == "steps" else None
+
+
+class JobQueue:
+    """Jobs that wait for a worker, and the events that tell of all of them."""
+
+    def __init__(self) -> None:
+        self.events: deque[FleetEvent] = deque()
+        self._waiting: deque[Job] = deque()
+        #: Which worker ran a slot last, and so holds its environments.
+        self._homes: dict[tuple[str, int], object] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        self._waiting.extend(jobs)
+
+    def take(self, worker: object) -> Job:
+        """The best job for a worker: one of its own slots, else nobody's, else the last."""
+        stray = None
+        for job in self._waiting:
+            home = self._homes.get(job.affinity) if job.affinity else None
+            if home is worker:
+                break
+            if stray is None and home is None:
+                stray = job
+        else:
+            job = stray or self._waiting[-1]
+        self._waiting.remove(job)
+        if job.affinity is not None:
+            self._homes[job.affinity] = worker
+        self._say(job, "running")
+        return job
+
+    def again(self, job: Job, reason: str) -> None:
+        """Its worker was lost: another one comes to the same result."""
+        self._say(job, "retried", reason)
+        self._waiting.appendleft(job)
+
+    def leave(self, worker: object) -> None:
+        """This worker and the environments it held are no more."""
+        self._homes = {slot: home for slot, home in self._homes.items() if home is not worker}
+
+    def end(self, job: Job, outcome: Fragment | RlflameError) -> None:
+        """A job ends once."""
+        if not job.ended:
+            job.ended = True
+            self._say(job, "done" if isinstance(outcome, Fragment) else "lost")
+            job.answers.put(outcome)
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if not job.ended:
+                job.ended = True
+                self._say(job, "cancelled")
+        self._waiting = deque(job for job in self._waiting if not job.ended)
+
+    def abandon(self, error: RlflameError, running: Iterable[Job]) -> None:
+        """Nothing will be run any more: tell everybody who waits."""
+        for job in (*self._waiting, *running):
+            self.end(job, error)
+        self._waiting.clear()
+
+    def _say(self, job: Job, kind: EventKind, text: str = "") -> None:
+        self.events.append(FleetEvent(kind, job.task.purpose, job.task.slot, text))
+
+
+def hung(
+    task: RolloutTask, position: Position | None, deadline_s: float, printed: str
+) -> RlflameError:
+    """The error of an environment that does not come back."""
+    row, seed, step = position or _NOWHERE
+    message = f"environment {task.env.id} did not answer within {deadline_s:g} s"
+    failure = RolloutFailure(task.iteration, task.slot, row, seed, step, message, "", printed)
+    hint = "if its steps really take that long: --set runtime.step_deadline_s=600"
+    return environment_failure(task, failure, hint)
+
+
+def died(job: Job, position: Position | None, how: str, printed: str) -> RlflameError:
+    """The error of a task that took too many workers with it."""
+    near = " (near row {}, seed {}, step {})".format(*position) if position else ""
+    return FleetError(
+        f"Worker processes died {job.deaths} times over slot {job.task.slot} of iteration "
+        f"{job.task.iteration}, the last one {how}{near}.",
+        "signal 9 often means that memory ran out: try fewer --workers",
+        printed,
+    )
+
+
+def broken(task: RolloutTask, trace: str, printed: str) -> RlflameError:
+    """The error of a worker that met something it does not understand."""
+    return FleetError(
+        f"A worker could not run slot {task.slot}: {trace.strip().splitlines()[-1]}.",
+        "this is a fault in rlflame, not in the environment",
+        trace + printed,
+    )

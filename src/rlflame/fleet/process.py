@@ -1,0 +1,177 @@
+"""One worker process as its parent sees it: frames out, frames in, what it printed, how it ended.
+
+Nothing here waits for the process except `retire`. Must not know: tasks, retries, deadlines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+
+from rlflame.rollout import blas
+from rlflame.rollout.child import HEADER, Kind
+
+_PIPE_BYTES = 1 << 20
+_TAIL_BYTES = 4000
+_OUTPUT_LIMIT_BYTES = 1 << 20
+
+
+class Garbled(Exception):
+    """Bytes arrived that are no frame: something else in that process writes to its pipe."""
+
+
+class WorkerProcess:
+    """A running `rlflame.rollout.child`, leader of a session of its own."""
+
+    def __init__(self, *, show_output: bool = False) -> None:
+        self._output = tempfile.TemporaryFile("ab+", buffering=0)  # noqa: SIM115
+        self._kept = b""
+        self._received = bytearray()
+        self._unsent: deque[memoryview] = deque()
+        self._code: int | None = None
+        self.answers, write = os.pipe()
+        output = 2 if show_output else self._output
+        # The child finds what this process finds, and nothing more: not its current folder (-P).
+        path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-u", "-m", "rlflame.rollout.child", str(write)],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=(write,),
+                env={**os.environ, **blas.child_environment(), "PYTHONPATH": path},
+                start_new_session=True,
+            )
+        except BaseException:
+            self._output.close()
+            os.close(self.answers)
+            raise
+        finally:
+            os.close(write)
+        assert self._process.stdin is not None
+        self.requests = self._process.stdin.fileno()
+        for pipe in (self.answers, self.requests):
+            os.set_blocking(pipe, False)
+            _enlarge(pipe)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exited(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def backlog(self) -> bool:
+        """Whether something is waiting for room in the pipe."""
+        return bool(self._unsent)
+
+    def send(self, kind: Kind, payload: bytes) -> None:
+        """Queue a frame and write what the pipe takes now; a dead process is noticed elsewhere."""
+        self._unsent.append(memoryview(HEADER.pack(kind, len(payload))))
+        self._unsent.append(memoryview(payload))
+        self.flush()
+
+    def flush(self) -> None:
+        while self._unsent:
+            try:
+                written = os.write(self.requests, self._unsent[0])
+            except BlockingIOError:
+                return
+            except OSError:
+                self._unsent.clear()
+                return
+            rest = self._unsent[0][written:]
+            if rest:
+                self._unsent[0] = rest
+            else:
+                self._unsent.popleft()
+
+    def receive(self) -> list[tuple[Kind, bytes]]:
+        """Frames that have arrived whole.
+
+        Raises BlockingIOError when nothing has come, EOFError when nothing can come any more.
+        """
+        data = os.read(self.answers, _PIPE_BYTES)
+        if not data:
+            raise EOFError
+        self._received += data
+        frames = []
+        while len(self._received) >= HEADER.size:
+            number, length = HEADER.unpack_from(self._received)
+            try:
+                kind = Kind(number)
+            except ValueError as error:
+                raise Garbled(f"a frame of unknown kind {number}") from error
+            end = HEADER.size + length
+            if len(self._received) < end:
+                break
+            frames.append((kind, bytes(memoryview(self._received)[HEADER.size : end])))
+            del self._received[:end]
+        return frames
+
+    def trim_output(self) -> None:
+        """Keep the end of what a talkative environment prints, not all of it."""
+        if os.fstat(self._output.fileno()).st_size > _OUTPUT_LIMIT_BYTES:
+            self._kept = self._tail()
+            os.ftruncate(self._output.fileno(), 0)
+
+    def printed(self) -> str:
+        """The end of what the process has printed so far; also after it was retired."""
+        tail = self._kept if self._output.closed else self._tail()
+        return tail.decode("utf-8", "replace")
+
+    def _tail(self) -> bytes:
+        size = os.fstat(self._output.fileno()).st_size
+        start = max(0, size - _TAIL_BYTES)
+        return (self._kept + os.pread(self._output.fileno(), _TAIL_BYTES, start))[-_TAIL_BYTES:]
+
+    def hang_up(self) -> None:
+        """Close the pipe that the process reads: an idle one ends by itself."""
+        self._unsent.clear()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def retire(self, grace_s: float = 0.0) -> int:
+        """Reap the process and all that it started; its exit code. May be called twice."""
+        if self._code is not None:
+            return self._code
+        self.hang_up()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=grace_s)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._code = self._process.wait()
+        self._kept = self._tail()
+        self._output.close()
+        os.close(self.answers)
+        return self._code
+
+
+def _enlarge(pipe: int) -> None:
+    """Room for a whole fragment where the system allows it, so that nobody need wait."""
+    import fcntl
+
+    command = getattr(fcntl, "F_SETPIPE_SZ", None)
+    if command is not None:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(pipe, command, _PIPE_BYTES)
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"killed by signal {-code}, {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
