@@ -1,14 +1,18 @@
-"""Losses and distributions by torch's own modules in float64: what the learner is compared with.
+"""PPO by torch's own modules in float64: what the learner is compared with.
 
-Written from the papers' formulas with torch.nn.functional and torch.distributions, sharing no
-code with the learner.
+Written from the papers' formulas with torch.nn.functional, torch.distributions and torch.optim,
+sharing no code with the learner but the order of shuffled samples.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 from torch.distributions import Categorical, Independent, Normal
+
+from rlflame.rollout.seeding import Role, stream
 
 
 def tensors(parameters, dtype=torch.float64) -> dict[str, torch.Tensor]:
@@ -74,3 +78,136 @@ def ppo_loss(losses: dict[str, torch.Tensor], batch) -> torch.Tensor:
         + batch.value_weight * losses["value_error"].mean()
         - batch.entropy_weight * losses["entropy"].mean()
     )
+
+
+class ReferencePpo:
+    """All of PPO's update, sample by sample and in float64, with torch.optim's Adam.
+
+    Takes from rlflame nothing but its settings, the order of shuffled samples and the batch.
+    """
+
+    def __init__(self, ppo, spec, parameters, *, seed: int, columns: int) -> None:
+        self.ppo, self.spec, self.seed = ppo, spec, seed
+        self.tanh = spec.activation == "tanh"
+        self.weights = tensors(parameters)
+        self.adam = torch.optim.Adam(self.weights.values(), eps=ppo.adam_epsilon)
+        self.iteration = 0
+        self.observations_seen: list[np.ndarray] = []
+        self.returns_seen: list[float] = []
+        self.return_so_far = [0.0] * columns
+
+    def update(self, batch, progress: float) -> dict[str, float]:
+        ppo = self.ppo
+        left = 1.0 - progress
+        rate = ppo.learning_rate * (left if ppo.anneal_learning_rate else 1.0)
+        clip_range = ppo.clip_range * (left if ppo.anneal_clip_range else 1.0)
+        self.adam.param_groups[0]["lr"] = rate
+        rewards = batch.rewards * self.reward_factor(batch)
+        places = [(t, c) for t, c in np.ndindex(batch.valid.shape) if batch.valid[t, c]]
+        observations = np.array([self.seen(batch, batch.observations[p]) for p in places])
+        report = []
+        for epoch in range(ppo.epochs):
+            if epoch == 0 or ppo.recompute_advantages:
+                values, gains = self.estimate(batch, rewards)
+                old_values = np.array([values[p] for p in places])
+                gain = np.array([gains[p] for p in places])
+                targets = gain + old_values
+                if epoch == 0:
+                    explained = 1.0 - np.var(targets - old_values) / np.var(targets)
+                if ppo.normalise_advantages == "batch":
+                    gain = (gain - gain.mean()) / gain.std()
+            order = stream(self.seed, Role.SHUFFLE, self.iteration, epoch).permutation(len(places))
+            while len(order):
+                chosen, order = order[: ppo.minibatch_size], order[ppo.minibatch_size :]
+                at = [places[i] for i in chosen]
+                mine = gain[chosen]
+                if ppo.normalise_advantages == "minibatch" and len(chosen) > 1:
+                    mine = (mine - mine.mean()) / mine.std()
+                minibatch = SimpleNamespace(
+                    observations=observations[chosen],
+                    actions=np.array([batch.actions[p] for p in at]),
+                    log_probs=np.array([batch.log_probs[p] for p in at]),
+                    advantages=mine,
+                    returns=targets[chosen],
+                    old_values=old_values[chosen],
+                    clip_range=clip_range,
+                    clip_range_value=ppo.clip_range_value,
+                    value_weight=ppo.value_weight,
+                    entropy_weight=ppo.entropy_weight,
+                )
+                report += [self.step(minibatch)] * len(chosen)
+        self.iteration += 1
+        self.observations_seen += [batch.observations[p] for p in places]
+        means = {name: np.mean([r[name] for r in report]) for name in report[0]}
+        return {**means, "gradient_norm": report[-1]["gradient_norm"], "learning_rate": rate} | {
+            "clip_range": clip_range,
+            "explained_variance": explained,
+        }
+
+    def step(self, minibatch) -> dict[str, float]:
+        losses = ppo_losses(self.weights, minibatch, self.tanh)
+        loss = ppo_loss(losses, minibatch)
+        self.adam.zero_grad()
+        loss.backward()
+        bound = self.ppo.max_gradient_norm or float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), bound)
+        self.adam.step()
+        ratio = losses["ratio"].detach()
+        return {
+            "loss": loss.item(),
+            "policy_gradient_loss": -losses["objective"].mean().item(),
+            "value_loss": losses["value_error"].mean().item(),
+            "entropy_loss": -losses["entropy"].mean().item(),
+            "approx_kl": (ratio - 1 - ratio.log()).mean().item(),
+            "clip_fraction": ((ratio - 1).abs() > minibatch.clip_range).double().mean().item(),
+            "gradient_norm": norm.item(),
+        }
+
+    def reward_factor(self, batch) -> float:
+        if not self.ppo.scale_rewards:
+            return 1.0
+        for t, c in np.ndindex(batch.rewards.shape):
+            if batch.valid[t, c]:
+                self.return_so_far[c] *= self.ppo.discount
+                self.return_so_far[c] += batch.rewards[t, c]
+                self.returns_seen.append(self.return_so_far[c])
+                if batch.terminated[t, c] or batch.truncated[t, c]:
+                    self.return_so_far[c] = 0.0
+        return 1.0 / np.std(self.returns_seen)
+
+    def seen(self, batch, observation: np.ndarray) -> np.ndarray:
+        """An observation as the policy that acted saw it."""
+        if not self.spec.normalise:
+            return observation
+        mean, scale = (batch.behaviour[f"normaliser.{name}"] for name in ("mean", "scale"))
+        limit = self.spec.observation_clip
+        return np.clip((observation - mean) * scale, -limit, limit)
+
+    def estimate(self, batch, rewards) -> tuple[np.ndarray, np.ndarray]:
+        """Values and advantages at every place, one column after another."""
+
+        def value(observation) -> float:
+            seen = self.seen(batch, observation)[None]
+            return outputs(self.weights, "critic", seen, self.tanh).item()
+
+        hidden = {
+            tuple(place): observation
+            for place, observation in zip(
+                batch.boundary_index.tolist(), batch.boundary_observations, strict=True
+            )
+        }
+        values, gains = np.zeros(rewards.shape), np.zeros(rewards.shape)
+        for c in range(rewards.shape[1]):
+            length = int(batch.valid[:, c].sum())
+            following, gain = value(batch.last_observations[c]), 0.0
+            for t in reversed(range(length)):
+                values[t, c] = value(batch.observations[t, c])
+                if batch.terminated[t, c]:
+                    following, gain = 0.0, 0.0
+                if batch.truncated[t, c]:
+                    following, gain = value(hidden[t, c]), 0.0
+                surprise = rewards[t, c] + self.ppo.discount * following - values[t, c]
+                gain = surprise + self.ppo.discount * self.ppo.gae_lambda * gain
+                gains[t, c] = gain
+                following = values[t, c]
+        return values, gains

@@ -9,6 +9,7 @@ Must not know: where fragments come from, how long training lasts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -138,6 +139,7 @@ class Ppo:
         arrays = self._parameters.copies("actor.")
         return {**arrays, **self._normaliser.arrays()} if self._network.normalise else arrays
 
+    @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
     def update(self, batch: Batch, progress: float) -> Metrics:
         settings = self._settings
         learning_rate = schedule(settings.learning_rate, settings.anneal_learning_rate, progress)
@@ -289,7 +291,8 @@ class _Samples:
     def explained_variance(self) -> float:
         spread = float(self.returns.var())
         residual = float((self.returns - self.values).var())
-        return 1.0 - residual / spread if spread > 0.0 else 0.0
+        explained = 1.0 - residual / spread if spread > 0.0 else 0.0
+        return explained if math.isfinite(explained) else 0.0
 
 
 class _Totals:

@@ -84,6 +84,7 @@ class Reinforce:
         arrays = self._parameters.copies("actor.")
         return {**arrays, **self._normaliser.arrays()} if self._network.normalise else arrays
 
+    @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
     def update(self, batch: Batch, progress: float) -> Metrics:
         settings = self._settings
         learning_rate = schedule(settings.learning_rate, settings.anneal_learning_rate, progress)

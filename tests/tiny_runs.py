@@ -1,0 +1,62 @@
+"""Real training runs of a few iterations inside this process, with everything kept."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlflame import build
+from rlflame.config import Recipe
+from rlflame.fleet.inline import InlineFleet
+from rlflame.rollout.spec import EnvSpec, Fragment, PolicyArrays
+from rlflame.trainer import Snapshot
+
+
+@dataclass
+class Recording:
+    """A Recorder that keeps what it is told, and a Stop that nobody asks for."""
+
+    fragments: list[list[Fragment]] = field(default_factory=list)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    #: By the number of iterations finished.
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    requested: bool = False
+
+    def iteration(self, progress, metrics, fragments) -> None:
+        self.metrics.append(metrics)
+        self.fragments.append(list(fragments))
+
+    def evaluation(self, progress, record, policy) -> None:
+        pass
+
+    def snapshot(self, take, progress, final) -> None:
+        self.snapshots[progress.iteration] = take()
+
+    @contextlib.contextmanager
+    def phase(self, name):
+        yield
+
+    @contextlib.contextmanager
+    def interruptible(self):
+        yield
+
+
+@dataclass
+class Run:
+    recipe: Recipe
+    env: EnvSpec
+    #: The weights at the start, and then what was recorded in each iteration.
+    first: PolicyArrays
+    recorded: Recording
+
+
+def run(data: dict[str, Any], start: PolicyArrays | None = None) -> Run:
+    """Train by a recipe given as plain data, on the inline fleet."""
+    recipe = Recipe.model_validate(data).with_horizon()
+    env = build.environment(recipe.learning.environment)
+    beginning = build.beginning(recipe, env, start)
+    recorded = Recording()
+    with InlineFleet() as fleet:
+        build.trainer(beginning, fleet, recorded, recorded, "tiny", start).run()
+    return Run(recipe, env, beginning.policy, recorded)
