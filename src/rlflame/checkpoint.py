@@ -15,6 +15,7 @@ import secrets
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -360,7 +361,12 @@ def _fits(state: EnvState, env: EnvSpec) -> bool:
 
 def _value(kind: Any, text: str) -> Any:
     """A frozen value from its JSON, each field of its declared type."""
-    return TypeAdapter(kind).validate_json(text, strict=True)
+    return _adapter(kind).validate_json(text, strict=True)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def _some(names: Iterable[str]) -> str:
