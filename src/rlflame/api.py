@@ -9,6 +9,7 @@ Never loads torch unless a recipe asks for it. Must not know: the command line, 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -17,16 +18,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlflame import build, checkpoint, presets
+from rlflame import build, checkpoint, fleets, presets, toml
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import Recipe, RunConfig, RuntimeSettings
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
-from rlflame.fleet import FleetEvent, policy_id
+from rlflame.fleet import Fleet, FleetEvent, policy_id
 from rlflame.rollout.child import versions
 from rlflame.rollout.policy import Policy
-from rlflame.rollout.spec import Array
+from rlflame.rollout.spec import Array, PolicyArrays
 from rlflame.run_folder import FileRecorder, RunFolder, Watcher, newest_checkpoint
 from rlflame.stop import NeverStop
 from rlflame.trainer import Progress, Stop, StopNow, Trainer
@@ -62,6 +63,8 @@ class RunResult:
     folder: Path
     progress: Progress
     complete: bool
+    #: False where a resumed run was finished already, and nothing had to be done.
+    began: bool
     state_digest: str
     digest: str
     evaluation: EvaluationRecord | None
@@ -122,17 +125,22 @@ def train(
     sets: Sequence[str] = (),
     init_from: Path | None = None,
     preset: str = "",
+    fleet: Fleet | None = None,
     show: Show | None = None,
     stop: Stop | None = None,
 ) -> RunResult:
-    """Train a config, or the preset of an environment, in a new run folder."""
+    """Train a config, or the preset of an environment, in a new run folder.
+
+    A `fleet` that is handed in stays open; otherwise one is opened for this run, as the runtime
+    settings say.
+    """
     if config is None:
         config, preset = presets.resolve(
             environment=env, algorithm=algo, sets=sets, continuous=build.acts_continuously
         )
     recipe, runtime = config.recipe.with_horizon(), config.runtime
     show = show or Silent()
-    with build.fleet(runtime, recipe.learning.rollout.num_slots, show.fleet) as fleet:
+    with _open(fleet, runtime, recipe.learning.rollout.num_slots, show) as fleet:
         env_spec = build.environment(recipe.learning.environment)
         start = None
         if init_from is not None:
@@ -155,10 +163,14 @@ def resume(
     runtime: RuntimeSettings,
     *,
     steps: int | None = None,
+    fleet: Fleet | None = None,
     show: Show | None = None,
     stop: Stop | None = None,
 ) -> RunResult:
-    """Continue a run exactly where its newest checkpoint, or the named one, stands."""
+    """Continue a run exactly where its newest checkpoint, or the named one, stands.
+
+    A run that is finished stays as it is: the result says how it ended.
+    """
     show = show or Silent()
     path = target if target.is_dir() else _folder_of(target)
     folder = RunFolder.open(path)
@@ -170,14 +182,15 @@ def resume(
                 f"start a new run from it: rlflame train --init-from {target}",
             )
         found = extended(found, steps)
-        here = versions()
-        for difference in checkpoint.fingerprint_differences(found.fingerprint, here):
+        if finished(found) and _scored(folder, found):
+            return _result(folder, found, began=False)
+        for difference in machine_differences(found):
             show.note(f"This machine differs from the one before in {difference}; bits may too.")
-        found = replace(found, fingerprint=here)
+        found = replace(found, fingerprint=versions())
         _check_environment(found)
-        _write_config(folder, found.recipe, runtime)
         slots = found.recipe.learning.rollout.num_slots
-        with build.fleet(runtime, slots, show.fleet) as fleet:
+        with _open(fleet, runtime, slots, show) as fleet:
+            _write_config(folder, found.recipe, runtime)
             described = RunStart(path, found, fleet.name, fleet.capacity, "", True)
             return _run(folder, found, runtime, fleet, show, stop or NeverStop(), described, None)
     finally:
@@ -187,21 +200,33 @@ def resume(
 def evaluate(
     source: Checkpoint,
     plan: EvaluationPlan,
-    runtime: RuntimeSettings,
+    runtime: RuntimeSettings | None = None,
+    *,
+    fleet: Fleet | None = None,
     show: Show | None = None,
 ) -> EvaluationRecord:
-    """Score the policy in a checkpoint."""
+    """Score the policy in a checkpoint; `fleet` as in `train`."""
     _check_environment(source)
     groups = -(-plan.episodes // source.policy_spec.width)
-    observer = (show or Silent()).fleet
-    with build.fleet(runtime, groups, observer) as fleet:
+    with _open(fleet, runtime or RuntimeSettings(), groups, show or Silent()) as fleet:
         return run_episodes(fleet, source.env, source.policy_spec, source.policy, plan)
+
+
+def machine_differences(found: Checkpoint) -> list[str]:
+    """What differs between this machine and the one a file was made on that can change bits."""
+    return checkpoint.fingerprint_differences(found.fingerprint, versions())
 
 
 def extended(found: Checkpoint, steps: int | None) -> Checkpoint:
     """The same run with another end; nothing else of the recipe changes."""
-    if steps is None:
+    if steps is None or steps == found.recipe.stop_at_steps:
         return found
+    if found.progress.reached:
+        raise ConfigError(
+            f"This run ended at step {found.progress.steps}, when an evaluation had reached "
+            f"{found.recipe.evaluation.until_return:g}; it does not go on.",
+            "start a new run from its policy: rlflame train --init-from",
+        )
     if steps <= found.progress.steps:
         raise ConfigError(
             f"--steps {steps} is not beyond the {found.progress.steps} steps already taken.",
@@ -209,6 +234,19 @@ def extended(found: Checkpoint, steps: int | None) -> Checkpoint:
         )
     changes = {"stop_at_steps": steps, "stop_at_iterations": None}
     return replace(found, recipe=found.recipe.model_copy(update=changes))
+
+
+def finished(found: Checkpoint) -> bool:
+    """Whether training is over; the final evaluation may still be missing."""
+    recipe, progress = found.recipe, found.progress
+    return (
+        progress.reached
+        or (recipe.stop_at_steps is not None and progress.steps >= recipe.stop_at_steps)
+        or (
+            recipe.stop_at_iterations is not None
+            and progress.iteration >= recipe.stop_at_iterations
+        )
+    )
 
 
 def run_path(recipe: Recipe, runtime: RuntimeSettings) -> Path:
@@ -223,11 +261,11 @@ def _run(
     folder: RunFolder,
     begun: Checkpoint,
     runtime: RuntimeSettings,
-    fleet: Any,
+    fleet: Fleet,
     show: Show,
     stop: Stop,
     described: RunStart,
-    start: Any,
+    start: PolicyArrays | None,
 ) -> RunResult:
     recorder = FileRecorder(
         folder,
@@ -244,16 +282,38 @@ def _run(
                 complete = _score(trainer, begun.recipe, recorder, stop)
     finally:
         recorder.close()
-    saved = checkpoint.load(folder.latest)
+    return _result(folder, checkpoint.load(folder.latest), complete=complete)
+
+
+def _result(
+    folder: RunFolder, saved: Checkpoint, *, complete: bool = True, began: bool = True
+) -> RunResult:
     return RunResult(
         folder.path,
-        trainer.progress,
+        saved.progress,
         complete,
+        began,
         saved.state_digest,
         saved.digest,
         saved.evaluation,
         saved.best,
     )
+
+
+def _scored(folder: RunFolder, found: Checkpoint) -> bool:
+    """Whether the final evaluation is there, in the checkpoint and beside it."""
+    try:
+        result = json.loads((folder.path / "result.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return found.evaluation is not None and result.get("steps") == found.progress.steps
+
+
+def _open(
+    fleet: Fleet | None, runtime: RuntimeSettings, tasks: int, show: Show
+) -> AbstractContextManager[Fleet]:
+    """The fleet that was handed in, left open at the end, or one of this run's own."""
+    return fleets.fleet(runtime, tasks, show.fleet) if fleet is None else nullcontext(fleet)
 
 
 def _score(trainer: Trainer, recipe: Recipe, recorder: FileRecorder, stop: Stop) -> bool:
@@ -291,4 +351,10 @@ def _write_config(folder: RunFolder, recipe: Recipe, runtime: RuntimeSettings) -
     config = RunConfig(
         **{name: getattr(recipe, name) for name in Recipe.model_fields}, runtime=runtime
     )
-    checkpoint.write_atomically(folder.path / "config.toml", presets.to_toml(config).encode())
+    try:
+        checkpoint.write_atomically(folder.path / "config.toml", toml.to_toml(config).encode())
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder.path} cannot be written: {error.strerror or error}.",
+            "make room or choose another folder with --out",
+        ) from error

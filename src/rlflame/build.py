@@ -1,13 +1,12 @@
 """The composition root: a config goes in, parts come out.
 
-The only place that names concrete classes. Must not know: the command line, how anything is
-shown.
+With fleets.py, which names the fleets, the only place that names concrete classes. Must not know:
+the command line, how anything is shown.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib
 import os
 import sys
 from collections.abc import Mapping
@@ -17,12 +16,10 @@ import gymnasium
 import numpy as np
 
 from rlflame.checkpoint import Checkpoint
-from rlflame.config import EnvironmentSettings, LearningSettings, Recipe, RuntimeSettings
+from rlflame.config import EnvironmentSettings, LearningSettings, Recipe
 from rlflame.errors import ConfigError
 from rlflame.evaluate import EvaluationPlan
-from rlflame.fleet import Fleet, Observer, ignore
-from rlflame.fleet.inline import InlineFleet
-from rlflame.fleet.local import LocalFleet
+from rlflame.fleet import Fleet
 from rlflame.learner import Algorithm, Provider
 from rlflame.learner.actor_critic import Network, build_network
 from rlflame.learner.experience import OnPolicyStore
@@ -108,9 +105,8 @@ def algorithm(
     learning: LearningSettings, spec: PolicySpec, start: PolicyArrays | None = None
 ) -> Algorithm:
     """The learner of a recipe, at its beginning; with `start`, from that policy's weights."""
-    ppo, reinforce = learning.ppo, learning.reinforce
     network, parameters = build_network(
-        spec, learning.network, learning.seed, critic=ppo is not None
+        spec, learning.network, learning.seed, critic=learning.ppo is not None
     )
     for name, array in (start or {}).items():
         if name in parameters.shapes:
@@ -147,24 +143,6 @@ def _learner(learning: LearningSettings, network: Network, parameters: FlatVecto
     else:
         provider = NumpyReinforce(parameters, network)
     return Reinforce(reinforce, network, parameters, provider)
-
-
-def workers(runtime: RuntimeSettings) -> int:
-    return runtime.workers or blas.usable_cores()
-
-
-def fleet(runtime: RuntimeSettings, tasks: int | None = None, observer: Observer = ignore) -> Fleet:
-    """Where rollouts run; never more workers than there can be tasks at once."""
-    if runtime.fleet == "inline":
-        return InlineFleet(observer)
-    count = workers(runtime)
-    return LocalFleet(
-        count if tasks is None else min(count, tasks),
-        step_deadline_s=runtime.step_deadline_s,
-        max_retries=runtime.max_retries,
-        show_output=runtime.debug,
-        observer=observer,
-    )
 
 
 def evaluation_plan(recipe: Recipe, *, final: bool) -> EvaluationPlan:

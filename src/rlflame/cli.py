@@ -13,6 +13,8 @@ import typer
 from rlflame import __version__
 from rlflame.commands import spoken
 from rlflame.commands.evaluate import evaluate
+from rlflame.commands.inspect import inspect
+from rlflame.commands.listings import config, envs, runs
 from rlflame.commands.train import resume, train
 
 app = typer.Typer(
@@ -41,8 +43,13 @@ def _root(
     del version
 
 
-for _name, _command in {"train": train, "resume": resume, "eval": evaluate}.items():
-    app.command(_name)(spoken(_command))
+app.command("train")(spoken(train))
+app.command("resume")(spoken(resume))
+app.command("eval")(spoken(evaluate))
+app.command("inspect")(spoken(inspect))
+app.command("runs")(spoken(runs))
+app.command("envs")(spoken(envs))
+app.command("config")(spoken(config))
 
 
 def main() -> None:

@@ -1,6 +1,134 @@
-from rlflame.display import PlainDisplay, say
+"""The live view of a run on a terminal. Must not know: what runs, where numbers come from."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rlflame import __version__
+from rlflame.board import Board, Evaluated
+from rlflame.display import banner, closing, say_aside
+from rlflame.facts import duration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rlflame.api import RunResult, RunStart
+    from rlflame.evaluate import EvaluationRecord
+    from rlflame.fleet import FleetEvent
+    from rlflame.trainer import Progress
+
+_REFRESHES_PER_S = 4
 
 
-class LiveDisplay(PlainDisplay):
-    def __init__(self) -> None:
-        super().__init__(say)
+class LiveDisplay:
+    """A banner, a view that moves while the run goes on, and an end block."""
+
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console or Console(highlight=False)
+        self.board = Board(clock)
+        self._saved = ""
+
+    def iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None:
+        self.board.learned(metrics, returns)
+
+    def evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None:
+        self.board.evaluated = Evaluated(steps, record, best)
+
+    def saved(self, path: Path, progress: Progress) -> None:
+        self._saved = f"step {progress.steps:,}"
+
+    def fleet(self, event: FleetEvent) -> None:
+        self.board.fleet(event)
+
+    def note(self, text: str) -> None:
+        say_aside(text)
+
+    @contextlib.contextmanager
+    def begin(self, run: RunStart) -> Iterator[None]:
+        self.board.begin(run)
+        self._console.print(Text(f"rlflame {__version__}", style="bold"))
+        self._console.print(pairs(banner(run, self.board)))
+        live = Live(
+            get_renderable=self.view,
+            console=self._console,
+            refresh_per_second=_REFRESHES_PER_S,
+            redirect_stdout=False,
+            # Notes appear above the view, unless they go somewhere else anyway.
+            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
+        )
+        with live:
+            # However a process ends, the terminal it leaves behind has a cursor.
+            self._console.show_cursor(True)
+            yield
+
+    def ended(self, result: RunResult) -> None:
+        self._console.print(Text("Finished" if result.complete else "Stopped", style="bold"))
+        self._console.print(pairs(closing(result, self.board)))
+
+    def view(self) -> RenderableType:
+        """The run now."""
+        board = self.board
+        return Group(Text(), self._bar(), pairs(self._lines(board)))
+
+    def _bar(self) -> RenderableType:
+        board = self.board
+        left = board.remaining_s
+        grid = Table.grid(padding=(0, 2), expand=False)
+        grid.add_row(
+            Text(f"  {board.share:4.0%}", style="bold"),
+            ProgressBar(total=1.0, completed=board.share, width=28),
+            Text(f"{duration(board.elapsed_s)} gone"),
+            Text(f"{duration(left)} left" if left is not None else ""),
+        )
+        return grid
+
+    def _lines(self, board: Board) -> list[tuple[str, str]]:
+        mean, fanout = board.recent_return, board.fanout
+        lines = [
+            (
+                "progress",
+                f"step {board.steps:,}, iteration {board.iteration:,}, "
+                f"episode {board.episodes:,}, {board.steps_per_s:,.0f} steps/s",
+            ),
+            (
+                "evaluating" if board.evaluating else "rollouts",
+                f"{fanout.submitted} submitted, {fanout.running} running, "
+                f"{fanout.finished} done, {fanout.retried} retried"
+                + (f" ({board.retried_in_all} in all)" if board.retried_in_all else ""),
+            ),
+            ("return", f"{mean:,.2f} (last 100 episodes)" if mean is not None else "-"),
+        ]
+        evaluated = board.evaluated
+        if evaluated is not None:
+            record = evaluated.record
+            lines.append(
+                (
+                    "evaluation",
+                    f"{record.mean:,.1f} [{record.low:,.1f}, {record.high:,.1f}] at step "
+                    f"{evaluated.steps:,}{', the best so far' if evaluated.best else ''}",
+                )
+            )
+        if self._saved:
+            lines.append(("saved", self._saved))
+        return lines
+
+
+def pairs(lines: Sequence[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    for word, text in lines:
+        grid.add_row(f"  {word}", text)
+    return grid

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflame import presets
+from rlflame import presets, toml
 from rlflame.config import RunConfig, RuntimeSettings
 from rlflame.errors import ConfigError
 
@@ -32,11 +32,11 @@ def runtime_flags(
     workers: int | None,
     fleet: str | None,
     local: bool,
-    out: Path | None,
     debug: bool,
-    json_lines: bool,
-    quiet: bool,
-    plain: bool,
+    out: Path | None = None,
+    json_lines: bool = False,
+    quiet: bool = False,
+    plain: bool = False,
 ) -> dict[str, Any]:
     """What the flags say of the runtime; what they do not say is absent."""
     shown = [name for name, on in (("json", json_lines), ("quiet", quiet), ("plain", plain)) if on]
@@ -80,7 +80,7 @@ def resolve(
         key, equals, written = text.partition("=")
         if not equals or not key.strip().isidentifier():
             raise ConfigError(f"--env-kwargs {text!r} is not KEY=VALUE.", "--env-kwargs gravity=5")
-        flags[f"learning.environment.kwargs.{key.strip()}"] = presets.parse_value(written.strip())
+        flags[f"learning.environment.kwargs.{key.strip()}"] = toml.parse_value(written.strip())
     config, name = presets.resolve(
         environment=environment,
         algorithm=algorithm,
@@ -116,7 +116,7 @@ def resumed_runtime(target: Path, flags: Mapping[str, Any], sets: Sequence[str])
     if folder.name == "checkpoints":
         folder = folder.parent
     file = folder / "config.toml"
-    before = presets.read_file(file).get("runtime", {}) if file.is_file() else {}
+    before = toml.read_file(file).get("runtime", {}) if file.is_file() else {}
     data: dict[str, Any] = {"runtime": before}
     # How a run is shown is the present user's choice, not the past one's.
     before.pop("progress", None)
@@ -146,13 +146,8 @@ def _runtime(data: Mapping[str, Any]) -> RuntimeSettings:
     return presets.validated({"stop_at_steps": 1, **data}).runtime
 
 
-def described(config: RunConfig, preset: str, *, as_json: bool) -> str:
-    """The dry run."""
-    return presets.to_toml(config)
-
-
-def _continuous(id: str) -> bool:
+def _continuous(id: str, kwargs: Mapping[str, Any]) -> bool:
     limit_threads(1)
     from rlflame import build
 
-    return build.acts_continuously(id)
+    return build.acts_continuously(id, kwargs)

@@ -10,18 +10,20 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
 import typer
 
 from rlflame.errors import RlflameError
 
+P = ParamSpec("P")
 
-def spoken(command: Callable[..., None]) -> Callable[..., None]:
+
+def spoken(command: Callable[P, None]) -> Callable[P, None]:
     """The command, with every way it can end turned into a sentence and an exit code."""
 
     @functools.wraps(command)
-    def run(*args: Any, **given: Any) -> None:
+    def run(*args: P.args, **given: P.kwargs) -> None:
         code = _ending(lambda: command(*args, **given), bool(given.get("debug")), given)
         if code:
             raise typer.Exit(code)

@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlflame.commands.options import Debug, Fleet, Json, Local, Workers
 
+if TYPE_CHECKING:
+    from rlflame.checkpoint import Checkpoint
+    from rlflame.evaluate import EvaluationPlan, EvaluationRecord
+    from rlflame.scoring import Verdict
+
 
 def evaluate(
     file: Annotated[Path, typer.Argument(metavar="CKPT", help="A checkpoint or policy file.")],
-    episodes: Annotated[int, typer.Option(help="How many episodes.", min=1)] = 100,
+    episodes: Annotated[
+        int | None, typer.Option(help="How many episodes. [default: 100]", min=1)
+    ] = None,
     stochastic: Annotated[
         bool, typer.Option("--stochastic", help="Sample actions instead of taking the best.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Episode seeds are derived from it.", min=0)] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Episode seeds are derived from it. [default: 0]", min=0)
+    ] = None,
     min_return: Annotated[
         float | None, typer.Option(help="Exit 1 unless the mean return reaches this.")
     ] = None,
+    versus: Annotated[
+        Path | None,
+        typer.Option("--vs", metavar="OTHER", help="Another policy over the same episodes."),
+    ] = None,
+    expect_recorded: Annotated[
+        bool,
+        typer.Option(
+            "--expect-recorded",
+            help="Run the file's recorded evaluation again; exit 1 unless it comes out the same.",
+        ),
+    ] = False,
     workers: Workers = None,
     fleet: Fleet = None,
     local: Local = False,
@@ -29,28 +49,107 @@ def evaluate(
     """Score a policy over episodes that are always the same."""
     from rlflame import settings
 
-    flags = settings.runtime_flags(
-        workers=workers, fleet=fleet, local=local, out=None, debug=debug,
-        json_lines=False, quiet=False, plain=False,
-    )  # fmt: skip
+    runtime = settings.runtime_of(
+        settings.runtime_flags(workers=workers, fleet=fleet, local=local, debug=debug)
+    )
     settings.limit_threads(1)
-    runtime = settings.runtime_of(flags)
-    import json
-
-    from rlflame import api, checkpoint
-    from rlflame.display import say
-    from rlflame.errors import RlflameError
+    from rlflame import api, checkpoint, scoring
+    from rlflame.display import say_aside
+    from rlflame.errors import ConfigError, RlflameError
     from rlflame.evaluate import EvaluationPlan
 
     source = checkpoint.load(file)
-    limit = source.recipe.evaluation.max_episode_steps
-    record = api.evaluate(source, EvaluationPlan(episodes, seed, stochastic, limit), runtime)
-    if as_json:
-        say(json.dumps(record.as_dict()))
+    if expect_recorded:
+        if versus is not None or stochastic or episodes is not None or seed is not None:
+            raise ConfigError(
+                "--expect-recorded runs the recorded episodes and no others.",
+                "leave out --episodes, --seed, --stochastic and --vs",
+            )
+        plan = scoring.recorded_plan(source, file)
     else:
-        say(
-            f"{record.mean:.1f}, 95% interval [{record.low:.1f}, {record.high:.1f}] "
-            f"over {record.episodes} episodes"
-        )
-    if min_return is not None and record.mean < min_return:
-        raise RlflameError(f"The mean return {record.mean:.1f} is below {min_return:g}.")
+        limit = source.recipe.evaluation.max_episode_steps
+        plan = EvaluationPlan(episodes or 100, seed or 0, stochastic, limit)
+    other = checkpoint.load(versus) if versus is not None else None
+    if other is not None:
+        scoring.check_comparable(source, other)
+    differences = api.machine_differences(source)
+    for difference in differences:
+        say_aside(f"This machine differs from the file's in {difference}; bits may too.")
+
+    record = api.evaluate(source, plan, runtime)
+    theirs = api.evaluate(other, plan, runtime) if other is not None else None
+    verdicts = scoring.verdicts(
+        source, record, min_return, differences if expect_recorded else None
+    )
+    if as_json:
+        _print_json(file, source, record, versus, theirs, verdicts)
+    else:
+        _print_lines(file, source, plan, record, versus, theirs, verdicts)
+    failed = [verdict for verdict in verdicts if not verdict.passed]
+    if failed:
+        raise RlflameError(failed[0].text)
+
+
+def _print_lines(
+    file: Path,
+    source: Checkpoint,
+    plan: EvaluationPlan,
+    record: EvaluationRecord,
+    versus: Path | None,
+    theirs: EvaluationRecord | None,
+    verdicts: list[Verdict],
+) -> None:
+    from rlflame import scoring
+    from rlflame.display import aligned, say
+    from rlflame.evaluate import paired_difference
+    from rlflame.facts import interval
+
+    learning, how = source.recipe.learning, "sampled" if plan.stochastic else "best"
+    lines = [
+        ("policy", f"{file}: {learning.environment.id}, {learning.algorithm.upper()}, "
+                   f"step {source.progress.steps:,}"),
+        ("return", f"{interval(record)}, {how} actions"),
+        ("spread", f"std {record.std:,.1f}, IQM {record.iqm:,.1f}, min {record.min:,.1f}, "
+                   f"max {record.max:,.1f}"),
+        ("length", f"{record.length_mean:,.1f} steps on average"),
+    ]  # fmt: skip
+    if theirs is not None:
+        difference = paired_difference(record, theirs)
+        lines += [
+            ("other", f"{versus}: {interval(theirs)}"),
+            (
+                "difference",
+                f"{difference['mean']:+,.1f}, 95% interval "
+                f"[{difference['low']:+,.1f}, {difference['high']:+,.1f}] "
+                f"over the same episodes: {scoring.words(difference)}",
+            ),
+        ]
+    lines += [("check", verdict.text) for verdict in verdicts if verdict.passed]
+    for line in aligned(lines):
+        say(line)
+
+
+def _print_json(
+    file: Path,
+    source: Checkpoint,
+    record: EvaluationRecord,
+    versus: Path | None,
+    theirs: EvaluationRecord | None,
+    verdicts: list[Verdict],
+) -> None:
+    from rlflame.display import as_json_text, say
+    from rlflame.evaluate import paired_difference
+
+    said: dict[str, Any] = {
+        "policy": str(file),
+        "environment": source.recipe.learning.environment.id,
+        "algorithm": source.recipe.learning.algorithm,
+        "steps": source.progress.steps,
+        **record.as_dict(),
+        "passed": all(verdict.passed for verdict in verdicts),
+        "checks": [verdict.as_dict() for verdict in verdicts],
+    }
+    if theirs is not None:
+        said["versus"] = {"policy": str(versus), **theirs.as_dict()}
+        said["difference"] = paired_difference(record, theirs)
+    say(as_json_text(said))

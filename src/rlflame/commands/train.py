@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -82,20 +82,23 @@ def train(
     )  # fmt: skip
     settings.limit_threads(resolved.learning.threads)
     if dry_run:
-        from rlflame.settings import described
-
-        typer.echo(described(resolved, name, as_json=json_lines))
+        _dry_run(resolved, name, as_json=json_lines)
         return
-    _run(resolved, name, init_from)
+    from rlflame import display, fleets
 
+    show = display.choose(resolved.runtime.progress)
+    # Workers load their parts while this process loads its own.
+    slots = resolved.learning.rollout.num_slots
+    with fleets.fleet(resolved.runtime, slots, show.fleet) as opened:
+        from rlflame import api
+        from rlflame.stop import SignalStop
 
-def _run(config: RunConfig, preset: str, init_from: Path | None) -> None:
-    from rlflame import api, display
-    from rlflame.stop import SignalStop
-
-    show = display.choose(config.runtime.progress)
-    with SignalStop() as stop:
-        result = api.train(config, preset=preset, init_from=init_from, show=show, stop=stop)
+        with SignalStop() as stop:
+            result = api.train(
+                resolved, preset=name, init_from=init_from, fleet=opened, show=show, stop=stop
+            )
+    if plot:
+        _plot(result, resolved, show)
     _ended(result, show, stop)
 
 
@@ -104,20 +107,20 @@ def resume(
     steps: Annotated[
         int | None, typer.Option(help="Train on to this many steps in all.", min=1)
     ] = None,
+    sets: Sets = None,
     workers: Workers = None,
     fleet: Fleet = None,
     local: Local = False,
-    sets: Sets = None,
     json_lines: JsonLines = False,
     quiet: Quiet = False,
     plain: Plain = False,
     debug: Debug = False,
 ) -> None:
-    """Continue a run exactly where it stands."""
+    """Continue a run exactly where it stands; --set takes runtime settings only."""
     from rlflame import settings
 
     flags = settings.runtime_flags(
-        workers=workers, fleet=fleet, local=local, out=None, debug=debug,
+        workers=workers, fleet=fleet, local=local, debug=debug,
         json_lines=json_lines, quiet=quiet, plain=plain,
     )  # fmt: skip
     runtime = settings.resumed_runtime(run, flags, sets or ())
@@ -129,6 +132,37 @@ def resume(
     with SignalStop() as stop:
         result = api.resume(run, runtime, steps=steps, show=show, stop=stop)
     _ended(result, show, stop)
+
+
+def _dry_run(config: RunConfig, preset: str, *, as_json: bool) -> None:
+    from rlflame import build, toml
+    from rlflame.display import aligned, as_json_text, say
+    from rlflame.facts import Facts
+
+    facts = Facts(config.recipe, build.environment(config.learning.environment), preset)
+    if as_json:
+        whole = {"reset_seeds": facts.reset_seeds(), "config": config.model_dump(mode="json")}
+        say(as_json_text({**facts.as_dict(), **whole}, indent=2))
+        return
+    workers = f"at most {facts.most_workers:,} can help (learning.rollout.num_slots)"
+    for line in aligned([*facts.lines(), ("workers", workers)]):
+        say(f"# {line.strip()}")
+    say("")
+    say(toml.to_toml(config).rstrip())
+
+
+def _plot(result: RunResult, config: RunConfig, show: Display) -> None:
+    from rlflame import plot
+    from rlflame.errors import RlflameError
+    from rlflame.facts import title
+
+    out = result.folder / "returns.png"
+    try:
+        plot.draw_returns(result.folder / "episodes.csv", out, title(config.recipe))
+    except RlflameError as error:
+        show.note(f"{error.message} {error.hint}")
+    else:
+        show.note(f"The episodes' returns are drawn in {out}.")
 
 
 def _ended(result: RunResult, show: Display, stop: SignalStop) -> None:

@@ -1,13 +1,12 @@
 """From what a user typed to a RunConfig: aliases, presets, files, `--set` and flags, in order.
 
-Precedence: flag > --set > --config > preset > default. In TOML, which has no null, the word
-"none" stands for an absent value. Must not know: how a config is run or shown.
+Precedence: flag > --set > --config > preset > default. Must not know: how a config is run or
+shown, how TOML is read or written.
 """
 
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,10 +16,9 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from rlflame.config import RunConfig
+from rlflame import toml
+from rlflame.config import LearningSettings, RunConfig
 from rlflame.errors import ConfigError
-
-NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +47,7 @@ ALIASES: dict[str, Alias] = {
     "invertedpendulum": Alias("InvertedPendulum-v5", "mujoco"),
     "inverteddoublependulum": Alias("InvertedDoublePendulum-v5", "mujoco"),
 }
+ALGORITHMS: tuple[str, ...] = get_args(LearningSettings.model_fields["algorithm"].annotation)
 _BY_ID = {alias.id: name for name, alias in ALIASES.items()}
 
 
@@ -81,7 +80,7 @@ def read_preset(name: str) -> dict[str, Any]:
         raise ConfigError(
             f"There is no preset {name!r}.", f"presets: {', '.join(close or preset_names())}"
         )
-    return tomllib.loads((resources.files(__name__) / f"{name}.toml").read_text("utf-8"))
+    return toml.parse((resources.files(__name__) / f"{name}.toml").read_text("utf-8"))
 
 
 def resolve(
@@ -92,49 +91,57 @@ def resolve(
     config_file: Path | None = None,
     sets: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
-    continuous: Callable[[str], bool],
+    continuous: Callable[[str, Mapping[str, Any]], bool],
 ) -> tuple[RunConfig, str]:
     """The config of a run and the name of the preset under it.
 
-    A preset may hold a part named `continuous`, laid over the rest where `continuous(id)` says
-    that the environment's actions are.
+    A preset may hold a part named `continuous`, laid over the rest where `continuous(id, kwargs)`
+    says that the environment's actions are.
     """
-    from_file = read_file(config_file) if config_file else {}
-    from_sets: dict[str, Any] = {}
-    for text in sets:
-        key, value = parse_set(text)
-        put(from_sets, key, value)
-    above = merge(from_file, from_sets)
-    chosen = read_preset(preset) if preset else {}
-    named = environment_id(environment) if environment else None
-    id = named or get(above, "learning.environment.id") or get(chosen, "learning.environment.id")
-    id = id or ALIASES["cartpole"].id
-    method = algorithm or get(above, "learning.algorithm") or get(chosen, "learning.algorithm")
-    method = method or "ppo"
-    preset = preset or preset_for(id, method)
-    layers = merge(read_preset(preset), from_file)
-    overlay = layers.pop("continuous", None)
-    if overlay is not None and continuous(id):
-        layers = merge(merge(read_preset(preset), overlay), from_file)
-        layers.pop("continuous")
-    layers = merge(layers, from_sets)
-    if get(chosen or above, "learning.algorithm") not in (None, method):
-        raise ConfigError(
-            f"The preset or file is for {get(chosen or above, 'learning.algorithm')}, "
-            f"and --algo says {method}.",
-            f"leave out --algo, or use --preset {preset_for(id, method)}",
-        )
-    put(layers, "learning.environment.id", id)
-    put(layers, "learning.algorithm", method)
+    flagged: dict[str, Any] = {}
     for key, value in (flags or {}).items():
-        put(layers, key, value)
-    return validated(layers), preset
+        put(flagged, key, value)
+    if environment:
+        put(flagged, "learning.environment.id", environment)
+    if algorithm:
+        put(flagged, "learning.algorithm", algorithm)
+    written: dict[str, Any] = {}
+    for text in sets:
+        put(written, *parse_set(text))
+    from_file = toml.read_file(config_file) if config_file else {}
+    above = over(over(from_file, written), flagged)
+
+    chosen = read_preset(preset) if preset else {}
+    method = get(above, "learning.algorithm") or get(chosen, "learning.algorithm") or "ppo"
+    id = get(above, "learning.environment.id") or ALIASES["cartpole"].id
+    if not isinstance(id, str):
+        raise ConfigError(f"An environment's id is a text, not {id!r}.", "--env hopper")
+    id = environment_id(id)
+    if method not in ALGORITHMS:
+        known = " or ".join(ALGORITHMS)
+        raise ConfigError(f"There is no algorithm {method!r}.", f"--algo {known}")
+    put(above, "learning.environment.id", id)
+    put(above, "learning.algorithm", method)
+    for named, below in ((f"the preset {preset}", chosen), (f"{config_file}", from_file)):
+        theirs = get(below, "learning.algorithm")
+        if theirs not in (None, method):
+            raise ConfigError(
+                f"The algorithm is to be {method}, and {named} is for {theirs}.",
+                f"leave one of them out, or use --preset {preset_for(id, str(method))}",
+            )
+    name = preset or preset_for(id, method)
+    layers = read_preset(name)
+    overlay = layers.pop("continuous", None)
+    kwargs = get(above, "learning.environment.kwargs")
+    if overlay is not None and continuous(id, kwargs if isinstance(kwargs, dict) else {}):
+        layers = over(layers, overlay)
+    return validated(over(layers, above)), name
 
 
 def validated(data: Mapping[str, Any]) -> RunConfig:
     """The config, or a sentence that names the field, its meaning and the value seen."""
     try:
-        return RunConfig.model_validate(without_none(data))
+        return RunConfig.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = ".".join(str(part) for part in first["loc"])
@@ -142,19 +149,9 @@ def validated(data: Mapping[str, Any]) -> RunConfig:
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"There is no setting {path!r}.", _did_you_mean(path)) from error
         seen = "" if first["type"] == "value_error" else f", seen {first['input']!r}"
-        about = leaves().get(path)
-        meaning = f" ({about})" if about else ""
-        subject = f"{path}{meaning}: " if path else ""
+        about = leaves().get(path, "").rstrip(".")
+        subject = f"{path} ({about}): " if about else f"{path}: " if path else ""
         raise ConfigError(f"{subject}{message}{seen}.", "rlflame config lists all") from error
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.", "check --config") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}.", "check --config") from error
 
 
 def parse_set(text: str) -> tuple[str, Any]:
@@ -162,15 +159,7 @@ def parse_set(text: str) -> tuple[str, Any]:
     key, equals, written = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r} is not NAME=VALUE.", "--set ppo.clip_range=0.1")
-    return full_key(key.strip()), parse_value(written.strip())
-
-
-def parse_value(written: str) -> Any:
-    """A TOML value, or else the text itself, so that plain words need no quotes."""
-    try:
-        return tomllib.loads(f"x = {written}")["x"]
-    except tomllib.TOMLDecodeError:
-        return written
+    return full_key(key.strip()), toml.parse_value(written.strip())
 
 
 def full_key(key: str) -> str:
@@ -246,54 +235,9 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def without_none(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The word for an absent value becomes one."""
-    result: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            result[key] = without_none(value)
-        else:
-            result[key] = None if value == NONE else value
-    return result
-
-
-def to_toml(config: BaseModel) -> str:
-    """A config as the TOML that reads back as the same config."""
-    lines: list[str] = []
-    _write_table(config.model_dump(mode="json"), "", lines)
-    return "\n".join(lines).strip() + "\n"
-
-
-def _write_table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
-    inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
-    plain = {key: value for key, value in table.items() if key not in inner}
-    if path and (plain or not inner):
-        lines += ["", f"[{path}]"]
-    absent_sections = {"ppo", "reinforce"}
-    for key, value in plain.items():
-        if value is None and key in absent_sections:
-            continue
-        lines.append(f"{_toml_key(key)} = {_toml_value(value)}")
-    for key, value in inner.items():
-        _write_table(value, f"{path}.{_toml_key(key)}" if path else _toml_key(key), lines)
-
-
-def _toml_key(key: str) -> str:
-    bare = key.replace("_", "").replace("-", "")
-    return key if bare.isascii() and bare.isalnum() else _toml_value(key)
-
-
-def _toml_value(value: Any) -> str:
-    if value is None:
-        return f'"{NONE}"'
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    escaped = "".join(
-        f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c
-        for c in str(value).replace("\\", "\\\\").replace('"', '\\"')
-    )
-    return f'"{escaped}"'
+def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer of settings upon another. Whoever says how a run ends replaces what was said."""
+    budgets = {"stop_at_steps", "stop_at_iterations"}
+    spoken = {key for key in budgets if above.get(key) is not None}
+    kept = {key: value for key, value in below.items() if not (spoken and key in budgets)}
+    return merge(kept, above)

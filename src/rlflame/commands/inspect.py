@@ -1,0 +1,52 @@
+"""`rlflame inspect`. Must not know: how files are read or compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlflame.commands.options import Debug, Json
+
+
+def inspect(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="CKPT...", help="Checkpoints, policies, run folders.")
+    ],
+    recipe: Annotated[
+        bool, typer.Option("--recipe", help="The whole recipe as TOML, and nothing else.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what is in a file; of several, the first thing that differs (exit 1 if any does)."""
+    del debug
+    from rlflame import inspection, toml
+    from rlflame.display import aligned, as_json_text, say, say_aside
+    from rlflame.run_folder import newest_checkpoint
+
+    found = [newest_checkpoint(path, say_aside) for path in files]
+    differences = [inspection.first_difference(found[0], other) for other in found[1:]]
+    if as_json:
+        shown = [inspection.as_dict(path, one) for path, one in zip(files, found, strict=True)]
+        equal = not any(differences)
+        say(as_json_text({"files": shown, "equal": equal, "differences": differences}, indent=2))
+    elif recipe:
+        for one in found:
+            say(toml.to_toml(one.recipe).rstrip())
+    elif len(files) == 1:
+        for line in aligned(inspection.summary(files[0], found[0])):
+            say(line)
+    else:
+        for path, one in zip(files, found, strict=True):
+            say(inspection.outline(path, one))
+        for path, one, difference in zip(files[1:], found[1:], differences, strict=True):
+            if difference is None:
+                say(f"{files[0]} and {path} are equal to the last bit.")
+                continue
+            say(f"{files[0]} and {path} differ first in {difference}.")
+            for machine in inspection.machines_differ(found[0], one):
+                say(f"  They were made on machines that differ in {machine}.")
+    if any(differences):
+        raise typer.Exit(1)

@@ -1,0 +1,113 @@
+"""`rlflame runs`, `envs` and `config`. Must not know: where what they list comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlflame.commands.options import Debug, Json
+
+if TYPE_CHECKING:
+    from rlflame.runs import Run
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="Where the run folders are.")
+    ] = Path("runs"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List run folders: training, finished or stopped, how far, and the best return."""
+    del debug
+    from rlflame.display import as_json_text, say, say_aside, table
+    from rlflame.errors import CheckpointError
+    from rlflame.runs import list_runs
+
+    if not folder.exists() and folder != Path("runs"):
+        raise CheckpointError(f"{folder} does not exist.", "rlflame runs lists those in ./runs")
+    found = list_runs(folder) if folder.exists() else []
+    if as_json:
+        say(as_json_text([run.as_dict() for run in found], indent=2))
+        return
+    if not found:
+        say_aside(f"There are no runs in {folder}. rlflame train begins one.")
+        return
+    header = ("run", "state", "environment", "algorithm", "progress", "best")
+    for line in table([header, *(_row(run) for run in found)]):
+        say(line)
+    for run in found:
+        if run.problem:
+            say_aside(f"{run.folder}: {run.problem}")
+
+
+def _row(run: Run) -> tuple[str, ...]:
+    progress = "-"
+    if run.steps is not None:
+        progress = f"{run.steps:,}"
+        if run.stop_at_steps:
+            progress += f" of {run.stop_at_steps:,}"
+        progress += " steps"
+        if run.stop_at_iterations:
+            progress = f"{run.iterations:,} of {run.stop_at_iterations:,} iterations"
+    best = "-" if run.best_return is None else f"{run.best_return:,.1f}"
+    return (run.folder, run.state, run.environment or "-", run.algorithm or "-", progress, best)
+
+
+def envs(as_json: Json = False, debug: Debug = False) -> None:
+    """List the environments with short names, their sizes and their presets."""
+    del debug
+    from rlflame import presets
+    from rlflame.catalogue import environments
+    from rlflame.display import as_json_text, say, table
+
+    found = environments()
+    if as_json:
+        say(as_json_text([env.as_dict() for env in found], indent=2))
+        return
+    rows = [("alias", "id", "observations", "actions", "presets")]
+    for env in found:
+        kind = "continuous" if env.continuous else "discrete"
+        sizes = (str(env.observations), f"{env.actions} {kind}")
+        shown = sizes if env.problem is None else ("-", "-")
+        rows.append((env.alias, env.id, *shown, " ".join(env.presets)))
+    for line in table(rows):
+        say(line)
+    for env in found:
+        if env.problem is not None:
+            say(f"{env.alias}: {env.problem}")
+    say("")
+    say("Any other Gymnasium id works too, and module:Id for one that a module registers.")
+    say(f"Presets (--preset): {', '.join(presets.preset_names())}")
+
+
+def config(
+    schema: Annotated[bool, typer.Option("--schema", help="The JSON schema.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List every setting with its meaning, default and range."""
+    del debug
+    from rlflame.catalogue import settings
+    from rlflame.display import as_json_text, say
+
+    if schema:
+        from rlflame.config import RunConfig
+
+        say(as_json_text(RunConfig.model_json_schema(), indent=2))
+        return
+    found = settings()
+    if as_json:
+        say(as_json_text([setting.as_dict() for setting in found], indent=2))
+        return
+    for setting in found:
+        say(f"{setting.name} = {_shown(setting.default)}  ({setting.range})")
+        say(f"    {setting.description}")
+
+
+def _shown(value: Any) -> str:
+    from rlflame import toml
+
+    return toml.written(value)

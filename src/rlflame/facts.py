@@ -1,0 +1,168 @@
+"""What a recipe amounts to on an environment, in the numbers and words that people ask for.
+
+For banners, dry runs and lists. Must not know: how anything is shown or run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlflame.config import Recipe
+    from rlflame.evaluate import EvaluationRecord
+    from rlflame.rollout.spec import EnvSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A recipe, looked at together with its environment."""
+
+    recipe: Recipe
+    env: EnvSpec
+    preset: str
+
+    @property
+    def continuous(self) -> bool:
+        return self.env.action_kind == "continuous"
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Units of the policy's layers, from observation to action."""
+        hidden = self.recipe.learning.network.hidden
+        return (self.env.observation_size, *hidden, self.env.action_size)
+
+    @property
+    def episodes_per_iteration(self) -> int | None:
+        rollout = self.recipe.learning.rollout
+        return rollout.columns if rollout.unit == "episodes" else None
+
+    @property
+    def iterations(self) -> int | None:
+        """How many there will be; None where the length of episodes decides."""
+        recipe, rollout = self.recipe, self.recipe.learning.rollout
+        found = [recipe.stop_at_iterations] if recipe.stop_at_iterations else []
+        if recipe.stop_at_steps and rollout.unit == "steps":
+            found.append(-(-recipe.stop_at_steps // (rollout.columns * rollout.steps)))
+        return min(found) if found and (rollout.unit == "steps" or len(found) == 1) else None
+
+    @property
+    def most_workers(self) -> int:
+        return self.recipe.learning.rollout.num_slots
+
+    def environment(self) -> str:
+        env = self.env
+        kind = "continuous" if self.continuous else "discrete"
+        kwargs = "".join(f", {key}={value!r}" for key, value in env.kwargs.items())
+        return (
+            f"{env.id}: {count(env.observation_size, 'observation')}, "
+            f"{count(env.action_size, f'{kind} action')}{kwargs}"
+        )
+
+    def algorithm(self) -> str:
+        learning = self.recipe.learning
+        preset = f", preset {self.preset}" if self.preset else ""
+        return f"{learning.algorithm.upper()}{preset}, seed {learning.seed}"
+
+    def budget(self) -> str:
+        recipe, iterations = self.recipe, self.iterations
+        steps = f"{recipe.stop_at_steps:,} steps" if recipe.stop_at_steps else ""
+        each = self.episodes_per_iteration
+        if recipe.stop_at_iterations is None:
+            return f"{steps} in {count(iterations, 'iteration')}" if iterations else steps
+        text = count(recipe.stop_at_iterations, "iteration")
+        if each:
+            text += f" of {count(each, 'episode')} ({recipe.stop_at_iterations * each:,} episodes)"
+        return f"{text}, or {steps}" if steps else text
+
+    def batch(self) -> str:
+        rollout = self.recipe.learning.rollout
+        columns = f"{count(rollout.num_slots, 'slot')} x {rollout.envs_per_slot} "
+        columns += "environment" if rollout.envs_per_slot == 1 else "environments"
+        if rollout.unit == "steps":
+            return f"{columns} x {count(rollout.steps, 'step')}"
+        return f"{columns}, whole episodes (at most {count(rollout.steps, 'step')})"
+
+    def policy(self) -> str:
+        network = self.recipe.learning.network
+        normalised = ", observations normalised" if network.normalise_observations else ""
+        return f"{'-'.join(map(str, self.layers))} {network.activation}{normalised}"
+
+    def learner(self) -> str:
+        learning = self.recipe.learning
+        return f"{learning.provider}, {count(learning.threads, 'thread')}"
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The recipe as pairs of a word and what there is to say about it."""
+        return [
+            ("environment", self.environment()),
+            ("algorithm", self.algorithm()),
+            ("budget", self.budget()),
+            ("batch", self.batch()),
+            ("policy", self.policy()),
+            ("learner", self.learner()),
+        ]
+
+    def reset_seeds(self) -> list[list[int]]:
+        """Of the first episode of every environment, by slot."""
+        from rlflame.rollout.seeding import Role, reset_seed
+
+        learning = self.recipe.learning
+        return [
+            [
+                reset_seed(learning.seed, Role.RESET, slot, row, 0)
+                for row in range(learning.rollout.envs_per_slot)
+            ]
+            for slot in range(learning.rollout.num_slots)
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Under names that stay: `--dry-run --json` and the `start` event print it."""
+        recipe, learning = self.recipe, self.recipe.learning
+        return {
+            "environment": self.env.id,
+            "env_kwargs": dict(self.env.kwargs),
+            "obs_dim": self.env.observation_size,
+            "act_dim": self.env.action_size,
+            "continuous": self.continuous,
+            "algorithm": learning.algorithm,
+            "preset": self.preset or None,
+            "seed": learning.seed,
+            "layers": list(self.layers),
+            "stop_at_steps": recipe.stop_at_steps,
+            "stop_at_iterations": recipe.stop_at_iterations,
+            "iterations": self.iterations,
+            "num_slots": learning.rollout.num_slots,
+            "envs_per_slot": learning.rollout.envs_per_slot,
+            "steps_per_fragment": learning.rollout.steps,
+            "unit": learning.rollout.unit,
+            "episodes_per_iteration": self.episodes_per_iteration,
+            "most_workers": self.most_workers,
+            "provider": learning.provider,
+            "threads": learning.threads,
+        }
+
+
+def title(recipe: Recipe) -> str:
+    learning = recipe.learning
+    return f"{learning.algorithm.upper()} on {learning.environment.id}, seed {learning.seed}"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 step`, `2,000 steps`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def duration(seconds: float) -> str:
+    """`0:05`, `12:34`, `3:04:05`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def interval(record: EvaluationRecord) -> str:
+    """A score with its uncertainty."""
+    return (
+        f"{record.mean:,.1f}, 95% interval [{record.low:,.1f}, {record.high:,.1f}] "
+        f"over {count(record.episodes, 'episode')}"
+    )

@@ -1,0 +1,116 @@
+"""Settings as TOML, both ways: whatever is written reads back as the same values.
+
+TOML has no null, so the word "none" stands for an absent value; a text that is really that word
+carries a backslash before it. Must not know: which settings there are.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from rlflame.errors import ConfigError
+
+NONE = "none"
+_ESCAPED = re.compile(r"\\+none")
+_NEEDS_ESCAPE = re.compile(r"\\*none")
+#: As tomllib understands a key without quotes.
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    try:
+        return parse(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.", "check --config") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}.", "check --config") from error
+
+
+def parse(text: str) -> dict[str, Any]:
+    result: dict[str, Any] = _present(tomllib.loads(text))
+    return result
+
+
+def parse_value(written: str) -> Any:
+    """A TOML value, or else the text itself, so that plain words need no quotes."""
+    try:
+        found = tomllib.loads(f"x = {written}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return _present(written)
+    value = found["x"] if len(found) == 1 else written
+    # A date is nothing that a setting could be; whoever types one means the text.
+    plain = isinstance(value, str | bool | int | float | list | dict)
+    return _present(value if plain else written)
+
+
+def to_toml(config: BaseModel) -> str:
+    """A config as the TOML that reads back as the same config."""
+    lines: list[str] = []
+    _write_table(config.model_dump(mode="json"), "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _present(value: Any) -> Any:
+    """The value with the word for an absent one turned into one."""
+    if isinstance(value, Mapping):
+        return {key: _present(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_present(inner) for inner in value]
+    if value == NONE:
+        return None
+    if isinstance(value, str) and _ESCAPED.fullmatch(value):
+        return value[1:]
+    return value
+
+
+def _write_table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
+    inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    plain = {key: value for key, value in table.items() if key not in inner}
+    if path and (plain or not inner):
+        lines += ["", f"[{path}]"]
+    # The section of an algorithm that is not used is absent, not a setting with the value none.
+    absent_sections = {"ppo", "reinforce"} if path == "learning" else set()
+    for key, value in plain.items():
+        if value is None and key in absent_sections:
+            continue
+        lines.append(f"{_key(key)} = {written(value)}")
+    for key, value in inner.items():
+        _write_table(value, f"{path}.{_key(key)}" if path else _key(key), lines)
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _text(key)
+
+
+def written(value: Any) -> str:
+    """A value as TOML."""
+    if value is None:
+        return f'"{NONE}"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(written(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        pairs = (f"{_key(str(key))} = {written(inner)}" for key, inner in value.items())
+        return "{" + ", ".join(pairs) + "}"
+    text = str(value)
+    return _text("\\" + text if _NEEDS_ESCAPE.fullmatch(text) else text)
+
+
+def _text(text: str) -> str:
+    escaped = "".join(
+        f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c
+        for c in text.replace("\\", "\\\\").replace('"', '\\"')
+    )
+    return f'"{escaped}"'
