@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from rlflame import build
+from rlflame import build, checkpoint
+from rlflame.checkpoint import Checkpoint
 from rlflame.config import Recipe
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout.spec import EnvSpec, Fragment, PolicyArrays
@@ -49,6 +51,17 @@ class Run:
     #: The weights at the start, and then what was recorded in each iteration.
     first: PolicyArrays
     recorded: Recording
+    beginning: Checkpoint
+
+    @property
+    def last(self) -> Snapshot:
+        return self.recorded.snapshots[max(self.recorded.snapshots)]
+
+    def state_digest(self, folder: Path) -> str:
+        """Of a checkpoint of the last state."""
+        last = self.last
+        whole = replace(self.beginning, policy=last.policy, progress=last.progress, snapshot=last)
+        return checkpoint.save(folder / "checkpoint.safetensors", whole).state_digest
 
 
 def run(data: dict[str, Any], start: PolicyArrays | None = None) -> Run:
@@ -59,4 +72,4 @@ def run(data: dict[str, Any], start: PolicyArrays | None = None) -> Run:
     recorded = Recording()
     with InlineFleet() as fleet:
         build.trainer(beginning, fleet, recorded, recorded, "tiny", start).run()
-    return Run(recipe, env, beginning.policy, recorded)
+    return Run(recipe, env, beginning.policy, recorded, beginning)

@@ -1,0 +1,224 @@
+"""Every field of `learning` changes the weights; no field of `evaluation` or `runtime` does.
+
+A field that is added to the config without a scenario here makes these tests fail.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from types import NoneType
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+from tiny_runs import Run, run
+
+from rlflame import api, checkpoint
+from rlflame.config import EvaluationSettings, LearningSettings, RunConfig, RuntimeSettings
+from rlflame.fleet import policy_id
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A new value for a field, and the scenario in which it must make a difference."""
+
+    value: Any
+    base: str = "cartpole"
+    given: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+_ROLLOUT = {"num_slots": 2, "envs_per_slot": 3, "steps": 32}
+_PPO = {"epochs": 2, "minibatch_size": 48, "learning_rate": 1e-2}
+BASES: dict[str, dict[str, Any]] = {
+    "cartpole": {"rollout": _ROLLOUT, "network": {"hidden": [16]}, "ppo": _PPO},
+    "pendulum": {
+        "environment": {"id": "Pendulum-v1"},
+        "rollout": _ROLLOUT,
+        "network": {"hidden": [16]},
+        "ppo": _PPO,
+    },
+    "episodes": {
+        "algorithm": "reinforce",
+        "rollout": {"unit": "episodes", "num_slots": 2, "envs_per_slot": 3, "steps": 500},
+        "network": {"hidden": [16]},
+        "reinforce": {"learning_rate": 1e-2},
+    },
+}
+
+CHANGES: dict[str, Change] = {
+    "algorithm": Change("reinforce", given={"ppo": None, "rollout.unit": "episodes"}),
+    "seed": Change(1),
+    "horizon_steps": Change(2000, given={"horizon_steps": 1000}),
+    "horizon_iterations": Change(9),
+    "provider": Change("torch"),
+    "environment.id": Change("Acrobot-v1"),
+    "environment.kwargs": Change({"g": 5.0}, "pendulum"),
+    "environment.max_episode_steps": Change(7),
+    "rollout.unit": Change("episodes"),
+    "rollout.num_slots": Change(3),
+    "rollout.envs_per_slot": Change(4),
+    "rollout.steps": Change(33),
+    "rollout.staleness": Change(1),
+    "network.hidden": Change([15]),
+    "network.activation": Change("relu"),
+    "network.orthogonal_init": Change(False),
+    "network.last_layer_scale": Change(0.02),
+    "network.log_std_init": Change(-0.6, "pendulum"),
+    "network.normalise_observations": Change(False),
+    "network.observation_clip": Change(0.1),
+    "ppo.learning_rate": Change(2e-2),
+    "ppo.anneal_learning_rate": Change(False),
+    "ppo.adam_epsilon": Change(2e-5),
+    "ppo.discount": Change(0.98),
+    "ppo.gae_lambda": Change(0.94),
+    "ppo.clip_range": Change(0.01),
+    "ppo.anneal_clip_range": Change(True, given={"ppo.clip_range": 0.02}),
+    "ppo.clip_range_value": Change(0.01),
+    "ppo.normalise_advantages": Change("minibatch"),
+    "ppo.recompute_advantages": Change(False),
+    "ppo.scale_rewards": Change(False),
+    "ppo.epochs": Change(3),
+    "ppo.minibatch_size": Change(47),
+    "ppo.entropy_weight": Change(0.01),
+    "ppo.value_weight": Change(0.3),
+    "ppo.max_gradient_norm": Change(0.01),
+    "ppo.target_kl": Change(1e-6),
+    "reinforce.learning_rate": Change(2e-2, "episodes"),
+    "reinforce.anneal_learning_rate": Change(True, "episodes"),
+    "reinforce.adam_epsilon": Change(1e-5, "episodes"),
+    "reinforce.discount": Change(0.98, "episodes"),
+    "reinforce.normalise_returns": Change("episode", "episodes"),
+    # Adam divides by the gradient's own size, so a divisor shows against epsilon or a bound.
+    "reinforce.average": Change("episodes", "episodes", {"reinforce.max_gradient_norm": 0.05}),
+    "reinforce.entropy_weight": Change(0.1, "episodes"),
+    "reinforce.max_gradient_norm": Change(1e-4, "episodes"),
+}
+EXEMPT = {
+    "threads": "a matrix product on two threads may have other last bits than on one, which is "
+    "why it is in the recipe, but on many machines and at small sizes it has the same",
+    "init_policy": "names weights that come from elsewhere: tested below, with those weights",
+}
+
+
+def fields(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """The path of every setting, through optional sections too."""
+    found = []
+    for name, field in model.model_fields.items():
+        options = [o for o in get_args(field.annotation) or (field.annotation,) if o != NoneType]
+        if len(options) == 1 and isinstance(options[0], type) and issubclass(options[0], BaseModel):
+            found += fields(options[0], f"{prefix}{name}.")
+        else:
+            found.append(prefix + name)
+    return found
+
+
+def with_values(learning: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """A copy with the values at their paths; None removes a section."""
+    result = copy.deepcopy(learning)
+    for path, value in values.items():
+        *sections, last = path.split(".")
+        place = result
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return {name: value for name, value in result.items() if value is not None}
+
+
+def trained(learning: dict[str, Any]) -> Run:
+    return run({"stop_at_iterations": 2, "learning": learning})
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def test_every_field_has_a_scenario_or_an_excuse():
+    assert not CHANGES.keys() & EXEMPT.keys()
+    assert set(fields(LearningSettings)) == CHANGES.keys() | EXEMPT.keys()
+    assert len(EXEMPT) == 2
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_equal_recipes_end_in_equal_digests(base, tmp_path):
+    one, other = trained(BASES[base]), trained(BASES[base])
+    assert one.state_digest(tmp_path) == other.state_digest(tmp_path)
+
+
+@pytest.mark.parametrize("path", CHANGES)
+def test_a_learning_field_changes_the_weights(path, tmp_path):
+    change = CHANGES[path]
+    before = with_values(BASES[change.base], change.given)
+    one = trained(before)
+    other = trained(with_values(before, {path: change.value}))
+
+    assert one.recipe.learning != other.recipe.learning
+    assert one.state_digest(tmp_path) != other.state_digest(tmp_path)
+    # Not just by counters or by tensors that come and go with the field.
+    assert not same(one.last.learner["parameters"], other.last.learner["parameters"])
+
+
+def test_the_policy_to_start_from_changes_the_weights(tmp_path):
+    start = trained(with_values(BASES["cartpole"], {"seed": 5})).last.policy
+    named = with_values(BASES["cartpole"], {"init_policy": policy_id(start)})
+    one = trained(BASES["cartpole"])
+    other = run({"stop_at_iterations": 2, "learning": named}, start)
+
+    assert not same(one.last.learner["parameters"], other.last.learner["parameters"])
+
+
+EVALUATIONS = {
+    "every_steps": 200,
+    "episodes": 3,
+    "final_episodes": 2,
+    "seed": 9,
+    "max_episode_steps": 5,
+    "until_return": 1e9,
+}
+
+
+def saved(tmp_path, name: str, *, evaluation: dict, runtime: dict) -> tuple[str, Any]:
+    """A run through the Python interface: its digest, and the checkpoint it left."""
+    config = RunConfig.model_validate(
+        {
+            "stop_at_iterations": 3,
+            "learning": BASES["cartpole"],
+            "evaluation": {"final_episodes": 1, **evaluation},
+            "runtime": {"fleet": "inline", "out": str(tmp_path / name), **runtime},
+        }
+    )
+    result = api.train(config)
+    return result.state_digest, checkpoint.load(result.folder / "latest.safetensors").snapshot
+
+
+def test_no_evaluation_field_changes_a_weight(tmp_path):
+    assert EVALUATIONS.keys() == EvaluationSettings.model_fields.keys()
+    during = {"every_steps": 300, "episodes": 2}
+    _, without = saved(tmp_path, "without", evaluation={}, runtime={})
+    for field, value in EVALUATIONS.items():
+        _, found = saved(tmp_path, field, evaluation=during | {field: value}, runtime={})
+        assert found.learner.keys() == without.learner.keys()
+        for name, array in without.learner.items():
+            assert same(found.learner[name], array)
+        assert [s.token for slot in found.states for s in slot] == [
+            s.token for slot in without.states for s in slot
+        ]
+
+
+RUNTIMES: list[dict[str, Any]] = [
+    {"fleet": "local", "workers": 1, "step_deadline_s": 5.0, "checkpoint_every_steps": 1},
+    {"fleet": "auto", "workers": 3, "max_retries": 0, "debug": True, "keep_checkpoints": 1},
+    {"out": "elsewhere", "progress": "json"},
+]
+
+
+def test_no_runtime_field_changes_a_bit(tmp_path, monkeypatch):
+    assert {
+        field for runtime in RUNTIMES for field in runtime
+    } == RuntimeSettings.model_fields.keys()
+    monkeypatch.chdir(tmp_path)
+    expected, _ = saved(tmp_path, "expected", evaluation={}, runtime={})
+    for number, runtime in enumerate(RUNTIMES):
+        found, _ = saved(tmp_path, str(number), evaluation={}, runtime=runtime)
+        assert found == expected
