@@ -1,0 +1,175 @@
+"""Equal recipes end in equal bits: whatever the number of workers, however often interrupted.
+
+Compared are the state digest and every number that was recorded on the way. The reference is a
+run in this process, without any parallelism.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+
+import failpoints
+import pytest
+
+from rlflame import build, checkpoint
+from rlflame.fleet.inline import InlineFleet
+from rlflame.fleet.local import LocalFleet
+
+
+class Diary:
+    """A recorder that keeps all it hears in memory."""
+
+    def __init__(self):
+        self.lines = []
+        self.iterations = 0
+
+    def iteration(self, progress, metrics, fragments):
+        self.iterations += 1
+        episodes = [dataclasses.astuple(e) for f in fragments for e in f.episodes]
+        self.lines.append(json.dumps([dataclasses.astuple(progress), metrics, episodes]))
+
+    def evaluation(self, progress, record, policy):
+        self.lines.append(json.dumps([progress.steps, record.as_dict()]))
+
+    def snapshot(self, take, progress, final): ...
+
+    def phase(self, name):
+        return contextlib.nullcontext()
+
+
+class StopAfter:
+    """Asks to stop once the diary has so many iterations."""
+
+    def __init__(self, diary, iterations):
+        self._diary = diary
+        self._iterations = iterations
+
+    @property
+    def requested(self):
+        return self._diary.iterations >= self._iterations
+
+    def interruptible(self):
+        return contextlib.nullcontext()
+
+
+def scenario(env, algorithm="ppo", staleness=0, slots=5, iterations=3):
+    """A recipe of a few iterations, evaluated in the middle."""
+    rollout = {"num_slots": slots, "envs_per_slot": 2, "steps": 8, "staleness": staleness}
+    if algorithm == "reinforce":
+        rollout["steps"] = 16
+    learning = {"algorithm": algorithm, "rollout": rollout, "horizon_iterations": 3}
+    config = failpoints.config(
+        env,
+        learning=learning,
+        stop_at_steps=None,
+        stop_at_iterations=iterations,
+        evaluation={"every_steps": slots * 2 * 8 * 2, "max_episode_steps": 12},
+    )
+    return config.recipe
+
+
+def run(recipe, fleet, diary, *, start=None, stop_after=10**9, name="run"):
+    """A trainer of the recipe, after it ran; from a checkpoint if one is given."""
+    begun = start or build.beginning(recipe, build.environment(recipe.learning.environment))
+    begun = dataclasses.replace(begun, recipe=recipe)
+    trainer = build.trainer(begun, fleet, diary, StopAfter(diary, stop_after), name)
+    trainer.run()
+    return begun, trainer
+
+
+def saved(begun, trainer, path):
+    """The run's state by way of a file, as a resume would see it."""
+    snapshot = trainer.snapshot()
+    whole = dataclasses.replace(
+        begun, policy=snapshot.policy, progress=snapshot.progress, snapshot=snapshot
+    )
+    checkpoint.save(path, whole)
+    return checkpoint.load(path)
+
+
+def outcome(recipe, fleet, tmp_path, name):
+    diary = Diary()
+    begun, trainer = run(recipe, fleet, diary, name=name)
+    return saved(begun, trainer, tmp_path / "c.safetensors").digest, diary.lines
+
+
+FULL = [
+    ("CartPole-v1", "ppo", 0),
+    ("CartPole-v1", "ppo", 1),
+    ("CartPole-v1", "reinforce", 0),
+    ("Hopper-v5", "ppo", 0),
+    ("Hopper-v5", "ppo", 1),
+    ("Hopper-v5", "reinforce", 0),
+]
+MORE = [
+    ("Pendulum-v1", "ppo", 1),
+    ("Ant-v5", "ppo", 0),
+    ("LunarLander-v3", "ppo", 1),
+    ("BipedalWalker-v3", "ppo", 0),
+]
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory):
+    """Every scenario's outcome on the fleet that does one thing after the other."""
+    folder = tmp_path_factory.mktemp("reference")
+    outcomes = {}
+    for case in FULL + MORE:
+        with InlineFleet() as fleet:
+            outcomes[case] = outcome(scenario(*case), fleet, folder, "reference")
+    return outcomes
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_the_number_of_workers_changes_no_bit(workers, in_process, tmp_path):
+    cases = FULL + MORE if workers in (1, 3) else FULL
+    with LocalFleet(workers) as fleet:
+        for case in cases:
+            found = outcome(scenario(*case), fleet, tmp_path, "-".join(map(str, case)))
+            assert found == in_process[case], case
+
+
+def test_different_recipes_are_told_apart(in_process):
+    digests = [digest for digest, _ in in_process.values()]
+    assert len(set(digests)) == len(digests)
+
+
+@pytest.mark.parametrize("case", [*FULL, MORE[2]], ids=str)
+def test_a_run_stopped_after_any_iteration_goes_on_to_equal_bits(case, in_process, tmp_path):
+    recipe = scenario(*case)
+    for iterations in (1, 2):
+        diary = Diary()
+        with InlineFleet() as fleet:
+            begun, trainer = run(recipe, fleet, diary, stop_after=iterations)
+        assert trainer.progress.iteration == iterations
+        half = saved(begun, trainer, tmp_path / "half.safetensors")
+        # A fleet of its own, so that no environment is still held where it stood.
+        with InlineFleet() as fleet:
+            begun, trainer = run(recipe, fleet, diary, start=half)
+        whole = saved(begun, trainer, tmp_path / "whole.safetensors")
+        assert (whole.digest, diary.lines) == in_process[case]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_training_on_to_the_horizon_equals_training_to_it(staleness, in_process, tmp_path):
+    """A finished run, given more steps, is the run that had them from the start."""
+    case = ("CartPole-v1", "ppo", staleness)
+    diary = Diary()
+    with InlineFleet() as fleet:
+        begun, trainer = run(scenario(*case, iterations=2), fleet, diary)
+    short = saved(begun, trainer, tmp_path / "short.safetensors")
+    assert short.digest != in_process[case][0]
+    with InlineFleet() as fleet:
+        begun, trainer = run(scenario(*case), fleet, diary, start=short)
+    long = saved(begun, trainer, tmp_path / "long.safetensors")
+    assert (long.digest, diary.lines) == in_process[case]
+
+
+def test_one_worker_that_serves_several_runs_in_turn_mixes_nothing_up(in_process, tmp_path):
+    cases = [("CartPole-v1", "ppo", 1), ("Hopper-v5", "ppo", 1)]
+    with LocalFleet(1) as fleet:
+        for case in cases * 2:
+            found = outcome(scenario(*case), fleet, tmp_path, f"again-{case[0]}")
+            assert found == in_process[case]
