@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,69 +24,14 @@ from rlflame.config import Recipe, RunConfig, RuntimeSettings
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
-from rlflame.fleet import Fleet, FleetEvent, policy_id
+from rlflame.fleet import Fleet, policy_id
 from rlflame.rollout.child import versions
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array, PolicyArrays
-from rlflame.run_folder import FileRecorder, RunFolder, Watcher, newest_checkpoint
+from rlflame.run_folder import FileRecorder, RunFolder, newest_checkpoint
+from rlflame.show import RunResult, RunStart, Show, Silent
 from rlflame.stop import NeverStop
-from rlflame.trainer import Progress, Stop, StopNow, Trainer
-
-
-class Show(Watcher, Protocol):
-    """Whoever shows a run; `Silent` is the one that does not."""
-
-    def fleet(self, event: FleetEvent) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def begin(self, run: RunStart) -> AbstractContextManager[None]:
-        """Open for as long as the run goes on."""
-
-
-@dataclass(frozen=True)
-class RunStart:
-    """What is about to run."""
-
-    folder: Path
-    checkpoint: Checkpoint
-    fleet: str
-    workers: int
-    preset: str
-    resumed: bool
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """How a run ended."""
-
-    folder: Path
-    progress: Progress
-    complete: bool
-    #: False where a resumed run was finished already, and nothing had to be done.
-    began: bool
-    state_digest: str
-    digest: str
-    evaluation: EvaluationRecord | None
-    best: EvaluationRecord | None
-
-
-class Silent:
-    """Shows nothing."""
-
-    def iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None: ...
-
-    def evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None: ...
-
-    def saved(self, path: Path, progress: Progress) -> None: ...
-
-    def fleet(self, event: FleetEvent) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def begin(self, run: RunStart) -> AbstractContextManager[None]:
-        del run
-        return nullcontext()
+from rlflame.trainer import Stop, StopNow, Trainer
 
 
 class LoadedPolicy:
@@ -140,6 +85,12 @@ def train(
         )
     recipe, runtime = config.recipe.with_horizon(), config.runtime
     show = show or Silent()
+    if recipe.learning.init_policy is not None and init_from is None:
+        raise ConfigError(
+            f"The recipe starts from a policy (learning.init_policy = "
+            f"{recipe.learning.init_policy}), and no file was given.",
+            "--init-from FILE, or --set learning.init_policy=none",
+        )
     with _open(fleet, runtime, recipe.learning.rollout.num_slots, show) as fleet:
         env_spec = build.environment(recipe.learning.environment)
         start = None

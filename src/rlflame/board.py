@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from rlflame.facts import Facts
 
 if TYPE_CHECKING:
-    from rlflame.api import RunStart
     from rlflame.evaluate import EvaluationRecord
     from rlflame.fleet import FleetEvent
+    from rlflame.show import RunStart
 
 #: Episodes in the return so far.
 RECENT_EPISODES = 100
@@ -26,28 +26,43 @@ _RECENT_ITERATIONS = 50
 
 
 class FanOut:
-    """The tasks of one purpose under way, and the retries of the whole run."""
+    """The tasks of one purpose under way, by slot, and the retries of the whole run.
+
+    A slot that is submitted again begins the next round; an event of the round before that comes
+    late is then one of a slot that will be told of again, and does no harm.
+    """
 
     def __init__(self) -> None:
-        self.submitted = self.running = self.finished = self.retried = self.retried_in_all = 0
-        self._submitting = False
+        self._submitted: set[int] = set()
+        self._running: set[int] = set()
+        self._finished: set[int] = set()
+        self.retried = self.retried_in_all = 0
 
-    def event(self, kind: str) -> None:
-        """Tasks that are submitted together are counted together."""
+    def event(self, kind: str, slot: int) -> None:
+        if kind == "submitted" and slot in self._submitted:
+            self._submitted, self._running, self._finished, self.retried = set(), set(), set(), 0
+        self._running.discard(slot)
         if kind == "submitted":
-            if not self._submitting:
-                self.submitted = self.running = self.finished = self.retried = 0
-            self.submitted += 1
+            self._submitted.add(slot)
         elif kind == "running":
-            self.running += 1
+            self._running.add(slot)
         elif kind == "done":
-            self.finished += 1
-            self.running -= 1
+            self._finished.add(slot)
         elif kind == "retried":
             self.retried += 1
             self.retried_in_all += 1
-            self.running -= 1
-        self._submitting = kind == "submitted"
+
+    @property
+    def submitted(self) -> int:
+        return len(self._submitted)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def finished(self) -> int:
+        return len(self._finished)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +111,7 @@ class Board:
     def fleet(self, event: FleetEvent) -> None:
         with self._lock:
             self._now = event.purpose
-            self._fanouts[event.purpose].event(event.kind)
+            self._fanouts[event.purpose].event(event.kind, event.slot)
 
     @property
     def evaluating(self) -> bool:

@@ -49,7 +49,7 @@ def environment(settings: EnvironmentSettings) -> EnvSpec:
         ) from error
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{name} could not be imported: {error}.", "is its folder the current one?"
+            f"{name} could not be imported: {_first_line(error)}.", "is its folder the current one?"
         ) from error
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(
@@ -245,4 +245,4 @@ def trainer(
 
 def _first_line(error: BaseException) -> str:
     text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__

@@ -6,6 +6,9 @@ Must not know: how anything is done.
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -53,4 +56,18 @@ app.command("config")(spoken(config))
 
 
 def main() -> None:
+    _settle_streams()
     app()
+
+
+def _settle_streams() -> None:
+    """A closed standard stream would lend its number to the next file opened, and no text is
+    worth an error about its encoding."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

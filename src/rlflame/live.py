@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -16,15 +16,15 @@ from rich.text import Text
 
 from rlflame import __version__
 from rlflame.board import Board, Evaluated
-from rlflame.display import banner, closing, say_aside
+from rlflame.display import again, banner, closing, ending, say_aside
 from rlflame.facts import duration
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rlflame.api import RunResult, RunStart
     from rlflame.evaluate import EvaluationRecord
     from rlflame.fleet import FleetEvent
+    from rlflame.show import RunResult, RunStart
     from rlflame.trainer import Progress
 
 _REFRESHES_PER_S = 4
@@ -51,6 +51,8 @@ class LiveDisplay:
 
     def fleet(self, event: FleetEvent) -> None:
         self.board.fleet(event)
+        if event.kind == "retried":
+            self.note(again(event))
 
     def note(self, text: str) -> None:
         say_aside(text)
@@ -64,6 +66,8 @@ class LiveDisplay:
             get_renderable=self.view,
             console=self._console,
             refresh_per_second=_REFRESHES_PER_S,
+            # The end block takes the view's place; after a failure the last view stays.
+            transient=True,
             redirect_stdout=False,
             # Notes appear above the view, unless they go somewhere else anyway.
             redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
@@ -71,10 +75,14 @@ class LiveDisplay:
         with live:
             # However a process ends, the terminal it leaves behind has a cursor.
             self._console.show_cursor(True)
-            yield
+            try:
+                yield
+            except BaseException:
+                live.transient = False
+                raise
 
     def ended(self, result: RunResult) -> None:
-        self._console.print(Text("Finished" if result.complete else "Stopped", style="bold"))
+        self._console.print(Text(ending(result), style="bold"))
         self._console.print(pairs(closing(result, self.board)))
 
     def view(self) -> RenderableType:
@@ -110,6 +118,8 @@ class LiveDisplay:
             ),
             ("return", f"{mean:,.2f} (last 100 episodes)" if mean is not None else "-"),
         ]
+        if board.metrics:
+            lines.append(("learning", learning(board.metrics)))
         evaluated = board.evaluated
         if evaluated is not None:
             record = evaluated.record
@@ -125,9 +135,22 @@ class LiveDisplay:
         return lines
 
 
+def learning(metrics: Mapping[str, Any]) -> str:
+    """What tells at a glance whether learning is sound."""
+    wanted = (
+        ("loss", "loss", ".3g"),
+        ("approx_kl", "kl", ".4f"),
+        ("clip_fraction", "clipped", ".0%"),
+        ("explained_variance", "explained variance", ".2f"),
+        ("learning_rate", "rate", ".1e"),
+    )
+    known = ((word, metrics.get(name), form) for name, word, form in wanted)
+    return ", ".join(f"{word} {value:{form}}" for word, value, form in known if value is not None)
+
+
 def pairs(lines: Sequence[tuple[str, str]]) -> Table:
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(no_wrap=True, style="dim", min_width=13)
     grid.add_column(overflow="fold")
     for word, text in lines:
         grid.add_row(f"  {word}", text)

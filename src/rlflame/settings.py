@@ -43,6 +43,11 @@ def runtime_flags(
     if len(shown) > 1:
         flags = " and ".join(f"--{name}" for name in shown)
         raise ConfigError(f"{flags} exclude each other.", "leave out one")
+    if out is not None:
+        try:
+            str(out).encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"--out {str(out)!r} is not UTF-8.", "another name") from error
     found: dict[str, Any] = {
         "workers": workers,
         "fleet": fleet or ("local" if local else None),
@@ -95,6 +100,11 @@ def resolve(
         raise ConfigError(
             f"{flag} is for REINFORCE; PPO counts steps.", "--steps 100000, or --algo reinforce"
         )
+    if until_return is not None and config.evaluation.every_steps is None:
+        raise ConfigError(
+            "--until-return looks at evaluations during training, and there are none.",
+            "--set evaluation.every_steps=50000",
+        )
     if episodes_per_iter is not None:
         config = with_episodes(config, episodes_per_iter)
     return config, name
@@ -116,11 +126,14 @@ def resumed_runtime(target: Path, flags: Mapping[str, Any], sets: Sequence[str])
     if folder.name == "checkpoints":
         folder = folder.parent
     file = folder / "config.toml"
-    before = toml.read_file(file).get("runtime", {}) if file.is_file() else {}
-    data: dict[str, Any] = {"runtime": before}
+    try:
+        before = toml.read_file(file).get("runtime") if file.is_file() else None
+    except ConfigError as error:
+        raise ConfigError(error.message, f"mend it or remove it: rm {file}") from error
     # How a run is shown is the present user's choice, not the past one's.
-    before.pop("progress", None)
-    before.pop("debug", None)
+    known = before if isinstance(before, dict) else {}
+    kept = {key: value for key, value in known.items() if key not in ("progress", "debug")}
+    data: dict[str, Any] = {"runtime": kept}
     for text in sets:
         key, value = presets.parse_set(text)
         if not key.startswith("runtime."):

@@ -7,7 +7,6 @@ what the commands do.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec
@@ -32,12 +31,13 @@ def spoken(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int:
-    from rlflame.display import say_failure
+    from rlflame.display import mute, say_failure
 
     as_json = bool(given.get("json_lines"))
     try:
         work()
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except RlflameError as error:
         say_failure(error, debug=debug, as_json=as_json)
         return error.exit_code
@@ -45,8 +45,7 @@ def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int
         say_failure(RlflameError("Interrupted."), debug=debug, as_json=as_json)
         return 130
     except BrokenPipeError:
-        # Whoever read the output has gone; say nothing, also not when Python shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        mute(sys.stdout)
         return 1
     except MemoryError:
         say_failure(
@@ -54,6 +53,9 @@ def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int
             debug=debug,
             as_json=as_json,
         )
+        return 1
+    except OSError as error:
+        say_failure(RlflameError(f"The system said: {error}."), debug=debug, as_json=as_json)
         return 1
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise

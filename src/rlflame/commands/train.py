@@ -10,9 +10,9 @@ import typer
 from rlflame.commands.options import Debug, Fleet, JsonLines, Local, Plain, Quiet, Sets, Workers
 
 if TYPE_CHECKING:
-    from rlflame.api import RunResult
     from rlflame.config import RunConfig
     from rlflame.display import Display
+    from rlflame.show import RunResult
     from rlflame.stop import SignalStop
 
 
