@@ -159,7 +159,8 @@ def _pack(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
         for key in value:
             if not isinstance(key, str) or key.startswith("$"):
                 raise WireError(f"the key {key!r} does not travel")
-        return {key: _pack(item, arrays) for key, item in value.items()}
+        # Sorted, so that equal values have equal bytes whatever order their arrays came in.
+        return {key: _pack(value[key], arrays) for key in sorted(value)}
     name = type(value).__name__
     if _TYPES.get(name) is type(value) and dataclasses.is_dataclass(value):
         fields = {f.name: _pack(getattr(value, f.name), arrays) for f in dataclasses.fields(value)}

@@ -1,0 +1,20 @@
+"""What all tests share: where workers find the fakes, and one thread for the linear algebra."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+TESTS = str(Path(__file__).parent)
+
+# Before numpy is imported anywhere: threads of a BLAS would fight over the cores of a test run.
+for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+# Worker processes and the commands under test look for `fakes:...` environments here.
+if TESTS not in sys.path:
+    sys.path.insert(0, TESTS)
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    dict.fromkeys([TESTS, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+)

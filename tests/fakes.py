@@ -1,0 +1,272 @@
+"""Environments that misbehave on demand, for tests: `fakes:Fake-v0` and a few relatives.
+
+A Fake is a small deterministic world until its fault is due: `fault` says which one, `where`
+whether in `init`, `reset` or `step`, `at` in which step of an episode (counted from 1), and
+`seed` restricts it to the episode that was reset with that seed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Fake(gymnasium.Env):
+    """Three numbers that drift with the action; ends by itself after `length` steps."""
+
+    def __init__(
+        self,
+        fault: str = "",
+        where: str = "step",
+        at: int = 3,
+        seed: int | None = None,
+        marker: str = "",
+        length: int = 10,
+        continuous: bool = False,
+    ) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+        self.action_space = (
+            spaces.Box(-1.0, 1.0, (2,), np.float32) if continuous else spaces.Discrete(2)
+        )
+        self._fault, self._where, self._at, self._seed = fault, where, at, seed
+        self._marker = Path(marker)
+        self._length = length
+        self._now: int | None = None
+        self._t = 0
+        self._x = np.zeros(3)
+        if where == "init":
+            self._misbehave(self._x)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._now, self._t = seed, 0
+        self._x = self.np_random.standard_normal(3)
+        shown = self._x.copy()
+        if self._where == "reset" and self._due():
+            shown = self._misbehave(shown)
+        return shown, {}
+
+    def step(self, action: Any) -> Any:
+        self._t += 1
+        self._x = 0.9 * self._x + 0.1 * float(np.sum(action)) + self.np_random.normal(0, 0.1, 3)
+        shown, reward = self._x.copy(), float(self._x[0])
+        if self._where == "step" and self._t == self._at and self._due():
+            shown = self._misbehave(shown)
+            if self._fault == "nan_reward":
+                reward = float("nan")
+        return shown, reward, self._t >= self._length, False, {}
+
+    def _due(self) -> bool:
+        return self._seed is None or self._seed == self._now
+
+    def _misbehave(self, shown: Any) -> Any:
+        return getattr(self, f"_{self._fault or 'nothing'}")(shown)
+
+    def _first_time(self) -> bool:
+        """Whether nobody has been here before, in any process; whoever asks has been."""
+        try:
+            self._marker.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def _nothing(self, shown: Any) -> Any:
+        return shown
+
+    _nan_reward = _nothing
+
+    def _raise(self, shown: Any) -> Any:
+        raise ValueError("the moon is wrong")
+
+    def _exit(self, shown: Any) -> Any:
+        sys.exit("gone fishing")
+
+    def _nan(self, shown: Any) -> Any:
+        return np.array([0.0, np.nan, 0.0])
+
+    def _inf(self, shown: Any) -> Any:
+        return np.array([0.0, np.inf, 0.0])
+
+    def _huge(self, shown: Any) -> Any:
+        return np.array([0.0, 1e300, 0.0])  # finite, but not in float32
+
+    def _shape(self, shown: Any) -> Any:
+        return np.zeros(4)
+
+    def _ragged(self, shown: Any) -> Any:
+        return [[1.0], [2.0, 3.0], 4.0]
+
+    def _words(self, shown: Any) -> Any:
+        return np.array(["a", "b", "c"])
+
+    def _random(self, shown: Any) -> Any:
+        return shown + int.from_bytes(os.urandom(3), "little")
+
+    def _print(self, shown: Any) -> Any:
+        print("a word on stdout")
+        print("a word on stderr", file=sys.stderr)
+        os.write(1, b"a word past Python\n")
+        return shown
+
+    def _print_and_raise(self, shown: Any) -> Any:
+        self._print(shown)
+        return self._raise(shown)
+
+    def _flood_and_raise(self, shown: Any) -> Any:
+        for _ in range(300):
+            os.write(1, b"all work and no play " * 500)
+        print("the last words")
+        return self._raise(shown)
+
+    def _hang(self, shown: Any) -> Any:
+        while True:
+            time.sleep(3600)
+
+    def _hang_once(self, shown: Any) -> Any:
+        return self._hang(shown) if self._first_time() else shown
+
+    def _hang_in_c(self, shown: Any) -> Any:
+        ctypes.PyDLL(None).sleep(3600)  # keeps the interpreter's lock, as bad extensions do
+
+    def _kill(self, shown: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _kill_once(self, shown: Any) -> Any:
+        if self._first_time():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return shown
+
+    def _abandon_pipe(self, shown: Any) -> Any:
+        """Die, leaving behind a process that still holds the pipe to the parent."""
+        if self._first_time():
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return shown
+
+    def _start_program(self, shown: Any) -> Any:
+        """Start a simulator, as robots do, and write down its process id."""
+        program = subprocess.Popen(["sleep", "600"])
+        self._marker.write_text(str(program.pid))
+        return shown
+
+    def _wait(self, shown: Any) -> Any:
+        """Not before the marker exists; `marker.here` says that somebody is waiting."""
+        self._marker.with_suffix(".here").touch()
+        for _ in range(60_000):
+            if self._marker.exists():
+                break
+            time.sleep(0.001)
+        return shown
+
+    def _garble(self, shown: Any) -> Any:
+        """Write into the descriptor that carries the worker's answers."""
+        os.write(int(sys.argv[1]), b"\xff" * 64)
+        return shown
+
+    def _damage(self, shown: Any) -> Any:
+        """From now on, a bit of what this process sends is wrong."""
+        from rlflame.rollout import wire
+
+        right = wire.encode
+        wire.encode = lambda value: right(value)[:-1] + b"\x55"
+        return shown
+
+    def _lie(self, shown: Any) -> Any:
+        """From now on, this process answers with fragments that are one row short."""
+        import dataclasses
+
+        from rlflame.rollout import wire
+        from rlflame.rollout.spec import Fragment
+
+        right = wire.encode
+
+        def wrong(value: Any) -> bytes:
+            if isinstance(value, Fragment):
+                value = dataclasses.replace(value, rewards=value.rewards[:-1])
+            return right(value)
+
+        wire.encode = wrong
+        return shown
+
+
+class Shifted(gymnasium.ObservationWrapper):
+    """A wrapper that rlflame has never heard of."""
+
+    def observation(self, observation: Any) -> Any:
+        return observation + 1.0
+
+
+class Unstable(gymnasium.Wrapper):
+    """A MuJoCo world that flies apart in its third step."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self._t = 0
+
+    def step(self, action: Any) -> Any:
+        self._t += 1
+        if self._t == 3:
+            self.env.unwrapped.data.qvel[:] = 1e15
+        return self.env.step(action)
+
+
+_SPACES = {
+    "dict": spaces.Dict({"a": spaces.Discrete(2)}),
+    "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    "matrix": spaces.Box(-1.0, 1.0, (2, 3), np.float32),
+    "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+    "several": spaces.MultiDiscrete([2, 3]),
+    "integers": spaces.Box(0, 5, (2,), np.int64),
+    "shifted": spaces.Discrete(3, start=5),
+}
+
+
+class Odd(gymnasium.Env):
+    """Spaces to be described, and nothing else."""
+
+    def __init__(self, observes: str = "matrix", acts: str = "shifted", says: str = "") -> None:
+        if says:
+            print(says)
+        self.observation_space = _SPACES[observes]
+        self.action_space = _SPACES[acts]
+        self.got: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.arange(6, dtype=np.float32).reshape(2, 3), {}
+
+    def step(self, action: Any) -> Any:
+        if not self.action_space.contains(action):
+            raise ValueError(f"not an action: {action!r}")
+        self.got.append(action)
+        return np.full((2, 3), float(np.sum(action)), np.float32), 1.0, False, False, {}
+
+
+def _hopper(wrapper: Any, **kwargs: Any) -> gymnasium.Env:
+    return wrapper(gymnasium.make("Hopper-v5", **kwargs).unwrapped)
+
+
+def shifted_hopper(**kwargs: Any) -> gymnasium.Env:
+    return _hopper(Shifted, **kwargs)
+
+
+def unstable_hopper(**kwargs: Any) -> gymnasium.Env:
+    return _hopper(Unstable, **kwargs)
+
+
+gymnasium.register("Fake-v0", entry_point=Fake)
+gymnasium.register("Odd-v0", entry_point=Odd)
+gymnasium.register("ShiftedHopper-v0", entry_point=shifted_hopper, max_episode_steps=1000)
+gymnasium.register("UnstableHopper-v0", entry_point=unstable_hopper, max_episode_steps=1000)

@@ -1,0 +1,107 @@
+"""Small tasks, policies and fragments, built in one line, for tests of rollouts and fleets."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from rlflame.rollout.lockstep import describe, fresh_state
+from rlflame.rollout.policy import expected_shapes
+from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec, RolloutTask
+from rlflame.rollout.worker import RolloutWorker
+
+MUJOCO = (
+    "Ant-v5",
+    "HalfCheetah-v5",
+    "Hopper-v5",
+    "Humanoid-v5",
+    "HumanoidStandup-v5",
+    "InvertedDoublePendulum-v5",
+    "InvertedPendulum-v5",
+    "Pusher-v5",
+    "Reacher-v5",
+    "Swimmer-v5",
+    "Walker2d-v5",
+)
+CLASSIC = (
+    "Acrobot-v1",
+    "CartPole-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Pendulum-v1",
+)
+
+
+def policy_spec(env: EnvSpec, **changes: Any) -> PolicySpec:
+    spec = PolicySpec(
+        action_kind=env.action_kind,
+        observation_size=env.observation_size,
+        action_size=env.action_size,
+        action_low=env.action_low,
+        action_high=env.action_high,
+        hidden=(16, 16),
+        activation="tanh",
+        normalise=True,
+        observation_clip=10.0,
+        width=8,
+    )
+    return dataclasses.replace(spec, **changes)
+
+
+def weights(spec: PolicySpec, seed: int = 0) -> PolicyArrays:
+    generator = np.random.default_rng(seed)
+    arrays = {
+        name: generator.normal(0.0, 0.3, shape).astype(np.float32)
+        for name, shape in expected_shapes(spec).items()
+    }
+    if spec.normalise:
+        arrays["normaliser.scale"] = np.abs(arrays["normaliser.scale"]) + np.float32(0.5)
+    return arrays
+
+
+def fake(**kwargs: Any) -> EnvSpec:
+    """A misbehaving environment; described while it still behaves."""
+    harmless = {key: value for key, value in kwargs.items() if key in ("continuous", "length")}
+    return dataclasses.replace(describe("fakes:Fake-v0", harmless, None), kwargs=kwargs)
+
+
+def task(env: EnvSpec, slot: int = 0, **changes: Any) -> RolloutTask:
+    """The first task of a slot, `steps` long unless it is told otherwise."""
+    seed, rows = changes.get("seed", 0), changes.get("rows", 2)
+    whole = changes.get("unit", "steps") == "episodes"
+    default = RolloutTask(
+        run="test",
+        seed=seed,
+        purpose="train",
+        iteration=0,
+        slot=slot,
+        env=env,
+        policy=policy_spec(env),
+        policy_id="weights",
+        unit="steps",
+        steps=12,
+        rows=rows,
+        first_row=0,
+        stochastic=True,
+        record=True,
+        states=()
+        if whole
+        else tuple(
+            fresh_state(0, reset_seed(seed, Role.RESET, slot, row, 0)) for row in range(rows)
+        ),
+    )
+    return dataclasses.replace(default, **changes)
+
+
+def following(before: RolloutTask, fragment: Any, **changes: Any) -> RolloutTask:
+    """The same slot's task of the next iteration."""
+    return dataclasses.replace(
+        before, iteration=before.iteration + 1, states=fragment.states, **changes
+    )
+
+
+def run(task: RolloutTask, worker: RolloutWorker | None = None, seed: int = 0) -> Any:
+    return (worker or RolloutWorker()).run(task, lambda: weights(task.policy, seed))

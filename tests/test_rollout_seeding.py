@@ -1,0 +1,65 @@
+"""Keyed streams: the same numbers for the same purpose, and unrelated ones for any other."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from rlflame.rollout.seeding import Role, reset_seed, stream
+
+
+def test_a_stream_is_the_descendant_that_numpy_spawns_for_its_key() -> None:
+    """The key (2, 3, 0, 5) is child 2's child 3's child 0's child 5 of the seed's sequence."""
+    parent = np.random.SeedSequence(17)
+    for child in (2, 3, 0, 5):
+        parent = parent.spawn(child + 1)[child]
+    expected = np.random.Generator(np.random.Philox(parent)).random(8)
+    assert stream(17, Role.ACTION, 3, 0, 5).random(8).tolist() == expected.tolist()
+    assert reset_seed(17, Role.ACTION, 3, 0, 5) == parent.generate_state(1)[0]
+
+
+def test_the_numbers_that_recipes_have_been_promised() -> None:
+    """A tape: if this changes, every recorded run changes."""
+    names = "RESET ACTION EVALUATION_RESET EVALUATION_ACTION INITIALISE SHUFFLE BOOTSTRAP"
+    assert [Role[name].value for name in names.split()] == [1, 2, 3, 4, 5, 6, 7]
+    resets = [reset_seed(0, Role.RESET, slot, 1, 2) for slot in range(3)]
+    assert resets == [1345071001, 1317684456, 83145925]
+    drawn = stream(7, Role.ACTION, 1, 2, 3).integers(0, 2**32, 3)
+    assert drawn.tolist() == [1380756979, 1221915932, 1876546500]
+
+
+def test_asking_twice_gives_the_same_and_draws_elsewhere_change_nothing() -> None:
+    first = stream(1, Role.SHUFFLE, 4, 2).permutation(50).tolist()
+    np.random.seed(5)
+    other = stream(1, Role.SHUFFLE, 4, 3)
+    other.random(1000)
+    assert stream(1, Role.SHUFFLE, 4, 2).permutation(50).tolist() == first
+
+
+def test_no_two_keys_share_a_stream() -> None:
+    keys = [
+        (seed, role, *key)
+        for seed, role in itertools.product((0, 1, 2**40), Role)
+        for key in [(), *itertools.product(range(4), repeat=2), *itertools.product(range(4), [0])]
+    ]
+    keys += [(0, Role.RESET, a, b, c) for a, b, c in itertools.product(range(8), repeat=3)]
+    distinct = sorted(set(keys))
+    first = {tuple(stream(*key).integers(0, 2**63, 2).tolist()) for key in distinct}
+    assert len(first) == len(distinct)
+
+
+@pytest.mark.parametrize("step", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
+def test_neighbouring_streams_are_not_correlated(step: tuple[int, int, int]) -> None:
+    count, base = 2000, np.array([2, 3, 4])
+    here = stream(0, Role.ACTION, *base.tolist()).standard_normal(count)
+    there = stream(0, Role.ACTION, *(base + step).tolist()).standard_normal(count)
+    assert abs(np.corrcoef(here, there)[0, 1]) < 4.0 / np.sqrt(count)
+
+
+def test_reset_seeds_fit_what_gymnasium_takes() -> None:
+    seeds = [reset_seed(3, Role.EVALUATION_RESET, episode) for episode in range(500)]
+    assert all(isinstance(seed, int) and 0 <= seed < 2**32 for seed in seeds)
+    assert len(set(seeds)) == 500
+    assert max(seeds) > 2**31
