@@ -1,0 +1,713 @@
+"""Checkpoints come back as they were written, and whatever else is refused with a sentence.
+
+Damaged and forged files are put together by hand from the published layout of safetensors: eight
+bytes of header length, the header, the tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import pickle
+import random
+import struct
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import failpoints
+import numpy as np
+import pytest
+
+from rlflame import build, checkpoint
+from rlflame.errors import CheckpointError, RlflameError
+from rlflame.evaluate import EvaluationRecord
+from rlflame.fleet.inline import InlineFleet
+from rlflame.rollout import wire
+from rlflame.rollout.child import versions
+
+
+class Nobody:
+    """A recorder, and a stop, for runs that nobody watches or interrupts."""
+
+    requested = False
+
+    def iteration(self, progress, metrics, fragments): ...
+    def evaluation(self, progress, record, policy): ...
+    def snapshot(self, take, progress, final): ...
+
+    def phase(self, name):
+        return contextlib.nullcontext()
+
+    interruptible = contextlib.nullcontext
+
+
+def made(env, **learning):
+    """A checkpoint after a short run, with every field filled."""
+    config = failpoints.config(
+        env, learning=learning, stop_at_steps=64, evaluation={"every_steps": None}
+    )
+    with InlineFleet() as fleet:
+        begun = build.beginning(config.recipe, build.environment(config.learning.environment))
+        trainer = build.trainer(begun, fleet, Nobody(), Nobody(), "run")
+        trainer.run()
+        record = trainer.evaluate(
+            build.evaluation_plan(config.recipe, final=True), trainer.snapshot().policy
+        )
+    snapshot = trainer.snapshot()
+    return dataclasses.replace(
+        begun,
+        policy=snapshot.policy,
+        progress=snapshot.progress,
+        snapshot=snapshot,
+        committed=(3, 17),
+        best=dataclasses.replace(record, mean=record.mean + 0.1),
+        evaluation=record,
+    )
+
+
+@pytest.fixture(scope="module")
+def cartpole():
+    return made("CartPole-v1", rollout={"staleness": 1})
+
+
+@pytest.fixture(scope="module")
+def hopper():
+    return made("Hopper-v5", rollout={"num_slots": 1, "envs_per_slot": 1, "steps": 32})
+
+
+@pytest.fixture
+def file(cartpole, tmp_path):
+    path = tmp_path / "a.safetensors"
+    checkpoint.save(path, cartpole)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_unpickling(monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("something was unpickled")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, never)
+
+
+def refused(path):
+    """The sentence with which a file is refused; anything else than a sentence fails."""
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.load(path)
+    message = caught.value.message
+    assert str(path) in message
+    assert message.endswith(".")
+    assert "\n" not in message
+    assert len(message) < 600
+    return message
+
+
+# The layout, by hand.
+
+
+def taken_apart(data):
+    (length,) = struct.unpack_from("<Q", data)
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def put_together(header, body, repeated=""):
+    """A file with a valid checksum; `repeated` is raw JSON put in front of the header's members."""
+    header = json.loads(json.dumps(header))
+    if isinstance(header.get("__metadata__"), dict):
+        header["__metadata__"]["checksum"] = "0" * 64
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = b"{" + repeated.encode() + text[1:]
+    data = struct.pack("<Q", len(text)) + text + body
+    found = data.find(b'"checksum":"')
+    if found < 0:
+        return data
+    start = found + len(b'"checksum":"')
+    return data[:start] + hashlib.sha256(data).hexdigest().encode() + data[start + 64 :]
+
+
+DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U8": "|u1", "BOOL": "|b1"}
+NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
+
+
+def tensors_of(data):
+    header, body = taken_apart(data)
+    found = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            array = np.frombuffer(body[begin:end], DTYPES[entry["dtype"]])
+            found[name] = array.reshape(entry["shape"]).copy()
+    return found, header["__metadata__"]
+
+
+def forged(path, tensors, metadata):
+    """A file of these tensors and texts in which every digest and the checksum are right."""
+    state = hashlib.sha256()
+    for name in sorted(tensors):
+        array = tensors[name]
+        state.update(f"{name}|{array.dtype.str}|{array.shape}|".encode() + array.tobytes())
+    progress = json.loads(metadata["progress"])
+    state.update(json.dumps(progress, sort_keys=True).encode())
+    metadata = {**metadata, "state_digest": state.hexdigest()}
+    with contextlib.suppress(ValueError):
+        recipe = json.dumps(json.loads(metadata["recipe"]), sort_keys=True)
+        whole = hashlib.sha256(f"{state.hexdigest()}|{recipe}".encode())
+        metadata["digest"] = whole.hexdigest()
+    header, body = {"__metadata__": metadata}, b""
+    for name, array in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])):
+        offsets = [len(body), len(body) + array.nbytes]
+        header[name] = {
+            "dtype": NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": offsets,
+        }
+        body += array.tobytes()
+    path.write_bytes(put_together(header, body))
+
+
+@pytest.fixture
+def forge(file):
+    """Change tensors and texts of a valid file in place, and make all its digests right again."""
+
+    def change(tensors=None, metadata=None):
+        old_tensors, old_metadata = tensors_of(file.read_bytes())
+        new = {n: a for n, a in {**old_tensors, **(tensors or {})}.items() if a is not None}
+        texts = {n: t for n, t in {**old_metadata, **(metadata or {})}.items() if t is not None}
+        forged(file, new, texts)
+        return file
+
+    return change
+
+
+# Round trip.
+
+
+def assert_same(a, b):
+    """Deep equality of dataclasses that hold arrays."""
+    assert type(a) is type(b)
+    if dataclasses.is_dataclass(a):
+        for field in dataclasses.fields(a):
+            assert_same(getattr(a, field.name), getattr(b, field.name))
+    elif isinstance(a, np.ndarray):
+        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, tuple):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize("which", ["cartpole", "hopper"])
+def test_every_field_comes_back(which, request, tmp_path):
+    whole = request.getfixturevalue(which)
+    written = checkpoint.save(tmp_path / "a.safetensors", whole)
+    loaded = checkpoint.load(tmp_path / "a.safetensors")
+    assert loaded.resumable
+    assert_same(loaded, written)
+    assert_same(dataclasses.replace(loaded, state_digest="", digest=""), whole)
+
+
+def test_a_policy_file_holds_the_policy_and_its_record_alone(cartpole, tmp_path):
+    record = cartpole.evaluation
+    checkpoint.save(tmp_path / "p.safetensors", checkpoint.policy_only(cartpole, record))
+    loaded = checkpoint.load(tmp_path / "p.safetensors")
+    assert not loaded.resumable
+    assert loaded.best == loaded.evaluation == record
+    assert_same(loaded.policy, cartpole.policy)
+    tensors, _ = tensors_of((tmp_path / "p.safetensors").read_bytes())
+    assert {name.split(".")[0] for name in tensors} == {"policy"}
+
+
+def test_infinite_action_bounds_come_back(hopper, tmp_path):
+    bounds = {"action_low": (-np.inf,) * 3, "action_high": (np.inf,) * 3}
+    endless = dataclasses.replace(
+        hopper,
+        env=dataclasses.replace(hopper.env, **bounds),
+        policy_spec=dataclasses.replace(hopper.policy_spec, **bounds),
+    )
+    checkpoint.save(tmp_path / "a.safetensors", endless)
+    assert checkpoint.load(tmp_path / "a.safetensors").env == endless.env
+
+
+def test_the_test_s_own_forger_makes_valid_files(file, forge):
+    before = checkpoint.load(file)
+    assert_same(checkpoint.load(forge()), before)
+
+
+# Digests.
+
+
+def test_digests_leave_out_machine_files_and_evaluations(cartpole, tmp_path):
+    one = checkpoint.save(tmp_path / "one.safetensors", cartpole)
+    elsewhere = dataclasses.replace(
+        cartpole,
+        fingerprint={"core": "another"},
+        committed=(0, 0),
+        best=None,
+        evaluation=None,
+    )
+    other = checkpoint.save(tmp_path / "other.safetensors", elsewhere)
+    assert (one.state_digest, one.digest) == (other.state_digest, other.digest)
+    again = checkpoint.save(
+        tmp_path / "one.safetensors", checkpoint.load(tmp_path / "one.safetensors")
+    )
+    assert (one.state_digest, one.digest) == (again.state_digest, again.digest)
+
+
+def test_digests_cover_every_tensor_and_counter(cartpole, tmp_path):
+    path = tmp_path / "a.safetensors"
+    snapshot = cartpole.snapshot
+    seen = {checkpoint.save(path, cartpole).state_digest}
+
+    def bumped(array):
+        array = np.array(array)
+        array.reshape(-1)[:1] += 1
+        return array
+
+    variants = []
+    for group in ("policy", "learner", "behaviour"):
+        for name, array in getattr(snapshot, group).items():
+            changed = {**getattr(snapshot, group), name: bumped(array)}
+            variants.append(dataclasses.replace(snapshot, **{group: changed}))
+    state = dataclasses.replace(snapshot.states[1][0], episode_return=0.5)
+    states = (snapshot.states[0], (state, *snapshot.states[1][1:]))
+    variants.append(dataclasses.replace(snapshot, states=states))
+    for name in ("iteration", "steps", "episodes", "evaluations"):
+        value = getattr(snapshot.progress, name) + 1
+        progress = dataclasses.replace(snapshot.progress, **{name: value})
+        variants.append(dataclasses.replace(snapshot, progress=progress))
+    for variant in variants:
+        whole = dataclasses.replace(
+            cartpole, snapshot=variant, policy=variant.policy, progress=variant.progress
+        )
+        seen.add(checkpoint.save(path, whole).state_digest)
+    assert len(seen) == len(variants) + 1
+
+
+def test_the_digest_is_of_the_recipe_too(cartpole, tmp_path):
+    one = checkpoint.save(tmp_path / "a.safetensors", cartpole)
+    recipe = cartpole.recipe.model_copy(update={"stop_at_steps": 10_000})
+    other = checkpoint.save(
+        tmp_path / "a.safetensors", dataclasses.replace(cartpole, recipe=recipe)
+    )
+    assert one.state_digest == other.state_digest
+    assert one.digest != other.digest
+
+
+def test_the_order_of_the_metadata_means_nothing(file):
+    before = checkpoint.load(file)
+    header, body = taken_apart(file.read_bytes())
+    texts = list(header["__metadata__"].items())
+    for seed in range(5):
+        random.Random(seed).shuffle(texts)
+        file.write_bytes(put_together({**header, "__metadata__": dict(texts)}, body))
+        assert_same(checkpoint.load(file), before)
+
+
+def test_a_field_that_a_later_version_adds_leaves_older_files_valid(file, forge):
+    _, metadata = tensors_of(file.read_bytes())
+    recipe = json.loads(metadata["recipe"])
+    del recipe["learning"]["network"]["observation_clip"]
+    older = checkpoint.load(forge(metadata={"recipe": json.dumps(recipe)}))
+    assert older.recipe.learning.network.observation_clip == 10.0
+
+
+def test_what_differs_between_machines_is_named():
+    here = versions()
+    there = {**here, "numpy": "1.0", "python": "3.0"}
+    assert checkpoint.fingerprint_differences(here, here) == []
+    (line,) = checkpoint.fingerprint_differences(here, there)
+    assert line == f"numpy: {here['numpy']} -> 1.0"
+
+
+# Damage.
+
+
+def test_a_file_cut_anywhere_is_refused(cartpole, tmp_path):
+    path = tmp_path / "p.safetensors"
+    checkpoint.save(path, checkpoint.policy_only(cartpole, None))
+    for length in reversed(range(path.stat().st_size)):
+        os.truncate(path, length)
+        refused(path)
+
+
+def test_a_file_with_more_at_its_end_is_refused(file):
+    for extra in (b"\0", b"x" * 100):
+        file.write_bytes(file.read_bytes() + extra)
+        refused(file)
+
+
+def test_a_file_with_any_bit_flipped_is_refused(file):
+    data = bytearray(file.read_bytes())
+    bits = random.Random(0)
+    places = [*range(8 * 16), *(bits.randrange(8 * len(data)) for _ in range(6000))]
+    with file.open("r+b") as opened:
+        for place in places:
+            for value in (data[place // 8] ^ 1 << place % 8, data[place // 8]):
+                opened.seek(place // 8)
+                opened.write(bytes([value]))
+                opened.flush()
+                if value != data[place // 8]:
+                    refused(file)
+    checkpoint.load(file)
+
+
+def test_bytes_of_no_meaning_are_refused(tmp_path):
+    path = tmp_path / "noise.safetensors"
+    noise = random.Random(0)
+    for size in range(200):
+        body = noise.randbytes(size)
+        path.write_bytes(body)
+        refused(path)
+        path.write_bytes(struct.pack("<Q", size) + b"{" + body)
+        refused(path)
+
+
+class Bomb:
+    """Unpickling it would leave a mark."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return (Path.touch, (Path(self.mark),))
+
+
+def test_pickles_are_never_opened(tmp_path):
+    mark, path = tmp_path / "mark", tmp_path / "a.safetensors"
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        path.write_bytes(pickle.dumps(Bomb(mark), protocol))
+        refused(path)
+    assert "pickle" in refused(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(Bomb(mark)))
+    assert "zip" in refused(path)
+    assert not mark.exists()
+
+
+def test_a_pickle_inside_is_data_like_any_other(file, forge):
+    """Where bytes are expected, the bytes of a pickle are refused as the wrong bytes."""
+    mark = file.with_name("mark")
+    bomb = np.frombuffer(pickle.dumps(Bomb(mark)), np.uint8)
+    refused(forge({"envs": bomb}))
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("length", [2**64 - 1, 2**63, 2**40, 200_000_000, 1, 0])
+def test_an_impossible_header_is_refused(file, length):
+    file.write_bytes(struct.pack("<Q", length) + file.read_bytes()[8:])
+    assert "header" in refused(file) or length < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"__metadata__":1}',
+        '{"__metadata__":{"format":1,"recipe":{}}}',
+        '{"__metadata__":{"format":"1","recipe":"{}"}}',
+        '{"a":' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"\ud800":1}',
+        '{"a":NaN}',
+    ],
+    ids=range(9),
+)
+def test_a_header_that_is_something_else_is_refused(tmp_path, text):
+    path = tmp_path / "a.safetensors"
+    data = text.encode("utf-8", "surrogatepass")
+    path.write_bytes(struct.pack("<Q", len(data)) + data)
+    refused(path)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [[0, 4], [4, 0], [-8, 8], [0, 2**62], [2**63, 2**63 + 8], [0.5, 8.5], ["0", "8"], [], None],
+    ids=str,
+)
+def test_offsets_that_overlap_or_leave_the_file_are_refused(file, offsets):
+    header, body = taken_apart(file.read_bytes())
+    header["learner.adam.count"]["data_offsets"] = offsets
+    file.write_bytes(put_together(header, body))
+    refused(file)
+
+
+@pytest.mark.parametrize("shape", [[2], [2**62, 4], [-1], [0], [2**64], ["1"], None], ids=str)
+def test_shapes_that_lie_about_the_bytes_are_refused(file, shape):
+    header, body = taken_apart(file.read_bytes())
+    header["learner.adam.count"]["shape"] = shape
+    file.write_bytes(put_together(header, body))
+    refused(file)
+
+
+@pytest.mark.parametrize("dtype", ["I32", "F8_E4M3", "PICKLE", 8, None], ids=str)
+def test_types_that_do_not_fit_the_bytes_are_refused(file, dtype):
+    header, body = taken_apart(file.read_bytes())
+    header["learner.adam.count"]["dtype"] = dtype
+    file.write_bytes(put_together(header, body))
+    refused(file)
+
+
+def test_a_name_given_twice_is_refused(file):
+    header, body = taken_apart(file.read_bytes())
+    count = json.dumps(header["learner.adam.count"])
+    file.write_bytes(put_together(header, body, f'"learner.adam.count":{count},'))
+    assert "twice" in refused(file)
+    file.write_bytes(put_together(header, body, '"__metadata__":{},'))
+    assert "twice" in refused(file)
+
+
+# Forgeries: every digest and checksum is right, the content is not.
+
+
+@pytest.mark.parametrize(
+    "name", ["policy.actor.0.weight", "learner.parameters", "behaviour.actor.1.bias"]
+)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_none_are_refused(file, forge, name, value):
+    tensors, _ = tensors_of(file.read_bytes())
+    array = tensors[name]
+    array.reshape(-1)[-1] = value
+    assert name in refused(forge({name: array}))
+
+
+def test_policies_of_another_shape_are_refused(file, forge):
+    tensors, _ = tensors_of(file.read_bytes())
+    name = "policy.actor.0.weight"
+    weight, original = tensors[name], file.read_bytes()
+    changes = [
+        {name: weight.T.copy()},
+        {name: weight.astype(np.float64)},
+        {name: weight[:, :-1].copy()},
+        {name: None},
+        {"policy.actor.7.weight": weight},
+        {"behaviour.actor.0.weight": None},
+        {"envs": None},
+    ]
+    for change in changes:
+        file.write_bytes(original)
+        refused(forge(change))
+    file.write_bytes(original)
+    assert "stowaway" in refused(forge({"stowaway": weight}))
+
+
+def test_learners_of_another_shape_are_refused_before_the_first_step(file, forge):
+    original = file.read_bytes()
+    tensors, _ = tensors_of(original)
+    names = [name for name in tensors if name.startswith("learner.")]
+    assert len(names) > 10
+    for name, change in itertools.product(names, ("missing", "longer", "other type")):
+        array = tensors[name]
+        if change == "missing":
+            new = None
+        elif change == "longer":
+            new = np.concatenate([array.reshape(-1), array.reshape(-1)])
+        else:
+            new = array.astype(np.float64 if array.dtype != np.float64 else np.float32)
+        file.write_bytes(original)
+        loaded = checkpoint.load(forge({name: new}))
+        with (
+            pytest.raises(RlflameError, match=name.removeprefix("learner.")),
+            InlineFleet() as fleet,
+        ):
+            build.trainer(loaded, fleet, Nobody(), Nobody(), "run")
+
+
+@pytest.mark.parametrize("version", ["2", "99999999999999999999999", "²", "-1", "", "1.5"])
+def test_a_format_from_the_future_is_refused(forge, version):
+    assert "format" in refused(forge(metadata={"format": version}))
+
+
+def with_state(whole, **changes):
+    """The environment states of a checkpoint, the first one changed."""
+    (first, *rest), *slots = whole.snapshot.states
+    return ((dataclasses.replace(first, **changes), *rest), *slots)
+
+
+def test_environment_states_that_do_not_fit_are_refused(file, forge, cartpole):
+    states, original = cartpole.snapshot.states, file.read_bytes()
+    first = states[0][0]
+    assert first.kind == "replay"
+    wrong = [
+        states[:1],
+        (*states, states[0]),
+        (states[0][:1], *states[1:]),
+        [1, 2],
+        {"a": 1},
+        with_state(cartpole, observation=np.zeros(3, np.float32)),
+        with_state(cartpole, elapsed=first.elapsed + 1),
+        with_state(cartpole, elapsed=0),
+        with_state(cartpole, actions=first.actions[:0]),
+        with_state(cartpole, actions=np.zeros((first.elapsed, 2), np.int64)),
+        with_state(cartpole, kind="fresh"),
+    ]
+    for value in wrong:
+        file.write_bytes(original)
+        refused(forge({"envs": np.frombuffer(wire.encode(value), np.uint8)}))
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("recipe", "{}"),
+        ("recipe", "not JSON"),
+        ("recipe", '{"stop_at_steps":-1}'),
+        ("recipe", '{"stop_at_steps":1,"later":1}'),
+        ("recipe", '{"stop_at_steps":1,"learning":{"rollout":{"num_slots":7}}}'),
+        ("recipe", '{"stop_at_steps":1,"learning":{"rollout":{"envs_per_slot":4096}}}'),
+        ("environment", "{}"),
+        ("environment", "[]"),
+        ("policy", "null"),
+        ("policy", "[" * 100_000),
+        ("committed", "[1]"),
+        ("committed", "[-1,0]"),
+        ("committed", '["1","2"]'),
+        ("fingerprint", '{"a":1}'),
+        ("best", '{"mean":1}'),
+        ("evaluation", "7"),
+        ("kind", "policy"),
+    ],
+)
+def test_texts_that_are_not_what_they_should_be_are_refused(forge, field, text):
+    refused(forge(metadata={field: text}))
+
+
+@pytest.mark.parametrize("field", ["kind", "best", "committed"])
+def test_texts_that_are_missing_are_named(forge, field):
+    assert f"lacks {field}" in refused(forge(metadata={field: None}))
+
+
+@pytest.mark.parametrize("progress", [{"steps": "1"}, {"steps": None}, {"reached": 3}])
+def test_counters_that_are_no_numbers_are_refused(file, forge, progress):
+    _, metadata = tensors_of(file.read_bytes())
+    changed = {**json.loads(metadata["progress"]), **progress}
+    refused(forge(metadata={"progress": json.dumps(changed)}))
+
+
+@pytest.mark.parametrize(
+    ("which", "change"),
+    [
+        ("policy", {"width": 10**12}),
+        ("policy", {"observation_size": 10**12}),
+        ("policy", {"action_size": 3}),
+        ("policy", {"activation": "exec"}),
+        ("policy", {"hidden": [8, 8]}),
+        ("environment", {"observation_size": 10**12}),
+        ("environment", {"action_kind": "continuous"}),
+        ("environment", {"action_low": [0.0]}),
+    ],
+)
+def test_shapes_that_contradict_each_other_are_refused(file, forge, which, change):
+    _, metadata = tensors_of(file.read_bytes())
+    changed = {**json.loads(metadata[which]), **change}
+    refused(forge(metadata={which: json.dumps(changed)}))
+
+
+def test_reading_takes_memory_in_proportion_to_the_file(file, forge, tmp_path):
+    _, metadata = tensors_of(file.read_bytes())
+    huge = {**json.loads(metadata["policy"]), "width": 10**12}
+    forge(metadata={"policy": json.dumps(huge)})
+    lying = tmp_path / "b.safetensors"
+    header = b'{"a":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4000000000000]}}'
+    lying.write_bytes(struct.pack("<Q", len(header)) + header)
+    deep = tmp_path / "c.safetensors"
+    body = b'{"a":' + b"[" * 50_000
+    deep.write_bytes(struct.pack("<Q", len(body)) + body)
+    for path in (file, lying, deep):
+        tracemalloc.start()
+        try:
+            refused(path)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 20 * path.stat().st_size + 2_000_000
+
+
+# Not a file at all.
+
+
+def test_what_cannot_be_read_is_a_sentence(tmp_path, monkeypatch):
+    assert "does not exist" in refused(tmp_path / "absent.safetensors")
+    assert "is a folder" in refused(tmp_path)
+    empty = tmp_path / "empty.safetensors"
+    empty.touch()
+    refused(empty)
+    os.mkfifo(tmp_path / "pipe")
+    assert "is no file" in refused(tmp_path / "pipe")
+    refused(tmp_path / ("x" * 300))
+
+    def forbidden(self):
+        raise PermissionError(13, "Permission denied")
+
+    def too_large(self):
+        raise MemoryError
+
+    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    assert "Permission denied" in refused(empty)
+    monkeypatch.setattr(Path, "read_bytes", too_large)
+    assert "memory" in refused(empty)
+
+
+def test_other_people_s_safetensors_are_refused(tmp_path):
+    import safetensors.numpy
+
+    path = tmp_path / "theirs.safetensors"
+    safetensors.numpy.save_file({"w": np.zeros(3, np.float32)}, path, {"format": "pt"})
+    assert "not one of rlflame's" in refused(path)
+
+
+# Writing.
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(file, cartpole, monkeypatch):
+    before = file.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, full)
+            with pytest.raises(CheckpointError, match="No space left"):
+                checkpoint.save(file, cartpole)
+        assert file.read_bytes() == before
+        assert [p.name for p in file.parent.iterdir()] == [file.name]
+
+
+def test_files_are_readable_as_the_user_s_mask_says(cartpole, tmp_path):
+    path, plain = tmp_path / "a.safetensors", tmp_path / "plain"
+    checkpoint.save(path, cartpole)
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode
+
+
+def test_records_are_printed_by_stable_names():
+    """`--json` prints them: a changed name breaks other people's programs."""
+    assert [field.name for field in dataclasses.fields(EvaluationRecord)] == [
+        "episodes",
+        "seed",
+        "stochastic",
+        "max_episode_steps",
+        "mean",
+        "std",
+        "iqm",
+        "low",
+        "high",
+        "min",
+        "max",
+        "length_mean",
+        "returns",
+        "lengths",
+    ]
