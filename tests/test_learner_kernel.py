@@ -269,6 +269,23 @@ def test_any_shape(kind, activation, observations, actions, hidden, rows, seed):
     assert_close(gradient, reference.flat(weights, gradients=True), 2e-5)
 
 
+@pytest.mark.parametrize("kind", ["continuous", "discrete"])
+def test_sums_over_a_hundred_thousand_samples(kind):
+    rng = np.random.default_rng(10)
+    spec = policy_spec(kind, hidden=(8,))
+    network, vector = random_network(rng, spec)
+    weights = reference.tensors(vector)
+    batch = ppo_minibatch(rng, spec, weights, 100_000, entropy_weight=0.1)
+    losses = reference.ppo_losses(weights, batch, network.tanh)
+    reference.ppo_loss(losses, batch).backward()
+
+    gradient, sums = NumpyPpo(vector, network).gradient(batch, 100_000)
+
+    assert_close(gradient, reference.flat(weights, gradients=True))
+    assert sums["value_loss"] == pytest.approx(losses["value_error"].sum().item(), rel=1e-5)
+    assert sums["entropy_loss"] == pytest.approx(-losses["entropy"].sum().item(), rel=1e-5)
+
+
 def part_of(batch, part):
     arrays = {
         name: getattr(batch, name)[part] if isinstance(getattr(batch, name), np.ndarray) else None

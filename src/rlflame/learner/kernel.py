@@ -34,8 +34,9 @@ class _Workspace:
         self.inputs: list[Float32] = [np.ones((n + 1, rows), np.float32) for n in sizes[:-1]]
         self.units: list[Float32] = [x[:-1] for x in self.inputs]
         self.out: Float32 = np.empty((sizes[-1], rows), np.float32)
-        self.back: list[Float32] = [np.empty((n, rows), np.float32) for n in sizes[:-1]]
-        self.slope: list[Float32] = [np.empty((n, rows), np.float32) for n in sizes[:-1]]
+        # Of the hidden layers: nothing asks for the gradient of the observations.
+        self.back: list[Float32] = [np.empty((n, rows), np.float32) for n in sizes[1:-1]]
+        self.slope: list[Float32] = [np.empty((n, rows), np.float32) for n in sizes[1:-1]]
 
 
 class Perceptron:
@@ -72,7 +73,7 @@ class Perceptron:
             np.matmul(space.inputs[layer], upstream.T, out=self._gradients[layer])
             if layer == 0:
                 return
-            units, back, slope = space.units[layer], space.back[layer], space.slope[layer]
+            units, back, slope = space.units[layer], space.back[layer - 1], space.slope[layer - 1]
             if len(upstream) == 1:
                 # An outer product, at which BLAS is slow.
                 np.multiply(self._weights[layer], upstream, out=back)
