@@ -38,16 +38,16 @@ def parse(text: str) -> dict[str, Any]:
     return result
 
 
-def parse_value(written: str) -> Any:
+def parse_value(text: str) -> Any:
     """A TOML value, or else the text itself, so that plain words need no quotes."""
     try:
-        found = tomllib.loads(f"x = {written}")
+        found = tomllib.loads(f"x = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
-        return _present(written)
-    value = found["x"] if len(found) == 1 else written
+        return _present(text)
+    value = found["x"] if len(found) == 1 else text
     # A date is nothing that a setting could be; whoever types one means the text.
     plain = isinstance(value, str | bool | int | float | list | dict)
-    return _present(value if plain else written)
+    return _present(value if plain else text)
 
 
 def to_toml(config: BaseModel) -> str:
@@ -71,22 +71,23 @@ def _present(value: Any) -> Any:
 
 
 def _write_table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
-    inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
-    plain = {key: value for key, value in table.items() if key not in inner}
+    inner = {name: value for name, value in table.items() if isinstance(value, Mapping)}
+    plain = {name: value for name, value in table.items() if name not in inner}
     if path and (plain or not inner):
         lines += ["", f"[{path}]"]
     # The section of an algorithm that is not used is absent, not a setting with the value none.
     absent_sections = {"ppo", "reinforce"} if path == "learning" else set()
-    for key, value in plain.items():
-        if value is None and key in absent_sections:
+    for name, value in plain.items():
+        if value is None and name in absent_sections:
             continue
-        lines.append(f"{_key(key)} = {written(value)}")
-    for key, value in inner.items():
-        _write_table(value, f"{path}.{_key(key)}" if path else _key(key), lines)
+        lines.append(f"{key(name)} = {written(value)}")
+    for name, value in inner.items():
+        _write_table(value, f"{path}.{key(name)}" if path else key(name), lines)
 
 
-def _key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else _text(key)
+def key(name: str) -> str:
+    """A name as TOML."""
+    return name if _BARE_KEY.fullmatch(name) else _text(name)
 
 
 def written(value: Any) -> str:
@@ -102,7 +103,7 @@ def written(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(written(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        pairs = (f"{_key(str(key))} = {written(inner)}" for key, inner in value.items())
+        pairs = (f"{key(str(name))} = {written(inner)}" for name, inner in value.items())
         return "{" + ", ".join(pairs) + "}"
     text = str(value)
     return _text("\\" + text if _NEEDS_ESCAPE.fullmatch(text) else text)

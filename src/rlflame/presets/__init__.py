@@ -7,6 +7,7 @@ shown, how TOML is read or written.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -141,7 +142,7 @@ def resolve(
 def validated(data: Mapping[str, Any]) -> RunConfig:
     """The config, or a sentence that names the field, its meaning and the value seen."""
     try:
-        return RunConfig.model_validate(data)
+        config = RunConfig.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = ".".join(str(part) for part in first["loc"])
@@ -152,6 +153,24 @@ def validated(data: Mapping[str, Any]) -> RunConfig:
         about = leaves().get(path, "").rstrip(".")
         subject = f"{path} ({about}): " if about else f"{path}: " if path else ""
         raise ConfigError(f"{subject}{message}{seen}.", "rlflame config lists all") from error
+    for name, value in config.learning.environment.kwargs.items():
+        if not _plain(value):
+            raise ConfigError(
+                f"The environment's argument {name} = {value!r} is not what a recipe can carry.",
+                "texts, finite numbers, true and false, none, and lists and tables of them",
+            )
+    return config
+
+
+def _plain(value: Any) -> bool:
+    """Whether JSON, in which recipes are kept, can say it."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, list | tuple):
+        return all(map(_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _plain(inner) for name, inner in value.items())
+    return value is None or isinstance(value, str | bool | int)
 
 
 def parse_set(text: str) -> tuple[str, Any]:

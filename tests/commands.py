@@ -1,0 +1,91 @@
+"""Commands as a user types them: inside this process, or as a process of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from rlflame.cli import app
+
+#: CartPole in batches of 64 steps: an iteration takes a few milliseconds.
+TINY = tuple(
+    word
+    for setting in (
+        "runtime.fleet=inline",
+        "rollout.num_slots=2",
+        "rollout.envs_per_slot=2",
+        "rollout.steps=16",
+        "ppo.epochs=2",
+        "ppo.minibatch_size=32",
+        "evaluation.every_steps=128",
+        "evaluation.episodes=2",
+        "evaluation.final_episodes=3",
+        "evaluation.max_episode_steps=20",
+    )
+    for word in ("--set", setting)
+)
+#: The same for REINFORCE: four episodes of at most 16 steps.
+TINY_REINFORCE = tuple(
+    word
+    for setting in (
+        "runtime.fleet=inline",
+        "rollout.num_slots=2",
+        "rollout.envs_per_slot=2",
+        "rollout.steps=16",
+        "evaluation.final_episodes=3",
+        "evaluation.max_episode_steps=20",
+    )
+    for word in ("--set", setting)
+)
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """How a command ended and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines]
+
+
+def rlflame(*words: str | Path) -> Spoken:
+    """Run a command inside this process."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Spoken(result.exit_code, result.stdout, result.stderr)
+
+
+def process(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
+    """Start a command as a process of its own; what it says comes over pipes."""
+    environment = {**os.environ, **options.pop("environment", {})}
+    command = [sys.executable, "-m", "rlflame", *map(str, words)]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen(command, env=environment, text=True, **piped)
+
+
+def finished(running: subprocess.Popen[str], timeout_s: float = 60.0) -> Spoken:
+    """Wait for a process to end."""
+    try:
+        out, err = running.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        raise
+    return Spoken(running.returncode, out or "", err or "")

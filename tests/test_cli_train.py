@@ -1,0 +1,337 @@
+"""`rlflame train`: what each flag changes, what a dry run prints, what is refused."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+
+import gymnasium
+import pytest
+from commands import TINY, TINY_REINFORCE, rlflame
+
+from rlflame import presets, toml
+from rlflame.commands.train import train
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # Commands set these for the process they expect to be.
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("VECLIB_MAXIMUM_THREADS", "1")
+
+
+def resolved(*words):
+    """The config that a dry run shows."""
+    spoken = rlflame("train", *words, "--dry-run", "--json")
+    assert spoken.code == 0, spoken.err
+    return spoken.json()
+
+
+# Each flag, by the parameter that carries it: the words, then where the config changes and to what.
+FLAGS = {
+    "env": (["--env", "pendulum"], {"learning.environment.id": "Pendulum-v1"}),
+    "algo": (["--algo", "reinforce"], {"learning.algorithm": "reinforce"}),
+    "steps": (["--steps", "777"], {"stop_at_steps": 777, "stop_at_iterations": None}),
+    "iterations": (
+        ["--algo", "reinforce", "--iterations", "7"],
+        {"stop_at_steps": None, "stop_at_iterations": 7},
+    ),
+    "episodes_per_iter": (
+        ["--algo", "reinforce", "--episodes-per-iter", "24"],
+        {"learning.rollout.num_slots": 3, "learning.rollout.envs_per_slot": 8},
+    ),
+    "seed": (["--seed", "5"], {"learning.seed": 5}),
+    "preset": (["--preset", "pendulum-ppo"], {"learning.ppo.discount": 0.9}),
+    "config": (["--config", "mine.toml"], {"learning.ppo.clip_range": 0.123}),
+    "sets": (["--set", "ppo.clip_range=0.3"], {"learning.ppo.clip_range": 0.3}),
+    "env_kwargs": (
+        ["--env", "fakes:Fake-v0", "--env-kwargs", "length=4", "--env-kwargs", "fault=raise"],
+        {"learning.environment.kwargs": {"length": 4, "fault": "raise"}},
+    ),
+    "until_return": (["--until-return", "99.5"], {"evaluation.until_return": 99.5}),
+    "out": (["--out", "there"], {"runtime.out": "there"}),
+    "workers": (["--workers", "3"], {"runtime.workers": 3}),
+    "fleet": (["--fleet", "inline"], {"runtime.fleet": "inline"}),
+    "local": (["--local"], {"runtime.fleet": "local"}),
+    "quiet": (["--quiet"], {"runtime.progress": "quiet"}),
+    "plain": (["--plain"], {"runtime.progress": "plain"}),
+    "debug": (["--debug"], {"runtime.debug": True}),
+}
+#: Flags that change what is done with a config, each with a test of its own below or elsewhere.
+NO_CONFIG = {"init_from", "plot", "dry_run", "json_lines"}
+
+
+def test_every_flag_has_a_test():
+    assert FLAGS.keys() | NO_CONFIG == set(inspect.signature(train).parameters)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_flag_changes_the_config_where_it_should_and_nowhere_else(flag, tmp_path):
+    (tmp_path / "mine.toml").write_text("[learning.ppo]\nclip_range = 0.123\n")
+    words, expected = FLAGS[flag]
+    shown = rlflame("train", *words, "--dry-run")
+    assert shown.code == 0, shown.err
+    config = presets.validated(toml.parse(shown.out)).model_dump(mode="json")
+    for path, value in expected.items():
+        assert presets.get(config, path) == value
+    if flag in ("env", "algo", "iterations", "episodes_per_iter", "preset", "env_kwargs"):
+        return  # they bring another preset, or need another algorithm or environment
+    before = presets.validated(toml.parse(rlflame("train", "--dry-run").out))
+    changed = {
+        path
+        for path in presets.leaves()
+        if presets.get(config, path) != presets.get(before.model_dump(mode="json"), path)
+    }
+    assert changed == {path for path, value in expected.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("episodes", "before", "slots", "width"),
+    [(100, 8, 20, 5), (7, 8, 1, 7), (11, 8, 11, 1), (1, 8, 1, 1), (64, 8, 8, 8), (9, 4, 3, 3)],
+)
+def test_episodes_are_cut_into_slots_as_wide_as_they_can_be(episodes, before, slots, width):
+    # Widths from hand: the largest divisor that is not above the one before.
+    config = resolved(
+        *("--algo", "reinforce", "--episodes-per-iter", str(episodes)),
+        *("--set", f"envs_per_slot={before}"),
+    )
+    assert (config["num_slots"], config["envs_per_slot"]) == (slots, width)
+    assert config["episodes_per_iteration"] == episodes
+
+
+def test_an_argument_of_the_environment_wins_over_the_file(tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        "[learning.environment]\nid = 'fakes:Fake-v0'\nkwargs = {length = 3, at = 2}\n"
+    )
+    shown = resolved("--config", "mine.toml", "--env-kwargs", "length=5")
+    assert shown["env_kwargs"] == {"length": 5, "at": 2}
+
+
+@pytest.mark.parametrize(
+    ("id", "alias"), [("CartPole-v1", "cartpole"), ("Ant-v5", "ant"), ("Hopper-v5", "hopper")]
+)
+def test_a_dry_run_reads_the_sizes_from_the_spaces(id, alias):
+    env = gymnasium.make(id)
+    continuous = isinstance(env.action_space, gymnasium.spaces.Box)
+    actions = env.action_space.shape[0] if continuous else int(env.action_space.n)
+    shown = resolved("--env", alias)
+    assert shown["obs_dim"] == env.observation_space.shape[0]
+    assert (shown["act_dim"], shown["continuous"]) == (actions, continuous)
+    assert shown["layers"] == [shown["obs_dim"], 64, 64, actions]
+    seeds = [seed for slot in shown["reset_seeds"] for seed in slot]
+    assert len(set(seeds)) == len(seeds) == 64
+    env.close()
+
+
+def test_a_dry_run_in_full():
+    words = (*TINY, "--steps", "200", "--preset", "cartpole-ppo")
+    spoken = rlflame("train", *words, "--dry-run")
+    comments, _, text = spoken.out.partition("\n\n")
+    assert comments.splitlines() == [
+        "# environment  CartPole-v1: 4 observations, 2 discrete actions",
+        "# algorithm    PPO, preset cartpole-ppo, seed 0",
+        "# budget       200 steps in 4 iterations",
+        "# batch        2 slots x 2 environments x 16 steps",
+        "# policy       4-64-64-2 tanh, observations normalised",
+        "# learner      numpy, 1 thread",
+        "# workers      at most 2 can help (learning.rollout.num_slots)",
+    ]
+    assert tomllib.loads(text)["stop_at_steps"] == 200
+    assert spoken.err == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--env", "hopper", "--workers", "3", "--seed", "9"),
+        ("--algo", "reinforce", "--preset", "reinforce-classic", "--env", "pendulum"),
+        ("--env", "fakes:Fake-v0", "--env-kwargs", 'fault="a\\"b\\nc\\\\"'),
+        ("--env", "fakes:Fake-v0", "--env-kwargs", r"fault=\none"),
+        ("--env", "fakes:Fake-v0", "--env-kwargs", "seed=none", "--env-kwargs", "fault=it's = #1"),
+    ],
+)
+def test_what_a_dry_run_prints_is_a_config_file_of_the_same_config(words, tmp_path):
+    once = rlflame("train", *words, "--dry-run")
+    (tmp_path / "again.toml").write_text(once.out)
+    again = rlflame("train", "--config", "again.toml", "--dry-run")
+    # Only the name of the preset beneath is not part of a config.
+    same = [line for line in again.lines if not line.startswith("# algorithm")]
+    assert same == [line for line in once.lines if not line.startswith("# algorithm")]
+
+
+def test_arguments_reach_the_environment_as_they_were_typed():
+    shown = resolved(
+        *("--env", "fakes:Fake-v0", "--env-kwargs", r"fault=\none", "--env-kwargs", "seed=none"),
+        *("--env-kwargs", "continuous=true", "--env-kwargs", 'marker="1"'),
+    )
+    expected = {"fault": "none", "seed": None, "continuous": True, "marker": "1"}
+    assert shown["env_kwargs"] == expected
+    assert shown["continuous"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--env", "hoper"], 2, ["'hoper'", "did you mean Hopper-v5"]),
+        (["--env", "nosuchmodule:Foo-v1"], 2, ["nosuchmodule", "could not be imported"]),
+        (["--env", "CartPole-v99"], 2, ["CartPole-v99", "rlflame envs"]),
+        (["--env", "cart pole"], 2, ["learning.environment.id", "'cart pole'"]),
+        (["--env-kwargs", "foo=1"], 2, ["CartPole-v1", "'foo'", "--env-kwargs"]),
+        (["--env-kwargs", "foo"], 2, ["'foo'", "KEY=VALUE"]),
+        (["--env-kwargs", "a.b=1"], 2, ["'a.b=1'", "KEY=VALUE"]),
+        (["--env-kwargs", "low=[0.1, inf]"], 2, ["low = [0.1, inf]", "finite"]),
+        (["--algo", "sarsa"], 2, ["'sarsa'", "ppo or reinforce"]),
+        (["--preset", "cartpole"], 2, ["'cartpole'", "cartpole-ppo"]),
+        (["--set", "ppo.clip_rnge=1"], 2, ["'ppo.clip_rnge'", "learning.ppo.clip_range"]),
+        (["--iterations", "5"], 2, ["--iterations is for REINFORCE", "--steps"]),
+        (["--episodes-per-iter", "5"], 2, ["--episodes-per-iter is for REINFORCE"]),
+        (["--seed", "-1"], 2, ["learning.seed", "seen -1"]),
+        (["--fleet", "moon"], 2, ["runtime.fleet", "'moon'"]),
+        (["--json", "--quiet"], 2, ["--json and --quiet exclude each other"]),
+        (["--json", "--plain", "--quiet"], 2, ["--json and --quiet and --plain"]),
+        (
+            ["--until-return", "5", "--set", "every_steps=none"],
+            2,
+            ["--until-return", "every_steps"],
+        ),
+        (["--config", "absent.toml"], 2, ["absent.toml cannot be read"]),
+        (["--init-from", "absent.safetensors"], 1, ["absent.safetensors does not exist"]),
+        (["--set", "learning.init_policy=" + "0" * 32], 2, ["no file was given", "--init-from"]),
+        (["--workers", "0"], 2, ["--workers"]),
+        (["--steps", "many"], 2, ["--steps"]),
+        (["--nonsense"], 2, ["--nonsense"]),
+    ],
+)
+def test_what_is_refused_leaves_nothing_behind(words, code, said, tmp_path):
+    spoken = rlflame("train", "--set", "runtime.fleet=inline", *words)
+    assert spoken.code == code
+    for text in said:
+        assert text in spoken.err
+    assert "Traceback" not in spoken.err
+    assert "bug" not in spoken.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "named"),
+    [
+        (["observes=dict"], "Dict"),
+        (["observes=image"], "image"),
+        (["observes=several"], "MultiDiscrete"),
+        (["observes=shifted"], "Discrete"),
+        (["acts=dict"], "Dict"),
+        (["acts=several"], "MultiDiscrete"),
+        (["acts=integers"], "Box"),
+    ],
+)
+def test_a_space_that_cannot_be_learned_in_is_refused_by_name(kwargs, named, tmp_path):
+    words = [word for kwarg in kwargs for word in ("--env-kwargs", kwarg)]
+    spoken = rlflame("train", "--env", "fakes:Odd-v0", "--fleet", "inline", *words)
+    assert spoken.code == 2
+    assert named in spoken.err
+    assert "fakes:Odd-v0" in spoken.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tuple_space_is_refused_by_name():
+    spoken = rlflame("train", "--env", "Blackjack-v1", "--dry-run")
+    assert (spoken.code, "Tuple" in spoken.err) == (2, True)
+
+
+def test_json_says_an_error_on_both_sides():
+    spoken = rlflame("train", "--env", "hoper", "--json")
+    (event,) = spoken.events()
+    assert event["event"] == "error"
+    assert event["exit_code"] == spoken.code == 2
+    assert "'hoper'" in event["message"]
+    assert event["message"] in spoken.err
+
+
+def test_a_bug_is_one_sentence_and_with_debug_a_traceback(monkeypatch):
+    from rlflame import build
+
+    def broken(settings):
+        raise ZeroDivisionError("a wonderful bug")
+
+    monkeypatch.setattr(build, "environment", broken)
+    quiet = rlflame("train", "--dry-run")
+    assert quiet.code == 1
+    assert quiet.err.splitlines() == [
+        "rlflame: Something went wrong inside rlflame (ZeroDivisionError: a wonderful bug).",
+        "  hint: this is a bug; --debug shows where",
+    ]
+    loud = rlflame("train", "--dry-run", "--debug")
+    assert "in broken" in loud.err
+    assert loud.err.endswith(quiet.err)
+
+
+# Runs
+
+
+def test_a_run_says_where_its_files_are_and_the_next_command(tmp_path):
+    spoken = rlflame("train", *TINY, "--steps", "256")
+    assert spoken.code == 0, spoken.err
+    assert "  files       runs/cartpole-ppo-0" in spoken.lines
+    assert spoken.lines[-1] == "  next        rlflame eval runs/cartpole-ppo-0/best.safetensors"
+    assert (tmp_path / "runs/cartpole-ppo-0/best.safetensors").is_file()
+    assert spoken.err == ""
+
+
+def test_a_folder_is_never_written_over(tmp_path):
+    first = rlflame("train", *TINY, "--steps", "64", "--out", "x", "--quiet")
+    before = {path: path.read_bytes() for path in (tmp_path / "x").rglob("*") if path.is_file()}
+    second = rlflame("train", *TINY, "--steps", "64", "--out", "x", "--quiet")
+    assert (first.out, second.out) == ("x\n", "x-2\n")
+    assert before == {p: p.read_bytes() for p in (tmp_path / "x").rglob("*") if p.is_file()}
+
+
+def test_the_config_of_a_run_makes_the_same_run_again():
+    once = rlflame("train", *TINY, "--steps", "256", "--seed", "3", "--json").events()[-1]
+    again = rlflame("train", "--config", "runs/cartpole-ppo-3/config.toml", "--json").events()[-1]
+    assert again["folder"] == "runs/cartpole-ppo-3-2"
+    assert (again["state_digest"], again["digest"]) == (once["state_digest"], once["digest"])
+
+
+def test_reinforce_says_a_line_every_ten_iterations_and_one_at_the_last():
+    words = (*TINY_REINFORCE, "--algo", "reinforce", "--iterations", "25", "--plain")
+    spoken = rlflame("train", *words)
+    lines = [line.split() for line in spoken.lines if line.startswith("Iteration")]
+    assert [line[1] for line in lines] == ["10/25", "20/25", "25/25"]
+    for line in lines:
+        assert line[2:4] == ["mean", "reward"]
+        assert line[5] == "loss"
+    end = rlflame("train", *words[:-1], "--json").events()[-1]
+    assert (end["iterations"], end["episodes"]) == (25, 25 * 4)
+    assert {"seconds", "episodes_per_s", "final_mean_reward"} <= end.keys()
+
+
+def test_init_from_starts_a_new_recipe_from_a_policy():
+    rlflame("train", *TINY, "--steps", "256", "--out", "a")
+    scratch = rlflame("train", *TINY, "--steps", "64", "--json", "--seed", "1").events()[-1]
+    words = (*TINY, "--steps", "64", "--json", "--seed", "1", "--init-from", "a/best.safetensors")
+    begun = rlflame("train", *words).events()[-1]
+    assert begun["state_digest"] != scratch["state_digest"]
+    again = rlflame("train", *words).events()[-1]
+    assert again["digest"] == begun["digest"]
+    wider = rlflame("train", *words, "--set", "network.hidden=[32]")
+    assert wider.code == 2
+    assert "a/best.safetensors does not fit" in wider.err
+
+
+def test_until_return_ends_a_run_that_then_does_not_go_on():
+    end = rlflame("train", *TINY, "--steps", "9999", "--until-return", "5", "--json").events()[-1]
+    assert end["complete"]
+    assert 128 <= end["steps"] < 9999
+    again = rlflame("resume", end["folder"], "--steps", "20000")
+    assert again.code == 2
+    assert "had reached 5" in again.err
+
+
+def test_the_most_workers_that_can_help_are_named(tmp_path):
+    spoken = rlflame("train", *TINY, "--steps", "64", "--fleet", "local", "--workers", "1")
+    expected = "  rollouts     1 local worker; at most 2 can help (learning.rollout.num_slots)"
+    assert expected in spoken.lines
+    assert not list(tmp_path.glob("MUJOCO_LOG.TXT"))

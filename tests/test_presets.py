@@ -1,0 +1,264 @@
+"""From what a user typed to a config: who wins, what is refused, and what TOML can carry."""
+
+from __future__ import annotations
+
+import tomllib
+
+import gymnasium
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlflame import presets, toml
+from rlflame.config import RunConfig
+from rlflame.errors import ConfigError
+
+
+def resolve(**words):
+    words.setdefault("continuous", lambda id, kwargs: False)
+    return presets.resolve(**words)[0]
+
+
+# Who wins
+
+
+def layers(tmp_path):
+    """Every layer in turn says what gae_lambda is; the default is 0.95."""
+    file = tmp_path / "mine.toml"
+    file.write_text("[learning.ppo]\ngae_lambda = 0.3\n")
+    return {
+        "default": {"environment": "hopper", "preset": "default-ppo"},
+        "preset": {"environment": "cartpole"},
+        "file": {"environment": "cartpole", "config_file": file},
+        "set": {"environment": "cartpole", "config_file": file, "sets": ["gae_lambda=0.4"]},
+        "flag": {
+            "environment": "cartpole",
+            "config_file": file,
+            "sets": ["gae_lambda=0.4"],
+            "flags": {"learning.ppo.gae_lambda": 0.5},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [("default", 0.95), ("preset", 0.9), ("file", 0.3), ("set", 0.4), ("flag", 0.5)],
+)
+def test_flag_over_set_over_file_over_preset_over_default(tmp_path, layer, expected):
+    assert resolve(**layers(tmp_path)[layer]).learning.ppo.gae_lambda == expected
+
+
+def test_the_flag_for_an_environment_wins_over_set_and_file(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[learning.environment]\nid = "Acrobot-v1"\n')
+    assert resolve(config_file=file).learning.environment.id == "Acrobot-v1"
+    with_set = {"config_file": file, "sets": ["environment.id=pendulum"]}
+    assert resolve(**with_set).learning.environment.id == "Pendulum-v1"
+    assert resolve(**with_set, environment="hopper").learning.environment.id == "Hopper-v5"
+
+
+def test_without_any_words_it_is_ppo_on_cartpole():
+    config, preset = presets.resolve(continuous=lambda id, kwargs: False)
+    assert (config.learning.environment.id, config.learning.algorithm) == ("CartPole-v1", "ppo")
+    assert preset == "cartpole-ppo"
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "iterations"),
+    [
+        ({}, None, 100),
+        ({"sets": ["stop_at_steps=7"]}, 7, None),
+        ({"sets": ["stop_at_iterations=7"]}, None, 7),
+        ({"sets": ["stop_at_iterations=7", "stop_at_steps=9"]}, 9, 7),
+        ({"sets": ["stop_at_steps=9"], "flags": {"stop_at_iterations": 3}}, None, 3),
+        ({"sets": ["stop_at_steps=9"], "flags": {"learning.seed": 3}}, 9, None),
+    ],
+)
+def test_whoever_says_how_a_run_ends_replaces_what_was_said(words, steps, iterations):
+    config = resolve(preset="reinforce-classic", **words)
+    assert (config.stop_at_steps, config.stop_at_iterations) == (steps, iterations)
+
+
+# Names
+
+
+def test_every_alias_is_registered_under_its_id():
+    for alias, meant in presets.ALIASES.items():
+        assert meant.id in gymnasium.registry, alias
+        assert presets.environment_id(alias.upper()) == meant.id
+        assert presets.short_name(meant.id) == alias
+
+
+def test_an_id_without_alias_names_a_folder_without_odd_characters():
+    assert presets.short_name("my_pack.envs:ns/World-v3") == "my_pack.envs-ns-world-v3"
+
+
+@pytest.mark.parametrize("name", presets.preset_names())
+def test_every_preset_is_a_whole_recipe_of_its_algorithm(name):
+    method = name.rpartition("-")[2] if not name.endswith("classic") else "reinforce"
+    for continuous in (False, True):
+        config = resolve(preset=name, continuous=lambda id, kwargs, c=continuous: c)
+        assert config.learning.algorithm == method
+
+
+def test_every_environment_has_a_preset_for_every_algorithm():
+    for meant in presets.ALIASES.values():
+        for method in presets.ALGORITHMS:
+            assert presets.preset_for(meant.id, method) in presets.preset_names()
+
+
+def test_the_classic_preset_is_the_example_of_the_text_book():
+    choice = resolve(preset="reinforce-classic", environment="cartpole")
+    numbers = resolve(
+        preset="reinforce-classic", environment="hopper", continuous=lambda id, kwargs: True
+    )
+    for config, hidden, rate in ((choice, (128,), 1e-2), (numbers, (256, 256), 3e-4)):
+        learning = config.learning
+        assert (learning.network.hidden, learning.reinforce.learning_rate) == (hidden, rate)
+        assert learning.network.activation == "relu"
+        assert learning.network.log_std_init == 0.0
+        assert learning.reinforce.discount == 0.99
+        assert learning.reinforce.normalise_returns == "episode"
+        assert (learning.rollout.num_slots, learning.rollout.envs_per_slot) == (100, 1)
+        assert (config.stop_at_iterations, config.stop_at_steps) == (100, None)
+
+
+def test_whether_actions_are_continuous_is_asked_with_the_arguments_of_the_environment():
+    asked = []
+    resolve(
+        preset="reinforce-classic",
+        environment="lunarlander",
+        flags={"learning.environment.kwargs.continuous": True},
+        continuous=lambda id, kwargs: bool(asked.append((id, kwargs))),
+    )
+    assert asked == [("LunarLander-v3", {"continuous": True})]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        ({"algorithm": "poo"}, "no algorithm 'poo'", "ppo or reinforce"),
+        ({"preset": "cartpol-ppo"}, "no preset 'cartpol-ppo'", "cartpole-ppo"),
+        ({"sets": ["ppo.clip_rnge=1"]}, "no setting 'ppo.clip_rnge'", "learning.ppo.clip_range"),
+        ({"sets": ["discount=0.5"]}, "learning.ppo.discount, learning.reinforce.discount", "one"),
+        ({"sets": ["seed"]}, "'seed' is not NAME=VALUE", "--set"),
+        ({"sets": ["=3"]}, "'=3' is not NAME=VALUE", "--set"),
+        ({"sets": ["ppo.discount=2"]}, "learning.ppo.discount (Weight of", "rlflame config"),
+        ({"sets": ["ppo.discount=nan"]}, "seen nan", "rlflame config"),
+        ({"sets": ["num_slots=many"]}, "seen 'many'", "rlflame config"),
+        ({"sets": ["environment.id=[1]"]}, "not [1]", "--env"),
+        ({"sets": ["stop_at_steps=none"]}, "one of stop_at_steps and", "rlflame config"),
+        ({"algorithm": "ppo", "preset": "reinforce-classic"}, "for reinforce", "cartpole-ppo"),
+        ({"algorithm": "reinforce", "sets": ["ppo.epochs=1"]}, "section `ppo` is set", ""),
+        ({"algorithm": "reinforce", "sets": ["unit=steps"]}, "whole episodes", ""),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_the_value_seen(words, said, hint):
+    with pytest.raises(ConfigError) as caught:
+        resolve(**words)
+    assert said in caught.value.message
+    assert hint in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_a_file_may_be_absent_or_nonsense_and_is_named(tmp_path):
+    file = tmp_path / "mine.toml"
+    with pytest.raises(ConfigError, match=r"mine\.toml cannot be read"):
+        resolve(config_file=file)
+    for content in (b"a = ", b"\xff\xfe", b"x = " + b"[" * 5000):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"mine\.toml is not TOML"):
+            resolve(config_file=file)
+    file.write_text("[learning]\nalgorithm = 'reinforce'\n")
+    with pytest.raises(ConfigError, match=r"mine\.toml is for reinforce"):
+        resolve(config_file=file, algorithm="ppo")
+    file.write_text("learning.environment.kwargs.day = 2020-01-01\n")
+    with pytest.raises(ConfigError, match="day = datetime"):
+        resolve(config_file=file)
+    file.write_text("[ppo]\nepochs = 3\n")
+    with pytest.raises(ConfigError, match="no setting 'ppo'"):
+        resolve(config_file=file)
+
+
+# TOML
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("3", 3),
+        ("3.5", 3.5),
+        ("true", True),
+        ("[1, 2]", [1, 2]),
+        ("word", "word"),
+        ("two words", "two words"),
+        ('"3"', "3"),
+        ("none", None),
+        ('"none"', None),
+        (r"\none", "none"),
+        ("1\ny = 2", "1\ny = 2"),
+        ("2020-01-01", "2020-01-01"),
+        ("", ""),
+        ("{a = 1}", {"a": 1}),
+    ],
+)
+def test_a_value_is_toml_or_else_the_text_itself(written, value):
+    found = toml.parse_value(written)
+    assert (found, type(found)) == (value, type(value))
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
+    ["none", "\\none", "\\\\none", 'a"b', "a\nb", "a\\", "a = b", "#", "'''", "\x00", "\x7f", " "]
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(texts, values, max_size=4))
+def test_any_arguments_of_an_environment_survive_being_written_and_read(kwargs):
+    written = "\n".join(
+        f"{toml.key(name)} = {toml.written(value)}" for name, value in kwargs.items()
+    )
+    tomllib.loads(written)
+    assert toml.parse(written) == kwargs
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        texts,
+        # Infinite numbers are not what JSON, and so a recipe, can carry.
+        values.filter(lambda value: "inf" not in repr(value)),
+        max_size=4,
+    ),
+    st.none() | st.integers(1, 10**9),
+    st.sampled_from(["ppo", "reinforce"]),
+)
+def test_a_config_reads_back_as_itself(kwargs, limit, method):
+    config = resolve(algorithm=method)
+    data = config.model_dump()
+    data["learning"]["environment"] |= {"kwargs": kwargs, "max_episode_steps": limit}
+    config = presets.validated(data)
+    text = toml.to_toml(config)
+    assert presets.validated(toml.parse(text)) == config
+    assert toml.to_toml(presets.validated(toml.parse(text))) == text
+
+
+def test_every_setting_is_written(tmp_path):
+    """The text names each setting of the chosen algorithm once, under its own table."""
+    config = resolve()
+    table = tomllib.loads(toml.to_toml(config))
+    absent = {"learning.environment.kwargs"}
+    for path in presets.leaves():
+        if ".reinforce." in path or path in absent:
+            continue
+        assert presets.get(table, path) is not None, path
+    assert isinstance(presets.get(table, "learning.environment.kwargs"), dict)
+    assert RunConfig.model_validate(toml.parse(toml.to_toml(config))) == config
