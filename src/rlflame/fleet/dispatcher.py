@@ -22,7 +22,7 @@ from rlflame.rollout import wire
 from rlflame.rollout.child import Kind
 from rlflame.rollout.spec import Fragment, RolloutFailure
 
-from . import Observer, checked, environment_failure
+from . import Observer, checked, environment_failure, ignore
 from .jobs import Job, JobQueue, Position, broken, died, hung
 from .process import Garbled, WorkerProcess, how_it_ended
 
@@ -111,6 +111,8 @@ class Dispatcher:
             if self._over is not None:
                 self._abandon(self._over)
             self._wake()
+        if self._over is not None:
+            self._speak()
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         with self._lock:
@@ -166,6 +168,8 @@ class Dispatcher:
                 self._abandon(
                     FleetError(f"The dispatcher failed: {error!r}.", "", traceback.format_exc())
                 )
+            self._observer = ignore
+            self._speak()
 
     def _serve_until_closed(self) -> None:
         while not self._closing:
@@ -192,8 +196,15 @@ class Dispatcher:
 
     def _speak(self) -> None:
         """Tell the observer, without the lock: it may ask the fleet something in turn."""
-        while self._jobs.events:
-            self._observer(self._jobs.events.popleft())
+        while True:
+            with self._lock:
+                if not self._jobs.news:
+                    return
+                news = self._jobs.news.popleft()
+            try:
+                self._observer(news.event)
+            finally:
+                news.deliver()
 
     def _receive(self, child: _Child) -> bool:
         """Take in what a child has sent; False when there was nothing or is no more."""
@@ -251,6 +262,7 @@ class Dispatcher:
             outcome = error
         with self._lock:
             self._jobs.end(job, outcome)
+        self._speak()
 
     def _dispatch(self) -> None:
         """Hand queued jobs to idle children; a slot goes back to the child that last ran it."""

@@ -37,11 +37,25 @@ class Job:
         return (self.task.run, self.task.slot) if self.task.unit == "steps" else None
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """An event to be told, and then, if it is an end, the outcome to be handed over."""
+
+    event: FleetEvent
+    job: Job
+    outcome: Fragment | RlflameError | None = None
+
+    def deliver(self) -> None:
+        if self.outcome is not None:
+            self.job.answers.put(self.outcome)
+
+
 class JobQueue:
-    """Jobs that wait for a worker, and the events that tell of all of them."""
+    """Jobs that wait for a worker, and the news of all of them."""
 
     def __init__(self) -> None:
-        self.events: deque[FleetEvent] = deque()
+        #: In this order an observer hears of a task's end before anybody can act on it.
+        self.news: deque[News] = deque()
         self._waiting: deque[Job] = deque()
         #: Which worker ran a slot last, and so holds its environments.
         self._homes: dict[tuple[str, int], object] = {}
@@ -82,8 +96,7 @@ class JobQueue:
         """A job ends once."""
         if not job.ended:
             job.ended = True
-            self._say(job, "done" if isinstance(outcome, Fragment) else "lost")
-            job.answers.put(outcome)
+            self._say(job, "done" if isinstance(outcome, Fragment) else "lost", outcome=outcome)
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -98,8 +111,15 @@ class JobQueue:
             self.end(job, error)
         self._waiting.clear()
 
-    def _say(self, job: Job, kind: EventKind, text: str = "") -> None:
-        self.events.append(FleetEvent(kind, job.task.purpose, job.task.slot, text))
+    def _say(
+        self,
+        job: Job,
+        kind: EventKind,
+        text: str = "",
+        outcome: Fragment | RlflameError | None = None,
+    ) -> None:
+        event = FleetEvent(kind, job.task.purpose, job.task.slot, text)
+        self.news.append(News(event, job, outcome))
 
 
 def hung(
