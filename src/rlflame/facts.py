@@ -42,9 +42,11 @@ class Facts:
         """How many there will be; None where the length of episodes decides."""
         recipe, rollout = self.recipe, self.recipe.learning.rollout
         found = [recipe.stop_at_iterations] if recipe.stop_at_iterations else []
-        if recipe.stop_at_steps and rollout.unit == "steps":
+        if recipe.stop_at_steps:
+            if rollout.unit == "episodes":
+                return None
             found.append(-(-recipe.stop_at_steps // (rollout.columns * rollout.steps)))
-        return min(found) if found and (rollout.unit == "steps" or len(found) == 1) else None
+        return min(found)
 
     @property
     def most_workers(self) -> int:

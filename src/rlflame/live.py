@@ -141,7 +141,7 @@ def learning(metrics: Mapping[str, Any]) -> str:
         ("loss", "loss", ".3g"),
         ("approx_kl", "kl", ".4f"),
         ("clip_fraction", "clipped", ".0%"),
-        ("explained_variance", "explained variance", ".2f"),
+        ("explained_variance", "explained", ".2f"),
         ("learning_rate", "rate", ".1e"),
     )
     known = ((word, metrics.get(name), form) for name, word, form in wanted)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rlflame.show import RunResult, RunStart
     from rlflame.trainer import Progress
 
-#: A line is due when this share of the budget has been spent since the last one...
-_LINE_SHARE = 0.05
+#: A line is due with every such part of the budget...
+_PARTS = 20
 #: ...or when nothing has been said for so long.
 _SILENCE_S = 300.0
 _REINFORCE_LINE_ITERATIONS = 10
@@ -40,7 +40,7 @@ class PlainDisplay:
         self._aside = aside
         self._clock = clock
         self.board = Board(clock)
-        self._said_at, self._said_share, self._said_iteration = clock(), 0.0, 0
+        self._said_at, self._said_part, self._said_iteration = clock(), 0, 0
 
     def iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None:
         board = self.board
@@ -51,7 +51,7 @@ class PlainDisplay:
                 self._say_progress(self._reinforce_line())
         elif (
             board.share >= 1.0
-            or board.share >= self._said_share + _LINE_SHARE
+            or int(board.share * _PARTS) > self._said_part
             or self._clock() >= self._said_at + _SILENCE_S
         ):
             self._say_progress(self._line())
@@ -73,7 +73,7 @@ class PlainDisplay:
     @contextlib.contextmanager
     def begin(self, run: RunStart) -> Iterator[None]:
         self.board.begin(run)
-        self._said_at, self._said_share = self._clock(), self.board.share
+        self._said_at, self._said_part = self._clock(), int(self.board.share * _PARTS)
         self._out(f"rlflame {__version__}")
         for line in aligned(banner(run, self.board)):
             self._out(line)
@@ -87,7 +87,7 @@ class PlainDisplay:
     def _say_progress(self, line: str) -> None:
         if self.board.iteration != self._said_iteration:
             self._out(line)
-        self._said_at, self._said_share = self._clock(), self.board.share
+        self._said_at, self._said_part = self._clock(), int(self.board.share * _PARTS)
         self._said_iteration = self.board.iteration
 
     def _reinforce_line(self) -> str:
