@@ -185,7 +185,7 @@ class Batch:
 def fragment(task, episode_return):
     whole = task.unit == "episodes"
     lengths = np.full(task.rows, task.steps if not whole else task.slot + 1, np.int64)
-    episodes = [EpisodeStat(r, 0, 0, episode_return, 1, False, 0) for r in range(task.rows)]
+    episodes = [EpisodeStat(r, 0, 0, episode_return + r, 1, False, 0) for r in range(task.rows)]
     empty = np.zeros((0, task.rows), np.float32)
     return Fragment(
         iteration=task.iteration,
@@ -332,13 +332,15 @@ def test_a_run_ends_when_an_evaluation_lies_above_the_return_that_was_asked_for(
         staleness=staleness,
         stop_at_iterations=9,
         evaluate_every_steps=2 * BATCH,
-        until_return=35.0,
+        until_return=40.2,
     )
     trainer = train(world, wanted)
-    assert [(s // BATCH, mean) for s, _, mean in world.evaluations] == [(2, 20.0), (4, 40.0)]
+    # Two episodes, one better by 1: after four versions 40 and 41, of which the mean is above.
+    found = [(steps // BATCH, mean) for steps, _, mean in world.evaluations]
+    assert found == [(2, 20.5), (4, 40.5), (6, 60.5)]
     assert trainer.complete
     assert trainer.progress.reached
-    assert world.version == 4
+    assert world.version == 6
     # It has ended for good.
     again = World()
     assert train(again, wanted, world.saved[-1][1]).complete
@@ -437,8 +439,10 @@ def test_what_was_learned_is_kept_when_the_fleet_fails(failure, staleness):
         first = World(fail={moment: failure})
         with pytest.raises(type(failure)):
             train(first, wanted)
+        final, snapshot = first.saved[-1]
+        assert final
         second = World()
-        resumed = train(second, wanted, first.saved[-1][1])
+        resumed = train(second, wanted, snapshot)
         assert resumed.progress == whole.progress
         assert resumed.given == whole.given[len(whole.given) - len(resumed.given) :]
         assert first.evaluations + second.evaluations == untouched.evaluations
