@@ -76,6 +76,8 @@ def test_neither_workers_nor_the_number_of_episodes_change_an_episode(stochastic
             assert few.returns == many.returns[:episodes]
             assert few.lengths == many.lengths[:episodes]
         assert scored(fleet, begun, episodes=19, seed=4).returns != many.returns
+        other = scored(fleet, begun, episodes=19, seed=3, stochastic=not stochastic)
+        assert other.returns != many.returns
     for workers in (1, 3):
         with LocalFleet(workers) as fleet:
             assert scored(fleet, begun, episodes=19, **plan) == many
