@@ -93,13 +93,12 @@ class LineFile:
 
 def _end_of_lines(path: Path, lines: int, header: str) -> int:
     """The length of the header and so many whole lines; a CheckpointError if some are missing."""
-    if lines == 0 and not path.exists():
-        return 0
     wanted, end = lines + header.count("\n"), 0
-    with path.open("rb") as file:
-        while wanted and (line := file.readline()).endswith(b"\n"):
-            end += len(line)
-            wanted -= 1
+    if path.exists():
+        with path.open("rb") as file:
+            while wanted and (line := file.readline()).endswith(b"\n"):
+                end += len(line)
+                wanted -= 1
     if wanted and lines:
         raise CheckpointError(
             f"{path} has lost {min(wanted, lines)} of the {lines} lines its checkpoint counts.",

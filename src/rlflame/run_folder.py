@@ -183,11 +183,11 @@ class FileRecorder:
             self._watcher.note(f"{folder} has no record of what was before: a new one begins.")
             metric_lines = episode_lines = 0
         self._metric_file = LineFile(metrics, metric_lines)
-        opened.callback(self._metric_file.close)
+        self._metrics: Sink = JsonLines(self._metric_file)
+        opened.callback(self._metrics.close)
         self._episode_file = LineFile(episodes, episode_lines, EPISODE_HEADER)
         opened.callback(self._episode_file.close)
         self._timing = opened.enter_context((folder / "timing.jsonl").open("a", encoding="utf-8"))
-        self._metrics: Sink = JsonLines(self._metric_file)
 
     def iteration(
         self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
