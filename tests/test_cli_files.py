@@ -1,0 +1,414 @@
+"""`resume`, `eval`, `inspect`, `runs`: commands that look at what a run has left behind."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from commands import TINY, TINY_REINFORCE, rlflame
+
+from rlflame import checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch):
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("VECLIB_MAXIMUM_THREADS", "1")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Three small runs: two equal but for the steps, and one of REINFORCE."""
+    folder = tmp_path_factory.mktemp("made")
+    for name, words in {
+        "short": (*TINY, "--steps", "256"),
+        "long": (*TINY, "--steps", "512", "--set", "horizon_steps=256"),
+        "reinforce": (*TINY_REINFORCE, "--algo", "reinforce", "--iterations", "3"),
+    }.items():
+        spoken = rlflame("train", *words, "--out", folder / name, "--json")
+        assert spoken.code == 0, spoken.err
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path, monkeypatch):
+    """A copy of them to work on, as the current folder."""
+    monkeypatch.chdir(shutil.copytree(made, tmp_path / "runs").parent)
+    return tmp_path / "runs"
+
+
+def policy(folder):
+    return folder / "best.safetensors"
+
+
+# resume
+
+
+def test_resume_of_a_finished_run_says_so_and_changes_nothing(folder):
+    before = {p: p.read_bytes() for p in (folder / "short").rglob("*") if p.is_file()}
+    spoken = rlflame("resume", folder / "short")
+    assert spoken.code == 0
+    assert spoken.lines[0] == "This run was finished already, at step 256"
+    assert f"rlflame resume {folder}/short --steps 512" in spoken.out
+    assert before == {p: p.read_bytes() for p in (folder / "short").rglob("*") if p.is_file()}
+    # The number of steps it already has is no reason for an error, as a script may repeat itself.
+    assert rlflame("resume", folder / "short", "--steps", "256").lines == spoken.lines
+
+
+def test_resume_to_more_steps_equals_the_longer_run(folder):
+    ended = rlflame("resume", folder / "short", "--steps", "512", "--json").events()[-1]
+    at_once = checkpoint.load(folder / "long/latest.safetensors")
+    assert ended["state_digest"] == at_once.state_digest
+    for name in ("metrics.jsonl", "episodes.csv"):
+        assert (folder / "short" / name).read_bytes() == (folder / "long" / name).read_bytes()
+
+
+def test_resume_takes_the_name_of_a_checkpoint_too(folder):
+    file = folder / "short/checkpoints/step-000000256.safetensors"
+    ended = rlflame("resume", file, "--steps", "320", "--json").events()[-1]
+    assert (ended["steps"], ended["folder"]) == (320, str(folder / "short"))
+
+
+def test_what_resume_may_change_is_the_runtime(folder):
+    spoken = rlflame("resume", folder / "short", "--steps", "320", "--set", "keep_checkpoints=1")
+    assert spoken.code == 0, spoken.err
+    assert len(list((folder / "short/checkpoints").iterdir())) == 1
+    assert "keep_checkpoints = 1" in (folder / "short/config.toml").read_text()
+    refused = rlflame("resume", folder / "short", "--steps", "640", "--set", "ppo.epochs=1")
+    assert refused.code == 2
+    assert "learning.ppo.epochs belongs to the recipe" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["{}/short", "--steps", "100"], 2, ["--steps 100 is not beyond the 256", "--steps 512"]),
+        (["{}/short/best.safetensors"], 1, ["a policy alone", "--init-from"]),
+        (["{}/absent"], 1, ["absent"]),
+        (["{}"], 1, ["holds no checkpoint"]),
+    ],
+)
+def test_what_cannot_be_resumed(folder, words, code, said):
+    spoken = rlflame("resume", *(word.format(folder) for word in words))
+    assert spoken.code == code
+    for text in said:
+        assert text in spoken.err
+    assert "bug" not in spoken.err
+
+
+def test_a_damaged_config_is_named_and_may_be_removed(folder):
+    file = folder / "short/config.toml"
+    file.write_text("runtime = [")
+    spoken = rlflame("resume", folder / "short", "--steps", "320")
+    assert (spoken.code, f"rm {file}" in spoken.err) == (2, True)
+    file.unlink()
+    words = ("resume", folder / "short", "--steps", "320", "--fleet", "inline")
+    assert rlflame(*words).code == 0
+
+
+def test_two_trainers_on_one_folder(folder):
+    lock = os.open(folder / "short/.lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    spoken = rlflame("resume", folder / "short", "--steps", "512")
+    os.close(lock)
+    assert spoken.code == 1
+    assert "Another rlflame is training" in spoken.err
+
+
+# eval
+
+EVAL = ("--fleet", "inline")
+
+
+def test_eval_of_the_recorded_episodes_returns_what_is_recorded(folder):
+    spoken = rlflame("eval", policy(folder / "short"), "--expect-recorded", *EVAL)
+    assert spoken.code == 0, spoken.err
+    recorded = checkpoint.load(policy(folder / "short")).evaluation
+    expected = f"  check   All {recorded.episodes} returns are the recorded ones, bit for bit."
+    assert spoken.lines[-1] == expected
+    words = ("--episodes", str(recorded.episodes), "--seed", str(recorded.seed), "--json")
+    shown = rlflame("eval", policy(folder / "short"), *words, *EVAL).json()
+    assert tuple(shown["returns"]) == recorded.returns
+    assert shown["mean"] == pytest.approx(np.mean(recorded.returns))
+
+
+def altered(file, *, record=None, fingerprint=None):
+    """The same policy with another record, or from another machine."""
+    found = checkpoint.load(file)
+    recorded = replace(found.evaluation, **(record or {}))
+    made_on = {**found.fingerprint, **(fingerprint or {})}
+    checkpoint.save(file, replace(found, evaluation=recorded, best=recorded, fingerprint=made_on))
+
+
+def test_another_record_from_a_machine_like_this_one_is_not_accepted(folder):
+    file = policy(folder / "short")
+    before = checkpoint.load(file).evaluation.returns
+    altered(file, record={"returns": (before[0], before[1] + 1.0, *before[2:])})
+    spoken = rlflame("eval", file, "--expect-recorded", *EVAL)
+    assert spoken.code == 1
+    assert f"episode 1 returned {before[1]!r}, recorded is {before[1] + 1.0!r}" in spoken.err
+
+
+@pytest.mark.parametrize(("shift", "code", "word"), [(0.0, 0, "overlaps"), (1e6, 1, "lies apart")])
+def test_from_another_machine_the_intervals_must_overlap(folder, shift, code, word):
+    file = policy(folder / "short")
+    found = checkpoint.load(file).evaluation
+    record = {"returns": (found.returns[0] + 1.0, *found.returns[1:])}
+    record |= {"low": found.low + shift, "high": found.high + shift}
+    altered(file, record=record, fingerprint={"numpy": "1.0"})
+    spoken = rlflame("eval", file, "--expect-recorded", "--json", *EVAL)
+    assert spoken.code == code
+    (check,) = json.loads(spoken.lines[0])["checks"]
+    assert check["passed"] == (code == 0)
+    assert word in check["text"]
+    assert "numpy: 1.0 -> " in check["text"]
+    assert "differs from the file's in numpy: 1.0 -> " in spoken.err
+
+
+def test_expect_recorded_excludes_other_episodes_and_needs_a_record(folder):
+    file = policy(folder / "short")
+    for words in (["--episodes", "3"], ["--seed", "0"], ["--stochastic"], ["--vs", file]):
+        spoken = rlflame("eval", file, "--expect-recorded", *words)
+        assert spoken.code == 2
+        assert "--expect-recorded runs the recorded episodes" in spoken.err
+    checkpoint.save(file, replace(checkpoint.load(file), evaluation=None, best=None))
+    spoken = rlflame("eval", file, "--expect-recorded")
+    assert (spoken.code, "no recorded evaluation" in spoken.err) == (1, True)
+
+
+def test_eval_seeds_and_sampling_are_different_episodes_and_repeat_themselves(folder):
+    def returns(*words):
+        file = policy(folder / "short")
+        return rlflame("eval", file, "--episodes", "6", "--json", *EVAL, *words).json()["returns"]
+
+    assert returns() == returns("--seed", "0")
+    assert returns("--seed", "1") != returns()
+    assert returns("--stochastic") == returns("--stochastic") != returns()
+
+
+def test_min_return_is_an_exit_code(folder):
+    file = policy(folder / "short")
+    mean = rlflame("eval", file, "--episodes", "5", "--json", *EVAL).json()["mean"]
+    words = ("eval", file, "--episodes", "5", *EVAL, "--min-return")
+    reached, missed = rlflame(*words, mean), rlflame(*words, mean + 0.5)
+    assert (reached.code, missed.code) == (0, 1)
+    assert "reaches" in reached.lines[-1]
+    assert "is below" in missed.err
+    shown = rlflame(*words, mean + 0.5, "--json")
+    assert json.loads(shown.lines[0])["passed"] is False
+
+
+def test_two_policies_play_the_same_episodes(folder):
+    one, other = policy(folder / "short"), policy(folder / "reinforce")
+    words = ("--episodes", "12", "--json", *EVAL)
+    shown = rlflame("eval", one, "--vs", other, *words).json()
+    alone = rlflame("eval", other, *words).json()
+    assert shown["versus"]["returns"] == alone["returns"]
+    gaps = np.array(shown["returns"]) - np.array(alone["returns"])
+    assert shown["difference"]["mean"] == pytest.approx(gaps.mean())
+    assert shown["difference"]["low"] <= gaps.mean() <= shown["difference"]["high"]
+    said = rlflame("eval", one, "--vs", one, "--episodes", "4", *EVAL)
+    assert "difference  +0.0, 95% interval [+0.0, +0.0]" in said.out
+    assert "no clear difference" in said.out
+
+
+def test_policies_of_different_environments_are_not_compared(folder):
+    made = rlflame("train", *TINY, "--env", "acrobot", "--steps", "64", "--out", "a")
+    assert made.code == 0, made.err
+    spoken = rlflame("eval", policy(folder / "short"), "--vs", "a/best.safetensors")
+    assert spoken.code == 2
+    assert "CartPole-v1" in spoken.err
+    assert "Acrobot-v1" in spoken.err
+
+
+def test_eval_in_lines(folder):
+    file = policy(folder / "short")
+    shown = rlflame("eval", file, "--episodes", "5", "--json", *EVAL).json()
+    spoken = rlflame("eval", file, "--episodes", "5", *EVAL)
+    assert spoken.err == ""
+    assert spoken.lines == [
+        f"  policy  {file}: CartPole-v1, PPO, step {shown['steps']:,}",
+        f"  return  {shown['mean']:.1f}, 95% interval [{shown['low']:.1f}, {shown['high']:.1f}] "
+        "over 5 episodes, best actions",
+        f"  spread  std {shown['std']:.1f}, IQM {shown['iqm']:.1f}, min {shown['min']:.1f}, "
+        f"max {shown['max']:.1f}",
+        f"  length  {shown['length_mean']:.1f} steps on average",
+    ]
+
+
+# inspect
+
+
+def test_a_file_in_lines(folder):
+    found = checkpoint.load(folder / "short/latest.safetensors")
+    spoken = rlflame("inspect", folder / "short/latest.safetensors")
+    assert spoken.code == 0
+    words = {line.split()[0]: line for line in spoken.lines}
+    assert "checkpoint" in words["file"]
+    assert "CartPole-v1" in words["environment"]
+    assert "step 256, iteration 4" in words["progress"]
+    assert words["digest"].endswith(found.digest)
+    assert words["state"].endswith(found.state_digest)
+    assert f"numpy {np.__version__}" in words["made"]
+    assert f"{found.evaluation.mean:,.1f}" in words["evaluation"]
+
+
+def test_a_file_as_json_and_its_recipe_as_a_config(folder):
+    file = folder / "short/latest.safetensors"
+    (shown,) = rlflame("inspect", file, "--json").json()["files"]
+    found = checkpoint.load(file)
+    assert (shown["digest"], shown["kind"]) == (found.digest, "checkpoint")
+    assert shown["recipe"] == found.recipe.model_dump(mode="json")
+    assert shown["tensors"]["policy.actor.0.weight"] == {"dtype": "float32", "shape": [4, 64]}
+    (folder / "recipe.toml").write_text(rlflame("inspect", file, "--recipe").out)
+    again = ("train", "--config", folder / "recipe.toml", "--fleet", "inline", "--json")
+    assert rlflame(*again).events()[-1]["digest"] == found.digest
+
+
+def test_equal_files_and_folders_are_equal(folder):
+    files = (folder / "short", folder / "short/latest.safetensors")
+    spoken = rlflame("inspect", *files)
+    assert spoken.code == 0
+    assert spoken.lines[-1] == f"{files[0]} and {files[1]} are equal to the last bit."
+    assert rlflame("inspect", *files, "--json").json()["equal"] is True
+
+
+def save_with(file, copy, **changes):
+    found = checkpoint.load(file)
+    return checkpoint.save(copy, replace(found, **changes))
+
+
+def test_the_first_number_that_differs_is_named(folder):
+    file, copy = policy(folder / "short"), folder / "copy.safetensors"
+    weights = {k: v.copy() for k, v in checkpoint.load(file).policy.items()}
+    name = "actor.1.weight"
+    weights[name][2, 3] = np.nextafter(weights[name][2, 3], np.float32(9))
+    weights[name][5, 0] += 1.0
+    save_with(file, copy, policy=weights)
+    spoken = rlflame("inspect", file, copy)
+    assert spoken.code == 1
+    last = spoken.lines[-1]
+    assert f"differ first in tensor policy.{name} at [2, 3]: " in last
+    assert "(2 of 4,096 numbers differ)" in last
+
+
+def test_a_recipe_field_and_a_counter_that_differ_are_named(folder):
+    spoken = rlflame("inspect", folder / "short", folder / "long")
+    assert spoken.code == 1
+    assert "recipe stop_at_steps: 256 and 512" in spoken.lines[-1]
+    spoken = rlflame("inspect", folder / "short", folder / "reinforce", "--json")
+    assert spoken.code == 1
+    (difference,) = json.loads(spoken.out)["differences"]
+    assert difference.startswith("recipe ")
+    file, copy = policy(folder / "short"), folder / "copy.safetensors"
+    progress = checkpoint.load(file).progress
+    save_with(file, copy, progress=replace(progress, episodes=progress.episodes + 1))
+    spoken = rlflame("inspect", file, copy)
+    said = f"progress episodes: {progress.episodes} and {progress.episodes + 1}"
+    assert (spoken.code, said in spoken.lines[-1]) == (1, True)
+
+
+def test_a_policy_alone_is_not_the_checkpoint_it_came_from(folder):
+    file = folder / "short/latest.safetensors"
+    found = checkpoint.load(file)
+    copy = folder / "policy.safetensors"
+    checkpoint.save(copy, checkpoint.policy_only(found, found.evaluation))
+    spoken = rlflame("inspect", file, copy)
+    assert spoken.code == 1
+    assert "only in the first" in spoken.lines[-1]
+
+
+def test_machines_that_differ_are_named_beside_the_difference(folder):
+    file, copy = policy(folder / "short"), folder / "copy.safetensors"
+    weights = {k: v + np.float32(1) for k, v in checkpoint.load(file).policy.items()}
+    fingerprint = {**checkpoint.load(file).fingerprint, "core": "Zen9"}
+    save_with(file, copy, policy=weights, fingerprint=fingerprint)
+    assert "-> Zen9" in rlflame("inspect", file, copy).lines[-1]
+
+
+@pytest.mark.parametrize("command", ["inspect", "eval"])
+def test_a_file_that_is_none_is_a_sentence(folder, command):
+    (folder / "text.safetensors").write_text("hello " * 100)
+    for file in (folder / "text.safetensors", folder / "absent.safetensors"):
+        spoken = rlflame(command, file)
+        assert spoken.code == 1
+        assert spoken.err.startswith(f"rlflame: {file} ")
+        assert "bug" not in spoken.err
+
+
+# runs
+
+
+def test_runs_lists_what_is_there(folder, monkeypatch):
+    spoken = rlflame("runs")
+    assert spoken.code == 0
+    header, *rows = (line.split() for line in spoken.lines)
+    assert header == ["run", "state", "environment", "algorithm", "progress", "best"]
+    found = {row[0]: row for row in rows}
+    assert found.keys() == {"runs/short", "runs/long", "runs/reinforce"}
+    assert found["runs/short"][1:7] == ["finished", "CartPole-v1", "ppo", "256", "of", "256"]
+    assert found["runs/reinforce"][4:7] == ["3", "of", "3"]
+    shown = {run["folder"]: run for run in rlflame("runs", folder, "--json").json()}
+    best = checkpoint.load(folder / "short/latest.safetensors").best.mean
+    assert shown[str(folder / "short")]["best_return"] == best
+
+
+def test_runs_tells_training_from_stopped(folder):
+    config = (folder / "long/config.toml").read_text()
+    latest = checkpoint.load(folder / "long/latest.safetensors")
+    longer = replace(latest, recipe=latest.recipe.model_copy(update={"stop_at_steps": 999}))
+    for file in (folder / "long").rglob("*.safetensors"):
+        file.unlink()
+    checkpoint.save(folder / "long/latest.safetensors", longer)
+    (folder / "long/config.toml").write_text(config)
+    (run,) = rlflame("runs", folder / "long", "--json").json()
+    assert (run["state"], run["steps"], run["stop_at_steps"]) == ("stopped", 512, 999)
+    lock = os.open(folder / "long/.lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with (folder / "long/metrics.jsonl").open("a") as file:
+        file.write('{"steps": 640, "iteration": 10}\n{"steps": 70')
+    (run,) = rlflame("runs", folder / "long", "--json").json()
+    os.close(lock)
+    assert (run["state"], run["steps"], run["iterations"]) == ("training", 640, 10)
+
+
+def test_what_is_no_run_or_damaged_does_not_break_the_list(folder):
+    (folder / "notes").mkdir()
+    (folder / "notes/config.toml").write_text("title = 'mine'")
+    (folder / "file.txt").write_text("hello")
+    for file in (folder / "short").rglob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    (folder / "long/metrics.jsonl").write_bytes(b"\xff\xfe")
+    (folder / "dangling").symlink_to(folder / "nowhere")
+    spoken = rlflame("runs", folder)
+    assert spoken.code == 0
+    states = {line.split()[0]: line.split()[1] for line in spoken.lines[1:]}
+    assert states == {
+        f"{folder}/short": "damaged",
+        f"{folder}/long": "finished",
+        f"{folder}/reinforce": "finished",
+    }
+    assert "is damaged" in spoken.err
+
+
+def test_listing_writes_nothing_and_takes_no_lock(folder):
+    for lock in folder.rglob(".lock"):
+        lock.unlink()
+    before = sorted(folder.rglob("*"))
+    assert rlflame("runs", folder).code == 0
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_no_runs_yet_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spoken = rlflame("runs")
+    assert (spoken.code, spoken.out) == (0, "")
+    assert "rlflame train begins one" in spoken.err
+    assert rlflame("runs", "elsewhere").code == 1
+    assert rlflame("runs", "--json").json() == []

@@ -1,0 +1,276 @@
+"""Commands as processes: signals, what is loaded, what a closed or missing surrounding does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import TINY, finished, process, rlflame
+
+from rlflame import checkpoint
+
+#: Two workers as processes of their own, on the small run of all these tests.
+LOCAL = (*TINY, "--fleet", "local", "--workers", "2")
+
+
+def children_of(pid: int) -> list[int]:
+    shown = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
+    pairs = (line.split() for line in shown.stdout.splitlines())
+    return [int(child) for child, parent in pairs if int(parent) == pid]
+
+
+def alive(pid: int) -> bool:
+    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return bool(shown.stdout.strip()) and not shown.stdout.strip().startswith("Z")
+
+
+def until(what, timeout_s: float = 60.0) -> None:
+    """Wait for something to become true, for as long as it may take on a slow machine."""
+    end = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < end, "it never became true"
+        time.sleep(0.02)
+
+
+def events_until(running: subprocess.Popen[str], name: str) -> None:
+    for line in running.stdout:
+        if json.loads(line)["event"] == name:
+            return
+    raise AssertionError(f"no {name}: {running.stderr.read()}")
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
+    out = tmp_path / "x"
+    words = ("train", *LOCAL, "--set", "horizon_steps=9999999", "--json", "--out", out)
+    running = process(*words, "--steps", "9999999")
+    events_until(running, "iteration")
+    children = children_of(running.pid)
+    assert len(children) >= 2
+    running.send_signal(number)
+    spoken = finished(running)
+    assert spoken.code == 128 + number
+    assert not any(map(alive, children))
+    end, error = spoken.events()[-2:]
+    assert (end["event"], end["complete"]) == ("end", False)
+    assert error == {
+        "event": "error",
+        "message": f"Stopped at step {end['steps']:,}; everything is saved.",
+        "hint": f"rlflame resume {out}",
+        "exit_code": 128 + number,
+    }
+    assert "Traceback" not in spoken.err
+
+    # What it saved goes on as if nothing had happened: equal to a run that nobody disturbed.
+    goal = str(end["steps"] + 128)
+    resumed = rlflame("resume", out, "--steps", goal, "--fleet", "inline", "--json").events()[-1]
+    words = ("train", *TINY, "--set", "horizon_steps=9999999", "--out", tmp_path / "y")
+    undisturbed = rlflame(*words, "--steps", goal, "--json").events()[-1]
+    assert resumed["state_digest"] == undisturbed["state_digest"]
+    for name in ("metrics.jsonl", "episodes.csv"):
+        assert (out / name).read_bytes() == (tmp_path / "y" / name).read_bytes()
+
+
+def test_a_signal_does_not_wait_for_a_rollout(tmp_path):
+    """A worker stands still inside a step for good; the run ends all the same."""
+    marker = tmp_path / "never"
+    kwargs = ("--env-kwargs", "fault=wait", "--env-kwargs", f"marker={marker}")
+    words = ("train", "--env", "fakes:Fake-v0", *kwargs, *LOCAL, "--out", tmp_path / "x")
+    running = process(*words)
+    until(marker.with_suffix(".here").exists)
+    children = children_of(running.pid)
+    running.send_signal(signal.SIGINT)
+    spoken = finished(running)
+    assert spoken.code == 130
+    assert not any(map(alive, children))
+    assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps == 0
+
+
+STUCK = """
+import sys, time
+from rlflame import stop
+from rlflame.learner import ppo
+
+def update(self, *args):
+    print("UPDATING", flush=True)
+    while True:
+        time.sleep(0.01)
+
+def handle(self, number, frame, handle=stop.SignalStop._handle):
+    handle(self, number, frame)
+    print("HEARD", flush=True)
+
+ppo.Ppo.update = update
+stop.SignalStop._handle = handle
+sys.argv[0] = "rlflame"
+from rlflame.cli import main
+main()
+"""
+
+
+def test_a_second_signal_ends_at_once(tmp_path):
+    """The learner never comes back, so the first signal, which waits for it, is not enough."""
+    words = ("train", *LOCAL, "--quiet", "--out", str(tmp_path / "x"))
+    running = subprocess.Popen(
+        [sys.executable, "-c", STUCK, *words], stdout=subprocess.PIPE, text=True
+    )
+    assert running.stdout.readline() == "UPDATING\n"
+    children = children_of(running.pid)
+    running.send_signal(signal.SIGINT)
+    assert running.stdout.readline() == "HEARD\n"
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == -signal.SIGINT
+    running.stdout.close()
+    until(lambda: not any(map(alive, children)))
+
+
+def test_eval_interrupted_says_so_without_traceback(tmp_path):
+    made = rlflame(
+        "train", *TINY, "--env", "fakes:Fake-v0", "--steps", "64", "--out", tmp_path / "x"
+    )
+    assert made.code == 0, made.err
+    # An episode that takes for ever.
+    file = tmp_path / "x/best.safetensors"
+    marker = tmp_path / "never"
+    found = checkpoint.load(file)
+    from dataclasses import replace
+
+    kwargs = {"fault": "wait", "marker": str(marker)}
+    checkpoint.save(file, replace(found, env=replace(found.env, kwargs=kwargs)))
+    running = process("eval", file, "--workers", "1")
+    until(marker.with_suffix(".here").exists)
+    children = children_of(running.pid)
+    running.send_signal(signal.SIGINT)
+    spoken = finished(running)
+    assert (spoken.code, spoken.out) == (130, "")
+    assert spoken.err == "rlflame: Interrupted.\n"
+    assert not any(map(alive, children))
+
+
+def test_the_error_of_an_environment_reaches_the_user(tmp_path):
+    kwargs = ("--env-kwargs", "fault=print_and_raise", "--env-kwargs", "at=4")
+    words = ("train", "--env", "fakes:Fake-v0", *kwargs, *LOCAL, "--out", tmp_path / "x", "--quiet")
+    spoken = finished(process(*words))
+    assert (spoken.code, spoken.out) == (1, "")
+    assert "the moon is wrong" in spoken.err
+    assert "a word past Python" in spoken.err
+    assert re.search(r"slot \d+, row \d+, seed \d+, step \d+", spoken.err)
+    assert "in _raise" in spoken.err  # the environment's own traceback
+    assert "rlflame/trainer.py" not in spoken.err  # and none of ours
+
+
+# What is loaded
+
+HEAVY = ("numpy", "torch", "gymnasium", "mujoco", "pydantic", "rich", "safetensors", "matplotlib")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["--version"], ["nonsense"]])
+def test_help_loads_nothing_heavy(words):
+    command = [sys.executable, "-X", "importtime", "-m", "rlflame", *words]
+    shown = subprocess.run(command, capture_output=True, text=True).stderr
+    loaded = {line.rsplit("|", 1)[1].strip() for line in shown.splitlines() if "|" in line}
+    assert "rlflame.cli" in loaded
+    roots = {name.partition(".")[0] for name in loaded}
+    # Typer itself loads pydantic for a command's own options, but not for the list of commands.
+    own = {"pydantic"} if words[0] in ("train", "nonsense") else set()
+    assert not roots & set(HEAVY) - own
+    assert "click" not in roots
+
+
+def test_training_and_looking_load_no_torch(tmp_path):
+    """With a torch in the way that cannot be imported, for this process and its workers."""
+    (tmp_path / "torch.py").write_text("raise ImportError('torch was asked for')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    out = str(tmp_path / "x")
+    script = f"""
+from commands import rlflame, LOCAL
+for words in (
+    ["train", *LOCAL, "--steps", "128", "--out", {out!r}],
+    ["resume", {out!r}, "--steps", "192"],
+    ["eval", {out!r} + "/best.safetensors", "--episodes", "2"],
+    ["inspect", {out!r}],
+    ["runs", {out!r}],
+    ["config"],
+):
+    spoken = rlflame(*words)
+    assert spoken.code == 0, (words, spoken)
+import sys
+assert "torch" not in sys.modules
+refused = rlflame("train", *LOCAL, "--set", "learning.provider=torch", "--steps", "64")
+assert refused.code == 1, refused
+""".replace("import rlflame, LOCAL", f"import rlflame\nLOCAL = {LOCAL!r}")
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+SHOW_THREADS = """
+import os, sys
+from rlflame.cli import main
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy" and path is None:
+            print("THREADS", os.environ["OPENBLAS_NUM_THREADS"], os.environ["OMP_NUM_THREADS"])
+sys.meta_path.insert(0, Watch())
+sys.argv = ["rlflame", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_threads_are_limited_before_numpy_is_loaded(tmp_path, count):
+    words = ("train", "--dry-run", "--set", f"learning.threads={count}")
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "7", "OMP_NUM_THREADS": "7"}
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW_THREADS, *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert done.stdout.splitlines()[0] == f"THREADS {count} {count}", done.stderr
+
+
+# Surroundings
+
+
+def test_closed_streams_and_no_home(tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key != "HOME"}
+    words = " ".join(f"'{word}'" for word in (*LOCAL, "--steps", "128"))
+    command = f"'{sys.executable}' -m rlflame train {words} --out x <&- >&- 2>&-"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, timeout=60)
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "x/result.json").read_text())["steps"] == 128
+    # Nothing went into a file that took the place of a closed stream.
+    assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps == 128
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]
+
+
+def test_a_list_cut_short_by_its_reader_is_quiet():
+    running = process("config", "--schema")
+    running.stdout.close()
+    assert running.wait(60) == 1
+    assert running.stderr.read() == ""
+
+
+def test_a_full_disk_is_a_sentence():
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with Path("/dev/full").open("w") as full:
+        spoken = finished(process("config", stdout=full))
+    assert spoken.code == 1
+    assert "No space left on device" in spoken.err
+    assert "bug" not in spoken.err
