@@ -27,6 +27,8 @@ PATIENCE_S = 20.0
 class Conversation:
     """The parent's side, written down a second time: one byte, eight bytes, and a payload."""
 
+    greeting: Any = None
+
     def __init__(self, folder: Path) -> None:
         self.output = folder / "output"
         self._answers, write = os.pipe()
@@ -93,9 +95,20 @@ class Conversation:
             os.close(self._answers)
 
 
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: Any) -> Iterator[Conversation]:
+    """One that many tests talk to, having heard its greeting."""
+    conversation = Conversation(tmp_path_factory.mktemp("child"))
+    conversation.greeting = conversation.hear()
+    yield conversation
+    conversation.end()
+
+
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[Conversation]:
+    """One of its own, for a test that ends it."""
     conversation = Conversation(tmp_path)
+    conversation.greeting = conversation.hear()
     yield conversation
     conversation.end()
 
@@ -121,83 +134,77 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_it_says_what_it_is_and_answers_tasks(child: Conversation) -> None:
-    kind, hello = child.hear()
+def test_it_says_what_it_is_and_answers_tasks(lasting: Conversation) -> None:
+    kind, hello = lasting.greeting
     assert kind is Kind.HELLO
     assert hello["python"] == ".".join(map(str, sys.version_info[:3]))
     assert {"core", "numpy", "gymnasium", "mujoco", "box2d", "libc"} <= hello.keys()
     task = rollouts.task(rollouts.fake(length=5))
-    child.give(task)
-    kind, fragment = child.hear()
+    lasting.give(task)
+    kind, fragment = lasting.hear()
     assert kind is Kind.RESULT
     assert wire.encode(fragment) == wire.encode(rollouts.run(task))
     following = rollouts.following(task, fragment)
-    child.say(Kind.TASK, following)
-    assert wire.encode(child.hear()[1]) == wire.encode(rollouts.run(following))
+    lasting.say(Kind.TASK, following)
+    assert wire.encode(lasting.hear()[1]) == wire.encode(rollouts.run(following))
 
 
-def test_an_environment_s_failure_is_an_answer_and_not_an_end(child: Conversation) -> None:
-    child.hear()
+def test_an_environment_s_failure_is_an_answer_and_not_an_end(lasting: Conversation) -> None:
     for fault in ("raise", "exit", "shape"):
-        child.give(rollouts.task(rollouts.fake(fault=fault), slot=6))
-        kind, failure = child.hear()
+        lasting.give(rollouts.task(rollouts.fake(fault=fault), slot=6))
+        kind, failure = lasting.hear()
         assert kind is Kind.RESULT
         assert isinstance(failure, RolloutFailure)
         assert (failure.slot, failure.step) == (6, 3)
     good = rollouts.task(rollouts.fake())
-    child.say(Kind.TASK, good)
-    assert wire.encode(child.hear()[1]) == wire.encode(rollouts.run(good))
+    lasting.say(Kind.TASK, good)
+    assert wire.encode(lasting.hear()[1]) == wire.encode(rollouts.run(good))
 
 
-def test_a_task_it_cannot_read_or_has_no_policy_for_is_answered_too(child: Conversation) -> None:
-    child.hear()
-    task = rollouts.task(rollouts.fake())
-    child.say(Kind.TASK, task)
-    kind, message = child.hear()
+def test_a_task_it_cannot_read_or_has_no_policy_for_is_answered_too(lasting: Conversation) -> None:
+    task = rollouts.task(rollouts.fake(), policy_id="not sent yet")
+    lasting.say(Kind.TASK, task)
+    kind, message = lasting.hear()
     assert (kind, "KeyError" in message["traceback"]) == (Kind.BROKEN, True)
-    child.say_bytes(Kind.TASK, wire.encode(task)[:-1])
-    kind, message = child.hear()
+    lasting.say_bytes(Kind.TASK, wire.encode(task)[:-1])
+    kind, message = lasting.hear()
     assert (kind, "WireError" in message["traceback"]) == (Kind.BROKEN, True)
-    child.give(task)
-    assert child.hear()[0] is Kind.RESULT
+    lasting.give(task)
+    assert lasting.hear()[0] is Kind.RESULT
 
 
-def test_a_policy_that_it_was_told_to_forget_is_unknown_to_it(child: Conversation) -> None:
-    child.hear()
-    child.say(Kind.POLICY, {"id": "weights", "arrays": {}})
-    child.say(Kind.FORGET, {"id": "weights"})
-    child.say(Kind.FORGET, {"id": "never heard of"})
-    child.say(Kind.TASK, rollouts.task(rollouts.fake()))
-    kind, message = child.hear()
+def test_a_policy_that_it_was_told_to_forget_is_unknown_to_it(lasting: Conversation) -> None:
+    lasting.say(Kind.POLICY, {"id": "old", "arrays": {}})
+    lasting.say(Kind.FORGET, {"id": "old"})
+    lasting.say(Kind.FORGET, {"id": "never heard of"})
+    lasting.say(Kind.TASK, rollouts.task(rollouts.fake(), policy_id="old"))
+    kind, message = lasting.hear()
     assert kind is Kind.BROKEN
-    assert "KeyError: 'weights'" in message["traceback"]
+    assert "KeyError: 'old'" in message["traceback"]
 
 
-def test_beats_tell_where_a_task_stands(child: Conversation, tmp_path: Path) -> None:
-    child.hear()
+def test_beats_tell_where_a_task_stands(lasting: Conversation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     task = rollouts.task(rollouts.fake(fault="wait", at=4, marker=str(gate)), rows=1)
-    child.give(task)
-    kind, where = child.hear(beats=True)
+    lasting.give(task)
+    kind, where = lasting.hear(beats=True)
     while where["step"] < 4:
-        kind, where = child.hear(beats=True)
+        kind, where = lasting.hear(beats=True)
     assert kind is Kind.BEAT
     assert where == {"row": 0, "seed": task.states[0].seed, "step": 4}
     gate.touch()
-    assert child.hear()[0] is Kind.RESULT
+    assert lasting.hear()[0] is Kind.RESULT
 
 
-def test_what_an_environment_prints_never_gets_between_the_frames(child: Conversation) -> None:
-    child.hear()
-    child.give(rollouts.task(rollouts.fake(fault="print")))
-    assert child.hear()[0] is Kind.RESULT
-    printed = child.output.read_text()
+def test_what_an_environment_prints_never_gets_between_the_frames(lasting: Conversation) -> None:
+    lasting.give(rollouts.task(rollouts.fake(fault="print")))
+    assert lasting.hear()[0] is Kind.RESULT
+    printed = lasting.output.read_text()
     for words in ("a word on stdout", "a word on stderr", "a word past Python"):
         assert words in printed
 
 
 def test_it_ends_when_its_parent_hangs_up(child: Conversation) -> None:
-    child.hear()
     child.hang_up()
     assert child.hear() is None
     assert child.process.wait(PATIENCE_S) == 0
@@ -205,7 +212,6 @@ def test_it_ends_when_its_parent_hangs_up(child: Conversation) -> None:
 
 
 def test_it_ends_when_a_frame_stops_half_way(child: Conversation) -> None:
-    child.hear()
     assert child.process.stdin is not None
     child.process.stdin.write(struct.pack("<BQ", Kind.TASK, 1000) + b"only so much")
     child.hang_up()
@@ -216,7 +222,6 @@ def test_it_ends_in_the_middle_of_a_step_when_nobody_listens(
     child: Conversation, tmp_path: Path
 ) -> None:
     """With the program that its environment had started."""
-    child.hear()
     note = tmp_path / "program"
     child.give(rollouts.task(rollouts.fake(fault="start_program", marker=str(note)), rows=1))
     assert child.hear()[0] is Kind.RESULT
@@ -229,16 +234,14 @@ def test_it_ends_in_the_middle_of_a_step_when_nobody_listens(
     assert eventually(lambda: gone(program))
 
 
-def test_the_keyboard_s_interrupt_is_its_parent_s_business(child: Conversation) -> None:
-    child.hear()
-    child.process.send_signal(signal.SIGINT)
-    child.give(rollouts.task(rollouts.fake()))
-    assert child.hear()[0] is Kind.RESULT
+def test_the_keyboard_s_interrupt_is_its_parent_s_business(lasting: Conversation) -> None:
+    lasting.process.send_signal(signal.SIGINT)
+    lasting.give(rollouts.task(rollouts.fake()))
+    assert lasting.hear()[0] is Kind.RESULT
 
 
-def test_its_environments_have_no_standard_input_to_read_tasks_from(child: Conversation) -> None:
-    child.hear()
-    link = Path(f"/proc/{child.process.pid}/fd/0")
+def test_its_environments_have_no_standard_input_to_read_tasks_from(lasting: Conversation) -> None:
+    link = Path(f"/proc/{lasting.process.pid}/fd/0")
     if not link.exists():
         pytest.skip("no /proc on this system")
     assert os.readlink(link) == os.devnull

@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 from rlflame.rollout import spec, wire
 from rlflame.rollout.wire import WireError
 
-quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 
 # Strategies for every type in `spec`.
 
