@@ -42,12 +42,13 @@ def test_a_block_is_weights_above_biases():
         FlatVector({"n.weight": (2, 2), "other": (1,), "n.bias": (2,)}).block("n")
 
 
-def test_adam_is_torchs():
+@pytest.mark.parametrize("epsilon", [1e-8, 0.1])
+def test_adam_is_torchs(epsilon):
     rng = np.random.default_rng(0)
     ours = rng.standard_normal(50).astype(np.float32)
     theirs = torch.nn.Parameter(torch.from_numpy(ours.copy()).double())
-    adam = Adam(50, 1e-5)
-    optimizer = torch.optim.Adam([theirs], lr=1.0, eps=1e-5)
+    adam = Adam(50, epsilon)
+    optimizer = torch.optim.Adam([theirs], lr=1.0, eps=epsilon)
     for step in range(500):
         # Of every size, zeros and sudden changes included, with a rate that moves too.
         gradient = (rng.standard_normal(50) * 10.0 ** rng.integers(-6, 3)).astype(np.float32)
