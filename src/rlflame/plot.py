@@ -10,11 +10,15 @@ import csv
 import importlib.util
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlflame.errors import RlflameError
 from rlflame.rollout.spec import Float64
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WINDOW_EPISODES = 50
 
@@ -24,7 +28,11 @@ class PlotUnavailable(RlflameError):
 
 
 def check_available() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
+    try:
+        missing = importlib.util.find_spec("matplotlib") is None
+    except ValueError:  # somebody has put something else in its place
+        missing = True
+    if missing:
         raise PlotUnavailable(
             "matplotlib is not installed, so there will be no plot.", "pip install 'rlflame[plot]'"
         )
@@ -33,11 +41,21 @@ def check_available() -> None:
 def draw_returns(episodes: Path, out: Path, title: str) -> None:
     """Draw an episodes.csv into an image file."""
     check_available()
-    # It would log where it keeps its caches, and Figure needs no display and no global state.
+    figure = picture(read_returns(episodes), title)
+    try:
+        figure.savefig(out, dpi=120)
+    except OSError as error:
+        raise RlflameError(
+            f"{out} cannot be written: {error.strerror or error}.", "make room or check its folder"
+        ) from error
+
+
+def picture(returns: Float64, title: str) -> Figure:
+    """Every episode, and over it the moving average."""
+    # It would log where it keeps its caches; a Figure needs no display and no global state.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.figure import Figure
 
-    returns = read_returns(episodes)
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots()
     axes.plot(np.arange(1, len(returns) + 1), returns, alpha=0.6, label="Episode")
@@ -53,12 +71,7 @@ def draw_returns(episodes: Path, out: Path, title: str) -> None:
     axes.set_ylabel("Return")
     axes.legend()
     axes.grid(visible=True, alpha=0.3)
-    try:
-        figure.savefig(out, dpi=120)
-    except OSError as error:
-        raise RlflameError(
-            f"{out} cannot be written: {error.strerror or error}.", "make room or check its folder"
-        ) from error
+    return figure
 
 
 def read_returns(episodes: Path) -> Float64:
@@ -69,6 +82,8 @@ def read_returns(episodes: Path) -> Float64:
 
 def moving_average(values: Float64, window: int) -> Float64:
     """Element i is the mean of `window` values, the last of them values[i + window - 1]."""
+    if len(values) < window:
+        return np.zeros(0)
     sums = np.concatenate(([0.0], np.cumsum(values)))
     averages: Float64 = (sums[window:] - sums[:-window]) / window
     return averages

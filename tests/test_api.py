@@ -1,0 +1,303 @@
+"""rlflame from Python: the same parts, the same results, and policies that act by themselves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+import pytest
+from commands import TINY, TINY_REINFORCE, rlflame
+
+from rlflame import api, build, checkpoint, presets
+from rlflame.config import RuntimeSettings
+from rlflame.errors import CheckpointError, ConfigError
+from rlflame.evaluate import EvaluationPlan
+from rlflame.fleet.inline import InlineFleet
+from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.show import Silent
+
+INLINE = RuntimeSettings(fleet="inline")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def tiny(*more: str, env="cartpole", algo=None, **flags):
+    words = TINY_REINFORCE if algo == "reinforce" else TINY
+    sets = [word for word in words if word != "--set"]
+    flags.setdefault("stop_at_steps", 128)
+    config, _ = presets.resolve(
+        environment=env,
+        algorithm=algo,
+        sets=[*sets, *more],
+        flags=flags,
+        continuous=build.acts_continuously,
+    )
+    return config
+
+
+# Policies
+
+
+def by_hand(found, observation):
+    """The policy's answer in plain Python numbers, one unit at a time."""
+    weights = {name: array.astype(np.float64).tolist() for name, array in found.policy.items()}
+    values = [float(x) for x in np.asarray(observation, np.float32).ravel()]
+    if "normaliser.mean" in weights:
+        clip = found.policy_spec.observation_clip
+        pairs = zip(values, weights["normaliser.mean"], weights["normaliser.scale"], strict=True)
+        values = [max(-clip, min(clip, (x - mean) * scale)) for x, mean, scale in pairs]
+    layers = len(found.policy_spec.hidden) + 1
+    for layer in range(layers):
+        columns = zip(*weights[f"actor.{layer}.weight"], strict=True)
+        values = [
+            sum(x * w for x, w in zip(values, column, strict=True)) + bias
+            for column, bias in zip(columns, weights[f"actor.{layer}.bias"], strict=True)
+        ]
+        if layer < layers - 1:
+            values = [math.tanh(x) for x in values]
+    return values
+
+
+def test_a_loaded_policy_takes_the_action_with_the_largest_output():
+    result = api.train(tiny())
+    policy = api.load_policy(result.folder / "best.safetensors")
+    rng = np.random.default_rng(0)
+    seen = set()
+    for _ in range(30):
+        observation = rng.normal(0.0, 2.0, 4)
+        action = policy(observation)
+        left, right = by_hand(policy.checkpoint, observation)
+        if abs(left - right) > 1e-6:
+            assert action == int(right > left)
+        seen.add(action)
+    assert seen == {0, 1}
+
+
+def test_a_loaded_policy_of_a_gaussian_takes_its_mean_within_the_bounds():
+    result = api.train(tiny(env="pendulum"))
+    policy = api.load_policy(str(result.folder / "best.safetensors"))
+    env = gymnasium.make("Pendulum-v1")
+    rng = np.random.default_rng(0)
+    for size in (1.0, 100.0):
+        observation = rng.normal(0, size, 3).astype(np.float32)
+        action = policy(observation)
+        assert env.action_space.contains(action)
+        expected = np.clip(by_hand(policy.checkpoint, observation), -2.0, 2.0)
+        np.testing.assert_allclose(action, expected, atol=1e-5)
+    held = policy(observation)
+    before = held.copy()
+    policy(-observation)
+    assert np.array_equal(held, before)  # what was returned is the caller's own
+
+
+def test_observations_are_flattened_and_actions_begin_where_the_space_does():
+    config = tiny(env="fakes:Odd-v0", **{"learning.environment.max_episode_steps": 4})
+    policy = api.load_policy(api.train(config).folder / "latest.safetensors")
+    action = policy(np.zeros((2, 3)))
+    assert action in (5, 6, 7)
+    assert policy(np.zeros(6)) == action
+    with pytest.raises(ValueError, match="observation of 4 numbers; this policy takes 6"):
+        policy(np.zeros(4))
+
+
+def test_a_policy_file_that_is_none(tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        api.load_policy(tmp_path / "absent.safetensors")
+
+
+# Training
+
+
+def test_python_and_the_command_line_do_the_same():
+    words = ("train", *TINY, "--steps", "128", "--json")
+    typed = rlflame(*words, "--out", "typed").events()[-1]
+    result = api.train(tiny(**{"runtime.out": "called"}))
+    assert (result.state_digest, result.digest) == (typed["state_digest"], typed["digest"])
+    assert (result.complete, result.began) == (True, True)
+    assert result.progress.steps == typed["steps"] == 128
+    assert result.evaluation.as_dict()["returns"] == tuple(typed["evaluation"]["returns"])
+
+
+def test_names_are_enough():
+    sets = [word for word in TINY if word != "--set"]
+    result = api.train(env="acrobot", sets=[*sets, "stop_at_steps=64"])
+    assert result.folder.name == "acrobot-ppo-0"
+    assert checkpoint.load(result.folder / "latest.safetensors").env.id == "Acrobot-v1"
+
+
+def test_a_fleet_that_is_handed_in_serves_several_runs_and_stays_open():
+    alone = [api.train(tiny(**{"learning.seed": seed})).digest for seed in (1, 2)]
+    with InlineFleet() as fleet:
+        shared = [api.train(tiny(**{"learning.seed": seed}), fleet=fleet).digest for seed in (1, 2)]
+        result = api.train(tiny(), fleet=fleet)
+        source = checkpoint.load(result.folder / "best.safetensors")
+        record = api.evaluate(source, EvaluationPlan(3, max_episode_steps=20), fleet=fleet)
+        assert record == result.evaluation
+    assert shared == alone
+
+
+class Listening(Silent):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.notes: list[str] = []
+
+    def begin(self, run):
+        self.heard.append(f"begin {run.folder} {run.fleet} {run.workers} {run.resumed}")
+        return super().begin(run)
+
+    def iteration(self, metrics, returns):
+        self.heard.append(f"iteration {metrics['steps']}")
+
+    def evaluation(self, steps, record, best):
+        self.heard.append(f"evaluation {steps}")
+
+    def saved(self, path, progress):
+        self.heard.append(f"saved {progress.steps}")
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def test_whoever_shows_a_run_hears_of_it_in_order():
+    show = Listening()
+    api.train(tiny(), show=show)
+    assert show.heard == [
+        "begin runs/cartpole-ppo-0 inline 1 False",
+        "saved 0",
+        "iteration 64",
+        "iteration 128",
+        "evaluation 128",
+        "saved 128",
+        "saved 128",  # once more, with the final evaluation in it
+    ]
+    assert show.notes == []
+
+
+class After:
+    """Asks for a stop once so many iterations have been heard of."""
+
+    def __init__(self, iterations: int) -> None:
+        self.left = iterations
+        self.inner = Listening()
+
+    @property
+    def requested(self):
+        return sum(text.startswith("iteration") for text in self.inner.heard) >= self.left
+
+    def interruptible(self):
+        import contextlib
+
+        return contextlib.nullcontext()
+
+
+@pytest.mark.parametrize("algo", ["ppo", "reinforce"])
+def test_stopped_and_resumed_equals_undisturbed(algo, tmp_path):
+    flags = {"stop_at_steps": None, "stop_at_iterations": 6}
+    config = tiny(algo=algo, **flags, **{"runtime.out": "a"})
+    undisturbed = api.train(config)
+    stop = After(2)
+    config = tiny(algo=algo, **flags, **{"runtime.out": "b"})
+    cut = api.train(config, show=stop.inner, stop=stop)
+    assert (cut.complete, cut.progress.iteration, cut.evaluation) == (False, 2, None)
+    whole = api.resume(cut.folder, INLINE)
+    assert (whole.complete, whole.digest) == (True, undisturbed.digest)
+    for name in ("metrics.jsonl", "episodes.csv", "result.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert whole.evaluation == undisturbed.evaluation
+
+
+def test_a_finished_run_is_left_alone_and_a_missing_score_is_made_up_for():
+    done = api.train(tiny())
+    again = api.resume(done.folder, INLINE)
+    assert (again.began, again.complete, again.digest) == (False, True, done.digest)
+    assert again.evaluation == done.evaluation
+    # As if the process had been killed between the last checkpoint and the final score.
+    (done.folder / "result.json").unlink()
+    scored = api.resume(done.folder, INLINE)
+    assert (scored.began, scored.digest) == (True, done.digest)
+    assert scored.evaluation == done.evaluation
+    assert (done.folder / "result.json").exists()
+
+
+def test_extending_changes_the_end_and_nothing_else():
+    done = api.train(tiny())
+    found = checkpoint.load(done.folder / "latest.safetensors")
+    longer = api.extended(found, 500)
+    assert longer.recipe.stop_at_steps == 500
+    assert longer.recipe.learning == found.recipe.learning
+    assert longer.recipe.evaluation == found.recipe.evaluation
+    assert api.extended(found, None) is found
+    assert api.extended(found, 128) is found
+    with pytest.raises(ConfigError, match="--steps 100 is not beyond the 128"):
+        api.extended(found, 100)
+    assert api.finished(found)
+    assert not api.finished(longer)
+
+
+def test_a_machine_that_differs_is_said_aloud_at_resume():
+    stop = After(1)
+    cut = api.train(tiny(), show=stop.inner, stop=stop)
+    for file in (cut.folder / "latest.safetensors", *(cut.folder / "checkpoints").iterdir()):
+        found = checkpoint.load(file)
+        checkpoint.save(file, replace(found, fingerprint={**found.fingerprint, "numpy": "1.0"}))
+    show = Listening()
+    api.resume(cut.folder, INLINE, show=show)
+    assert [note for note in show.notes if "numpy: 1.0 -> " in note]
+
+
+def test_a_policy_that_does_not_fit_is_refused_before_a_folder_is_made(tmp_path):
+    source = api.train(tiny(**{"runtime.out": "a"})).folder / "best.safetensors"
+    with pytest.raises(ConfigError, match=r"actor\.0\.weight is \(4, 64\) there and \(6, 64\)"):
+        api.train(tiny(env="acrobot"), init_from=source)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_starting_from_a_policy_starts_with_its_very_weights():
+    source = api.train(tiny()).folder / "best.safetensors"
+
+    class First(Silent):
+        def begin(self, run):
+            self.policy = run.checkpoint.policy
+            return super().begin(run)
+
+    show = First()
+    api.train(tiny(**{"learning.seed": 9}), init_from=source, show=show)
+    theirs = checkpoint.load(source).policy
+    for name in theirs:
+        if name.startswith("actor."):
+            assert np.array_equal(theirs[name], show.policy[name]), name
+    np.testing.assert_allclose(show.policy["normaliser.mean"], theirs["normaliser.mean"])
+    np.testing.assert_allclose(
+        show.policy["normaliser.scale"], theirs["normaliser.scale"], rtol=1e-4
+    )
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "Hopper-v5"])
+def test_an_evaluation_is_what_a_plain_loop_over_gymnasium_returns(env):
+    source = checkpoint.load(api.train(tiny(env=env)).folder / "best.safetensors")
+    record = api.evaluate(source, EvaluationPlan(5, seed=7), INLINE)
+    policy, world = api.LoadedPolicy(source), gymnasium.make(env)
+    for episode in range(5):
+        seed = reset_seed(7, Role.EVALUATION_RESET, episode)
+        observation, _ = world.reset(seed=seed)
+        total, length, over = 0.0, 0, False
+        while not over:
+            observation, reward, terminated, truncated, _ = world.step(policy(observation))
+            total, length, over = total + float(reward), length + 1, terminated or truncated
+        assert record.lengths[episode] == length
+        assert record.returns[episode] == pytest.approx(total, rel=1e-9)
+
+
+def test_an_environment_that_has_changed_is_named():
+    source = checkpoint.load(api.train(tiny()).folder / "best.safetensors")
+    other = replace(source, env=replace(source.env, observation_size=5))
+    with pytest.raises(CheckpointError, match="observation_size 4 here, and 5 in the checkpoint"):
+        api.evaluate(other, EvaluationPlan(1), INLINE)
