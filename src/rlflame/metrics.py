@@ -104,7 +104,7 @@ def _end_of_lines(path: Path, lines: int, header: str) -> int:
             f"{path} has lost {min(wanted, lines)} of the {lines} lines its checkpoint counts.",
             "resume an earlier checkpoint by its name, or this one from an empty folder",
         )
-    return 0 if wanted else end
+    return end
 
 
 class JsonLines:

@@ -1,0 +1,475 @@
+"""A run on disk: who may write it, what is in it at every moment, and how it is taken up again."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import failpoints
+import pytest
+
+from rlflame import api, checkpoint
+from rlflame.config import RuntimeSettings
+from rlflame.errors import CheckpointError
+from rlflame.run_folder import FileRecorder, RunFolder, is_locked, newest_checkpoint, step_files
+
+
+class Watching:
+    """Whoever is told what happens."""
+
+    def __init__(self):
+        self.notes = []
+        self.saved_at = []
+
+    def iteration(self, metrics, returns): ...
+    def evaluation(self, steps, record, best): ...
+    def fleet(self, event): ...
+
+    def saved(self, path, progress):
+        self.saved_at.append(progress.steps)
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def begin(self, run):
+        return contextlib.nullcontext()
+
+
+INLINE = RuntimeSettings(fleet="inline", checkpoint_every_steps=32, keep_checkpoints=9)
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory):
+    """A run that ended; its folder must not be changed."""
+    folder = tmp_path_factory.mktemp("untouched") / "run"
+    api.train(failpoints.config(out=folder, runtime={"keep_checkpoints": 9}))
+    return folder
+
+
+@pytest.fixture
+def copied(untouched, tmp_path):
+    """A copy of that run to do something to."""
+    return Path(shutil.copytree(untouched, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def whole(untouched):
+    return checkpoint.load(untouched / "latest.safetensors")
+
+
+def at(whole, steps, **changes):
+    """The same checkpoint as if it were of another step."""
+    progress = dataclasses.replace(whole.progress, steps=steps)
+    snapshot = dataclasses.replace(whole.snapshot, progress=progress)
+    return dataclasses.replace(whole, progress=progress, snapshot=snapshot, **changes)
+
+
+def fresh(whole):
+    """What a run of the recipe starts from."""
+    nothing = {"snapshot": None, "committed": (0, 0), "best": None, "evaluation": None}
+    return dataclasses.replace(whole, **nothing)
+
+
+@contextlib.contextmanager
+def recording(folder, begun, every_steps=10, keep=2):
+    """A recorder in a folder of its own, and who watches it."""
+    watching = Watching()
+    run = RunFolder.open(folder) if folder.exists() else RunFolder.create(folder)
+    try:
+        recorder = FileRecorder(run, begun, every_steps=every_steps, keep=keep, watcher=watching)
+        try:
+            yield recorder, watching
+        finally:
+            recorder.close()
+    finally:
+        run.release()
+
+
+def offer(recorder, state, final=False):
+    recorder.snapshot(lambda: state.snapshot, state.progress, final)
+
+
+def content(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def names(folder):
+    return [path.name for path in step_files(folder)]
+
+
+def step(steps):
+    return f"step-{steps:09d}.safetensors"
+
+
+# Folders and locks.
+
+
+def test_an_existing_folder_is_never_touched(tmp_path):
+    wanted = tmp_path / "deep" / "run"
+    found = [RunFolder.create(wanted) for _ in range(3)]
+    assert [folder.path.name for folder in found] == ["run", "run-2", "run-3"]
+    for folder in found:
+        folder.release()
+    (tmp_path / "file").write_text("mine")
+    other = RunFolder.create(tmp_path / "file")
+    assert other.path == tmp_path / "file-2"
+    other.release()
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_current_folder_is_an_existing_one_too(tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    folder = RunFolder.create(Path("."))
+    folder.release()
+    assert folder.path == tmp_path / "here-2"
+    assert not list(here.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="Not a directory"):
+        RunFolder.create(tmp_path / "file" / "run")
+    with pytest.raises(CheckpointError, match="no run folder"):
+        RunFolder.open(tmp_path / "absent")
+    assert not (tmp_path / "absent").exists()
+
+
+def test_the_second_trainer_is_refused(tmp_path):
+    folder = RunFolder.create(tmp_path / "run")
+    assert is_locked(folder.path)
+    with pytest.raises(CheckpointError, match="Another rlflame"):
+        RunFolder.open(folder.path)
+    folder.release()
+    folder.release()
+    assert not is_locked(folder.path)
+    RunFolder.open(folder.path).release()
+
+
+def test_asking_whether_a_folder_is_locked_leaves_nothing_in_it(tmp_path):
+    assert not is_locked(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_lock_of_a_dead_process_is_no_obstacle(tmp_path):
+    """Killed while it holds the lock, with a child of its own still alive."""
+    program = (
+        "import subprocess, sys; from pathlib import Path\n"
+        "from rlflame.run_folder import RunFolder\n"
+        f"folder = RunFolder.create(Path({str(tmp_path / 'run')!r}))\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "print('locked', child.pid, flush=True); input()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    said, child = holder.stdout.readline().split()
+    assert said == "locked"
+    assert is_locked(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="Another rlflame"):
+        RunFolder.open(tmp_path / "run")
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    RunFolder.open(tmp_path / "run").release()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(child), signal.SIGKILL)
+    holder.stdin.close()
+    holder.stdout.close()
+
+
+def test_half_written_files_of_a_dead_process_are_removed(copied):
+    before = content(copied)
+    for name in (".latest.safetensors.tmp", ".config.toml.0a1b2c3d.tmp"):
+        (copied / name).touch()
+    (copied / "checkpoints" / f".{step(64)}.01234567.tmp").touch()
+    RunFolder.open(copied).release()
+    assert content(copied) == before
+
+
+# Checkpoints.
+
+
+def test_checkpoints_are_written_when_a_multiple_is_passed_and_the_newest_are_kept(tmp_path, whole):
+    steps = [0, 4, 9, 11, 19, 27, 45, 46, 50, 55]
+    expected = [0]
+    for before, now in itertools.pairwise(steps):
+        if any(step % 10 == 0 for step in range(before + 1, now + 1)):
+            expected.append(now)
+    with recording(tmp_path / "run", fresh(whole)) as (recorder, watching):
+        for now in steps:
+            offer(recorder, at(whole, now))
+            offer(recorder, at(whole, now))
+            kept = [s for s in expected if s <= now][-2:]
+            assert names(tmp_path / "run") == [step(s) for s in kept]
+            latest = checkpoint.load(tmp_path / "run" / "latest.safetensors")
+            assert latest.progress.steps == kept[-1]
+        assert watching.saved_at == expected
+        offer(recorder, at(whole, 55), final=True)
+        offer(recorder, at(whole, 55), final=True)
+    assert watching.saved_at == [*expected, 55]
+
+
+def test_the_newest_name_costs_no_second_copy(untouched):
+    newest = untouched / "checkpoints" / step(96)
+    assert os.path.samefile(untouched / "latest.safetensors", newest)
+
+
+def test_a_disk_without_hard_links_gets_copies(tmp_path, whole, monkeypatch):
+    def unsupported(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", unsupported)
+    with recording(tmp_path / "run", fresh(whole)) as (recorder, _):
+        for now in (0, 10, 20):
+            offer(recorder, at(whole, now))
+            latest = tmp_path / "run" / "latest.safetensors"
+            assert latest.read_bytes() == (tmp_path / "run/checkpoints" / step(now)).read_bytes()
+            assert latest.stat().st_nlink == 1
+
+
+def record_of(whole, mean):
+    return dataclasses.replace(whole.evaluation, mean=mean)
+
+
+def test_only_a_better_policy_becomes_the_best(tmp_path, whole):
+    best = tmp_path / "run" / "best.safetensors"
+    with recording(tmp_path / "run", fresh(whole)) as (recorder, _):
+        seen = []
+        for now, mean in ((10, -5.0), (20, -7.0), (30, -5.0), (40, 1.0), (50, 0.0)):
+            state = at(whole, now)
+            recorder.evaluation(state.progress, record_of(whole, mean), whole.policy)
+            offer(recorder, state)
+            kept = checkpoint.load(best)
+            assert not kept.resumable
+            assert kept.evaluation == kept.best
+            seen.append((kept.progress.steps, kept.best.mean))
+            newest = checkpoint.load(tmp_path / "run" / "latest.safetensors")
+            assert newest.best == kept.best
+    assert seen == [(10, -5.0), (10, -5.0), (10, -5.0), (40, 1.0), (40, 1.0)]
+
+
+def test_the_best_is_remembered_by_the_run_that_goes_on(tmp_path, whole):
+    begun = at(whole, 40, best=record_of(whole, 3.0), committed=(0, 0))
+    with recording(tmp_path / "run", begun) as (recorder, _):
+        assert not recorder.offer_best(at(whole, 50).progress, record_of(whole, 2.0), whole.policy)
+        assert recorder.offer_best(at(whole, 50).progress, record_of(whole, 4.0), whole.policy)
+
+
+def test_an_evaluation_is_not_passed_on_to_later_checkpoints(copied, whole):
+    assert whole.evaluation is not None
+    with recording(copied, whole) as (recorder, _):
+        # Until there is a later one, it is still the evaluation of this very policy.
+        assert checkpoint.load(copied / "latest.safetensors").evaluation == whole.evaluation
+        offer(recorder, at(whole, 200))
+    assert checkpoint.load(copied / "latest.safetensors").evaluation is None
+
+
+# Finding a checkpoint.
+
+
+def found(target):
+    notes = []
+    return newest_checkpoint(target, notes.append).progress.steps, notes
+
+
+def damage(*paths):
+    """Change the files' content."""
+    for path in paths:
+        with path.open("r+b") as file:
+            file.seek(100)
+            file.write(b"damaged")
+
+
+def test_the_newest_valid_checkpoint_is_found_and_what_was_damaged_is_said(copied):
+    assert found(copied) == (96, [])
+    assert found(copied / "checkpoints" / step(32)) == (32, [])
+    damage(copied / "latest.safetensors")
+    assert found(copied) == (96, [])
+    damage(copied / "checkpoints" / step(96))
+    steps, notes = found(copied)
+    assert steps == 64
+    assert len(notes) == 1
+    assert step(96) in notes[0]
+    damage(copied / "checkpoints" / step(64))
+    steps, notes = found(copied)
+    assert (steps, len(notes)) == (32, 2)
+    damage(*step_files(copied))
+    with pytest.raises(CheckpointError, match=step(96)):
+        found(copied)
+
+
+def test_a_checkpoint_that_nothing_points_to_yet_is_the_newest(copied):
+    """As after a death between writing the checkpoint and pointing to it."""
+    (copied / "latest.safetensors").unlink()
+    shutil.copy(copied / "checkpoints" / step(64), copied / "latest.safetensors")
+    assert found(copied) == (96, [])
+    shutil.rmtree(copied / "checkpoints")
+    assert found(copied) == (64, [])
+
+
+def test_folders_without_a_checkpoint_say_what_to_do(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no checkpoint") as caught:
+        found(tmp_path)
+    assert "rlflame runs" in caught.value.hint
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(CheckpointError) as caught:
+        found(tmp_path)
+    assert f"--config {tmp_path / 'config.toml'}" in caught.value.hint
+    with pytest.raises(CheckpointError, match="does not exist"):
+        found(tmp_path / "absent")
+
+
+# Going on.
+
+
+def resumed(target, show=None, steps=None):
+    return api.resume(target, INLINE, show=show, steps=steps)
+
+
+def same_run(folder, untouched):
+    now, then = failpoints.left_behind(folder), failpoints.left_behind(untouched)
+    return {name for name in then if now[name] != then[name]}
+
+
+@pytest.mark.parametrize("steps", [0, 32, 64, 96])
+def test_an_older_checkpoint_takes_its_folder_back_to_it(copied, untouched, steps):
+    """Later checkpoints are set aside, the logs are cut, and all of it is worked out again."""
+    later = [s for s in (0, 32, 64, 96) if s > steps]
+    watching = Watching()
+    resumed(copied / "checkpoints" / step(steps), watching)
+    aside = sorted(path.name for path in copied.glob("checkpoints/*.later"))
+    assert aside == [f"{step(s)}.later" for s in later]
+    assert bool(watching.notes) == bool(later)
+    for path in copied.glob("checkpoints/*.later"):
+        checkpoint.load(path)
+        path.unlink()
+    assert same_run(copied, untouched) == set()
+
+
+def test_a_damaged_newest_checkpoint_costs_its_steps_and_nothing_else(copied, untouched):
+    damage(copied / "latest.safetensors", copied / "checkpoints" / step(96))
+    watching = Watching()
+    resumed(copied, watching)
+    assert any("damaged" in note for note in watching.notes)
+    (copied / "checkpoints" / f"{step(96)}.later").unlink()
+    assert same_run(copied, untouched) == set()
+
+
+def test_a_checkpoint_in_a_folder_of_its_own_begins_a_new_record(tmp_path, untouched):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    shutil.copy(untouched / "checkpoints" / step(64), folder / "mine.safetensors")
+    watching = Watching()
+    result = resumed(folder / "mine.safetensors", watching)
+    assert "new one begins" in watching.notes[0]
+    assert result.digest == checkpoint.load(untouched / "latest.safetensors").digest
+    lines = (untouched / "metrics.jsonl").read_text().splitlines()
+    counted, _ = checkpoint.load(untouched / "checkpoints" / step(64)).committed
+    assert (folder / "metrics.jsonl").read_text().splitlines() == lines[counted:]
+    header, *rows = (folder / "episodes.csv").read_text().splitlines()
+    whole = (untouched / "episodes.csv").read_text().splitlines()
+    assert header == whole[0]
+    assert rows == whole[len(whole) - len(rows) :]
+    # And that record goes on in its turn.
+    assert resumed(folder).digest == result.digest
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "episodes.csv"])
+def test_lost_lines_are_said_and_an_earlier_checkpoint_goes_on(copied, untouched, name):
+    lines = (copied / name).read_text().splitlines(keepends=True)
+    (copied / name).write_text("".join(lines[:-1]))
+    before = content(copied)
+    with pytest.raises(CheckpointError, match=f"{name} has lost 1 of") as caught:
+        resumed(copied, steps=128)
+    assert "earlier" in caught.value.hint
+    after = content(copied)
+    del after[Path("config.toml")], before[Path("config.toml")]
+    assert after == before
+    resumed(copied / "checkpoints" / step(32))
+    for path in copied.glob("checkpoints/*.later"):
+        path.unlink()
+    assert same_run(copied, untouched) == set()
+
+
+def test_a_missing_log_has_lost_all_its_lines(copied):
+    (copied / "episodes.csv").unlink()
+    with pytest.raises(CheckpointError, match="has lost"):
+        resumed(copied, steps=128)
+
+
+def test_a_changed_recipe_is_on_disk_before_the_first_step(copied, whole):
+    """`resume --steps` that is killed at once must not forget the new end."""
+    longer = dataclasses.replace(
+        whole, recipe=whole.recipe.model_copy(update={"stop_at_steps": 5000})
+    )
+    with recording(copied, longer):
+        pass
+    assert newest_checkpoint(copied, print).recipe.stop_at_steps == 5000
+
+
+def test_the_runtime_changes_neither_bits_nor_logs(tmp_path, untouched):
+    changes = {"checkpoint_every_steps": 50, "keep_checkpoints": 1, "progress": "quiet"}
+    api.train(failpoints.config(out=tmp_path / "run", runtime=changes))
+    assert same_run(tmp_path / "run", untouched) == {"checkpoints"}
+
+
+# The record.
+
+
+def test_the_logs_agree_with_each_other_and_with_the_weights(untouched, whole):
+    with (untouched / "episodes.csv").open() as file:
+        episodes = list(csv.DictReader(file))
+    lines = [json.loads(line) for line in (untouched / "metrics.jsonl").read_text().splitlines()]
+    iterations = [line for line in lines if "n_updates" in line]
+    evaluations = [line for line in lines if "eval_return_mean" in line]
+    assert [line["steps"] for line in iterations] == [32, 64, 96]
+    assert [line["steps"] for line in evaluations] == [32, 64, 96]
+    assert whole.committed == (len(lines), len(episodes))
+    assert whole.progress.episodes == len(episodes) == iterations[-1]["episodes"]
+    assert len(episodes) > 2
+    for line in iterations:
+        mine = [row for row in episodes if int(row["iteration"]) == line["iteration"]]
+        assert len(mine) == line["episodes_finished"]
+        if mine:
+            mean = sum(float(row["r"]) for row in mine) / len(mine)
+            assert line["episode_return_mean"] == pytest.approx(mean)
+            length = sum(int(row["l"]) for row in mine) / len(mine)
+            assert line["episode_length_mean"] == pytest.approx(length)
+    # A CartPole earns 1 for each step.
+    assert all(float(row["r"]) == int(row["l"]) for row in episodes)
+    assert not any("time" in key or key.endswith("_s") for line in lines for key in line)
+
+
+def test_times_are_kept_apart(untouched):
+    lines = [json.loads(line) for line in (untouched / "timing.jsonl").read_text().splitlines()]
+    assert [line["steps"] for line in lines] == [32, 64, 96]
+    for line in lines:
+        assert {"wall_s", "driver_cpu_s", "collect_s", "learn_s"} <= line.keys()
+
+
+def test_the_final_evaluation_is_in_the_checkpoint_and_beside_it(untouched, whole):
+    result = json.loads((untouched / "result.json").read_text())
+    assert result["steps"] == 96
+    assert result["evaluation"]["returns"] == list(whole.evaluation.returns)
+    assert len(whole.evaluation.returns) == 3
+
+
+def test_a_log_that_cannot_be_closed_is_no_traceback(tmp_path, whole, monkeypatch):
+    with recording(tmp_path / "run", fresh(whole)) as (recorder, _):
+
+        def full():
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(recorder._metrics, "close", full)
+        recorder.close()
+        assert recorder._timing.closed
