@@ -124,7 +124,7 @@ def _learner(learning: LearningSettings, network: Network, parameters: FlatVecto
         if learning.provider == "torch":
             from rlflame.learner.networks import TorchPpo
 
-            provider = TorchPpo(parameters, network)
+            provider = TorchPpo(parameters, network, learning.threads)
         else:
             provider = NumpyPpo(parameters, network)
         return Ppo(
@@ -139,7 +139,7 @@ def _learner(learning: LearningSettings, network: Network, parameters: FlatVecto
     if learning.provider == "torch":
         from rlflame.learner.networks import TorchReinforce
 
-        provider = TorchReinforce(parameters, network)
+        provider = TorchReinforce(parameters, network, learning.threads)
     else:
         provider = NumpyReinforce(parameters, network)
     return Reinforce(reinforce, network, parameters, provider)

@@ -25,9 +25,9 @@ from .reinforce import Minibatch as ReinforceMinibatch
 class _ActorCritic:
     """Both networks as functions of leaf tensors that share the flat vectors' memory."""
 
-    def __init__(self, parameters: FlatVector, network: Network) -> None:
-        # One thread: a sum split over several has other last bits on other machines.
-        torch.set_num_threads(1)
+    def __init__(self, parameters: FlatVector, network: Network, threads: int = 1) -> None:
+        # The recipe's number, never the machine's: sums split otherwise have other last bits.
+        torch.set_num_threads(threads)
         self._gradients = FlatVector(parameters.shapes)
         self._network = network
         self._leaves: dict[str, Tensor] = {}
@@ -81,8 +81,8 @@ def _gaussian(mean: Tensor, log_std: Tensor, actions: Tensor) -> tuple[Tensor, T
 class TorchPpo:
     """The loss of `ppo`."""
 
-    def __init__(self, parameters: FlatVector, network: Network) -> None:
-        self._networks = _ActorCritic(parameters, network)
+    def __init__(self, parameters: FlatVector, network: Network, threads: int = 1) -> None:
+        self._networks = _ActorCritic(parameters, network, threads)
 
     def gradient(self, batch: PpoMinibatch, count: int) -> tuple[Float32, Metrics]:
         observations = torch.as_tensor(batch.observations)
@@ -125,8 +125,8 @@ class TorchPpo:
 class TorchReinforce:
     """The loss of `reinforce`."""
 
-    def __init__(self, parameters: FlatVector, network: Network) -> None:
-        self._networks = _ActorCritic(parameters, network)
+    def __init__(self, parameters: FlatVector, network: Network, threads: int = 1) -> None:
+        self._networks = _ActorCritic(parameters, network, threads)
 
     def gradient(self, batch: ReinforceMinibatch, count: int) -> tuple[Float32, Metrics]:
         log_probs, entropies = self._networks.act(
