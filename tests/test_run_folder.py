@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import errno
 import itertools
 import json
 import os
@@ -354,6 +355,29 @@ def test_an_older_checkpoint_takes_its_folder_back_to_it(copied, untouched, step
         checkpoint.load(path)
         path.unlink()
     assert same_run(copied, untouched) == set()
+
+
+def test_going_back_can_fail_at_any_call_and_the_run_is_still_whole(untouched, tmp_path):
+    folder = tmp_path / "run"
+    for call in itertools.count():
+        shutil.copytree(untouched, folder)
+        disk = failpoints.Disk(folder, call, errno.EIO)
+        try:
+            with disk.installed():
+                RunFolder.open(folder).release()
+                back = checkpoint.load(folder / "checkpoints" / step(32))
+                with recording(folder, back):
+                    pass
+        except CheckpointError:
+            resumed(folder)
+            for path in folder.glob("checkpoints/*.later"):
+                path.unlink()
+            assert same_run(folder, untouched) <= {"checkpoints"}, disk.calls
+        else:
+            break
+        finally:
+            shutil.rmtree(folder)
+    assert call > 10
 
 
 def test_a_damaged_newest_checkpoint_costs_its_steps_and_nothing_else(copied, untouched):

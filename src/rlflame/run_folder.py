@@ -193,7 +193,6 @@ class FileRecorder:
         self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
     ) -> None:
         finished = [(f.slot, episode) for f in fragments for episode in f.episodes]
-        finished.sort(key=lambda pair: (pair[0], pair[1].end, pair[1].row))
         returns = [episode.episode_return for _, episode in finished]
         summary: dict[str, Any] = {
             "iteration": progress.iteration,
@@ -285,12 +284,12 @@ class FileRecorder:
                 snapshot=snapshot,
             ),
         )
-        _point(self._folder.latest, path)
         later = [file for file in step_files(folder) if _steps_of(file) > progress.steps]
-        for file in reversed(later):
+        for file in later:
             file.replace(f"{file}.later")
         if later:
             self._watcher.note(f"Back to step {progress.steps}: what was later is kept as *.later.")
+        _point(self._folder.latest, path)
         for old in step_files(folder)[: -self._keep]:
             old.unlink(missing_ok=True)
         self._saved = progress
