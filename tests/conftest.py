@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 TESTS = str(Path(__file__).parent)
@@ -18,3 +21,9 @@ if TESTS not in sys.path:
 os.environ["PYTHONPATH"] = os.pathsep.join(
     dict.fromkeys([TESTS, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 )
+
+# Where nothing may be compiled beside its source, every worker would compile its libraries anew.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    compiled = tempfile.mkdtemp(prefix="rlflame-compiled-")
+    atexit.register(shutil.rmtree, compiled, ignore_errors=True)
+    os.environ["PYTHONPYCACHEPREFIX"] = compiled

@@ -122,6 +122,10 @@ class Fake(gymnasium.Env):
         self._print(shown)
         return self._raise(shown)
 
+    def _print_and_die(self, shown: Any) -> Any:
+        self._print(shown)
+        os._exit(7)
+
     def _flood_and_raise(self, shown: Any) -> Any:
         for _ in range(300):
             os.write(1, b"all work and no play " * 500)

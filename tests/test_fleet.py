@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -308,6 +309,31 @@ def test_a_failure_ends_its_own_submission_and_no_other(watched: Watched) -> Non
         list(bad)
     assert list(bad) == []
     assert {wire.encode(f) for f in good} == {alone(t) for t in slots(4, seed=5)}
+
+
+def test_what_another_thread_prints_is_not_taken_for_the_environment_s(
+    capsys: Any, tmp_path: Path
+) -> None:
+    """A display refreshes itself while a task runs in this process."""
+    gate = tmp_path / "gate"
+    env = rollouts.fake(fault="wait", marker=str(gate))
+
+    def refresh() -> None:
+        assert eventually(gate.with_suffix(".here").exists)
+        print("a progress bar")
+        gate.touch()
+
+    display = threading.Thread(target=refresh)
+    display.start()
+    with InlineFleet() as fleet:
+        list(Watched(fleet, []).send(slots(1, env)))
+        with pytest.raises(EnvironmentFailure) as caught:
+            list(Watched(fleet, []).send(slots(1, rollouts.fake(fault="print_and_raise"))))
+    display.join()
+    seen = capsys.readouterr()
+    assert seen.out == "a progress bar\n"
+    assert "a word on stdout" not in seen.out + seen.err
+    assert "progress" not in caught.value.detail
 
 
 def test_a_fleet_says_what_it_runs_on(watched: Watched) -> None:

@@ -337,20 +337,14 @@ def test_what_an_environment_prints_is_kept_to_its_end(bench: Bench) -> None:
 
 
 def test_what_an_environment_printed_before_it_took_its_worker_along_is_shown(
-    bench: Bench,
+    benches: list[Bench], monkeypatch: Any
 ) -> None:
-    code = "import fakes; fakes.Fake._kill = lambda self, x: (print('farewell'), fakes.os._exit(7))"
-    env = rollouts.fake(fault="kill")
-    env = dataclasses.replace(env, id="farewell:Fake-v0")
-    folder = Path(__file__).parent / "farewell.py"
-    try:
-        folder.write_text(code + "\n")
-        with pytest.raises(FleetError) as caught:
-            list(bench.start(slots(1, env)))
-    finally:
-        folder.unlink()
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    benches.append(Bench(1, max_retries=0))
+    with pytest.raises(FleetError) as caught:
+        list(benches[0].start(slots(1, rollouts.fake(fault="print_and_die"))))
     assert "ended with exit code 7" in str(caught.value)
-    assert "farewell" in caught.value.detail
+    assert "a word on stdout" in caught.value.detail
 
 
 def test_printed_text_goes_to_standard_error_when_it_is_asked_for(

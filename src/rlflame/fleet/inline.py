@@ -8,9 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -73,8 +76,8 @@ class InlineFleet:
             raise FleetError("The fleet was closed.")
         printed = io.StringIO()
         with (
-            contextlib.redirect_stdout(printed),
-            contextlib.redirect_stderr(printed),
+            contextlib.redirect_stdout(_Aside(sys.stdout, printed)),
+            contextlib.redirect_stderr(_Aside(sys.stderr, printed)),
             blas.one_thread(),
         ):
             result = self._worker.run(task, lambda: weights)
@@ -100,6 +103,22 @@ class InlineFleet:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class _Aside:
+    """A stream that keeps what this thread prints; another's, such as a display's, goes on."""
+
+    def __init__(self, stream: Any, kept: io.StringIO) -> None:
+        self._stream = stream
+        self._kept = kept
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        here = threading.get_ident() == self._thread
+        return (self._kept if here else self._stream).write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _InlineSubmission:

@@ -8,6 +8,7 @@ tasks, configuration.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import sys
@@ -123,5 +124,23 @@ def fingerprint() -> dict[str, str]:
 def usable_cores() -> int:
     """Processors this process may run on; a container's share, not the whole host."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0)) or 1
-    return os.cpu_count() or 1
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    return max(1, math.ceil(min(count, _quota(Path("/sys/fs/cgroup")))))
+
+
+def _quota(root: Path) -> float:
+    """Processors' worth of time that a container was granted, infinite if it was not limited."""
+    try:
+        if (root / "cpu.max").exists():
+            granted, period = (root / "cpu.max").read_text().split()
+        else:
+            granted, period = (
+                (root / "cpu" / f"cpu.cfs_{part}_us").read_text().strip()
+                for part in ("quota", "period")
+            )
+        share = float(granted) / float(period)
+    except (OSError, ValueError, ZeroDivisionError):  # no limit is spelt "max", or -1
+        return math.inf
+    return share if share > 0.0 else math.inf
