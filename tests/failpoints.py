@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import io
 import json
 import os
@@ -278,6 +279,7 @@ def sweep(plan: dict[str, Any]) -> dict[str, Any]:
     folder = Path(str(wanted.runtime.out))
     begin_or_resume(wanted)  # what is imported now is not imported again by every attempt
     shutil.rmtree(folder)
+    gc.freeze()
     error = getattr(errno, plan["error"]) if plan["error"] else None
     calls = attempt(wanted, Disk(folder))
     if calls["killed"] or calls["error"]:

@@ -31,7 +31,7 @@ KINDS = {
 
 def assert_unharmed(result):
     assert not result["complaints"], result["complaints"]
-    assert result["runs"] > 1
+    assert result["runs"] > 0
 
 
 def test_a_run_killed_at_any_call_is_resumed_to_equal_bytes(tmp_path):
@@ -43,7 +43,8 @@ def test_a_run_killed_at_any_call_is_resumed_to_equal_bytes(tmp_path):
 def test_a_machine_that_loses_power_is_resumed_to_equal_bytes(tmp_path):
     stale = {"rollout": {"staleness": 1}}
     wanted = failpoints.config(out=tmp_path / "run", learning=stale)
-    assert_unharmed(failpoints.failing_runs(wanted, power=True, of_each=1))
+    chains = [[at] for at in range(2, 90, 5)]
+    assert_unharmed(failpoints.failing_runs(wanted, power=True, chains=chains))
 
 
 def test_physics_and_weights_in_flight_survive_a_kill(tmp_path):
@@ -56,7 +57,8 @@ def test_whole_episodes_survive_a_kill_too(tmp_path):
     wanted = failpoints.config(
         "CartPole-v1", tmp_path / "run", learning={"algorithm": "reinforce"}, stop_at_steps=60
     )
-    assert_unharmed(failpoints.failing_runs(wanted, of_each=1))
+    chains = [[at] for at in range(9, 90, 9)]
+    assert_unharmed(failpoints.failing_runs(wanted, chains=chains))
 
 
 def test_a_run_killed_again_and_again_is_resumed_to_equal_bytes(tmp_path):
@@ -68,7 +70,7 @@ def test_a_run_killed_again_and_again_is_resumed_to_equal_bytes(tmp_path):
 
 def test_the_driver_of_worker_processes_can_be_killed(tmp_path):
     wanted = failpoints.config(out=tmp_path / "run", runtime={"fleet": "local", "workers": 2})
-    assert_unharmed(failpoints.failing_runs(wanted, chains=[[40, 30], [60]]))
+    assert_unharmed(failpoints.failing_runs(wanted, chains=[[40, 30]]))
 
 
 def test_a_full_disk_is_a_sentence_and_the_old_checkpoint_stays(tmp_path):
