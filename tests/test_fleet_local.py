@@ -398,6 +398,22 @@ def test_a_worker_that_never_says_hello_is_an_end(benches: list[Bench], tmp_path
         assert len(known) == 3
 
 
+def test_workers_killed_while_they_start_are_tried_more_often_but_not_for_ever(
+    benches: list[Bench], tmp_path: Path
+) -> None:
+    note = tmp_path / "starts"
+    (tmp_path / "gymnasium.py").write_text(
+        "import os, signal\n"
+        f"open({str(note)!r}, 'a').write('.')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with in_front_of_the_path(tmp_path):
+        benches.append(Bench(1))
+        with pytest.raises(FleetError, match=r"could not start \(killed by signal 9"):
+            list(benches[0].start(slots(1)))
+    assert 3 < len(note.read_text()) <= 12
+
+
 def test_files_in_the_current_folder_are_not_mistaken_for_libraries(
     tmp_path: Path, monkeypatch: Any
 ) -> None:

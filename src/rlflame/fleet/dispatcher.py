@@ -27,7 +27,9 @@ from .jobs import Job, JobQueue, Position, broken, died, hung
 from .process import Garbled, WorkerProcess, how_it_ended
 
 _TICK_S = 0.2
+#: Starts that may fail in a row; more when somebody kills them, which says less of the next one.
 _START_ATTEMPTS = 3
+_KILLED_START_ATTEMPTS = 12
 _START_DEADLINE_S = 120.0
 
 
@@ -337,10 +339,11 @@ class Dispatcher:
         """A child is no more: put another in its place, and give its task to somebody else."""
         self._unwatch(child)
         code = child.process.retire(grace_s=0.0 if how else 5.0)
+        attempts = _KILLED_START_ATTEMPTS if code < 0 and not how else _START_ATTEMPTS
         how = how or how_it_ended(code)
         printed = child.process.printed().strip()
         self._failed_starts += child.hello is None
-        if self._failed_starts >= _START_ATTEMPTS:
+        if child.hello is None and self._failed_starts >= attempts:
             hint = "rlflame train --fleet inline shows the cause"
             message = f"A worker process could not start ({how})."
             self._abandon(FleetError(message, hint, printed))
