@@ -40,7 +40,7 @@ FLAGS = {
     ),
     "episodes_per_iter": (
         ["--algo", "reinforce", "--episodes-per-iter", "24"],
-        {"learning.rollout.num_slots": 3, "learning.rollout.envs_per_slot": 8},
+        {"learning.rollout.num_slots": 6, "learning.rollout.envs_per_slot": 4},
     ),
     "seed": (["--seed", "5"], {"learning.seed": 5}),
     "preset": (["--preset", "pendulum-ppo"], {"learning.ppo.discount": 0.9}),

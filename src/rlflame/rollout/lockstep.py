@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import io
 import math
 import sys
@@ -69,9 +70,23 @@ def make(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, An
         options["render_mode"] = render_mode
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        _import_code(spec.id)
+        # Before anything is made: loading a model may warn already.
+        _quiet_mujoco()
         env: gymnasium.Env[Any, Any] = gymnasium.make(spec.id, disable_env_checker=True, **options)
     _quiet_mujoco()
     return env
+
+
+def _import_code(id: str) -> None:
+    """Import what an id needs; what is wrong with it is for `gymnasium.make` to say."""
+    module, _, name = id.rpartition(":")
+    with contextlib.suppress(Exception):
+        if module:
+            importlib.import_module(module)
+        entry = gymnasium.spec(name).entry_point
+        if isinstance(entry, str):
+            importlib.import_module(entry.partition(":")[0])
 
 
 def _listed(value: Any) -> Any:
