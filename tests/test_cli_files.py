@@ -314,6 +314,17 @@ def test_a_recipe_field_and_a_counter_that_differ_are_named(folder):
     assert (spoken.code, said in spoken.lines[-1]) == (1, True)
 
 
+def test_equal_states_of_different_recipes_are_not_equal(folder):
+    file, copy = policy(folder / "short"), folder / "copy.safetensors"
+    found = checkpoint.load(file)
+    changed = found.recipe.evaluation.model_copy(update={"episodes": 77})
+    saved = save_with(file, copy, recipe=found.recipe.model_copy(update={"evaluation": changed}))
+    assert saved.state_digest == found.state_digest
+    spoken = rlflame("inspect", file, copy)
+    assert spoken.code == 1
+    assert "differ first in recipe evaluation.episodes: 2 and 77" in spoken.lines[-1]
+
+
 def test_a_policy_alone_is_not_the_checkpoint_it_came_from(folder):
     file = folder / "short/latest.safetensors"
     found = checkpoint.load(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -29,6 +30,8 @@ def resolved(*words):
     return spoken.json()
 
 
+SHIPPED = tomllib.loads((Path(presets.__file__).parent / "pendulum-ppo.toml").read_text())
+
 # Each flag, by the parameter that carries it: the words, then where the config changes and to what.
 FLAGS = {
     "env": (["--env", "pendulum"], {"learning.environment.id": "Pendulum-v1"}),
@@ -39,11 +42,11 @@ FLAGS = {
         {"stop_at_steps": None, "stop_at_iterations": 7},
     ),
     "episodes_per_iter": (
-        ["--algo", "reinforce", "--episodes-per-iter", "24"],
-        {"learning.rollout.num_slots": 6, "learning.rollout.envs_per_slot": 4},
+        ["--algo", "reinforce", "--set", "envs_per_slot=8", "--episodes-per-iter", "24"],
+        {"learning.rollout.num_slots": 3, "learning.rollout.envs_per_slot": 8},
     ),
     "seed": (["--seed", "5"], {"learning.seed": 5}),
-    "preset": (["--preset", "pendulum-ppo"], {"learning.ppo.discount": 0.9}),
+    "preset": (["--preset", "pendulum-ppo"], {"stop_at_steps": SHIPPED["stop_at_steps"]}),
     "config": (["--config", "mine.toml"], {"learning.ppo.clip_range": 0.123}),
     "sets": (["--set", "ppo.clip_range=0.3"], {"learning.ppo.clip_range": 0.3}),
     "env_kwargs": (

@@ -36,8 +36,19 @@ class Clock:
         return self.now
 
 
+#: Presets may change; the words about them may not.
+SHAPE = {
+    "learning.rollout.num_slots": 8,
+    "learning.rollout.envs_per_slot": 8,
+    "learning.rollout.steps": 32,
+    "learning.network.hidden": (64, 64),
+}
+
+
 def beginning(**words):
     words.setdefault("continuous", build.acts_continuously)
+    if words.get("preset") != "reinforce-classic":
+        words["flags"] = {"stop_at_steps": 1_000_000, **SHAPE, **words.get("flags", {})}
     config, preset = presets.resolve(**words)
     recipe = config.recipe.with_horizon()
     return build.beginning(recipe, build.environment(recipe.learning.environment)), preset
@@ -365,6 +376,14 @@ def test_the_live_view(width):
 # The board: who is where
 
 
+def test_however_a_process_ends_its_terminal_has_a_cursor():
+    out = io.StringIO()
+    show = LiveDisplay(Console(file=out, width=80, force_terminal=True), Clock())
+    with show.begin(started()):
+        # What a terminal would have seen if the process were killed here.
+        assert out.getvalue().rfind("\x1b[?25h") > out.getvalue().rfind("\x1b[?25l") >= 0
+
+
 def test_a_slot_that_is_submitted_again_begins_a_new_round():
     board = Board(Clock())
 
@@ -412,16 +431,13 @@ def test_the_return_is_of_the_last_hundred_episodes():
                 "flags": {"stop_at_steps": 5000, "stop_at_iterations": 3},
             },
             None,
-            "3 iterations of 16 episodes (48 episodes), or 5,000 steps",
+            "3 iterations of 64 episodes (192 episodes), or 5,000 steps",
         ),
-        ({"flags": {"stop_at_iterations": 3}}, 3, "3 iterations"),
+        ({"flags": {"stop_at_steps": None, "stop_at_iterations": 3}}, 3, "3 iterations"),
     ],
 )
 def test_how_many_iterations_there_will_be(words, iterations, budget):
-    flags = {"learning.rollout.num_slots": 8, "learning.rollout.envs_per_slot": 8}
-    if words.get("algorithm"):
-        flags = {"learning.rollout.num_slots": 2, "learning.rollout.envs_per_slot": 8}
-    checkpoint, preset = beginning(**{**words, "flags": {**flags, **words["flags"]}})
+    checkpoint, preset = beginning(**words)
     facts = Facts(checkpoint.recipe, checkpoint.env, preset)
     assert (facts.iterations, facts.budget()) == (iterations, budget)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -20,6 +21,9 @@ def resolve(**words):
 
 
 # Who wins
+
+CARTPOLE = tomllib.loads((Path(presets.__file__).parent / "cartpole-ppo.toml").read_text())
+SHIPPED = CARTPOLE["learning"]["ppo"]["gae_lambda"]
 
 
 def layers(tmp_path):
@@ -42,7 +46,7 @@ def layers(tmp_path):
 
 @pytest.mark.parametrize(
     ("layer", "expected"),
-    [("default", 0.95), ("preset", 0.9), ("file", 0.3), ("set", 0.4), ("flag", 0.5)],
+    [("default", 0.95), ("preset", SHIPPED), ("file", 0.3), ("set", 0.4), ("flag", 0.5)],
 )
 def test_flag_over_set_over_file_over_preset_over_default(tmp_path, layer, expected):
     assert resolve(**layers(tmp_path)[layer]).learning.ppo.gae_lambda == expected
