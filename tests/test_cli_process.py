@@ -250,15 +250,16 @@ def test_threads_are_limited_before_numpy_is_loaded(tmp_path, count):
 def test_closed_streams_and_no_home(tmp_path):
     """An environment that writes past Python would write into whatever took a stream's number."""
     environment = {key: value for key, value in os.environ.items() if key != "HOME"}
-    kwargs = ("--env-kwargs", "fault=print", "--env-kwargs", "where=init")
-    env = ("--env", "fakes:Fake-v0", *kwargs)
-    words = " ".join(f"'{word}'" for word in (*env, *LOCAL, "--steps", "128"))
+    env = ("--env", "fakes:Fake-v0", "--env-kwargs", "fault=print")
+    words = " ".join(f"'{word}'" for word in (*env, *TINY, "--steps", "128"))
     command = f"'{sys.executable}' -m rlflame train {words} --out x <&- >&- 2>&-"
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, timeout=60)
     assert done.returncode == 0
     assert json.loads((tmp_path / "x/result.json").read_text())["steps"] == 128
     assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps == 128
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]
+    for file in (tmp_path / "x").rglob("*"):
+        assert not file.is_file() or b"a word" not in file.read_bytes(), file
 
 
 def test_a_list_cut_short_by_its_reader_is_quiet():

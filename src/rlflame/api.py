@@ -102,7 +102,6 @@ def train(
         begun = build.beginning(recipe, env_spec, start)
         folder = RunFolder.create(run_path(recipe, runtime))
         try:
-            _write_config(folder, recipe, runtime)
             described = RunStart(folder.path, begun, fleet.name, fleet.capacity, preset, False)
             return _run(folder, begun, runtime, fleet, show, stop or NeverStop(), described, start)
         finally:
@@ -123,6 +122,8 @@ def resume(
     A run that is finished stays as it is: the result says how it ended.
     """
     show = show or Silent()
+    if not target.exists():
+        raise CheckpointError(f"{target} does not exist.", "rlflame runs lists the runs here")
     path = target if target.is_dir() else _folder_of(target)
     folder = RunFolder.open(path)
     try:
@@ -141,7 +142,6 @@ def resume(
         _check_environment(found)
         slots = found.recipe.learning.rollout.num_slots
         with _open(fleet, runtime, slots, show) as fleet:
-            _write_config(folder, found.recipe, runtime)
             described = RunStart(path, found, fleet.name, fleet.capacity, "", True)
             return _run(folder, found, runtime, fleet, show, stop or NeverStop(), described, None)
     finally:
@@ -226,6 +226,8 @@ def _run(
         watcher=show,
     )
     try:
+        # Only now: a run that is refused keeps the config it has.
+        _write_config(folder, begun.recipe, runtime)
         with show.begin(described):
             trainer = build.trainer(begun, fleet, recorder, stop, folder.path.name, start)
             complete = trainer.run()
