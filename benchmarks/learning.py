@@ -91,9 +91,7 @@ def run_all(work: list[tuple[Study, int]], jobs: int, path: Path) -> None:
             study, seed = waiting.pop(0)
             command = [sys.executable, __file__, "one", json.dumps(study.__dict__), str(seed)]
             environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, text=True, env=environment
-            )
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
             running.append((study, seed, process))
         for entry in list(running):
             study, seed, process = entry
@@ -187,7 +185,9 @@ def report(studies: list[Study], seeds: list[int], path: Path) -> None:
         if not len(values):
             continue
         picks = generator.integers(0, len(values), (2000, len(values)))
-        low, high = np.quantile([interquartile_mean(values[pick]) for pick in picks], [0.025, 0.975])
+        low, high = np.quantile(
+            [interquartile_mean(values[pick]) for pick in picks], [0.025, 0.975]
+        )
         iqm = interquartile_mean(values)
         met = "" if study.floor is None else ("yes" if iqm >= study.floor else "no")
         print(f"| {study.name} | {len(values)} | {iqm:.1f} | [{low:.1f}, {high:.1f}] "
