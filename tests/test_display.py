@@ -461,6 +461,30 @@ def test_an_error_is_a_sentence_and_the_next_command(capsys):
     )
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_tally_is_one_line_on_a_terminal_and_goes_away(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    events = [FleetEvent("submitted", "evaluate", slot) for slot in range(3)]
+    events += [FleetEvent(kind, "evaluate", 1) for kind in ("running", "done")]
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        with display.Tally(stream) as tally:
+            for event in events:
+                tally.fleet(event)
+    assert pipe.getvalue() == ""
+    assert "\n" not in terminal.getvalue()
+    lines = terminal.getvalue().split("\r\x1b[K")
+    assert lines[-2:] == ["1 of 3 groups of episodes played", ""]
+    monkeypatch.setenv("TERM", "dumb")
+    with display.Tally(dumb := Terminal()) as tally:
+        tally.fleet(events[0])
+    assert dumb.getvalue() == ""
+
+
 def test_which_display_for_which_mode(monkeypatch):
     assert isinstance(display.choose("json"), JsonDisplay)
     assert isinstance(display.choose("quiet"), display.QuietDisplay)

@@ -23,6 +23,7 @@ from rlflame.commands.train import resume, train
 app = typer.Typer(
     name="rlflame",
     help="Reinforcement learning from one command, with the same result to the last bit.",
+    epilog="Begin with: rlflame train --env hopper",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # Rich takes longer to load than the whole help may take

@@ -42,7 +42,7 @@ def choose(mode: str) -> Display:
         return JsonDisplay()
     if mode == "quiet":
         return QuietDisplay()
-    if mode == "live" or (mode == "auto" and _can_draw()):
+    if mode == "live" or (mode == "auto" and _draws(sys.stdout)):
         from rlflame.live import LiveDisplay
 
         return LiveDisplay()
@@ -51,9 +51,10 @@ def choose(mode: str) -> Display:
     return PlainDisplay()
 
 
-def _can_draw() -> bool:
+def _draws(stream: IO[str] | None) -> bool:
+    """Whether it is a terminal that can move its cursor."""
     terminal = os.environ.get("TERM", "dumb")
-    return sys.stdout is not None and sys.stdout.isatty() and terminal not in ("", "dumb")
+    return stream is not None and stream.isatty() and terminal not in ("", "dumb")
 
 
 def say(text: str) -> None:
@@ -204,3 +205,36 @@ class QuietDisplay:
 
     def ended(self, result: RunResult) -> None:
         report(str(result.folder))
+
+
+class Tally(QuietDisplay):
+    """How many groups of an evaluation have been played, on one line that goes away again.
+
+    Only where standard error is a terminal: it is no part of the result.
+    """
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        stream = stream or sys.stderr
+        self._stream = stream if _draws(stream) else None
+        self._board = Board()
+
+    def fleet(self, event: FleetEvent) -> None:
+        self._board.fleet(event)
+        fanout = self._board.fanout
+        self._draw(f"{fanout.finished} of {count(fanout.submitted, 'group')} of episodes played")
+
+    def note(self, text: str) -> None:
+        self._draw("")
+        say_aside(text)
+
+    def __enter__(self) -> Tally:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._draw("")
+
+    def _draw(self, text: str) -> None:
+        if self._stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(f"\r\x1b[K{text}")
+                self._stream.flush()

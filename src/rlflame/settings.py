@@ -95,8 +95,10 @@ def resolve(
         flags=flags,
         continuous=_continuous,
     )
-    if config.learning.algorithm == "ppo" and (iterations or episodes_per_iter):
-        flag = "--iterations" if iterations else "--episodes-per-iter"
+    only_reinforce = {"--iterations": iterations, "--episodes-per-iter": episodes_per_iter}
+    given = [flag for flag, value in only_reinforce.items() if value is not None]
+    if config.learning.algorithm == "ppo" and given:
+        flag = given[0]
         raise ConfigError(
             f"{flag} is for REINFORCE; PPO counts steps.", "--steps 100000, or --algo reinforce"
         )
@@ -112,6 +114,8 @@ def resolve(
 
 def with_episodes(config: RunConfig, episodes: int) -> RunConfig:
     """The same config with this many episodes an iteration, in slots as wide as before or less."""
+    if episodes < 1:
+        raise ConfigError(f"--episodes-per-iter is {episodes}.", "--episodes-per-iter 100")
     widest = min(config.learning.rollout.envs_per_slot, episodes)
     width = next(n for n in range(widest, 0, -1) if episodes % n == 0)
     data = config.model_dump()

@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 def evaluate(
     file: Annotated[Path, typer.Argument(metavar="CKPT", help="A checkpoint or policy file.")],
     episodes: Annotated[
-        int | None, typer.Option(help="How many episodes. [default: 100]", min=1)
+        int | None, typer.Option(metavar="N", help="How many episodes. [default: 100]", min=1)
     ] = None,
     stochastic: Annotated[
         bool, typer.Option("--stochastic", help="Sample actions instead of taking the best.")
     ] = False,
     seed: Annotated[
-        int | None, typer.Option(help="Episode seeds are derived from it. [default: 0]", min=0)
+        int | None,
+        typer.Option(metavar="N", help="Episode seeds are derived from it. [default: 0]", min=0),
     ] = None,
     min_return: Annotated[
-        float | None, typer.Option(help="Exit 1 unless the mean return reaches this.")
+        float | None, typer.Option(metavar="X", help="Exit 1 unless the mean return reaches this.")
     ] = None,
     versus: Annotated[
         Path | None,
@@ -54,7 +55,7 @@ def evaluate(
     )
     settings.limit_threads(1)
     from rlflame import api, checkpoint, scoring
-    from rlflame.display import say_aside
+    from rlflame.display import Tally, say_aside
     from rlflame.errors import ConfigError, RlflameError
     from rlflame.evaluate import EvaluationPlan
 
@@ -76,8 +77,9 @@ def evaluate(
     for difference in differences:
         say_aside(f"This machine differs from the file's in {difference}; bits may too.")
 
-    record = api.evaluate(source, plan, runtime)
-    theirs = api.evaluate(other, plan, runtime) if other is not None else None
+    with Tally() as show:
+        record = api.evaluate(source, plan, runtime, show=show)
+        theirs = api.evaluate(other, plan, runtime, show=show) if other is not None else None
     verdicts = scoring.verdicts(
         source, record, min_return, differences if expect_recorded else None
     )

@@ -20,7 +20,10 @@ def inspect(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what is in a file; of several, the first thing that differs (exit 1 if any does)."""
+    """Show what a file holds, or where files differ.
+
+    Of several files, the first recipe field or tensor that differs; exit 1 if any does.
+    """
     del debug
     from rlflame import inspection, toml
     from rlflame.display import aligned, as_json_text, say, say_aside

@@ -20,7 +20,10 @@ def runs(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List run folders: training, finished or stopped, how far, and the best return."""
+    """List run folders, how far and how good.
+
+    A run is training, finished, stopped, or damaged.
+    """
     del debug
     from rlflame.display import as_json_text, say, say_aside, table
     from rlflame.errors import CheckpointError
@@ -57,7 +60,7 @@ def _row(run: Run) -> tuple[str, ...]:
 
 
 def envs(as_json: Json = False, debug: Debug = False) -> None:
-    """List the environments with short names, their sizes and their presets."""
+    """List environments, their sizes and presets."""
     del debug
     from rlflame import presets
     from rlflame.catalogue import environments
@@ -88,7 +91,7 @@ def config(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List every setting with its meaning, default and range."""
+    """List all settings: meaning, default, range."""
     del debug
     from rlflame.catalogue import settings
     from rlflame.display import as_json_text, say

@@ -8,7 +8,7 @@ import typer
 
 Workers = Annotated[
     int | None,
-    typer.Option(help="Worker processes; by default one per usable core.", min=1),
+    typer.Option(metavar="N", help="Worker processes. [default: one per usable core]"),
 ]
 Fleet = Annotated[
     str | None, typer.Option(help="Where rollouts run: local, inline, or auto.", metavar="NAME")

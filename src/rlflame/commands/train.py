@@ -19,26 +19,38 @@ if TYPE_CHECKING:
 def train(
     env: Annotated[
         str | None,
-        typer.Option(help="An alias of `rlflame envs`, a Gymnasium id, or module:Id. [cartpole]"),
+        typer.Option(
+            metavar="ENV",
+            help="An alias of `rlflame envs`, a Gymnasium id, or module:Id. [default: cartpole]",
+        ),
     ] = None,
-    algo: Annotated[str | None, typer.Option(help="ppo or reinforce. [ppo]")] = None,
+    algo: Annotated[
+        str | None, typer.Option(metavar="ALGO", help="ppo or reinforce. [default: ppo]")
+    ] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Stop after this many environment steps.", min=1)
+        int | None, typer.Option(metavar="N", help="Stop after this many environment steps.")
     ] = None,
     iterations: Annotated[
         int | None,
-        typer.Option(help="Stop after this many iterations (REINFORCE; classic: 100).", min=1),
+        typer.Option(
+            metavar="N", help="REINFORCE: stop after this many iterations. [reinforce-classic: 100]"
+        ),
     ] = None,
     episodes_per_iter: Annotated[
         int | None,
-        typer.Option(help="Episodes in an iteration (REINFORCE; classic: 100).", min=1),
+        typer.Option(
+            metavar="N", help="REINFORCE: episodes in an iteration. [reinforce-classic: 100]"
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="All randomness follows from it. [0]")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="All randomness follows from it. [default: 0]")
+    ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="A preset of `rlflame envs` instead of the environment's.")
+        str | None,
+        typer.Option(metavar="NAME", help="A preset of `rlflame envs`, not the environment's own."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file of settings, over the preset.")
+        Path | None, typer.Option(metavar="FILE", help="A TOML file of settings, over the preset.")
     ] = None,
     sets: Sets = None,
     env_kwargs: Annotated[
@@ -50,9 +62,14 @@ def train(
     ] = None,
     until_return: Annotated[
         float | None,
-        typer.Option(help="Stop once an evaluation's 95% interval lies above this return."),
+        typer.Option(
+            metavar="X", help="Stop once an evaluation's 95% interval lies above this return."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder. [runs/ENV-ALGO-SEED]")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The run folder. [default: runs/ENV-ALGO-SEED]"),
+    ] = None,
     workers: Workers = None,
     fleet: Fleet = None,
     local: Local = False,
@@ -67,7 +84,10 @@ def train(
     plain: Plain = False,
     debug: Debug = False,
 ) -> None:
-    """Train a policy in a new run folder."""
+    """Train a policy in a new run folder.
+
+    Settings come from, strongest first: these options, --set, --config, the preset.
+    """
     from rlflame import settings
 
     runtime = settings.runtime_flags(
@@ -105,7 +125,7 @@ def train(
 def resume(
     run: Annotated[Path, typer.Argument(help="A run folder, or a checkpoint in one.")],
     steps: Annotated[
-        int | None, typer.Option(help="Train on to this many steps in all.", min=1)
+        int | None, typer.Option(metavar="N", help="Train on to this many steps in all.")
     ] = None,
     sets: Sets = None,
     workers: Workers = None,
@@ -116,7 +136,10 @@ def resume(
     plain: Plain = False,
     debug: Debug = False,
 ) -> None:
-    """Continue a run exactly where it stands; --set takes runtime settings only."""
+    """Continue a run exactly where it stands.
+
+    Workers, fleet and other runtime settings (--set runtime...) may differ from before.
+    """
     from rlflame import settings
 
     flags = settings.runtime_flags(

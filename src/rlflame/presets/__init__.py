@@ -152,7 +152,8 @@ def validated(data: Mapping[str, Any]) -> RunConfig:
         seen = "" if first["type"] == "value_error" else f", seen {first['input']!r}"
         about = leaves().get(path, "").rstrip(".")
         subject = f"{path} ({about}): " if about else f"{path}: " if path else ""
-        raise ConfigError(f"{subject}{message}{seen}.", "rlflame config lists all") from error
+        sentence = f"{subject}{message}{seen}".replace(": Input should", " should")
+        raise ConfigError(f"{sentence}.", "rlflame config lists all") from error
     for name, value in config.learning.environment.kwargs.items():
         if not _plain(value):
             raise ConfigError(
