@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from typer.testing import CliRunner
 
@@ -67,7 +68,9 @@ class Spoken:
 
 def rlflame(*words: str | Path) -> Spoken:
     """Run a command inside this process."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
+    # Commands limit the threads of the process that they expect to be their own.
+    with patch.dict(os.environ):
+        result = CliRunner().invoke(app, [str(word) for word in words])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Spoken(result.exit_code, result.stdout, result.stderr)

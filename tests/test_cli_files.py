@@ -15,13 +15,6 @@ from commands import TINY, TINY_REINFORCE, rlflame
 from rlflame import checkpoint
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch):
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("VECLIB_MAXIMUM_THREADS", "1")
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Three small runs: two equal but for the steps, and one of REINFORCE."""

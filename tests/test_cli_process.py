@@ -244,6 +244,18 @@ def test_threads_are_limited_before_numpy_is_loaded(tmp_path, count):
     assert done.stdout.splitlines()[0] == f"THREADS {count} {count}", done.stderr
 
 
+def test_a_resumed_run_has_the_threads_of_its_recipe(tmp_path):
+    words = (*TINY, "--set", "learning.threads=3", "--steps", "64", "--out", tmp_path / "x")
+    assert finished(process("train", *words)).code == 0
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW_THREADS, "resume", str(tmp_path / "x"), "--steps", "128"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "THREADS 3 3"
+
+
 # Surroundings
 
 

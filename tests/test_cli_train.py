@@ -17,10 +17,6 @@ from rlflame.commands.train import train
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # Commands set these for the process they expect to be.
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("VECLIB_MAXIMUM_THREADS", "1")
 
 
 def resolved(*words):

@@ -344,7 +344,7 @@ def test_the_live_view(width):
                 iteration,
                 2048 * iteration,
                 7 * iteration,
-                loss=0.12345,
+                loss=0.0012345,
                 approx_kl=0.0101,
                 clip_fraction=0.085,
                 explained_variance=0.875,
@@ -366,7 +366,7 @@ def test_the_live_view(width):
             "  progress     step 204,800, iteration 100, episode 700, 4,096 steps/s",
             "  rollouts     8 submitted, 3 running, 1 done, 1 retried (1 in all)",
             "  return       12.50 (last 100 episodes)",
-            "  learning     loss 0.123, kl 0.0101, clipped 8%, explained 0.88, rate 2.5e-04",
+            "  learning     loss 0.00123, kl 0.0101, clipped 8%, explained variance 0.88",
             "  evaluation   2,031.2 [2,011.2, 2,051.2] at step 200,000, the best so far",
             "  saved        step 200,000",
         ]

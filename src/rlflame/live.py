@@ -141,8 +141,7 @@ def learning(metrics: Mapping[str, Any]) -> str:
         ("loss", "loss", ".3g"),
         ("approx_kl", "kl", ".4f"),
         ("clip_fraction", "clipped", ".0%"),
-        ("explained_variance", "explained", ".2f"),
-        ("learning_rate", "rate", ".1e"),
+        ("explained_variance", "explained variance", ".2f"),
     )
     known = ((word, metrics.get(name), form) for name, word, form in wanted)
     return ", ".join(f"{word} {value:{form}}" for word, value, form in known if value is not None)

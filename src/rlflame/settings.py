@@ -124,18 +124,25 @@ def with_episodes(config: RunConfig, episodes: int) -> RunConfig:
     return presets.validated(data)
 
 
-def resumed_runtime(target: Path, flags: Mapping[str, Any], sets: Sequence[str]) -> RuntimeSettings:
-    """The runtime to resume with: flags and --set over the run's own config.toml."""
+def recorded_config(target: Path) -> dict[str, Any]:
+    """What the config.toml of a run says, for a run folder or a checkpoint in one."""
     folder = target if target.is_dir() else target.absolute().parent
     if folder.name == "checkpoints":
         folder = folder.parent
     file = folder / "config.toml"
     try:
-        before = toml.read_file(file).get("runtime") if file.is_file() else None
+        return toml.read_file(file) if file.is_file() else {}
     except ConfigError as error:
         raise ConfigError(error.message, f"mend it or remove it: rm {file}") from error
-    # How a run is shown is the present user's choice, not the past one's.
+
+
+def resumed_runtime(
+    recorded: Mapping[str, Any], flags: Mapping[str, Any], sets: Sequence[str]
+) -> RuntimeSettings:
+    """The runtime to resume with: flags and --set over what the run was begun with."""
+    before = recorded.get("runtime")
     known = before if isinstance(before, dict) else {}
+    # How a run is shown is the present user's choice, not the past one's.
     kept = {key: value for key, value in known.items() if key not in ("progress", "debug")}
     data: dict[str, Any] = {"runtime": kept}
     for text in sets:
@@ -149,6 +156,12 @@ def resumed_runtime(target: Path, flags: Mapping[str, Any], sets: Sequence[str])
     for key, value in flags.items():
         presets.put(data, key, value)
     return _runtime(data)
+
+
+def recorded_threads(recorded: Mapping[str, Any]) -> int:
+    """The recipe's threads, which count before numpy is there to read the recipe itself."""
+    found = presets.get(recorded, "learning.threads")
+    return found if isinstance(found, int) and found > 0 else 1
 
 
 def runtime_of(flags: Mapping[str, Any]) -> RuntimeSettings:

@@ -146,8 +146,9 @@ def resume(
         workers=workers, fleet=fleet, local=local, debug=debug,
         json_lines=json_lines, quiet=quiet, plain=plain,
     )  # fmt: skip
-    runtime = settings.resumed_runtime(run, flags, sets or ())
-    settings.limit_threads(1)
+    recorded = settings.recorded_config(run)
+    runtime = settings.resumed_runtime(recorded, flags, sets or ())
+    settings.limit_threads(settings.recorded_threads(recorded))
     from rlflame import api, display
     from rlflame.stop import SignalStop
 
