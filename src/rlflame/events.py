@@ -30,7 +30,7 @@ class JsonDisplay:
     retried     slot, purpose and reason, when a lost worker's task is given to another
     note        a sentence
     end         complete or not, time, speed, digests, the final and the best evaluation
-    error       message, hint, exit code
+    error       message, hint, exit code; the last line where there is one, else `end` is
     """
 
     def __init__(

@@ -119,7 +119,8 @@ def train(
             )
     if plot:
         _plot(result, resolved, show)
-    _ended(result, show, stop)
+    show.ended(result)
+    _check_complete(result, stop)
 
 
 def resume(
@@ -155,7 +156,8 @@ def resume(
     show = display.choose(runtime.progress)
     with SignalStop() as stop:
         result = api.resume(run, runtime, steps=steps, show=show, stop=stop)
-    _ended(result, show, stop)
+    show.ended(result)
+    _check_complete(result, stop)
 
 
 def _dry_run(config: RunConfig, preset: str, *, as_json: bool) -> None:
@@ -189,10 +191,9 @@ def _plot(result: RunResult, config: RunConfig, show: Display) -> None:
         show.note(f"The episodes' returns are drawn in {out}.")
 
 
-def _ended(result: RunResult, show: Display, stop: SignalStop) -> None:
+def _check_complete(result: RunResult, stop: SignalStop) -> None:
     from rlflame.errors import Interrupted
 
-    show.ended(result)
     if not result.complete and stop.signal_number is not None:
         raise Interrupted(
             f"Stopped at step {result.progress.steps:,}; everything is saved.",
