@@ -384,6 +384,17 @@ class Bomb:
         return (Path.touch, (Path(self.mark),))
 
 
+def test_a_header_of_any_length_is_read(cartpole, tmp_path):
+    """A file begins with its header's length: in some files that looks like a pickle's mark."""
+    path, firsts = tmp_path / "a.safetensors", set()
+    for padding in range(64):
+        marked = {**cartpole.fingerprint, "note": "x" * 8 * padding}
+        checkpoint.save(path, dataclasses.replace(cartpole, fingerprint=marked))
+        firsts.add(path.read_bytes()[:1])
+        assert checkpoint.load(path).fingerprint == marked
+    assert b"\x80" in firsts
+
+
 def test_pickles_are_never_opened(tmp_path):
     mark, path = tmp_path / "mark", tmp_path / "a.safetensors"
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):

@@ -218,7 +218,8 @@ def _checksum(data: bytes, position: int) -> bytes:
 
 
 def _verified_metadata(path: Path, data: bytes) -> dict[str, str]:
-    if data[:2] == b"PK" or data[:1] == b"\x80":
+    # One of ours has a brace there; its first bytes are a length, and may be any.
+    if data[8:9] != b"{" and (data[:2] == b"PK" or data[:1] == b"\x80"):
         raise CheckpointError(
             f"{path} is a pickle or zip file, which rlflame never opens.",
             "rlflame reads only its own .safetensors files",
