@@ -154,7 +154,7 @@ class Fake(gymnasium.Env):
         """Die, leaving behind a process that still holds the pipe to the parent."""
         if self._first_time():
             if os.fork() == 0:
-                time.sleep(60)
+                time.sleep(600)
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGKILL)
         return shown

@@ -217,7 +217,9 @@ def test_a_death_behind_a_pipe_that_somebody_else_holds_open_is_noticed(
     bench: Bench, tmp_path: Path
 ) -> None:
     (task,) = slots(1, rollouts.fake(fault="abandon_pipe", marker=str(tmp_path / "once")))
-    assert [wire.encode(f) for f in bench.start([task])] == [alone(task)]
+    bench.wait_aside(bench.start([task]))
+    assert eventually(lambda: bool(bench.outcomes))
+    assert bench.outcomes == [alone(task)]  # now that the marker is there
     assert bench.told("retried") == ["killed by signal 9, SIGKILL"]
 
 
@@ -308,6 +310,22 @@ def test_a_worker_that_was_stopped_holds_up_nobody_else(two: Bench) -> None:
 def test_weights_larger_than_a_pipe_arrive(two: Bench) -> None:
     tasks = slots(4, policy=rollouts.policy_spec(FAKE, hidden=(700, 700)))
     assert {wire.encode(f) for f in two.start(tasks)} == {alone(task) for task in tasks}
+
+
+def test_workers_forget_weights_that_nobody_holds_any_more(two: Bench) -> None:
+    """Also those that were released before a worker had seen them."""
+    tasks = slots(6)
+    names = [two.fleet.put(rollouts.weights(tasks[0].policy, seed)) for seed in range(2)]
+    early, late = (
+        two.fleet.submit([dataclasses.replace(task, policy_id=name) for task in tasks])
+        for name in names
+    )
+    two.fleet.release(names[0])
+    list(early)
+    list(late)
+    assert eventually(lambda: {n for c in two.children() for n in c.policies} == {names[1]})
+    two.fleet.release(names[1])
+    assert eventually(lambda: not any(child.policies for child in two.children()))
 
 
 @pytest.mark.parametrize(
