@@ -175,22 +175,7 @@ def test_returns_are_normalised_where_they_count(how):
         np.testing.assert_allclose(found[:n, c], columns[c].numpy(), rtol=1e-6)
 
 
-def test_returns_at_one_moment_are_compared_with_each_other():
-    # Three episodes of 3, 2 and 1 steps; by hand: the means are 4, 6 and 9 at t = 0, 1 and 2.
-    spec = policy_spec("continuous", normalise=True)
-    rng = np.random.default_rng(3)
-    batch = episodes(rng, spec, learner(ReinforceSettings(), spec)[0].policy(), [3, 2, 1])
-    returns = np.array([[6.0, 4.0, 2.0], [7.0, 5.0, 0.0], [9.0, 0.0, 0.0]])
-
-    found = normalised_returns(returns, batch, "time")
-
-    # Deviations 2, 0, -2, 1, -1, 0 have the mean 0 and the mean square 10 / 6.
-    unit = (10.0 / 6.0) ** 0.5
-    expected = np.array([[2.0, 0.0, -2.0], [1.0, -1.0, 0.0], [0.0, 0.0, 0.0]]) / unit
-    np.testing.assert_allclose(found[batch.valid], expected[batch.valid], rtol=1e-6)
-
-
-@pytest.mark.parametrize("how", ["off", "episode", "batch", "time"])
+@pytest.mark.parametrize("how", ["off", "episode", "batch"])
 @pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [1, 6]])
 def test_an_episode_of_one_step_stays_finite(how, lengths):
     spec = policy_spec("continuous", normalise=True)
@@ -212,7 +197,6 @@ def test_an_update_is_one_step_along_autograds_gradient(monkeypatch, provider, a
     monkeypatch.setattr(reinforce, "CHUNK_ROWS", chunk)
     spec = policy_spec("continuous", normalise=True)
     settings = ReinforceSettings(
-        normalise_returns="batch",
         average=average,
         discount=0.9,
         entropy_weight=0.02,

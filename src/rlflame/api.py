@@ -170,7 +170,8 @@ def machine_differences(found: Checkpoint) -> list[str]:
 
 def extended(found: Checkpoint, steps: int | None) -> Checkpoint:
     """The same run with another end; nothing else of the recipe changes."""
-    if steps is None or steps == found.recipe.stop_at_steps:
+    recipe = found.recipe
+    if steps is None or (steps == recipe.stop_at_steps and recipe.stop_at_iterations is None):
         return found
     if found.progress.reached:
         raise ConfigError(

@@ -26,6 +26,7 @@ from rlflame.learner.experience import OnPolicyStore
 from rlflame.learner.parameters import FlatVector
 from rlflame.learner.ppo import NumpyPpo, Ppo
 from rlflame.learner.reinforce import NumpyReinforce, Reinforce
+from rlflame.presets import ALIASES
 from rlflame.rollout import blas
 from rlflame.rollout.child import versions
 from rlflame.rollout.lockstep import UnsupportedSpace, describe
@@ -36,9 +37,9 @@ from rlflame.trainer import Plan, Progress, Recorder, Stop, Trainer
 
 def environment(settings: EnvironmentSettings) -> EnvSpec:
     """Look at an environment; refuses what cannot be learned in, by name."""
-    if ":" in settings.id and os.getcwd() not in sys.path:
+    if ":" in settings.id and os.getcwd() not in map(os.path.abspath, sys.path):
         # A console script does not have the current folder on its path; users expect it.
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     name = settings.id
     try:
         return describe(name, dict(settings.kwargs), settings.max_episode_steps)
@@ -77,7 +78,7 @@ def acts_continuously(id: str, kwargs: Mapping[str, Any] | None = None) -> bool:
 
 def nearest(name: str) -> str:
     """The registered ids that a misspelt one may have meant."""
-    known = {key.lower(): key for key in gymnasium.registry}
+    known = {key.lower(): key for key in gymnasium.registry} | {key: key for key in ALIASES}
     close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     if not close:
         return "rlflame envs lists them"

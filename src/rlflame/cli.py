@@ -57,8 +57,11 @@ app.command("config")(spoken(config))
 
 
 def main() -> None:
-    _settle_streams()
-    app()
+    try:
+        _settle_streams()
+        app()
+    except KeyboardInterrupt:  # before any command has begun
+        raise SystemExit(130) from None
 
 
 def _settle_streams() -> None:

@@ -134,10 +134,8 @@ class ReinforceSettings(_Section):
     anneal_learning_rate: bool = Field(False, description="Lower it linearly to 0 at the horizon.")
     adam_epsilon: Rate = Field(1e-8, description="Adam's epsilon.")
     discount: Fraction = Field(0.99, description="Weight of the next step's return.")
-    normalise_returns: Literal["off", "episode", "batch", "time"] = Field(
-        "time",
-        description="Standardise reward-to-go within each episode, over the batch, or against "
-        "the episodes that got as far.",
+    normalise_returns: Literal["off", "episode", "batch"] = Field(
+        "batch", description="Standardise reward-to-go within each episode or over the batch."
     )
     average: Literal["steps", "episodes"] = Field(
         "steps", description="Divide the summed loss by the number of steps or of episodes."

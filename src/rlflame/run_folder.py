@@ -227,8 +227,9 @@ class FileRecorder:
     def offer_best(
         self, progress: Progress, record: EvaluationRecord, policy: PolicyArrays
     ) -> bool:
-        """Keep a policy that did better than any before it."""
-        if self.best is not None and record.mean <= self.best.mean:
+        """Keep a policy that did better than any before it, or as well over more episodes."""
+        held = self.best
+        if held is not None and (record.mean, record.episodes) <= (held.mean, held.episodes):
             return False
         self.best = record
         best = replace(self._template, policy=policy, progress=progress)

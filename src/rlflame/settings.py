@@ -43,7 +43,13 @@ def runtime_flags(
     if len(shown) > 1:
         flags = " and ".join(f"--{name}" for name in shown)
         raise ConfigError(f"{flags} exclude each other.", "leave out one")
+    if local and fleet not in (None, "local"):
+        raise ConfigError(f"--local and --fleet {fleet} exclude each other.", "leave out one")
     if out is not None:
+        if out.resolve() == Path.cwd():
+            raise ConfigError(
+                f"--out {str(out)!r} is the current folder.", "name a new one: --out runs/mine"
+            )
         try:
             str(out).encode()
         except UnicodeEncodeError as error:
@@ -75,6 +81,8 @@ def resolve(
 ) -> tuple[RunConfig, str]:
     """The config of `rlflame train` and the name of the preset under it."""
     flags: dict[str, Any] = dict(runtime)
+    if environment == "":
+        raise ConfigError("--env is empty.", "rlflame envs lists them")
     if steps is not None or iterations is not None:
         flags |= {"stop_at_steps": steps, "stop_at_iterations": iterations}
     if seed is not None:

@@ -139,7 +139,9 @@ def died(job: Job, position: Position | None, how: str, printed: str) -> Rlflame
     return FleetError(
         f"Worker processes died {job.deaths} times over slot {job.task.slot} of iteration "
         f"{job.task.iteration}, the last one {how}{near}.",
-        "signal 9 often means that memory ran out: try fewer --workers",
+        "signal 9 often means that memory ran out: try fewer --workers"
+        if "signal 9" in how
+        else "run it with --fleet inline to see it happen in this process",
         printed,
     )
 

@@ -36,8 +36,10 @@ class WorkerProcess:
         self._code: int | None = None
         self.answers, write = os.pipe()
         output = 2 if show_output else self._output
-        # The child finds what this process finds, and nothing more: not its current folder (-P).
-        path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
+        # The child finds what this process finds, in the same order; the current folder comes
+        # last (so -P), where it hides nothing and a `module:Id` that lies in it is found.
+        folders = dict.fromkeys(entry or os.getcwd() for entry in [*sys.path, os.getcwd()])
+        path = os.pathsep.join(folders)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-u", "-m", "rlflame.rollout.child", str(write)],

@@ -151,18 +151,9 @@ class Reinforce:
 
 
 def normalised_returns(returns: Float64, batch: Batch, how: str) -> Float64:
-    """Mean zero and deviation one: within each episode, over the batch, or at each moment.
-
-    With `time`, what an episode is compared with is the mean of all episodes that were still going
-    after as many steps, a baseline that follows the return's own fall towards a time limit.
-    """
+    """Mean zero and deviation one, over each episode or over the whole batch."""
     result = returns.copy()
-    if how == "time":
-        going = batch.valid.sum(axis=1)
-        mean = np.where(batch.valid, returns, 0.0).sum(axis=1) / np.maximum(going, 1)
-        result -= mean[:, None]
-        result /= result[batch.valid].std() + _EPSILON
-    elif how == "batch":
+    if how == "batch":
         chosen = returns[batch.valid]
         result -= chosen.mean()
         result /= chosen.std() + _EPSILON

@@ -1,0 +1,54 @@
+"""An environment in the user's current folder, as the README has it: `--env my_env:Mine-v0`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MINE = """
+import gymnasium
+import numpy as np
+
+
+class Mine(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.full(2, self.t / 10, np.float32), float(action), self.t == 10, False, {}
+
+
+gymnasium.register("Mine-v0", Mine)
+"""
+
+
+@pytest.mark.parametrize("fleet", ["local", "inline"])
+def test_it_trains_resumes_and_evaluates_from_its_folder(tmp_path: Path, fleet: str) -> None:
+    (tmp_path / "my_env.py").write_text(MINE)
+    # As the installed command runs: its own folder on the path, and not the current one.
+    script = "import sys; sys.path.pop(0); from rlflame.cli import main; main()"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+
+    def rlflame(*words: str) -> str:
+        command = [sys.executable, "-c", script, *words]
+        ended = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    small = ("--set", "rollout.num_slots=2", "--set", "rollout.envs_per_slot=2")
+    rlflame("train", "--env", "my_env:Mine-v0", "--steps", "256", "--fleet", fleet, *small,
+            "--workers", "1", "--out", "run", "--quiet")  # fmt: skip
+    rlflame("resume", "run", "--steps", "384", "--quiet", "--workers", "1")
+    assert "best" in rlflame("eval", "run/best.safetensors", "--episodes", "2", "--workers", "1")
