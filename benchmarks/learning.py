@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 COLUMNS = ["study", "env", "algo", "preset", "seed", "step", "return_mean", "return_std",
-           "episodes", "train_seconds", "final"]  # fmt: skip
+           "episodes", "train_seconds", "final", "exploring_return"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ FLOORS = [
 ]
 REINFORCE = [
     Study(f"{kind}-{env}", env, "reinforce", steps, preset=preset)
-    for env, steps in (("cartpole", 500_000), ("hopper", 1_000_000), ("ant", 1_000_000))
+    for env, steps in (("cartpole", 200_000), ("hopper", 300_000), ("ant", 300_000))
     for kind, preset in (("default", None), ("classic", "reinforce-classic"))
 ]
 
@@ -136,19 +136,22 @@ def train_one(study: Study, seed: int) -> None:
         result = api.train(config)
         seconds = time.monotonic() - started
         lines = [json.loads(x) for x in (Path(folder) / "run/metrics.jsonl").open()]
+        trained = list(csv.DictReader((Path(folder) / "run/episodes.csv").open()))[-100:]
     common = {"study": study.name, "env": study.env, "algo": study.algo, "preset": preset,
               "seed": seed, "train_seconds": round(seconds, 1)}  # fmt: skip
     curve = [
         {**common, "step": line["steps"], "return_mean": line["eval_return_mean"],
          "return_std": line["eval_return_std"], "episodes": int(line["eval_episodes"]),
-         "final": 0}
+         "final": 0, "exploring_return": ""}
         for line in lines
         if "eval_return_mean" in line
     ]  # fmt: skip
     last = result.evaluation
     assert last is not None
     curve.append({**common, "step": result.progress.steps, "return_mean": last.mean,
-                  "return_std": last.std, "episodes": last.episodes, "final": 1})  # fmt: skip
+                  "return_std": last.std, "episodes": last.episodes, "final": 1,
+                  "exploring_return": sum(float(row["r"]) for row in trained) / len(trained)}
+                 )  # fmt: skip
     print(json.dumps(curve))
 
 
@@ -169,29 +172,33 @@ def append(path: Path, lines: list[dict[str, object]]) -> None:
 
 
 def report(studies: list[Study], seeds: list[int], path: Path) -> None:
-    """IQM over seeds of the final evaluations, its bootstrap interval, and the worst seed."""
+    """IQM over seeds of the final evaluations, its interval, the worst seed; and the mean return
+    of the last 100 training episodes, with exploration."""
     import numpy as np
 
     from rlflame.evaluate import interquartile_mean
 
     generator = np.random.default_rng(0)
-    print("| study | seeds | IQM | 95% interval | worst | floor | met |")
-    print("|---|---|---|---|---|---|---|")
+    print("| study | seeds | IQM | 95% interval | worst | exploring | floor | met |")
+    print("|---|---|---|---|---|---|---|---|")
     for study in studies:
-        values = np.array([
-            float(row["return_mean"]) for row in rows(path)
+        ended = [
+            row for row in rows(path)
             if row["study"] == study.name and row["final"] == "1" and int(row["seed"]) in seeds
-        ])  # fmt: skip
-        if not len(values):
+        ]  # fmt: skip
+        if not ended:
             continue
+        values = np.array([float(row["return_mean"]) for row in ended])
+        exploring = [float(row["exploring_return"]) for row in ended if row["exploring_return"]]
         picks = generator.integers(0, len(values), (2000, len(values)))
         low, high = np.quantile(
             [interquartile_mean(values[pick]) for pick in picks], [0.025, 0.975]
         )
         iqm = interquartile_mean(values)
         met = "" if study.floor is None else ("yes" if iqm >= study.floor else "no")
+        noisy = f"{np.mean(exploring):.1f}" if exploring else ""
         print(f"| {study.name} | {len(values)} | {iqm:.1f} | [{low:.1f}, {high:.1f}] "
-              f"| {values.min():.1f} | {study.floor or ''} | {met} |")  # fmt: skip
+              f"| {values.min():.1f} | {noisy} | {study.floor or ''} | {met} |")  # fmt: skip
 
 
 if __name__ == "__main__":
