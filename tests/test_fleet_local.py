@@ -454,9 +454,12 @@ if __name__ == "__main__":
     task = rollouts.task(rollouts.fake(fault=sys.argv[1], marker=sys.argv[2]), rows=1)
     name = fleet.put(rollouts.weights(task.policy))
     fleet.probe()
-    fleet.submit([dataclasses.replace(task, policy_id=name)])
-    while not any(child.job for child in fleet._dispatcher._children):
-        time.sleep(0.01)
+    submission = fleet.submit([dataclasses.replace(task, policy_id=name)])
+    if sys.argv[1]:
+        while not any(child.position for child in fleet._dispatcher._children):
+            time.sleep(0.01)
+    else:
+        list(submission)
     print(*fleet.pids(), flush=True)
     time.sleep(600)
 """
