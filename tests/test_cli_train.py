@@ -174,7 +174,7 @@ def test_arguments_reach_the_environment_as_they_were_typed():
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--env", "hoper"], 2, ["'hoper'", "did you mean Hopper-v5"]),
+        (["--env", "hoper"], 2, ["'hoper'", "did you mean hopper, Hopper-v5"]),
         (["--env", "nosuchmodule:Foo-v1"], 2, ["nosuchmodule", "could not be imported"]),
         (["--env", "CartPole-v99"], 2, ["CartPole-v99", "rlflame envs"]),
         (["--env", "cart pole"], 2, ["learning.environment.id", "'cart pole'"]),
