@@ -5,9 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Begun in the background of a shell, where Ctrl-C is ignored, and children would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = str(Path(__file__).parent)
 
