@@ -6,7 +6,6 @@ Must not know: display.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 from rlflame.api import finished
 from rlflame.errors import CheckpointError
-from rlflame.run_folder import newest_checkpoint
+from rlflame.run_folder import is_locked, newest_checkpoint
 
 _TAIL_BYTES = 65_536
 
@@ -58,7 +57,7 @@ def is_run(folder: Path) -> bool:
 
 
 def look(folder: Path) -> Run:
-    training = is_training(folder)
+    training = is_locked(folder)
     problems: list[str] = []
     try:
         found = newest_checkpoint(folder, problems.append)
@@ -86,21 +85,6 @@ def look(folder: Path) -> Run:
         best_return=found.best.mean if found.best else None,
         problem=problems[0] if problems else None,
     )
-
-
-def is_training(folder: Path) -> bool:
-    """Whether a trainer holds the folder's lock; looks without making or taking one."""
-    try:
-        lock = os.open(folder / ".lock", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def _children(folder: Path) -> list[Path]:
