@@ -190,15 +190,7 @@ def extended(found: Checkpoint, steps: int | None) -> Checkpoint:
 
 def finished(found: Checkpoint) -> bool:
     """Whether training is over; the final evaluation may still be missing."""
-    recipe, progress = found.recipe, found.progress
-    return (
-        progress.reached
-        or (recipe.stop_at_steps is not None and progress.steps >= recipe.stop_at_steps)
-        or (
-            recipe.stop_at_iterations is not None
-            and progress.iteration >= recipe.stop_at_iterations
-        )
-    )
+    return found.progress.spent(found.recipe.stop_at_steps, found.recipe.stop_at_iterations)
 
 
 def run_path(recipe: Recipe, runtime: RuntimeSettings) -> Path:

@@ -70,6 +70,14 @@ class Progress:
     evaluations: int = 0
     reached: bool = False
 
+    def spent(self, stop_at_steps: int | None, stop_at_iterations: int | None) -> bool:
+        """Whether the budget is used up, or the return that was asked for is reached."""
+        return (
+            self.reached
+            or (stop_at_steps is not None and self.steps >= stop_at_steps)
+            or (stop_at_iterations is not None and self.iteration >= stop_at_iterations)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -304,15 +312,7 @@ class Trainer:
         )
 
     def _finished(self, progress: Progress) -> bool:
-        plan = self._plan
-        return (
-            progress.reached
-            or (plan.stop_at_steps is not None and progress.steps >= plan.stop_at_steps)
-            or (
-                plan.stop_at_iterations is not None
-                and progress.iteration >= plan.stop_at_iterations
-            )
-        )
+        return progress.spent(self._plan.stop_at_steps, self._plan.stop_at_iterations)
 
     def _fraction(self) -> float:
         """How far along the schedules the iteration is that begins here."""
