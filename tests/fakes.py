@@ -91,6 +91,9 @@ class Fake(gymnasium.Env):
     def _exit(self, shown: Any) -> Any:
         sys.exit("gone fishing")
 
+    def _interrupt(self, shown: Any) -> Any:
+        raise KeyboardInterrupt
+
     def _nan(self, shown: Any) -> Any:
         return np.array([0.0, np.nan, 0.0])
 

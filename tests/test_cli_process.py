@@ -46,6 +46,15 @@ def events_until(running: subprocess.Popen[str], name: str) -> None:
     raise AssertionError(f"no {name}: {running.stderr.read()}")
 
 
+def test_a_word_that_means_nothing_is_said_as_json_too():
+    spoken = process("train", "--stepz", "5", "--json")
+    out, err = spoken.communicate(timeout=60)
+    event = json.loads(out)
+    assert (spoken.returncode, event["event"], event["exit_code"]) == (2, "error", 2)
+    assert "No such option: --stepz" in event["message"]
+    assert "No such option: --stepz" in err
+
+
 # Signals
 
 

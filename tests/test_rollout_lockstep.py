@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -325,6 +326,20 @@ def test_misbehaviour_is_reported_with_its_place(
     assert sentence in str(caught.value)
     assert str(caught.value).startswith("environment fakes:Fake-v0 ")
     assert (caught.value.row, caught.value.seed, caught.value.step) == (2, 9, step)
+
+
+def test_where_ctrl_c_is_ignored_a_keyboard_interrupt_is_the_environment_s():
+    row, out = EnvRow(rollouts.fake(fault="interrupt", at=1), 0), np.zeros(3, np.float32)
+    row.begin(0, 9, out)
+    with pytest.raises(KeyboardInterrupt):
+        row.step(0, out)
+    row.begin(0, 9, out)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(EnvironmentFault, match="failed in step: KeyboardInterrupt"):
+            row.step(0, out)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_environment_that_is_another_one_here_is_refused() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -59,9 +59,25 @@ app.command("config")(spoken(config))
 def main() -> None:
     try:
         _settle_streams()
-        app()
+        code = app(standalone_mode=False)
     except KeyboardInterrupt:  # before any command has begun
-        raise SystemExit(130) from None
+        code = 130
+    except Exception as error:
+        # A word on the command line that means nothing; the class has no public name.
+        if not hasattr(error, "format_message"):
+            raise
+        code = _say_usage(error)
+    sys.exit(code)
+
+
+def _say_usage(error: Any) -> int:
+    error.show()
+    if "--json" in sys.argv:
+        from rlflame.display import say_as_json
+        from rlflame.errors import ConfigError
+
+        say_as_json(ConfigError(error.format_message(), "the same command with --help"))
+    return int(error.exit_code)
 
 
 def _settle_streams() -> None:

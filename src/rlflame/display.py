@@ -78,8 +78,13 @@ def say_failure(error: RlflameError, *, debug: bool = False, as_json: bool = Fal
     if error.hint:
         say_aside(f"  hint: {error.hint}")
     if as_json:
-        said = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-        _say_if_heard(sys.stdout, as_json_text({"event": "error", **said}))
+        say_as_json(error)
+
+
+def say_as_json(error: RlflameError) -> None:
+    """The last line of what a program reads."""
+    said = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    _say_if_heard(sys.stdout, as_json_text({"event": "error", **said}))
 
 
 def _say_if_heard(stream: IO[str] | None, text: str) -> None:

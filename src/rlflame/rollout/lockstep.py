@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import io
 import math
+import signal
 import sys
 import traceback
 import warnings
@@ -53,8 +54,14 @@ _NO_PHYSICS: Float64 = np.zeros(0, np.float64)
 _NO_OBSERVATION: Float32 = np.zeros(0, np.float32)
 
 
-#: What an environment may raise without taking its worker along; `sys.exit()` is a favourite.
-_MISBEHAVIOUR = (Exception, SystemExit)
+def _misbehaviour() -> tuple[type[BaseException], ...]:
+    """What an environment may raise without taking its worker along; `sys.exit()` is a favourite.
+
+    Where Ctrl-C is ignored, as in worker processes, even a KeyboardInterrupt is the environment's.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return Exception, SystemExit, KeyboardInterrupt
+    return Exception, SystemExit
 
 
 class UnsupportedSpace(ValueError):
@@ -206,7 +213,7 @@ class EnvRow:
             self._write(observation, out)
         except EnvironmentFault:
             raise
-        except _MISBEHAVIOUR as error:
+        except _misbehaviour() as error:
             raise self._fault(f"failed in reset: {_said(error)}") from error
 
     def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
@@ -228,7 +235,7 @@ class EnvRow:
             self._write(observation, out)
         except EnvironmentFault:
             raise
-        except _MISBEHAVIOUR as error:
+        except _misbehaviour() as error:
             raise self._fault(f"failed in step: {_said(error)}") from error
         if not math.isfinite(reward):
             raise self._fault(f"returned the reward {reward}")
