@@ -122,8 +122,11 @@ class FlameStub:
         }
 
     def close(self) -> None:
-        """End workers, servers and threads, and remove all files."""
+        """End workers, servers and threads, and remove all files; the logs can still be read."""
+        self._logs |= self.logs()
         with self._state.lock:
+            if self._state.closing:
+                return
             self._state.closing = True
             for executor in self._state.executors.values():
                 executor.gone = True
@@ -229,6 +232,7 @@ class FlameStub:
         """Every stream breaks with UNAVAILABLE and no call is answered; tasks that run, run on."""
         with self._state.lock:
             self._state.online = False
+            self._state.changed.notify_all()
         self._frontend.stop()
 
     def start_session_manager(self) -> None:

@@ -17,7 +17,8 @@ from flamepy.proto import types_pb2 as pb
 
 from flame_stub.install import Installer, InstallFailed
 from flame_stub.records import Application, Executor, Task
-from flame_stub.state import Refused, State
+from flame_stub.rules import Refused, internal
+from flame_stub.state import State
 from flame_stub.worker import START_TIMEOUT_S, Worker, WorkerDied
 
 INSTALL_FAILED, CREATE_FAILED, ENTER_FAILED = 10, 11, 12
@@ -103,7 +104,8 @@ class Life(threading.Thread):
 
     def stop(self) -> None:
         """End the worker, whatever it is in, and wait for the thread of a deleted executor."""
-        worker = self.worker
+        with self._state.lock:
+            worker = self.worker
         if worker is not None:
             worker.end(signal.SIGKILL)
         self.join()
@@ -116,13 +118,13 @@ class Life(threading.Thread):
 
     def _bind(self) -> bool:
         """Install, start, enter the session; a failure is an event of the session."""
-        self._pause(lambda: False, self._state.faults.cold_start_s)
+        self._state.pause("cold_start_s")
         code = INSTALL_FAILED
         try:
             application = self._state.application(self.executor.session.spec.application)
             if self._state.faults.bind_failure:
                 code = ENTER_FAILED
-                raise Refused(grpc.StatusCode.INTERNAL, self._state.faults.bind_failure)
+                raise internal(self._state.faults.bind_failure)
             variables = self._installer.variables(application) | self._endpoints()
             code = CREATE_FAILED
             self._start_worker(application, variables)
@@ -145,7 +147,10 @@ class Life(threading.Thread):
         name = self.executor.id
         folder = self._root / "executors" / name
         socket = self._root / "s" / f"{name}.sock"
-        self.worker = Worker(folder, socket, name, application.spec.working_directory or None)
+        with self._state.lock:
+            if self.executor.gone:
+                raise Gone
+            self.worker = Worker(folder, socket, name, application.spec.working_directory or None)
         self.worker.start(application.name, variables)
         self.executor.pid = self.worker.pid
         self.worker.wait_until_listening()
@@ -162,7 +167,7 @@ class Life(threading.Thread):
             request.common_data = session.spec.common_data
         result = self.worker.call("OnSessionEnter", request, START_TIMEOUT_S)
         if result.return_code:
-            raise Refused(grpc.StatusCode.INTERNAL, result.message)
+            raise internal(result.message)
 
     # Bound
 

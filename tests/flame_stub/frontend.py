@@ -5,7 +5,6 @@ Must not know: executors' lives, worker processes, the object cache.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,8 @@ from flamepy.proto import types_pb2 as pb
 from flamepy.proto.frontend_pb2_grpc import FrontendServicer, add_FrontendServicer_to_server
 
 from flame_stub.records import TERMINAL, Node, Resources, Session
-from flame_stub.state import Refused, State, internal, invalid
+from flame_stub.rules import Refused, check_name, internal, not_found
+from flame_stub.state import State
 
 #: What Flame's server decodes at most.
 LIMIT_BYTES = 4 * 1024 * 1024
@@ -103,7 +103,7 @@ class Servicer(FrontendServicer):
             for node in self._nodes():
                 if node.name == request.name:
                     return fe.GetNodeResponse(node=node.message())
-        raise Refused(grpc.StatusCode.NOT_FOUND, f"node <{request.name}> not found")
+        raise not_found(f"node <{request.name}> not found")
 
     def _nodes(self) -> list[Node]:
         ghost = self._state.faults.ghost_node
@@ -147,7 +147,7 @@ class Servicer(FrontendServicer):
     def CreateTask(self, request: Any, context: Any) -> pb.Task:
         spec = request.task
         with self._state.lock:
-            self._state.pause(self._state.faults.create_task_s)
+            self._state.pause("create_task_s")
             data = spec.input if spec.HasField("input") else None
             return self._state.create_task(spec.session_id, data).message()
 
@@ -205,22 +205,6 @@ class Servicer(FrontendServicer):
             yield message
             if cut or seen in TERMINAL:
                 return
-
-
-def check_name(name: str) -> None:
-    """Flame's rules for the names of applications."""
-    if not name:
-        raise invalid("application name cannot be empty")
-    if len(name) > 253:
-        raise invalid("application name exceeds maximum length of 253 characters")
-    if ".." in name or "/" in name or "\\" in name:
-        said = "application name contains invalid characters (path traversal)"
-        raise invalid(f"{said}: {name}")
-    if name[0] in ".-":
-        raise invalid(f"application name cannot start with '.' or '-': {name}")
-    if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
-        said = "application name contains invalid characters (only alphanumeric, '-', '_', '.'"
-        raise invalid(f"{said} allowed): {name}")
 
 
 class Frontend:

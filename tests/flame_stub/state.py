@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 
-import grpc
 from flamepy.proto import types_pb2 as pb
 
 from flame_stub import scheduling
@@ -28,30 +27,12 @@ from flame_stub.records import (
     Task,
     now_ms,
 )
+from flame_stub.rules import already, compare, complete, internal, invalid, not_found
 
-DEFAULT_RESREQ = Resources(cpu=1, memory=1 << 30)
 BIND_FAILED, RETRY_LIMIT_REACHED = 1001, 1002
 RETRY_LIMIT = 5
 NAMES = {pb.Pending: "Pending", pb.Running: "Running", pb.Succeed: "Succeed", pb.Failed: "Failed"}
 NAMES[pb.Cancelled] = "Cancelled"
-
-
-class Refused(Exception):
-    def __init__(self, code: grpc.StatusCode, text: str) -> None:
-        super().__init__(text)
-        self.code, self.text = code, text
-
-
-def not_found(text: str) -> Refused:
-    return Refused(grpc.StatusCode.NOT_FOUND, text)
-
-
-def invalid(text: str) -> Refused:
-    return Refused(grpc.StatusCode.INVALID_ARGUMENT, text)
-
-
-def internal(text: str) -> Refused:
-    return Refused(grpc.StatusCode.INTERNAL, text)
 
 
 class State:
@@ -87,11 +68,14 @@ class State:
                 self.start(executor)
             self.changed.notify_all()
 
-    def pause(self, seconds: float) -> None:
-        """Let that much time pass, or less if the stub closes."""
+    def pause(self, fault: str) -> None:
+        """Let as many seconds pass as the fault says at the time, or less if the stub closes."""
         with self.lock:
-            deadline = time.monotonic() + seconds
-            while not self.closing and (left := deadline - time.monotonic()) > 0:
+            began = time.monotonic()
+            while self.online and not self.closing:
+                left = began + getattr(self.faults, fault) - time.monotonic()
+                if left <= 0:
+                    return
                 self.changed.wait(left)
 
     # Applications
@@ -106,8 +90,7 @@ class State:
     def register(self, name: str, spec: pb.ApplicationSpec) -> None:
         with self.lock:
             if name in self.applications:
-                text = f"Application '{name}' already exists"
-                raise Refused(grpc.StatusCode.ALREADY_EXISTS, text)
+                raise already(f"Application '{name}' already exists")
             self._accept(name, spec)
 
     def update(self, name: str, spec: pb.ApplicationSpec) -> None:
@@ -151,8 +134,7 @@ class State:
         with self.lock:
             self.application(spec.application)
             if session_id in self.sessions:
-                text = f"Session '{session_id}' already exists"
-                raise Refused(grpc.StatusCode.ALREADY_EXISTS, text)
+                raise already(f"Session '{session_id}' already exists")
             kept = complete(spec)
             resreq = Resources(kept.resreq.cpu, kept.resreq.memory, kept.resreq.gpu)
             session = Session(session_id, kept, resreq, next(self._order))
@@ -333,27 +315,3 @@ class State:
                     self.requeue(task)
             self.online = True
             self.settle()
-
-
-def complete(spec: pb.SessionSpec) -> pb.SessionSpec:
-    """The spec with what the session manager fills in."""
-    kept = pb.SessionSpec()
-    kept.CopyFrom(spec)
-    kept.batch_size = max(1, kept.batch_size)
-    if not kept.HasField("resreq"):
-        kept.resreq.CopyFrom(DEFAULT_RESREQ.message())
-    return kept
-
-
-def compare(session: Session, asked: pb.SessionSpec) -> None:
-    """Refuse to open a session under another spec; the common data is not looked at."""
-    for field in ("application", "resreq", "min_instances", "max_instances", "batch_size"):
-        has, wants = getattr(session.spec, field), getattr(asked, field)
-        if field == "max_instances":
-            has, wants = (
-                spec.max_instances if spec.HasField(field) else None
-                for spec in (session.spec, asked)
-            )
-        if has != wants:
-            text = f"{field} differs (expected {has!r}, got {wants!r})"
-            raise invalid(f"session <{session.id}> spec mismatch: {text}")
