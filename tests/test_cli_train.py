@@ -59,7 +59,7 @@ FLAGS = {
     "debug": (["--debug"], {"runtime.debug": True}),
 }
 #: Flags that change what is done with a config, each with a test of its own below or elsewhere.
-NO_CONFIG = {"init_from", "plot", "dry_run", "json_lines"}
+NO_CONFIG = {"init_from", "plot", "dry_run", "json_lines", "env_file"}
 
 
 def test_every_flag_has_a_test():

@@ -495,7 +495,7 @@ def test_workers_that_cannot_even_be_made_leave_nothing_behind(monkeypatch: Any)
         return made[-1]
 
     before = descriptors() if Path("/proc/self/fd").exists() else 0
-    monkeypatch.setattr("rlflame.fleet.process.subprocess.Popen", scarce)
+    monkeypatch.setattr("rlflame.rollout.process.subprocess.Popen", scarce)
     with pytest.raises(FleetError, match=r"5 worker processes could not be started: .*temporarily"):
         LocalFleet(5)
     assert [process.poll() is None for process in made] == [False, False]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflame.learner.returns import advantages, discounted_returns
+from rlflame.learner.returns import advantages, continued_returns, discounted_returns
 
 
 def test_rewards_of_one():
@@ -55,6 +55,37 @@ def test_how_a_step_ends(terminated, truncated, expected):
 
     assert found[0, 0] == expected
     assert found[1, 0] == 5.0
+
+
+def test_a_stream_of_ones_that_a_time_limit_cuts_is_worth_the_same_everywhere():
+    ended = np.zeros((7, 3), np.bool_)
+    ended[6] = True
+    valid = np.ones((7, 3), np.bool_)
+
+    returns = continued_returns(np.ones((7, 3)), np.zeros_like(ended), ended, valid, 0.9)
+
+    np.testing.assert_allclose(returns, 10.0)
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=50, deadline=None)
+def test_where_time_limits_cut_the_mean_goes_on(seed):
+    generator = np.random.default_rng(seed)
+    steps, columns, discount = 6, 4, 0.8
+    lengths = generator.integers(1, steps + 1, columns)
+    cut = generator.random(columns) < 0.5
+    valid = np.arange(steps)[:, None] < lengths
+    last = np.arange(steps)[:, None] == lengths - 1
+    rewards = np.where(valid, generator.normal(size=(steps, columns)), 0.0)
+
+    returns = continued_returns(rewards, last & ~cut, last & cut, valid, discount)
+
+    mean = returns[valid].mean()
+    for column in range(columns):
+        following = mean if cut[column] else 0.0
+        for t in reversed(range(lengths[column])):
+            following = rewards[t, column] + discount * following
+            assert returns[t, column] == pytest.approx(following)
 
 
 def brute_force(rewards, values, following, terminated, truncated, discount, lam):

@@ -52,3 +52,31 @@ def test_it_trains_resumes_and_evaluates_from_its_folder(tmp_path: Path, fleet: 
             "--workers", "1", "--out", "run", "--quiet")  # fmt: skip
     rlflame("resume", "run", "--steps", "384", "--quiet", "--workers", "1")
     assert "best" in rlflame("eval", "run/best.safetensors", "--episodes", "2", "--workers", "1")
+
+
+def test_a_file_elsewhere_is_named_once_and_remembered(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    mine = tmp_path / "lib" / "my_env.py"
+    mine.write_text(MINE)
+    (tmp_path / "lib" / "bad_env.py").write_text("import nothing_of_this_name")
+
+    def rlflame(*words: str) -> subprocess.CompletedProcess[str]:
+        script = "import sys; sys.path.pop(0); from rlflame.cli import main; main()"
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        command = [sys.executable, "-c", script, *words]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+
+    small = ("--set", "rollout.num_slots=2", "--set", "rollout.envs_per_slot=2", "--workers", "1")
+    words = ("--env", "my_env:Mine-v0", "--env-file", "lib/my_env.py", *small)
+    first = rlflame("train", *words, "--steps", "256", "--out", "run", "--quiet")
+    assert first.returncode == 0, first.stderr
+    again = rlflame("resume", "run", "--steps", "384", "--quiet", "--workers", "1")
+    assert again.returncode == 0, again.stderr
+    scored = rlflame("eval", "run/best.safetensors", "--env-file", str(mine), "--episodes", "2")
+    assert scored.returncode == 0, scored.stderr
+    for name, words_said in (("bad_env", "does not load"), ("absent", "is no Python file")):
+        refused = rlflame("train", "--env-file", f"lib/{name}.py", "--env", "my_env:Mine-v0")
+        assert refused.returncode == 2
+        assert words_said in refused.stderr

@@ -10,6 +10,7 @@ import dataclasses
 from types import NoneType
 from typing import Any, get_args
 
+import fakes
 import numpy as np
 import pytest
 from pydantic import BaseModel
@@ -92,6 +93,10 @@ CHANGES: dict[str, Change] = {
     "reinforce.normalise_returns": Change("episode", "episodes"),
     # Adam divides by the gradient's own size, so a divisor shows against epsilon or a bound.
     "reinforce.average": Change("episodes", "episodes", {"reinforce.max_gradient_norm": 0.05}),
+    # Short enough that a time limit ends episodes.
+    "reinforce.continue_truncated": Change(
+        True, "episodes", {"rollout.steps": 9, "environment.max_episode_steps": 9}
+    ),
     "reinforce.entropy_weight": Change(0.1, "episodes"),
     "reinforce.max_gradient_norm": Change(1e-4, "episodes"),
 }
@@ -209,7 +214,8 @@ def test_no_evaluation_field_changes_a_weight(tmp_path):
 RUNTIMES: list[dict[str, Any]] = [
     {"fleet": "local", "workers": 1, "step_deadline_s": 5.0, "checkpoint_every_steps": 1},
     {"fleet": "auto", "workers": 3, "max_retries": 0, "debug": True, "keep_checkpoints": 1},
-    {"out": "elsewhere", "progress": "json"},
+    {"out": "elsewhere", "progress": "json", "flame": {"cpu": 2, "dependencies": "install"}},
+    {"fleet": "local", "workers": 1, "env_file": fakes.__file__},
 ]
 
 

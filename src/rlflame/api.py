@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import build, checkpoint, fleets, presets, toml
+from rlflame import build, checkpoint, env_file, fleets, presets, toml
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import Recipe, RunConfig, RuntimeSettings
 from rlflame.errors import CheckpointError, ConfigError
@@ -84,6 +84,8 @@ def train(
             environment=env, algorithm=algo, sets=sets, continuous=build.acts_continuously
         )
     recipe, runtime = config.recipe.with_horizon(), config.runtime
+    if runtime.env_file is not None:
+        env_file.admit(runtime.env_file)
     show = show or Silent()
     if recipe.learning.init_policy is not None and init_from is None:
         raise ConfigError(
@@ -139,6 +141,8 @@ def resume(
         for difference in machine_differences(found):
             show.note(f"This machine differs from the one before in {difference}; bits may too.")
         found = replace(found, fingerprint=versions())
+        if runtime.env_file is not None:
+            env_file.admit(runtime.env_file)
         _check_environment(found)
         slots = found.recipe.learning.rollout.num_slots
         with _open(fleet, runtime, slots, show) as fleet:

@@ -36,11 +36,15 @@ class FanOut:
         self._submitted: set[int] = set()
         self._running: set[int] = set()
         self._finished: set[int] = set()
-        self.retried = self.retried_in_all = 0
+        self.retried = self.retried_in_all = self.speculated = 0
 
     def event(self, kind: str, slot: int) -> None:
         if kind == "submitted" and slot in self._submitted:
-            self._submitted, self._running, self._finished, self.retried = set(), set(), set(), 0
+            self._submitted, self._running, self._finished = set(), set(), set()
+            self.retried = self.speculated = 0
+        if kind == "speculated":
+            self.speculated += 1
+            return
         self._running.discard(slot)
         if kind == "submitted":
             self._submitted.add(slot)
@@ -90,6 +94,8 @@ class Board:
         self.steps = self.iteration = self.episodes = 0
         self.metrics: dict[str, Any] = {}
         self.evaluated: Evaluated | None = None
+        #: What the fleet does before tasks run; empty while they do.
+        self.phase = ""
 
     def begin(self, run: RunStart) -> None:
         progress = run.checkpoint.progress
@@ -109,6 +115,10 @@ class Board:
         self._marks.append((self._clock(), self.steps, self.share))
 
     def fleet(self, event: FleetEvent) -> None:
+        if event.kind == "phase":
+            self.phase = event.text
+        if not event.purpose:
+            return
         with self._lock:
             self._now = event.purpose
             self._fanouts[event.purpose].event(event.kind, event.slot)

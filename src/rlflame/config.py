@@ -140,10 +140,21 @@ class ReinforceSettings(_Section):
     average: Literal["steps", "episodes"] = Field(
         "steps", description="Divide the summed loss by the number of steps or of episodes."
     )
+    continue_truncated: bool = Field(
+        False,
+        description="A truncated episode's reward-to-go continues at the batch's mean; needs "
+        "discount below 1.",
+    )
     entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
     max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
         None, description="Longer gradients are scaled down to this norm."
     )
+
+    @model_validator(mode="after")
+    def _finite(self) -> ReinforceSettings:
+        if self.continue_truncated and self.discount >= 1.0:
+            raise ValueError("continue_truncated needs a discount below 1")
+        return self
 
 
 class LearningSettings(_Section):
@@ -247,14 +258,65 @@ class Recipe(_Section):
         return self.model_copy(update={"learning": learning})
 
 
+class FlameSettings(_Section):
+    """How a run uses a Flame cluster."""
+
+    cpu: int | None = Field(
+        None, ge=0, le=1024, description="Processors per executor; by default the cluster's own."
+    )
+    memory: str | None = Field(
+        None,
+        pattern=r"^[0-9]+[kmgtKMGT]?$",
+        description="Memory per executor, such as 2g; by default the cluster's own.",
+    )
+    min_executors: int = Field(0, ge=0, le=4096, description="Executors started at once.")
+    python_version: str | None = Field(
+        None,
+        pattern=r"^3\.[0-9]+$",
+        description="The executors' Python, such as 3.12; by default this machine's if packages "
+        "are installed, else the executors' own.",
+    )
+    dependencies: Literal["auto", "prepared", "install"] = Field(
+        "auto",
+        description="Whether executors have numpy and Gymnasium (prepared) or install them for "
+        "each run (install); auto asks them first.",
+    )
+    extra_dependencies: tuple[str, ...] = Field(
+        (), description="More packages to install, for an environment of yours."
+    )
+    template: str | None = Field(
+        None, description="The application that ours is modelled on; by default flmrun."
+    )
+    start_deadline_s: float = Field(
+        300.0, gt=0.0, description="How long to wait for the first executor."
+    )
+    task_deadline_s: float = Field(
+        600.0, gt=0.0, description="A fragment that takes longer is given to another executor."
+    )
+    reconnect_s: float = Field(
+        120.0, ge=0.0, description="How long a session manager may be away during a run."
+    )
+    delay_release_s: int = Field(
+        120, ge=1, le=86_400, description="How long idle executors stay with the run."
+    )
+
+
 class RuntimeSettings(_Section):
     """What decides the speed, and changes no bit."""
 
-    fleet: Literal["auto", "local", "inline"] = Field(
-        "auto", description="Where rollouts run: worker processes here, or inside this process."
+    fleet: Literal["auto", "local", "flame", "inline"] = Field(
+        "auto",
+        description="Where rollouts run: worker processes here (local), a Flame cluster (flame), "
+        "inside this process (inline); auto is flame where one is configured, else local.",
     )
     workers: Positive | None = Field(
-        None, le=4096, description="Worker processes; by default one per usable core."
+        None,
+        le=4096,
+        description="Worker processes, by default one per usable core; on Flame the most "
+        "executors, by default as many as there is room for.",
+    )
+    env_file: str | None = Field(
+        None, description="A Python file with an environment of yours, shipped to every worker."
     )
     out: str | None = Field(
         None, description="The run folder; by default runs/ENVIRONMENT-ALGORITHM-SEED."
@@ -273,6 +335,7 @@ class RuntimeSettings(_Section):
         "auto", description="How progress is shown; auto is live on a terminal, plain otherwise."
     )
     debug: bool = Field(False, description="Show tracebacks and what environments print.")
+    flame: FlameSettings = FlameSettings()
 
 
 class RunConfig(Recipe):

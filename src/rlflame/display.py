@@ -127,7 +127,7 @@ def banner(run: RunStart, board: Board) -> list[tuple[str, str]]:
     """What is about to run, as pairs of a word and what there is to say about it."""
     facts = board.facts
     assert facts is not None
-    workers = count(run.workers, f"{run.fleet} worker")
+    workers = count(run.workers, f"{'Flame executor' if run.fleet == 'flame' else 'local worker'}")
     if run.fleet == "inline":
         workers = "in this process"
     elif run.workers < facts.most_workers:
@@ -225,6 +225,11 @@ class Tally(QuietDisplay):
 
     def fleet(self, event: FleetEvent) -> None:
         self._board.fleet(event)
+        if event.kind == "note":
+            self.note(event.text)
+        if self._board.phase:
+            self._draw(self._board.phase)
+            return
         fanout = self._board.fanout
         self._draw(f"{fanout.finished} of {count(fanout.submitted, 'group')} of episodes played")
 

@@ -28,6 +28,8 @@ class JsonDisplay:
     evaluation  steps, whether it is the best so far, the record as `eval --json` prints it
     checkpoint  path and steps, after each save
     retried     slot, purpose and reason, when a lost worker's task is given to another
+    speculated  slot and purpose, when a slow task is given to a second worker as well
+    phase       what the fleet does before tasks run; an empty text when it is over
     note        a sentence
     end         complete or not, time, speed, digests, the final and the best evaluation
     error       message, hint, exit code; the last line where there is one, else `end` is
@@ -54,6 +56,12 @@ class JsonDisplay:
     def fleet(self, event: FleetEvent) -> None:
         if event.kind == "retried":
             self._event("retried", slot=event.slot, purpose=event.purpose, reason=event.text)
+        elif event.kind == "speculated":
+            self._event("speculated", slot=event.slot, purpose=event.purpose)
+        elif event.kind == "phase":
+            self._event("phase", text=event.text)
+        elif event.kind == "note":
+            self.note(event.text)
 
     def note(self, text: str) -> None:
         self._event("note", text=text)

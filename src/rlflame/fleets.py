@@ -6,6 +6,7 @@ is still loading its own parts. Must not know: recipes, environments, learners.
 
 from __future__ import annotations
 
+from rlflame import env_file
 from rlflame.config import RuntimeSettings
 from rlflame.fleet import Fleet, Observer, ignore
 from rlflame.fleet.local import LocalFleet
@@ -14,10 +15,15 @@ from rlflame.rollout import blas
 
 def fleet(runtime: RuntimeSettings, tasks: int | None = None, observer: Observer = ignore) -> Fleet:
     """Where rollouts run; never more workers than there can be tasks at once."""
-    if runtime.fleet == "inline":
+    if runtime.env_file is not None:
+        env_file.admit(runtime.env_file)
+    kind = choice(runtime)
+    if kind == "inline":
         from rlflame.fleet.inline import InlineFleet  # loads Gymnasium, as its worker does
 
         return InlineFleet(observer)
+    if kind == "flame":
+        return _flame(runtime, tasks, observer)
     count = runtime.workers or blas.usable_cores()
     return LocalFleet(
         count if tasks is None else min(count, tasks),
@@ -26,3 +32,47 @@ def fleet(runtime: RuntimeSettings, tasks: int | None = None, observer: Observer
         show_output=runtime.debug,
         observer=observer,
     )
+
+
+def choice(runtime: RuntimeSettings) -> str:
+    """What `auto` comes to: Flame where one is configured, never silently something else."""
+    if runtime.fleet != "auto":
+        return runtime.fleet
+    from rlflame.fleet.flame.cluster import configured
+
+    return "flame" if configured() else "local"
+
+
+def _flame(runtime: RuntimeSettings, tasks: int | None, observer: Observer) -> Fleet:
+    from rlflame.fleet.flame.fleet import FlameFleet
+    from rlflame.fleet.flame.start import Wishes
+
+    wanted = runtime.flame
+    return FlameFleet(
+        tasks,
+        Wishes(
+            most=runtime.workers,
+            least=wanted.min_executors,
+            cpu=wanted.cpu,
+            memory_bytes=_bytes(wanted.memory) if wanted.memory else None,
+            python_version=wanted.python_version,
+            dependencies=wanted.dependencies,
+            extra_dependencies=wanted.extra_dependencies,
+            template=wanted.template,
+            env_file=runtime.env_file,
+            start_deadline_s=wanted.start_deadline_s,
+            delay_release_s=wanted.delay_release_s,
+        ),
+        step_deadline_s=runtime.step_deadline_s,
+        task_deadline_s=wanted.task_deadline_s,
+        reconnect_s=wanted.reconnect_s,
+        max_retries=runtime.max_retries,
+        observer=observer,
+    )
+
+
+def _bytes(text: str) -> int:
+    """`512m` in bytes, with binary units as Flame has them."""
+    units = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+    unit = units.get(text[-1].lower(), 1)
+    return int(text.rstrip("kmgtKMGT")) * unit

@@ -53,6 +53,8 @@ class LiveDisplay:
         self.board.fleet(event)
         if event.kind == "retried":
             self.note(again(event))
+        elif event.kind == "note":
+            self.note(event.text)
 
     def note(self, text: str) -> None:
         say_aside(text)
@@ -114,10 +116,13 @@ class LiveDisplay:
                 "evaluating" if board.evaluating else "rollouts",
                 f"{fanout.submitted} submitted, {fanout.running} running, "
                 f"{fanout.finished} done, {fanout.retried} retried"
-                + (f" ({board.retried_in_all} in all)" if board.retried_in_all else ""),
+                + (f" ({board.retried_in_all} in all)" if board.retried_in_all else "")
+                + (f", {fanout.speculated} speculated" if fanout.speculated else ""),
             ),
             ("return", f"{mean:,.2f} (last 100 episodes)" if mean is not None else "-"),
         ]
+        if board.phase:
+            lines.insert(1, ("cluster", board.phase))
         if board.metrics:
             lines.append(("learning", learning(board.metrics)))
         evaluated = board.evaluated

@@ -66,6 +66,8 @@ class PlainDisplay:
         self.board.fleet(event)
         if event.kind == "retried":
             self.note(again(event))
+        elif event.kind in ("phase", "note") and event.text:
+            self.note(event.text)
 
     def note(self, text: str) -> None:
         self._aside(text)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlflame import presets, toml
 from rlflame.config import RunConfig, RuntimeSettings
+from rlflame.env_file import admit
 from rlflame.errors import ConfigError
 
 #: As rlflame.rollout.blas has them; repeated because that room loads numpy, and these only count
@@ -33,6 +34,7 @@ def runtime_flags(
     fleet: str | None,
     local: bool,
     debug: bool,
+    env_file: Path | None = None,
     out: Path | None = None,
     json_lines: bool = False,
     quiet: bool = False,
@@ -54,9 +56,12 @@ def runtime_flags(
             str(out).encode()
         except UnicodeEncodeError as error:
             raise ConfigError(f"--out {str(out)!r} is not UTF-8.", "another name") from error
+    if env_file is not None:
+        admit(str(env_file.resolve()))
     found: dict[str, Any] = {
         "workers": workers,
         "fleet": fleet or ("local" if local else None),
+        "env_file": str(env_file.resolve()) if env_file else None,
         "out": str(out) if out else None,
         "debug": debug or None,
         "progress": shown[0] if shown else None,

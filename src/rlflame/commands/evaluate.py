@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlflame.commands.options import Debug, Fleet, Json, Local, Workers
+from rlflame.commands.options import Debug, EnvFile, Fleet, Json, Local, Workers
 
 if TYPE_CHECKING:
     from rlflame.checkpoint import Checkpoint
@@ -44,6 +44,7 @@ def evaluate(
     workers: Workers = None,
     fleet: Fleet = None,
     local: Local = False,
+    env_file: EnvFile = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -51,7 +52,9 @@ def evaluate(
     from rlflame import settings
 
     runtime = settings.runtime_of(
-        settings.runtime_flags(workers=workers, fleet=fleet, local=local, debug=debug)
+        settings.runtime_flags(
+            workers=workers, fleet=fleet, local=local, env_file=env_file, debug=debug
+        )
     )
     settings.limit_threads(1)
     from rlflame import api, checkpoint, scoring

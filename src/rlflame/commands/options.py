@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 Workers = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Worker processes. [default: one per usable core]"),
+    typer.Option(
+        metavar="N", help="Worker processes, or executors. [default: all there is room for]"
+    ),
 ]
 Fleet = Annotated[
-    str | None, typer.Option(help="Where rollouts run: local, inline, or auto.", metavar="NAME")
+    str | None,
+    typer.Option(help="Where rollouts run: local, flame, inline, or auto.", metavar="NAME"),
 ]
-Local = Annotated[bool, typer.Option("--local", help="Stay on this machine.")]
+Local = Annotated[
+    bool, typer.Option("--local", help="Stay on this machine, where a Flame cluster is configured.")
+]
+EnvFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.py", help="A file with an environment of yours, shipped to all workers."
+    ),
+]
 JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the run folder, at the end.")]

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlflame.commands.options import Debug, Fleet, JsonLines, Local, Plain, Quiet, Sets, Workers
+from rlflame.commands.options import (
+    Debug,
+    EnvFile,
+    Fleet,
+    JsonLines,
+    Local,
+    Plain,
+    Quiet,
+    Sets,
+    Workers,
+)
 
 if TYPE_CHECKING:
     from rlflame.config import RunConfig
@@ -73,6 +83,7 @@ def train(
     workers: Workers = None,
     fleet: Fleet = None,
     local: Local = False,
+    env_file: EnvFile = None,
     plot: Annotated[
         bool, typer.Option("--plot", help="Draw the episodes' returns into the run folder.")
     ] = False,
@@ -91,7 +102,7 @@ def train(
     from rlflame import settings
 
     runtime = settings.runtime_flags(
-        workers=workers, fleet=fleet, local=local, out=out, debug=debug,
+        workers=workers, fleet=fleet, local=local, env_file=env_file, out=out, debug=debug,
         json_lines=json_lines, quiet=quiet, plain=plain,
     )  # fmt: skip
     resolved, name = settings.resolve(
@@ -132,6 +143,7 @@ def resume(
     workers: Workers = None,
     fleet: Fleet = None,
     local: Local = False,
+    env_file: EnvFile = None,
     json_lines: JsonLines = False,
     quiet: Quiet = False,
     plain: Plain = False,
@@ -144,7 +156,7 @@ def resume(
     from rlflame import settings
 
     flags = settings.runtime_flags(
-        workers=workers, fleet=fleet, local=local, debug=debug,
+        workers=workers, fleet=fleet, local=local, env_file=env_file, debug=debug,
         json_lines=json_lines, quiet=quiet, plain=plain,
     )  # fmt: skip
     recorded = settings.recorded_config(run)

@@ -17,15 +17,19 @@ import numpy as np
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutFailure, RolloutTask
 
-EventKind = Literal["submitted", "running", "done", "retried", "lost", "cancelled"]
+EventKind = Literal[
+    "submitted", "running", "done", "retried", "speculated", "lost", "cancelled", "phase", "note"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class FleetEvent:
     """Something that happened to one task, for whoever draws the fan-out and fan-in.
 
-    A task is submitted, then running and retried any number of times, and ends once: done with
-    its fragment, lost with an error, or cancelled. Observers are called from any thread.
+    A task is submitted, then running, retried, or speculated (given to a second worker while the
+    first is slow) any number of times, and ends once: done with its fragment, lost with an error,
+    or cancelled. A `phase` says what the fleet as a whole does before tasks run, empty when it is
+    over; a `note` is a sentence for the user. Observers are called from any thread.
     """
 
     kind: EventKind

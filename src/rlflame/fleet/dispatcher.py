@@ -20,11 +20,11 @@ from typing import Any
 from rlflame.errors import FleetError, RlflameError
 from rlflame.rollout import wire
 from rlflame.rollout.child import Kind
+from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
 from rlflame.rollout.spec import Fragment, RolloutFailure
 
 from . import Observer, checked, environment_failure, ignore
 from .jobs import Job, JobQueue, Position, broken, died, hung
-from .process import Garbled, WorkerProcess, how_it_ended
 
 _TICK_S = 0.2
 #: Starts that may fail in a row; more when somebody kills them, which says less of the next one.
@@ -276,7 +276,9 @@ class Dispatcher:
         self._forget.clear()
         for child in self._children:
             if child.hello is not None and child.job is None and self._jobs:
-                self._give(child, self._jobs.take(child))
+                job = self._jobs.take(child)
+                self._jobs.runs(job)
+                self._give(child, job)
 
     def _give(self, child: _Child, job: Job) -> None:
         child.job = job

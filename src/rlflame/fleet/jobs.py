@@ -60,8 +60,8 @@ class JobQueue:
         #: Which worker ran a slot last, and so holds its environments.
         self._homes: dict[tuple[str, int], object] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def add(self, jobs: Iterable[Job]) -> None:
         self._waiting.extend(jobs)
@@ -80,8 +80,12 @@ class JobQueue:
         self._waiting.remove(job)
         if job.affinity is not None:
             self._homes[job.affinity] = worker
-        self._say(job, "running")
         return job
+
+    def runs(self, job: Job) -> None:
+        """A worker has begun with it."""
+        if not job.ended:
+            self._say(job, "running")
 
     def again(self, job: Job, reason: str) -> None:
         """Its worker was lost: another one comes to the same result."""

@@ -23,7 +23,7 @@ from . import Batch, Metrics, Provider, State
 from .actor_critic import Guard, Network, normalised, schedule, training_metrics
 from .kernel import CHUNK_ROWS, Perceptron, make_head
 from .parameters import Adam, FlatVector, clip_by_norm, restore, restored_count
-from .returns import discounted_returns
+from .returns import continued_returns, discounted_returns
 from .statistics import ObservationNormaliser
 
 _EPSILON = 1e-8
@@ -89,7 +89,12 @@ class Reinforce:
         settings = self._settings
         learning_rate = schedule(settings.learning_rate, settings.anneal_learning_rate, progress)
         ended = batch.terminated | batch.truncated
-        returns = discounted_returns(batch.rewards, ended, settings.discount)
+        if settings.continue_truncated:
+            returns = continued_returns(
+                batch.rewards, batch.terminated, batch.truncated, batch.valid, settings.discount
+            )
+        else:
+            returns = discounted_returns(batch.rewards, ended, settings.discount)
         weights = normalised_returns(returns, batch, settings.normalise_returns)
         count = batch.steps if settings.average == "steps" else int(ended.sum())
         gradient, sums = self._whole_gradient(normalised(batch, self._network), weights, count)

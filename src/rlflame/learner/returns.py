@@ -18,6 +18,22 @@ def discounted_returns(rewards: Float64, ended: Mask, discount: float) -> Float6
     return _accumulated(rewards, np.where(ended, 0.0, discount))
 
 
+def continued_returns(
+    rewards: Float64, terminated: Mask, truncated: Mask, valid: Mask, discount: float
+) -> Float64:
+    """Reward-to-go where a truncated episode goes on, at the mean reward-to-go of all steps.
+
+    That mean is the one that agrees with itself, V = mean(G + w V), with G the returns cut at the
+    truncation and w the weight that the moment after it has at each step.
+    """
+    ended = terminated | truncated
+    returns = discounted_returns(rewards, ended, discount)
+    weights = discounted_returns(np.where(truncated, discount, 0.0), ended, discount)
+    mean = returns[valid].mean() / (1.0 - weights[valid].mean())
+    returns += weights * mean
+    return returns
+
+
 def advantages(
     rewards: Float64,
     values: Float64,

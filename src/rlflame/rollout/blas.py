@@ -99,6 +99,40 @@ def child_environment(threads: int = 1) -> dict[str, str]:
     return variables
 
 
+def environment_like(core: str, threads: int = 1) -> dict[str, str]:
+    """Variables that give a child here the kernels of another machine, where it can run them."""
+    variables = dict.fromkeys(THREAD_VARIABLES, str(threads))
+    if _symbol("get_corename") is not None and can_run(core, _processor_flags()):
+        variables[CORE_VARIABLE] = core
+    return variables
+
+
+#: What kernels made for a processor type ask of the one they run on.
+_NEEDS = {
+    "avx512f": ("skylakex", "cooperlake", "sapphirerapids"),
+    "avx2": ("haswell", "zen", "excavator"),
+    "avx": ("sandybridge", "bulldozer", "piledriver", "steamroller"),
+    "sse3": ("prescott", "core2", "penryn", "dunnington", "nehalem", "atom", "barcelona"),
+}
+
+
+def can_run(core: str, flags: frozenset[str]) -> bool:
+    """Whether a processor with these flags can run kernels made for that type."""
+    wanted = [flag for flag, cores in _NEEDS.items() if core.lower() in cores]
+    known = {"pni" if flag == "sse3" else flag for flag in wanted}
+    return core == core_name() or (bool(wanted) and known <= flags)
+
+
+def _processor_flags() -> frozenset[str]:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.split(":")[1].split())
+    except OSError:
+        pass
+    return frozenset()
+
+
 def simd_found() -> list[str]:
     """The vector instruction sets that numpy's own loops use here."""
     try:

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
+from collections.abc import Mapping
 
-from rlflame.rollout import blas
-from rlflame.rollout.child import HEADER, Kind
+from . import blas
+from .child import HEADER, Kind
 
 _PIPE_BYTES = 1 << 20
 _TAIL_BYTES = 4000
@@ -28,7 +29,9 @@ class Garbled(Exception):
 class WorkerProcess:
     """A running `rlflame.rollout.child`, leader of a session of its own."""
 
-    def __init__(self, *, show_output: bool = False) -> None:
+    def __init__(
+        self, *, show_output: bool = False, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._output = tempfile.TemporaryFile("ab+", buffering=0)  # noqa: SIM115
         self._kept = b""
         self._received = bytearray()
@@ -48,7 +51,11 @@ class WorkerProcess:
                 stdout=output,
                 stderr=output,
                 pass_fds=(write,),
-                env={**os.environ, **blas.child_environment(), "PYTHONPATH": path},
+                env={
+                    **os.environ,
+                    **(blas.child_environment() if environment is None else environment),
+                    "PYTHONPATH": path,
+                },
                 start_new_session=True,
             )
         except BaseException:

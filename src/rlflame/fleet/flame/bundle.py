@@ -1,0 +1,131 @@
+"""What is shipped to a cluster: kilobytes of source, and the names of what to install.
+
+Code goes by value, so that a prepared executor installs nothing; the package that other executors
+install holds nothing but its dependencies, pinned to what this machine has. Must not know:
+sessions, connections, tasks.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from importlib import metadata
+
+from rlflame.errors import ConfigError
+
+_MODULES = (
+    "rlflame",
+    "rlflame.errors",
+    "rlflame.fleet",
+    "rlflame.fleet.flame",
+    "rlflame.fleet.flame.lease",
+    "rlflame.fleet.flame.service",
+    "rlflame.rollout",
+)
+#: What environments are made of; each is pinned to this machine's version.
+PINNED = {"numpy": "numpy", "gymnasium": "gymnasium[mujoco]", "mujoco": "mujoco", "box2d": "box2d"}
+_NO_TIME = (2020, 1, 1, 0, 0, 0)
+
+
+def archive(env_file: str | None = None) -> bytes:
+    """A zip of the modules a worker needs, and of the user's environment file: equal content,
+    equal bytes."""
+    files: dict[str, bytes] = {}
+    for module in _MODULES:
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        path = module.replace(".", "/")
+        files[f"{path}/__init__.py" if spec.submodule_search_locations else f"{path}.py"] = _read(
+            spec.origin
+        )
+        if module == "rlflame.rollout":
+            folder = os.path.dirname(spec.origin)
+            for name in os.listdir(folder):
+                if name.endswith(".py"):
+                    files[f"{path}/{name}"] = _read(os.path.join(folder, name))
+    if env_file is not None:
+        files[os.path.basename(env_file)] = _read(env_file)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in sorted(files):
+            packed.writestr(zipfile.ZipInfo(name, _NO_TIME), files[name], zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror or error}.", "name a Python file"
+        ) from error
+
+
+def dependencies(extra: Sequence[str] = ()) -> list[str]:
+    """What a worker installs: numpy and Gymnasium as they are here, and what the user adds."""
+    found = []
+    for package, wanted in PINNED.items():
+        try:
+            found.append(f"{wanted}=={metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return [*found, *extra]
+
+
+def package(name: str, wanted: Sequence[str]) -> bytes:
+    """A source package that is nothing but its dependencies, and builds without a download."""
+    files = {
+        "pyproject.toml": f"""[build-system]
+requires = []
+build-backend = "empty"
+backend-path = ["."]
+
+[project]
+name = "{name}"
+version = "1.0"
+dependencies = [{", ".join(f'"{each}"' for each in wanted)}]
+""",
+        "empty.py": _BACKEND.format(name=name.replace("-", "_"), wanted=list(wanted)),
+    }
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as packed:
+        for path, text in files.items():
+            entry = tarfile.TarInfo(path)
+            content = text.encode()
+            entry.size = len(content)
+            packed.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+#: A build backend (PEP 517) that needs no other package, so that an executor needs no index for it.
+_BACKEND = '''"""Builds a wheel that holds nothing and asks for the dependencies."""
+import os
+import zipfile
+
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "{name}-1.0-py3-none-any.whl"
+    info = "{name}-1.0.dist-info/"
+    lines = ["Metadata-Version: 2.1", "Name: {name}", "Version: 1.0"]
+    lines += ["Requires-Dist: " + each for each in {wanted}]
+    files = {{
+        info + "METADATA": "\\n".join(lines) + "\\n",
+        info + "WHEEL": "Wheel-Version: 1.0\\nGenerator: empty\\nRoot-Is-Purelib: true\\n"
+        "Tag: py3-none-any\\n",
+    }}
+    files[info + "RECORD"] = "".join(path + ",,\\n" for path in [*files, info + "RECORD"])
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(path, text)
+    return name
+
+
+def get_requires_for_build_wheel(config_settings=None):
+    return []
+'''

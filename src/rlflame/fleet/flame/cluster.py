@@ -1,0 +1,347 @@
+"""A connection to one Flame cluster: flamepy's public calls, bounded in time, in our words.
+
+The only driver-side module that knows flamepy. Must not know: tasks' content, retries, leases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from rlflame.errors import ConfigError, FleetError, FleetUnreachable
+
+T = TypeVar("T")
+_KNOCK_S = 3.0
+_CONNECT_S = 12.0
+_CALL_S = 20.0
+#: What flamepy's states are called on the wire.
+PENDING, RUNNING, SUCCEED, FAILED, CANCELLED = range(5)
+EXECUTOR_STATES = (
+    "Unknown", "Void", "Idle", "Binding", "Bound", "Unbinding", "Releasing", "Released",
+)  # fmt: skip
+TEMPLATE = "flmrun"
+#: Session events that say why no executor comes: a failed attempt, and the last of them.
+BIND_FAILED, SESSION_PAUSED = 1001, 1002
+
+
+class Unanswered(FleetError):
+    """A call to the cluster that did not come back in time, or came back with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskNews:
+    """Where a task stands, as the cluster tells it."""
+
+    state: int
+    output: bytes | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Where an object lies in the cache."""
+
+    endpoint: str
+    key: str
+
+
+def configured() -> str | None:
+    """Where a cluster is configured, or None."""
+    if os.environ.get("FLAME_ENDPOINT"):
+        return "FLAME_ENDPOINT"
+    path = os.path.join(os.path.expanduser("~"), ".flame", "flame.yaml")
+    return path if os.path.exists(path) else None
+
+
+def bounded(call: Callable[[], T], timeout_s: float, what: str) -> T:
+    """The call's result, or Unanswered: flamepy has no deadlines of its own."""
+    box: list[Any] = []
+
+    def work() -> None:
+        try:
+            box.append((True, call()))
+        except BaseException as error:
+            box.append((False, error))
+
+    thread = threading.Thread(target=work, name=f"rlflame-{what}", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not box:
+        raise Unanswered(f"The cluster did not answer within {timeout_s:g} s ({what}).")
+    good, value = box[0]
+    if good:
+        result: T = value
+        return result
+    if isinstance(value, FleetError):
+        raise value
+    raise Unanswered(f"The cluster refused ({what}): {said(value)}.") from value
+
+
+def said(error: BaseException) -> str:
+    """An error of flamepy, gRPC or Arrow in one line."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+class Cluster:
+    """An open connection. Every call either returns or raises a FleetError in bounded time."""
+
+    def __init__(self) -> None:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        self.source = configured()
+        try:
+            from flamepy.core.types import FlameContext
+
+            context = FlameContext()
+        except Exception as error:
+            raise ConfigError(
+                f"The Flame configuration in {self.source} cannot be read: {said(error)}.",
+                "set FLAME_ENDPOINT and FLAME_CACHE_ENDPOINT instead, or --local",
+            ) from error
+        self.endpoint = str(context.endpoint)
+        self.cache_endpoint = str(context.cache_endpoint)
+        self.template = str(context.runner.template)
+        self._tls = context.tls
+        if "://" not in self.endpoint:
+            raise ConfigError(
+                f"The Flame endpoint {self.endpoint!r} has no scheme.",
+                f"write http://{self.endpoint}",
+            )
+        self._connection: Any = None
+
+    def open(self) -> Cluster:
+        """Connect; raises FleetUnreachable with what to type."""
+        import flamepy
+
+        self.knock(self.endpoint, 8080, "session manager")
+        self.knock(self.cache_endpoint, 9090, "object cache")
+        try:
+            self._connection = bounded(
+                lambda: flamepy.connect(self.endpoint, self._tls), _CONNECT_S, "connect"
+            )
+        except Unanswered as error:
+            raise self._unreachable(f"{error.message}") from error
+        return self
+
+    def knock(self, endpoint: str, port: int, what: str) -> None:
+        """Find out fast whether anybody listens at all."""
+        place = urlsplit(endpoint)
+        host, number = place.hostname or "", place.port or port
+        try:
+            socket.create_connection((host, number), _KNOCK_S).close()
+        except OSError as error:
+            raise self._unreachable(
+                f"Nobody answers at {endpoint}, the {what} ({error.strerror or error})."
+            ) from error
+
+    def _unreachable(self, message: str) -> FleetUnreachable:
+        where = f" It is configured in {self.source}." if self.source else ""
+        return FleetUnreachable(
+            message + where, "rlflame cluster-check tells what is wrong; --local runs it here"
+        )
+
+    def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            with contextlib.suppress(Unanswered):
+                bounded(connection.close, 5.0, "disconnect")
+
+    @property
+    def connection(self) -> Any:
+        if self._connection is None:
+            raise Unanswered("The connection to the cluster is closed.")
+        return self._connection
+
+    # Applications and sessions.
+
+    def application(self, name: str) -> Any | None:
+        return bounded(lambda: self.connection.get_application(name), _CALL_S, "get application")
+
+    def applications(self) -> list[Any]:
+        return bounded(lambda: list(self.connection.list_applications()), _CALL_S, "applications")
+
+    def register(
+        self,
+        name: str,
+        *,
+        url: str | None,
+        environment: dict[str, str],
+        delay_release_s: int,
+        template: str | None = None,
+    ) -> None:
+        """An application like the template's, with or without a package to install."""
+        from flamepy.core.types import ApplicationAttributes
+
+        template = template or self.template
+        model = self.application(template)
+        if model is None:
+            raise FleetUnreachable(
+                f"The cluster has no application {template} to model ours on.",
+                "rlflame cluster-check; a session manager registers it when it starts",
+            )
+        attributes = ApplicationAttributes(
+            image=model.image,
+            command=model.command,
+            description="rlflame",
+            labels=model.labels,
+            arguments=model.arguments,
+            environments={**(model.environments or {}), **environment},
+            max_instances=model.max_instances,
+            delay_release=delay_release_s,
+            schema=model.schema,
+            url=url,
+            installer=model.installer,
+        )
+        bounded(lambda: self.connection.register_application(name, attributes), _CALL_S, "register")
+
+    def unregister(self, name: str) -> None:
+        bounded(lambda: self.connection.unregister_application(name), _CALL_S, "unregister")
+
+    def open_session(
+        self,
+        session: str,
+        application: str,
+        context: Reference,
+        *,
+        least: int,
+        most: int | None,
+        cpu: int | None,
+        memory_bytes: int | None,
+    ) -> Any:
+        """A session whose executors load the object behind `context`."""
+        from flamepy.core import ObjectRef
+        from flamepy.core.types import ResourceRequirement, SessionAttributes
+
+        need = None
+        if cpu is not None or memory_bytes is not None:
+            need = ResourceRequirement(
+                cpu=1 if cpu is None else cpu, memory=memory_bytes or 1 << 30, gpu=0
+            )
+        attributes = SessionAttributes(
+            application=application,
+            id=session,
+            common_data=ObjectRef(context.endpoint, context.key, 0).encode(),
+            min_instances=least,
+            max_instances=most,
+            resreq=need,
+        )
+        return bounded(
+            lambda: self.connection.open_session(session, attributes), _CALL_S, "open session"
+        )
+
+    def session(self, session: str) -> Any:
+        return bounded(lambda: self.connection.get_session(session), _CALL_S, "get session")
+
+    def sessions(self) -> list[Any]:
+        return bounded(lambda: list(self.connection.list_sessions()), _CALL_S, "sessions")
+
+    def close_session(self, session: str) -> None:
+        bounded(lambda: self.connection.close_session(session), _CALL_S, "close session")
+
+    def nodes(self) -> list[Any]:
+        return bounded(lambda: list(self.connection.list_nodes()), _CALL_S, "nodes")
+
+    def executors(self) -> list[Any]:
+        return bounded(lambda: list(self.connection.list_executors()), _CALL_S, "executors")
+
+    # Tasks. These are called from threads of the fleet's own, which may wait.
+
+    def create(self, session: Any, payload: bytes) -> str:
+        return str(session.create_task(payload).id)
+
+    def watch(self, session: Any, task: str, opened: Callable[[Any], None]) -> Iterator[TaskNews]:
+        """The task's changes as they come. Ends, without a word, where the stream does."""
+        watcher = session.watch_task(task)
+        opened(getattr(watcher, "_stream", None))
+        for update in watcher:
+            yield TaskNews(int(update.state), update.output)
+
+    def ask(self, session: Any, task: str) -> TaskNews:
+        """Where the task stands, with the text of its failure."""
+        try:
+            found = bounded(lambda: session.get_task(task), _CALL_S, "get task")
+        except Unanswered as error:
+            if isinstance(error.__cause__, ValueError):  # flamepy has no word for Cancelled
+                return TaskNews(CANCELLED)
+            raise
+        texts = [event.message for event in found.events if event.code == FAILED]
+        return TaskNews(int(found.state), found.output, texts[-1] if texts else "")
+
+    # Objects.
+
+    def put(self, prefix: str, content: bytes) -> Reference:
+        """Bytes of ours, which travel as an array, so that nothing is pickled."""
+        return self._put(prefix, np.frombuffer(content, np.uint8))
+
+    def put_context(self, prefix: str, service: type) -> Reference:
+        """What executors load, in the form that they expect: it must not need numpy."""
+        return self._put(prefix, context(service))
+
+    def _put(self, prefix: str, value: Any) -> Reference:
+        from flamepy.core import put_object
+
+        found = bounded(lambda: put_object(prefix, value), 4 * _CALL_S, "put object")
+        return Reference(found.endpoint, found.key)
+
+    def fetch(self, output: bytes) -> tuple[memoryview, str]:
+        """A task's result and its key."""
+        from flamepy.core import ObjectRef, get_object
+
+        reference = ObjectRef.decode(output)
+        return memoryview(get_object(reference)), reference.key
+
+    def upload(self, key: str, content: bytes) -> str:
+        """A package, for executors to install; its address."""
+        from flamepy.core import upload_object
+
+        with tempfile.NamedTemporaryFile(suffix=".tar.gz") as file:
+            file.write(content)
+            file.flush()
+            found = bounded(lambda: upload_object(key, file.name), 4 * _CALL_S, "upload")
+        address = str(found.endpoint).replace("grpc+tls://", "grpcs://")
+        return f"{address}/{key}"
+
+    def delete(self, prefix: str) -> None:
+        from flamepy.core.cache import delete_objects
+
+        bounded(lambda: delete_objects(prefix), _CALL_S, "delete objects")
+
+
+def request(method: str, *arguments: Any) -> bytes:
+    """A call of a method of the object that executors hold, as flamepy spells it."""
+    import cloudpickle
+    from flamepy.runner.types import RunnerRequest
+
+    packed: bytes = cloudpickle.dumps(RunnerRequest(method, tuple(arguments)))
+    return packed
+
+
+def context(service: type) -> bytes:
+    """What executors load: a class, by value."""
+    import cloudpickle
+    from flamepy.runner.types import RunnerContext
+
+    from . import loader
+
+    cloudpickle.register_pickle_by_value(loader)
+    try:
+        packed: bytes = cloudpickle.dumps(RunnerContext(service))
+    finally:
+        cloudpickle.unregister_pickle_by_value(loader)
+    return packed
+
+
+def close_quietly(stream: Any) -> None:
+    """End a watch from outside; its reader then sees an error, and asks instead."""
+    cancel = getattr(stream, "cancel", None)
+    if cancel is not None:
+        cancel()

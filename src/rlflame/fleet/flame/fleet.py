@@ -1,0 +1,358 @@
+"""FlameFleet: the fleet contract on a Flame cluster.
+
+Keeps count of policies and submissions, opens and closes what a run has on the cluster, and
+compares what workers run on with this machine; the desk does the work. Must not know: algorithms,
+files of a run, displays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+from rlflame.errors import FleetError, RlflameError
+from rlflame.fleet import FleetEvent, FleetReport, Observer, ignore, policy_id
+from rlflame.fleet.jobs import Job
+from rlflame.rollout import blas, wire
+from rlflame.rollout.child import versions
+from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
+
+from .cluster import EXECUTOR_STATES, Cluster, Reference
+from .desk import Desk
+from .lease import Lease
+from .start import PREFIX, Started, Starter, Wishes
+
+#: How long closing waits for tasks that still run, in all.
+_DRAIN_S = 12.0
+#: Overhead is told of once it is this share of a run's time.
+_WASTEFUL = 0.5
+_WASTEFUL_AFTER = 24
+
+
+class FlameFleet:
+    """Executors of a cluster, from construction to `close()`."""
+
+    name = "flame"
+
+    def __init__(
+        self,
+        tasks: int | None,
+        wishes: Wishes,
+        *,
+        step_deadline_s: float = 60.0,
+        task_deadline_s: float = 600.0,
+        reconnect_s: float = 120.0,
+        max_retries: int = 3,
+        observer: Observer = ignore,
+    ) -> None:
+        self._observer = observer
+        self._lock = threading.Lock()
+        self._placing = threading.Lock()
+        self._policies: dict[str, bytes] = {}
+        self._places: dict[str, Reference] = {}
+        self._uses: Counter[str] = Counter()
+        self._workers: dict[str, dict[str, Any]] = {}
+        self._said: set[str] = set()
+        self._closed = False
+        self._settled = threading.Event()
+        self._started: Started | None = None
+        self._failed: RlflameError | None = None
+        self._cluster = Cluster().open()
+        self.capacity = self._most(tasks, wishes)
+        self._application = f"{PREFIX}{uuid.uuid4().hex[:12]}"
+        try:
+            self._lease = Lease(self._cluster.cache_endpoint, self._application)
+        except Exception as error:
+            self._cluster.close()
+            raise FleetError(
+                f"The object cache at {self._cluster.cache_endpoint} does not take objects "
+                f"({str(error).splitlines()[0] if str(error) else type(error).__name__}).",
+                "rlflame cluster-check",
+            ) from error
+        settings = {
+            "core": blas.core_name(),
+            "step_deadline_s": step_deadline_s,
+            "lease": self._lease.reference,
+        }
+        self._starter = Starter(
+            self._cluster, self._application, settings, wishes, self._phase, lambda: self._closed
+        )
+        self._desk = Desk(
+            self._cluster,
+            self._session,
+            self._place,
+            capacity=self.capacity,
+            max_retries=max_retries,
+            step_deadline_s=step_deadline_s,
+            task_deadline_s=task_deadline_s,
+            reconnect_s=reconnect_s,
+            observer=observer,
+            met=self._met,
+            trouble=self._trouble,
+        )
+        self._desk.forget_weights = self._forget_place  # type: ignore[method-assign]
+        self._thread = threading.Thread(target=self._start, name="rlflame-start", daemon=True)
+        self._thread.start()
+
+    def _most(self, tasks: int | None, wishes: Wishes) -> int:
+        """How many executors can be busy at once: what was asked, what is there, what there is
+        to do."""
+        room = 0
+        for node in self._cluster.nodes():
+            if node.status.state == 1:
+                cpus = int(node.status.capacity.cpu)
+                room += cpus // wishes.cpu if wishes.cpu else cpus or 1
+        bounds = [bound for bound in (wishes.most, tasks, max(room, 1)) if bound is not None]
+        if wishes.cpu == 0 and wishes.most is not None:  # the cluster does not count processors
+            bounds.remove(max(room, 1))
+        return min(bounds)
+
+    # Starting.
+
+    def _start(self) -> None:
+        try:
+            started = self._starter.start()
+        except RlflameError as error:
+            self._failed = error
+        except Exception as error:
+            self._failed = FleetError(
+                f"The fleet could not start: {error!r}.", "--debug shows where"
+            )
+        else:
+            kilobytes = started.upload_bytes / 1000.0
+            how = "with its packages" if started.installed else "nothing to install"
+            self._note(f"flame: sent {kilobytes:.0f} kB to the cluster, {how}")
+            self._started = started
+        self._phase("")
+        self._settled.set()
+
+    def _session(self) -> Any:
+        """The session, once there is one."""
+        self._settled.wait()
+        if self._started is None:
+            raise self._failed or FleetError("The fleet was closed.")
+        return self._started.session
+
+    # Policies.
+
+    def put(self, policy: PolicyArrays) -> str:
+        name = policy_id(policy)
+        with self._lock:
+            if name not in self._policies:
+                self._policies[name] = wire.encode({"id": name, "arrays": dict(policy)})
+            self._uses[name] += 1
+        return name
+
+    def release(self, policy_id: str) -> None:
+        with self._lock:
+            self._uses[policy_id] -= 1
+            if self._uses[policy_id] > 0:
+                return
+            del self._uses[policy_id]
+            self._policies.pop(policy_id, None)
+            place = self._places.pop(policy_id, None)
+        if place is not None:
+            self._desk.throw_away(place.key)
+
+    def _place(self, policy_id: str) -> Reference:
+        """Where a policy lies; put there once, by whoever needs it first."""
+        with self._placing:
+            with self._lock:
+                place, content = self._places.get(policy_id), self._policies.get(policy_id)
+            if place is not None:
+                return place
+            if content is None:
+                raise FleetError("Nobody holds these weights any more.")
+            place = self._cluster.put(f"{self._application}/shared", content)
+            with self._lock:
+                self._places[policy_id] = place
+            return place
+
+    def _forget_place(self, policy_id: str) -> None:
+        with self._lock:
+            self._places.pop(policy_id, None)
+
+    # Tasks.
+
+    def submit(self, tasks: Sequence[RolloutTask]) -> _FlameSubmission:
+        answers: queue.SimpleQueue[Fragment | RlflameError] = queue.SimpleQueue()
+        jobs = [Job(task, wire.encode(task), b"", answers) for task in tasks]
+        with self._lock:
+            for task in tasks:
+                self._uses[task.policy_id] += 1
+        if self._failed is not None:
+            raise self._failed
+        for task in tasks:
+            self._observer(FleetEvent("submitted", task.purpose, task.slot))
+        self._desk.add(jobs)
+        return _FlameSubmission(self, self._desk, jobs, answers)
+
+    def probe(self) -> FleetReport:
+        self._session()
+        with self._lock:
+            return FleetReport(self.name, self.capacity, tuple(self._workers.values()))
+
+    # What workers are.
+
+    def _met(self, worker: dict[str, Any]) -> None:
+        """Compare a worker, the first time it answers, with this machine."""
+        with self._lock:
+            if worker["name"] in self._workers:
+                return
+            self._workers[worker["name"]] = worker
+        here = versions()
+        differ = [
+            f"{name} {worker.get(name)} (here {here[name]})"
+            for name in here
+            if name != "python" and worker.get(name) != here[name]
+        ]
+        if differ:
+            self._note_once(
+                f"differs {differ}",
+                f"the worker on {worker['host']} differs in {', '.join(differ)}: results can "
+                "differ in their last bits from a run on this machine",
+            )
+
+    def _note_once(self, topic: str, text: str) -> None:
+        with self._lock:
+            if topic in self._said:
+                return
+            self._said.add(topic)
+        self._note(text)
+
+    def _note(self, text: str) -> None:
+        self._observer(FleetEvent("note", "", 0, text))
+
+    def _phase(self, text: str) -> None:
+        self._observer(FleetEvent("phase", "", 0, text))
+
+    def tell_of_waste(self) -> None:
+        """Say once what was measured, when the cluster's overhead dominates."""
+        measured = self._desk.measured
+        if len(measured.busy_s) < _WASTEFUL_AFTER:
+            return
+        busy, waited = median(measured.busy_s), median(measured.waited_s)
+        share = 1.0 - busy / max(waited, 1e-9)
+        if share > _WASTEFUL and busy < 0.2:
+            self._note_once(
+                "waste",
+                f"flame: a fragment takes {1000 * busy:.0f} ms in its environment and "
+                f"{1000 * waited:.0f} ms from sending to answer; --local would be faster here, "
+                "with the same bits",
+            )
+
+    def _trouble(self, reason: str) -> RlflameError:
+        """Why task after task fails: an executor whose process died fails all it is given."""
+        seen = ""
+        with contextlib.suppress(FleetError):
+            ours = [
+                f"{executor.spec.node} ({EXECUTOR_STATES[executor.status.state]})"
+                for executor in self._cluster.executors()
+                if self._started and executor.status.session_id == self._started.session_id
+            ]
+            seen = f" Executors of this run: {', '.join(sorted(ours)) or 'none'}."
+        return FleetError(
+            f"Task after task failed on the cluster, the last with: {reason}.{seen} A worker "
+            "process that died makes its executor fail everything it is given.",
+            "stop the executor manager of that node for more than 30 s, start it again, and "
+            "rlflame resume; rlflame cluster-check names the node",
+        )
+
+    # The end.
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(Exception):
+            self._lease.announce_end()
+        self._desk.close()
+        self._thread.join(timeout=5.0)
+        left = self._clean()
+        self._lease.end()
+        if left:
+            self._note(
+                f"flame: {left}; rlflame cluster-check --clean removes what is left of this run"
+            )
+        else:
+            with contextlib.suppress(FleetError):
+                self._cluster.delete(f"{self._application}/*")
+        self._cluster.close()
+
+    def _clean(self) -> str:
+        """Close sessions and unregister; what could not be done, in words."""
+        deadline = time.monotonic() + _DRAIN_S
+        problem = ""
+        for name, session_id in reversed(self._starter.opened):
+            while True:
+                try:
+                    self._cluster.close_session(session_id)
+                    self._cluster.unregister(name)
+                    break
+                except FleetError as error:
+                    # Refused while a task runs; workers look up every other second.
+                    if time.monotonic() > deadline:
+                        problem = error.message.rstrip(".")
+                        break
+                    time.sleep(0.2)
+        return problem
+
+    def __enter__(self) -> FlameFleet:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _FlameSubmission:
+    def __init__(
+        self,
+        fleet: FlameFleet,
+        desk: Desk,
+        jobs: list[Job],
+        answers: queue.SimpleQueue[Fragment | RlflameError],
+    ) -> None:
+        self._fleet = fleet
+        self._desk = desk
+        self._jobs = jobs
+        self._answers = answers
+        self._waiting = len(jobs)
+        self._held = True
+
+    def __iter__(self) -> Iterator[Fragment]:
+        while self._waiting:
+            outcome = self._answers.get()
+            if isinstance(outcome, RlflameError):
+                self.cancel()
+                raise outcome
+            self._waiting -= 1
+            if not self._waiting:
+                self._let_go()
+            yield outcome
+
+    def cancel(self) -> None:
+        if self._waiting:
+            self._waiting = 0
+            self._desk.cancel(self._jobs)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Weights are held by what is under way, and by nothing after it."""
+        if self._held:
+            self._held = False
+            for job in self._jobs:
+                self._fleet.release(job.task.policy_id)
+            self._fleet.tell_of_waste()

@@ -1,0 +1,76 @@
+"""A run's sign of life in the object cache: an object that changes while the run lives.
+
+Who looks twice and finds it unchanged knows that the run is dead, whatever the clocks of the two
+machines say. Must not know: applications, sessions, tasks.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import Any
+
+import numpy as np
+
+from rlflame.rollout import wire
+
+BEAT_EVERY_S = 5.0
+
+
+def key_of(application: str) -> str:
+    return f"{application}/lease/lease"
+
+
+def read(endpoint: str, key: str) -> dict[str, Any] | None:
+    """What the lease says now; None where there is none. Raises what flamepy raises."""
+    from flamepy.core import ObjectRef, get_object
+
+    try:
+        found = get_object(ObjectRef(endpoint, key, 0))
+    except KeyError:
+        return None
+    value: dict[str, Any] = wire.decode(bytes(memoryview(found)))
+    return value
+
+
+class Lease:
+    """Kept by the driver, from construction to `end()`."""
+
+    def __init__(self, endpoint: str, application: str) -> None:
+        self.reference = {"endpoint": endpoint, "key": key_of(application)}
+        self._beat = 0
+        self._closing = False
+        self._over = threading.Event()
+        self.write()
+        self._thread = threading.Thread(target=self._keep, name="rlflame-lease", daemon=True)
+        self._thread.start()
+
+    def write(self) -> None:
+        from flamepy.core import ObjectRef, update_object
+
+        self._beat += 1
+        value = {
+            "beat": self._beat,
+            "closing": self._closing,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        content = np.frombuffer(wire.encode(value), np.uint8)
+        update_object(ObjectRef(self.reference["endpoint"], self.reference["key"], 0), content)
+
+    def announce_end(self) -> None:
+        """Workers that look see that nobody waits for their tasks any more."""
+        self._closing = True
+        self.write()
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join(timeout=BEAT_EVERY_S)
+
+    def _keep(self) -> None:
+        while not self._over.wait(BEAT_EVERY_S):
+            try:
+                self.write()
+            except Exception:  # the cache is away; the next beat may reach it
+                continue

@@ -1,0 +1,50 @@
+"""The one class that travels to a Flame worker by value: it unpacks the rest and steps aside.
+
+Pickled with its code, by flamepy, so it imports nothing of rlflame and nothing at all when it is
+loaded. Must not know: what it unpacks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Loader:
+    """What Flame instantiates once per executor; the subclass that is sent holds the two values."""
+
+    #: A zip of the modules a worker needs.
+    archive = b""
+    settings: dict[str, Any] = {}  # noqa: RUF012 - replaced as a whole in the subclass
+
+    def __init__(self) -> None:
+        import atexit
+        import io
+        import shutil
+        import sys
+        import tempfile
+        import zipfile
+
+        folder = tempfile.mkdtemp(prefix="rlflame-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        zipfile.ZipFile(io.BytesIO(self.archive)).extractall(folder)
+        for name in [name for name in sys.modules if name.split(".")[0] == "rlflame"]:
+            del sys.modules[name]
+        sys.path.insert(0, folder)
+        self._service: Any = None
+
+    def greet(self) -> str:
+        """What this executor has installed, as JSON: asked first, and needs nothing installed."""
+        import json
+        import time
+
+        from rlflame.rollout.greeting import greeting
+
+        return json.dumps({**greeting(), "clock": time.time()})
+
+    def run(self, task: Any, policy: str, endpoint: str, key: str) -> Any:
+        """A task's bytes and where its weights lie, for the bytes of an answer."""
+        if self._service is None:
+            from rlflame.fleet.flame.service import Service
+
+            self._service = Service(**self.settings)
+        return self._service.run(task, policy, endpoint, key)

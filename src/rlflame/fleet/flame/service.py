@@ -1,0 +1,211 @@
+"""On a Flame worker: one child process that steps environments, watched and spoken for.
+
+The environment's crash, hang or hunger for memory ends the child and is an answer like any other;
+the worker itself must never die, because Flame would fail every queued task with it. Must not
+know: sessions, retries, who asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import time
+import traceback
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from rlflame.rollout import blas, wire
+from rlflame.rollout.child import Kind
+from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
+
+AnswerKind = Literal["result", "broken", "died", "hung", "no_policy", "cancelled"]
+
+_TICK_S = 0.2
+_START_DEADLINE_S = 120.0
+_POLICIES_KEPT = 4
+#: How often a task that goes on looks whether its run still wants it.
+_LEASE_EVERY_S = 2.0
+#: A run whose sign of life has stood still for so long is dead.
+_LEASE_DEADLINE_S = 90.0
+
+
+class Service:
+    """Runs tasks one after another in a child of its own."""
+
+    def __init__(self, *, core: str, step_deadline_s: float, lease: Mapping[str, str]) -> None:
+        self._environment = blas.environment_like(core)
+        self._step_deadline_s = step_deadline_s
+        self._lease = lease
+        self._child: WorkerProcess | None = None
+        self._hello: dict[str, Any] = {}
+        self._policies: OrderedDict[str, None] = OrderedDict()
+        self._name = uuid.uuid4().hex[:8]
+        #: The run has ended: what is still queued need not be run.
+        self._over = False
+        _keep_few_objects()
+
+    def run(self, task: Any, policy: str, endpoint: str, key: str) -> Any:
+        """The answer's bytes; nothing a task does can raise out of here."""
+        began = time.monotonic()
+        body: bytes = b""
+        details: dict[str, Any] = {}
+        kind: AnswerKind
+        try:
+            kind, body, details = self._run(bytes(memoryview(task)), policy, endpoint, key)
+        except BaseException:
+            kind, details = "broken", {"traceback": traceback.format_exc(), "printed": ""}
+            self._retire()
+        answer = {
+            "kind": kind,
+            "busy_s": time.monotonic() - began,
+            "worker": {**self._hello, "name": self._name, "host": socket.gethostname(),
+                       "pid": os.getpid(), "child": self._child.pid if self._child else 0},
+            **details,
+            "body": np.frombuffer(body, np.uint8),
+        }  # fmt: skip
+        return np.frombuffer(wire.encode(answer), np.uint8)
+
+    def _run(
+        self, task: bytes, policy: str, endpoint: str, key: str
+    ) -> tuple[AnswerKind, bytes, dict[str, Any]]:
+        if self._over:
+            return "cancelled", b"", {}
+        child = self._ready()
+        if child is None:
+            return self._mourn(None)
+        if policy not in self._policies:
+            weights = _fetched(endpoint, key)
+            if weights is None:
+                return "no_policy", b"", {}
+            child.send(Kind.POLICY, weights)
+        self._policies[policy] = None
+        self._policies.move_to_end(policy)
+        while len(self._policies) > _POLICIES_KEPT:
+            old, _ = self._policies.popitem(last=False)
+            child.send(Kind.FORGET, wire.encode({"id": old}))
+        child.send(Kind.TASK, task)
+        return self._watch(child)
+
+    def _watch(self, child: WorkerProcess) -> tuple[AnswerKind, bytes, dict[str, Any]]:
+        """Wait for the child's answer, its death, its silence, or the end of its run."""
+        position: list[int] | None = None
+        moved_at = looked_at = time.monotonic()
+        lease = _Lease(self._lease)
+        while True:
+            for kind, payload in self._frames(child):
+                if kind is Kind.RESULT:
+                    return "result", payload, {"printed": child.printed()}
+                message = wire.decode(payload)
+                if kind is Kind.BROKEN:
+                    return "broken", b"", {**message, "printed": child.printed()}
+                where = [message["row"], message["seed"], message["step"]]
+                if where != position:
+                    position, moved_at = where, time.monotonic()
+            if child.exited:
+                return self._mourn(position)
+            now = time.monotonic()
+            child.trim_output()
+            if now - moved_at > self._step_deadline_s:
+                printed = child.printed()
+                self._retire()
+                return "hung", b"", {"position": position, "printed": printed}
+            if now - looked_at > _LEASE_EVERY_S:
+                looked_at = now
+                if lease.over():
+                    self._over = True
+                    self._retire()
+                    return "cancelled", b"", {}
+
+    def _frames(self, child: WorkerProcess) -> list[tuple[Kind, bytes]]:
+        """What the child says within a tick; meanwhile it is fed what it has not taken yet."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(child.answers, selectors.EVENT_READ)
+            if child.backlog:
+                selector.register(child.requests, selectors.EVENT_WRITE)
+            for key, _ in selector.select(_TICK_S):
+                if key.fd == child.requests:
+                    child.flush()
+                    continue
+                try:
+                    return child.receive()
+                except (BlockingIOError, EOFError):
+                    return []
+                except Garbled:
+                    self._retire()
+                    return []
+        return []
+
+    def _ready(self) -> WorkerProcess | None:
+        """A child that has said hello, or None if none would start."""
+        if self._child is not None and not self._child.exited:
+            return self._child
+        self._retire()
+        child = self._child = WorkerProcess(environment=self._environment)
+        deadline = time.monotonic() + _START_DEADLINE_S
+        while time.monotonic() < deadline and not child.exited:
+            for kind, payload in self._frames(child):
+                if kind is Kind.HELLO:
+                    self._hello = wire.decode(payload)
+                    return child
+        return None
+
+    def _mourn(self, position: list[int] | None) -> tuple[AnswerKind, bytes, dict[str, Any]]:
+        child = self._child
+        assert child is not None
+        how = how_it_ended(child.retire(grace_s=0.0 if not child.exited else 1.0))
+        printed = child.printed()
+        self._retire()
+        return "died", b"", {"how": how, "position": position, "printed": printed}
+
+    def _retire(self) -> None:
+        if self._child is not None:
+            self._child.retire()
+        self._child = None
+        self._policies.clear()
+
+
+class _Lease:
+    """The run's sign of life, as seen from one task."""
+
+    def __init__(self, reference: Mapping[str, str]) -> None:
+        self._reference = reference
+        self._beat: int | None = None
+        self._changed_at = time.monotonic()
+
+    def over(self) -> bool:
+        """Whether the run has said that it ends, or has said nothing for long."""
+        from rlflame.fleet.flame import lease
+
+        now = time.monotonic()
+        found = None
+        with contextlib.suppress(Exception):  # a cache that cannot be asked says nothing
+            found = lease.read(**self._reference)
+        if found is not None:
+            if found["closing"]:
+                return True
+            if found["beat"] != self._beat:
+                self._beat, self._changed_at = found["beat"], now
+        return now - self._changed_at > _LEASE_DEADLINE_S
+
+
+def _fetched(endpoint: str, key: str) -> bytes | None:
+    """A policy's frame out of the cache, or None where it is no more."""
+    from flamepy.core import ObjectRef, get_object
+
+    try:
+        return bytes(memoryview(get_object(ObjectRef(endpoint, key, 0))))
+    except (KeyError, ValueError):
+        return None
+
+
+def _keep_few_objects() -> None:
+    """flamepy would keep the last thousand objects that passed through this process."""
+    from flamepy.core import cache
+
+    cache._CACHE_MAX_SIZE = 2

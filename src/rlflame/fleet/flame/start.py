@@ -1,0 +1,261 @@
+"""How an application comes to answer on a cluster: prepared executors, or a package to install.
+
+Prepared executors need no index and no installing, so they are asked first: a session without a
+package says what they have. Where that is not what this machine has, a second application with a
+package of dependencies takes its place. Must not know: tasks, fragments, weights.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlflame.errors import FleetError, FleetUnreachable, RlflameError
+from rlflame.rollout.greeting import greeting
+
+from . import bundle
+from .cluster import (
+    BIND_FAILED,
+    CANCELLED,
+    EXECUTOR_STATES,
+    FAILED,
+    RUNNING,
+    SESSION_PAUSED,
+    SUCCEED,
+    Cluster,
+    Reference,
+    TaskNews,
+    Unanswered,
+    request,
+)
+from .loader import Loader
+
+PREFIX = "rlflame-"
+_LOOK_EVERY_S = 0.25
+_TELL_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asked of the cluster."""
+
+    most: int | None = None
+    least: int = 0
+    cpu: int | None = None
+    memory_bytes: int | None = None
+    python_version: str | None = None
+    dependencies: Literal["auto", "prepared", "install"] = "auto"
+    extra_dependencies: tuple[str, ...] = ()
+    template: str | None = None
+    env_file: str | None = None
+    start_deadline_s: float = 300.0
+    delay_release_s: int = 120
+
+
+@dataclass
+class Started:
+    """A session that answers."""
+
+    application: str
+    session_id: str
+    session: Any
+    greeting: dict[str, Any]
+    installed: bool
+    upload_bytes: int
+
+
+@dataclass
+class Starter:
+    """Opens sessions until one of them answers with what this machine has."""
+
+    cluster: Cluster
+    application: str
+    settings: dict[str, Any]
+    wishes: Wishes
+    tell: Callable[[str], None]
+    stopped: Callable[[], bool]
+    clock: Callable[[], float] = time.monotonic
+    #: Everything that was opened, for whoever cleans up.
+    opened: list[tuple[str, str]] = field(default_factory=list)
+
+    def start(self) -> Started:
+        wanted = self.wishes.dependencies
+        if wanted == "install":
+            return self._checked(self._try(installed=True))
+        try:
+            started = self._try(installed=False)
+        except Paused:
+            if wanted == "prepared":
+                raise
+            started = None
+        if started is not None and not self.lacking(started.greeting):
+            return started
+        if wanted == "prepared":
+            assert started is not None
+            return self._checked(started)
+        self.tell("the executors lack the right packages: installing them for this run")
+        self._withdraw()
+        return self._checked(self._try(installed=True))
+
+    def lacking(self, found: dict[str, Any]) -> list[str]:
+        """Packages that environments are made of, and that are absent or different there."""
+        here, there = greeting()["packages"], found["packages"]
+        return [
+            f"{name} {there.get(name, 'absent')} (here {here[name]})"
+            for name in bundle.PINNED
+            if name in here and there.get(name) != here[name]
+        ]
+
+    def _checked(self, started: Started) -> Started:
+        """What the executors have may differ in a version, but not be absent."""
+        absent = [
+            name for name in ("numpy", "gymnasium") if name not in started.greeting["packages"]
+        ]
+        if absent:
+            raise FleetError(
+                f"The executors on {started.greeting['host']} have no {' and no '.join(absent)}.",
+                "let them install it: --set runtime.flame.dependencies='\"install\"'",
+            )
+        return started
+
+    def _try(self, *, installed: bool) -> Started:
+        """Register, open, and wait for a first answer."""
+        wishes, cluster = self.wishes, self.cluster
+        name = f"{self.application}-i" if installed else self.application
+        package, url, environment = b"", None, {}
+        if installed:
+            wanted = bundle.dependencies(wishes.extra_dependencies)
+            package = bundle.package(name, wanted)
+            url = cluster.upload(f"{self.application}/pkg/{name}.tar.gz", package)
+            minor = ".".join(platform.python_version_tuple()[:2])
+            environment["FLAME_PYTHON_VERSION"] = wishes.python_version or minor
+        elif wishes.python_version:
+            environment["FLAME_PYTHON_VERSION"] = wishes.python_version
+        code = bundle.archive(wishes.env_file)
+        shipped = type(
+            "RlflameWorker",
+            (Loader,),
+            {"__module__": Loader.__module__, "archive": code, "settings": self.settings},
+        )
+        carried = cluster.put_context(f"{self.application}/shared", shipped)
+        cluster.register(
+            name,
+            url=url,
+            environment=environment,
+            delay_release_s=wishes.delay_release_s,
+            template=wishes.template,
+        )
+        session_id = f"{name}-{uuid.uuid4().hex[:6]}"
+        self.opened.append((name, session_id))
+        session = self._session(session_id, name, carried)
+        found = self._first_answer(session, session_id, installed=installed)
+        return Started(name, session_id, session, found, installed, len(code) + len(package))
+
+    def _session(self, session_id: str, name: str, carried: Reference) -> Any:
+        wishes = self.wishes
+        return self.cluster.open_session(
+            session_id,
+            name,
+            carried,
+            least=wishes.least,
+            most=wishes.most,
+            cpu=wishes.cpu,
+            memory_bytes=wishes.memory_bytes,
+        )
+
+    def _withdraw(self) -> None:
+        """Take back the application that did not answer well."""
+        name, session_id = self.opened[-1]
+        try:
+            self.cluster.close_session(session_id)
+            self.cluster.unregister(name)
+        except FleetError:
+            return  # it is tried again at the end
+        self.opened.pop()
+
+    def _first_answer(self, session: Any, session_id: str, *, installed: bool) -> dict[str, Any]:
+        """Ask until an executor answers; say meanwhile what stands in the way."""
+        began = told = self.clock()
+        task = self.cluster.create(session, request("greet"))
+        while not self.stopped():
+            try:
+                news = self.cluster.ask(session, task)
+                if news.state == SUCCEED:
+                    return self._answer(news)
+                if news.state in (FAILED, CANCELLED):
+                    raise Paused(
+                        "The first executor could not say what it is "
+                        f"({news.message or 'no reason given'}).",
+                        "rlflame cluster-check",
+                    )
+                failures = self._bind_failures(session_id)
+                now = self.clock()
+                if now - told >= _TELL_EVERY_S and news.state != RUNNING:
+                    told = now
+                    self.tell(
+                        self.situation(session_id, now - began, failures, installed=installed)
+                    )
+            except Unanswered:
+                now = self.clock()
+            if now - began > self.wishes.start_deadline_s:
+                raise self._nobody(session_id, installed=installed)
+            time.sleep(_LOOK_EVERY_S if now - began > 1.0 else 0.02)
+        raise FleetError("The fleet was closed before it had started.")
+
+    def _answer(self, news: TaskNews) -> dict[str, Any]:
+        from flamepy.core import ObjectRef, get_object
+
+        assert news.output is not None
+        reference = ObjectRef.decode(news.output)
+        found: dict[str, Any] = json.loads(str(get_object(reference)))
+        self.cluster.delete(reference.key)
+        return found
+
+    def _bind_failures(self, session_id: str) -> list[str]:
+        """What executors said that could not take the session up; raises once they gave up."""
+        events = self.cluster.session(session_id).events
+        texts = [event.message for event in events if event.code == BIND_FAILED]
+        if any(event.code == SESSION_PAUSED for event in events):
+            raise Paused(
+                f"No executor could start: {texts[-1] if texts else 'no reason given'}.",
+                "the executor's log is under FLAME_HOME/logs; rlflame cluster-check",
+            )
+        return texts
+
+    def situation(
+        self, session_id: str, waited_s: float, failures: list[str], *, installed: bool
+    ) -> str:
+        """One line for whoever waits for the first executor."""
+        states = [
+            EXECUTOR_STATES[executor.status.state]
+            for executor in self.cluster.executors()
+            if executor.status.session_id == session_id
+        ]
+        waited = f"{waited_s:.0f} s"
+        if failures:
+            return f"an executor failed to start, trying again: {failures[-1][:200]}"
+        if not states:
+            return f"waiting for an executor, {waited}"
+        doing = "installing on" if installed else "starting"
+        plural = "" if len(states) == 1 else "s"
+        return f"{doing} {len(states)} executor{plural}, {waited}"
+
+    def _nobody(self, session_id: str, *, installed: bool) -> RlflameError:
+        try:
+            seen = self.situation(session_id, self.wishes.start_deadline_s, [], installed=installed)
+        except FleetError as error:
+            seen = error.message
+        return FleetUnreachable(
+            f"No executor answered within {self.wishes.start_deadline_s:g} s ({seen}).",
+            "rlflame cluster-check tells why; to wait longer: "
+            "--set runtime.flame.start_deadline_s=900",
+        )
+
+
+class Paused(FleetError):
+    """The cluster has given up starting executors for a session."""

@@ -1,0 +1,56 @@
+"""What a machine has installed and what it is, asked of executors and of this machine alike.
+
+Needs the standard library only, because it is asked where nothing may be installed yet. Must not
+know: who asks, what is made of the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from importlib import metadata
+from typing import Any
+
+PACKAGES = ("numpy", "gymnasium", "mujoco", "box2d", "flamepy", "torch")
+
+
+def greeting() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
+        "memory_bytes": _memory_bytes(),
+        "system": f"{sys.platform}-{platform.machine()}",
+        "libc": "-".join(platform.libc_ver()),
+        "processor": _processor(),
+        "folder": os.getcwd(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
