@@ -24,6 +24,8 @@ import pyarrow as pa
 import pytest
 from flame_stub import Faults, FlameStub
 from flamepy.core import cache
+from flamepy.core.client import ConnectionInstance
+from flamepy.proto.frontend_pb2 import WatchTaskRequest
 from flamepy.runner import Runner, RunnerRequest
 
 # Functions of this file go to workers by value, as those of a script do.
@@ -159,12 +161,14 @@ def test_a_runner_packages_serves_and_leaves_nothing(meet: Meet) -> None:
     Path("src/rlflame.py").write_text("PLACE = __file__\n")
 
     def look(factor: int) -> tuple[Any, ...]:
-        import inner
-        import shipped
+        import importlib
 
-        import rlflame
-
-        return shipped.WORD, factor * inner.NUMBER, rlflame.PLACE
+        inner, shipped, ours = map(importlib.import_module, ("inner", "shipped", "rlflame"))
+        try:
+            importlib.import_module("gymnasium")
+        except ModuleNotFoundError as missing:
+            return shipped.WORD, factor * inner.NUMBER, ours.PLACE, missing.name
+        return ()
 
     class Counter:
         def __init__(self) -> None:
@@ -175,13 +179,13 @@ def test_a_runner_packages_serves_and_leaves_nothing(meet: Meet) -> None:
             return weights * more + self.calls
 
     before = set(threading.enumerate())
-    with FlameStub(executors=2, hidden=["rlflame"]) as stub:
+    with FlameStub(executors=2, hidden=["rlflame", "gymnasium"]) as stub:
         meet(stub)
         with Runner("end-to-end", fail_if_exists=True) as runner:
             assert stub.applications() == ["end-to-end"]
             assert "end-to-end/pkg/end-to-end.tar.gz" in stub.objects()
-            word, number, place = runner.service(look, warmup=1)(2).get()
-            assert (word, number) == ("from the package", 84)
+            word, number, place, missing = runner.service(look, warmup=1)(2).get()
+            assert (word, number, missing) == ("from the package", 84, "gymnasium")
             assert place.endswith("src/src/rlflame.py")
 
             counter = runner.service(Counter, autoscale=False, warmup=1)
@@ -267,6 +271,19 @@ def test_a_watch_shows_changes_only_and_no_events(shared: FlameStub, work: Work)
     [again] = list(work.session.watch_task(task.id))
     assert [event.message for event in again.events][-1] == "why"
     assert list(work.session.watch_task("9999")) == []
+
+
+def test_a_watch_that_a_get_task_has_met_shows_events_until_the_next_change(
+    shared: FlameStub, work: Work, tmp_path: Path
+) -> None:
+    begun, until = tmp_path / "begun", tmp_path / "until"
+    future = work.submit("wait", (begun, until))
+    eventually(begun.exists)
+    assert len(work.session.get_task(future._task_id).events) == 2
+    until.touch()
+    work.result(future)
+    [last] = list(work.session.watch_task(future._task_id))
+    assert last.events == []
 
 
 def test_an_executor_is_let_go_after_delay_release(shared: FlameStub, work: Work) -> None:
@@ -387,6 +404,17 @@ def test_sessions_open_close_and_are_compared(idle: FlameStub) -> None:
         session.create_task(b"x")
 
 
+def test_a_watch_does_not_echo_pending(idle: FlameStub) -> None:
+    session = flamepy.create_session("flmrun", session_id="s")
+    task = session.create_task(b"x")
+    frontend = ConnectionInstance.instance()._frontend
+    stream = frontend.WatchTask(WatchTaskRequest(session_id="s", task_id=task.id))
+    eventually(lambda: idle.open_watches == 1)
+    session.close()
+    assert [message.status.state for message in stream] == [4]
+    eventually(lambda: idle.open_watches == 0)
+
+
 def test_an_input_of_more_than_four_mebibytes_is_refused(idle: FlameStub) -> None:
     session = flamepy.create_session("flmrun", session_id="s")
     session.create_task(bytes(4 * 1024 * 1024 - 100))
@@ -445,7 +473,7 @@ def test_the_cache_keeps_versions_and_patches(idle: FlameStub) -> None:
     table = pa.table({"x": [1, 2]})
     kept = cache.put_object("app/two", table)
     assert cache.get_object(kept) == table
-    assert cache.get_object(kept) == table
+    assert cache.get_object(kept) is cache.get_object(kept)
     assert sorted(key.rpartition("/")[0] for key in idle.objects()) == ["app/one", "app/two"]
     cache.delete_objects("app/one")
     cache.delete_objects("app/nothing")
@@ -626,16 +654,35 @@ def test_a_cold_start_shows_as_binding(idle: FlameStub) -> None:
 # Who gets an executor
 
 
-def test_executors_that_stay_void_are_in_the_way(idle: FlameStub) -> None:
-    idle.faults.stuck_void = True
-    idle.faults.no_executors = False
-    work = Work("work")
-    work.submit("echo")
-    work.submit("echo")
-    assert [(e.state, e.session) for e in idle.executors()] == [("Void", None)]
-    idle.faults.stuck_void = False
-    assert [e.state for e in idle.executors()] == ["Void"]
-    assert {task.state for task in idle.tasks("work")} == {"Pending"}
+def test_an_executor_that_stays_void_takes_one_sessions_turn(meet: Meet) -> None:
+    with FlameStub(executors=3, faults=Faults(cold_start_s=3600.0, stuck_void=True)) as stub:
+        meet(stub)
+        work = Work("work")
+        work.submit("echo")
+        work.submit("echo")
+        assert [(e.state, e.session) for e in stub.executors()] == [("Void", None)]
+        stub.faults.stuck_void = False
+        assert [e.state for e in stub.executors()] == ["Void"]
+        Work("later").submit("echo")
+        eventually(lambda: [e.session for e in stub.executors()] == [None, "later"])
+        FlameStub.reset_client()
+
+
+def test_a_session_that_gave_up_keeps_its_claim(meet: Meet) -> None:
+    with FlameStub(executors=2, faults=Faults(bind_failure="no")) as stub:
+        meet(stub)
+        half = flamepy.ResourceRequirement(cpu=1, memory=4 << 30, gpu=0)
+        first, later = Work("first", resreq=half), Work("later", resreq=half)
+        first.submit("echo")
+        first.submit("echo")
+        eventually(lambda: first.events()[-1:] and first.events()[-1][0] == 1002)
+        stub.faults.cold_start_s = 3600.0
+        later.submit("echo")
+        later.submit("echo")
+        eventually(lambda: [e.session for e in stub.executors()] == ["later"])
+        first.session.close()
+        eventually(lambda: [e.session for e in stub.executors()] == ["later"] * 2)
+        FlameStub.reset_client()
 
 
 def test_without_the_gang_policy_nothing_is_ever_started(meet: Meet) -> None:

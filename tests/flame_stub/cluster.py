@@ -206,6 +206,11 @@ class FlameStub:
                 for e in self._state.executors.values()
             ]
 
+    @property
+    def open_watches(self) -> int:
+        """How many WatchTask streams clients keep open."""
+        return self._frontend.open_watches
+
     def logs(self) -> dict[str, str]:
         """What each worker, living or ended, has written on stderr."""
         living = {name: life.log() for name, life in list(self._lives.items())}

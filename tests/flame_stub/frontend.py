@@ -61,6 +61,7 @@ class Servicer(FrontendServicer):
     def __init__(self, state: State) -> None:
         self._state = state
         self.epoch = threading.Event()
+        self.open_watches = 0
 
     @in_band
     def RegisterApplication(self, request: Any) -> None:
@@ -169,6 +170,17 @@ class Servicer(FrontendServicer):
         yield from messages
 
     def WatchTask(self, request: Any, context: Any) -> Iterator[pb.Task]:
+        self._count(1)
+        try:
+            yield from self._watch(request, context)
+        finally:
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._state.lock:
+            self.open_watches += more
+
+    def _watch(self, request: Any, context: Any) -> Iterator[pb.Task]:
         """Every change, not the state at the start unless that is the last; ends without error."""
         if self._state.faults.take("watch_empty"):
             return
@@ -214,6 +226,10 @@ class Frontend:
         self._state = state
         self.port = 0
         self.start()
+
+    @property
+    def open_watches(self) -> int:
+        return self._servicer.open_watches
 
     def start(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="flame-frontend")

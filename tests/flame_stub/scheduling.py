@@ -41,7 +41,8 @@ def neediest(state: State, idle: Executor) -> Session | None:
 
 def in_need(state: State, without: Executor | None = None) -> list[Session]:
     """Open sessions that shall have more executors than they have, those with least first."""
-    executors = [e for e in state.executors.values() if e is not without]
+    stuck = [e for e in state.executors.values() if e.stuck and e.state == pb.ExecutorVoid]
+    executors = [e for e in state.executors.values() if e is not without and e not in stuck]
     nodes = state.nodes.values()
     total = Resources()
     for node in nodes:
