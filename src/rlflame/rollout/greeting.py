@@ -6,13 +6,16 @@ know: who asks, what is made of the answer.
 
 from __future__ import annotations
 
+import glob
 import os
 import platform
 import socket
 import sys
+import sysconfig
 from importlib import metadata
 from typing import Any
 
+_LIBRARIES = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib")
 PACKAGES = ("numpy", "gymnasium", "mujoco", "box2d", "flamepy", "torch")
 
 
@@ -28,6 +31,7 @@ def greeting() -> dict[str, Any]:
         "libc": "-".join(platform.libc_ver()),
         "processor": _processor(),
         "folder": os.getcwd(),
+        "graphics": graphics(),
     }
 
 
@@ -54,3 +58,22 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def graphics() -> list[str]:
+    """The values of MUJOCO_GL that could work here, by the libraries that there are."""
+    if sys.platform == "darwin":
+        return ["cgl", "glfw"]
+    found = ["egl"] if _library("libEGL") else []
+    found += ["osmesa"] if _library("libOSMesa") else []
+    shown = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return found + (["glfw"] if shown and _library("libGL") else [])
+
+
+def _library(name: str) -> bool:
+    """Whether a shared library lies where the loader looks."""
+    triple = sysconfig.get_config_var("MULTIARCH") or f"{platform.machine()}-linux-gnu"
+    folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), f"{sys.prefix}/lib"]
+    for folder in _LIBRARIES:
+        folders += [folder, f"{folder}/{triple}"]
+    return any(glob.glob(f"{glob.escape(folder)}/{name}.so*") for folder in folders if folder)

@@ -315,6 +315,39 @@ class Cluster:
 
         bounded(lambda: delete_objects(prefix), _CALL_S, "delete objects")
 
+    # For those who look at a cluster rather than work on it.
+
+    def connect(self) -> None:
+        """The half of `open` that asks the session manager; the cache may be away."""
+        import flamepy
+
+        self.knock(self.endpoint, 8080, "session manager")
+        self._connection = bounded(
+            lambda: flamepy.connect(self.endpoint, self._tls), _CONNECT_S, "connect"
+        )
+
+    def get(self, place: Reference) -> Any:
+        """An object as it lies in the cache now; KeyError where there is none."""
+        from flamepy.core import ObjectRef, get_object
+
+        try:
+            return bounded(
+                lambda: get_object(ObjectRef(place.endpoint, place.key, 0)),
+                4 * _CALL_S,
+                "get object",
+            )
+        except Unanswered as error:
+            if isinstance(error.__cause__, KeyError):
+                raise KeyError(place.key) from None
+            raise
+
+    def result(self, output: bytes) -> Any:
+        """What a task has returned."""
+        from flamepy.core import ObjectRef
+
+        found = ObjectRef.decode(output)
+        return self.get(Reference(found.endpoint, found.key))
+
 
 def request(method: str, *arguments: Any) -> bytes:
     """A call of a method of the object that executors hold, as flamepy spells it."""

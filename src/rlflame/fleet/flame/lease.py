@@ -34,6 +34,17 @@ def read(endpoint: str, key: str) -> dict[str, Any] | None:
     return value
 
 
+def end_for(endpoint: str, key: str, found: dict[str, Any]) -> None:
+    """Tell the workers of a run that is dead that nobody waits for them; its beat stays as it is.
+
+    Raises what flamepy raises.
+    """
+    from flamepy.core import ObjectRef, update_object
+
+    content = np.frombuffer(wire.encode({**found, "closing": True}), np.uint8)
+    update_object(ObjectRef(endpoint, key, 0), content)
+
+
 class Lease:
     """Kept by the driver, from construction to `end()`."""
 

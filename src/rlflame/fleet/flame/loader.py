@@ -32,14 +32,22 @@ class Loader:
         sys.path.insert(0, folder)
         self._service: Any = None
 
-    def greet(self) -> str:
-        """What this executor has installed, as JSON: asked first, and needs nothing installed."""
+    def greet(self, wait_s: float = 0.0) -> str:
+        """What this executor has installed, as JSON: asked first, and needs nothing installed.
+
+        Who asks many executors has each wait a moment, so that no quick one answers for another.
+        """
         import json
+        import os
         import time
 
         from rlflame.rollout.greeting import greeting
 
-        return json.dumps({**greeting(), "clock": time.time()})
+        time.sleep(wait_s)
+        return json.dumps({**greeting(), "pid": os.getpid(), "clock": time.time()})
+
+    def ping(self) -> None:
+        """Nothing at all, to see how long that takes."""
 
     def run(self, task: Any, policy: str, endpoint: str, key: str) -> Any:
         """A task's bytes and where its weights lie, for the bytes of an answer."""

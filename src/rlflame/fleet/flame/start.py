@@ -102,6 +102,10 @@ class Starter:
         self._withdraw()
         return self._checked(self._try(installed=True))
 
+    def ask_prepared(self) -> Started:
+        """What executors are as they stand, whether or not a run would do with that."""
+        return self._try(installed=False)
+
     def lacking(self, found: dict[str, Any]) -> list[str]:
         """Packages that environments are made of, and that are absent or different there."""
         here, there = greeting()["packages"], found["packages"]
