@@ -7,8 +7,10 @@ executor and one session, whose function does what each test asks of it.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -225,6 +227,33 @@ def test_a_stub_closes_while_tasks_run_and_workers_start(meet: Meet, tmp_path: P
     assert "Invoking task: 1" in "".join(stub.logs().values())
 
 
+KILLED = """
+import os, signal
+from flame_stub import FlameStub
+from test_flame_stub import Work
+
+with FlameStub(executors=1) as stub:
+    os.environ.update(stub.environment())
+    place = Work("work").do("place")
+    print(place["pid"], place["cwd"], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the parent-death signal of Linux")
+def test_workers_do_not_outlive_a_stub_that_is_killed() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED],
+        stdout=subprocess.PIPE,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert run.returncode == -signal.SIGKILL
+    worker, folder = run.stdout.decode().split()
+    eventually(lambda: not lives_as_process(int(worker)))
+    shutil.rmtree(Path(folder).parents[1])
+
+
 # Workers
 
 
@@ -237,7 +266,9 @@ def test_a_worker_has_a_fresh_folder_and_flames_variables(shared: FlameStub, wor
     assert sorted(os.listdir(place["cwd"])) == [f"{executor.id}.err", f"{executor.id}.out", "work"]
     variables = place["environment"]
     assert variables["TMPDIR"] == os.path.join(place["cwd"], "work", "flmrun", "tmp")
-    assert variables["PYTHONPATH"] == ""
+    assert variables["PYTHONPATH"].endswith(
+        "/lib/python{}.{}/site-packages".format(*sys.version_info)
+    )
     for name, value in shared.environment().items():
         assert variables[name] == value
     assert os.getsid(place["pid"]) == place["pid"]
@@ -323,7 +354,7 @@ def test_an_applications_folder_and_variables_reach_its_workers(
         flamepy.register_application("app", attributes)
         place = Work("work", application="app").do("place")
         assert place["cwd"] == str(tmp_path / "place")
-        assert place["environment"]["PYTHONPATH"] == f"{tmp_path}:/more"
+        assert place["environment"]["PYTHONPATH"].endswith(f"/site-packages:{tmp_path}:/more")
         assert {n: place["environment"][n] for n in ("TMPDIR", "COLOUR")} == {
             "TMPDIR": "/tmp/of-its-own",
             "COLOUR": "blue",

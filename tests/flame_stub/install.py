@@ -19,11 +19,21 @@ from flame_stub.records import Application
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
+#: Runs first in every worker: it is not to outlive a stub that was killed.
+LEASH = """\
+import ctypes
+import os
+import signal
+import sys
+
+if sys.platform == "linux" and os.environ.get("FLAME_STUB_PID") == str(os.getppid()):
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+"""
+
 #: Stands in for a worker machine that has less installed than this one: the modules named are
 #: found where the worker's PYTHONPATH or the worker itself leads, or not at all.
 BLINDFOLD = """\
-import os
-import sys
 from importlib.machinery import PathFinder
 
 HIDDEN = {hidden!r}
@@ -62,15 +72,13 @@ class Installer:
     ) -> None:
         self._home = home
         self._fetch = fetch
-        self._site = list(site)
+        library = home / "lib" / f"python{PYTHON}" / "site-packages"
+        self._site = [str(library), *site]
         self._lock = threading.Lock()
         self._installed: dict[str, Path] = {}
-        if hidden:
-            folder = home / "lib"
-            folder.mkdir(parents=True)
-            code = BLINDFOLD.format(hidden=tuple(hidden))
-            (folder / "sitecustomize.py").write_text(code)
-            self._site.insert(0, str(folder))
+        blindfold = BLINDFOLD.format(hidden=tuple(hidden)) if hidden else ""
+        library.mkdir(parents=True)
+        (library / "sitecustomize.py").write_text(LEASH + blindfold)
 
     def variables(self, application: Application) -> dict[str, str]:
         """The worker's variables, after installing what the application wants installed."""
@@ -96,6 +104,7 @@ class Installer:
             "FLAME_PYTHON_VERSION": version,
             "UV_CACHE_DIR": str(self._home / "data/cache/uv"),
             "PIP_CACHE_DIR": str(self._home / "data/cache/pip"),
+            "FLAME_STUB_PID": str(os.getpid()),
         }
         logs = {"RUST_LOG": level, "FLAME_LOG": level}
         return own | asked | logs | {"PYTHONPATH": os.pathsep.join(search)}
