@@ -27,6 +27,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     dict.fromkeys([TESTS, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 )
 
+# A real cluster is for the tests that ask for one: `auto` must not find it in all the others.
+for variable in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "FLAME_CA_FILE"):
+    if variable in os.environ:
+        os.environ[f"RLFLAME_TEST_{variable}"] = os.environ.pop(variable)
+os.environ["HOME"] = tempfile.mkdtemp(prefix="rlflame-home-")
+atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
+
 # Where nothing may be compiled beside its source, every worker would compile its libraries anew.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     compiled = tempfile.mkdtemp(prefix="rlflame-compiled-")

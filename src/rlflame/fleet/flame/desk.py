@@ -245,7 +245,8 @@ class Desk:
             time.sleep(0.5)
 
     def _noticed(self, attempt: Attempt, news: TaskNews) -> None:
-        if news.state == RUNNING and attempt.running_at is None:
+        # A short task may have come to its end before anybody saw it run.
+        if news.state in (RUNNING, SUCCEED) and attempt.running_at is None:
             attempt.running_at = self._clock()
             with self._lock:
                 self._jobs.runs(attempt.job)

@@ -129,10 +129,11 @@ class FlameFleet:
         else:
             kilobytes = started.upload_bytes / 1000.0
             how = "with its packages" if started.installed else "nothing to install"
-            self._note(f"flame: sent {kilobytes:.0f} kB to the cluster, {how}")
             self._started = started
-        self._phase("")
+            self._settled.set()
+            self._note(f"flame: sent {kilobytes:.0f} kB to the cluster, {how}")
         self._settled.set()
+        self._phase("")
 
     def _session(self) -> Any:
         """The session, once there is one."""
@@ -185,20 +186,29 @@ class FlameFleet:
     def submit(self, tasks: Sequence[RolloutTask]) -> _FlameSubmission:
         answers: queue.SimpleQueue[Fragment | RlflameError] = queue.SimpleQueue()
         jobs = [Job(task, wire.encode(task), b"", answers) for task in tasks]
-        with self._lock:
-            for task in tasks:
-                self._uses[task.policy_id] += 1
         if self._failed is not None:
             raise self._failed
+        with self._lock:
+            unknown = [task.policy_id for task in tasks if task.policy_id not in self._policies]
+            if unknown:
+                raise KeyError(unknown[0])
+            # Held until the submission is over: a release never pulls weights from under it.
+            self._uses.update(task.policy_id for task in tasks)
         for task in tasks:
             self._observer(FleetEvent("submitted", task.purpose, task.slot))
         self._desk.add(jobs)
         return _FlameSubmission(self, self._desk, jobs, answers)
 
     def probe(self) -> FleetReport:
-        self._session()
+        """Of the workers that have answered so far; executors come and go."""
+        if threading.current_thread() is not self._thread:  # an observer asks while it is told
+            self._session()
         with self._lock:
-            return FleetReport(self.name, self.capacity, tuple(self._workers.values()))
+            workers = list(self._workers.values())
+        if not workers and self._started is not None:
+            found = self._started.greeting
+            workers = [{**found["packages"], **{k: found[k] for k in ("host", "python", "libc")}}]
+        return FleetReport(self.name, self.capacity, tuple(workers))
 
     # What workers are.
 
