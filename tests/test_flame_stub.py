@@ -73,8 +73,12 @@ def eventually(condition: Callable[[], Any]) -> Any:
     raise AssertionError("waited in vain")
 
 
-def lives(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+def lives(pid: int | None) -> bool:
+    """Whether it runs; one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.fixture(autouse=True)
@@ -250,7 +254,7 @@ def test_workers_do_not_outlive_a_stub_that_is_killed() -> None:
     )
     assert run.returncode == -signal.SIGKILL
     worker, folder = run.stdout.decode().split()
-    eventually(lambda: not lives_as_process(int(worker)))
+    eventually(lambda: not lives(int(worker)))
     shutil.rmtree(Path(folder).parents[1])
 
 
@@ -771,7 +775,7 @@ def test_a_black_hole_swallows_the_queue_and_blocks_the_cluster(meet: Meet) -> N
         for future in queued:
             work.result(future)
         stub.kill_executor(executor.id, signal.SIGKILL)
-        eventually(lambda: not lives_as_process(executor.pid))
+        eventually(lambda: not lives(executor.pid))
         for future in [work.submit("echo") for _ in range(8)]:
             assert failure(future).startswith("Task failed")
         [dead] = stub.executors()
@@ -788,14 +792,6 @@ def test_a_black_hole_swallows_the_queue_and_blocks_the_cluster(meet: Meet) -> N
         stub.return_node("node-1")
         assert later.result(future) == 2
         FlameStub.reset_client()
-
-
-def lives_as_process(pid: int | None) -> bool:
-    """Whether it runs; one that nobody has waited for yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_lost_nodes_task_runs_again_elsewhere_or_never(meet: Meet, tmp_path: Path) -> None:

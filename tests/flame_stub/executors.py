@@ -65,14 +65,13 @@ class Life(threading.Thread):
         self._pause(lambda: not self.executor.stuck)
         self._enter(pb.ExecutorIdle)
         while self._state.claim(self.executor):
-            if self._bind() and not self._serve():
-                self._enter(pb.ExecutorUnbinding)
-                if self._state.faults.black_hole:
-                    self.executor.stuck = True
-                    self._pause(lambda: False)
-                return
+            if self._bind():
+                self._serve()
             self._enter(pb.ExecutorUnbinding)
-            self._leave()
+            if not self._leave():
+                if self._state.faults.black_hole:
+                    self._pause(lambda: False)  # Flame goes on asking the dead worker.
+                return
             self._enter(pb.ExecutorIdle)
 
     def _pause(self, until: Callable[[], bool], timeout_s: float | None = None) -> bool:
@@ -171,21 +170,15 @@ class Life(threading.Thread):
 
     # Bound
 
-    def _serve(self) -> bool:
-        """Tasks, one by one, until there are none for delay_release; False if the worker died."""
-        alive = True
-        while True:
-            task = self._next_task()
-            if task is None:
-                return alive
+    def _serve(self) -> None:
+        """Tasks, one by one, until there are none for delay_release or the worker is dead."""
+        while task := self._next_task():
             if self._state.faults.take("cancel_tasks"):
                 self._state.finish(self.executor, pb.Cancelled, None, "")
             elif self._state.faults.take("fail_tasks"):
                 self._state.finish(self.executor, pb.Failed, None, self._state.faults.fail_text)
-            elif not self._run(task):
-                alive = False
-                if not self._state.faults.black_hole:
-                    return False
+            elif not self._run(task) and not self._state.faults.black_hole:
+                return
 
     def _next_task(self) -> Task | None:
         found: list[Task] = []
@@ -228,13 +221,16 @@ class Life(threading.Thread):
 
     # Unbinding
 
-    def _leave(self) -> None:
+    def _leave(self) -> bool:
+        """Leave the session and end the worker; False if nobody answered any more."""
+        answered = True
         if self.worker is not None and self.worker.listening:
             try:
                 self.worker.call("OnSessionLeave", pb.EmptyRequest(), LEAVE_TIMEOUT_S)
-            except (ValueError, *RPC_ERRORS):
-                pass
+            except RPC_ERRORS:
+                answered = False
         self._end_worker()
+        return answered
 
     def _end_worker(self, first: int = signal.SIGTERM) -> None:
         worker, self.worker = self.worker, None

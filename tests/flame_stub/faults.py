@@ -6,6 +6,7 @@ Must not know: how a failure is brought about; whoever causes it asks here wheth
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 #: True: every time. A number: that many times more, counted down. False or 0: never.
@@ -64,7 +65,7 @@ class Faults:
         for wake in self.__dict__.get("_listeners", ()):
             wake()
 
-    def listen(self, wake: object) -> None:
+    def listen(self, wake: Callable[[], None]) -> None:
         """Have `wake` called whenever a switch is thrown."""
         self.__dict__.setdefault("_listeners", []).append(wake)
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from flamepy.proto import types_pb2 as pb
 
+#: Failed bindings after which a session gets no more executors.
+RETRY_LIMIT = 5
 TERMINAL = {pb.Succeed, pb.Failed, pb.Cancelled}
 
 
@@ -160,7 +162,7 @@ class Executor:
     state: int = pb.ExecutorVoid
     task: Task | None = None
     pid: int | None = None
-    #: It is in its way for good: Void without a node, or Unbinding from a dead worker.
+    #: It stays Void: its node never takes it up.
     stuck: bool = False
     #: It was deleted, or its node is away: whatever its thread still does must change nothing.
     gone: bool = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flamepy.proto import types_pb2 as pb
 
-from flame_stub.records import Executor, Node, Resources, Session
+from flame_stub.records import RETRY_LIMIT, Executor, Node, Resources, Session
 
 if TYPE_CHECKING:
     from flame_stub.state import State
@@ -20,7 +20,8 @@ def next_executor(state: State) -> tuple[Session, Node] | None:
     """The session that is to get one more executor, and on which node; None if nothing is due."""
     if "gang" not in state.policies:
         return None  # Without it every session counts as served, and none ever is.
-    in_the_way = sum(executor.stuck for executor in state.executors.values())
+    coming = [e for e in state.executors.values() if e.stuck or e.state == pb.ExecutorUnbinding]
+    in_the_way = len(coming)
     for session in in_need(state):
         if in_the_way:
             in_the_way -= 1  # An executor that seems to be coming is taken to be this session's.
@@ -41,8 +42,7 @@ def neediest(state: State, idle: Executor) -> Session | None:
 
 def in_need(state: State, without: Executor | None = None) -> list[Session]:
     """Open sessions that shall have more executors than they have, those with least first."""
-    stuck = [e for e in state.executors.values() if e.stuck and e.state == pb.ExecutorVoid]
-    executors = [e for e in state.executors.values() if e is not without and e not in stuck]
+    executors = [e for e in state.executors.values() if e is not without and not e.stuck]
     nodes = state.nodes.values()
     total = Resources()
     for node in nodes:
@@ -59,7 +59,7 @@ def in_need(state: State, without: Executor | None = None) -> list[Session]:
         share = max(a / b for a, b in zip(used, total, strict=True) if b) if any(total) else 0.0
         fair = "drf" in state.policies and session.counts[pb.Pending] and share < 1 / len(is_open)
         prior = "priority" in state.policies and not used.covers(granted)
-        paused = session.bind_failures >= 5
+        paused = session.bind_failures >= RETRY_LIMIT
         if not paused and len(own) < session.claim and (prior or fair):
             found.append((share, session.order, session))
     return [session for _, _, session in sorted(found, key=lambda entry: entry[:2])]

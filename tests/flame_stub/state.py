@@ -17,6 +17,7 @@ from flamepy.proto import types_pb2 as pb
 from flame_stub import scheduling
 from flame_stub.faults import Faults
 from flame_stub.records import (
+    RETRY_LIMIT,
     TERMINAL,
     Application,
     Event,
@@ -30,7 +31,6 @@ from flame_stub.records import (
 from flame_stub.rules import already, compare, complete, internal, invalid, not_found
 
 BIND_FAILED, RETRY_LIMIT_REACHED = 1001, 1002
-RETRY_LIMIT = 5
 NAMES = {pb.Pending: "Pending", pb.Running: "Running", pb.Succeed: "Succeed", pb.Failed: "Failed"}
 NAMES[pb.Cancelled] = "Cancelled"
 
