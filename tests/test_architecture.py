@@ -28,7 +28,7 @@ FLOORS = [
     ["fleet.*", "learner.*", "presets", "plot", "evaluate"],
     ["trainer", "facts"],
     ["checkpoint run_folder", "stop"],
-    ["show", "scoring", "inspection"],
+    ["show", "scoring", "inspection", "doctor doctor.*"],
     ["display board live plain events"],
     ["build"],
     ["fleets", "settings", "catalogue"],

@@ -120,7 +120,8 @@ def test_help_names_every_command_and_every_option_has_an_explanation():
             words = line.split()
             if words and words[0].startswith("--"):
                 assert len(words) > 1, (name, line)
-    assert commands.keys() == {"train", "resume", "eval", "inspect", "runs", "envs", "config"}
+    listed = {"train", "resume", "eval", "inspect", "runs", "envs", "config", "cluster-check"}
+    assert commands.keys() == listed
 
 
 def test_no_words_at_all_is_help():

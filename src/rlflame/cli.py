@@ -15,6 +15,7 @@ import typer
 
 from rlflame import __version__
 from rlflame.commands import spoken
+from rlflame.commands.cluster_check import cluster_check
 from rlflame.commands.evaluate import evaluate
 from rlflame.commands.inspect import inspect
 from rlflame.commands.listings import config, envs, runs
@@ -54,6 +55,7 @@ app.command("inspect")(spoken(inspect))
 app.command("runs")(spoken(runs))
 app.command("envs")(spoken(envs))
 app.command("config")(spoken(config))
+app.command("cluster-check")(spoken(cluster_check))
 
 
 def main() -> None:

@@ -1,0 +1,104 @@
+"""`rlflame cluster-check`. Must not know: how a cluster is examined."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlflame.commands.options import Debug, Json
+
+if TYPE_CHECKING:
+    from rlflame.doctor import Diagnosis, Finding
+
+_NEWCOMER = """\
+No Flame cluster is configured, and none is needed: everything works on this machine.
+
+  rlflame train --env hopper
+
+A Flame cluster runs the same rollouts on many machines, with the same result to the last bit.
+To bring one up on this machine, in containers:
+
+  {up}
+  {export}
+  rlflame cluster-check
+"""
+
+
+def cluster_check(
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove what dead runs left; live ones are left alone.")
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Executors to ask. [default: all there is room for, up to 32]"
+        ),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Examine the Flame cluster and this machine.
+
+    Says what is wrong and what to type. Exit code 0 healthy, 1 degraded, 3 unreachable.
+    """
+    from rlflame.display import as_json_text, say, say_aside
+    from rlflame.doctor import connection
+    from rlflame.doctor.examination import Examination
+    from rlflame.fleet.flame.cluster import configured
+
+    streaming = not as_json and configured() is not None
+
+    def show(finding: Finding) -> None:
+        if streaming:
+            for line in _lines(finding):
+                say(line)
+
+    examination = Examination(show, say_aside, workers=workers, clean=clean, debug=debug)
+    with _terminable():
+        diagnosis = examination.run()
+    if as_json:
+        say(as_json_text(diagnosis.as_dict(), indent=2))
+    elif not diagnosis.configured:
+        say(_NEWCOMER.format(up=connection.UP, export=connection.EXPORT))
+        for finding in diagnosis.findings[1:]:
+            for line in _lines(finding):
+                say(line)
+    else:
+        say(_verdict(diagnosis))
+    if diagnosis.exit_code:
+        raise typer.Exit(diagnosis.exit_code)
+
+
+def _lines(finding: Finding) -> list[str]:
+    """Whoever reads the first column and the fixes knows what to do."""
+    return [
+        f"{finding.status:7}  {finding.check:15}  {finding.seen}",
+        *(f"{'':26}{note}" for note in finding.notes),
+        *(f"{'':9}fix: {fix}" for fix in finding.fixes),
+    ]
+
+
+def _verdict(diagnosis: Diagnosis) -> str:
+    failed, warnings = diagnosis.named("failed"), diagnosis.named("warning")
+    text = diagnosis.verdict.capitalize()
+    text += f", because of: {', '.join(failed)}" if failed else ""
+    return text + (f"; with warnings about: {', '.join(warnings)}." if warnings else ".")
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that nothing stays on the cluster."""
+    from rlflame.errors import Interrupted
+
+    def end(number: int, frame: Any) -> None:
+        raise Interrupted("Terminated; what was opened on the cluster was closed.", "", number)
+
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

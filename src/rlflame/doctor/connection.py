@@ -1,0 +1,267 @@
+"""Whether there is a cluster at all: configuration, session manager, object cache, template.
+
+Must not know: what happens on the cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from typing import Any
+from urllib.parse import urlsplit
+
+from rlflame.doctor import Finding, failed, ok, warning
+from rlflame.errors import ConfigError, FleetError
+from rlflame.fleet.flame.cluster import Cluster, Reference, Unanswered, bounded, configured, said
+from rlflame.fleet.flame.start import PREFIX
+
+_MEGABYTES = 8
+_KNOCK_S = 10.0
+_COMPOSE = "docker compose -f compose/compose.yaml"
+UP = f"{_COMPOSE} up -d"
+EXPORT = "export FLAME_ENDPOINT=http://127.0.0.1:8080 FLAME_CACHE_ENDPOINT=grpc://127.0.0.1:9090"
+
+
+def configuration() -> tuple[Cluster | None, Finding]:
+    """The cluster that is configured, not yet connected to, or what is wrong with that."""
+    source = configured()
+    if source is None:
+        return None, failed("configuration", "no Flame cluster is configured", UP, EXPORT)
+    try:
+        cluster = Cluster()
+    except ConfigError as error:
+        return None, _unusable(error, source)
+    except Exception as error:
+        return None, failed("configuration", f"{source}: {said(error)}", f"correct it, or {EXPORT}")
+    facts: dict[str, Any] = {
+        "source": source,
+        "endpoint": cluster.endpoint,
+        "cache": cluster.cache_endpoint,
+    }
+    for endpoint, schemes, example, variable in (
+        (cluster.endpoint, ("http", "https"), "http://HOST:8080", "FLAME_ENDPOINT"),
+        (
+            cluster.cache_endpoint,
+            ("grpc", "grpcs", "grpc+tls"),
+            "grpc://HOST:9090",
+            "FLAME_CACHE_ENDPOINT",
+        ),
+    ):
+        parts = urlsplit(endpoint)
+        if parts.scheme not in schemes or not parts.hostname or not _has_good_port(endpoint):
+            return None, failed(
+                "configuration",
+                f"{endpoint!r} is no address of the kind {example} (from {source})",
+                f"export {variable}={example}",
+                **facts,
+            )
+    seen = f"{source}: {cluster.endpoint}, cache {cluster.cache_endpoint}"
+    if _is_local(cluster.cache_endpoint) and not _is_local(cluster.endpoint):
+        return cluster, warning(
+            "configuration",
+            f"{seen}; the cache is looked for on this machine, the session manager is not",
+            f"export FLAME_CACHE_ENDPOINT=grpc://{urlsplit(cluster.endpoint).hostname}:9090",
+            **facts,
+        )
+    return cluster, ok("configuration", seen, **facts)
+
+
+def _unusable(error: ConfigError, source: str) -> Finding:
+    path = os.path.join(os.path.expanduser("~"), ".flame", "flame.yaml")
+    if error.__cause__ is None:  # an endpoint that says too little
+        return failed("configuration", f"{error.message} (from {source})", error.hint)
+    # The variables are read after the file, so a broken file is in their way.
+    cause = "it is empty" if isinstance(error.__cause__, AttributeError) else (
+        " ".join(str(error.__cause__).split())[:200]
+    )  # fmt: skip
+    return failed(
+        "configuration",
+        f"{path} cannot be read: {cause}",
+        f"correct it, or put it away: mv {path} {path}.old; and {EXPORT}",
+    )
+
+
+def _has_good_port(endpoint: str) -> bool:
+    try:
+        return urlsplit(endpoint).port != 0
+    except ValueError:
+        return False
+
+
+def _is_local(endpoint: str) -> bool:
+    host = urlsplit(endpoint).hostname or ""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def session_manager(cluster: Cluster) -> Finding:
+    facts: dict[str, Any] = {"endpoint": cluster.endpoint}
+    try:
+        bounded(lambda: cluster.knock(cluster.endpoint, 8080, "session manager"), _KNOCK_S, "knock")
+    except FleetError as error:
+        start = f"start it: {UP}" if _is_local(cluster.endpoint) else "start it there"
+        return failed(
+            "session manager",
+            error.message,
+            start,
+            "or lead to another: export FLAME_ENDPOINT=http://HOST:8080",
+            **facts,
+        )
+    try:
+        cluster.connect()
+        began = time.perf_counter()
+        cluster.applications()
+    except FleetError as error:
+        secure = cluster.endpoint.startswith("https")
+        return failed(
+            "session manager",
+            f"something listens at {cluster.endpoint}, but not as a session manager: "
+            f"{error.message}",
+            f"try {'http' if secure else 'https'}://, if its TLS is {'off' if secure else 'on'}"
+            f"{'' if secure else ' (FLAME_CA_FILE names the certificate)'}; clients' port is 8080, "
+            "not 8081",
+            "if it hangs, restart it",
+            **facts,
+        )
+    took_ms = 1000 * (time.perf_counter() - began)
+    return ok(
+        "session manager",
+        f"answers at {cluster.endpoint} in {took_ms:.0f} ms",
+        answer_ms=took_ms,
+        **facts,
+    )
+
+
+def object_cache(cluster: Cluster) -> Finding:
+    """Put, get and delete, by the address that references carry, as a run does."""
+    facts: dict[str, Any] = {"endpoint": cluster.cache_endpoint}
+    try:
+        bounded(
+            lambda: cluster.knock(cluster.cache_endpoint, 9090, "object cache"), _KNOCK_S, "knock"
+        )
+    except FleetError as error:
+        start = f"{UP} object-cache" if _is_local(cluster.cache_endpoint) else "there"
+        return failed(
+            "object cache",
+            error.message,
+            f"start it: {start}",
+            "or lead to another: export FLAME_CACHE_ENDPOINT=grpc://HOST:9090",
+            answers=False,
+            **facts,
+        )
+    prefix = f"{PREFIX}check-{uuid.uuid4().hex[:12]}"
+    try:
+        return _round_trip(cluster, f"{prefix}/probe", facts)
+    except FleetError as error:
+        return failed(
+            "object cache",
+            f"it does not answer as a cache: {error.message}",
+            "try grpcs:// instead of grpc://, or the other way round, if its TLS differs",
+            "if it hangs, restart it; with cache.storage set, nothing is lost",
+            answers=False,
+            **facts,
+        )
+    finally:
+        with contextlib.suppress(FleetError):  # then that is what was found already
+            cluster.delete(f"{prefix}/*")
+
+
+def _round_trip(cluster: Cluster, prefix: str, facts: dict[str, Any]) -> Finding:
+    # What is random cannot be compressed on the way.
+    content = os.urandom(_MEGABYTES * 1_000_000)
+    began = time.perf_counter()
+    small = cluster.put(prefix, content[:1000])
+    if small.endpoint != cluster.cache_endpoint and (
+        problem := _not_reachable(cluster, small, facts)
+    ):
+        return problem
+    try:
+        cluster.get(small)
+        small_ms = 1000 * (time.perf_counter() - began)
+        began = time.perf_counter()
+        large = cluster.put(prefix, content)
+        put_s = time.perf_counter() - began
+        began = time.perf_counter()
+        came_back = bytes(memoryview(cluster.get(large)))
+        get_s = time.perf_counter() - began
+    except KeyError:
+        return failed(
+            "object cache",
+            "it takes objects and has lost them the next moment",
+            "in flame-cluster.yaml give it cache.storage (a folder), so that a full memory "
+            "deletes nothing, and more cache.eviction.max_memory; then restart it",
+            **facts,
+        )
+    if came_back != content:
+        return failed(
+            "object cache", "it gave back other bytes than it took", "restart it", **facts
+        )
+    cluster.delete(large.key)
+    kept = _is_kept(cluster, large)
+    rates = [_MEGABYTES / max(seconds, 1e-9) for seconds in (put_s, get_s)]
+    seen = (
+        f"round trip {small_ms:.0f} ms; {_MEGABYTES} MB put at {rates[0]:.0f} MB/s, "
+        f"got at {rates[1]:.0f} MB/s"
+    )
+    measured: dict[str, Any] = {
+        "round_trip_ms": small_ms,
+        "put_mb_per_s": rates[0],
+        "get_mb_per_s": rates[1],
+        "hands_out": small.endpoint,
+    }
+    if kept:
+        return warning("object cache", f"{seen}; but it keeps what is deleted", "restart it",
+                       **facts, **measured)  # fmt: skip
+    return ok("object cache", seen, **facts, **measured)
+
+
+def _not_reachable(cluster: Cluster, place: Reference, facts: dict[str, Any]) -> Finding | None:
+    """References carry the address of the cache's own network interface."""
+    try:
+        bounded(lambda: cluster.knock(place.endpoint, 9090, "object cache"), _KNOCK_S, "knock")
+    except FleetError:
+        return failed(
+            "object cache",
+            f"it answers, but refers to itself as {place.endpoint}, which cannot be reached from "
+            "here; so no result can be fetched",
+            "run rlflame where that address can be reached: on a Linux host of the cluster, or in "
+            f"its network ({_COMPOSE} exec console rlflame cluster-check)",
+            "or set cache.network_interface in flame-cluster.yaml to an interface that this "
+            "machine reaches, and restart the cache",
+            hands_out=place.endpoint,
+            **facts,
+        )
+    return None
+
+
+def _is_kept(cluster: Cluster, place: Reference) -> bool:
+    try:
+        cluster.get(place)
+    except (KeyError, Unanswered):
+        return False
+    return True
+
+
+def template(cluster: Cluster) -> Finding:
+    """The application that ours are modelled on."""
+    name = cluster.template
+    found = cluster.application(name)
+    if found is None:
+        own = "restart the session manager, which registers it when it starts"
+        other = f"register it (flmctl register), or let runner.template name flmrun, not {name}"
+        return failed(
+            "template", f"there is no application {name}", own if name == "flmrun" else other
+        )
+    command = " ".join([found.command or "", *(found.arguments or [])])
+    facts: dict[str, Any] = {"name": name, "command": command, "installer": found.installer}
+    if found.installer != "python" or "flamepy.runner.runpy" not in command:
+        return failed(
+            "template",
+            f"{name} has the installer {found.installer!r} and runs {command!r}, not flamepy's "
+            "runner",
+            "unregister it (flmctl unregister) and restart the session manager, which registers "
+            "flmrun anew",
+            **facts,
+        )
+    return ok("template", f"{name} runs flamepy's runner", **facts)

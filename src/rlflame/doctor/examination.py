@@ -1,0 +1,195 @@
+"""A check-up from the first question to the last: what is asked when, and when to stop asking.
+
+Must not know: what findings look like, how any one question is answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlflame.doctor import (
+    Diagnosis,
+    Finding,
+    Pace,
+    connection,
+    failed,
+    leftovers,
+    removal,
+    standing,
+    workers,
+)
+from rlflame.doctor.look import Look, take
+from rlflame.doctor.machine import Graphics, machine
+from rlflame.doctor.probe import Probe
+from rlflame.errors import FleetError
+from rlflame.fleet.flame.cluster import Cluster, Unanswered, configured
+from rlflame.rollout.greeting import greeting
+
+#: Asked at most, where nobody says how many.
+_MOST = 32
+_LOOK_EVERY_S = 2.0
+_AGAIN = "rlflame cluster-check"
+
+
+@dataclass
+class Examination:
+    """One check-up; every finding is handed over as soon as it is made."""
+
+    show: Callable[[Finding], None]
+    tell: Callable[[str], None]
+    workers: int | None = None
+    clean: bool = False
+    debug: bool = False
+    pace: Pace = field(default_factory=Pace)
+    graphics: Callable[[], Graphics] = Graphics
+
+    def run(self) -> Diagnosis:
+        # What flamepy logs would stand between our lines.
+        logging.getLogger("flamepy").addHandler(logging.NullHandler())
+        self._findings: list[Finding] = []
+        self._end_s = self.pace.clock() + self.pace.whole_s
+        reachable = False
+        drawing = self.graphics()
+        try:
+            cluster, found = connection.configuration()
+            self._add(found)
+            if cluster is not None:
+                try:
+                    reachable = self._examine(cluster)
+                finally:
+                    cluster.close()
+            self._add(machine())
+            self._add(drawing.finding())
+        finally:
+            drawing.close()
+        return Diagnosis(tuple(self._findings), configured() is not None, reachable)
+
+    def _add(self, found: Finding) -> None:
+        self._findings.append(found)
+        self.show(found)
+
+    def _examine(self, cluster: Cluster) -> bool:
+        """All that can be asked; whether both servers were there to the end."""
+        manager = connection.session_manager(cluster)
+        self._add(manager)
+        cache = connection.object_cache(cluster)
+        self._add(cache)
+        if manager.status == "failed":
+            return False
+        patient = _Patient(self, cluster, cache_serves=cache.status != "failed")
+        patient.examine()
+        return bool(cache.facts.get("answers", True)) and not patient.lost
+
+
+class _Patient:
+    """A cluster whose session manager answers."""
+
+    def __init__(self, asked: Examination, cluster: Cluster, *, cache_serves: bool) -> None:
+        self._asked = asked
+        self._pace = asked.pace
+        self._cluster = cluster
+        self._cache_serves = cache_serves
+        self._leases = leftovers.Leases(cluster)
+        self._looks: list[Look] = []
+        #: The looks up to when nobody had answered the probe, its session still open.
+        self._silence: list[Look] = []
+        #: It answers no more.
+        self.lost = False
+
+    def examine(self) -> None:
+        self._step("template", lambda: connection.template(self._cluster))
+        self._step("nodes", lambda: standing.nodes(self._look()))
+        if not self._looks:
+            return
+        if self._cache_serves:
+            self._census = leftovers.Census(self._looks[0], self._leases, self._pace)
+        if self._asked.clean:
+            self._step("cleaning", self._clean)
+        self._step("capacity", lambda: standing.capacity(self._look()))
+        self._step("probe", self._probe)
+        self._step("executors", self._executors)
+        self._step(
+            "scheduling", lambda: standing.scheduling(self._silence or self._looks, self._pace)
+        )
+        if self._cache_serves:
+            self._step("sessions", self._sessions)
+
+    def _step(self, check: str, ask: Callable[[], Finding | None]) -> None:
+        """One question, unless nobody is there any more or the time is over."""
+        if self.lost or self._pace.clock() > self._asked._end_s:
+            why = "the cluster no longer answers" if self.lost else "the time for it was over"
+            self._asked._add(failed(check, f"not looked at: {why}", _AGAIN))
+            return
+        try:
+            found = ask()
+        except FleetError as error:
+            if self._asked.debug:
+                self._asked.tell("".join(traceback.format_exception(error)).rstrip())
+            self.lost = isinstance(error, Unanswered) and not self._is_there()
+            found = failed(check, error.message, _AGAIN)
+        if found is not None:
+            self._asked._add(found)
+
+    def _is_there(self) -> bool:
+        try:
+            self._cluster.nodes()
+        except FleetError:
+            return False
+        return True
+
+    def _look(self) -> Look:
+        self._looks.append(take(self._cluster, self._pace.clock()))
+        return self._looks[-1]
+
+    def _clean(self) -> Finding:
+        if not self._cache_serves:
+            return failed(
+                "cleaning",
+                "nothing was removed: without the object cache nobody can tell which runs live",
+                "see the check of the object cache above",
+            )
+        fates = self._census.settle(self._look, self._asked.tell)
+        return removal.clean(self._cluster, fates, self._leases, self._look(), self._pace)
+
+    def _probe(self) -> Finding | None:
+        look = self._looks[-1]
+        if not self._cache_serves:
+            return workers.not_asked(
+                "results come through the object cache", "see the check of the object cache above"
+            )
+        if not look.ready:
+            return workers.not_asked("no node is ready", "see the check of nodes above")
+        if not look.room:
+            return workers.not_asked("there is no room for one", f"{_AGAIN} when a run has ended")
+        wanted = min(self._asked.workers or _MOST, look.room)
+        probe = Probe(self._cluster, self._pace, self._asked.tell, self._witness)
+        for found in workers.findings(probe.ask(wanted), greeting()):
+            self._asked._add(found)
+        return None
+
+    def _witness(self) -> None:
+        """Looks while a session waits in vain, far enough apart to tell what stands still."""
+        self._look()
+        self._pace.pause(self._pace.still_s)
+        self._look()
+        self._silence = list(self._looks)
+
+    def _executors(self) -> Finding:
+        last = self._look()
+        passed_s = last.at_s - self._looks[0].at_s
+        if last.executors and passed_s < self._pace.still_s:
+            self._pace.pause(self._pace.still_s - passed_s)
+            self._look()
+        while standing.undecided(self._looks, self._pace):
+            self._pace.pause(_LOOK_EVERY_S)
+            self._look()
+        return standing.executors(self._looks, self._pace)
+
+    def _sessions(self) -> Finding:
+        fates = self._census.settle(self._look, self._asked.tell)
+        last = self._look()
+        there = {run.name for run in leftovers.runs(last)}
+        return leftovers.finding([fate for fate in fates if fate.run.name in there], last)

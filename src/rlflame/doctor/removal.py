@@ -1,0 +1,114 @@
+"""Taking things off a cluster: what dead runs left there, and what a probe has opened.
+
+What is not certain to be dead is left alone. Must not know: how runs are told to be dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlflame.doctor import Finding, Pace, failed, ok
+from rlflame.doctor.leftovers import CLEAN, Fate, Leases, Run
+from rlflame.doctor.look import Look
+from rlflame.errors import FleetError
+from rlflame.facts import count
+from rlflame.fleet.flame.cluster import Cluster
+
+_CLOSE_EVERY_S = 0.5
+
+
+def withdraw(
+    cluster: Cluster, sessions: Sequence[str], applications: Sequence[str], pace: Pace
+) -> str:
+    """Close and unregister, asking again for a while; what could not be done, in words."""
+    end_s = pace.clock() + pace.closing_s
+    steps: list[tuple[Callable[[str], None], Callable[[Cluster, str], bool], str]]
+    steps = [(cluster.close_session, _is_open, name) for name in sessions]
+    steps += [(cluster.unregister, _is_registered, name) for name in applications]
+    for step, is_there, name in steps:
+        while True:
+            try:
+                step(name)
+                break
+            except FleetError as error:
+                if not is_there(cluster, name):
+                    break
+                if pace.clock() >= end_s:
+                    return error.message.rstrip(".")
+            pace.pause(_CLOSE_EVERY_S)
+    return ""
+
+
+def _is_open(cluster: Cluster, session_id: str) -> bool:
+    return any(found.id == session_id and found.state == 0 for found in cluster.sessions())
+
+
+def _is_registered(cluster: Cluster, name: str) -> bool:
+    return cluster.application(name) is not None
+
+
+def clean(
+    cluster: Cluster, fates: Sequence[Fate], leases: Leases, look: Look, pace: Pace
+) -> Finding:
+    """Remove dead runs, and say of every other why it was left alone."""
+    removed, kept, stubborn = [], [], []
+    for fate in fates:
+        name, run = fate.run.name, fate.run
+        if fate.state != "dead":
+            kept.append(f"left alone: {name}, {fate.why}")
+            continue
+        try:
+            problem = _bury(cluster, fate, leases, pace)
+        except _Alive:
+            kept.append(f"left alone: {name}, its lease moves again")
+            continue
+        except FleetError as error:
+            problem = error.message.rstrip(".")
+        if problem:
+            stubborn.append(f"not removed: {name}, {problem}{_where(run, look)}")
+            continue
+        removed.append(
+            f"removed: {name}, {count(len(run.sessions), 'open session')}, "
+            f"{count(len(run.applications), 'application')} and its objects; {fate.why}"
+        )
+    facts: dict[str, Any] = {"removed": removed, "left_alone": kept, "not_removed": stubborn}
+    seen = (
+        f"{count(len(removed), 'dead run')} removed, {len(kept)} left alone"
+        if fates
+        else "nothing of rlflame was there"
+    )
+    notes = [*removed, *kept, *stubborn]
+    if stubborn:
+        return failed(
+            "cleaning",
+            f"{seen}, {count(len(stubborn), 'dead run')} could not be removed",
+            "an executor that never finishes its task keeps a session open: see executors above or "
+            f"below, free the node, then {CLEAN}",
+            notes=notes,
+            **facts,
+        )
+    return ok("cleaning", seen, notes=notes, **facts)
+
+
+class _Alive(Exception):
+    """It has moved after all."""
+
+
+def _bury(cluster: Cluster, fate: Fate, leases: Leases, pace: Pace) -> str:
+    run = fate.run
+    found = leases.read(run.name)
+    if found is not None:
+        if found["beat"] != fate.beat:
+            raise _Alive
+        leases.end(run.name, found)  # workers that still toil for it look there, and give up
+    problem = withdraw(cluster, [session.id for session in run.sessions], run.applications, pace)
+    if not problem:
+        cluster.delete(f"{run.name}/*")
+    return problem
+
+
+def _where(run: Run, look: Look) -> str:
+    ours = {session.id for session in run.sessions}
+    found = sorted({executor.node for executor in look.executors if executor.session in ours})
+    return f" (on {', '.join(found)})" if found else ""
