@@ -104,7 +104,9 @@ def _bury(cluster: Cluster, fate: Fate, leases: Leases, pace: Pace) -> str:
         leases.end(run.name, found)  # workers that still toil for it look there, and give up
     problem = withdraw(cluster, [session.id for session in run.sessions], run.applications, pace)
     if not problem:
-        cluster.delete(f"{run.name}/*")
+        # Results lie under the application's name, everything else under the run's.
+        for name in {run.name, *run.applications}:
+            cluster.delete(f"{name}/*")
     return problem
 
 

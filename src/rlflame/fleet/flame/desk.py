@@ -138,6 +138,12 @@ class Desk:
             self._jobs.cancel(jobs)
         self._speak()
 
+    def end(self, error: RlflameError) -> None:
+        """Nothing will be run any more, for this reason."""
+        with self._lock:
+            self._abandon(error)
+        self._speak()
+
     def throw_away(self, key: str) -> None:
         """Delete an object of the cache, some time soon."""
         self._litter.put(key)

@@ -133,6 +133,8 @@ class FlameFleet:
             self._settled.set()
             self._note(f"flame: sent {kilobytes:.0f} kB to the cluster, {how}")
         self._settled.set()
+        if self._failed is not None:
+            self._desk.end(self._failed)
         self._phase("")
 
     def _session(self) -> Any:

@@ -46,13 +46,15 @@ class Service:
         self._hello: dict[str, Any] = {}
         self._policies: OrderedDict[str, None] = OrderedDict()
         self._name = uuid.uuid4().hex[:8]
+        #: When the child was ready for the task; its start is not the task's.
+        self._began = 0.0
         #: The run has ended: what is still queued need not be run.
         self._over = False
         _keep_few_objects()
 
     def run(self, task: Any, policy: str, endpoint: str, key: str) -> Any:
         """The answer's bytes; nothing a task does can raise out of here."""
-        began = time.monotonic()
+        self._began = time.monotonic()
         body: bytes = b""
         details: dict[str, Any] = {}
         kind: AnswerKind
@@ -63,7 +65,7 @@ class Service:
             self._retire()
         answer = {
             "kind": kind,
-            "busy_s": time.monotonic() - began,
+            "busy_s": time.monotonic() - self._began,
             "worker": {**self._hello, "name": self._name, "host": socket.gethostname(),
                        "pid": os.getpid(), "child": self._child.pid if self._child else 0},
             **details,
@@ -79,6 +81,7 @@ class Service:
         child = self._ready()
         if child is None:
             return self._mourn(None)
+        self._began = time.monotonic()
         if policy not in self._policies:
             weights = _fetched(endpoint, key)
             if weights is None:

@@ -1,0 +1,340 @@
+"""What only a cluster can do to a fleet: lose executors, services, objects, messages, patience.
+
+Against the stub, which fails on demand; what needs no demand is in test_fleet, on real clusters
+too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import flames
+import pytest
+import rollouts
+from flame_stub import FlameStub
+from test_fleet import alone, eventually, slots
+
+from rlflame.errors import ConfigError, EnvironmentFailure, FleetError, FleetUnreachable
+from rlflame.fleet import FleetEvent
+from rlflame.fleet.flame import bundle
+from rlflame.fleet.flame.cluster import Cluster
+from rlflame.rollout import wire
+from rlflame.rollout.spec import RolloutTask
+
+
+class Bench:
+    """A stub of its own, and fleets on it with their events."""
+
+    def __init__(self, stub: FlameStub) -> None:
+        self.stub = stub
+        self.events: list[FleetEvent] = []
+
+    def fleet(self, workers: int = 2, **options: Any) -> Any:
+        flames.settle(self.stub.environment())
+        return flames.fleet(self.events.append, workers, **options)
+
+    def kinds(self, kind: str) -> list[str]:
+        return [event.text for event in self.events if event.kind == kind]
+
+    def ours(self) -> tuple[list[str], list[str]]:
+        """What of ours is on the cluster: applications, and keys of objects."""
+        names = [name for name in self.stub.applications() if name.startswith("rlflame")]
+        return names, [key for key in self.stub.objects() if key.startswith("rlflame")]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with FlameStub(executors=2) as stub:
+        yield Bench(stub)
+
+
+def send(fleet: Any, tasks: Sequence[RolloutTask]) -> Any:
+    named = [
+        dataclasses.replace(task, policy_id=fleet.put(rollouts.weights(task.policy)))
+        for task in tasks
+    ]
+    submission = fleet.submit(named)
+    for task in named:
+        fleet.release(task.policy_id)
+    return submission
+
+
+def run(fleet: Any, tasks: Sequence[RolloutTask]) -> set[bytes]:
+    return {wire.encode(fragment) for fragment in send(fleet, tasks)}
+
+
+def expected(tasks: Sequence[RolloutTask]) -> set[bytes]:
+    return {alone(task) for task in tasks}
+
+
+# Ordinary life.
+
+
+def test_nothing_is_left_behind(bench: Bench) -> None:
+    with bench.fleet() as fleet:
+        assert run(fleet, slots(6)) == expected(slots(6))
+        assert bench.ours()[0]
+    assert eventually(lambda: bench.ours() == ([], []))
+    assert not [session for session in bench.stub.sessions() if session.state == "Open"]
+
+
+def test_the_cache_does_not_grow(bench: Bench) -> None:
+    with bench.fleet() as fleet:
+        sizes = []
+        for iteration in range(40):
+            name = fleet.put(rollouts.weights(slots(1)[0].policy, seed=iteration))
+            named = [dataclasses.replace(task, policy_id=name) for task in slots(4)]
+            assert len(list(fleet.submit(named))) == 4
+            fleet.release(name)
+            assert eventually(lambda: not [k for k in bench.ours()[1] if k.count("-") > 6])
+            sizes.append(len(bench.ours()[1]))
+        # The code that executors load, the lease, and what is on its way to be deleted.
+        assert eventually(lambda: len(bench.ours()[1]) <= 2)
+        assert max(sizes[20:]) <= max(sizes[:20]) + 2
+
+
+def test_a_package_of_dependencies_is_installed_where_it_is_asked_for(bench: Bench) -> None:
+    with bench.fleet(wishes={"dependencies": "install"}) as fleet:
+        assert run(fleet, slots(3)) == expected(slots(3))
+        assert [name for name in bench.ours()[0] if name.endswith("-i")]
+        assert any("with its packages" in text for text in bench.kinds("note"))
+    assert eventually(lambda: bench.ours() == ([], []))
+
+
+def test_what_is_shipped_is_small_and_knows_no_torch() -> None:
+    assert len(bundle.archive()) < 100_000
+    wanted = bundle.dependencies(("extra==1",))
+    assert wanted[-1] == "extra==1"
+    assert not [name for name in wanted if "torch" in name]
+    assert len(bundle.package("rlflame-x", wanted)) < 4_000
+
+
+def test_a_task_too_large_for_the_session_manager_goes_through_the_cache(bench: Bench) -> None:
+    """As that of an environment which is restored by repeating a long episode's actions."""
+    (task,) = slots(1)
+    heavy = dataclasses.replace(task, run="x" * (5 << 20))
+    with bench.fleet(1) as fleet:
+        assert len(wire.encode(heavy)) > 4 << 20
+        assert run(fleet, [heavy]) == {alone(heavy)}
+    assert eventually(lambda: bench.ours() == ([], []))
+
+
+# Workers.
+
+
+def test_an_environment_that_kills_its_process_costs_a_retry(bench: Bench, tmp_path: Path) -> None:
+    env = rollouts.fake(fault="kill_once", marker=str(tmp_path / "once"))
+    with bench.fleet() as fleet:
+        assert run(fleet, slots(4, env)) == expected(slots(4, env))
+    assert bench.kinds("retried") == ["killed by signal 9, SIGKILL"]
+
+
+def test_an_environment_that_always_kills_is_named(bench: Bench) -> None:
+    env = rollouts.fake(fault="print_and_die")
+    with bench.fleet(max_retries=2) as fleet:
+        with pytest.raises(FleetError, match="died 3 times over slot 0") as caught:
+            run(fleet, slots(1, env))
+        assert "a word past Python" in caught.value.detail
+        # The cluster is as healthy as before.
+        assert run(fleet, slots(3)) == expected(slots(3))
+
+
+def test_an_environment_that_hangs_is_named_with_its_place(bench: Bench) -> None:
+    victim = slots(1, rows=2)[0].states[1].seed
+    env = rollouts.fake(fault="hang", seed=victim)
+    with bench.fleet(1, step_deadline_s=1.0) as fleet:
+        with pytest.raises(EnvironmentFailure, match=f"row 1, seed {victim}, step 3"):
+            run(fleet, slots(1, env, rows=2))
+        assert run(fleet, slots(1)) == expected(slots(1))
+    assert bench.kinds("retried") == ["did not answer in time"]
+
+
+def test_a_worker_of_the_cluster_that_is_killed_costs_retries(bench: Bench, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    env = rollouts.fake(fault="wait", marker=str(gate))
+    with bench.fleet() as fleet:
+        assert run(fleet, slots(2)) == expected(slots(2))
+        submission = send(fleet, slots(5, env))
+        assert eventually(gate.with_suffix(".here").exists)
+        bench.stub.kill_all_children(signal.SIGKILL)
+        gate.touch()
+        assert {wire.encode(f) for f in submission} == expected(slots(5, env))
+    assert bench.kinds("retried")
+
+
+def test_an_executor_that_fails_all_it_is_given_is_named(bench: Bench) -> None:
+    with bench.fleet(1) as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+        bench.stub.faults.black_hole = True
+        bench.stub.kill_all_children(signal.SIGKILL)
+        with pytest.raises(FleetError, match="Task after task failed") as caught:
+            run(fleet, slots(4))
+        (node,) = {executor.node for executor in bench.stub.executors()}
+        assert node in caught.value.message
+        assert "more than 30 s" in caught.value.hint
+
+
+# Services.
+
+
+def test_a_session_manager_that_restarts_is_waited_for(bench: Bench, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    env = rollouts.fake(fault="wait", marker=str(gate))
+    with bench.fleet() as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+        submission = send(fleet, slots(4, env))
+        assert eventually(gate.with_suffix(".here").exists)
+        bench.stub.restart_session_manager()
+        gate.touch()
+        assert {wire.encode(f) for f in submission} == expected(slots(4, env))
+
+
+def test_a_cache_that_forgets_everything_gets_the_weights_again(bench: Bench) -> None:
+    with bench.fleet() as fleet:
+        assert run(fleet, slots(2)) == expected(slots(2))
+        name = fleet.put(rollouts.weights(slots(1)[0].policy, seed=7))
+        named = [dataclasses.replace(task, policy_id=name) for task in slots(2)]
+        assert len(list(fleet.submit(named))) == 2
+        other = fleet.put(rollouts.weights(slots(1)[0].policy, seed=8))
+        fleet._place(other)
+        bench.stub.restart_cache(lose=True)
+        named = [dataclasses.replace(task, policy_id=other) for task in slots(3)]
+        found = {wire.encode(fragment) for fragment in fleet.submit(named)}
+        assert found == {alone(task, 8) for task in slots(3)}
+    assert "its weights were gone from the cache" in bench.kinds("retried")
+
+
+@pytest.mark.parametrize("lost", ["watch_ends", "watch_empty"])
+def test_a_watch_that_ends_without_a_word_is_asked_after(bench: Bench, lost: str) -> None:
+    setattr(bench.stub.faults, lost, True)
+    with bench.fleet() as fleet:
+        assert run(fleet, slots(4)) == expected(slots(4))
+
+
+@pytest.mark.parametrize("fault", ["fail_tasks", "cancel_tasks", "get_task_errors"])
+def test_tasks_that_the_cluster_fails_are_sent_again(bench: Bench, fault: str) -> None:
+    with bench.fleet() as fleet:
+        assert run(fleet, slots(2)) == expected(slots(2))
+        setattr(bench.stub.faults, fault, 3)
+        assert run(fleet, slots(4)) == expected(slots(4))
+
+
+def test_a_lost_node_s_tasks_run_elsewhere(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    env = rollouts.fake(fault="wait", marker=str(gate))
+    with FlameStub(executors=2, nodes=2) as stub:
+        bench = Bench(stub)
+        with bench.fleet(2) as fleet:
+            submission = send(fleet, slots(4, env))
+            assert eventually(gate.with_suffix(".here").exists)
+            nodes = [executor.node for executor in stub.executors()]
+            stub.lose_node(nodes[0])
+            gate.touch()
+            assert {wire.encode(f) for f in submission} == expected(slots(4, env))
+
+
+# Starting.
+
+
+def test_nobody_at_home_is_said_at_once() -> None:
+    flames.settle(
+        {"FLAME_ENDPOINT": "http://127.0.0.1:9", "FLAME_CACHE_ENDPOINT": "grpc://[::1]:9"}
+    )
+    with pytest.raises(FleetUnreachable, match=r"Nobody answers at http://127.0.0.1:9") as caught:
+        flames.fleet(print)
+    assert "configured in FLAME_ENDPOINT" in caught.value.message
+    assert "cluster-check" in caught.value.hint
+    assert caught.value.exit_code == 3
+
+
+def test_an_endpoint_without_a_scheme_is_corrected() -> None:
+    flames.settle({"FLAME_ENDPOINT": "127.0.0.1:8080"})
+    with pytest.raises(ConfigError, match="has no scheme") as caught:
+        Cluster()
+    assert caught.value.hint == "write http://127.0.0.1:8080"
+
+
+def test_a_start_that_fails_is_told_in_the_cluster_s_words(bench: Bench) -> None:
+    bench.stub.faults.bind_failure = "the disk is full of sand"
+    with bench.fleet() as fleet, pytest.raises(FleetError, match="full of sand"):
+        run(fleet, slots(1))
+    assert eventually(lambda: bench.ours() == ([], []))
+
+
+def test_no_executor_within_the_deadline_is_an_end(bench: Bench) -> None:
+    bench.stub.faults.no_executors = True
+    with (
+        bench.fleet(wishes={"start_deadline_s": 1.0}) as fleet,
+        pytest.raises(FleetUnreachable, match="No executor answered within 1 s"),
+    ):
+        run(fleet, slots(1))
+    assert eventually(lambda: bench.ours() == ([], []))
+
+
+def test_a_missing_template_is_named(bench: Bench) -> None:
+    bench.stub.faults.flmrun_missing = True
+    with bench.fleet() as fleet, pytest.raises(FleetUnreachable, match="no application flmrun"):
+        run(fleet, slots(1))
+
+
+# Ending.
+
+
+def test_closing_ends_tasks_that_still_run(bench: Bench, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    env = rollouts.fake(fault="wait", marker=str(gate))
+    fleet = bench.fleet()
+    submission = send(fleet, slots(6, env))
+    assert eventually(gate.with_suffix(".here").exists)
+    fleet.close()
+    with pytest.raises(FleetError, match="closed"):
+        list(submission)
+    assert bench.ours() == ([], [])
+    gate.touch()
+
+
+def test_closing_before_anything_has_started_leaves_nothing(bench: Bench) -> None:
+    bench.stub.faults.cold_start_s = 600.0
+    bench.fleet().close()
+    assert eventually(lambda: bench.ours()[0] == [])
+
+
+def test_what_could_not_be_closed_is_said_with_the_remedy(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlflame.fleet.flame.fleet._DRAIN_S", 0.5)
+    with bench.fleet() as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+        bench.stub.faults.close_refused = True
+    assert "cluster-check --clean" in bench.kinds("note")[-1]
+
+
+def test_a_straggler_is_given_to_a_second_executor(bench: Bench, tmp_path: Path) -> None:
+    """The first one waits for a gate that opens only when the second has come by."""
+    env = rollouts.fake(fault="hang_once", marker=str(tmp_path / "once"))
+    with bench.fleet(2) as fleet:
+        assert run(fleet, slots(4)) == expected(slots(4))
+        assert run(fleet, slots(1, env)) == expected(slots(1, env))
+    assert [event.kind for event in bench.events].count("speculated") == 1
+
+
+def test_processes_of_workers_end_with_the_fleet(bench: Bench) -> None:
+    with bench.fleet() as fleet:
+        run(fleet, slots(4))
+        children = [worker["child"] for worker in fleet.probe().workers]
+    assert children
+    assert eventually(lambda: not any(_alive(int(pid)) for pid in children))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat")
+    return not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] != "Z"
