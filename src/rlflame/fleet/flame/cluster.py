@@ -359,18 +359,33 @@ def request(method: str, *arguments: Any) -> bytes:
 
 
 def context(service: type) -> bytes:
-    """What executors load: a class, by value."""
+    """What executors load: a loader as text, which every Python reads.
+
+    Bytecode of another version would crash the worker process, and with it wedge its executor.
+    """
+    import inspect
+    import io
+
     import cloudpickle
     from flamepy.runner.types import RunnerContext
 
     from . import loader
 
-    cloudpickle.register_pickle_by_value(loader)
-    try:
-        packed: bytes = cloudpickle.dumps(RunnerContext(service))
-    finally:
-        cloudpickle.unregister_pickle_by_value(loader)
-    return packed
+    text = inspect.getsource(loader)
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if obj is loader.Loader:
+                scope = {"__name__": "rlflame_loader"}
+                return eval, (f"(lambda own: exec({text!r}, own) or own['Loader'])({scope!r})",)
+            if obj is service:
+                own = {name: getattr(service, name) for name in ("archive", "settings")}
+                return type, (service.__name__, service.__bases__, own)
+            return super().reducer_override(obj)
+
+    packed = io.BytesIO()
+    Pickler(packed).dump(RunnerContext(service))
+    return packed.getvalue()
 
 
 def close_quietly(stream: Any) -> None:
