@@ -5,6 +5,7 @@ Must not know: Flame, how findings are come by, how they are shown.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from typing import Any, Literal
 #: A warning is worth knowing, yet runs are right and get executors; what has failed they meet.
 Status = Literal["ok", "warning", "failed"]
 Verdict = Literal["healthy", "degraded", "unreachable"]
+#: Longer errors are cut off.
+_MOST = 240
 EXIT_CODES: dict[Verdict, int] = {"healthy": 0, "degraded": 1, "unreachable": 3}
 
 
@@ -50,6 +53,12 @@ def warning(check: str, seen: str, *fixes: str, notes: Sequence[str] = (), **fac
 
 def failed(check: str, seen: str, *fixes: str, notes: Sequence[str] = (), **facts: Any) -> Finding:
     return Finding(check, "failed", seen, fixes, tuple(notes), facts)
+
+
+def brief(text: str) -> str:
+    """An error of a library without its innards."""
+    text = re.split(r"\. gRPC client debug context|\(code: \d+\)", " ".join(text.split()))[0]
+    return (text if len(text) <= _MOST else f"{text[:_MOST]} ...").rstrip(" .")
 
 
 @dataclass(frozen=True)

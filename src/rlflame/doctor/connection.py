@@ -5,14 +5,13 @@ Must not know: what happens on the cluster.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import uuid
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlflame.doctor import Finding, failed, ok, warning
+from rlflame.doctor import Finding, brief, failed, ok, warning
 from rlflame.errors import ConfigError, FleetError
 from rlflame.fleet.flame.cluster import Cluster, Reference, Unanswered, bounded, configured, said
 from rlflame.fleet.flame.start import PREFIX
@@ -34,7 +33,9 @@ def configuration() -> tuple[Cluster | None, Finding]:
     except ConfigError as error:
         return None, _unusable(error, source)
     except Exception as error:
-        return None, failed("configuration", f"{source}: {said(error)}", f"correct it, or {EXPORT}")
+        return None, failed(
+            "configuration", f"{source}: {brief(said(error))}", f"correct it, or {EXPORT}"
+        )
     facts: dict[str, Any] = {
         "source": source,
         "endpoint": cluster.endpoint,
@@ -74,7 +75,7 @@ def _unusable(error: ConfigError, source: str) -> Finding:
         return failed("configuration", f"{error.message} (from {source})", error.hint)
     # The variables are read after the file, so a broken file is in their way.
     cause = "it is empty" if isinstance(error.__cause__, AttributeError) else (
-        " ".join(str(error.__cause__).split())[:200]
+        brief(str(error.__cause__))
     )  # fmt: skip
     return failed(
         "configuration",
@@ -117,7 +118,7 @@ def session_manager(cluster: Cluster) -> Finding:
         return failed(
             "session manager",
             f"something listens at {cluster.endpoint}, but not as a session manager: "
-            f"{error.message}",
+            f"{brief(error.message)}",
             f"try {'http' if secure else 'https'}://, if its TLS is {'off' if secure else 'on'}"
             f"{'' if secure else ' (FLAME_CA_FILE names the certificate)'}; clients' port is 8080, "
             "not 8081",
@@ -152,19 +153,18 @@ def object_cache(cluster: Cluster) -> Finding:
         )
     prefix = f"{PREFIX}check-{uuid.uuid4().hex[:12]}"
     try:
-        return _round_trip(cluster, f"{prefix}/probe", facts)
+        found = _round_trip(cluster, f"{prefix}/probe", facts)
+        cluster.delete(f"{prefix}/*")
+        return found
     except FleetError as error:
         return failed(
             "object cache",
-            f"it does not answer as a cache: {error.message}",
+            f"it does not answer as a cache: {brief(error.message)}",
             "try grpcs:// instead of grpc://, or the other way round, if its TLS differs",
             "if it hangs, restart it; with cache.storage set, nothing is lost",
             answers=False,
             **facts,
         )
-    finally:
-        with contextlib.suppress(FleetError):  # then that is what was found already
-            cluster.delete(f"{prefix}/*")
 
 
 def _round_trip(cluster: Cluster, prefix: str, facts: dict[str, Any]) -> Finding:

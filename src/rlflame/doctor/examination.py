@@ -14,6 +14,7 @@ from rlflame.doctor import (
     Diagnosis,
     Finding,
     Pace,
+    brief,
     connection,
     failed,
     leftovers,
@@ -108,7 +109,7 @@ class _Patient:
             self._census = leftovers.Census(self._looks[0], self._leases, self._pace)
         if self._asked.clean:
             self._step("cleaning", self._clean)
-        self._step("capacity", lambda: standing.capacity(self._look()))
+        self._step("capacity", self._capacity)
         self._step("probe", self._probe)
         self._step("executors", self._executors)
         self._step(
@@ -129,7 +130,7 @@ class _Patient:
             if self._asked.debug:
                 self._asked.tell("".join(traceback.format_exception(error)).rstrip())
             self.lost = isinstance(error, Unanswered) and not self._is_there()
-            found = failed(check, error.message, _AGAIN)
+            found = failed(check, brief(error.message), _AGAIN)
         if found is not None:
             self._asked._add(found)
 
@@ -154,6 +155,13 @@ class _Patient:
         fates = self._census.settle(self._look, self._asked.tell)
         return removal.clean(self._cluster, fates, self._leases, self._look(), self._pace)
 
+    def _capacity(self) -> Finding:
+        if not self._look().room:
+            # Executors of a session that has just been closed are on their way out.
+            self._pace.pause(self._pace.still_s)
+            self._look()
+        return standing.capacity(self._looks[-1])
+
     def _probe(self) -> Finding | None:
         look = self._looks[-1]
         if not self._cache_serves:
@@ -163,7 +171,7 @@ class _Patient:
         if not look.ready:
             return workers.not_asked("no node is ready", "see the check of nodes above")
         if not look.room:
-            return workers.not_asked("there is no room for one", f"{_AGAIN} when a run has ended")
+            return workers.not_asked("there is no room for one", f"once a run has ended: {_AGAIN}")
         wanted = min(self._asked.workers or _MOST, look.room)
         probe = Probe(self._cluster, self._pace, self._asked.tell, self._witness)
         for found in workers.findings(probe.ask(wanted), greeting()):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rlflame.doctor import Finding, failed, ok, warning
+from rlflame.doctor import Finding, brief, failed, ok, warning
 from rlflame.doctor.leftovers import CLEAN
 from rlflame.doctor.probe import Answers, Greeting
 from rlflame.facts import count
@@ -55,7 +55,7 @@ def _answered(answers: Answers) -> Finding:
                 "minor version as here"
             )
         return failed(
-            "probe", answers.problem, *(fixes or ["rlflame cluster-check again"]), **facts
+            "probe", brief(answers.problem), *(fixes or ["rlflame cluster-check again"]), **facts
         )
     came = f"{count(len(answers.greetings), 'executor')} on {count(len(hosts), 'host')} answered"
     cold = f"the first after {answers.cold_start_s or 0.0:.1f} s"
