@@ -154,7 +154,19 @@ def test_an_environment_that_hangs_is_named_with_its_place(bench: Bench) -> None
     assert bench.kinds("retried") == ["did not answer in time"]
 
 
-def test_a_worker_of_the_cluster_that_is_killed_costs_retries(bench: Bench, tmp_path: Path) -> None:
+def test_a_service_that_is_killed_takes_its_session_up_again(bench: Bench) -> None:
+    with bench.fleet(1) as fleet:
+        assert run(fleet, slots(2)) == expected(slots(2))
+        (before,) = fleet.probe().workers
+        os.kill(int(before["pid"]), signal.SIGKILL)
+        assert run(fleet, slots(6)) == expected(slots(6))
+        after = [worker for worker in fleet.probe().workers if worker["name"] != before["name"]]
+        assert {worker["pid"] for worker in after} != {before["pid"]}
+        # The same executor, and the same processes around it.
+        assert len(bench.stub.executors()) == 1
+
+
+def test_an_executor_that_is_lost_whole_costs_retries(bench: Bench, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     env = rollouts.fake(fault="wait", marker=str(gate))
     with bench.fleet() as fleet:
@@ -167,7 +179,10 @@ def test_a_worker_of_the_cluster_that_is_killed_costs_retries(bench: Bench, tmp_
     assert bench.kinds("retried")
 
 
-def test_an_executor_that_fails_all_it_is_given_is_named(bench: Bench) -> None:
+def test_an_executor_that_fails_all_it_is_given_is_named(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlflame.fleet.flame.desk._BREAKER_S", 0.0)
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
         bench.stub.faults.black_hole = True

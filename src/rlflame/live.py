@@ -51,7 +51,7 @@ class LiveDisplay:
 
     def fleet(self, event: FleetEvent) -> None:
         self.board.fleet(event)
-        if event.kind == "retried":
+        if event.kind == "retried" and event.text:
             self.note(again(event))
         elif event.kind == "note":
             self.note(event.text)

@@ -64,7 +64,7 @@ class PlainDisplay:
 
     def fleet(self, event: FleetEvent) -> None:
         self.board.fleet(event)
-        if event.kind == "retried":
+        if event.kind == "retried" and event.text:
             self.note(again(event))
         elif event.kind in ("phase", "note") and event.text:
             self.note(event.text)

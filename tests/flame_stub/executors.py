@@ -150,7 +150,7 @@ class Life(threading.Thread):
             if self.executor.gone:
                 raise Gone
             self.worker = Worker(folder, socket, name, application.spec.working_directory or None)
-        self.worker.start(application.name, variables)
+        self.worker.start(application.name, application.python_arguments, variables)
         self.executor.pid = self.worker.pid
         self.worker.wait_until_listening()
 

@@ -71,6 +71,14 @@ class Application:
     def environment(self) -> dict[str, str]:
         return {variable.name: variable.value for variable in self.spec.environments}
 
+    @property
+    def python_arguments(self) -> list[str]:
+        """What follows the interpreter on the command line: `uv run ... python -m module`."""
+        words = list(self.spec.arguments)
+        if "python" not in words:
+            return ["-m", "flamepy.runner.runpy"]
+        return words[words.index("python") + 1 :]
+
     def message(self) -> pb.Application:
         return pb.Application(
             metadata=pb.Metadata(id=self.name, name=self.name),

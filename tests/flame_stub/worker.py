@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """`python -m flamepy.runner.runpy`, started in its own session and ended as a whole group."""
+    """What an application has Python run, started in its own session and ended as a whole group."""
 
     def __init__(self, folder: Path, socket: Path, name: str, directory: str | None) -> None:
         self._socket = socket
@@ -49,7 +50,7 @@ class Worker:
     def listening(self) -> bool:
         return self._channel is not None
 
-    def start(self, application: str, variables: dict[str, str]) -> None:
+    def start(self, application: str, arguments: Sequence[str], variables: dict[str, str]) -> None:
         """Start the process in its folder, as an executor manager would."""
         scratch = self._folder / "work" / application / "tmp"
         scratch.mkdir(parents=True, exist_ok=True)
@@ -64,7 +65,7 @@ class Worker:
             if self._ended:
                 raise WorkerDied("ended before it was started")
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "flamepy.runner.runpy"],
+                [sys.executable, *arguments],
                 cwd=self._folder,
                 env=inherited | settings,
                 stdin=subprocess.DEVNULL,
@@ -98,10 +99,10 @@ class Worker:
         return call.result()
 
     def kill(self, number: int) -> None:
-        """Send the signal to the worker itself."""
+        """Send the signal to the worker and what it has forked."""
         with self._lock:
             if self._process is not None and self._process.poll() is None:
-                os.kill(self._process.pid, number)
+                signal_group(self._process.pid, number)
 
     def end(self, first: int = signal.SIGTERM) -> None:
         """End the process and its whole group, the call it is in, and its folder."""

@@ -57,6 +57,14 @@ def archive(env_file: str | None = None) -> bytes:
     return buffer.getvalue()
 
 
+def source(module: str) -> str:
+    """A module of ours as text."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return _read(spec.origin).decode()
+
+
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:

@@ -19,6 +19,8 @@ import numpy as np
 
 from rlflame.errors import ConfigError, FleetError, FleetUnreachable
 
+from . import bundle
+
 T = TypeVar("T")
 _KNOCK_S = 3.0
 _CONNECT_S = 12.0
@@ -193,7 +195,7 @@ class Cluster:
             command=model.command,
             description="rlflame",
             labels=model.labels,
-            arguments=model.arguments,
+            arguments=supervised(list(model.arguments or [])),
             environments={**(model.environments or {}), **environment},
             max_instances=model.max_instances,
             delay_release=delay_release_s,
@@ -347,6 +349,13 @@ class Cluster:
 
         found = ObjectRef.decode(output)
         return self.get(Reference(found.endpoint, found.key))
+
+
+def supervised(arguments: list[str]) -> list[str]:
+    """The template's command line with our own service at its end, where it had flamepy's."""
+    if arguments[-2:] == ["-m", "flamepy.runner.runpy"]:
+        return [*arguments[:-2], "-c", bundle.source("rlflame.fleet.flame.supervisor")]
+    return arguments  # somebody's own template: it knows best
 
 
 def request(method: str, *arguments: Any) -> bytes:

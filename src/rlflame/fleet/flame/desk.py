@@ -43,8 +43,9 @@ from .cluster import (
 T = TypeVar("T")
 #: An input larger than this travels through the cache; the session manager refuses 4 MiB.
 INLINE_BYTES = 3 << 20
-#: Failures without a single answer between them that end the run.
-_BREAKER = 40
+#: Failures without a single answer between them, over such a time, that end the run.
+_BREAKER = 24
+_BREAKER_S = 45.0
 _MONITOR_S = 0.5
 #: A watched task that said nothing for so long is asked for.
 _SILENCE_S = 20.0
@@ -111,6 +112,8 @@ class Desk:
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._failures_in_row = 0
+        self._failing_since = 0.0
+        self._breaker_s = _BREAKER_S
         self._closing = False
         self._over: RlflameError | None = None
         self._litter: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -354,17 +357,21 @@ class Desk:
         job = attempt.job
         if job.ended or self._closing:
             return
+        now = self._clock()
         with self._lock:
+            if not self._failures_in_row:
+                self._failing_since = now
             self._failures_in_row += 1
             failures = self._failures_in_row
-        if failures >= _BREAKER:
+        if failures >= _BREAKER and now - self._failing_since > self._breaker_s:
             error = self._trouble(reason)
             with self._lock:
                 self._abandon(error)
             return
-        # One executor may be failing all that it is given: leave others time to take something.
+        # One executor may be failing all that it is given: leave others time to take something,
+        # and that one time to recover.
         time.sleep(min(2.0, 0.05 * 2 ** min(failures, 6)))
-        self._again(job, reason)
+        self._again(job, reason if failures == 1 else "")
 
     def _abandon(self, error: RlflameError) -> None:
         self._over = self._over or error

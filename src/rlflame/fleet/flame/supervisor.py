@@ -1,0 +1,81 @@
+"""What an executor runs in place of `flamepy.runner.runpy`: the same service, which survives death.
+
+Flame does not replace a worker process that died: its executor would fail every task it is given
+and could never be released. So a parent that does nothing else forks the service again, and the
+new one takes the session up where the old one was. Sent as text, for `python -c`, hence no
+dollar sign and no other module of ours. Must not know: tasks, environments.
+"""
+
+import base64
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+#: Deaths in a row, none of them after a life of a minute, that end the attempts.
+ATTEMPTS = 30
+LONG_LIFE_S = 60.0
+
+
+def main() -> None:
+    place = os.path.basename(os.environ.get("FLAME_INSTANCE_ENDPOINT", "instance"))
+    record = os.path.join(os.getcwd(), place + ".session")
+    if os.path.exists(record):
+        os.remove(record)
+    deaths = 0
+    while deaths < ATTEMPTS:
+        began = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            serve(record)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+            return
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM:
+            return
+        deaths = 0 if time.monotonic() - began > LONG_LIFE_S else deaths + 1
+        if deaths > 1:
+            time.sleep(0.5)
+    sys.exit(1)
+
+
+def serve(record: str) -> None:
+    """Answer Flame's calls until the process is told to end."""
+    from flamepy.core import service as core
+    from flamepy.runner import runpy
+
+    class Remembering(runpy.FlameRunpyService):  # type: ignore[misc]
+        def on_session_enter(self, context: Any) -> bool:
+            entered = bool(super().on_session_enter(context))
+            data = context.common_data()
+            noted = {
+                "session": context.session_id,
+                "application": context.application.name,
+                "data": base64.b64encode(data or b"").decode(),
+            }
+            with open(record + ".new", "w") as file:
+                json.dump(noted, file)
+            os.replace(record + ".new", record)
+            return entered
+
+        def on_session_leave(self) -> bool:
+            if os.path.exists(record):
+                os.remove(record)
+            return bool(super().on_session_leave())
+
+    runpy._setup_logging()
+    remembering = Remembering()
+    if os.path.exists(record):
+        with open(record) as file:
+            noted = json.load(file)
+        application = core.ApplicationContext(name=noted["application"])
+        data = base64.b64decode(noted["data"])
+        remembering.on_session_enter(core.SessionContext(data, noted["session"], application))
+    core.run(remembering)
+
+
+if __name__ == "__main__":
+    main()
