@@ -1,0 +1,254 @@
+"""What Flame costs a run, measured on the cluster that FLAME_ENDPOINT names.
+
+    python benchmarks/flame_overhead.py            # all of it
+    python benchmarks/flame_overhead.py fragments iteration
+
+cold        from opening the fleet to the first fragment
+fragments   null fragments of 100 kB, 20 in flight: milliseconds each
+iteration   8 fragments of 100 kB with 0.8 MB of new weights: milliseconds, beside plain flamepy
+executors   20 executors, fragments that take 1, 10, 100 and 1000 ms: efficiency
+flat        1,000 iterations: what the cache holds, memory of driver and workers
+reinforce   episodes a second of REINFORCE on Hopper; with --example DIR beside Flame's own example
+
+Needs an otherwise idle machine. Rates are of the middle one of several rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from rlflame.fleet.flame.fleet import FlameFleet  # noqa: E402
+from rlflame.fleet.flame.start import Wishes  # noqa: E402
+from rlflame.rollout.lockstep import describe, fresh_state  # noqa: E402
+from rlflame.rollout.policy import expected_shapes  # noqa: E402
+from rlflame.rollout.spec import PolicyArrays, PolicySpec, RolloutTask  # noqa: E402
+
+FILE = str(HERE / "sleeper.py")
+
+
+def main() -> None:
+    measures: dict[str, Callable[[argparse.Namespace], None]] = {
+        "cold": cold, "fragments": fragments, "iteration": iteration,
+        "executors": executors, "flat": flat, "reinforce": reinforce,
+    }  # fmt: skip
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="*", choices=[*measures, []], default=[])
+    parser.add_argument("--iterations", type=int, default=1000, help="of `flat`")
+    parser.add_argument("--example", type=Path, help="the folder of Flame's own example")
+    options = parser.parse_args()
+    for name in options.what or measures:
+        measures[name](options)
+
+
+def fleet(most: int, **wishes: Any) -> FlameFleet:
+    return FlameFleet(None, Wishes(most=most, env_file=FILE, **wishes))
+
+
+def tasks(count: int, seconds: float = 0.0, hidden: tuple[int, ...] = (8,)) -> list[RolloutTask]:
+    """Fragments of 100 steps of 250 numbers, which makes 100 kB."""
+    env = describe("sleeper:Sleeper-v0", {"seconds": seconds, "every": 100}, None)
+    policy = PolicySpec(
+        action_kind=env.action_kind, observation_size=env.observation_size,
+        action_size=env.action_size, action_low=env.action_low, action_high=env.action_high,
+        hidden=hidden, activation="tanh", normalise=False, observation_clip=10.0, width=8,
+    )  # fmt: skip
+    return [
+        RolloutTask(
+            run="bench", seed=0, purpose="train", iteration=0, slot=slot, env=env, policy=policy,
+            policy_id="", unit="steps", steps=100, rows=1, first_row=0, stochastic=True,
+            record=True, states=(fresh_state(0, slot),),
+        )
+        for slot in range(count)
+    ]  # fmt: skip
+
+
+def weights(spec: PolicySpec, seed: int = 0) -> PolicyArrays:
+    generator = np.random.default_rng(seed)
+    return {
+        name: generator.normal(0.0, 0.1, shape).astype(np.float32)
+        for name, shape in expected_shapes(spec).items()
+    }
+
+
+def once(opened: FlameFleet, wanted: list[RolloutTask], seed: int) -> float:
+    """Seconds from new weights to the last fragment."""
+    began = time.perf_counter()
+    name = opened.put(weights(wanted[0].policy, seed))
+    submission = opened.submit([dataclasses.replace(task, policy_id=name) for task in wanted])
+    opened.release(name)
+    for _ in submission:
+        pass
+    return time.perf_counter() - began
+
+
+def middle(values: list[float]) -> str:
+    return (
+        f"{statistics.median(values):.1f} (from {min(values):.1f} to {max(values):.1f}, "
+        f"{len(values)} rounds)"
+    )
+
+
+def cold(options: argparse.Namespace) -> None:
+    began = time.perf_counter()
+    with fleet(1) as opened:
+        once(opened, tasks(1), 0)
+        print(f"cold: {time.perf_counter() - began:.1f} s to the first fragment")
+
+
+def fragments(options: argparse.Namespace) -> None:
+    with fleet(2) as opened:
+        once(opened, tasks(20), 0)
+        begun = len(opened._desk.measured.busy_s)
+        rounds = [once(opened, tasks(20), seed) for seed in range(1, 31)]
+        busy = list(opened._desk.measured.busy_s)[begun:]
+    each = [1000.0 * seconds / 20 for seconds in rounds]
+    inside = 1000.0 * statistics.median(busy)
+    print(f"fragments: {middle(each)} ms each with 20 in flight; {inside:.1f} ms of it in the "
+          f"environment's process, on {opened.capacity} executors")  # fmt: skip
+
+
+#: 250 x 430 + 430 x 215 numbers are 0.8 MB.
+WIDE = (430, 215)
+
+
+def iteration(options: argparse.Namespace) -> None:
+    wanted = tasks(8, hidden=WIDE)
+    size = sum(array.nbytes for array in weights(wanted[0].policy).values())
+    with fleet(2) as opened:
+        once(opened, wanted, 0)
+        ours = [1000.0 * once(opened, wanted, seed) for seed in range(1, 31)]
+    print(f"iteration: {middle(ours)} ms for 8 fragments with {size / 1e6:.1f} MB of new weights")
+    theirs = plain_runner(weights(wanted[0].policy))
+    print(f"iteration: {middle(theirs)} ms by flamepy's Runner with the same sizes")
+
+
+def plain_runner(arrays: PolicyArrays) -> list[float]:
+    """The same traffic as Flame's own examples have it: weights put, tasks called, results got."""
+    from flamepy.runner import Runner
+
+    before = os.getcwd()
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            with Runner("plain-overhead", dependencies=["numpy"]) as runner:
+
+                def work(given: Any) -> Any:
+                    import numpy
+
+                    return {"observations": numpy.ones(25_000, numpy.float32), "n": len(given)}
+
+                service = runner.service(work)
+                runner.get([service(runner.put_object(dict(arrays))) for _ in range(2)])
+                for _ in range(10):
+                    began = time.perf_counter()
+                    reference = runner.put_object(dict(arrays))
+                    runner.get([service(reference) for _ in range(8)])
+                    found.append(1000.0 * (time.perf_counter() - began))
+        finally:
+            os.chdir(before)
+    return found
+
+
+def executors(options: argparse.Namespace) -> None:
+    with fleet(20, cpu=0, memory_bytes=1 << 20, least=20) as opened:
+        deadline = time.monotonic() + 240.0
+        while len(opened.probe().workers) < 20 and time.monotonic() < deadline:
+            once(opened, tasks(40, 0.2), 0)
+        print(f"executors: {len(opened.probe().workers)} have answered")
+        for milliseconds in (1, 10, 100, 1000):
+            count = {1: 400, 10: 400, 100: 320, 1000: 60}[milliseconds]
+            once(opened, tasks(40, milliseconds / 1000.0), 1)
+            seconds = min(once(opened, tasks(count, milliseconds / 1000.0), s) for s in (2, 3))
+            ideal = count * milliseconds / 1000.0 / 20
+            print(f"executors: {count} fragments of {milliseconds} ms in {seconds:.2f} s, ideal "
+                  f"{ideal:.2f} s: efficiency {ideal / seconds:.2f}")  # fmt: skip
+
+
+def flat(options: argparse.Namespace) -> None:
+    from flamepy.core import cache
+
+    wanted = tasks(4)
+    with fleet(2) as opened:
+        for number in range(options.iterations + 1):
+            once(opened, wanted, number)
+            if number in (100, options.iterations // 2, options.iterations):
+                workers = {int(worker["pid"]) for worker in opened.probe().workers}
+                children = {int(worker["child"]) for worker in opened.probe().workers}
+                held = sum(map(resident, workers)), sum(map(resident, children))
+                print(f"flat: iteration {number}: driver {resident(os.getpid()):.0f} MB, "
+                      f"services {held[0]:.0f} MB, children {held[1]:.0f} MB, "
+                      f"{len(cache._object_cache)} objects kept by the driver")  # fmt: skip
+                stored(opened._application)
+
+
+def resident(pid: int) -> float:
+    shown = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True)
+    return float(shown.stdout or 0.0) / 1000.0
+
+
+def stored(application: str) -> None:
+    """What the object cache holds for this run, where its folder can be seen from here."""
+    folder = os.environ.get("FLAME_CACHE_FOLDER")
+    if folder:
+        found = [path for path in Path(folder).rglob("*") if path.is_file()]
+        ours = [path for path in found if application in str(path)]
+        size = sum(path.stat().st_size for path in ours) / 1e6
+        print(f"flat: the cache holds {len(ours)} objects of this run, {size:.2f} MB")
+
+
+def reinforce(options: argparse.Namespace) -> None:
+    """10 iterations of 50 episodes, the first of them not counted."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "rlflame", "train", "--env", "hopper", "--algo",
+                   "reinforce", "--fleet", "flame", "--iterations", "40", "--episodes-per-iter",
+                   "50", "--set", "envs_per_slot=25", "--set", "evaluation.final_episodes=1",
+                   "--out", f"{folder}/run", "--plain"]  # fmt: skip
+        subprocess.run(command, check=True, capture_output=True)
+        print(f"reinforce: {own_rate(Path(folder) / 'run'):.0f} episodes/s by rlflame")
+    if options.example is None:
+        return
+    seconds = [example(options.example, iterations) for iterations in (10, 30)]
+    rate = 20 * 50 / (seconds[1] - seconds[0])
+    print(f"reinforce: {rate:.1f} episodes/s by Flame's example, after its start")
+
+
+def example(source: Path, iterations: int) -> float:
+    """What Flame's own example says it took, its start included."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("main.py", "model.py", "pyproject.toml"):
+            (Path(folder) / name).write_bytes((source / name).read_bytes())
+        command = [sys.executable, "main.py", "--env", "hopper", "--iterations", str(iterations),
+                   "--episodes-per-iter", "50"]  # fmt: skip
+        said = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    found = re.search(r"Total time: ([\d.]+)s", said.stdout)
+    assert found is not None
+    return float(found[1])
+
+
+def own_rate(folder: Path) -> float:
+    """Episodes a second after the first iteration, from the run's own clock."""
+    lines = [json.loads(line) for line in (folder / "timing.jsonl").open()]
+    spent = [line["wall_s"] for line in lines if "collect_s" in line]
+    return (len(spent) - 1) * 50 / sum(spent[1:])
+
+
+if __name__ == "__main__":
+    main()
