@@ -11,6 +11,7 @@ import dataclasses
 import json
 
 import failpoints
+import flames
 import pytest
 
 from rlflame import build, checkpoint
@@ -127,6 +128,16 @@ def test_the_number_of_workers_changes_no_bit(workers, in_process, tmp_path):
     cases = FULL + MORE if workers in (1, 3) else FULL
     with LocalFleet(workers) as fleet:
         for case in cases:
+            found = outcome(scenario(*case), fleet, tmp_path, "-".join(map(str, case)))
+            assert found == in_process[case], case
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_cluster_changes_no_bit(workers, in_process, tmp_path):
+    """On the stub, or on the cluster that FLAME_ENDPOINT names."""
+    flames.settle(flames.environment())
+    with flames.fleet(lambda event: None, workers) as fleet:
+        for case in FULL + MORE:
             found = outcome(scenario(*case), fleet, tmp_path, "-".join(map(str, case)))
             assert found == in_process[case], case
 
