@@ -97,6 +97,7 @@ class _Patient:
         self._looks: list[Look] = []
         #: The looks up to when nobody had answered the probe, its session still open.
         self._silence: list[Look] = []
+        self._failed: set[str] = set()
         #: It answers no more.
         self.lost = False
 
@@ -133,6 +134,7 @@ class _Patient:
             found = failed(check, brief(error.message), _AGAIN)
         if found is not None:
             self._asked._add(found)
+            self._failed |= {check} if found.status == "failed" else set()
 
     def _is_there(self) -> bool:
         try:
@@ -168,6 +170,8 @@ class _Patient:
             return workers.not_asked(
                 "results come through the object cache", "see the check of the object cache above"
             )
+        if "template" in self._failed:
+            return workers.not_asked("there is nothing to run on it", "see the template above")
         if not look.ready:
             return workers.not_asked("no node is ready", "see the check of nodes above")
         if not look.room:
@@ -186,13 +190,16 @@ class _Patient:
         self._silence = list(self._looks)
 
     def _executors(self) -> Finding:
-        last = self._look()
-        passed_s = last.at_s - self._looks[0].at_s
-        if last.executors and passed_s < self._pace.still_s:
+        began_s = self._look().at_s
+        passed_s = began_s - self._looks[0].at_s
+        if self._looks[-1].executors and passed_s < self._pace.still_s:
             self._pace.pause(self._pace.still_s - passed_s)
             self._look()
-        while standing.undecided(self._looks, self._pace):
-            self._pace.pause(_LOOK_EVERY_S)
+        while (
+            standing.undecided(self._looks, self._pace)
+            and self._looks[-1].at_s - began_s < self._pace.binding_s
+        ):
+            self._pace.pause(min(_LOOK_EVERY_S, self._pace.still_s))
             self._look()
         return standing.executors(self._looks, self._pace)
 

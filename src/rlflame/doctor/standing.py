@@ -112,20 +112,28 @@ def stuck(looks: Sequence[Look], pace: Pace) -> list[Stuck]:
 
 
 def undecided(looks: Sequence[Look], pace: Pace) -> bool:
-    """Whether a later look could tell more: a worker's start may take its time."""
-    return any(
-        executor.state == "Binding"
-        and looks[-1].session(executor.session) is not None
-        and looks[-1].at_s - _since(executor, looks).at_s < pace.binding_s
-        for executor in looks[-1].executors
-    )
+    """Whether a later look could tell more of an executor that is in passing now."""
+    last = looks[-1]
+    for executor in last.executors:
+        is_open = last.session(executor.session) is not None
+        limit_s = pace.still_s
+        if is_open and executor.state == "Binding":
+            limit_s = pace.binding_s
+        elif (is_open and executor.state == "Bound") or executor.state == "Idle":
+            continue
+        if last.at_s - _since(executor, looks).at_s < limit_s:
+            return True
+    return False
 
 
 def _since(executor: Executor, looks: Sequence[Look]) -> Look:
-    """The first of the last looks in which it was as it is now."""
+    """The first of the last looks in which it, and whether its session was open, were as now."""
     first = looks[-1]
+    is_open = first.session(executor.session) is not None
     for look in reversed(looks):
-        if executor not in look.executors:
+        if executor not in look.executors or is_open != (
+            look.session(executor.session) is not None
+        ):
             break
         first = look
     return first
@@ -137,10 +145,8 @@ def _judge(executor: Executor, first: Look, last: Look, for_s: float, pace: Pace
         return Stuck(executor, for_s, "")
     if executor.state not in ("Binding", "Bound"):
         return None
-    if before is None and now is None:
-        return Stuck(executor, for_s, "its session is closed")
     if before is None or now is None:
-        return None
+        return Stuck(executor, for_s, "its session is closed")
     if executor.state == "Binding":
         if for_s < pace.binding_s:
             return None
