@@ -1,0 +1,193 @@
+"""`rlflame cluster-check`: what it prints, its exit codes, and how it ends when it is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+
+import pytest
+from commands import finished, process, rlflame
+from flame_stub import FlameStub
+
+from rlflame.doctor import Pace, examination, failed, ok, warning
+from rlflame.doctor.examination import Examination
+
+PATIENCE_S = 60
+
+
+class OneRenderer:
+    """Renderers are tried elsewhere."""
+
+    def finding(self):
+        return ok("graphics", "one works")
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """No renderers, and no more patience than the stub needs."""
+    pace = Pace(still_s=0.3, lease_s=0.6, first_answer_s=PATIENCE_S, all_answers_s=PATIENCE_S)
+
+    def hurried(*arguments, **options):
+        return Examination(*arguments, **options, pace=pace, graphics=OneRenderer)
+
+    monkeypatch.setattr(examination, "Examination", hurried)
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    FlameStub.reset_client()
+    with FlameStub(executors=1) as found:
+        for name, value in found.environment().items():
+            monkeypatch.setenv(name, value)
+        yield found
+    FlameStub.reset_client()
+
+
+def eventually(condition):
+    for _ in range(PATIENCE_S * 100):
+        if found := condition():
+            return found
+        threading.Event().wait(0.01)
+    raise AssertionError("waited in vain")
+
+
+def test_a_newcomer_without_flame_gets_a_friendly_screen(quick):
+    spoken = rlflame("cluster-check")
+    assert spoken.code == 3
+    assert spoken.out.startswith("No Flame cluster is configured, and none is needed")
+    assert "  rlflame train --env hopper\n" in spoken.out
+    assert "  docker compose -f compose/compose.yaml up -d\n" in spoken.out
+    assert "export FLAME_ENDPOINT=http://127.0.0.1:8080 FLAME_CACHE_ENDPOINT=" in spoken.out
+    assert "failed" not in spoken.out
+    assert "ok       this machine" in spoken.out
+
+
+def test_a_newcomer_s_program_gets_the_same_as_json(quick):
+    spoken = rlflame("cluster-check", "--json")
+    said = spoken.json()
+    assert (spoken.code, said["exit_code"], said["verdict"]) == (3, 3, "unreachable")
+    assert said["configured"] is False
+    assert said["checks"][0]["check"] == "configuration"
+
+
+def test_the_screen_line_by_line(monkeypatch):
+    """Status first, then what was asked; below it what was seen besides, and what to type."""
+    findings = [
+        ok("configuration", "FLAME_ENDPOINT: there"),
+        ok("workers", "like this one", notes=["a: 2 executors"]),
+        warning("packages", "numpy absent", "install it"),
+        failed("executors", "1 of 2 stuck", "stop it", "or start it", notes=["e1 on a: Void"]),
+    ]
+
+    class Played:
+        def __init__(self, show, tell, **options):
+            self.show = show
+
+        def run(self):
+            from rlflame.doctor import Diagnosis
+
+            for found in findings:
+                self.show(found)
+            return Diagnosis(tuple(findings), configured=True, reachable=True)
+
+    monkeypatch.setattr(examination, "Examination", Played)
+    monkeypatch.setenv("FLAME_ENDPOINT", "http://there:8080")
+    spoken = rlflame("cluster-check")
+    assert spoken.code == 1
+    assert spoken.out == (
+        "ok       configuration    FLAME_ENDPOINT: there\n"
+        "ok       workers          like this one\n"
+        "                          a: 2 executors\n"
+        "warning  packages         numpy absent\n"
+        "         fix: install it\n"
+        "failed   executors        1 of 2 stuck\n"
+        "                          e1 on a: Void\n"
+        "         fix: stop it\n"
+        "         fix: or start it\n"
+        "Degraded, because of: executors; with warnings about: packages.\n"
+    )
+    assert rlflame("cluster-check", "--json").json() == {
+        "verdict": "degraded",
+        "exit_code": 1,
+        "configured": True,
+        "checks": [found.as_dict() for found in findings],
+    }
+
+
+def test_a_healthy_cluster_in_lines(stub, quick):
+    spoken = rlflame("cluster-check", "--workers", "1")
+    assert spoken.code == 0
+    assert spoken.lines[-1].startswith("Healthy")
+    checks = [line[9:24].strip() for line in spoken.lines if line[:2] == "ok"]
+    asked = ["configuration", "session manager", "object cache", "template", "nodes", "capacity"]
+    asked += ["probe", "workers", "packages", "clocks", "tasks", "executors", "scheduling"]
+    assert checks == [*asked, "sessions", "this machine", "graphics"]
+    assert stub.applications() == []
+
+
+def test_nobody_at_the_address(quick, monkeypatch):
+    with socket.socket() as taken:  # and nobody listens there
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("FLAME_ENDPOINT", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("FLAME_CACHE_ENDPOINT", f"grpc://127.0.0.1:{port}")
+        FlameStub.reset_client()
+        spoken = rlflame("cluster-check")
+    assert spoken.code == 3
+    assert "failed   session manager" in spoken.out
+    assert spoken.lines[-1] == "Unreachable, because of: session manager, object cache."
+    assert "Traceback" not in spoken.out + spoken.err
+
+
+def test_how_many_to_ask_is_a_number_of_executors():
+    assert rlflame("cluster-check", "--workers", "0").code == 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ended_while_it_waits_it_leaves_nothing_and_goes(stub, number, code):
+    stub.faults.no_executors = True
+    running = process("cluster-check")
+    try:
+        eventually(lambda: stub.sessions())
+        running.send_signal(number)
+        spoken = finished(running, PATIENCE_S)
+    finally:
+        running.kill()
+    assert spoken.code == code
+    assert "Traceback" not in spoken.err
+    assert stub.applications() == []
+    assert stub.objects() == {}
+    assert [session.state for session in stub.sessions() if session.state == "Open"] == []
+
+
+def test_what_a_killed_check_up_leaves_is_a_dead_run(stub, quick):
+    stub.faults.no_executors = True
+    running = process("cluster-check")
+    eventually(lambda: stub.sessions())
+    os.kill(running.pid, signal.SIGKILL)
+    running.communicate()
+    (left,) = stub.applications()
+    stub.faults.no_executors = False
+    spoken = rlflame("cluster-check", "--clean", "--json")
+    (cleaned,) = [one for one in spoken.json()["checks"] if one["check"] == "cleaning"]
+    assert left in cleaned["facts"]["removed"][0]
+    assert stub.applications() == []
+    assert stub.objects() == {}
+
+
+def test_a_cluster_is_looked_at_without_torch(stub, tmp_path):
+    """A silent cache makes it short; torch cannot be imported."""
+    (tmp_path / "torch.py").write_text("raise ImportError('torch was asked for')\n")
+    stub.stop_cache()
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    spoken = finished(process("cluster-check", environment={"PYTHONPATH": path}), PATIENCE_S)
+    assert spoken.code == 3
+    assert "torch" not in spoken.out + spoken.err
+    assert spoken.lines[-1].startswith("Unreachable, because of: object cache")
+    assert "ok       nodes" in spoken.out
+    assert any(line[9:17] == "graphics" for line in spoken.lines)
