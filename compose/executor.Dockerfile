@@ -13,6 +13,7 @@ RUN set -eu; \
     site=/usr/local/flame/lib/python$PYTHON_VERSION/site-packages; \
     export UV_CACHE_DIR=/usr/local/flame/data/cache/uv; \
     $uv python find "$PYTHON_VERSION" || $uv python install "$PYTHON_VERSION"; \
+    ln -s "$($uv python find "$PYTHON_VERSION")" /usr/local/bin/rlflame-python; \
     install="$uv pip install --python $PYTHON_VERSION --constraints /usr/local/flame/constraints.txt"; \
     $install --compile-bytecode --target "$site" flamepy numpy "gymnasium[mujoco,box2d]"; \
     $install --target /tmp/warm setuptools wheel; \
@@ -21,5 +22,5 @@ RUN set -eu; \
     PYTHONPATH=$site $uv run --no-project --python "python$PYTHON_VERSION" \
         python -c "import flamepy, numpy, gymnasium, mujoco, Box2D"
 
-COPY compose/executor.sh /usr/local/bin/rlflame-executor
-ENTRYPOINT ["sh", "/usr/local/bin/rlflame-executor"]
+COPY compose/executor.py /usr/local/lib/rlflame/executor.py
+ENTRYPOINT ["rlflame-python", "/usr/local/lib/rlflame/executor.py"]

@@ -27,7 +27,12 @@ _MODULES = (
     "rlflame.rollout",
 )
 #: What environments are made of; each is pinned to this machine's version.
-PINNED = {"numpy": "numpy", "gymnasium": "gymnasium[mujoco]", "mujoco": "mujoco", "box2d": "box2d"}
+PINNED = {
+    "numpy": "numpy",
+    "gymnasium": "gymnasium[box2d,classic-control,mujoco]",
+    "mujoco": "mujoco",
+    "box2d": "box2d",
+}
 _NO_TIME = (2020, 1, 1, 0, 0, 0)
 
 
