@@ -645,7 +645,7 @@ def test_nothing_configured(no_flame):
 @pytest.mark.parametrize(
     ("endpoint", "cache", "fix"),
     [
-        ("somewhere:8080", "grpc://somewhere:9090", "write http://somewhere:8080"),
+        ("somewhere:8080", "grpc://somewhere:9090", "export FLAME_ENDPOINT=http://somewhere:8080"),
         ("grpc://somewhere:8080", "grpc://somewhere:9090", "FLAME_ENDPOINT=http://HOST:8080"),
         ("http://somewhere:80x", "grpc://somewhere:9090", "FLAME_ENDPOINT=http://HOST:8080"),
         ("http://somewhere:8080", "somewhere:9090", "FLAME_CACHE_ENDPOINT=grpc://HOST:9090"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -135,7 +136,7 @@ def test_a_session_manager_that_is_down(stub):
     assert (diagnosis.verdict, diagnosis.exit_code) == ("unreachable", 3)
     assert diagnosis.named("failed") == ["session manager"]
     found = finding(diagnosis, "session manager")
-    assert "Nobody answers" in found.seen
+    assert f"nobody answers at {stub.environment()['FLAME_ENDPOINT']} (" in found.seen
     assert "up -d" in found.fixes[0]
     assert finding(diagnosis, "object cache").status == "ok"
 
@@ -193,6 +194,13 @@ def test_a_cluster_that_goes_away_in_between(stub):
     diagnosis = Examination(pull, lambda text: None, pace=QUICK, graphics=NoGraphics).run()
     assert diagnosis.exit_code == 3
     assert diagnosis.named("failed") == ["nodes"]
+
+
+def test_what_there_was_no_time_for_is_not_looked_at(stub):
+    diagnosis = examine(replace(QUICK, whole_s=-1.0))
+    assert diagnosis.named("failed") == ["template", "nodes"]
+    assert "time" in finding(diagnosis, "nodes").seen
+    assert stub.applications() == []
 
 
 # What is ill. Each for its own reason, and with its own fix.

@@ -72,7 +72,10 @@ def configuration() -> tuple[Cluster | None, Finding]:
 def _unusable(error: ConfigError, source: str) -> Finding:
     path = os.path.join(os.path.expanduser("~"), ".flame", "flame.yaml")
     if error.__cause__ is None:  # an endpoint that says too little
-        return failed("configuration", f"{error.message} (from {source})", error.hint)
+        address = error.hint.removeprefix("write ")
+        return failed(
+            "configuration", f"{error.message} (from {source})", f"export FLAME_ENDPOINT={address}"
+        )
     # The variables are read after the file, so a broken file is in their way.
     cause = "it is empty" if isinstance(error.__cause__, AttributeError) else (
         brief(str(error.__cause__))
@@ -96,6 +99,12 @@ def _is_local(endpoint: str) -> bool:
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
+def _silence(endpoint: str, error: FleetError) -> str:
+    cause = error.__cause__
+    why = (cause.strerror or str(cause)) if isinstance(cause, OSError) else error.message
+    return f"nobody answers at {endpoint} ({brief(why)})"
+
+
 def session_manager(cluster: Cluster) -> Finding:
     facts: dict[str, Any] = {"endpoint": cluster.endpoint}
     try:
@@ -104,7 +113,7 @@ def session_manager(cluster: Cluster) -> Finding:
         start = f"start it: {UP}" if _is_local(cluster.endpoint) else "start it there"
         return failed(
             "session manager",
-            error.message,
+            _silence(cluster.endpoint, error),
             start,
             "or lead to another: export FLAME_ENDPOINT=http://HOST:8080",
             **facts,
@@ -145,7 +154,7 @@ def object_cache(cluster: Cluster) -> Finding:
         start = f"{UP} object-cache" if _is_local(cluster.cache_endpoint) else "there"
         return failed(
             "object cache",
-            error.message,
+            _silence(cluster.cache_endpoint, error),
             f"start it: {start}",
             "or lead to another: export FLAME_CACHE_ENDPOINT=grpc://HOST:9090",
             answers=False,

@@ -51,33 +51,34 @@ class Examination:
         # What flamepy logs would stand between our lines.
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
         self._findings: list[Finding] = []
-        self._end_s = self.pace.clock() + self.pace.whole_s
+        self.end_s = self.pace.clock() + self.pace.whole_s
         reachable = False
-        drawing = self.graphics()
+        cluster, found = connection.configuration()
+        self.add(found)
+        if cluster is not None:
+            try:
+                reachable = self._examine(cluster)
+            finally:
+                cluster.close()
+        self.add(machine())
+        drawing = self.graphics()  # not before: it would take the time that the probe measures
         try:
-            cluster, found = connection.configuration()
-            self._add(found)
-            if cluster is not None:
-                try:
-                    reachable = self._examine(cluster)
-                finally:
-                    cluster.close()
-            self._add(machine())
-            self._add(drawing.finding())
+            self.add(drawing.finding())
         finally:
             drawing.close()
         return Diagnosis(tuple(self._findings), configured() is not None, reachable)
 
-    def _add(self, found: Finding) -> None:
+    def add(self, found: Finding) -> None:
+        """One more finding."""
         self._findings.append(found)
         self.show(found)
 
     def _examine(self, cluster: Cluster) -> bool:
         """All that can be asked; whether both servers were there to the end."""
         manager = connection.session_manager(cluster)
-        self._add(manager)
+        self.add(manager)
         cache = connection.object_cache(cluster)
-        self._add(cache)
+        self.add(cache)
         if manager.status == "failed":
             return False
         patient = _Patient(self, cluster, cache_serves=cache.status != "failed")
@@ -121,9 +122,9 @@ class _Patient:
 
     def _step(self, check: str, ask: Callable[[], Finding | None]) -> None:
         """One question, unless nobody is there any more or the time is over."""
-        if self.lost or self._pace.clock() > self._asked._end_s:
+        if self.lost or self._pace.clock() > self._asked.end_s:
             why = "the cluster no longer answers" if self.lost else "the time for it was over"
-            self._asked._add(failed(check, f"not looked at: {why}", _AGAIN))
+            self._asked.add(failed(check, f"not looked at: {why}", _AGAIN))
             return
         try:
             found = ask()
@@ -133,7 +134,7 @@ class _Patient:
             self.lost = isinstance(error, Unanswered) and not self._is_there()
             found = failed(check, brief(error.message), _AGAIN)
         if found is not None:
-            self._asked._add(found)
+            self._asked.add(found)
             self._failed |= {check} if found.status == "failed" else set()
 
     def _is_there(self) -> bool:
@@ -179,7 +180,7 @@ class _Patient:
         wanted = min(self._asked.workers or _MOST, look.room)
         probe = Probe(self._cluster, self._pace, self._asked.tell, self._witness)
         for found in workers.findings(probe.ask(wanted), greeting()):
-            self._asked._add(found)
+            self._asked.add(found)
         return None
 
     def _witness(self) -> None:
