@@ -584,6 +584,15 @@ def test_an_executor_that_fails_its_tasks_or_stays_silent_fails_the_probe():
     assert "FLAME_HOME/logs" in silent["probe"].fixes[0]
 
 
+def test_executors_that_use_another_cache_than_this_machine():
+    answers = Answers(1, 1.0, [], [0.01], caches={"grpc://mine:1", "grpc://theirs:1"})
+    found = {one.check: one for one in workers.findings(answers, HERE, "grpc://mine:1")}
+    assert found["results"].status == "warning"
+    assert found["results"].fixes == ("export FLAME_CACHE_ENDPOINT=grpc://theirs:1",)
+    answers.caches.remove("grpc://theirs:1")
+    assert "results" not in {one.check for one in workers.findings(answers, HERE, "grpc://mine:1")}
+
+
 def test_a_probe_that_could_not_be_removed_says_so():
     found = answered({}, left="Cannot close session")["probe"]
     assert found.status == "warning"

@@ -127,6 +127,16 @@ def test_executors_that_have_other_versions_than_this_machine(stub, monkeypatch)
     assert diagnosis.exit_code == 0
 
 
+def test_executors_that_use_another_cache(stub, monkeypatch):
+    with FlameStub(executors=0) as other:
+        elsewhere = other.environment()["FLAME_CACHE_ENDPOINT"]
+        monkeypatch.setenv("FLAME_CACHE_ENDPOINT", elsewhere)
+        diagnosis = examine(PATIENT, workers=1)
+        assert diagnosis.exit_code == 0
+        right = stub.environment()["FLAME_CACHE_ENDPOINT"]
+        assert finding(diagnosis, "results").fixes == (f"export FLAME_CACHE_ENDPOINT={right}",)
+
+
 # What cannot be reached.
 
 

@@ -81,7 +81,7 @@ class Examination:
         self.add(cache)
         if manager.status == "failed":
             return False
-        patient = _Patient(self, cluster, cache_serves=cache.status != "failed")
+        patient = _Patient(self, cluster, cache)
         patient.examine()
         return bool(cache.facts.get("answers", True)) and not patient.lost
 
@@ -89,11 +89,12 @@ class Examination:
 class _Patient:
     """A cluster whose session manager answers."""
 
-    def __init__(self, asked: Examination, cluster: Cluster, *, cache_serves: bool) -> None:
+    def __init__(self, asked: Examination, cluster: Cluster, cache: Finding) -> None:
         self._asked = asked
         self._pace = asked.pace
         self._cluster = cluster
-        self._cache_serves = cache_serves
+        self._cache_serves = cache.status != "failed"
+        self._cache = str(cache.facts.get("hands_out", ""))
         self._leases = leftovers.Leases(cluster)
         self._looks: list[Look] = []
         #: The looks up to when nobody had answered the probe, its session still open.
@@ -179,7 +180,7 @@ class _Patient:
             return workers.not_asked("there is no room for one", f"once a run has ended: {_AGAIN}")
         wanted = min(self._asked.workers or _MOST, look.room)
         probe = Probe(self._cluster, self._pace, self._asked.tell, self._witness)
-        for found in workers.findings(probe.ask(wanted), greeting()):
+        for found in workers.findings(probe.ask(wanted), greeting(), self._cache):
             self._asked.add(found)
         return None
 

@@ -75,6 +75,8 @@ class Answers:
     hint: str = ""
     #: Nobody answered the very first question in time.
     silence: bool = False
+    #: The caches that results lay in.
+    caches: set[str] = field(default_factory=set)
     #: What could not be removed afterwards.
     left: str = ""
     application: str = ""
@@ -89,9 +91,12 @@ class Probe:
     tell: Callable[[str], None]
     #: Called, with the session still open, when nobody answers: what the cluster looks like then.
     witness: Callable[[], None]
+    _caches: set[str] = field(default_factory=set)
 
     def ask(self, wanted: int) -> Answers:
-        answers = Answers(wanted, application=f"{PREFIX}check-{uuid.uuid4().hex[:12]}")
+        answers = Answers(
+            wanted, caches=self._caches, application=f"{PREFIX}check-{uuid.uuid4().hex[:12]}"
+        )
         with self._complaints(answers), self._application(answers) as starter:
             asked_at = time.time()
             began = self.pace.clock()
@@ -224,7 +229,9 @@ class Probe:
                 "the executor's log is under FLAME_HOME; rlflame cluster-check again",
             )
         try:
-            return self.cluster.result(news.output)
+            place = self.cluster.place(news.output)
+            self._caches.add(place.endpoint)
+            return self.cluster.get(place)
         except KeyError as error:
             raise FleetError(
                 "The object cache lost a small task's result.", "give it cache.storage"

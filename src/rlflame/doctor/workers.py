@@ -21,8 +21,11 @@ _SLOW_MS = 100.0
 _SHOWN = 8
 
 
-def findings(answers: Answers, here: dict[str, Any]) -> list[Finding]:
+def findings(answers: Answers, here: dict[str, Any], cache: str = "") -> list[Finding]:
+    """All that was learned; `cache` is what references carry that this machine puts there."""
     found = [_answered(answers)]
+    if cache and answers.caches - {cache}:
+        found.append(_elsewhere(sorted(answers.caches - {cache}), cache))
     if answers.greetings:
         found += [
             _machines(answers.greetings, here),
@@ -69,6 +72,16 @@ def _answered(answers: Answers) -> Finding:
     if len(answers.greetings) < answers.wanted:
         return ok("probe", f"{came} of {answers.wanted} that there is room for, {cold}", **facts)
     return ok("probe", f"{came}, {cold}", **facts)
+
+
+def _elsewhere(theirs: Sequence[str], ours: str) -> Finding:
+    return warning(
+        "results",
+        f"executors put theirs into {', '.join(theirs)}, this machine puts weights into {ours}; "
+        "so nobody deletes what runs leave",
+        f"export FLAME_CACHE_ENDPOINT={theirs[0]}",
+        caches=[*theirs, ours],
+    )
 
 
 def _machines(greetings: Sequence[Greeting], here: dict[str, Any]) -> Finding:

@@ -343,12 +343,12 @@ class Cluster:
                 raise KeyError(place.key) from None
             raise
 
-    def result(self, output: bytes) -> Any:
-        """What a task has returned."""
+    def place(self, output: bytes) -> Reference:
+        """Where a task's result lies."""
         from flamepy.core import ObjectRef
 
         found = ObjectRef.decode(output)
-        return self.get(Reference(found.endpoint, found.key))
+        return Reference(found.endpoint, found.key)
 
 
 def supervised(arguments: list[str]) -> list[str]:
