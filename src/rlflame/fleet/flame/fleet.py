@@ -217,9 +217,10 @@ class FlameFleet:
     def _met(self, worker: dict[str, Any]) -> None:
         """Compare a worker, the first time it answers, with this machine."""
         with self._lock:
-            if worker["name"] in self._workers:
-                return
+            known = worker["name"] in self._workers
             self._workers[worker["name"]] = worker
+        if known:
+            return
         here = versions()
         differ = [
             f"{name} {worker.get(name)} (here {here[name]})"

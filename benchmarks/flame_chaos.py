@@ -1,0 +1,106 @@
+"""Kill what can be killed during a run on a Flame cluster, and compare with a run left in peace.
+
+    python benchmarks/flame_chaos.py --kills 20
+    python benchmarks/flame_chaos.py --kills 10 --bounce "systemctl restart flame-object-cache"
+
+At random moments a child that steps environments, or the service around it, is killed with
+signal 9; every --bounce command is run once in between. The executors must be on this machine, so
+that their processes can be reached. Prints what was done, what was retried, and both digests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rlflame import api, build, presets
+from rlflame.fleet import FleetEvent
+from rlflame.fleet.flame.fleet import FlameFleet
+from rlflame.fleet.flame.start import Wishes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--env", default="hopper")
+    parser.add_argument("--algo", default="ppo")
+    parser.add_argument("--steps", type=int, default=300_000)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--every", type=float, default=2.0, help="seconds between kills, mean")
+    parser.add_argument("--bounce", action="append", default=[], metavar="COMMAND")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        peaceful = train(options, Path(folder) / "peaceful", None)
+        told: Counter[str] = Counter()
+
+        def observe(event: FleetEvent) -> None:
+            told[event.kind] += 1
+            if event.kind in ("note", "retried") and event.text:
+                print(f"  {event.kind}: {event.text[:120]}", flush=True)
+
+        with FlameFleet(None, Wishes(most=2), observer=observe) as fleet:
+            over = threading.Event()
+            wild = threading.Thread(target=rampage, args=(fleet, options, over), daemon=True)
+            wild.start()
+            began = time.monotonic()
+            hunted = train(options, Path(folder) / "hunted", fleet)
+            over.set()
+            wild.join()
+            print(f"ended after {time.monotonic() - began:.0f} s: {told['retried']} retried, "
+                  f"{told['speculated']} speculated")  # fmt: skip
+    print(f"in peace {peaceful}\nhunted   {hunted}")
+    print("equal to the last bit" if peaceful == hunted else "DIFFERENT")
+    return int(peaceful != hunted)
+
+
+def train(options: argparse.Namespace, out: Path, fleet: FlameFleet | None) -> str:
+    flags: dict[str, Any] = {"stop_at_steps": options.steps, "runtime.out": str(out)}
+    if fleet is None:
+        flags["runtime.fleet"] = "local"
+    config, _ = presets.resolve(
+        environment=options.env,
+        algorithm=options.algo,
+        flags=flags,
+        continuous=build.acts_continuously,
+    )
+    return api.train(config, fleet=fleet).digest
+
+
+def rampage(fleet: FlameFleet, options: argparse.Namespace, over: threading.Event) -> None:
+    chosen = random.Random(options.seed)
+    fleet.probe()
+    acts: list[str] = ["kill"] * options.kills
+    for command in options.bounce:
+        acts.insert(chosen.randrange(1, len(acts) + 1), command)
+    for act in acts:
+        if over.wait(chosen.expovariate(1.0 / options.every)):
+            print("  the run was over before all was done", flush=True)
+            return
+        if act != "kill":
+            print(f"  bounced: {act}", flush=True)
+            subprocess.run(act, shell=True, check=True)
+            continue
+        workers = [worker for worker in fleet.probe().workers if "child" in worker]
+        if workers:
+            victim = chosen.choice(workers[-2:])
+            what = chosen.choice(["child", "child", "pid"])
+            try:
+                os.kill(int(victim[what]), signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+            print(f"  killed the {'child' if what == 'child' else 'service'} {victim[what]}",
+                  flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
