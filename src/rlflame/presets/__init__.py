@@ -69,10 +69,13 @@ def preset_names() -> list[str]:
 
 
 def preset_for(id: str, algorithm: str) -> str:
-    """The preset that suits an environment, or the default one of the algorithm."""
-    family = ALIASES[_BY_ID[id]].family if id in _BY_ID else "default"
-    name = f"{family}-{algorithm}"
-    return name if name in preset_names() else f"default-{algorithm}"
+    """The environment's own preset, or its family's, or the default one of the algorithm."""
+    known = preset_names()
+    words = (_BY_ID[id], ALIASES[_BY_ID[id]].family) if id in _BY_ID else ()
+    for word in words:
+        if f"{word}-{algorithm}" in known:
+            return f"{word}-{algorithm}"
+    return f"default-{algorithm}"
 
 
 def read_preset(name: str) -> dict[str, Any]:

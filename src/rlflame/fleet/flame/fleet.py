@@ -289,6 +289,7 @@ class FlameFleet:
             self._lease.announce_end()
         self._desk.close()
         self._thread.join(timeout=5.0)
+        names = [name for name, _ in self._starter.opened]
         left = self._clean()
         self._lease.end()
         if left:
@@ -296,8 +297,10 @@ class FlameFleet:
                 f"flame: {left}; rlflame cluster-check --clean removes what is left of this run"
             )
         else:
-            with contextlib.suppress(FleetError):
-                self._cluster.delete(f"{self._application}/*")
+            # Results lie under the name of the application that ran; the rest under the first.
+            for name in {self._application, *names}:
+                with contextlib.suppress(FleetError):
+                    self._cluster.delete(f"{name}/*")
         self._cluster.close()
 
     def _clean(self) -> str:
