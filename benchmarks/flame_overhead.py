@@ -115,9 +115,9 @@ def cold(options: argparse.Namespace) -> None:
 def fragments(options: argparse.Namespace) -> None:
     with fleet(2) as opened:
         once(opened, tasks(20), 0)
-        begun = len(opened._desk.measured.busy_s)
+        begun = len(opened._desk.busy_s)
         rounds = [once(opened, tasks(20), seed) for seed in range(1, 31)]
-        busy = list(opened._desk.measured.busy_s)[begun:]
+        busy = list(opened._desk.busy_s)[begun:]
     each = [1000.0 * seconds / 20 for seconds in rounds]
     inside = 1000.0 * statistics.median(busy)
     print(f"fragments: {middle(each)} ms each with 20 in flight; {inside:.1f} ms of it in the "

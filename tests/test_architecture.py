@@ -50,7 +50,7 @@ GUESTS = {
     "pydantic": {"config", "toml", "presets", "catalogue", "checkpoint"},
     "gymnasium": {"rollout.lockstep", "rollout.mujoco", "build"},
     "mujoco": {"rollout.lockstep", "rollout.mujoco"},
-    "cloudpickle": {"fleet.flame.cluster"},
+    "cloudpickle": {"fleet.flame.parcel"},
     "numpy": {"*"},
 }
 
@@ -294,7 +294,7 @@ def test_nothing_is_ever_unpickled() -> None:
     for name in modules():
         found = {"pickle", "marshal", "shelve", "dill", "cloudpickle"} & set(imports(name))
         # Flame takes calls as pickles; what comes back is bytes of ours, and never loaded as one.
-        assert found <= ({"cloudpickle"} if name == "fleet.flame.cluster" else set()), name
+        assert found <= ({"cloudpickle"} if name == "fleet.flame.parcel" else set()), name
         assert "pickle.load" not in ast.unparse(modules()[name]), name
 
 

@@ -31,8 +31,8 @@ from rlflame.doctor.machine import BACKENDS, Graphics
 from rlflame.doctor.probe import Answers, Greeting
 from rlflame.doctor.removal import clean
 from rlflame.errors import FleetError
-from rlflame.fleet.flame.cluster import context
 from rlflame.fleet.flame.loader import Loader
+from rlflame.fleet.flame.parcel import context
 
 
 class Time:

@@ -18,8 +18,9 @@ from flame_stub import FlameStub
 from rlflame.doctor import Diagnosis, Pace, ok
 from rlflame.doctor.examination import Examination
 from rlflame.fleet.flame import bundle, lease
-from rlflame.fleet.flame.cluster import Cluster, request
+from rlflame.fleet.flame.cluster import Cluster
 from rlflame.fleet.flame.loader import Loader
+from rlflame.fleet.flame.parcel import request
 from rlflame.rollout.greeting import greeting
 
 PATIENCE_S = 30

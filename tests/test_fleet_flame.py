@@ -23,6 +23,7 @@ from rlflame.errors import ConfigError, EnvironmentFailure, FleetError, FleetUnr
 from rlflame.fleet import FleetEvent
 from rlflame.fleet.flame import bundle
 from rlflame.fleet.flame.cluster import Cluster
+from rlflame.fleet.flame.overhead import Overhead
 from rlflame.rollout import wire
 from rlflame.rollout.spec import RolloutTask
 
@@ -353,3 +354,29 @@ def _alive(pid: int) -> bool:
         return False
     state = Path(f"/proc/{pid}/stat")
     return not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+# What it costs.
+
+
+def test_overhead_is_what_is_left_when_the_work_is_taken_off() -> None:
+    """Four tasks of 0.1 s on two workers need 0.2 s; rounds of 0.5 s have lost 60% of them."""
+    overhead = Overhead()
+    for _ in range(5):
+        for _ in range(4):
+            overhead.worked(0.1)
+        overhead.round_over(0.5, tasks=4, capacity=2)
+        assert overhead.sentence() == ""
+    for _ in range(4):
+        overhead.worked(0.1)
+    overhead.round_over(0.5, tasks=4, capacity=2)
+    assert overhead.share == pytest.approx(0.6)
+    assert "100 ms of work, and 60% of the collecting time" in overhead.sentence()
+
+
+def test_a_busy_cluster_is_not_complained_of() -> None:
+    overhead = Overhead()
+    for _ in range(10):
+        overhead.worked(1.0)
+        overhead.round_over(1.1, tasks=1, capacity=8)
+    assert overhead.sentence() == ""

@@ -99,7 +99,8 @@ def test_an_id_without_alias_names_a_folder_without_odd_characters():
 
 @pytest.mark.parametrize("name", presets.preset_names())
 def test_every_preset_is_a_whole_recipe_of_its_algorithm(name):
-    method = name.rpartition("-")[2] if not name.endswith("classic") else "reinforce"
+    stem = name.removesuffix("-wide")
+    method = "reinforce" if stem.endswith("classic") else stem.rpartition("-")[2]
     for continuous in (False, True):
         config = resolve(preset=name, continuous=lambda id, kwargs, c=continuous: c)
         assert config.learning.algorithm == method

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 from rlflame.doctor import Finding, brief, failed, ok, warning
 from rlflame.errors import ConfigError, FleetError
-from rlflame.fleet.flame.cluster import Cluster, Reference, Unanswered, bounded, configured, said
+from rlflame.fleet.flame.bounded import Unanswered, bounded, said
+from rlflame.fleet.flame.cluster import Cluster, Reference, configured
 from rlflame.fleet.flame.start import PREFIX
 
 _MEGABYTES = 8

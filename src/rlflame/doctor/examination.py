@@ -26,7 +26,8 @@ from rlflame.doctor.look import Look, take
 from rlflame.doctor.machine import Graphics, machine
 from rlflame.doctor.probe import Probe
 from rlflame.errors import FleetError
-from rlflame.fleet.flame.cluster import Cluster, Unanswered, configured
+from rlflame.fleet.flame.bounded import Unanswered
+from rlflame.fleet.flame.cluster import Cluster, configured
 from rlflame.rollout.greeting import greeting
 
 #: Asked at most, where nobody says how many.

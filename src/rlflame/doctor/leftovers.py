@@ -17,7 +17,8 @@ from rlflame.doctor.look import Look, Session
 from rlflame.errors import FleetError
 from rlflame.facts import count
 from rlflame.fleet.flame import lease
-from rlflame.fleet.flame.cluster import Cluster, bounded
+from rlflame.fleet.flame.bounded import bounded
+from rlflame.fleet.flame.cluster import Cluster
 from rlflame.fleet.flame.start import PREFIX
 
 CLEAN = "rlflame cluster-check --clean"

@@ -16,18 +16,17 @@ from typing import Any
 from rlflame.doctor import Pace
 from rlflame.doctor.removal import withdraw
 from rlflame.errors import FleetError
+from rlflame.fleet.flame.bounded import Unanswered, bounded
 from rlflame.fleet.flame.cluster import (
     CANCELLED,
     FAILED,
     SUCCEED,
     Cluster,
     TaskNews,
-    Unanswered,
-    bounded,
     close_quietly,
-    request,
 )
 from rlflame.fleet.flame.lease import Lease
+from rlflame.fleet.flame.parcel import request
 from rlflame.fleet.flame.start import PREFIX, Starter, Wishes
 
 _CALL_S = 20.0

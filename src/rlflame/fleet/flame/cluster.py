@@ -9,19 +9,18 @@ import contextlib
 import os
 import socket
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from rlflame.errors import ConfigError, FleetError, FleetUnreachable
+from rlflame.errors import ConfigError, FleetUnreachable
 
-from . import bundle
+from .bounded import Unanswered, bounded, said
+from .parcel import context, supervised
 
-T = TypeVar("T")
 _KNOCK_S = 3.0
 _CONNECT_S = 12.0
 _CALL_S = 20.0
@@ -33,10 +32,6 @@ EXECUTOR_STATES = (
 TEMPLATE = "flmrun"
 #: Session events that say why no executor comes: a failed attempt, and the last of them.
 BIND_FAILED, SESSION_PAUSED = 1001, 1002
-
-
-class Unanswered(FleetError):
-    """A call to the cluster that did not come back in time, or came back with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,36 +57,6 @@ def configured() -> str | None:
         return "FLAME_ENDPOINT"
     path = os.path.join(os.path.expanduser("~"), ".flame", "flame.yaml")
     return path if os.path.exists(path) else None
-
-
-def bounded(call: Callable[[], T], timeout_s: float, what: str) -> T:
-    """The call's result, or Unanswered: flamepy has no deadlines of its own."""
-    box: list[Any] = []
-
-    def work() -> None:
-        try:
-            box.append((True, call()))
-        except BaseException as error:
-            box.append((False, error))
-
-    thread = threading.Thread(target=work, name=f"rlflame-{what}", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if not box:
-        raise Unanswered(f"The cluster did not answer within {timeout_s:g} s ({what}).")
-    good, value = box[0]
-    if good:
-        result: T = value
-        return result
-    if isinstance(value, FleetError):
-        raise value
-    raise Unanswered(f"The cluster refused ({what}): {said(value)}.") from value
-
-
-def said(error: BaseException) -> str:
-    """An error of flamepy, gRPC or Arrow in one line."""
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
 
 
 class Cluster:
@@ -349,52 +314,6 @@ class Cluster:
 
         found = ObjectRef.decode(output)
         return Reference(found.endpoint, found.key)
-
-
-def supervised(arguments: list[str]) -> list[str]:
-    """The template's command line with our own service at its end, where it had flamepy's."""
-    if arguments[-2:] == ["-m", "flamepy.runner.runpy"]:
-        return [*arguments[:-2], "-c", bundle.source("rlflame.fleet.flame.supervisor")]
-    return arguments  # somebody's own template: it knows best
-
-
-def request(method: str, *arguments: Any) -> bytes:
-    """A call of a method of the object that executors hold, as flamepy spells it."""
-    import cloudpickle
-    from flamepy.runner.types import RunnerRequest
-
-    packed: bytes = cloudpickle.dumps(RunnerRequest(method, tuple(arguments)))
-    return packed
-
-
-def context(service: type) -> bytes:
-    """What executors load: a loader as text, which every Python reads.
-
-    Bytecode of another version would crash the worker process, and with it wedge its executor.
-    """
-    import inspect
-    import io
-
-    import cloudpickle
-    from flamepy.runner.types import RunnerContext
-
-    from . import loader
-
-    text = inspect.getsource(loader)
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def reducer_override(self, obj: Any) -> Any:
-            if obj is loader.Loader:
-                scope = {"__name__": "rlflame_loader"}
-                return eval, (f"(lambda own: exec({text!r}, own) or own['Loader'])({scope!r})",)
-            if obj is service:
-                own = {name: getattr(service, name) for name in ("archive", "settings")}
-                return type, (service.__name__, service.__bases__, own)
-            return super().reducer_override(obj)
-
-    packed = io.BytesIO()
-    Pickler(packed).dump(RunnerContext(service))
-    return packed.getvalue()
 
 
 def close_quietly(stream: Any) -> None:

@@ -1,48 +1,31 @@
-"""Sees every task on a cluster to its one end: create, watch, ask, fetch, and try again.
+"""Sees every job to its one end: hands out attempts, tries again, doubles stragglers, gives up.
 
-One thread attends one attempt from its creation to its answer, so that each attempt reads from
-top to bottom; a monitor looks for attempts that stand still. Nothing here waits for ever: where a
-watch is silent the task is asked for, and where an attempt is lost another one is made, which by
-design comes to the same fragment. Must not know: how applications start, what is displayed.
+One thread attends one attempt, so that an attempt (`errand`) reads from top to bottom; a monitor
+looks for attempts that stand still; where one is lost another is made, which by design comes to
+the same fragment. Must not know: how applications start, what is displayed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from rlflame.errors import FleetError, RlflameError
-from rlflame.fleet import FleetEvent, Observer, checked, environment_failure
-from rlflame.fleet.jobs import Job, JobQueue, broken, died, hung
-from rlflame.rollout import wire
-from rlflame.rollout.spec import Fragment, RolloutFailure
+from rlflame.fleet import FleetEvent, Observer
+from rlflame.fleet.jobs import Job, JobQueue
 
-from .cluster import (
-    CANCELLED,
-    FAILED,
-    RUNNING,
-    SUCCEED,
-    Cluster,
-    Reference,
-    TaskNews,
-    close_quietly,
-    request,
-    said,
-)
+from .bounded import said
+from .cluster import Cluster, Reference, close_quietly
+from .errand import Attempt, Errands
+from .overhead import Overhead
+from .verdict import Again, judge
 
-T = TypeVar("T")
-#: An input larger than this travels through the cache; the session manager refuses 4 MiB.
-INLINE_BYTES = 3 << 20
 #: Failures without a single answer between them, over such a time, that end the run.
 _BREAKER = 24
 _BREAKER_S = 45.0
@@ -55,26 +38,6 @@ _STRAGGLER_FLOOR_S = 1.0
 _THREADS = 96
 
 
-@dataclass(eq=False)
-class Attempt:
-    """One task on the cluster, made for a job."""
-
-    job: Job
-    created_at: float
-    running_at: float | None = None
-    task: str = ""
-    stream: Any = None
-    speculative: bool = False
-
-
-@dataclass
-class Measured:
-    """What answers have cost: time in the environment, and from creation to answer."""
-
-    busy_s: deque[float] = field(default_factory=lambda: deque(maxlen=200))
-    waited_s: deque[float] = field(default_factory=lambda: deque(maxlen=200))
-
-
 class Desk:
     """Attends jobs until it is closed."""
 
@@ -83,6 +46,7 @@ class Desk:
         cluster: Cluster,
         session: Callable[[], Any],
         weights: Callable[[str], Reference],
+        forget_weights: Callable[[str], None],
         *,
         capacity: int,
         max_retries: int,
@@ -91,17 +55,15 @@ class Desk:
         reconnect_s: float,
         observer: Observer,
         met: Callable[[dict[str, Any]], None],
+        overhead: Overhead,
         trouble: Callable[[str], RlflameError],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
-        self._session = session
-        self._weights = weights
+        self._forget_weights = forget_weights
         self._capacity = capacity
         self._max_retries = max_retries
         self._step_deadline_s = step_deadline_s
-        self._task_deadline_s = task_deadline_s
-        self._reconnect_s = reconnect_s
         self._observer = observer
         self._met = met
         self._trouble = trouble
@@ -117,8 +79,22 @@ class Desk:
         self._closing = False
         self._over: RlflameError | None = None
         self._litter: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._speaking = threading.Lock()
-        self.measured = Measured()
+        # An observer may ask the fleet for something that is told of in turn.
+        self._speaking = threading.RLock()
+        self._errands = Errands(
+            cluster,
+            session,
+            weights,
+            self._litter.put,
+            self._runs,
+            lambda: self._closing,
+            task_deadline_s,
+            reconnect_s,
+            clock,
+        )
+        self._overhead = overhead
+        #: What tasks took lately, to know which ones are slow.
+        self.busy_s: deque[float] = deque(maxlen=200)
         self._sweeper = threading.Thread(target=self._sweep, name="rlflame-sweep", daemon=True)
         self._monitor = threading.Thread(target=self._look, name="rlflame-monitor", daemon=True)
         self._sweeper.start()
@@ -192,7 +168,7 @@ class Desk:
     def _see_through(self, attempt: Attempt) -> None:
         """From a job to its answer; whatever goes wrong becomes another attempt, or an error."""
         try:
-            self._carry(attempt)
+            self._answered(attempt.job, self._errands.carry(attempt))
         except RlflameError as error:
             self._lost(attempt, error.message)
         except Exception as error:
@@ -203,142 +179,30 @@ class Desk:
                 self._lock.notify_all()
             self._speak()
 
-    def _carry(self, attempt: Attempt) -> None:
-        session = self._session()
-        job = attempt.job
-        reference = self._weights(job.task.policy_id)
-        payload: Any = np.frombuffer(job.payload, np.uint8)
-        large = None
-        if len(job.payload) > INLINE_BYTES:
-            large = self._cluster.put(f"{self._application(session)}/shared", job.payload)
-            payload = _as_reference(large)
-        call = request("run", payload, job.task.policy_id, reference.endpoint, reference.key)
-        try:
-            attempt.task = self._persist(lambda: self._cluster.create(session, call))
-            news = self._outcome(session, attempt)
-        finally:
-            if large is not None:
-                self.throw_away(large.key)
-        if news.state == SUCCEED and news.output is not None:
-            self._answered(attempt, news.output)
-        else:
-            self._lost(attempt, news.message or "its executor failed without a word")
-
-    @staticmethod
-    def _application(session: Any) -> str:
-        return str(session.application)
-
-    def _outcome(self, session: Any, attempt: Attempt) -> TaskNews:
-        """The task's end: watched for, and asked for wherever the watch falls silent."""
-
-        def opened(stream: Any) -> None:
-            attempt.stream = stream
-
-        while True:
-            with contextlib.suppress(Exception):  # a watch may break at any moment
-                for news in self._cluster.watch(session, attempt.task, opened):
-                    self._noticed(attempt, news)
-                    if news.state in (SUCCEED, CANCELLED):
-                        return news
-                    if news.state == FAILED:
-                        break
-            news = self._persist(lambda: self._cluster.ask(session, attempt.task))
-            self._noticed(attempt, news)
-            if news.state in (SUCCEED, FAILED, CANCELLED):
-                return news
-            overdue = self._overdue(attempt)
-            if overdue:
-                return TaskNews(CANCELLED, None, overdue)
-            if attempt.job.ended or self._closing:
-                return TaskNews(CANCELLED, None, "nobody waits for it any more")
-            time.sleep(0.5)
-
-    def _noticed(self, attempt: Attempt, news: TaskNews) -> None:
-        # A short task may have come to its end before anybody saw it run.
-        if news.state in (RUNNING, SUCCEED) and attempt.running_at is None:
-            attempt.running_at = self._clock()
-            with self._lock:
-                self._jobs.runs(attempt.job)
-            self._speak()
-
-    def _overdue(self, attempt: Attempt) -> str:
-        if attempt.running_at is None:
-            return ""
-        for_s = self._clock() - attempt.running_at
-        return f"no answer within {for_s:.0f} s" if for_s > self._task_deadline_s else ""
-
-    def _persist(self, call: Callable[[], T]) -> T:
-        """The call's result, tried again while the session manager is away."""
-        deadline, pause = self._clock() + self._reconnect_s, 0.1
-        while True:
-            try:
-                return call()
-            except Exception as error:
-                if self._clock() > deadline or self._closing:
-                    raise FleetError(
-                        f"The session manager is away: {said(error)}.", "rlflame cluster-check"
-                    ) from error
-            time.sleep(pause)
-            pause = min(2.0, 2.0 * pause)
+    def _runs(self, attempt: Attempt) -> None:
+        with self._lock:
+            self._jobs.runs(attempt.job)
+        self._speak()
 
     # What comes of an attempt.
 
-    def _answered(self, attempt: Attempt, output: bytes) -> None:
-        if attempt.job.ended:  # somebody else was faster
-            with contextlib.suppress(Exception):
-                self.throw_away(_key_of(output))
-            return
-        content, key = self._cluster.fetch(output)
-        self.throw_away(key)
-        answer = wire.decode(content)
-        now, job = self._clock(), attempt.job
+    def _answered(self, job: Job, answer: dict[str, Any]) -> None:
+        busy_s = float(answer["busy_s"])
         with self._lock:
             self._failures_in_row = 0
-            self.measured.busy_s.append(float(answer["busy_s"]))
-            self.measured.waited_s.append(now - attempt.created_at)
+            if job.ended:  # somebody else was faster
+                return
+            self.busy_s.append(busy_s)
+            self._overhead.worked(busy_s)
         self._met(answer["worker"])
-        outcome = self._judge(job, answer)
-        if outcome is not None:
-            with self._lock:
-                self._jobs.end(job, outcome)
-
-    def _judge(self, job: Job, answer: dict[str, Any]) -> Fragment | RlflameError | None:
-        """The job's end, or None where it has to be tried again."""
-        kind, printed = answer["kind"], str(answer.get("printed", ""))
-        row, seed, step = answer.get("position") or (0, 0, 0)
-        if kind == "result":
-            return self._fragment(job, answer, printed)
-        if kind == "broken":
-            return broken(job.task, answer["traceback"], printed)
-        if kind == "hung":
-            job.hangs += 1
-            # Once may be the machine's fault; a hang repeats itself.
-            if job.hangs > 1:
-                return hung(job.task, (row, seed, step), self._step_deadline_s, printed)
-            reason = "did not answer in time"
-        elif kind == "died":
-            job.deaths += 1
-            if job.deaths > self._max_retries:
-                return died(job, (row, seed, step), answer["how"], printed)
-            reason = answer["how"]
-        elif kind == "no_policy":
-            self.forget_weights(job.task.policy_id)
-            reason = "its weights were gone from the cache"
-        else:
-            reason = "its executor was told to end"
-        self._again(job, reason)
-        return None
-
-    def _fragment(self, job: Job, answer: dict[str, Any], printed: str) -> Fragment | RlflameError:
-        try:
-            result = wire.decode(answer["body"])
-            if isinstance(result, RolloutFailure):
-                return environment_failure(job.task, dataclasses.replace(result, output=printed))
-            return checked(job.task, result)
-        except wire.WireError as error:
-            return FleetError(f"A worker sent a damaged answer ({error}).", "run it again")
-        except FleetError as error:
-            return error
+        outcome = judge(job, answer, self._max_retries, self._step_deadline_s)
+        if isinstance(outcome, Again):
+            if outcome.weights_lost:
+                self._forget_weights(job.task.policy_id)
+            self._again(job, outcome.reason)
+            return
+        with self._lock:
+            self._jobs.end(job, outcome)
 
     def _again(self, job: Job, reason: str) -> None:
         with self._lock:
@@ -348,9 +212,6 @@ class Desk:
                 self._jobs.again(job, reason)
                 self._staff()
                 self._lock.notify_all()
-
-    #: Replaced by the fleet: weights that the cache has lost are put again.
-    def forget_weights(self, policy_id: str) -> None: ...
 
     def _lost(self, attempt: Attempt, reason: str) -> None:
         """The cluster, and not the environment, failed the attempt."""
@@ -400,17 +261,18 @@ class Desk:
                 attempts = list(self._attempts)
                 waiting = len(self._jobs)
             for attempt in attempts:
-                since = now - (attempt.running_at or attempt.created_at)
-                if since > _SILENCE_S:
+                heard_at = max(attempt.created_at, attempt.running_at or 0.0, attempt.asked_at)
+                if now - heard_at > _SILENCE_S:
+                    attempt.asked_at = now
                     close_quietly(attempt.stream)  # its thread then asks
             if not waiting:
                 self._speculate(attempts, now)
 
     def _speculate(self, attempts: list[Attempt], now: float) -> None:
         """Give stragglers a second executor, where one is free."""
-        if not self.measured.busy_s:
+        if not self.busy_s:
             return
-        limit = max(_STRAGGLER_FLOOR_S, _STRAGGLER * median(self.measured.busy_s))
+        limit = max(_STRAGGLER_FLOOR_S, _STRAGGLER * median(self.busy_s))
         free = self._capacity - len(attempts)
         doubled = {id(attempt.job) for attempt in attempts if attempt.speculative}
         for attempt in attempts:
@@ -431,16 +293,3 @@ class Desk:
         while (key := self._litter.get()) is not None:
             with contextlib.suppress(Exception):  # what stays is deleted with the run
                 self._cluster.delete(key)
-
-
-def _key_of(output: bytes) -> str:
-    from flamepy.core import ObjectRef
-
-    return str(ObjectRef.decode(output).key)
-
-
-def _as_reference(place: Reference) -> Any:
-    """An argument that the worker's side of flamepy replaces by the object itself."""
-    from flamepy.core import ObjectRef
-
-    return ObjectRef(place.endpoint, place.key, 0)

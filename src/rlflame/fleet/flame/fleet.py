@@ -13,8 +13,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from statistics import median
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -28,13 +27,12 @@ from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
 from .cluster import EXECUTOR_STATES, Cluster, Reference
 from .desk import Desk
 from .lease import Lease
+from .overhead import Overhead
 from .start import PREFIX, Started, Starter, Wishes
+from .submission import FlameSubmission
 
 #: How long closing waits for tasks that still run, in all.
 _DRAIN_S = 12.0
-#: Overhead is told of once it is this share of a run's time.
-_WASTEFUL = 0.5
-_WASTEFUL_AFTER = 24
 
 
 class FlameFleet:
@@ -85,10 +83,12 @@ class FlameFleet:
         self._starter = Starter(
             self._cluster, self._application, settings, wishes, self._phase, lambda: self._closed
         )
+        self._overhead = Overhead()
         self._desk = Desk(
             self._cluster,
             self._session,
             self._place,
+            self._forget_place,
             capacity=self.capacity,
             max_retries=max_retries,
             step_deadline_s=step_deadline_s,
@@ -96,9 +96,9 @@ class FlameFleet:
             reconnect_s=reconnect_s,
             observer=observer,
             met=self._met,
+            overhead=self._overhead,
             trouble=self._trouble,
         )
-        self._desk.forget_weights = self._forget_place  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._start, name="rlflame-start", daemon=True)
         self._thread.start()
 
@@ -185,7 +185,7 @@ class FlameFleet:
 
     # Tasks.
 
-    def submit(self, tasks: Sequence[RolloutTask]) -> _FlameSubmission:
+    def submit(self, tasks: Sequence[RolloutTask]) -> FlameSubmission:
         answers: queue.SimpleQueue[Fragment | RlflameError] = queue.SimpleQueue()
         jobs = [Job(task, wire.encode(task), b"", answers) for task in tasks]
         if self._failed is not None:
@@ -198,8 +198,17 @@ class FlameFleet:
             self._uses.update(task.policy_id for task in tasks)
         for task in tasks:
             self._observer(FleetEvent("submitted", task.purpose, task.slot))
+        began = time.monotonic()
+
+        def over(whole: bool) -> None:
+            for task in tasks:
+                self.release(task.policy_id)
+            if whole and tasks and tasks[0].purpose == "train":
+                self._overhead.round_over(time.monotonic() - began, len(tasks), self.capacity)
+                self._note_once("overhead", self._overhead.sentence())
+
         self._desk.add(jobs)
-        return _FlameSubmission(self, self._desk, jobs, answers)
+        return FlameSubmission(self._desk, jobs, answers, over)
 
     def probe(self) -> FleetReport:
         """Of the workers that have answered so far; executors come and go."""
@@ -236,7 +245,7 @@ class FlameFleet:
 
     def _note_once(self, topic: str, text: str) -> None:
         with self._lock:
-            if topic in self._said:
+            if not text or topic in self._said:
                 return
             self._said.add(topic)
         self._note(text)
@@ -246,21 +255,6 @@ class FlameFleet:
 
     def _phase(self, text: str) -> None:
         self._observer(FleetEvent("phase", "", 0, text))
-
-    def tell_of_waste(self) -> None:
-        """Say once what was measured, when the cluster's overhead dominates."""
-        measured = self._desk.measured
-        if len(measured.busy_s) < _WASTEFUL_AFTER:
-            return
-        busy, waited = median(measured.busy_s), median(measured.waited_s)
-        share = 1.0 - busy / max(waited, 1e-9)
-        if share > _WASTEFUL and busy < 0.2:
-            self._note_once(
-                "waste",
-                f"flame: a fragment takes {1000 * busy:.0f} ms in its environment and "
-                f"{1000 * waited:.0f} ms from sending to answer; --local would be faster here, "
-                "with the same bits",
-            )
 
     def _trouble(self, reason: str) -> RlflameError:
         """Why task after task fails: an executor whose process died fails all it is given."""
@@ -331,44 +325,3 @@ class FlameFleet:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class _FlameSubmission:
-    def __init__(
-        self,
-        fleet: FlameFleet,
-        desk: Desk,
-        jobs: list[Job],
-        answers: queue.SimpleQueue[Fragment | RlflameError],
-    ) -> None:
-        self._fleet = fleet
-        self._desk = desk
-        self._jobs = jobs
-        self._answers = answers
-        self._waiting = len(jobs)
-        self._held = True
-
-    def __iter__(self) -> Iterator[Fragment]:
-        while self._waiting:
-            outcome = self._answers.get()
-            if isinstance(outcome, RlflameError):
-                self.cancel()
-                raise outcome
-            self._waiting -= 1
-            if not self._waiting:
-                self._let_go()
-            yield outcome
-
-    def cancel(self) -> None:
-        if self._waiting:
-            self._waiting = 0
-            self._desk.cancel(self._jobs)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """Weights are held by what is under way, and by nothing after it."""
-        if self._held:
-            self._held = False
-            for job in self._jobs:
-                self._fleet.release(job.task.policy_id)
-            self._fleet.tell_of_waste()

@@ -19,6 +19,7 @@ from rlflame.errors import FleetError, FleetUnreachable, RlflameError
 from rlflame.rollout.greeting import greeting
 
 from . import bundle
+from .bounded import Unanswered
 from .cluster import (
     BIND_FAILED,
     CANCELLED,
@@ -30,10 +31,9 @@ from .cluster import (
     Cluster,
     Reference,
     TaskNews,
-    Unanswered,
-    request,
 )
 from .loader import Loader
+from .parcel import request
 
 PREFIX = "rlflame-"
 _LOOK_EVERY_S = 0.25

@@ -1,0 +1,67 @@
+"""What crosses to an executor in Flame's own wrapping: calls, the class it loads, its command line.
+
+Flame takes pickles; nothing that comes back is ever loaded as one by us. Must not know:
+connections, tasks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import bundle
+
+if TYPE_CHECKING:
+    from .cluster import Reference
+
+
+def supervised(arguments: list[str]) -> list[str]:
+    """The template's command line with our own service at its end, where it had flamepy's."""
+    if arguments[-2:] == ["-m", "flamepy.runner.runpy"]:
+        return [*arguments[:-2], "-c", bundle.source("rlflame.fleet.flame.supervisor")]
+    return arguments  # somebody's own template: it knows best
+
+
+def request(method: str, *arguments: Any) -> bytes:
+    """A call of a method of the object that executors hold, as flamepy spells it."""
+    import cloudpickle
+    from flamepy.runner.types import RunnerRequest
+
+    packed: bytes = cloudpickle.dumps(RunnerRequest(method, tuple(arguments)))
+    return packed
+
+
+def context(service: type) -> bytes:
+    """What executors load: a loader as text, which every Python reads.
+
+    Bytecode of another version would crash the worker process, and with it wedge its executor.
+    """
+    import inspect
+    import io
+
+    import cloudpickle
+    from flamepy.runner.types import RunnerContext
+
+    from . import loader
+
+    text = inspect.getsource(loader)
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if obj is loader.Loader:
+                scope = {"__name__": "rlflame_loader"}
+                return eval, (f"(lambda own: exec({text!r}, own) or own['Loader'])({scope!r})",)
+            if obj is service:
+                own = {name: getattr(service, name) for name in ("archive", "settings")}
+                return type, (service.__name__, service.__bases__, own)
+            return super().reducer_override(obj)
+
+    packed = io.BytesIO()
+    Pickler(packed).dump(RunnerContext(service))
+    return packed.getvalue()
+
+
+def reference_argument(place: Reference) -> Any:
+    """An argument that the worker's side of flamepy replaces by the object itself."""
+    from flamepy.core import ObjectRef
+
+    return ObjectRef(place.endpoint, place.key, 0)

@@ -1,0 +1,62 @@
+"""What an answer of a worker means for its job: an end, or another attempt.
+
+Must not know: the cluster, threads, how an attempt is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from rlflame.errors import FleetError, RlflameError
+from rlflame.fleet import checked, environment_failure
+from rlflame.fleet.jobs import Job, broken, died, hung
+from rlflame.rollout import wire
+from rlflame.rollout.spec import Fragment, RolloutFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The job has to be tried once more."""
+
+    reason: str
+    weights_lost: bool = False
+
+
+def judge(
+    job: Job, answer: dict[str, Any], max_retries: int, step_deadline_s: float
+) -> Fragment | RlflameError | Again:
+    """Counts deaths and hangs on the job, and ends it when there were too many."""
+    kind, printed = answer["kind"], str(answer.get("printed", ""))
+    row, seed, step = answer.get("position") or (0, 0, 0)
+    if kind == "result":
+        return _fragment(job, answer, printed)
+    if kind == "broken":
+        return broken(job.task, answer["traceback"], printed)
+    if kind == "hung":
+        job.hangs += 1
+        # Once may be the machine's fault; a hang repeats itself.
+        if job.hangs > 1:
+            return hung(job.task, (row, seed, step), step_deadline_s, printed)
+        return Again("did not answer in time")
+    if kind == "died":
+        job.deaths += 1
+        if job.deaths > max_retries:
+            return died(job, (row, seed, step), answer["how"], printed)
+        return Again(str(answer["how"]))
+    if kind == "no_policy":
+        return Again("its weights were gone from the cache", weights_lost=True)
+    return Again("its executor was told to end")
+
+
+def _fragment(job: Job, answer: dict[str, Any], printed: str) -> Fragment | RlflameError:
+    try:
+        result = wire.decode(answer["body"])
+        if isinstance(result, RolloutFailure):
+            return environment_failure(job.task, dataclasses.replace(result, output=printed))
+        return checked(job.task, result)
+    except wire.WireError as error:
+        return FleetError(f"A worker sent a damaged answer ({error}).", "run it again")
+    except FleetError as error:
+        return error
