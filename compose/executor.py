@@ -1,58 +1,75 @@
 """Starts Flame's executor manager once the session manager has let go of this node's past.
 
-A node that is back within the 30 s that the session manager gives it is handed executors whose
+A session manager gives a node that is gone 30 s. One that is back earlier is handed executors whose
 processes are gone, and then no run gets a new executor any more. Must not know: anything of runs.
 """
 
 import os
 import socket
+import subprocess
 import sys
 import time
 
 HOME = os.environ.get("FLAME_HOME", "/usr/local/flame")
+MANAGER = f"{HOME}/bin/flame-executor-manager"
 CONFIG = "/root/.flame/flame-cluster.yaml"
-NOT_READY = 2
-DEADLINE_S = 60.0
+READY, NOT_READY = 1, 2
+#: A session manager notices within 15 s that a node is gone, unless it was away itself.
+UNNOTICED_S = 20.0
+VISIT_S = 5.0
+DEADLINE_S = 120.0
 sys.path.append(f"{HOME}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages")
 
 
-def past_is_over(config: str, name: str) -> bool:
-    """Whether the session manager counts on nothing of this node: it does not know it, has given it
-    up, or has no executor there."""
+def standing(name: str) -> int:
+    """What the session manager takes this node for; one it does not know is NOT_READY."""
     import flamepy
     import yaml
     from flamepy.core.types import FlameClientTls
 
-    with open(config) as file:
+    with open(CONFIG) as file:
         cluster = yaml.safe_load(file)["cluster"]
     tls = cluster.get("tls")
     connection = flamepy.connect(
         cluster["endpoint"], FlameClientTls(ca_file=tls["ca_file"]) if tls else None
     )
     try:
-        known = {node.metadata.name: node.status.state for node in connection.list_nodes()}
-        executors = [one for one in connection.list_executors() if one.spec.node == name]
+        nodes = {node.metadata.name: int(node.status.state) for node in connection.list_nodes()}
     finally:
         connection.close()
-    return known.get(name, NOT_READY) == NOT_READY or not executors
+    return nodes.get(name, NOT_READY)
 
 
-def main() -> None:
-    name, deadline, said = socket.gethostname(), time.monotonic() + DEADLINE_S, False
-    while time.monotonic() < deadline:
+def visit() -> None:
+    """Be there for a moment: a node that was never there cannot be noticed to be gone."""
+    manager = subprocess.Popen([MANAGER, *sys.argv[1:]], stdout=subprocess.DEVNULL)
+    time.sleep(VISIT_S)
+    manager.terminate()
+    manager.wait()
+
+
+def wait(name: str) -> None:
+    began = ready_since = time.monotonic()
+    said = ""
+    while time.monotonic() - began < DEADLINE_S:
         try:
-            if past_is_over(CONFIG, name):
-                break
-            reason = f"the session manager still counts on the executors {name} had"
+            state = standing(name)
+            reason = f"until the session manager has given up the {name} of before (30 s)"
         except Exception as error:  # whatever it is, the executor manager will say it better
-            reason = f"{type(error).__name__}: {error}"
-        if not said:
-            print(f"waiting: {reason}", flush=True)
-            said = True
+            state, reason = 0, f"for the session manager ({type(error).__name__}: {error})"
+        if state == NOT_READY:
+            return
+        if state != READY:
+            ready_since = time.monotonic()
+        elif time.monotonic() - ready_since > UNNOTICED_S:
+            visit()
+            ready_since = time.monotonic()
+        if reason != said:
+            print(f"waiting {reason}", flush=True)
+            said = reason
         time.sleep(2.0)
-    manager = f"{HOME}/bin/flame-executor-manager"
-    os.execv(manager, [manager, *sys.argv[1:]])
 
 
 if __name__ == "__main__":
-    main()
+    wait(socket.gethostname())
+    os.execv(MANAGER, [MANAGER, *sys.argv[1:]])

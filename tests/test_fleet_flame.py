@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -380,3 +382,17 @@ def test_a_busy_cluster_is_not_complained_of() -> None:
         overhead.worked(1.0)
         overhead.round_over(1.1, tasks=1, capacity=8)
     assert overhead.sentence() == ""
+
+
+def test_a_service_whose_executor_manager_died_ends_itself_once_its_run_is_over() -> None:
+    script = """if True:
+        import time
+        from rlflame.fleet.flame import service
+        service._ORPHAN_LOOK_S, service._ORPHAN_S = 0.05, 0.0
+        service._Lease.over = lambda self: True
+        service.Service(core="", step_deadline_s=1.0, lease={})
+        time.sleep(600)
+        raise SystemExit("it still lives")
+    """
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr

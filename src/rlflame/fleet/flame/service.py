@@ -11,6 +11,7 @@ import contextlib
 import os
 import selectors
 import socket
+import threading
 import time
 import traceback
 import uuid
@@ -33,6 +34,9 @@ _POLICIES_KEPT = 4
 _LEASE_EVERY_S = 2.0
 #: A run whose sign of life has stood still for so long is dead.
 _LEASE_DEADLINE_S = 90.0
+#: A process whose run has been over for so long should have been ended by its executor manager.
+_ORPHAN_S = 900.0
+_ORPHAN_LOOK_S = 30.0
 
 
 class Service:
@@ -51,6 +55,20 @@ class Service:
         #: The run has ended: what is still queued need not be run.
         self._over = False
         _keep_few_objects()
+        threading.Thread(target=self._outlive, name="rlflame-orphan", daemon=True).start()
+
+    def _outlive(self) -> None:
+        """End this process where its executor manager died, and so nobody else ever will."""
+        lease, over_since = _Lease(self._lease), None
+        while True:
+            time.sleep(_ORPHAN_LOOK_S)
+            if not lease.over():
+                over_since = None
+                continue
+            over_since = over_since or time.monotonic()
+            if time.monotonic() - over_since > _ORPHAN_S:
+                self._retire()
+                os._exit(0)  # which the supervisor takes for an end
 
     def run(self, task: Any, policy: str, endpoint: str, key: str) -> Any:
         """The answer's bytes; nothing a task does can raise out of here."""
