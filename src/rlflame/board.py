@@ -96,6 +96,8 @@ class Board:
         self.evaluated: Evaluated | None = None
         #: What the fleet does before tasks run; empty while they do.
         self.phase = ""
+        #: That have answered so far, on a fleet where they come and go; else 0.
+        self.workers = 0
 
     def begin(self, run: RunStart) -> None:
         progress = run.checkpoint.progress
@@ -117,6 +119,8 @@ class Board:
     def fleet(self, event: FleetEvent) -> None:
         if event.kind == "phase":
             self.phase = event.text
+        elif event.kind == "workers":
+            self.workers = int(event.text)
         if not event.purpose:
             return
         with self._lock:

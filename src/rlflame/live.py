@@ -17,7 +17,7 @@ from rich.text import Text
 from rlflame import __version__
 from rlflame.board import Board, Evaluated
 from rlflame.display import again, banner, closing, ending, say_aside
-from rlflame.facts import duration
+from rlflame.facts import count, duration
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,8 +121,9 @@ class LiveDisplay:
             ),
             ("return", f"{mean:,.2f} (last 100 episodes)" if mean is not None else "-"),
         ]
-        if board.phase:
-            lines.insert(1, ("cluster", board.phase))
+        if board.phase or board.workers:
+            workers = f"{count(board.workers, 'executor')} at work" if board.workers else ""
+            lines.insert(1, ("cluster", board.phase or workers))
         if board.metrics:
             lines.append(("learning", learning(board.metrics)))
         evaluated = board.evaluated

@@ -18,7 +18,16 @@ from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutFailure, RolloutTask
 
 EventKind = Literal[
-    "submitted", "running", "done", "retried", "speculated", "lost", "cancelled", "phase", "note"
+    "submitted",
+    "running",
+    "done",
+    "retried",
+    "speculated",
+    "lost",
+    "cancelled",
+    "phase",
+    "workers",
+    "note",
 ]
 
 
@@ -29,8 +38,9 @@ class FleetEvent:
     A task is submitted, then running, retried, or speculated (given to a second worker while the
     first is slow) any number of times, and ends once: done with its fragment, lost with an error,
     or cancelled. A retry without a text is one more for the reason that was told last. A `phase`
-    says what the fleet as a whole does before tasks run, empty when it is over; a `note` is a
-    sentence for the user. Observers are called from any thread.
+    says what the fleet as a whole does before tasks run, empty when it is over; `workers` says how
+    many have answered so far, where they come and go; a `note` is a sentence for the user.
+    Observers are called from any thread.
     """
 
     kind: EventKind

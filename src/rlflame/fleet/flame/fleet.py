@@ -64,6 +64,7 @@ class FlameFleet:
         self._started: Started | None = None
         self._failed: RlflameError | None = None
         self._cluster = Cluster().open()
+        self._note(f"flame: the cluster at {self._cluster.endpoint} ({self._cluster.source})")
         self.capacity = self._most(tasks, wishes)
         self._application = f"{PREFIX}{uuid.uuid4().hex[:12]}"
         try:
@@ -228,8 +229,10 @@ class FlameFleet:
         with self._lock:
             known = worker["name"] in self._workers
             self._workers[worker["name"]] = worker
+            count = len(self._workers)
         if known:
             return
+        self._observer(FleetEvent("workers", "", 0, str(count)))
         here = versions()
         differ = [
             f"{name} {worker.get(name)} (here {here[name]})"

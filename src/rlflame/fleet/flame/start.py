@@ -117,9 +117,19 @@ class Starter:
 
     def _checked(self, started: Started) -> Started:
         """What the executors have may differ in a version, but not be absent."""
-        absent = [
-            name for name in ("numpy", "gymnasium") if name not in started.greeting["packages"]
+        here, there = greeting()["packages"], started.greeting["packages"]
+        absent = [name for name in ("numpy", "gymnasium") if name not in there]
+        apart = [
+            f"{name} {there[name]} (here {here[name]})"
+            for name in bundle.PINNED
+            if name in here and name in there and _major(here[name]) != _major(there[name])
         ]
+        if apart:
+            raise FleetError(
+                f"The executors on {started.greeting['host']} have {', '.join(apart)}, "
+                "too far from this machine's to trust the results.",
+                "let them install what is here: --set runtime.flame.dependencies='\"install\"'",
+            )
         if absent:
             raise FleetError(
                 f"The executors on {started.greeting['host']} have no {' and no '.join(absent)}.",
@@ -259,6 +269,10 @@ class Starter:
             "rlflame cluster-check tells why; to wait longer: "
             "--set runtime.flame.start_deadline_s=900",
         )
+
+
+def _major(version: str) -> str:
+    return version.split(".")[0]
 
 
 class Paused(FleetError):
