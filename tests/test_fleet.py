@@ -220,9 +220,9 @@ def test_an_observer_may_ask_the_fleet_in_turn(kind: str) -> None:
     asked: Counter[str] = Counter()
 
     def curious(event: FleetEvent) -> None:
-        found = len(fleet.probe().workers) > 0
-        if event.purpose:  # what is told of a task, and not of the fleet
-            asked[event.kind] += found
+        if not event.purpose:  # told of the fleet, perhaps while it is still being made
+            return
+        asked[event.kind] += len(fleet.probe().workers) > 0
         fleet.release(fleet.put({"actor.0.bias": np.zeros(3, np.float32)}))
 
     with FLEETS[kind](curious) as fleet:
