@@ -13,11 +13,12 @@ import time
 HOME = os.environ.get("FLAME_HOME", "/usr/local/flame")
 MANAGER = f"{HOME}/bin/flame-executor-manager"
 CONFIG = "/root/.flame/flame-cluster.yaml"
-READY, NOT_READY = 1, 2
-#: A session manager notices within 15 s that a node is gone, unless it was away itself.
-UNNOTICED_S = 20.0
+NOT_READY = 2
+#: A session manager notices within 15 s that a node is gone and waits another 30 s, unless it was
+#: away itself: then it does neither.
+GIVEN_UP_S = 50.0
 VISIT_S = 5.0
-DEADLINE_S = 120.0
+DEADLINE_S = 180.0
 sys.path.append(f"{HOME}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages")
 
 
@@ -49,24 +50,22 @@ def visit() -> None:
 
 
 def wait(name: str) -> None:
-    began = ready_since = time.monotonic()
+    began = seen = time.monotonic()
     said = ""
     while time.monotonic() - began < DEADLINE_S:
         try:
-            state = standing(name)
+            if standing(name) == NOT_READY:
+                return
             reason = f"until the session manager has given up the {name} of before (30 s)"
         except Exception as error:  # whatever it is, the executor manager will say it better
-            state, reason = 0, f"for the session manager ({type(error).__name__}: {error})"
-        if state == NOT_READY:
-            return
-        if state != READY:
-            ready_since = time.monotonic()
-        elif time.monotonic() - ready_since > UNNOTICED_S:
-            visit()
-            ready_since = time.monotonic()
+            seen = time.monotonic()
+            reason = f"for the session manager ({type(error).__name__}: {error})"
         if reason != said:
             print(f"waiting {reason}", flush=True)
             said = reason
+        if time.monotonic() - seen > GIVEN_UP_S:
+            visit()
+            seen = time.monotonic()
         time.sleep(2.0)
 
 
