@@ -8,7 +8,10 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Begun in the background of a shell, where Ctrl-C is ignored, and children would inherit that.
@@ -39,3 +42,11 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     compiled = tempfile.mkdtemp(prefix="rlflame-compiled-")
     atexit.register(shutil.rmtree, compiled, ignore_errors=True)
     os.environ["PYTHONPYCACHEPREFIX"] = compiled
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_flame_left_over() -> Iterator[None]:
+    """Tests that point this process at a Flame do so for their own module only."""
+    yield
+    for variable in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "FLAME_CA_FILE"):
+        os.environ.pop(variable, None)

@@ -276,6 +276,8 @@ class Desk:
         free = self._capacity - len(attempts)
         doubled = {id(attempt.job) for attempt in attempts if attempt.speculative}
         for attempt in attempts:
+            if free > 0 and attempt.running_at is None and now - attempt.created_at > limit:
+                self._errands.look(attempt)
             slow = attempt.running_at is not None and now - attempt.running_at > limit
             if free <= 0 or attempt.speculative or not slow or id(attempt.job) in doubled:
                 continue

@@ -105,6 +105,12 @@ class Errands:
                 return TaskNews(CANCELLED, None, "nobody waits for it any more")
             time.sleep(_ASK_EVERY_S)
 
+    def look(self, attempt: Attempt) -> None:
+        """Ask whether it runs: a watch that is opened late is not told of what was before it."""
+        if attempt.task:
+            with contextlib.suppress(Exception):
+                self._noticed(attempt, self.cluster.ask(self.session(), attempt.task))
+
     def _noticed(self, attempt: Attempt, news: TaskNews) -> None:
         # A short task may have come to its end before anybody saw it run.
         if news.state in (RUNNING, SUCCEED) and attempt.running_at is None:
