@@ -76,6 +76,16 @@ def test_a_file_elsewhere_is_named_once_and_remembered(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     scored = rlflame("eval", "run/best.safetensors", "--env-file", str(mine), "--episodes", "2")
     assert scored.returncode == 0, scored.stderr
+    # A plain id, known from nothing but the file, and beside it a name that hides Python's own.
+    (tmp_path / "lib" / "random.py").write_text("raise RuntimeError('never to be imported')")
+    plain = ("--env", "Mine-v0", "--env-file", "lib/my_env.py", *small, "--fleet", "local")
+    third = rlflame("train", *plain, "--steps", "128", "--out", "plain", "--quiet")
+    assert third.returncode == 0, third.stderr
+    (tmp_path / "lib" / "gone_env.py").write_text("raise SystemExit(0)")
+    for name, words_said in (("random", "rename it"), ("gone_env", "SystemExit")):
+        refused = rlflame("train", "--env-file", f"lib/{name}.py", "--env", "my_env:Mine-v0")
+        assert refused.returncode == 2
+        assert words_said in refused.stderr
     for name, words_said in (("bad_env", "does not load"), ("absent", "is no Python file")):
         refused = rlflame("train", "--env-file", f"lib/{name}.py", "--env", "my_env:Mine-v0")
         assert refused.returncode == 2

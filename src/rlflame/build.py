@@ -63,7 +63,7 @@ def environment(settings: EnvironmentSettings) -> EnvSpec:
         raise ConfigError(
             f"{name} cannot be made: {_first_line(error)}.", "rlflame envs"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{name} cannot be made with {dict(settings.kwargs)}: {_first_line(error)}.",
             "check --env-kwargs",

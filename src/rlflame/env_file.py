@@ -5,25 +5,32 @@ Must not know: who ships it, who makes the environment.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 
 from rlflame.errors import ConfigError
+from rlflame.rollout import own
 
 
 def admit(path: str) -> None:
-    """Make a file's environments known here, and find out that it loads before it is shipped."""
-    folder, name = os.path.split(path)
-    module, extension = os.path.splitext(name)
-    if extension != ".py" or not os.path.exists(path):
+    """Make a file's environments known here and to workers; find out first that it loads."""
+    module, extension = os.path.splitext(os.path.basename(path))
+    if extension != ".py" or not os.path.isfile(path):
         raise ConfigError(f"--env-file {path!r} is no Python file.", "name a file that ends .py")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    there = getattr(sys.modules.get(module), "__file__", path)
+    if not module.isidentifier() or module in sys.stdlib_module_names or there != path:
+        raise ConfigError(
+            f"--env-file {path!r} has the name of a module that Python or rlflame uses, or one "
+            "that cannot be imported.",
+            f"rename it: mv {os.path.basename(path)} my_env.py",
+        )
     try:
-        importlib.import_module(module)
-    except Exception as error:
+        own.load(path)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ConfigError(
             f"--env-file {path!r} does not load: {type(error).__name__}: {error}.",
             f"python {path} shows where",
         ) from error
+    os.environ[own.VARIABLE] = path

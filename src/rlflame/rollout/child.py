@@ -139,6 +139,8 @@ def versions() -> dict[str, str]:
 
 def main() -> None:
     """`python -m rlflame.rollout.child ANSWERS`, where ANSWERS is an open descriptor."""
+    from . import own
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = int(sys.argv[1])
     os.set_inheritable(answers, False)
@@ -146,7 +148,9 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    Child(requests, answers).serve()
+    child = Child(requests, answers)
+    own.load_told()
+    child.serve()
 
 
 if __name__ == "__main__":

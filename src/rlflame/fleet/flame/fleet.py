@@ -8,6 +8,7 @@ files of a run, displays.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -80,6 +81,7 @@ class FlameFleet:
             "core": blas.core_name(),
             "step_deadline_s": step_deadline_s,
             "lease": self._lease.reference,
+            "env_file": os.path.basename(wishes.env_file) if wishes.env_file else None,
         }
         self._starter = Starter(
             self._cluster, self._application, settings, wishes, self._phase, lambda: self._closed

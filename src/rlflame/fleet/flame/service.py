@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlflame.rollout import blas, wire
+import rlflame
+from rlflame.rollout import blas, own, wire
 from rlflame.rollout.child import Kind
 from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
 
@@ -42,8 +43,18 @@ _ORPHAN_LOOK_S = 30.0
 class Service:
     """Runs tasks one after another in a child of its own."""
 
-    def __init__(self, *, core: str, step_deadline_s: float, lease: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        *,
+        core: str,
+        step_deadline_s: float,
+        lease: Mapping[str, str],
+        env_file: str | None = None,
+    ) -> None:
         self._environment = blas.environment_like(core)
+        if env_file is not None:  # it lies beside the package that was unpacked with it
+            root = os.path.dirname(os.path.dirname(rlflame.__file__))
+            self._environment[own.VARIABLE] = os.path.join(root, env_file)
         self._step_deadline_s = step_deadline_s
         self._lease = lease
         self._child: WorkerProcess | None = None

@@ -1,0 +1,42 @@
+"""The user's own file with environments, loaded as a module wherever rollouts run.
+
+Loaded by its path, so that neither its folder nor its name can hide anything else; its folder is
+searched last. Must not know: who ships it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+#: Where a worker process is told of the file.
+VARIABLE = "RLFLAME_ENV_FILE"
+
+
+def load(path: str) -> None:
+    """Run the file once in this process; raises what it raises."""
+    name = os.path.splitext(os.path.basename(path))[0]
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == path:
+        return
+    folder = os.path.dirname(path)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def load_told() -> None:
+    """The file that this process was told of, if it was."""
+    path = os.environ.get(VARIABLE)
+    if path:
+        load(path)
