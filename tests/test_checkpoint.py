@@ -315,6 +315,17 @@ def test_the_order_of_the_metadata_means_nothing(file):
         assert_same(checkpoint.load(file), before)
 
 
+def test_equal_checkpoints_are_equal_files(cartpole, tmp_path):
+    # safetensors itself orders metadata anew each time it is called.
+    paths = [tmp_path / f"{number}.safetensors" for number in range(4)]
+    for path in paths:
+        checkpoint.save(path, cartpole)
+    assert len({path.read_bytes() for path in paths}) == 1
+    header, body = taken_apart(paths[0].read_bytes())
+    assert list(header["__metadata__"]) == sorted(header["__metadata__"])
+    assert (len(paths[0].read_bytes()) - len(body)) % 8 == 0
+
+
 def test_a_field_that_a_later_version_adds_leaves_older_files_valid(file, forge):
     _, metadata = tensors_of(file.read_bytes())
     recipe = json.loads(metadata["recipe"])
@@ -624,6 +635,33 @@ def test_shapes_that_contradict_each_other_are_refused(file, forge, which, chang
     _, metadata = tensors_of(file.read_bytes())
     changed = {**json.loads(metadata[which]), **change}
     refused(forge(metadata={which: json.dumps(changed)}))
+
+
+def test_an_environment_that_the_recipe_does_not_name_is_refused(file, forge):
+    _, metadata = tensors_of(file.read_bytes())
+    changed = {**json.loads(metadata["environment"]), "id": "evil_module:Other-v0"}
+    message = refused(forge(metadata={"environment": json.dumps(changed)}))
+    assert "'CartPole-v1'" in message
+    assert "'evil_module:Other-v0'" in message
+
+
+@pytest.mark.parametrize("which", ["best", "evaluation"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"episodes": 10**12},
+        {"episodes": 0, "returns": [], "lengths": []},
+        {"episodes": 1},
+        {"returns": [1.0]},
+        {"lengths": [1]},
+        {"seed": -1},
+        {"max_episode_steps": 0},
+    ],
+)
+def test_records_that_contradict_themselves_are_refused(file, forge, which, change):
+    _, metadata = tensors_of(file.read_bytes())
+    changed = {**json.loads(metadata[which]), **change}
+    assert f"its {which} record" in refused(forge(metadata={which: json.dumps(changed)}))
 
 
 def test_reading_takes_memory_in_proportion_to_the_file(file, forge, tmp_path):

@@ -39,6 +39,8 @@ _FIELDS = {
     *("kind", "recipe", "environment", "policy", "progress", "committed", "fingerprint"),
     *("best", "evaluation", "state_digest", "digest"),
 }
+#: As many as anybody would wait for; `final_episodes` and `eval --episodes` are far below.
+_MOST_EPISODES = 10_000_000
 _EARLIER = "use an earlier checkpoint of the same run"
 #: How the names end of files that are being written, and of those that were when power failed.
 TEMPORARY = ".tmp"
@@ -91,7 +93,7 @@ def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
         "digest": digest,
         "checksum": _BLANK,
     }
-    data = safetensors.numpy.save(tensors, metadata)
+    data = _ordered(safetensors.numpy.save(tensors, metadata))
     position = _checksum_position(data)
     checksum = _checksum(data, position)
     write_atomically(path, b"".join((data[:position], checksum, data[position + len(checksum) :])))
@@ -186,6 +188,17 @@ def _digest(state_digest: str, recipe: str) -> str:
     """Of the recipe's own text: a field that a later version adds leaves older files valid."""
     canonical = json.dumps(json.loads(recipe), sort_keys=True)
     return hashlib.sha256(f"{state_digest}|{canonical}".encode()).hexdigest()
+
+
+def _ordered(data: bytes) -> bytes:
+    """The same file with its metadata in one order: safetensors has a new one in each process."""
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + length])
+    header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    # Tensors begin at a multiple of eight, as safetensors has them.
+    text += b" " * (-len(text) % 8)
+    return b"".join((struct.pack("<Q", len(text)), text, data[8 + length :]))
 
 
 def _read(path: Path) -> bytes:
@@ -286,8 +299,8 @@ def _parse(metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint
         policy=policy,
         progress=progress,
         fingerprint=_value(dict[str, str], metadata["fingerprint"]),
-        best=_value(EvaluationRecord | None, metadata["best"]),
-        evaluation=_value(EvaluationRecord | None, metadata["evaluation"]),
+        best=_record("best", metadata["best"]),
+        evaluation=_record("evaluation", metadata["evaluation"]),
         committed=_value(tuple[NonNegativeInt, NonNegativeInt], metadata["committed"]),
         snapshot=snapshot,
         state_digest=metadata["state_digest"],
@@ -313,6 +326,11 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
     """Sizes that memory will be asked for, or arrays compared with, must not be free to lie."""
     names = ("action_kind", "observation_size", "action_size", "action_low", "action_high")
     bounds = env.action_size if env.action_kind == "continuous" else 0
+    if recipe.learning.environment.id != env.id:
+        raise ValueError(
+            f"its recipe is for {recipe.learning.environment.id!r:.80}, "
+            f"and its environment is {env.id!r:.80}"
+        )
     if (
         any(getattr(spec, name) != getattr(env, name) for name in names)
         or spec.width != recipe.learning.rollout.width
@@ -358,6 +376,21 @@ def _fits(state: EnvState, env: EnvSpec) -> bool:
     steps = 1 if state.kind == "mujoco" else state.elapsed
     shape = (steps,) if env.action_kind == "discrete" else (steps, env.action_size)
     return state.elapsed > 0 and state.actions.shape == shape
+
+
+def _record(name: str, text: str) -> EvaluationRecord | None:
+    """What a file says of its scoring; as many episodes will be run again if that is asked for."""
+    record: EvaluationRecord | None = _value(EvaluationRecord | None, text)
+    if record is not None:
+        counts = (record.episodes, len(record.returns), len(record.lengths))
+        if len(set(counts)) != 1 or not 0 < record.episodes <= _MOST_EPISODES:
+            raise ValueError(
+                f"its {name} record speaks of {counts[0]} episodes, with {counts[1]} returns and "
+                f"{counts[2]} lengths"
+            )
+        if record.seed < 0 or record.max_episode_steps < 1 or min(record.lengths) < 1:
+            raise ValueError(f"its {name} record is of episodes that cannot be")
+    return record
 
 
 def _value(kind: Any, text: str) -> Any:
