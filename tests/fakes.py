@@ -21,6 +21,10 @@ import numpy as np
 from gymnasium import spaces
 
 
+class Surrender(BaseException):
+    """What an environment raises that does not want to be caught."""
+
+
 class Fake(gymnasium.Env):
     """Three numbers that drift with the action; ends by itself after `length` steps."""
 
@@ -64,6 +68,8 @@ class Fake(gymnasium.Env):
             shown = self._misbehave(shown)
             if self._fault == "nan_reward":
                 reward = float("nan")
+        if self._fault == "rich":
+            reward = 1e308
         return shown, reward, self._t >= self._length, False, {}
 
     def _due(self) -> bool:
@@ -83,13 +89,19 @@ class Fake(gymnasium.Env):
     def _nothing(self, shown: Any) -> Any:
         return shown
 
-    _nan_reward = _nothing
+    _nan_reward = _rich = _nothing
 
     def _raise(self, shown: Any) -> Any:
         raise ValueError("the moon is wrong")
 
     def _exit(self, shown: Any) -> Any:
         sys.exit("gone fishing")
+
+    def _surrender(self, shown: Any) -> Any:
+        raise Surrender("white flag")
+
+    def _generator(self, shown: Any) -> Any:
+        raise GeneratorExit
 
     def _interrupt(self, shown: Any) -> Any:
         raise KeyboardInterrupt
@@ -235,6 +247,7 @@ _SPACES = {
     "matrix": spaces.Box(-1.0, 1.0, (2, 3), np.float32),
     "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float32),
     "several": spaces.MultiDiscrete([2, 3]),
+    "nothing": spaces.Box(-1.0, 1.0, (0,), np.float32),
     "integers": spaces.Box(0, 5, (2,), np.int64),
     "shifted": spaces.Discrete(3, start=5),
 }

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import fakes  # noqa: F401 (registers)
+import fakes
 import gymnasium
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from rlflame.rollout import lockstep, wire
 from rlflame.rollout.lockstep import EnvRow, UnsupportedSpace, describe, fresh_state, make
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.rollout.spec import EnvironmentFault, EnvSpec, EnvState
+from rlflame.trainer import StopNow
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "LunarLander": ("LunarLander-v3", {}),
@@ -309,6 +310,10 @@ def test_tokens_name_the_whole_state() -> None:
         ("ragged", "step", "failed in step: ValueError", 3),
         ("words", "step", "failed in step: ValueError", 3),
         ("nan_reward", "step", "returned the reward nan", 3),
+        ("rich", "step", "returned rewards that add up to infinity", 2),
+        ("surrender", "step", "failed in step: fakes.Surrender: white flag", 3),
+        ("surrender", "init", "failed in reset: fakes.Surrender: white flag", 0),
+        ("generator", "step", "failed in step: GeneratorExit", 3),
     ],
 )
 def test_misbehaviour_is_reported_with_its_place(
@@ -340,6 +345,14 @@ def test_where_ctrl_c_is_ignored_a_keyboard_interrupt_is_the_environment_s():
             row.step(0, out)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_stop_request_is_never_the_environment_s(monkeypatch):
+    row, out = EnvRow(rollouts.fake(fault="interrupt", at=1), 0), np.zeros(3, np.float32)
+    row.begin(0, 9, out)
+    monkeypatch.setattr(fakes.Fake, "_interrupt", lambda *_: (_ for _ in ()).throw(StopNow()))
+    with pytest.raises(StopNow):
+        row.step(0, out)
 
 
 def test_an_environment_that_is_another_one_here_is_refused() -> None:
@@ -426,6 +439,8 @@ def test_a_simulation_that_flies_apart_prints_nothing_and_leaves_no_log(
         ({"observes": "image"}, r"image observations of shape \(8, 8, 3\)"),
         ({"acts": "several"}, "actions of type MultiDiscrete"),
         ({"acts": "dict"}, "actions of type Dict"),
+        ({"observes": "nothing"}, r"empty observations of shape \(0,\)"),
+        ({"acts": "nothing"}, r"empty actions of shape \(0,\)"),
         ({"acts": "integers"}, "actions of type Box of int64"),
     ],
 )

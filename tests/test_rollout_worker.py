@@ -385,7 +385,7 @@ def failed(**kwargs: Any) -> RolloutFailure:
         ("exit", "failed in step: SystemExit: gone fishing"),
         ("nan", "returned NaN or infinity in its observation"),
         ("inf", "returned NaN or infinity in its observation"),
-        ("huge", "returned NaN or infinity in its observation"),
+        ("huge", "returned the number 1e+300 in its observation, which does not fit float32"),
         ("nan_reward", "returned the reward nan"),
         ("shape", "returned an observation of shape (4,)"),
     ],

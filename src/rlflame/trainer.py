@@ -118,8 +118,8 @@ class Stop(Protocol):
         """Inside, a request raises StopNow at once; outside, it waits to be asked about."""
 
 
-class StopNow(BaseException):
-    """Raised into a wait that a stop request cuts short."""
+class StopNow(KeyboardInterrupt):
+    """Raised into a wait that a stop request cuts short; like Ctrl-C, no environment's doing."""
 
 
 class _Collection:

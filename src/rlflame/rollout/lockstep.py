@@ -54,14 +54,13 @@ _NO_PHYSICS: Float64 = np.zeros(0, np.float64)
 _NO_OBSERVATION: Float32 = np.zeros(0, np.float32)
 
 
-def _misbehaviour() -> tuple[type[BaseException], ...]:
-    """What an environment may raise without taking its worker along; `sys.exit()` is a favourite.
+def _misbehaved(error: BaseException) -> bool:
+    """Whether it is the environment that raised this; `sys.exit()` is a favourite.
 
-    Where Ctrl-C is ignored, as in worker processes, even a KeyboardInterrupt is the environment's.
+    A KeyboardInterrupt is the user's, except where Ctrl-C is ignored, as in worker processes.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        return Exception, SystemExit, KeyboardInterrupt
-    return Exception, SystemExit
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return ignored or not isinstance(error, KeyboardInterrupt)
 
 
 class UnsupportedSpace(ValueError):
@@ -129,12 +128,16 @@ def describe(id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> 
         if observed.dtype == np.uint8 and len(observed.shape) >= 2:
             raise UnsupportedSpace(f"image observations of shape {observed.shape}")
         size = int(np.prod(observed.shape, dtype=np.int64))
+        if size == 0:
+            raise UnsupportedSpace(f"empty observations of shape {observed.shape}")
         if isinstance(acted, spaces.Discrete):
             start = int(acted.start)
             return EnvSpec(
                 id, kwargs, max_episode_steps, size, "discrete", int(acted.n), start, (), ()
             )
         if isinstance(acted, spaces.Box) and acted.dtype is not None and acted.dtype.kind == "f":
+            if acted.low.size == 0:
+                raise UnsupportedSpace(f"empty actions of shape {acted.shape}")
             low = tuple(float(x) for x in acted.low.ravel())
             high = tuple(float(x) for x in acted.high.ravel())
             return EnvSpec(
@@ -193,6 +196,8 @@ class EnvRow:
         self._exact_mujoco = False
         self._held: Float64 = _NO_PHYSICS
         self._last_action: Any = None
+        #: The last observation as the environment returned it.
+        self._given: Any = None
         self._shape: tuple[int, ...] = ()
         self._action_shape: tuple[int, ...] = ()
         self._discrete = spec.action_kind == "discrete"
@@ -213,7 +218,9 @@ class EnvRow:
             self._write(observation, out)
         except EnvironmentFault:
             raise
-        except _misbehaviour() as error:
+        except BaseException as error:
+            if not _misbehaved(error):
+                raise
             raise self._fault(f"failed in reset: {_said(error)}") from error
 
     def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
@@ -235,11 +242,15 @@ class EnvRow:
             self._write(observation, out)
         except EnvironmentFault:
             raise
-        except _misbehaviour() as error:
+        except BaseException as error:
+            if not _misbehaved(error):
+                raise
             raise self._fault(f"failed in step: {_said(error)}") from error
         if not math.isfinite(reward):
             raise self._fault(f"returned the reward {reward}")
         self.episode_return += reward
+        if not math.isfinite(self.episode_return):
+            raise self._fault("returned rewards that add up to infinity")
         return reward, terminated, truncated
 
     def hold(self) -> None:
@@ -289,8 +300,15 @@ class EnvRow:
                 env.close()
 
     def check_finite(self, observation: Float32) -> None:
-        if not np.isfinite(observation).all():
-            raise self._fault("returned NaN or infinity in its observation")
+        if np.isfinite(observation).all():
+            return
+        given = np.asarray(self._given, np.float64)
+        if np.isfinite(given).all():
+            largest = np.abs(given).max()
+            raise self._fault(
+                f"returned the number {largest:.3g} in its observation, which does not fit float32"
+            )
+        raise self._fault("returned NaN or infinity in its observation")
 
     def _open(self) -> None:
         env = make(self.spec)
@@ -315,6 +333,7 @@ class EnvRow:
             raise self._fault(
                 f"returned an observation of shape {shape} where its space says {self._shape}"
             )
+        self._given = observation
         out[:] = observation if len(shape) == 1 else np.ravel(observation)
 
     def _remember(self, action: Any) -> None:
