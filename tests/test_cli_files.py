@@ -194,7 +194,43 @@ def test_min_return_is_an_exit_code(folder):
     assert "reaches" in reached.lines[-1]
     assert "is below" in missed.err
     shown = rlflame(*words, mean + 0.5, "--json")
-    assert json.loads(shown.lines[0])["passed"] is False
+    assert (shown.json()["passed"], shown.code) == (False, 1)
+    assert "is below" in shown.err
+    none = rlflame(*words, "nan")
+    assert (none.code, none.out) == (2, "")
+    assert "--min-return nan" in none.err
+
+
+@pytest.mark.parametrize("option", ["eval", "--vs"])
+def test_a_run_folder_is_no_policy_but_its_best_one_is_named(folder, option):
+    first = () if option == "eval" else (policy(folder / "long"), option)
+    words = (*first, folder / "short")
+    spoken = rlflame("eval", *words, *EVAL)
+    assert spoken.code == 1
+    assert str(folder / "short/best.safetensors") in spoken.err
+    empty = rlflame("eval", folder)
+    assert "is a folder" in empty.err
+    assert "best.safetensors" not in empty.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("eval", "absent.safetensors"), 1),
+        (("eval", "{}/short/best.safetensors", "--min-return", "nan"), 2),
+        (("eval", "{}/short/best.safetensors", "--expect-recorded", "--seed", "1"), 2),
+        (("inspect", "absent.safetensors"), 1),
+        (("inspect", "{}/short", "--recipe"), 2),
+        (("runs", "absent"), 1),
+        (("resume", "absent"), 1),
+    ],
+)
+def test_an_error_is_a_json_object_where_json_is_asked_for(folder, words, code):
+    spoken = rlflame(*(word.format(folder) for word in words), "--json")
+    said = spoken.json()
+    assert (spoken.code, said["exit_code"], said["event"]) == (code, code, "error")
+    assert f"rlflame: {said['message']}" in spoken.err
+    assert said["hint"]
 
 
 def test_two_policies_play_the_same_episodes(folder):

@@ -126,6 +126,14 @@ def newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
     )
 
 
+def named_policy(path: Path) -> Checkpoint:
+    """The policy in a file; for a run folder, an error with the file that may have been meant."""
+    best = path / "best.safetensors"
+    if path.is_dir() and best.exists():
+        raise CheckpointError(f"{path} is a folder.", f"the best policy in it: {best}")
+    return files.load(path)
+
+
 class Watcher(Protocol):
     """Whoever shows a run to people or programs."""
 

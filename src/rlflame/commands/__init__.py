@@ -33,7 +33,7 @@ def spoken(command: Callable[P, None]) -> Callable[P, None]:
 def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int:
     from rlflame.display import mute, say_failure
 
-    as_json = bool(given.get("json_lines"))
+    as_json = bool(given.get("json_lines") or given.get("as_json"))
     try:
         work()
         if sys.stdout is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,12 +58,15 @@ def evaluate(
         )
     )
     settings.limit_threads(1)
-    from rlflame import api, checkpoint, scoring
-    from rlflame.display import Tally, say_aside
+    from rlflame import api, scoring
+    from rlflame.display import Tally, say_aside, say_failure
     from rlflame.errors import ConfigError, RlflameError
     from rlflame.evaluate import EvaluationPlan
+    from rlflame.run_folder import named_policy
 
-    source = checkpoint.load(file)
+    if min_return is not None and not math.isfinite(min_return):
+        raise ConfigError(f"--min-return {min_return} is no return.", "--min-return 400")
+    source = named_policy(file)
     if expect_recorded:
         if versus is not None or stochastic or episodes is not None or seed is not None:
             raise ConfigError(
@@ -73,7 +77,7 @@ def evaluate(
     else:
         limit = source.recipe.evaluation.max_episode_steps
         plan = EvaluationPlan(episodes or 100, seed or 0, stochastic, limit)
-    other = checkpoint.load(versus) if versus is not None else None
+    other = named_policy(versus) if versus is not None else None
     if other is not None:
         scoring.check_comparable(source, other)
     differences = api.machine_differences(source)
@@ -92,7 +96,9 @@ def evaluate(
         _print_lines(file, source, plan, record, versus, theirs, verdicts)
     failed = [verdict for verdict in verdicts if not verdict.passed]
     if failed:
-        raise RlflameError(failed[0].text)
+        # The checks are in the JSON object already, and a second one would follow it.
+        say_failure(RlflameError(failed[0].text), debug=debug)
+        raise typer.Exit(1)
 
 
 def _print_lines(

@@ -27,8 +27,13 @@ def inspect(
     del debug
     from rlflame import inspection, toml
     from rlflame.display import aligned, as_json_text, say, say_aside
+    from rlflame.errors import ConfigError
     from rlflame.run_folder import newest_checkpoint
 
+    if recipe and as_json:
+        raise ConfigError(
+            "--recipe and --json exclude each other.", "leave out --recipe: --json has the recipe"
+        )
     found = [newest_checkpoint(path, say_aside) for path in files]
     differences = [inspection.first_difference(found[0], other) for other in found[1:]]
     if as_json:
