@@ -396,3 +396,46 @@ def test_a_service_whose_executor_manager_died_ends_itself_once_its_run_is_over(
     """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
+
+
+# Ends that used to be none.
+
+
+def test_executors_that_are_lost_and_cannot_start_again_end_the_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlflame.fleet.flame.desk._STALLED_S", 0.2)
+    with bench.fleet() as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+        bench.stub.faults.bind_failure = "the disk is full of sand"
+        bench.stub.expire_idle()
+        with pytest.raises(FleetError, match="full of sand"):
+            run(fleet, slots(2))
+
+
+def test_weights_that_stay_lost_end_the_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlflame.fleet.flame.verdict.MOST_STRAYS", 3)
+    with bench.fleet() as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+        bench.stub.faults.cache_missing_prefix = f"{fleet._application}/shared"
+        bench.stub.faults.cache_missing = True
+        name = fleet.put(rollouts.weights(slots(1)[0].policy, seed=9))
+        (task,) = (dataclasses.replace(task, policy_id=name) for task in slots(1))
+        with pytest.raises(FleetError, match="without having run: its weights were gone"):
+            list(fleet.submit([task]))
+
+
+def test_a_session_manager_that_stays_away_ends_the_run(bench: Bench) -> None:
+    with bench.fleet(1, reconnect_s=0.5) as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+        bench.stub.stop_session_manager()
+        with pytest.raises(FleetError, match="away for 0.5 s"):
+            run(fleet, slots(1))
+        bench.stub.start_session_manager()
+
+
+def test_a_first_answer_that_fails_is_asked_for_again(bench: Bench) -> None:
+    bench.stub.faults.fail_tasks = 2
+    with bench.fleet() as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+    assert not [text for text in bench.kinds("phase") if "lack the right packages" in text]

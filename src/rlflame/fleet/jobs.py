@@ -29,6 +29,8 @@ class Job:
     answers: queue.SimpleQueue[Fragment | RlflameError]
     deaths: int = 0
     hangs: int = 0
+    #: Answers that were no fault of its environment and no death either.
+    strays: int = 0
     #: Answered or cancelled: whatever is still heard of it is of no interest.
     ended: bool = False
 

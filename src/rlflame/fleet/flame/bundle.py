@@ -22,6 +22,7 @@ _MODULES = (
     "rlflame.errors",
     "rlflame.fleet",
     "rlflame.fleet.flame",
+    "rlflame.fleet.flame.bounded",
     "rlflame.fleet.flame.lease",
     "rlflame.fleet.flame.service",
     "rlflame.rollout",

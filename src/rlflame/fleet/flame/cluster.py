@@ -16,9 +16,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from rlflame.errors import ConfigError, FleetUnreachable
+from rlflame.errors import FleetUnreachable
 
-from .bounded import Unanswered, bounded, said
+from . import address
+from .address import CACHE, MANAGER, Server
+from .address import configured as configured
+from .bounded import Unanswered, bounded
 from .parcel import context, supervised
 
 _KNOCK_S = 3.0
@@ -51,69 +54,74 @@ class Reference:
     key: str
 
 
-def configured() -> str | None:
-    """Where a cluster is configured, or None."""
-    if os.environ.get("FLAME_ENDPOINT"):
-        return "FLAME_ENDPOINT"
-    path = os.path.join(os.path.expanduser("~"), ".flame", "flame.yaml")
-    return path if os.path.exists(path) else None
-
-
 class Cluster:
     """An open connection. Every call either returns or raises a FleetError in bounded time."""
 
     def __init__(self) -> None:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         self.source = configured()
+        if self.source is None:
+            raise address.unconfigured()
         try:
             from flamepy.core.types import FlameContext
-
+        except ImportError as error:
+            raise address.not_importable(error) from error
+        try:
             context = FlameContext()
         except Exception as error:
-            raise ConfigError(
-                f"The Flame configuration in {self.source} cannot be read: {said(error)}.",
-                "set FLAME_ENDPOINT and FLAME_CACHE_ENDPOINT instead, or --local",
-            ) from error
+            raise address.unreadable(error) from error
         self.endpoint = str(context.endpoint)
         self.cache_endpoint = str(context.cache_endpoint)
         self.template = str(context.runner.template)
         self._tls = context.tls
-        if "://" not in self.endpoint:
-            raise ConfigError(
-                f"The Flame endpoint {self.endpoint!r} has no scheme.",
-                f"write http://{self.endpoint}",
-            )
+        address.check(MANAGER, self.endpoint)
+        address.check(CACHE, self.cache_endpoint)
         self._connection: Any = None
 
     def open(self) -> Cluster:
         """Connect; raises FleetUnreachable with what to type."""
-        import flamepy
-
-        self.knock(self.endpoint, 8080, "session manager")
-        self.knock(self.cache_endpoint, 9090, "object cache")
+        self.knock(self.endpoint, MANAGER)
+        self.knock(self.cache_endpoint, CACHE)
         try:
-            self._connection = bounded(
-                lambda: flamepy.connect(self.endpoint, self._tls), _CONNECT_S, "connect"
-            )
+            self.connect()
+            # A connection is made with whatever speaks HTTP/2; only an answer tells.
+            bounded(lambda: list(self.connection.list_nodes()), _CONNECT_S, "nodes")
         except Unanswered as error:
-            raise self._unreachable(f"{error.message}") from error
+            self.close()
+            secure = self.endpoint.startswith("https:")
+            raise self._unreachable(
+                f"Something listens at {self.endpoint}, but does not answer as a session manager.",
+                self.endpoint,
+                MANAGER,
+                f"clients' port is 8080, not 8081; {'http' if secure else 'https'}:// if its TLS "
+                f"is {'off' if secure else 'on'}; rlflame cluster-check; --local runs it here",
+                error.message,
+            ) from error
         return self
 
-    def knock(self, endpoint: str, port: int, what: str) -> None:
+    def knock(self, endpoint: str, server: Server) -> None:
         """Find out fast whether anybody listens at all."""
-        place = urlsplit(endpoint)
-        host, number = place.hostname or "", place.port or port
         try:
-            socket.create_connection((host, number), _KNOCK_S).close()
-        except OSError as error:
+            place = urlsplit(endpoint)
+            host, port = place.hostname or "", place.port or server.port
+            socket.create_connection((host, port), _KNOCK_S).close()
+        except (OSError, ValueError) as error:  # a host that is no name is a ValueError
+            why = (error.strerror if isinstance(error, OSError) else None) or error
             raise self._unreachable(
-                f"Nobody answers at {endpoint}, the {what} ({error.strerror or error})."
+                f"Nobody answers at {endpoint}, the {server.what} ({why}).", endpoint, server
             ) from error
 
-    def _unreachable(self, message: str) -> FleetUnreachable:
-        where = f" It is configured in {self.source}." if self.source else ""
+    def _unreachable(
+        self, message: str, endpoint: str, server: Server, hint: str = "", detail: str = ""
+    ) -> FleetUnreachable:
+        source = address.source(server, endpoint)
+        hint = hint or "rlflame cluster-check tells what is wrong; --local runs it here"
+        if source != address.DEFAULT:
+            return FleetUnreachable(f"{message} It is configured in {source}.", hint, detail)
         return FleetUnreachable(
-            message + where, "rlflame cluster-check tells what is wrong; --local runs it here"
+            f"{message} It is {source}: {server.variable} is not set.",
+            f"export {server.variable}={server.example}; {hint}",
+            detail,
         )
 
     def close(self) -> None:
@@ -288,7 +296,7 @@ class Cluster:
         """The half of `open` that asks the session manager; the cache may be away."""
         import flamepy
 
-        self.knock(self.endpoint, 8080, "session manager")
+        self.knock(self.endpoint, MANAGER)
         self._connection = bounded(
             lambda: flamepy.connect(self.endpoint, self._tls), _CONNECT_S, "connect"
         )

@@ -22,7 +22,7 @@ from rlflame.fleet.jobs import Job, JobQueue
 
 from .bounded import said
 from .cluster import Cluster, Reference, close_quietly
-from .errand import Attempt, Errands
+from .errand import Attempt, Away, Errands
 from .overhead import Overhead
 from .verdict import Again, judge
 
@@ -32,6 +32,8 @@ _BREAKER_S = 45.0
 _MONITOR_S = 0.5
 #: A watched task that said nothing for so long is asked for.
 _SILENCE_S = 20.0
+#: Where no task runs for so long, the reason is looked for.
+_STALLED_S = 4.0
 #: A task that runs for this many times the usual is given to a second executor.
 _STRAGGLER = 3.0
 _STRAGGLER_FLOOR_S = 1.0
@@ -57,6 +59,7 @@ class Desk:
         met: Callable[[dict[str, Any]], None],
         overhead: Overhead,
         trouble: Callable[[str], RlflameError],
+        stalled: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
@@ -67,6 +70,10 @@ class Desk:
         self._observer = observer
         self._met = met
         self._trouble = trouble
+        #: Asked when nothing runs for a while; raises what ends the run.
+        self._stalled = stalled
+        self._told_at = 0.0
+        self._said_stalled = False
         self._clock = clock
         self._lock = threading.Condition()
         self._jobs = JobQueue()
@@ -168,7 +175,9 @@ class Desk:
     def _see_through(self, attempt: Attempt) -> None:
         """From a job to its answer; whatever goes wrong becomes another attempt, or an error."""
         try:
-            self._answered(attempt.job, self._errands.carry(attempt))
+            self._answered(attempt, self._errands.carry(attempt))
+        except Away as error:
+            self.end(error)
         except RlflameError as error:
             self._lost(attempt, error.message)
         except Exception as error:
@@ -186,7 +195,8 @@ class Desk:
 
     # What comes of an attempt.
 
-    def _answered(self, job: Job, answer: dict[str, Any]) -> None:
+    def _answered(self, attempt: Attempt, answer: dict[str, Any]) -> None:
+        job = attempt.job
         busy_s = float(answer["busy_s"])
         with self._lock:
             self._failures_in_row = 0
@@ -199,16 +209,19 @@ class Desk:
         if isinstance(outcome, Again):
             if outcome.weights_lost:
                 self._forget_weights(job.task.policy_id)
-            self._again(job, outcome.reason)
+            time.sleep(outcome.pause_s)
+            self._again(attempt, outcome.reason)
             return
         with self._lock:
             self._jobs.end(job, outcome)
 
-    def _again(self, job: Job, reason: str) -> None:
+    def _again(self, attempt: Attempt, reason: str) -> None:
+        job = attempt.job
         with self._lock:
-            attended = sum(attempt.job is job for attempt in self._attempts)
-            # Where a second attempt goes on, it is that one's turn.
-            if attended < 2 and not job.ended and self._over is None:
+            # Where a second attempt goes on, it is that one's turn; the last of them decides.
+            attempt.over = True
+            going_on = any(a.job is job and not a.over for a in self._attempts)
+            if not going_on and not job.ended and self._over is None:
                 self._jobs.again(job, reason)
                 self._staff()
                 self._lock.notify_all()
@@ -232,7 +245,7 @@ class Desk:
         # One executor may be failing all that it is given: leave others time to take something,
         # and that one time to recover.
         time.sleep(min(2.0, 0.05 * 2 ** min(failures, 6)))
-        self._again(job, reason if failures == 1 else "")
+        self._again(attempt, reason if failures == 1 else "")
 
     def _abandon(self, error: RlflameError) -> None:
         self._over = self._over or error
@@ -267,6 +280,29 @@ class Desk:
                     close_quietly(attempt.stream)  # its thread then asks
             if not waiting:
                 self._speculate(attempts, now)
+            self._look_at_start(attempts, now)
+
+    def _look_at_start(self, attempts: list[Attempt], now: float) -> None:
+        """Executors may be lost in the middle of a run, and new ones may fail to start."""
+        if not attempts or any(attempt.running_at is not None for attempt in attempts):
+            self._told_at = now
+            if self._said_stalled:
+                self._said_stalled = False
+                with self._speaking:
+                    self._observer(FleetEvent("phase", "", 0, ""))
+            return
+        oldest = min(attempts, key=lambda attempt: attempt.created_at)
+        waited_s = now - oldest.created_at
+        if waited_s < _STALLED_S or now - self._told_at < _STALLED_S:
+            return
+        self._told_at = now
+        self._errands.look(oldest)
+        if oldest.running_at is None:
+            self._said_stalled = True
+            try:
+                self._stalled(waited_s)
+            except RlflameError as error:
+                self.end(error)
 
     def _speculate(self, attempts: list[Attempt], now: float) -> None:
         """Give stragglers a second executor, where one is free."""

@@ -18,7 +18,7 @@ from rlflame.errors import FleetError
 from rlflame.fleet.jobs import Job
 from rlflame.rollout import wire
 
-from .bounded import said
+from .bounded import bounded, said
 from .cluster import CANCELLED, FAILED, RUNNING, SUCCEED, Cluster, Reference, TaskNews
 from .parcel import reference_argument, request
 
@@ -26,6 +26,12 @@ T = TypeVar("T")
 #: An input larger than this travels through the cache; the session manager refuses 4 MiB.
 INLINE_BYTES = 3 << 20
 _ASK_EVERY_S = 0.5
+_CALL_S = 30.0
+_FETCH_S = 120.0
+
+
+class Away(FleetError):
+    """The session manager did not come back in time: no attempt can be made any more."""
 
 
 @dataclass(eq=False)
@@ -40,6 +46,8 @@ class Attempt:
     task: str = ""
     stream: Any = None
     speculative: bool = False
+    #: It came to nothing, and somebody has to decide what follows.
+    over: bool = False
 
 
 @dataclass
@@ -68,14 +76,17 @@ class Errands:
             payload = reference_argument(large)
         call = request("run", payload, job.task.policy_id, place.endpoint, place.key)
         try:
-            attempt.task = self._persist(lambda: self.cluster.create(session, call))
+            attempt.task = self._persist(
+                lambda: bounded(lambda: self.cluster.create(session, call), _CALL_S, "create task")
+            )
             news = self._outcome(session, attempt)
         finally:
             if large is not None:
                 self.throw_away(large.key)
         if news.state != SUCCEED or news.output is None:
             raise FleetError(news.message or "its executor failed without a word")
-        content, key = self.cluster.fetch(news.output)
+        output = news.output
+        content, key = bounded(lambda: self.cluster.fetch(output), _FETCH_S, "fetch")
         self.throw_away(key)
         answer: dict[str, Any] = wire.decode(content)
         return answer
@@ -131,8 +142,10 @@ class Errands:
                 return call()
             except Exception as error:
                 if self.clock() > deadline or self.closing():
-                    raise FleetError(
-                        f"The session manager is away: {said(error)}.", "rlflame cluster-check"
+                    raise Away(
+                        f"The session manager has been away for {self.reconnect_s:g} s: "
+                        f"{said(error)}.",
+                        "rlflame cluster-check, then rlflame resume",
                     ) from error
             time.sleep(pause)
             pause = min(2.0, 2.0 * pause)

@@ -14,17 +14,19 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
-from rlflame.errors import FleetError, RlflameError
+from rlflame.errors import FleetError, FleetUnreachable, RlflameError
 from rlflame.fleet import FleetEvent, FleetReport, Observer, ignore, policy_id
 from rlflame.fleet.jobs import Job
 from rlflame.rollout import blas, wire
 from rlflame.rollout.child import versions
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
 
+from .bounded import Unanswered
 from .cluster import EXECUTOR_STATES, Cluster, Reference
 from .desk import Desk
 from .lease import Lease
@@ -34,6 +36,7 @@ from .submission import FlameSubmission
 
 #: How long closing waits for tasks that still run, in all.
 _DRAIN_S = 12.0
+_CLEAN_S = 16.0
 
 
 class FlameFleet:
@@ -61,6 +64,8 @@ class FlameFleet:
         self._workers: dict[str, dict[str, Any]] = {}
         self._said: set[str] = set()
         self._closed = False
+        #: What keeps the cluster from being as it was before; empty once it is.
+        self._left = "the cluster did not answer"
         self._settled = threading.Event()
         self._started: Started | None = None
         self._failed: RlflameError | None = None
@@ -72,7 +77,7 @@ class FlameFleet:
             self._lease = Lease(self._cluster.cache_endpoint, self._application)
         except Exception as error:
             self._cluster.close()
-            raise FleetError(
+            raise FleetUnreachable(
                 f"The object cache at {self._cluster.cache_endpoint} does not take objects "
                 f"({str(error).splitlines()[0] if str(error) else type(error).__name__}).",
                 "rlflame cluster-check",
@@ -81,6 +86,7 @@ class FlameFleet:
             "core": blas.core_name(),
             "step_deadline_s": step_deadline_s,
             "lease": self._lease.reference,
+            "delay_release_s": float(wishes.delay_release_s),
             "env_file": os.path.basename(wishes.env_file) if wishes.env_file else None,
         }
         self._starter = Starter(
@@ -101,6 +107,7 @@ class FlameFleet:
             met=self._met,
             overhead=self._overhead,
             trouble=self._trouble,
+            stalled=self._stalled,
         )
         self._thread = threading.Thread(target=self._start, name="rlflame-start", daemon=True)
         self._thread.start()
@@ -261,8 +268,24 @@ class FlameFleet:
     def _phase(self, text: str) -> None:
         self._observer(FleetEvent("phase", "", 0, text))
 
+    def _stalled(self, waited_s: float) -> None:
+        if self._started is not None:
+            with contextlib.suppress(Unanswered):
+                self._starter.stalled(self._started, waited_s)
+
     def _trouble(self, reason: str) -> RlflameError:
         """Why task after task fails: an executor whose process died fails all it is given."""
+        for what, ask in (
+            ("session manager", self._cluster.nodes),
+            ("object cache", lambda: self._cluster.put(f"{self._application}/shared", b"?")),
+        ):
+            try:
+                ask()
+            except FleetError as error:
+                return FleetError(
+                    f"The {what} does not answer any more: {error.message}",
+                    "rlflame cluster-check, then rlflame resume",
+                )
         seen = ""
         with contextlib.suppress(FleetError):
             ours = [
@@ -288,37 +311,43 @@ class FlameFleet:
             self._lease.announce_end()
         self._desk.close()
         self._thread.join(timeout=5.0)
-        names = [name for name, _ in self._starter.opened]
-        left = self._clean()
+        cleaning = threading.Thread(target=self._clean, name="rlflame-clean", daemon=True)
+        cleaning.start()
+        # A cluster that does not answer must not hold the process.
+        cleaning.join(timeout=_CLEAN_S)
         self._lease.end()
-        if left:
+        if self._left:
             self._note(
-                f"flame: {left}; rlflame cluster-check --clean removes what is left of this run"
+                f"flame: {self._left}; rlflame cluster-check --clean removes what is left of this "
+                "run"
             )
-        else:
-            # Results lie under the name of the application that ran; the rest under the first.
-            for name in {self._application, *names}:
-                with contextlib.suppress(FleetError):
-                    self._cluster.delete(f"{name}/*")
         self._cluster.close()
 
-    def _clean(self) -> str:
-        """Close sessions and unregister; what could not be done, in words."""
+    def _clean(self) -> None:
+        """Close sessions, delete objects, and last what those are found by."""
         deadline = time.monotonic() + _DRAIN_S
-        problem = ""
-        for name, session_id in reversed(self._starter.opened):
+        opened = list(reversed(self._starter.opened))
+        # Results lie under the name of the application that ran; the rest under the first.
+        holders = {self._application, *(name for name, _ in opened)}
+        steps: list[Callable[[], None]] = [
+            *(partial(self._cluster.close_session, session_id) for _, session_id in opened),
+            *(partial(self._cluster.delete, f"{name}/*") for name in holders),
+            *(partial(self._cluster.unregister, name) for name, _ in opened),
+        ]
+        for step in steps:
             while True:
                 try:
-                    self._cluster.close_session(session_id)
-                    self._cluster.unregister(name)
+                    step()
                     break
                 except FleetError as error:
+                    if "not found" in error.message.lower():
+                        break  # it never came to be
                     # Refused while a task runs; workers look up every other second.
                     if time.monotonic() > deadline:
-                        problem = error.message.rstrip(".")
-                        break
+                        self._left = error.message.rstrip(".")
+                        return
                     time.sleep(0.2)
-        return problem
+        self._left = ""
 
     def __enter__(self) -> FlameFleet:
         return self

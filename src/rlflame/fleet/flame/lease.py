@@ -15,7 +15,10 @@ import numpy as np
 
 from rlflame.rollout import wire
 
+from .bounded import bounded
+
 BEAT_EVERY_S = 5.0
+_WRITE_S = 4.0
 
 
 def key_of(application: str) -> str:
@@ -68,7 +71,8 @@ class Lease:
             "pid": os.getpid(),
         }
         content = np.frombuffer(wire.encode(value), np.uint8)
-        update_object(ObjectRef(self.reference["endpoint"], self.reference["key"], 0), content)
+        place = ObjectRef(self.reference["endpoint"], self.reference["key"], 0)
+        bounded(lambda: update_object(place, content), _WRITE_S, "lease")
 
     def announce_end(self) -> None:
         """Workers that look see that nobody waits for their tasks any more."""

@@ -50,6 +50,7 @@ class Service:
         step_deadline_s: float,
         lease: Mapping[str, str],
         env_file: str | None = None,
+        delay_release_s: float = 0.0,
     ) -> None:
         self._environment = blas.environment_like(core)
         if env_file is not None:  # it lies beside the package that was unpacked with it
@@ -63,6 +64,7 @@ class Service:
         self._name = uuid.uuid4().hex[:8]
         #: When the child was ready for the task; its start is not the task's.
         self._began = 0.0
+        self._orphan_s = _ORPHAN_S + 2.0 * delay_release_s
         #: The run has ended: what is still queued need not be run.
         self._over = False
         _keep_few_objects()
@@ -77,7 +79,7 @@ class Service:
                 over_since = None
                 continue
             over_since = over_since or time.monotonic()
-            if time.monotonic() - over_since > _ORPHAN_S:
+            if time.monotonic() - over_since > self._orphan_s:
                 self._retire()
                 os._exit(0)  # which the supervisor takes for an end
 
@@ -150,7 +152,8 @@ class Service:
             if now - looked_at > _LEASE_EVERY_S:
                 looked_at = now
                 if lease.over():
-                    self._over = True
+                    # A run that is merely silent may come back.
+                    self._over = lease.closing
                     self._retire()
                     return "cancelled", b"", {}
 
@@ -209,6 +212,7 @@ class _Lease:
         self._reference = reference
         self._beat: int | None = None
         self._changed_at = time.monotonic()
+        self.closing = False
 
     def over(self) -> bool:
         """Whether the run has said that it ends, or has said nothing for long."""
@@ -220,6 +224,7 @@ class _Lease:
             found = lease.read(**self._reference)
         if found is not None:
             if found["closing"]:
+                self.closing = True
                 return True
             if found["beat"] != self._beat:
                 self._beat, self._changed_at = found["beat"], now
@@ -232,7 +237,7 @@ def _fetched(endpoint: str, key: str) -> bytes | None:
 
     try:
         return bytes(memoryview(get_object(ObjectRef(endpoint, key, 0))))
-    except (KeyError, ValueError):
+    except Exception:  # gone, or the cache is away: either way it has to be asked for again
         return None
 
 

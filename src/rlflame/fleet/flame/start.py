@@ -38,6 +38,7 @@ from .parcel import request
 PREFIX = "rlflame-"
 _LOOK_EVERY_S = 0.25
 _TELL_EVERY_S = 2.0
+_REFUSALS = 5
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,9 @@ class Starter:
             {"__module__": Loader.__module__, "archive": code, "settings": self.settings},
         )
         carried = cluster.put_context(f"{self.application}/shared", shipped)
+        session_id = f"{name}-{uuid.uuid4().hex[:6]}"
+        # Before it is there: a call that was cut short may have come through.
+        self.opened.append((name, session_id))
         cluster.register(
             name,
             url=url,
@@ -164,8 +168,6 @@ class Starter:
             delay_release_s=wishes.delay_release_s,
             template=wishes.template,
         )
-        session_id = f"{name}-{uuid.uuid4().hex[:6]}"
-        self.opened.append((name, session_id))
         session = self._session(session_id, name, carried)
         found = self._first_answer(session, session_id, installed=installed)
         return Started(name, session_id, session, found, installed, len(code) + len(package))
@@ -195,14 +197,19 @@ class Starter:
     def _first_answer(self, session: Any, session_id: str, *, installed: bool) -> dict[str, Any]:
         """Ask until an executor answers; say meanwhile what stands in the way."""
         began = told = self.clock()
+        refusals = 0
         task = self.cluster.create(session, request("greet"))
         while not self.stopped():
             try:
                 news = self.cluster.ask(session, task)
                 if news.state == SUCCEED:
                     return self._answer(news)
+                if news.state in (FAILED, CANCELLED) and refusals < _REFUSALS:
+                    refusals += 1
+                    task = self.cluster.create(session, request("greet"))
+                    continue
                 if news.state in (FAILED, CANCELLED):
-                    raise Paused(
+                    raise FleetError(
                         "The first executor could not say what it is "
                         f"({news.message or 'no reason given'}).",
                         "rlflame cluster-check",
@@ -229,6 +236,15 @@ class Starter:
         found: dict[str, Any] = json.loads(str(get_object(reference)))
         self.cluster.delete(reference.key)
         return found
+
+    def stalled(self, started: Started, waited_s: float) -> None:
+        """Nothing runs in the middle of a run: say why, or raise what makes it hopeless."""
+        failures = self._bind_failures(started.session_id)
+        if waited_s > self.wishes.start_deadline_s:
+            raise self._nobody(started.session_id, installed=started.installed)
+        self.tell(
+            self.situation(started.session_id, waited_s, failures, installed=started.installed)
+        )
 
     def _bind_failures(self, session_id: str) -> list[str]:
         """What executors said that could not take the session up; raises once they gave up."""

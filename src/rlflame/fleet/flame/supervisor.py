@@ -9,8 +9,10 @@ dollar sign and no other module of ours. Must not know: tasks, environments.
 import base64
 import json
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -24,11 +26,25 @@ def main() -> None:
     record = os.path.join(os.getcwd(), place + ".session")
     if os.path.exists(record):
         os.remove(record)
+    # Whatever the service and its children put aside goes when this process goes.
+    folder = tempfile.mkdtemp(prefix="rlflame-")
+    os.environ["TMPDIR"] = folder
+    tempfile.tempdir = None
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        watch(record)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def watch(record: str) -> None:
+    """Fork the service, again and again; a group's end reaches both."""
     deaths = 0
     while deaths < ATTEMPTS:
         began = time.monotonic()
         child = os.fork()
         if child == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             serve(record)
             os._exit(0)
         _, status = os.waitpid(child, 0)

@@ -15,6 +15,13 @@ from rlflame.fleet.jobs import Job, broken, died, hung
 from rlflame.rollout import wire
 from rlflame.rollout.spec import Fragment, RolloutFailure
 
+#: Enough for a minute of trouble, with the pauses between.
+MOST_STRAYS = 30
+_STRAYS = {
+    "no_policy": "its weights were gone from the cache",
+    "cancelled": "its executor had heard no sign of life of this run",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Again:
@@ -22,6 +29,7 @@ class Again:
 
     reason: str
     weights_lost: bool = False
+    pause_s: float = 0.0
 
 
 def judge(
@@ -45,9 +53,15 @@ def judge(
         if job.deaths > max_retries:
             return died(job, (row, seed, step), answer["how"], printed)
         return Again(str(answer["how"]))
-    if kind == "no_policy":
-        return Again("its weights were gone from the cache", weights_lost=True)
-    return Again("its executor was told to end")
+    job.strays += 1
+    reason = _STRAYS.get(kind, f"its worker answered {kind!r}")
+    if job.strays > MOST_STRAYS:
+        return FleetError(
+            f"Slot {job.task.slot} of iteration {job.task.iteration} came back {job.strays} times "
+            f"without having run: {reason}.",
+            "rlflame cluster-check; an object cache without a storage folder forgets what it holds",
+        )
+    return Again(reason, weights_lost=kind == "no_policy", pause_s=min(2.0, 0.05 * 2**job.strays))
 
 
 def _fragment(job: Job, answer: dict[str, Any], printed: str) -> Fragment | RlflameError:
