@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -19,6 +20,7 @@ from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.show import Silent
 
 INLINE = RuntimeSettings(fleet="inline")
+FILE = Path("best.safetensors")
 
 
 @pytest.fixture(autouse=True)
@@ -227,14 +229,14 @@ def test_a_finished_run_is_left_alone_and_a_missing_score_is_made_up_for():
 def test_extending_changes_the_end_and_nothing_else():
     done = api.train(tiny())
     found = checkpoint.load(done.folder / "latest.safetensors")
-    longer = api.extended(found, 500)
+    longer = api.extended(found, 500, FILE)
     assert longer.recipe.stop_at_steps == 500
     assert longer.recipe.learning == found.recipe.learning
     assert longer.recipe.evaluation == found.recipe.evaluation
-    assert api.extended(found, None) is found
-    assert api.extended(found, 128) is found
+    assert api.extended(found, None, FILE) is found
+    assert api.extended(found, 128, FILE) is found
     with pytest.raises(ConfigError, match="--steps 100 is not beyond the 128"):
-        api.extended(found, 100)
+        api.extended(found, 100, FILE)
     assert api.finished(found)
     assert not api.finished(longer)
 
@@ -275,6 +277,20 @@ def test_starting_from_a_policy_starts_with_its_very_weights():
     np.testing.assert_allclose(
         show.policy["normaliser.scale"], theirs["normaliser.scale"], rtol=1e-4
     )
+
+
+def test_a_recipe_that_names_its_policy_starts_from_no_other():
+    one, other = (
+        api.train(tiny(**{"learning.seed": seed})).folder / "best.safetensors" for seed in (1, 2)
+    )
+    begun = api.train(tiny(**{"learning.seed": 9}), init_from=one)
+    named = checkpoint.load(begun.folder / "latest.safetensors").recipe.learning.init_policy
+    again = {"learning.seed": 9, "learning.init_policy": named}
+    assert api.train(tiny(**again), init_from=one).digest == begun.digest
+    before = sorted(Path("runs").iterdir())
+    with pytest.raises(ConfigError, match=f"policy {named}, and {other} holds [0-9a-f]{{32}}"):
+        api.train(tiny(**again), init_from=other)
+    assert sorted(Path("runs").iterdir()) == before
 
 
 # Evaluation

@@ -337,3 +337,31 @@ def test_the_most_workers_that_can_help_are_named(tmp_path):
     expected = "  rollouts     1 local worker; at most 2 can help (learning.rollout.num_slots)"
     assert expected in spoken.lines
     assert not list(tmp_path.glob("MUJOCO_LOG.TXT"))
+
+
+def test_what_is_said_of_a_run_that_reached_its_return_can_be_typed():
+    words = ("--steps", "9999", "--until-return", "5", "--out", "done", *TINY)
+    assert rlflame("train", *words).code == 0
+    again, refused = rlflame("resume", "done"), rlflame("resume", "done", "--steps", "99999")
+    (line,) = (line for line in again.lines if "to go on" in line)
+    command = "rlflame train --env CartPole-v1 --init-from done/best.safetensors"
+    assert line.endswith(command)
+    assert refused.code == 2
+    assert refused.err.rstrip().endswith(command)
+    started = rlflame(*command.split()[1:], *TINY, "--steps", "64")
+    assert started.code == 0, started.err
+
+
+def test_a_dry_run_looks_at_the_policy_to_start_from():
+    absent = rlflame("train", "--dry-run", "--init-from", "nope.safetensors")
+    assert (absent.code, absent.out) == (1, "")
+    assert "nope.safetensors does not exist" in absent.err
+    assert rlflame("train", *TINY, "--steps", "64", "--out", "a").code == 0
+    words = ("train", *TINY, "--steps", "64", "--init-from", "a/best.safetensors")
+    shown = rlflame(*words, "--dry-run", "--json").json()["config"]["learning"]["init_policy"]
+    assert rlflame(*words, "--out", "b").code == 0
+    (file,) = rlflame("inspect", "b", "--json").json()["files"]
+    assert shown == file["recipe"]["learning"]["init_policy"]
+    other = rlflame(*words, "--env", "acrobot", "--dry-run")
+    assert other.code == 2
+    assert "does not fit" in other.err

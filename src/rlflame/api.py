@@ -20,15 +20,15 @@ import numpy as np
 
 from rlflame import build, checkpoint, env_file, fleets, presets, toml
 from rlflame.checkpoint import Checkpoint
-from rlflame.config import Recipe, RunConfig, RuntimeSettings
+from rlflame.config import LearningSettings, Recipe, RunConfig, RuntimeSettings
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
 from rlflame.fleet import Fleet, policy_id
 from rlflame.rollout.child import versions
 from rlflame.rollout.policy import Policy
-from rlflame.rollout.spec import Array, PolicyArrays
-from rlflame.run_folder import FileRecorder, RunFolder, newest_checkpoint
+from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays
+from rlflame.run_folder import FileRecorder, RunFolder, named_policy, newest_checkpoint
 from rlflame.show import RunResult, RunStart, Show, Silent
 from rlflame.stop import NeverStop
 from rlflame.trainer import Stop, StopNow, Trainer
@@ -97,9 +97,7 @@ def train(
         env_spec = build.environment(recipe.learning.environment)
         start = None
         if init_from is not None:
-            spec = build.policy_spec(recipe.learning, env_spec)
-            start = build.starting_policy(checkpoint.load(init_from), spec, str(init_from))
-            learning = recipe.learning.model_copy(update={"init_policy": policy_id(start)})
+            learning, start = started_from(recipe.learning, env_spec, init_from)
             recipe = recipe.model_copy(update={"learning": learning})
         begun = build.beginning(recipe, env_spec, start)
         folder = RunFolder.create(run_path(recipe, runtime))
@@ -108,6 +106,21 @@ def train(
             return _run(folder, begun, runtime, fleet, show, stop or NeverStop(), described, start)
         finally:
             folder.release()
+
+
+def started_from(
+    learning: LearningSettings, env: EnvSpec, file: Path
+) -> tuple[LearningSettings, PolicyArrays]:
+    """The settings of a run that starts from the policy in a file, and that policy."""
+    spec = build.policy_spec(learning, env)
+    start = build.starting_policy(named_policy(file), spec, str(file))
+    wanted, found = learning.init_policy, policy_id(start)
+    if wanted not in (None, found):
+        raise ConfigError(
+            f"The recipe starts from the policy {wanted}, and {file} holds {found}.",
+            "--init-from the file it was made with, or --set learning.init_policy=none",
+        )
+    return learning.model_copy(update={"init_policy": found}), start
 
 
 def resume(
@@ -135,7 +148,7 @@ def resume(
                 f"{target} holds a policy alone, without the state that training needs.",
                 f"start a new run from it: rlflame train --init-from {target}",
             )
-        found = extended(found, steps)
+        found = extended(found, steps, folder.best if folder.best.exists() else target)
         if finished(found) and _scored(folder, found):
             return _result(folder, found, began=False)
         for difference in machine_differences(found):
@@ -172,8 +185,11 @@ def machine_differences(found: Checkpoint) -> list[str]:
     return checkpoint.fingerprint_differences(found.fingerprint, versions())
 
 
-def extended(found: Checkpoint, steps: int | None) -> Checkpoint:
-    """The same run with another end; nothing else of the recipe changes."""
+def extended(found: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
+    """The same run with another end; nothing else of the recipe changes.
+
+    `policy` is the file that a new run can start from where this one does not go on.
+    """
     recipe = found.recipe
     if steps is None or (steps == recipe.stop_at_steps and recipe.stop_at_iterations is None):
         return found
@@ -181,7 +197,7 @@ def extended(found: Checkpoint, steps: int | None) -> Checkpoint:
         raise ConfigError(
             f"This run ended at step {found.progress.steps}, when an evaluation had reached "
             f"{found.recipe.evaluation.until_return:g}; it does not go on.",
-            "start a new run from its policy: rlflame train --init-from",
+            f"start a new run from its policy: {train_from(recipe, policy)}",
         )
     if steps <= found.progress.steps:
         raise ConfigError(
@@ -190,6 +206,11 @@ def extended(found: Checkpoint, steps: int | None) -> Checkpoint:
         )
     changes = {"stop_at_steps": steps, "stop_at_iterations": None}
     return replace(found, recipe=found.recipe.model_copy(update=changes))
+
+
+def train_from(recipe: Recipe, policy: Path) -> str:
+    """The command that starts a new run from a policy of this recipe."""
+    return f"rlflame train --env {recipe.learning.environment.id} --init-from {policy}"
 
 
 def finished(found: Checkpoint) -> bool:
@@ -247,6 +268,10 @@ def _result(
         saved.digest,
         saved.evaluation,
         saved.best,
+        # A run that has reached its return does not go on.
+        train_from(saved.recipe, folder.best)
+        if saved.progress.reached
+        else f"rlflame resume {folder.path} --steps {2 * saved.progress.steps}",
     )
 
 

@@ -159,8 +159,7 @@ def closing(result: RunResult, board: Board) -> list[tuple[str, str]]:
         lines.append(("best", interval(result.best)))
     lines.append(("files", str(result.folder)))
     if not result.began:
-        steps = 2 * result.progress.steps
-        lines.append(("to go on", f"rlflame resume {result.folder} --steps {steps}"))
+        lines.append(("to go on", result.onward))
     if result.complete and result.best is not None:
         lines.append(("next", f"rlflame eval {result.folder / 'best.safetensors'}"))
     return lines

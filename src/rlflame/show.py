@@ -51,6 +51,8 @@ class RunResult:
     digest: str
     evaluation: EvaluationRecord | None
     best: EvaluationRecord | None
+    #: The command that goes on from here.
+    onward: str
 
 
 class Silent:

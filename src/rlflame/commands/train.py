@@ -113,7 +113,7 @@ def train(
     )  # fmt: skip
     settings.limit_threads(resolved.learning.threads)
     if dry_run:
-        _dry_run(resolved, name, as_json=json_lines)
+        _dry_run(resolved, name, init_from, as_json=json_lines)
         return
     from rlflame import display, fleets
 
@@ -172,12 +172,18 @@ def resume(
     _check_complete(result, stop)
 
 
-def _dry_run(config: RunConfig, preset: str, *, as_json: bool) -> None:
+def _dry_run(config: RunConfig, preset: str, init_from: Path | None, *, as_json: bool) -> None:
     from rlflame import build, toml
     from rlflame.display import aligned, as_json_text, say
     from rlflame.facts import Facts
 
-    facts = Facts(config.recipe, build.environment(config.learning.environment), preset)
+    env = build.environment(config.learning.environment)
+    if init_from is not None:
+        from rlflame import api
+
+        learning, _ = api.started_from(config.learning, env, init_from)
+        config = config.model_copy(update={"learning": learning})
+    facts = Facts(config.recipe, env, preset)
     if as_json:
         whole = {"reset_seeds": facts.reset_seeds(), "config": config.model_dump(mode="json")}
         say(as_json_text({**facts.as_dict(), **whole}, indent=2))
