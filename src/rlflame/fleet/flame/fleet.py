@@ -340,14 +340,23 @@ class FlameFleet:
                     step()
                     break
                 except FleetError as error:
-                    if "not found" in error.message.lower():
-                        break  # it never came to be
+                    with contextlib.suppress(FleetError):
+                        if not self._is_there(opened):
+                            break  # it never came to be
                     # Refused while a task runs; workers look up every other second.
                     if time.monotonic() > deadline:
                         self._left = error.message.rstrip(".")
                         return
                     time.sleep(0.2)
         self._left = ""
+
+    def _is_there(self, opened: list[tuple[str, str]]) -> bool:
+        """Whether the cluster knows anything of this run."""
+        sessions = {session.id for session in self._cluster.sessions()}
+        return any(
+            session_id in sessions or self._cluster.application(name) is not None
+            for name, session_id in opened
+        )
 
     def __enter__(self) -> FlameFleet:
         return self
