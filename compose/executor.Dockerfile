@@ -1,7 +1,7 @@
 # An executor manager that has what rollouts need, so that no run installs anything.
 FROM docker.io/xflops/flame-executor-manager:v0.6.0
 
-# The driver's Python must have the same minor version.
+# Where runs install packages, the driver's Python must have the same minor version.
 ARG PYTHON_VERSION=3.12
 ARG UV_DEFAULT_INDEX
 ENV UV_PYTHON_INSTALL_DIR=/usr/local/flame/python
