@@ -657,7 +657,7 @@ def test_nothing_configured(no_flame):
         ("somewhere:8080", "grpc://somewhere:9090", "export FLAME_ENDPOINT=http://somewhere:8080"),
         ("grpc://somewhere:8080", "grpc://somewhere:9090", "FLAME_ENDPOINT=http://HOST:8080"),
         ("http://somewhere:80x", "grpc://somewhere:9090", "FLAME_ENDPOINT=http://HOST:8080"),
-        ("http://somewhere:8080", "somewhere:9090", "FLAME_CACHE_ENDPOINT=grpc://HOST:9090"),
+        ("http://somewhere:8080", "somewhere:9090", "FLAME_CACHE_ENDPOINT=grpc://somewhere:9090"),
         ("http://somewhere:8080", "http://somewhere:9090", "FLAME_CACHE_ENDPOINT=grpc://HOST:9090"),
         ("http://somewhere:8080", None, "export FLAME_CACHE_ENDPOINT=grpc://somewhere:9090"),
         ("http://somewhere:8080", "grpc://somewhere:9090", ""),
@@ -674,7 +674,8 @@ def test_addresses(no_flame, monkeypatch, endpoint, cache, fix):
     assert (cluster is not None) == usable
     assert found.status == ("ok" if not fix else "warning" if usable else "failed")
     assert fix in " ".join(found.fixes)
-    assert "FLAME_ENDPOINT" in found.seen
+    wrong = "FLAME_CACHE_ENDPOINT" if "_CACHE_" in fix and not usable else "FLAME_ENDPOINT"
+    assert wrong in found.seen
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlflame.doctor import Finding, brief, failed, ok, warning
-from rlflame.errors import ConfigError, FleetError
-from rlflame.fleet.flame.bounded import Unanswered, bounded, said
-from rlflame.fleet.flame.cluster import Cluster, Reference, configured
+from rlflame.errors import FleetError
+from rlflame.fleet.flame.address import CACHE, MANAGER, Misconfigured, configured
+from rlflame.fleet.flame.address import EXPORT as EXPORT
+from rlflame.fleet.flame.address import UP as UP
+from rlflame.fleet.flame.bounded import Unanswered, bounded
+from rlflame.fleet.flame.cluster import Cluster, Reference
 from rlflame.fleet.flame.start import PREFIX
 
 _MEGABYTES = 8
 _KNOCK_S = 10.0
 _COMPOSE = "docker compose -f compose/compose.yaml"
-UP = f"{_COMPOSE} up -d"
-EXPORT = "export FLAME_ENDPOINT=http://127.0.0.1:8080 FLAME_CACHE_ENDPOINT=grpc://127.0.0.1:9090"
 
 
 def configuration() -> tuple[Cluster | None, Finding]:
@@ -31,34 +32,13 @@ def configuration() -> tuple[Cluster | None, Finding]:
         return None, failed("configuration", "no Flame cluster is configured", UP, EXPORT)
     try:
         cluster = Cluster()
-    except ConfigError as error:
-        return None, _unusable(error, source)
-    except Exception as error:
-        return None, failed(
-            "configuration", f"{source}: {brief(said(error))}", f"correct it, or {EXPORT}"
-        )
+    except Misconfigured as error:
+        return None, failed("configuration", brief(error.message), *error.fixes, source=source)
     facts: dict[str, Any] = {
         "source": source,
         "endpoint": cluster.endpoint,
         "cache": cluster.cache_endpoint,
     }
-    for endpoint, schemes, example, variable in (
-        (cluster.endpoint, ("http", "https"), "http://HOST:8080", "FLAME_ENDPOINT"),
-        (
-            cluster.cache_endpoint,
-            ("grpc", "grpcs", "grpc+tls"),
-            "grpc://HOST:9090",
-            "FLAME_CACHE_ENDPOINT",
-        ),
-    ):
-        parts = urlsplit(endpoint)
-        if parts.scheme not in schemes or not parts.hostname or not _has_good_port(endpoint):
-            return None, failed(
-                "configuration",
-                f"{endpoint!r} is no address of the kind {example} (from {source})",
-                f"export {variable}={example}",
-                **facts,
-            )
     seen = f"{source}: {cluster.endpoint}, cache {cluster.cache_endpoint}"
     if _is_local(cluster.cache_endpoint) and not _is_local(cluster.endpoint):
         return cluster, warning(
@@ -68,31 +48,6 @@ def configuration() -> tuple[Cluster | None, Finding]:
             **facts,
         )
     return cluster, ok("configuration", seen, **facts)
-
-
-def _unusable(error: ConfigError, source: str) -> Finding:
-    path = os.path.join(os.path.expanduser("~"), ".flame", "flame.yaml")
-    if error.__cause__ is None:  # an endpoint that says too little
-        address = error.hint.removeprefix("write ")
-        return failed(
-            "configuration", f"{error.message} (from {source})", f"export FLAME_ENDPOINT={address}"
-        )
-    # The variables are read after the file, so a broken file is in their way.
-    cause = "it is empty" if isinstance(error.__cause__, AttributeError) else (
-        brief(str(error.__cause__))
-    )  # fmt: skip
-    return failed(
-        "configuration",
-        f"{path} cannot be read: {cause}",
-        f"correct it, or put it away: mv {path} {path}.old; and {EXPORT}",
-    )
-
-
-def _has_good_port(endpoint: str) -> bool:
-    try:
-        return urlsplit(endpoint).port != 0
-    except ValueError:
-        return False
 
 
 def _is_local(endpoint: str) -> bool:
@@ -109,7 +64,7 @@ def _silence(endpoint: str, error: FleetError) -> str:
 def session_manager(cluster: Cluster) -> Finding:
     facts: dict[str, Any] = {"endpoint": cluster.endpoint}
     try:
-        bounded(lambda: cluster.knock(cluster.endpoint, 8080, "session manager"), _KNOCK_S, "knock")
+        bounded(lambda: cluster.knock(cluster.endpoint, MANAGER), _KNOCK_S, "knock")
     except FleetError as error:
         start = f"start it: {UP}" if _is_local(cluster.endpoint) else "start it there"
         return failed(
@@ -148,9 +103,7 @@ def object_cache(cluster: Cluster) -> Finding:
     """Put, get and delete, by the address that references carry, as a run does."""
     facts: dict[str, Any] = {"endpoint": cluster.cache_endpoint}
     try:
-        bounded(
-            lambda: cluster.knock(cluster.cache_endpoint, 9090, "object cache"), _KNOCK_S, "knock"
-        )
+        bounded(lambda: cluster.knock(cluster.cache_endpoint, CACHE), _KNOCK_S, "knock")
     except FleetError as error:
         start = f"{UP} object-cache" if _is_local(cluster.cache_endpoint) else "there"
         return failed(
@@ -229,7 +182,7 @@ def _round_trip(cluster: Cluster, prefix: str, facts: dict[str, Any]) -> Finding
 def _not_reachable(cluster: Cluster, place: Reference, facts: dict[str, Any]) -> Finding | None:
     """References carry the address of the cache's own network interface."""
     try:
-        bounded(lambda: cluster.knock(place.endpoint, 9090, "object cache"), _KNOCK_S, "knock")
+        bounded(lambda: cluster.knock(place.endpoint, CACHE), _KNOCK_S, "knock")
     except FleetError:
         return failed(
             "object cache",
