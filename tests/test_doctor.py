@@ -6,6 +6,7 @@ Each check fails for its own reason and names its own fix. The clock is the test
 from __future__ import annotations
 
 import io
+import os
 import pickletools
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from rlflame.doctor import (
     warning,
     workers,
 )
-from rlflame.doctor.leftovers import Census, Fate, Leases, finding, foreign, runs
+from rlflame.doctor.leftovers import Census, Fate, Leases, finding, foreign, process, runs
 from rlflame.doctor.look import GIB, Application, Executor, Look, Node, Session
 from rlflame.doctor.machine import BACKENDS, Graphics
 from rlflame.doctor.probe import Answers, Greeting
@@ -291,8 +292,10 @@ def cluster_with(*names: str, sessions=()) -> Look:
     return look(0.0, applications=[Application(n, "rlflame") for n in names], sessions=sessions)
 
 
-def settled(book: Book, seen: Look, later: Look | None = None, *, alive=(), time: Time):
-    census = Census(seen, book, time.pace, host="here", lives=lambda pid: pid in alive)
+def settled(book: Book, seen: Look, later: Look | None = None, *, known=None, time: Time):
+    """`known` is what this machine says of its processes."""
+    asked = (known or {}).__getitem__
+    census = Census(seen, book, time.pace, host="here", process=asked)
     return census.settle(lambda: later or seen, lambda text: None)
 
 
@@ -303,24 +306,76 @@ def test_a_lease_that_moves_is_life_and_one_that_stands_is_death():
     dead, living = settled(book, cluster_with("rlflame-old", "rlflame-young"), time=time)
     assert (dead.run.name, dead.state) == ("rlflame-old", "dead")
     assert (living.run.name, living.state) == ("rlflame-young", "alive")
-    assert time.now - 1000 >= 20.0  # four beats
+    assert 95.0 < time.now - 1000 < 110.0  # workers give up after 90 s without a beat
     assert "process 7 on far" in dead.why
 
 
 def test_nobody_waits_where_all_runs_show_that_they_live():
     time = Time()
     book = Book(a=lease(1, host="here", pid=12))
-    (fate,) = settled(book, cluster_with("rlflame-a"), alive={12}, time=time)
+    (fate,) = settled(book, cluster_with("rlflame-a"), known={12: "driver"}, time=time)
     assert (fate.state, time.now) == ("alive", 1000.0)
     assert "12" in fate.why
 
 
-@pytest.mark.parametrize(("host", "pid"), [("far", 12), ("here", 13)])
-def test_a_process_counts_on_this_machine_and_by_its_own_number(host, pid):
+@pytest.mark.parametrize(
+    ("host", "known", "waits_s"),
+    [
+        ("far", "driver", 100.0),  # of another machine, this one's processes say nothing
+        ("here", "doubtful", 100.0),  # another has its number now
+        ("here", "gone", 11.0),
+    ],
+)
+def test_how_long_a_run_that_does_not_move_is_given(host, known, waits_s):
     time = Time()
-    book = Book(a=lease(1, host=host, pid=pid))
-    (fate,) = settled(book, cluster_with("rlflame-a"), alive={12}, time=time)
+    book = Book(a=lease(1, host=host, pid=12))
+    (fate,) = settled(book, cluster_with("rlflame-a"), known={12: known}, time=time)
     assert fate.state == "dead"
+    assert time.now - 1000 == pytest.approx(waits_s)
+    assert ("which is gone" in fate.why) == (known == "gone")
+
+
+@pytest.mark.parametrize("known", ["doubtful", "gone"])
+def test_a_beat_outweighs_what_is_known_of_the_process(known):
+    """Where drivers run in containers that bear this machine's name, numbers mean nothing."""
+    time = Time()
+    book = Book(a=lease(1, host="here", pid=12))
+    time.meanwhile = lambda now: book.leases["rlflame-a"].update(beat=1 + int(now - 1000) // 5)
+    (fate,) = settled(book, cluster_with("rlflame-a"), known={12: known}, time=time)
+    assert fate.state == "alive"
+
+
+def test_one_that_is_gone_is_dead_before_one_that_is_far():
+    time = Time()
+    book = Book(a=lease(1), b=lease(1, host="here", pid=12))
+    far, gone = settled(book, cluster_with("rlflame-a", "rlflame-b"), known={12: "gone"}, time=time)
+    assert "no beat for 100 s" in far.why
+    assert "no beat for 11 s" in gone.why
+
+
+def test_a_run_that_is_killed_here_and_removed_meanwhile_is_not_dead():
+    time = Time()
+    book = Book(b=lease(1, host="here", pid=12))
+    seen = cluster_with("rlflame-b")
+    (fate,) = settled(book, seen, cluster_with(), known={12: "gone"}, time=time)
+    assert fate.state == "alive"
+
+
+def test_a_number_that_another_process_has_is_no_driver():
+    wait = "import sys; print(flush=True); sys.stdin.read()"
+    found = {}
+    for words in ([], ["rlflame"], ["rlflame", "cluster-check"]):
+        with subprocess.Popen(
+            [sys.executable, "-c", wait, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other:
+            other.stdout.readline()
+            found[" ".join(words)] = process(other.pid)
+            other.stdin.close()
+            other.wait()
+        assert process(other.pid) == "gone"
+    known = "driver" if sys.platform == "linux" else "doubtful"
+    assert found == {"": "doubtful", "rlflame": known, "rlflame cluster-check": "doubtful"}
+    assert process(os.getpid()) == "doubtful"
 
 
 @pytest.mark.parametrize(

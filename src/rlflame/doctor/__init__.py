@@ -100,13 +100,16 @@ class Pace:
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep
     #: The whole check-up; what was not begun by then is not looked at.
-    whole_s: float = 240.0
+    whole_s: float = 300.0
     #: An executor that has not moved for so long in a state that others pass in no time is stuck.
     still_s: float = 6.0
     #: In Binding, where a worker process is started, it may be for so long.
     binding_s: float = 30.0
-    #: A lease that stands still for so long, four beats and a little, is that of a dead run.
-    lease_s: float = 21.0
+    #: A lease that stands still for so long is that of a dead run: its workers give up after 90 s.
+    lease_s: float = 100.0
+    #: The same where the driver's process on this machine is gone, too. Not at once: containers may
+    #: share a host's name and not its processes, so two beats have to be missed.
+    gone_s: float = 11.0
     #: Until an executor has answered for the first time.
     first_answer_s: float = 45.0
     #: Until all that are to come have answered.

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from rlflame.doctor import Finding, Pace, ok, warning
@@ -88,14 +89,23 @@ class Leases:
         bounded(lambda: lease.end_for(endpoint, key, found), _LEASE_S, "lease")
 
 
-def process_lives(pid: int) -> bool:
+Process = Literal["driver", "gone", "doubtful"]
+
+
+def process(pid: int) -> Process:
+    """What this machine knows of a driver by its number, which may be another's by now."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return False
+        return "gone"
     except PermissionError:
-        return True
-    return True
+        pass
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return "doubtful"
+    is_other = pid == os.getpid() or b"cluster-check" in words
+    return "driver" if b"rlflame" in words and not is_other else "doubtful"
 
 
 @dataclass
@@ -106,9 +116,11 @@ class Census:
     leases: Leases
     pace: Pace
     host: str = field(default_factory=socket.gethostname)
-    lives: Callable[[int], bool] = process_lives
+    process: Callable[[int], Process] = process
     _first: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     _fates: dict[str, Fate] = field(default_factory=dict)
+    #: Runs whose process on this machine is no more.
+    _gone: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.began_s = self.pace.clock()
@@ -119,8 +131,13 @@ class Census:
             except FleetError as error:
                 self._say(run, "unknown", f"its lease cannot be read: {error.message}")
                 continue
-            if found and found["host"] == self.host and self.lives(int(found["pid"])):
+            if found is None or found["host"] != self.host:
+                continue
+            known = self.process(int(found["pid"]))
+            if known == "driver":
                 self._say(run, "alive", f"its process {found['pid']} on this machine lives")
+            elif known == "gone":
+                self._gone.add(run.name)
 
     def _say(self, run: Run, state: State, why: str) -> None:
         beat = (self._first.get(run.name) or {}).get("beat")
@@ -134,20 +151,31 @@ class Census:
     def settle(self, again: Callable[[], Look], tell: Callable[[str], None]) -> list[Fate]:
         """Wait until all that live have shown it, or long enough to say that the rest are dead."""
         self._ask()
-        end_s = self.began_s + self.pace.lease_s
-        if self.open and self.pace.clock() < end_s:
-            tell(
-                f"waiting up to {end_s - self.pace.clock():.0f} s to see whether "
-                f"{count(len(self.open), 'run')} of rlflame on the cluster still live"
-            )
-        while self.open and self.pace.clock() < end_s:
-            self.pace.pause(min(_LOOK_EVERY_S, max(0.0, end_s - self.pace.clock())))
-            self._ask()
         if self.open:
-            last = {run.name: run for run in runs(again())}
-            for run in self.open:
-                self._conclude(run, last.get(run.name))
+            longest_s = max(self._due_s(run) for run in self.open) - self.pace.clock()
+            tell(
+                f"waiting up to {max(0.0, longest_s):.0f} s to see whether "
+                f"{count(len(self.open), 'run')} of rlflame on the cluster still live; "
+                "a live one mostly shows it within 5 s"
+            )
+        while self.open:
+            now_s = self.pace.clock()
+            due = [run for run in self.open if self._due_s(run) <= now_s]
+            if due:
+                last = {run.name: run for run in runs(again())}
+                for run in due:
+                    self._conclude(run, last.get(run.name))
+                continue
+            next_s = min(self._due_s(run) for run in self.open)
+            self.pace.pause(min(_LOOK_EVERY_S, next_s - now_s))
+            self._ask()
         return [self._fates[run.name] for run in self.runs]
+
+    def _due_s(self, run: Run) -> float:
+        """When a run that has not moved by then is dead."""
+        gone = run.name in self._gone
+        stands_s = min(self.pace.gone_s, self.pace.lease_s) if gone else self.pace.lease_s
+        return self.began_s + stands_s
 
     def _ask(self) -> None:
         for run in self.open:
@@ -168,6 +196,7 @@ class Census:
             self._say(run, "alive", "it has just ended by itself")
         elif found is not None:
             where = f"process {found['pid']} on {found['host']}"
+            where += ", which is gone" if run.name in self._gone else ""
             self._say(run, "dead", f"no beat for {stood_s:.0f} s; it was {where}")
         elif [session.counts for session in now.sessions] != [s.counts for s in run.sessions]:
             self._say(run, "unknown", "it has no lease, but its tasks move")
