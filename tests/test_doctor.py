@@ -457,6 +457,9 @@ class Shelf:
         self.names = {application.name for application in seen.applications}
         self.busy = busy or {}
         self.deleted: list[str] = []
+        self.cache_is_away = False
+        #: What was there when objects were first deleted.
+        self.still_there: set[str] | None = None
 
     def close_session(self, name):
         if self.busy.get(name, 0) > 0:
@@ -482,6 +485,10 @@ class Shelf:
         return name if name in self.names else None
 
     def delete(self, prefix):
+        if self.cache_is_away:
+            raise FleetError("The cluster did not answer within 20 s (delete objects).")
+        if self.still_there is None:
+            self.still_there = {*self.open, *self.names}
         self.deleted.append(prefix)
 
 
@@ -502,7 +509,7 @@ def test_cleaning_removes_the_dead_and_touches_nobody_else():
     assert found.status == "ok"
     assert shelf.open == {"b-s", "c-s"}
     assert shelf.names == {"rlflame-b", "rlflame-c"}
-    assert shelf.deleted == ["rlflame-a/*"]
+    assert shelf.deleted == ["rlflame-a/*", "rlflame-a-i/*"]
     assert book.ended == ["rlflame-a"]
     said = " ".join(found.notes)
     assert "removed: rlflame-a" in said
@@ -535,11 +542,35 @@ def test_a_session_that_never_closes_is_given_up_and_named_with_its_node():
     found = clean(shelf, fates, Book(a=lease(1), b=lease(1)), held, time.pace)
     assert found.status == "failed"
     assert shelf.names == {"rlflame-a"}
-    assert shelf.deleted == ["rlflame-b/*"]
+    assert shelf.deleted == ["rlflame-b/*", "rlflame-b-i/*"]
     assert time.now - 1000 < 60.0
     assert "not removed: rlflame-a, Cannot close" in " ".join(found.notes)
     assert "node-7" in " ".join(found.notes)
     assert "--clean" in found.fixes[0]
+
+
+def test_objects_go_after_the_sessions_that_make_them_and_before_the_name_that_finds_them():
+    seen, shelf = shelf_with("a")
+    clean(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    assert shelf.still_there == {"rlflame-a"}
+    assert shelf.names == set()
+
+
+def test_a_run_whose_objects_cannot_be_deleted_is_found_again():
+    seen, shelf = shelf_with("a")
+    shelf.cache_is_away = True
+    found = clean(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    assert found.status == "failed"
+    assert shelf.names == {"rlflame-a"}
+    assert "not removed: rlflame-a, the object cache does not delete" in found.notes[0]
+    assert "stay registered" in found.notes[0]
+    assert "object cache" in found.fixes[0]
+    assert "--clean" in found.fixes[0]
+    shelf.cache_is_away = False
+    again = clean(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    assert again.status == "ok"
+    assert shelf.names == set()
+    assert shelf.deleted == ["rlflame-a/*", "rlflame-a-i/*"]
 
 
 def test_what_is_gone_already_is_no_obstacle():
@@ -548,7 +579,7 @@ def test_what_is_gone_already_is_no_obstacle():
     shelf.names.clear()
     found = clean(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
     assert found.status == "ok"
-    assert shelf.deleted == ["rlflame-a/*"]
+    assert shelf.deleted == ["rlflame-a/*", "rlflame-a-i/*"]
 
 
 # What executors say.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlflame.doctor import Finding, Pace, failed, ok
+from rlflame.doctor import Finding, Pace, brief, failed, ok
 from rlflame.doctor.leftovers import CLEAN, Fate, Leases, Run
 from rlflame.doctor.look import Look
 from rlflame.errors import FleetError
@@ -16,6 +16,11 @@ from rlflame.facts import count
 from rlflame.fleet.flame.cluster import Cluster
 
 _CLOSE_EVERY_S = 0.5
+_BUSY = (
+    "an executor that never finishes its task keeps a session open: see executors above or below, "
+    f"free the node, then {CLEAN}"
+)
+_NO_CACHE = f"see the check of the object cache, restart it if it hangs, then {CLEAN}"
 
 
 def withdraw(
@@ -53,6 +58,7 @@ def clean(
 ) -> Finding:
     """Remove dead runs, and say of every other why it was left alone."""
     removed, kept, stubborn = [], [], []
+    fixes: dict[str, None] = {}
     for fate in fates:
         name, run = fate.run.name, fate.run
         if fate.state != "dead":
@@ -63,9 +69,14 @@ def clean(
         except _Alive:
             kept.append(f"left alone: {name}, its lease moves again")
             continue
+        except _Kept as error:
+            stubborn.append(f"not removed: {name}, {error.message}")
+            fixes.setdefault(_NO_CACHE)
+            continue
         except FleetError as error:
             problem = error.message.rstrip(".")
         if problem:
+            fixes.setdefault(_BUSY)
             stubborn.append(f"not removed: {name}, {problem}{_where(run, look)}")
             continue
         removed.append(
@@ -83,8 +94,7 @@ def clean(
         return failed(
             "cleaning",
             f"{seen}, {count(len(stubborn), 'dead run')} could not be removed",
-            "an executor that never finishes its task keeps a session open: see executors above or "
-            f"below, free the node, then {CLEAN}",
+            *fixes,
             notes=notes,
             **facts,
         )
@@ -95,6 +105,10 @@ class _Alive(Exception):
     """It has moved after all."""
 
 
+class _Kept(FleetError):
+    """The object cache stands in the way."""
+
+
 def _bury(cluster: Cluster, fate: Fate, leases: Leases, pace: Pace) -> str:
     run = fate.run
     found = leases.read(run.name)
@@ -102,12 +116,20 @@ def _bury(cluster: Cluster, fate: Fate, leases: Leases, pace: Pace) -> str:
         if found["beat"] != fate.beat:
             raise _Alive
         leases.end(run.name, found)  # workers that still toil for it look there, and give up
-    problem = withdraw(cluster, [session.id for session in run.sessions], run.applications, pace)
-    if not problem:
-        # Results lie under the application's name, everything else under the run's.
-        for name in {run.name, *run.applications}:
+    problem = withdraw(cluster, [session.id for session in run.sessions], [], pace)
+    if problem:
+        return problem
+    try:
+        # Results lie under the application's name, everything else under the run's. While an
+        # application is registered the next cleaning finds the run; its objects tell nobody.
+        for name in (run.name, f"{run.name}-i"):
             cluster.delete(f"{name}/*")
-    return problem
+    except FleetError as error:
+        raise _Kept(
+            f"the object cache does not delete its objects ({brief(error.message)}); its "
+            "applications stay registered, so that the next cleaning finds them"
+        ) from error
+    return withdraw(cluster, [], run.applications, pace)
 
 
 def _where(run: Run, look: Look) -> str:
