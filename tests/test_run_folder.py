@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import failpoints
+import numpy as np
 import pytest
 
 from rlflame import api, checkpoint
@@ -351,10 +352,50 @@ def test_an_older_checkpoint_takes_its_folder_back_to_it(copied, untouched, step
     aside = sorted(path.name for path in copied.glob("checkpoints/*.later"))
     assert aside == [f"{step(s)}.later" for s in later]
     assert bool(watching.notes) == bool(later)
-    for path in copied.glob("checkpoints/*.later"):
+    for path in copied.rglob("*.later"):
         checkpoint.load(path)
         path.unlink()
     assert same_run(copied, untouched) == set()
+
+
+def rising(whole, folder):
+    """A run whose evaluations became better at steps 10 and 30, and not at 20."""
+    with recording(folder, fresh(whole), keep=9) as (recorder, _):
+        for now, mean in ((10, 1.0), (20, 0.5), (30, 2.0)):
+            weights = {name: array + np.float32(now) for name, array in whole.policy.items()}
+            state = at(whole, now)
+            snapshot = dataclasses.replace(state.snapshot, policy=weights)
+            state = dataclasses.replace(state, policy=weights, snapshot=snapshot)
+            recorder.evaluation(state.progress, record_of(whole, mean), weights)
+            offer(recorder, state)
+
+
+def test_the_best_policy_goes_back_with_its_run(tmp_path, whole):
+    folder = tmp_path / "run"
+    rising(whole, folder)
+    then = checkpoint.load(folder / "best.safetensors")
+    back = checkpoint.load(folder / "checkpoints" / step(20))
+    with recording(folder, back, keep=9) as (recorder, _):
+        best = checkpoint.load(folder / "best.safetensors")
+        assert (best.best, best.progress.steps) == (recorder.best, 10)
+        assert recorder.best.mean == 1.0
+        right = checkpoint.load(folder / "checkpoints" / step(10)).policy
+        assert all(np.array_equal(best.policy[name], right[name]) for name in right)
+    assert checkpoint.load(folder / "best.safetensors.later").digest == then.digest
+    with recording(folder, checkpoint.load(folder / "latest.safetensors"), keep=9) as (again, _):
+        assert again.best == best.best  # nothing more to take back
+
+
+def test_a_best_policy_that_is_kept_nowhere_is_no_longer_spoken_of(tmp_path, whole):
+    folder = tmp_path / "run"
+    rising(whole, folder)
+    back = checkpoint.load(folder / "checkpoints" / step(20))
+    (folder / "checkpoints" / step(10)).unlink()
+    with recording(folder, back, keep=9) as (recorder, watching):
+        assert recorder.best is None
+        assert not (folder / "best.safetensors").exists()
+        assert any("not kept" in note for note in watching.notes)
+    assert checkpoint.load(folder / "latest.safetensors").best is None
 
 
 def test_going_back_can_fail_at_any_call_and_the_run_is_still_whole(untouched, tmp_path):
@@ -370,7 +411,7 @@ def test_going_back_can_fail_at_any_call_and_the_run_is_still_whole(untouched, t
                     pass
         except CheckpointError:
             resumed(folder)
-            for path in folder.glob("checkpoints/*.later"):
+            for path in folder.rglob("*.later"):
                 path.unlink()
             assert same_run(folder, untouched) <= {"checkpoints"}, disk.calls
         else:
@@ -385,7 +426,8 @@ def test_a_damaged_newest_checkpoint_costs_its_steps_and_nothing_else(copied, un
     watching = Watching()
     resumed(copied, watching)
     assert any("damaged" in note for note in watching.notes)
-    (copied / "checkpoints" / f"{step(96)}.later").unlink()
+    for path in copied.rglob("*.later"):
+        path.unlink()
     assert same_run(copied, untouched) == set()
 
 
@@ -420,7 +462,7 @@ def test_lost_lines_are_said_and_an_earlier_checkpoint_goes_on(copied, untouched
     del after[Path("config.toml")], before[Path("config.toml")]
     assert after == before
     resumed(copied / "checkpoints" / step(32))
-    for path in copied.glob("checkpoints/*.later"):
+    for path in copied.rglob("*.later"):
         path.unlink()
     assert same_run(copied, untouched) == set()
 

@@ -98,6 +98,21 @@ def _steps_of(path: Path) -> int:
     return int(path.name[5:-12])
 
 
+def _step_file(folder: Path, steps: int) -> Path:
+    return folder / "checkpoints" / f"step-{steps:09d}.safetensors"
+
+
+def _later(folder: Path, progress: Progress) -> list[Path]:
+    return [file for file in step_files(folder) if _steps_of(file) > progress.steps]
+
+
+def _is_later(policy: Path, progress: Progress) -> bool:
+    try:
+        return files.load(policy).progress.steps > progress.steps
+    except CheckpointError:  # absent, or of no use to anybody
+        return False
+
+
 def newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
     """The newest valid checkpoint of a run folder, or the one in the file that is named.
 
@@ -150,9 +165,9 @@ class FileRecorder:
     """Writes a run's record and its checkpoints; the trainer's Recorder.
 
     A record that goes on from a checkpoint takes its folder back to it: the logs are cut to the
-    lines it counts, and checkpoints of a later step, which are damaged or of a future that will be
-    worked out again, are set aside under the name `*.later`. A checkpoint that lies in a folder
-    without any logs begins new ones there.
+    lines it counts, and what is of a later step, checkpoints and the best policy, is set aside
+    under the name `*.later`: it is damaged, or of a future that will be worked out again. A
+    checkpoint that lies in a folder without any logs begins new ones there.
     """
 
     def __init__(
@@ -177,7 +192,7 @@ class FileRecorder:
             if template.snapshot is not None:
                 # Written anew before the logs are cut, so that at every moment the newest
                 # checkpoint finds its lines; and so that a changed recipe is not forgotten.
-                self._commit(template.snapshot)
+                self._go_back(template.snapshot)
             self._metric_file.cut()
             self._episode_file.cut()
             self._open = opened.pop_all()
@@ -277,10 +292,39 @@ class FileRecorder:
             path = self._commit(snapshot)
         self._watcher.saved(path, snapshot.progress)
 
+    def _go_back(self, snapshot: Snapshot) -> None:
+        """Commit where the run goes on from; its best policy is then of no later step either."""
+        progress, file = snapshot.progress, self._folder.best
+        if not (_later(self._folder.path, progress) and _is_later(file, progress)):
+            self._commit(snapshot)
+            return
+        best = self._best_until_now()
+        if best is None and self.best is not None:
+            self.best = None
+            self._watcher.note("The best policy until here is not kept; the next one counts.")
+        self._commit(snapshot)
+        file.replace(f"{file}.later")
+        if best is not None:
+            files.save(file, best)
+
+    def _best_until_now(self) -> Checkpoint | None:
+        """The best policy that the run had when it stood here, if a checkpoint still holds it."""
+        record = self.best
+        if record is None:
+            return None
+        with contextlib.suppress(OSError, ValueError, CheckpointError):
+            text = (self._folder.path / "metrics.jsonl").read_text("utf-8")
+            for line in text.splitlines()[: self._metric_file.lines]:
+                said = json.loads(line)
+                if said.get("eval_return_mean") == record.mean:
+                    held = files.load(_step_file(self._folder.path, int(said["steps"])))
+                    return files.policy_only(held, record)
+        return None
+
     def _commit(self, snapshot: Snapshot) -> Path:
         """The checkpoint, then what points to it, and only then is an old one removed."""
         progress, folder = snapshot.progress, self._folder.path
-        path = folder / "checkpoints" / f"step-{progress.steps:09d}.safetensors"
+        path = _step_file(folder, progress.steps)
         path.parent.mkdir(exist_ok=True)
         files.save(
             path,
@@ -293,7 +337,7 @@ class FileRecorder:
                 snapshot=snapshot,
             ),
         )
-        later = [file for file in step_files(folder) if _steps_of(file) > progress.steps]
+        later = _later(folder, progress)
         for file in later:
             file.replace(f"{file}.later")
         if later:
