@@ -286,9 +286,13 @@ class Cluster:
         return f"{address}/{key}"
 
     def delete(self, prefix: str) -> None:
+        bounded(lambda: self.forget(prefix), _CALL_S, "delete objects")
+
+    def forget(self, prefix: str) -> None:
+        """The same by a thread that may wait as long as it takes."""
         from flamepy.core.cache import delete_objects
 
-        bounded(lambda: delete_objects(prefix), _CALL_S, "delete objects")
+        delete_objects(prefix)
 
     # For those who look at a cluster rather than work on it.
 

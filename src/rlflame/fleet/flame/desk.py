@@ -116,7 +116,8 @@ class Desk:
                 self._abandon(self._over)
             else:
                 self._staff()
-            self._lock.notify_all()
+                # No more than there is work for: attendants that wake in vain cost time.
+                self._lock.notify(len(jobs))
         self._speak()
 
     def cancel(self, jobs: Sequence[Job]) -> None:
@@ -185,7 +186,6 @@ class Desk:
         finally:
             with self._lock:
                 self._attempts.remove(attempt)
-                self._lock.notify_all()
             self._speak()
 
     def _runs(self, attempt: Attempt) -> None:
@@ -224,7 +224,7 @@ class Desk:
             if not going_on and not job.ended and self._over is None:
                 self._jobs.again(job, reason)
                 self._staff()
-                self._lock.notify_all()
+                self._lock.notify()
 
     def _lost(self, attempt: Attempt, reason: str) -> None:
         """The cluster, and not the environment, failed the attempt."""
@@ -330,4 +330,4 @@ class Desk:
         """Delete what has been used."""
         while (key := self._litter.get()) is not None:
             with contextlib.suppress(Exception):  # what stays is deleted with the run
-                self._cluster.delete(key)
+                self._cluster.forget(key)
