@@ -245,6 +245,7 @@ _SPACES = {
     "dict": spaces.Dict({"a": spaces.Discrete(2)}),
     "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
     "matrix": spaces.Box(-1.0, 1.0, (2, 3), np.float32),
+    "scalar": spaces.Box(-1.0, 1.0, (), np.float32),
     "unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float32),
     "several": spaces.MultiDiscrete([2, 3]),
     "nothing": spaces.Box(-1.0, 1.0, (0,), np.float32),

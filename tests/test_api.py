@@ -107,6 +107,30 @@ def test_observations_are_flattened_and_actions_begin_where_the_space_does():
         policy(np.zeros(4))
 
 
+@pytest.mark.parametrize("acts", ["matrix", "scalar", "unbounded"])
+def test_actions_have_the_shape_of_their_space(acts):
+    limit = {"learning.environment.max_episode_steps": 4}
+    kwargs = {"learning.environment.kwargs": {"acts": acts}}
+    policy = api.load_policy(
+        api.train(tiny(env="fakes:Odd-v0", **limit, **kwargs)).folder / "latest.safetensors"
+    )
+    world = gymnasium.make("fakes:Odd-v0", acts=acts)
+    action = policy(world.reset()[0])
+    assert isinstance(action, np.ndarray)
+    assert world.action_space.contains(action)
+    found = policy.checkpoint
+    flat = api.LoadedPolicy(replace(found, env=replace(found.env, action_shape=None)))
+    assert np.array_equal(flat(np.arange(6)), action.ravel())
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, 1e200])
+def test_an_observation_that_holds_no_number_gets_no_action(number):
+    policy = api.load_policy(api.train(tiny()).folder / "best.safetensors")
+    with pytest.raises(ValueError, match="NaN, infinity or a number beyond float32"):
+        policy(np.array([0.0, number, 0.0, 0.0]))
+    assert policy(np.zeros(4)) in (0, 1)
+
+
 def test_a_policy_file_that_is_none(tmp_path):
     with pytest.raises(CheckpointError, match="does not exist"):
         api.load_policy(tmp_path / "absent.safetensors")

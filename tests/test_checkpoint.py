@@ -334,6 +334,20 @@ def test_a_field_that_a_later_version_adds_leaves_older_files_valid(file, forge)
     assert older.recipe.learning.network.observation_clip == 10.0
 
 
+@pytest.mark.parametrize("shape", [[2], [3, 2], [-1, -3], []])
+def test_actions_of_a_shape_that_cannot_be_are_refused(hopper, tmp_path, shape):
+    path = tmp_path / "a.safetensors"
+    checkpoint.save(path, hopper)
+    tensors, metadata = tensors_of(path.read_bytes())
+    env = json.loads(metadata["environment"])
+    assert env["action_shape"] == [3]
+    forged(path, tensors, {**metadata, "environment": json.dumps({**env, "action_shape": shape})})
+    refused(path)
+    del env["action_shape"]
+    forged(path, tensors, {**metadata, "environment": json.dumps(env)})
+    assert checkpoint.load(path).env.action_shape is None
+
+
 def test_what_differs_between_machines_is_named():
     here = versions()
     there = {**here, "numpy": "1.0", "python": "3.0"}
@@ -629,6 +643,7 @@ def test_counters_that_are_no_numbers_are_refused(file, forge, progress):
         ("environment", {"observation_size": 10**12}),
         ("environment", {"action_kind": "continuous"}),
         ("environment", {"action_low": [0.0]}),
+        ("environment", {"action_shape": [2]}),
     ],
 )
 def test_shapes_that_contradict_each_other_are_refused(file, forge, which, change):

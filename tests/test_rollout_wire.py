@@ -373,6 +373,8 @@ def belongs(field: str, wrong: Any) -> bool:
         return wrong == {}
     if field == "int | None":
         return wrong is None or wrong == 7
+    if field == "tuple[int, ...] | None":
+        return wrong is None or wrong == []
     return {
         "int": wrong == 7,
         "float": wrong in (7, 0.5) and wrong is not True,

@@ -44,17 +44,22 @@ class LoadedPolicy:
         self._rows = np.zeros((width, size), np.float32)
 
     def __call__(self, observation: Any) -> Any:
-        """The deterministic action for one observation of the environment's own shape."""
-        flat = np.asarray(observation, np.float32).ravel()
+        """The deterministic action for one observation, both of the environment's own shapes."""
+        with np.errstate(over="ignore"):
+            flat = np.asarray(observation, np.float32).ravel()
         if flat.shape != self._rows.shape[1:]:
             raise ValueError(
                 f"observation of {flat.size} numbers; this policy takes {self._rows.shape[1]}"
             )
+        if not np.isfinite(flat).all():
+            raise ValueError("observation with NaN, infinity or a number beyond float32")
         self._rows[0] = flat
         action: Array = self._policy.to_environment(self._policy.best(self._rows))[0]
-        if self.checkpoint.env.action_kind == "discrete":
-            return int(action) + self.checkpoint.env.action_start
-        return action.copy()
+        env = self.checkpoint.env
+        if env.action_kind == "discrete":
+            return int(action) + env.action_start
+        shape = action.shape if env.action_shape is None else env.action_shape
+        return action.copy().reshape(shape)
 
 
 def load_policy(path: str | Path) -> LoadedPolicy:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -334,9 +335,18 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
     if (
         any(getattr(spec, name) != getattr(env, name) for name in names)
         or spec.width != recipe.learning.rollout.width
+        or not _shaped(env)
         or not len(env.action_low) == len(env.action_high) == bounds
     ):
         raise ValueError("its policy is not one for its environment and recipe")
+
+
+def _shaped(env: EnvSpec) -> bool:
+    """Whether the environment's actions can have the shape that they are said to have."""
+    shape = env.action_shape
+    if shape is None or env.action_kind == "discrete":
+        return not shape
+    return min(shape, default=1) > 0 and math.prod(shape) == env.action_size
 
 
 def _check_shapes(

@@ -133,15 +133,16 @@ def describe(id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> 
         if isinstance(acted, spaces.Discrete):
             start = int(acted.start)
             return EnvSpec(
-                id, kwargs, max_episode_steps, size, "discrete", int(acted.n), start, (), ()
+                id, kwargs, max_episode_steps, size, "discrete", int(acted.n), start, (), (), ()
             )
         if isinstance(acted, spaces.Box) and acted.dtype is not None and acted.dtype.kind == "f":
             if acted.low.size == 0:
                 raise UnsupportedSpace(f"empty actions of shape {acted.shape}")
             low = tuple(float(x) for x in acted.low.ravel())
             high = tuple(float(x) for x in acted.high.ravel())
+            n, shape = len(low), tuple(int(length) for length in acted.shape)
             return EnvSpec(
-                id, kwargs, max_episode_steps, size, "continuous", len(low), 0, low, high
+                id, kwargs, max_episode_steps, size, "continuous", n, 0, low, high, shape
             )
         dtype = f" of {acted.dtype}" if isinstance(acted, spaces.Box) else ""
         raise UnsupportedSpace(f"actions of type {type(acted).__name__}{dtype}")

@@ -38,6 +38,8 @@ class EnvSpec:
     action_start: int
     action_low: tuple[float, ...]
     action_high: tuple[float, ...]
+    #: What the environment's actions are shaped like; None is flat.
+    action_shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
