@@ -99,7 +99,7 @@ def train(
             "--init-from FILE, or --set learning.init_policy=none",
         )
     with _open(fleet, runtime, recipe.learning.rollout.num_slots, show) as fleet:
-        env_spec = build.environment(recipe.learning.environment)
+        env_spec = _environment(recipe, stop or NeverStop())
         start = None
         if init_from is not None:
             learning, start = started_from(recipe.learning, env_spec, init_from)
@@ -307,6 +307,15 @@ def _score(trainer: Trainer, recipe: Recipe, recorder: FileRecorder, stop: Stop)
     recorder.offer_best(snapshot.progress, record, snapshot.policy)
     recorder.save_evaluated(snapshot, record)
     return True
+
+
+def _environment(recipe: Recipe, stop: Stop) -> EnvSpec:
+    """The environment as it is here; making one may take long, and nothing is lost by ending."""
+    try:
+        with stop.interruptible():
+            return build.environment(recipe.learning.environment)
+    except StopNow:
+        raise KeyboardInterrupt from None
 
 
 def _check_environment(found: Checkpoint) -> None:
