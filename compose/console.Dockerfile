@@ -23,6 +23,6 @@ RUN set -eu; \
     $uv pip install --no-cache --python /opt/rlflame --constraints /opt/source/constraints.txt \
         "/opt/source[plot]"
 ENV PATH=/opt/rlflame/bin:$PATH
-WORKDIR /work
+WORKDIR /rlflame
 ENTRYPOINT []
 CMD ["sleep", "infinity"]

@@ -593,7 +593,7 @@ HERE = {
     "system": "linux-x86_64",
     "libc": "glibc-2.36",
     "processor": "A processor",
-    "folder": "/work",
+    "folder": "/somewhere",
     "graphics": ["egl"],
     "pid": 1,
     "clock": 50.0,
