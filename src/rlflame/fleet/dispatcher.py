@@ -24,7 +24,7 @@ from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
 from rlflame.rollout.spec import Fragment, RolloutFailure
 
 from . import Observer, checked, environment_failure, ignore
-from .jobs import Job, JobQueue, Position, broken, died, hung
+from .jobs import Job, JobQueue, Position, broken, died, hung, tell
 
 _TICK_S = 0.2
 #: Starts that may fail in a row; more when somebody kills them, which says less of the next one.
@@ -198,15 +198,7 @@ class Dispatcher:
 
     def _speak(self) -> None:
         """Tell the observer, without the lock: it may ask the fleet something in turn."""
-        while True:
-            with self._lock:
-                if not self._jobs.news:
-                    return
-                news = self._jobs.news.popleft()
-            try:
-                self._observer(news.event)
-            finally:
-                news.deliver()
+        tell(self._jobs, self._lock, self._observer)
 
     def _receive(self, child: _Child) -> bool:
         """Take in what a child has sent; False when there was nothing or is no more."""

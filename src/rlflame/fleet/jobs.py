@@ -8,12 +8,14 @@ from __future__ import annotations
 import queue
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from rlflame.errors import FleetError, RlflameError
 from rlflame.rollout.spec import Fragment, RolloutFailure, RolloutTask
 
-from . import EventKind, FleetEvent, environment_failure
+from . import EventKind, FleetEvent, Observer, environment_failure
 
 Position = tuple[int, int, int]
 _NOWHERE: Position = (0, 0, 0)
@@ -126,6 +128,19 @@ class JobQueue:
     ) -> None:
         event = FleetEvent(kind, job.task.purpose, job.task.slot, text)
         self.news.append(News(event, job, outcome))
+
+
+def tell(jobs: JobQueue, lock: AbstractContextManager[Any], observer: Observer) -> None:
+    """Pass the news on, without the lock: an observer may ask the fleet something in turn."""
+    while True:
+        with lock:
+            if not jobs.news:
+                return
+            news = jobs.news.popleft()
+        try:
+            observer(news.event)
+        finally:
+            news.deliver()
 
 
 def hung(

@@ -1,6 +1,6 @@
 """A connection to one Flame cluster: flamepy's public calls, bounded in time, in our words.
 
-The only driver-side module that knows flamepy. Must not know: tasks' content, retries, leases.
+Of the driver, only this and the lease ask flamepy for anything. Must not know: retries, slots.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlflame.errors import FleetError, RlflameError
 from rlflame.fleet import FleetEvent, Observer
-from rlflame.fleet.jobs import Job, JobQueue
+from rlflame.fleet.jobs import Job, JobQueue, tell
 
 from .bounded import said
 from .cluster import Cluster, Reference, close_quietly
@@ -254,15 +254,7 @@ class Desk:
     def _speak(self) -> None:
         """Tell the observer, one thread at a time and without the lock."""
         with self._speaking:
-            while True:
-                with self._lock:
-                    if not self._jobs.news:
-                        return
-                    news = self._jobs.news.popleft()
-                try:
-                    self._observer(news.event)
-                finally:
-                    news.deliver()
+            tell(self._jobs, self._lock, self._observer)
 
     # The monitor and the sweeper.
 

@@ -229,12 +229,10 @@ class Starter:
         raise FleetError("The fleet was closed before it had started.")
 
     def _answer(self, news: TaskNews) -> dict[str, Any]:
-        from flamepy.core import ObjectRef, get_object
-
         assert news.output is not None
-        reference = ObjectRef.decode(news.output)
-        found: dict[str, Any] = json.loads(str(get_object(reference)))
-        self.cluster.delete(reference.key)
+        place = self.cluster.place(news.output)
+        found: dict[str, Any] = json.loads(str(self.cluster.get(place)))
+        self.cluster.delete(place.key)
         return found
 
     def stalled(self, started: Started, waited_s: float) -> None:
