@@ -81,8 +81,13 @@ def test_a_file_elsewhere_is_named_once_and_remembered(tmp_path: Path) -> None:
     plain = ("--env", "Mine-v0", "--env-file", "lib/my_env.py", *small, "--fleet", "local")
     third = rlflame("train", *plain, "--steps", "128", "--out", "plain", "--quiet")
     assert third.returncode == 0, third.stderr
+    (tmp_path / "lib" / "this.py").write_text(MINE)  # no module that is loaded, but Python's own
     (tmp_path / "lib" / "gone_env.py").write_text("raise SystemExit(0)")
-    for name, words_said in (("random", "rename it"), ("gone_env", "SystemExit")):
+    for name, words_said in (
+        ("random", "rename it"),
+        ("this", "rename it"),
+        ("gone_env", "SystemExit"),
+    ):
         refused = rlflame("train", "--env-file", f"lib/{name}.py", "--env", "my_env:Mine-v0")
         assert refused.returncode == 2
         assert words_said in refused.stderr
