@@ -87,4 +87,5 @@ def test_the_store_yields_once_and_forgets():
     store.add([fragment(0, [3])], behaviour)
     assert [batch.steps for batch in store.batches()] == [3]
     assert store.state() == {}
-    store.load_state({})
+    assert store.segments() == ()
+    store.load_state({}, ())

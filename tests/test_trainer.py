@@ -160,8 +160,11 @@ class Experience:
     def state(self):
         return {}
 
-    def load_state(self, state):
-        assert state == {}
+    def segments(self):
+        return ()
+
+    def load_state(self, state, segments):
+        assert (state, segments) == ({}, ())
 
 
 class Batch:

@@ -296,7 +296,7 @@ def _open(
     return fleets.fleet(runtime, tasks, show.fleet) if fleet is None else nullcontext(fleet)
 
 
-def _score(trainer: Trainer, recipe: Recipe, recorder: FileRecorder, stop: Stop) -> bool:
+def _score(trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: Stop) -> bool:
     """The final evaluation, written into the last checkpoint; False when it was cut short."""
     snapshot = trainer.snapshot()
     try:

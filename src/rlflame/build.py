@@ -104,7 +104,7 @@ def policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
 
 def algorithm(
     learning: LearningSettings, spec: PolicySpec, start: PolicyArrays | None = None
-) -> Algorithm:
+) -> Algorithm[Any]:
     """The learner of a recipe, at its beginning; with `start`, from that policy's weights."""
     network, parameters = build_network(
         spec, learning.network, learning.seed, critic=learning.ppo is not None
@@ -118,7 +118,9 @@ def algorithm(
     return result
 
 
-def _learner(learning: LearningSettings, network: Network, parameters: FlatVector) -> Algorithm:
+def _learner(
+    learning: LearningSettings, network: Network, parameters: FlatVector
+) -> Algorithm[Any]:
     ppo, reinforce = learning.ppo, learning.reinforce
     provider: Provider[Any]
     if ppo is not None:
@@ -227,7 +229,7 @@ def trainer(
     stop: Stop,
     run: str,
     start: PolicyArrays | None = None,
-) -> Trainer:
+) -> Trainer[Any]:
     """A trainer that stands where the checkpoint does."""
     learning = checkpoint.recipe.learning
     blas.set_threads(learning.threads)

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord, evaluate
 from rlflame.fleet import Fleet, Submission
-from rlflame.learner import Algorithm, Experience, Metrics, State
+from rlflame.learner import Algorithm, Experience, Metrics, Segment, State
 from rlflame.rollout.lockstep import fresh_state
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.rollout.spec import (
@@ -35,6 +35,8 @@ from rlflame.rollout.spec import (
 )
 
 EnvStates = tuple[tuple[EnvState, ...], ...]
+#: What an experience yields and an algorithm learns from; the loop only hands it on.
+BatchT = TypeVar("BatchT")
 _EXPERIENCE = "experience."
 
 
@@ -89,6 +91,8 @@ class Snapshot:
     states: EnvStates
     #: With staleness, the weights that act in the next iteration, already under way.
     behaviour: PolicyArrays | None
+    #: What of the experience is not in `learner`, because it changes no more.
+    segments: tuple[Segment, ...] = ()
 
 
 class Recorder(Protocol):
@@ -144,14 +148,14 @@ class _Collection:
         self._fleet.release(self._name)
 
 
-class Trainer:
+class Trainer(Generic[BatchT]):
     """Collect, learn, record, until the budget is spent or somebody asks to stop."""
 
     def __init__(
         self,
         plan: Plan,
-        algorithm: Algorithm,
-        experience: Experience,
+        algorithm: Algorithm[BatchT],
+        experience: Experience[BatchT],
         fleet: Fleet,
         recorder: Recorder,
         stop: Stop,
@@ -182,7 +186,7 @@ class Trainer:
         self.progress = snapshot.progress
         self._states = snapshot.states
         self._behaviour = snapshot.behaviour
-        self._experience.load_state(experience)
+        self._experience.load_state(experience, snapshot.segments)
         self._algorithm.load_state(learner)
 
     def run(self) -> bool:
@@ -238,7 +242,12 @@ class Trainer:
             **{_EXPERIENCE + name: array for name, array in experience.items()},
         }
         return Snapshot(
-            self.progress, self._algorithm.policy(), learner, self._states, self._behaviour
+            self.progress,
+            self._algorithm.policy(),
+            learner,
+            self._states,
+            self._behaviour,
+            self._experience.segments(),
         )
 
     def _collect(

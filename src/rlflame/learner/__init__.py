@@ -7,8 +7,9 @@ environments, files, clocks, budgets, fleets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -20,6 +21,8 @@ from rlflame.rollout.spec import Array, Float32, Float64, Fragment, PolicyArrays
 State = dict[str, Array]
 Metrics = dict[str, float]
 MinibatchT = TypeVar("MinibatchT", contravariant=True)
+LearnsFrom = TypeVar("LearnsFrom", contravariant=True)
+Yields = TypeVar("Yields", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +50,85 @@ class Batch:
         return int(self.valid.sum())
 
 
-class Algorithm(Protocol):
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """Steps drawn from a replay, `[batch, ...]`; valid until the next are drawn."""
+
+    #: As the environment gave them, not normalised.
+    observations: Float32
+    actions: Float32
+    #: The discounted sum over the steps that were really summed, one or more.
+    rewards: Float32
+    #: What followed the last of them; the real final observation where a time limit ended it.
+    next_observations: Float32
+    #: What the estimate after the last of them counts: its discount, or 0 where it terminated.
+    bootstrap: Float32
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayBatch:
+    """The updates that an iteration owes, each with transitions of its own."""
+
+    #: The iteration's own steps, for statistics of what is observed.
+    fresh: Batch
+    #: Updates are numbered through the whole run, from zero.
+    first_update: int
+    updates: int
+    draw: Callable[[int], Transitions]
+
+    def __iter__(self) -> Iterator[tuple[int, Transitions]]:
+        for update in range(self.first_update, self.first_update + self.updates):
+            yield update, self.draw(update)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Transitions of an experience that will not change any more, and that a file can keep."""
+
+    number: int
+    #: Of its content, which names the digest of the segment before it.
+    digest: str
+    #: Its content, taken from memory or verified and read from its file.
+    arrays: Callable[[], State] = field(compare=False, repr=False)
+
+
+def segment_digest(arrays: Mapping[str, Array]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+class Algorithm(Protocol[LearnsFrom]):
     """Weights and how a batch changes them. `progress` runs from 0 to 1 over the horizon."""
 
     def policy(self) -> PolicyArrays:
         """Copies of the arrays to ship: the actor, and the normaliser when there is one."""
 
-    def update(self, batch: Batch, progress: float) -> Metrics: ...
+    def update(self, batch: LearnsFrom, progress: float) -> Metrics: ...
 
     def state(self) -> State: ...
 
     def load_state(self, state: Mapping[str, Array]) -> None: ...
 
 
-class Experience(Protocol):
+class Experience(Protocol[Yields]):
     """What becomes of fragments before they are learned from."""
 
     def add(self, fragments: Sequence[Fragment], behaviour: PolicyArrays) -> None:
         """Take one iteration's fragments, in slot order, and the weights that acted."""
 
-    def batches(self) -> Iterator[Batch]: ...
+    def batches(self) -> Iterator[Yields]: ...
 
-    def state(self) -> State: ...
+    def state(self) -> State:
+        """All that is in no segment."""
 
-    def load_state(self, state: Mapping[str, Array]) -> None: ...
+    def segments(self) -> tuple[Segment, ...]:
+        """With the state, all there is; each stays as it is for as long as it is needed."""
+
+    def load_state(self, state: Mapping[str, Array], segments: Sequence[Segment]) -> None: ...
 
 
 class Provider(Protocol[MinibatchT]):

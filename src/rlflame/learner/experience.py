@@ -8,7 +8,7 @@ import numpy as np
 
 from rlflame.rollout.spec import Array, Fragment, PolicyArrays
 
-from . import Batch, State
+from . import Batch, Segment, State
 
 
 class OnPolicyStore:
@@ -28,8 +28,11 @@ class OnPolicyStore:
     def state(self) -> State:
         return {}
 
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        del state
+    def segments(self) -> tuple[Segment, ...]:
+        return ()
+
+    def load_state(self, state: Mapping[str, Array], segments: Sequence[Segment]) -> None:
+        del state, segments
 
 
 def side_by_side(fragments: Sequence[Fragment], behaviour: PolicyArrays) -> Batch:

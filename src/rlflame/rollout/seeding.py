@@ -21,6 +21,7 @@ class Role(IntEnum):
     INITIALISE = 5  # parameter index
     SHUFFLE = 6  # update, epoch
     BOOTSTRAP = 7  # resampling in statistics
+    REPLAY = 8  # update
 
 
 def stream(seed: int, role: Role, *key: int) -> np.random.Generator:
