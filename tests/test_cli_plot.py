@@ -1,16 +1,22 @@
-"""`train --plot`: every episode's return, and a sentence where matplotlib is missing."""
+"""`plot` and `train --plot`: what is drawn, and what is said where it cannot be."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from commands import TINY_REINFORCE, rlflame
+from run_files import make
 
-from rlflame import plot
+from rlflame import curves, recorded
+from rlflame.plot import Bars, Chart, Series, picture, short, terminal, ticks
+from rlflame.plot.speedup import speedup
 
 WORDS = ("train", *TINY_REINFORCE, "--algo", "reinforce", "--iterations", "15", "--plot")
+MISSING = "matplotlib is not installed"
 
 
 @pytest.fixture(autouse=True)
@@ -18,21 +24,40 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_average_is_of_the_last_fifty_and_no_others():
-    values = np.arange(60.0)
-    averages = plot.moving_average(values, 50)
-    # Of 0..49, 1..50, ..., 10..59: their middles.
-    assert averages.tolist() == [24.5 + k for k in range(11)]
-    assert plot.moving_average(np.ones(49), 50).size == 0
+@pytest.fixture
+def runs(tmp_path):
+    """Three seeds of one recipe, and two of another."""
+    for seed in range(3):
+        evaluations = [(s, s / 10 + seed) for s in (100, 200, 300)]
+        make(tmp_path / f"runs/ppo-{seed}", seed=seed, evaluations=evaluations)
+    for seed in range(2):
+        evaluations = [(s, s / 20 + seed) for s in (100, 200, 300)]
+        make(tmp_path / f"runs/re-{seed}", seed=seed, algorithm="reinforce",
+             evaluations=evaluations)  # fmt: skip
+    return tmp_path / "runs"
 
 
-def test_what_is_drawn(tmp_path):
+@pytest.fixture
+def no_matplotlib(monkeypatch):
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == "matplotlib":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+def drawn(*folders, **given):
+    return picture.drawn(curves.chart([recorded.read(f) for f in folders], **given)).axes[0]
+
+
+# train --plot
+
+
+def test_what_a_run_s_own_picture_shows(tmp_path):
     from matplotlib.colors import to_rgb
 
     returns = [float(x) for x in range(60)]
-    file = tmp_path / "episodes.csv"
-    file.write_text("r,l\n" + "".join(f"{x!r},1\n" for x in returns))
-    axes = plot.picture(plot.read_returns(file), "A title").axes[0]
+    folder = make(tmp_path / "a", episodes=[(x, 1) for x in returns])
+    axes = drawn(folder, metric="episode_return")
     every, average = axes.lines
     assert list(every.get_ydata()) == returns
     assert list(every.get_xdata()) == list(range(1, 61))
@@ -40,8 +65,7 @@ def test_what_is_drawn(tmp_path):
     assert list(average.get_xdata()) == list(range(50, 61))
     assert list(average.get_ydata()) == [24.5 + k for k in range(11)]
     assert to_rgb(average.get_color()) == (1.0, 0.0, 0.0)
-    assert axes.get_title() == "A title"
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("Episode", "Return")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("Training episodes", "Return")
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["Episode", "Mean of the last 50"]
     assert axes.xaxis.get_gridlines()[0].get_visible()
@@ -51,17 +75,13 @@ def test_a_run_leaves_a_picture_of_all_its_episodes(tmp_path):
     spoken = rlflame(*WORDS)
     assert spoken.code == 0, spoken.err
     out = tmp_path / "runs/cartpole-reinforce-0"
-    data = (out / "returns.png").read_bytes()
-    assert data.startswith(b"\x89PNG")
-    assert len(plot.read_returns(out / "episodes.csv")) == 15 * 4
+    assert (out / "returns.png").read_bytes().startswith(b"\x89PNG")
+    assert len(recorded.read(out).episodes()[0]) == 15 * 4
     assert "runs/cartpole-reinforce-0/returns.png" in spoken.err
 
 
-def test_without_matplotlib_there_is_a_sentence_and_the_run_itself(tmp_path, monkeypatch):
-    for name in [*sys.modules]:
-        if name.partition(".")[0] == "matplotlib":
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+@pytest.mark.usefixtures("no_matplotlib")
+def test_without_matplotlib_there_is_a_sentence_and_the_run_itself(tmp_path):
     spoken = rlflame(*WORDS)
     assert spoken.code == 0
     assert spoken.err == (
@@ -72,8 +92,189 @@ def test_without_matplotlib_there_is_a_sentence_and_the_run_itself(tmp_path, mon
     assert not (out / "returns.png").exists()
 
 
-def test_a_picture_that_cannot_be_written_is_a_sentence(tmp_path):
-    file = tmp_path / "episodes.csv"
-    file.write_text("r,l\n1.0,1\n")
-    with pytest.raises(plot.RlflameError, match="cannot be written"):
-        plot.draw_returns(file, tmp_path / "absent" / "x.png", "A title")
+# plot
+
+
+def test_seeds_become_one_line_with_a_band_and_a_legend(runs):
+    chart = curves.chart([recorded.read(f) for f in sorted(runs.iterdir())])
+    axes = picture.drawn(chart).axes[0]
+    assert len(axes.lines) == 2
+    # Seeds 0, 1, 2 add as much to the value; the middle half of three lies around 1.
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([11.0, 21.0, 31.0])
+    assert len(axes.collections) == 2
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == [
+        "PPO, 3 seeds",
+        "REINFORCE, 2 seeds",
+    ]
+    assert axes.get_title(loc="left") == "CartPole-v1"
+    assert len({line.get_color() for line in axes.lines}) == 2
+
+
+def test_a_png_is_1200_pixels_wide_and_an_svg_has_its_text_as_text(runs):
+    spoken = rlflame("plot", runs)
+    assert (spoken.code, spoken.out) == (0, "plot.png\n"), spoken.err
+    data = (runs.parent / "plot.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert int.from_bytes(data[16:20], "big") == 1200
+    assert rlflame("plot", runs, "-o", "p.svg").code == 0
+    texts = "".join(ElementTree.parse(runs.parent / "p.svg").getroot().itertext())
+    assert "REINFORCE, 2 seeds" in texts
+    assert "Environment steps" in texts
+
+
+def test_one_run_has_its_picture_in_its_folder(runs):
+    assert rlflame("plot", runs / "ppo-0").out == f"{runs}/ppo-0/plot.png\n"
+    assert (runs / "ppo-0/plot.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("absent",), 1, "absent does not exist"),
+        (("runs/ppo-0", "-o", "p.gif"), 2, "not 'p.gif'"),
+        (("runs/ppo-0", "-o", "nowhere/p.png"), 1, "nowhere/p.png cannot be written"),
+        (("runs/ppo-0", "-x", "time"), 2, "There is no x axis 'time'"),
+        (("runs/ppo-0", "--metric", "loss"), 1, "has no loss yet"),
+        (("times.csv",), 1, "times.csv cannot be read"),
+    ],
+)
+def test_what_cannot_be_drawn_is_a_sentence_and_a_next_command(runs, words, code, sentence):
+    spoken = rlflame("plot", *words)
+    assert spoken.code == code
+    assert sentence in spoken.err
+    assert "  hint: " in spoken.err
+    assert "Traceback" not in spoken.err
+
+
+def test_without_matplotlib_runs_are_drawn_in_the_terminal(runs):
+    code = """
+import sys
+class Forbid:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(name)
+sys.meta_path.insert(0, Forbid())
+sys.modules["matplotlib"] = None
+from rlflame.__main__ import main
+main()
+"""
+
+    def plot(*words, **environment):
+        return subprocess.run(
+            [sys.executable, "-c", code, "plot", "runs", *words], capture_output=True,
+            encoding="utf-8", timeout=60, env={**__import__("os").environ, **environment},
+        )  # fmt: skip
+
+    spoken = plot(PYTHONIOENCODING="utf-8")
+    assert spoken.returncode == 0
+    assert "A  PPO, 3 seeds" in spoken.stdout
+    assert "B  REINFORCE, 2 seeds" in spoken.stdout
+    assert any(0x2800 < ord(c) < 0x2900 for c in spoken.stdout)
+    assert f"{MISSING}: pip install 'rlflame[plot]'" in spoken.stderr
+    # Whoever asked for a file has not got it; whoever has no Braille gets letters.
+    asked = plot("-o", "p.png", PYTHONIOENCODING="ascii")
+    assert asked.returncode == 1
+    assert f"{MISSING}, so there will be no plot" in asked.stderr
+    assert asked.stdout.isascii()
+    assert asked.stdout.count("A") > 10
+
+
+# In characters
+
+
+def steps_of(chart, **given):
+    return terminal.text(chart, 60, 8, **given).splitlines()
+
+
+def test_a_rising_line_rises_from_corner_to_corner():
+    line = Series("up", np.array([0.0, 10.0]), np.array([0.0, 100.0]))
+    lines = steps_of(Chart("T", "steps", "return", (line,)), braille=False)
+    assert lines[0] == "T"
+    plot = [text[10:] for text in lines[3:11]]
+    assert plot[0].endswith("A")
+    assert plot[-1].startswith("A")
+    starts = [len(row) - len(row.lstrip()) for row in plot]
+    assert starts == sorted(starts, reverse=True)
+    assert "100" in lines[3]
+    assert lines[-1] == "  A  up"
+    assert all(len(text) <= 60 for text in lines)
+
+
+def test_braille_dots_lie_where_the_numbers_are():
+    line = Series("flat", np.array([0.0, 1.0]), np.array([0.0, 0.0]))
+    other = Series("top", np.array([0.0, 1.0]), np.array([1.0, 1.0]))
+    lines = steps_of(Chart("T", "x", "y", (line, other)))
+    # The lowest dots of the last row, dots 7 and 8; the highest of the first, dots 1 and 4.
+    assert set(lines[10][10:]) == {"\u28c0", "A"}
+    assert set(lines[3][10:]) == {"\u2809", "B"}
+    assert all(not text[10:].strip() for text in lines[4:10])
+
+
+def test_episodes_too_few_for_an_average_are_dots():
+    empty = np.zeros(0)
+    dots = (np.array([1.0, 2.0]), np.array([3.0, 4.0]))
+    lines = steps_of(Chart("T", "x", "y", (Series("few", empty, empty, dots=dots, average_of=50),)))
+    assert sum(c.isprintable() and ord(c) > 0x2800 for text in lines for c in text) == 2
+    assert lines[-1] == "  A  few, every episode"
+
+
+def test_round_ticks():
+    assert ticks(0.0, 500.0, 5) == [0, 100, 200, 300, 400, 500]
+    assert ticks(-3.0, 12.0, 3) == [0, 5, 10]
+    assert ticks(0.11, 0.52, 5) == pytest.approx([0.2, 0.3, 0.4, 0.5])
+    assert [short(x) for x in (0.0, 20000.0, 1.5e6, -0.25)] == ["0", "20k", "1.5M", "-0.25"]
+
+
+# Speed-up
+
+
+def table(tmp_path, *rows):
+    path = tmp_path / "scaling.csv"
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def test_speed_up_is_beside_the_fastest_at_the_fewest_workers(tmp_path):
+    path = table(
+        tmp_path, "workers,backend,seconds", "1,local,12", "1,local,8", "1,local,10", "1,flame,20",
+        "4,local,4", "4,flame,5",
+    )  # fmt: skip
+    bars = speedup(path)
+    assert bars.groups == ("1", "4")
+    assert bars.names == ("local", "flame")
+    # The median of 8, 10 and 12 is one; flame alone took twice as long.
+    assert bars.heights.tolist() == [[1.0, 2.5], [0.5, 2.0]]
+    assert bars.ideal.tolist() == [1.0, 4.0]
+    axes = picture.drawn(bars).axes[0]
+    assert {"2.50×", "0.50×"} <= {text.get_text() for text in axes.texts}
+    assert rlflame("plot", path).out == f"{path.with_suffix('.png')}\n"
+    assert "4 flame" in terminal.text(bars, 60)
+
+
+def test_speed_up_is_per_step_where_steps_differ(tmp_path):
+    path = table(tmp_path, "workers,backend,seconds,steps", "1,local,10,1000", "2,local,10,1500")
+    assert speedup(path).heights.tolist() == [[1.0, 1.5]]
+
+
+def test_a_backend_without_a_measurement_has_no_bar(tmp_path):
+    path = table(tmp_path, "workers,backend,seconds", "1,local,10", "2,flame,5")
+    bars = speedup(path)
+    assert np.isnan(bars.heights).tolist() == [[False, True], [True, False]]
+    assert isinstance(bars, Bars)
+    assert "2 local" not in terminal.text(bars, 60)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (("workers,seconds", "1,2"), "no column 'backend'"),
+        (("workers,backend,seconds",), "has no rows"),
+        (("workers,backend,seconds", "one,local,2"), "no table of run times"),
+        (("workers,backend,seconds", "1,local,-2"), "no table of run times"),
+        (("workers,backend,seconds", "1,local"), "no table of run times"),
+    ],
+)
+def test_a_table_that_is_none(tmp_path, rows, sentence):
+    spoken = rlflame("plot", table(tmp_path, *rows))
+    assert spoken.code == 1
+    assert sentence in spoken.err

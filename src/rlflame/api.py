@@ -11,24 +11,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlflame import build, checkpoint, env_file, fleets, presets, toml
+from rlflame import __version__, build, checkpoint, env_file, fleets, machine, presets, toml
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import LearningSettings, Recipe, RunConfig, RuntimeSettings
-from rlflame.errors import CheckpointError, ConfigError
+from rlflame.errors import CheckpointError, ConfigError, FleetError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
 from rlflame.fleet import Fleet, policy_id
 from rlflame.rollout.child import versions
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays
-from rlflame.run_folder import FileRecorder, RunFolder, named_policy, newest_checkpoint
+from rlflame.run_folder import FileRecorder, MachineLog, RunFolder, named_policy, newest_checkpoint
 from rlflame.show import RunResult, RunStart, Show, Silent
 from rlflame.stop import NeverStop
 from rlflame.trainer import Stop, StopNow, Trainer
@@ -251,9 +252,11 @@ def _run(
     try:
         # Only now: a run that is refused keeps the config it has.
         _write_config(folder, begun.recipe, runtime)
+        log, entry = _log_machine(folder, described)
         with show.begin(described):
             trainer = build.trainer(begun, fleet, recorder, stop, folder.path.name, start)
             complete = trainer.run()
+            log.note({**entry, "workers": _workers(fleet)})
             if complete:
                 complete = _score(trainer, begun.recipe, recorder, stop)
     finally:
@@ -307,6 +310,30 @@ def _score(trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: 
     recorder.offer_best(snapshot.progress, record, snapshot.policy)
     recorder.save_evaluated(snapshot, record)
     return True
+
+
+def _log_machine(folder: RunFolder, run: RunStart) -> tuple[MachineLog, dict[str, Any]]:
+    entry = {
+        "steps": run.checkpoint.progress.steps,
+        "began_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rlflame": __version__,
+        "fleet": run.fleet,
+        "capacity": run.workers,
+        "machine": machine.describe(),
+        "workers": [],
+    }
+    return MachineLog(folder.path, entry), entry
+
+
+def _workers(fleet: Fleet) -> list[dict[str, Any]]:
+    """What the workers said they are, alike ones together with their number."""
+    alike: dict[str, dict[str, Any]] = {}
+    with suppress(FleetError):
+        for worker in fleet.probe().workers:
+            said = {name: value for name, value in worker.items() if name != "name"}
+            found = alike.setdefault(json.dumps(said, sort_keys=True), {"number": 0, **said})
+            found["number"] += 1
+    return list(alike.values())
 
 
 def _environment(recipe: Recipe, stop: Stop) -> EnvSpec:

@@ -19,6 +19,7 @@ from rlflame.commands.cluster_check import cluster_check
 from rlflame.commands.evaluate import evaluate
 from rlflame.commands.inspect import inspect
 from rlflame.commands.listings import config, envs, runs
+from rlflame.commands.plot import plot
 from rlflame.commands.train import resume, train
 
 app = typer.Typer(
@@ -52,6 +53,7 @@ app.command("train")(spoken(train))
 app.command("resume")(spoken(resume))
 app.command("eval")(spoken(evaluate))
 app.command("inspect")(spoken(inspect))
+app.command("plot")(spoken(plot))
 app.command("runs")(spoken(runs))
 app.command("envs")(spoken(envs))
 app.command("config")(spoken(config))

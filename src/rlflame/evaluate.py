@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rlflame.estimates import interquartile_means
 from rlflame.fleet import Fleet
 from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import (
@@ -143,13 +144,8 @@ def summarise(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) -> Evaluati
 
 
 def interquartile_mean(values: Float64) -> float:
-    """Mean of the middle half; the samples at the quartiles count by their share in it."""
-    ordered = np.sort(values)
-    n = len(ordered)
-    # Sample i covers [i, i + 1] of a line of length n; the middle half is [n/4, 3n/4].
-    edges = np.arange(n)
-    share = np.clip(np.minimum(edges + 1, 0.75 * n) - np.maximum(edges, 0.25 * n), 0.0, 1.0)
-    return float((ordered * share).sum() / share.sum())
+    """Mean of the middle half."""
+    return float(interquartile_means(values))
 
 
 def bootstrap_interval(values: Float64, level: float = 0.95) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -130,11 +130,12 @@ def _json_number(value: Any) -> Any:
 
 
 class PhaseTimes:
-    """Wall and processor seconds by phase, lap by lap."""
+    """Wall and processor seconds by phase, lap by lap; the workers' where they can be known."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: Callable[[], float | None] = lambda: None) -> None:
         self._seconds: dict[str, float] = {}
-        self._wall, self._processor = time.monotonic(), time.process_time()
+        self._spent_by_workers = workers
+        self._wall, self._processor, self._workers = self._now()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -145,9 +146,15 @@ class PhaseTimes:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
 
     def lap(self) -> dict[str, float]:
-        wall, processor = time.monotonic(), time.process_time()
+        wall, processor, workers = self._now()
         lap = {"wall_s": wall - self._wall, "driver_cpu_s": processor - self._processor}
+        if workers is not None and self._workers is not None:
+            # A worker that has just ended may be counted a moment late.
+            lap["workers_cpu_s"] = max(0.0, workers - self._workers)
         lap |= {f"{name}_s": seconds for name, seconds in self._seconds.items()}
         self._seconds.clear()
-        self._wall, self._processor = wall, processor
+        self._wall, self._processor, self._workers = wall, processor, workers
         return {name: round(value, 6) for name, value in lap.items()}
+
+    def _now(self) -> tuple[float, float, float | None]:
+        return time.monotonic(), time.process_time(), self._spent_by_workers()

@@ -4,6 +4,7 @@
     metrics.jsonl        one line an iteration, one an evaluation; no wall clock
     episodes.csv         one line a training episode; no wall clock
     timing.jsonl         wall and processor seconds of each iteration, by phase
+    machines.json        every process that trained here, the machine and the workers it had
     checkpoints/         step-000100000.safetensors, the newest few
     latest.safetensors   the newest checkpoint
     best.safetensors     the policy with the best evaluation
@@ -30,6 +31,7 @@ from rlflame import checkpoint as files
 from rlflame.checkpoint import Checkpoint
 from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
+from rlflame.machine import children_cpu_s
 from rlflame.metrics import EPISODE_HEADER, JsonLines, LineFile, PhaseTimes, Sink
 from rlflame.rollout.spec import Fragment, PolicyArrays
 from rlflame.trainer import Progress, Snapshot
@@ -186,7 +188,7 @@ class FileRecorder:
         self._watcher = watcher
         self._saved: Progress | None = None
         self.best = template.best
-        self._times = PhaseTimes()
+        self._times = PhaseTimes(children_cpu_s)
         with _writing(folder.path), contextlib.ExitStack() as opened:
             self._open_logs(opened)
             if template.snapshot is not None:
@@ -347,6 +349,29 @@ class FileRecorder:
             old.unlink(missing_ok=True)
         self._saved = progress
         return path
+
+
+class MachineLog:
+    """What the processes that trained in a folder ran on; an entry each."""
+
+    def __init__(self, folder: Path, entry: dict[str, Any]) -> None:
+        self._file = folder / "machines.json"
+        self._folder = folder
+        self._before = self._entries()
+        self.note(entry)
+
+    def note(self, entry: dict[str, Any]) -> None:
+        """This process's entry, in place of what it said before."""
+        text = json.dumps([*self._before, entry], indent=1) + "\n"
+        with _writing(self._folder):
+            files.write_atomically(self._file, text.encode())
+
+    def _entries(self) -> list[Any]:
+        try:
+            found = json.loads(self._file.read_text("utf-8"))
+        except (OSError, ValueError):
+            return []
+        return found if isinstance(found, list) else []
 
 
 @contextlib.contextmanager

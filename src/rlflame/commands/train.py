@@ -196,13 +196,18 @@ def _dry_run(config: RunConfig, preset: str, init_from: Path | None, *, as_json:
 
 
 def _plot(result: RunResult, config: RunConfig, show: Display) -> None:
-    from rlflame import plot
+    from dataclasses import replace
+
+    from rlflame import curves, recorded
     from rlflame.errors import RlflameError
     from rlflame.facts import title
+    from rlflame.plot import picture
 
     out = result.folder / "returns.png"
     try:
-        plot.draw_returns(result.folder / "episodes.csv", out, title(config.recipe))
+        picture.check_available()
+        chart = curves.chart([recorded.read(result.folder)], metric=curves.EPISODE_RETURN)
+        picture.save(replace(chart, title=title(config.recipe)), out)
     except RlflameError as error:
         show.note(f"{error.message} {error.hint}")
     else:

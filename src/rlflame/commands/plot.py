@@ -1,0 +1,107 @@
+"""`rlflame plot`. Must not know: how curves are made or drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlflame.commands.options import Debug
+
+if TYPE_CHECKING:
+    from rlflame.plot import Bars, Chart
+
+
+def plot(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="Run folders, folders of them, or one .csv of workers,backend,seconds.",
+        ),
+    ],
+    axis: Annotated[
+        str | None,
+        typer.Option(
+            "-x",
+            "--x",
+            metavar="AXIS",
+            help="steps, total-steps, wall, cpu or episodes. [default: steps]",
+        ),
+    ] = None,
+    smooth: Annotated[
+        int, typer.Option(metavar="N", help="Mean of each point and the N - 1 before it.")
+    ] = 1,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name of metrics.jsonl, or episode_return. [default: the evaluations if there "
+            "are three, else the training return]",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="A .png, .svg or .pdf file; - draws in the terminal. [default: RUN/plot.png, of "
+            "several runs plot.png]",
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Draw runs; those that differ in the seed alone become one line with its interval.
+
+    Without matplotlib they are drawn in the terminal.
+    """
+    del debug
+    from rlflame import curves, recorded
+    from rlflame.display import say, say_aside
+    from rlflame.plot import picture
+    from rlflame.plot.speedup import speedup
+
+    if out is not None and str(out) != "-":
+        picture.check_suffix(out)
+    drawing: Chart | Bars
+    if len(runs) == 1 and runs[0].suffix == ".csv":
+        drawing, where = speedup(runs[0]), runs[0].with_suffix(".png")
+    else:
+        found, notes = recorded.read_all(runs)
+        for note in notes:
+            say_aside(note)
+        drawing = curves.chart(found, axis, metric, smooth)
+        where = found[0].folder / "plot.png" if len(found) == 1 else Path("plot.png")
+    if str(out) == "-":
+        _draw_here(drawing)
+        return
+    try:
+        picture.check_available()
+    except picture.PlotUnavailable:
+        _draw_here(drawing)
+        if out is not None:
+            raise
+        say_aside("matplotlib is not installed: pip install 'rlflame[plot]' for a picture.")
+        return
+    where = out or where
+    picture.save(drawing, where)
+    say(str(where))
+
+
+def _draw_here(drawing: Chart | Bars) -> None:
+    import shutil
+    import sys
+
+    from rlflame.display import say
+    from rlflame.plot import terminal
+
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    try:
+        "⣿└".encode(encoding)
+        braille = True
+    except (UnicodeEncodeError, LookupError):
+        braille = False
+    width = min(120, max(50, shutil.get_terminal_size().columns))
+    say(terminal.text(drawing, width, braille=braille))

@@ -1,0 +1,194 @@
+"""What a few seeds allow to be said: interquartile means, bootstrap intervals, comparisons.
+
+Resampling is stratified: seeds are drawn anew within each stratum (one environment's runs), never
+across (Agarwal and others, 2021). Its streams are keyed, so equal numbers give equal intervals.
+Must not know: runs, files, what the numbers measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.spec import Array, Float64
+
+RESAMPLES = 10_000
+#: For whole curves, each point of which is resampled.
+CURVE_RESAMPLES = 2_000
+#: A bootstrap of fewer than this knows nothing of how far seeds scatter.
+FEWEST_SEEDS = 3
+_NUMBERS_AT_ONCE = 2_000_000
+
+Strata = Sequence[Float64]
+
+
+def interquartile_means(values: Float64) -> Float64:
+    """Mean of the middle half along the last axis; quartile samples count by their share in it."""
+    ordered = np.sort(values, axis=-1)
+    n = ordered.shape[-1]
+    # Sample i covers [i, i + 1] of a line of length n; the middle half is [n/4, 3n/4].
+    edges = np.arange(n)
+    share = np.clip(np.minimum(edges + 1, 0.75 * n) - np.maximum(edges, 0.25 * n), 0.0, 1.0)
+    means: Float64 = (ordered * share).sum(axis=-1) / share.sum()
+    return means
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SeedSummary:
+    """One number of each seed, together."""
+
+    seeds: int
+    iqm: Interval
+    mean: float
+    std: float
+    worst: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One number of each seed on two sides; every interval holds 95% but `equivalence`'s 90%."""
+
+    seeds: tuple[int, int]
+    difference: Interval
+    #: The same difference at 90%: inside the margin both ways, two one-sided tests at 5% hold.
+    equivalence: Interval
+    #: Of a seed of this side beside one of the other; ties count half.
+    probability_of_improvement: Interval
+    #: How far from the other side still counts as equal.
+    margin: float
+
+    @property
+    def enough(self) -> bool:
+        return min(self.seeds) >= FEWEST_SEEDS
+
+    @property
+    def better(self) -> bool:
+        return self.enough and self.difference.low > 0.0
+
+    @property
+    def not_worse(self) -> bool:
+        return self.enough and self.equivalence.low > -self.margin
+
+    @property
+    def equivalent(self) -> bool:
+        return self.not_worse and self.equivalence.high < self.margin
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "better": self.better,
+            "not_worse": self.not_worse,
+            "equivalent": self.equivalent,
+        }
+
+
+def summarise(values: Float64) -> SeedSummary:
+    """`std` is that of the sample (n - 1); of a single seed there is none, and it is 0."""
+    return SeedSummary(
+        seeds=len(values),
+        iqm=iqm_interval([values]),
+        mean=float(values.mean()),
+        std=float(values.std(ddof=1)) if len(values) > 1 else 0.0,
+        worst=float(values.min()),
+    )
+
+
+def iqm_interval(strata: Strata, level: float = 0.95) -> Interval:
+    """The interquartile mean over all strata together."""
+    value = float(interquartile_means(np.concatenate(strata)))
+    means = _resampled(strata, lambda *parts: interquartile_means(np.concatenate(parts, axis=-1)))
+    return _interval(value, means, level)
+
+
+def iqm_band(curves: Float64) -> tuple[Float64, Float64, Float64]:
+    """`[seeds, points]` -> interquartile mean, lower and upper end of its 95% interval."""
+    middle = interquartile_means(curves.T)
+    seeds, points = curves.shape
+    if seeds < 2:
+        return middle, middle, middle
+    picks = stream(0, Role.BOOTSTRAP, seeds).integers(0, seeds, (CURVE_RESAMPLES, seeds))
+    low, high = np.empty(points), np.empty(points)
+    at_once = max(1, _NUMBERS_AT_ONCE // picks.size)
+    for start in range(0, points, at_once):
+        part = slice(start, start + at_once)
+        # [points, resamples, seeds]: every point sees the same seeds drawn.
+        means = interquartile_means(curves[:, part].T[:, picks])
+        low[part], high[part] = np.quantile(means, (0.025, 0.975), axis=-1)
+    return middle, low, high
+
+
+def compare(ours: Float64, theirs: Float64, margin_share: float = 0.1) -> Comparison:
+    """Ours beside theirs; the margin is a share of their interquartile mean."""
+    base = float(interquartile_means(theirs))
+    value = float(interquartile_means(ours)) - base
+    differences = _resampled(
+        [ours, theirs], lambda a, b: interquartile_means(a) - interquartile_means(b)
+    )
+    return Comparison(
+        seeds=(len(ours), len(theirs)),
+        difference=_interval(value, differences, 0.95),
+        equivalence=_interval(value, differences, 0.90),
+        probability_of_improvement=_interval(
+            float(_improvements(ours, theirs)), _resampled([ours, theirs], _improvements), 0.95
+        ),
+        margin=margin_share * abs(base),
+    )
+
+
+def compare_medians(ours: Float64, theirs: Float64, level: float = 0.95) -> Interval:
+    """By how many percent of theirs our median is the larger."""
+
+    def percent(a: Array, b: Array) -> Float64:
+        base = np.median(b, axis=-1)
+        change: Float64 = 100.0 * (np.median(a, axis=-1) - base) / np.abs(base)
+        return change
+
+    value = float(percent(ours, theirs))
+    return _interval(value, _resampled([ours, theirs], percent), level)
+
+
+def _improvements(a: Float64, b: Float64) -> Float64:
+    """P(one of a > one of b) along the last axis, ties counting half (Mann and Whitney)."""
+    difference = a[..., :, None] - b[..., None, :]
+    wins: Float64 = (np.sign(difference) / 2.0 + 0.5).mean(axis=(-1, -2))
+    return wins
+
+
+def _resampled(strata: Strata, statistic: Callable[..., Float64]) -> Float64:
+    """The statistic of many resamples; each stratum's seeds come from a stream of their own."""
+    results = np.empty(RESAMPLES, np.float64)
+    streams = [stream(0, Role.BOOTSTRAP, i, len(part)) for i, part in enumerate(strata)]
+    at_once = max(1, _NUMBERS_AT_ONCE // int(np.prod([len(part) for part in strata])))
+    for start in range(0, RESAMPLES, at_once):
+        stop = min(RESAMPLES, start + at_once)
+        drawn = [
+            part[generator.integers(0, len(part), (stop - start, len(part)))]
+            for part, generator in zip(strata, streams, strict=True)
+        ]
+        results[start:stop] = statistic(*drawn)
+    return results
+
+
+def _interval(value: float, resampled: Float64, level: float) -> Interval:
+    tail = (1.0 - level) / 2.0
+    low, high = np.quantile(resampled, (tail, 1.0 - tail))
+    return Interval(value, float(low), float(high))

@@ -1,0 +1,115 @@
+"""Which runs belong together: those of one recipe that differ in the seed alone.
+
+Must not know: what is drawn or said of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlflame.facts import count
+from rlflame.recorded import Recorded
+
+#: Follow from the seed or the machine, and are no difference in the recipe.
+_SEED = "learning.seed"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Runs of one recipe, each with a seed of its own, and a name that tells it from others."""
+
+    label: str
+    runs: tuple[Recorded, ...]
+
+    @property
+    def environment(self) -> str:
+        return self.runs[0].environment
+
+
+def groups(runs: Sequence[Recorded]) -> list[Group]:
+    """In the order in which the runs were named.
+
+    A seed that occurs twice in a recipe is no second sample: such runs are told apart by how they
+    ran, or by their folder.
+    """
+    found: list[list[Recorded]] = []
+    for same in _split(runs, _recipe):
+        parts = [same] if _seeds_differ(same) else list(_split(same, _fleet))
+        for part in parts:
+            found += [part] if _seeds_differ(part) else [[run] for run in part]
+    labels = _labels(found)
+    return [Group(label, tuple(part)) for label, part in zip(labels, found, strict=True)]
+
+
+def _split(runs: Sequence[Recorded], key: Callable[[Recorded], str]) -> Iterator[list[Recorded]]:
+    parts: dict[str, list[Recorded]] = {}
+    for run in runs:
+        parts.setdefault(key(run), []).append(run)
+    yield from parts.values()
+
+
+def _seeds_differ(runs: Sequence[Recorded]) -> bool:
+    return len({run.seed for run in runs}) == len(runs)
+
+
+def _recipe(run: Recorded) -> str:
+    return json.dumps(_settings(run), sort_keys=True, default=str)
+
+
+def _settings(run: Recorded) -> dict[str, Any]:
+    """The recipe as full names and values, without the seed."""
+    recipe = {key: value for key, value in run.config.items() if key != "runtime"}
+    return {key: value for key, value in _flat(recipe) if key != _SEED}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _fleet(run: Recorded) -> str:
+    """Where and with how many workers it ran last, as far as that is known."""
+    last = run.machines[-1] if run.machines else {}
+    fleet = last.get("fleet") or run.runtime.get("fleet") or "auto"
+    workers = last.get("capacity") or run.runtime.get("workers")
+    return f"{fleet}, {count(int(workers), 'worker')}" if workers else str(fleet)
+
+
+def _labels(found: Sequence[Sequence[Recorded]]) -> list[str]:
+    """The algorithm; the environment where there are several; and then what still differs."""
+    environments = {part[0].environment for part in found}
+    labels = []
+    for part in found:
+        first = part[0]
+        words = [first.algorithm.upper()]
+        if len(environments) > 1:
+            words[0] += f" {first.environment}"
+        alike = [other for other in found if _head(other) == _head(part)]
+        if len(alike) > 1:
+            words += _peculiar(first, [other[0] for other in alike])
+        words.append(f"seed {first.seed}" if len(part) == 1 else count(len(part), "seed"))
+        labels.append(", ".join(words))
+    return [
+        f"{label} ({part[0].folder.name})" if labels.count(label) > 1 else label
+        for label, part in zip(labels, found, strict=True)
+    ]
+
+
+def _head(part: Sequence[Recorded]) -> tuple[str, str]:
+    return part[0].algorithm, part[0].environment
+
+
+def _peculiar(run: Recorded, others: Sequence[Recorded]) -> list[str]:
+    """The settings in which it differs from the others, the first few; else how it ran."""
+    mine, theirs = _settings(run), [_settings(other) for other in others]
+    if any(one != mine for one in theirs):
+        names = [k for k in mine if any(one.get(k) != mine[k] for one in theirs)]
+        words = [f"{name.rpartition('.')[2]} {mine[name]}" for name in names[:3]]
+        return [*words, *(["..."] if len(names) > 3 else [])]
+    return [_fleet(run)] if len({_fleet(other) for other in others}) > 1 else []

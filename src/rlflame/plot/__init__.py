@@ -1,0 +1,106 @@
+"""The contract of a picture: what there is to draw, as plain numbers and words.
+
+picture.py draws it with matplotlib, inline.py as SVG inside a page, terminal.py in characters.
+Must not know: runs, files, how anything is drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlflame.rollout.spec import Float64
+
+#: Okabe and Ito's colours, told apart by all kinds of eyes, without the yellow that fades on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777")
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line, the band around it, and the dots it was averaged from; each may be absent."""
+
+    label: str
+    x: Float64
+    y: Float64
+    low: Float64 | None = None
+    high: Float64 | None = None
+    dots: tuple[Float64, Float64] | None = None
+    #: How many dots a point of the line is the mean of.
+    average_of: int = 0
+
+    def all_x(self) -> Float64:
+        return np.concatenate([self.x, *(self.dots[:1] if self.dots else ())])
+
+    def all_y(self) -> Float64:
+        parts = [self.y, self.low, self.high, self.dots[1] if self.dots else None]
+        return np.concatenate([part for part in parts if part is not None])
+
+    def over(self, divisor: float) -> Series:
+        """The same with x in another unit."""
+        dots = (self.dots[0] / divisor, self.dots[1]) if self.dots else None
+        return replace(self, x=self.x / divisor, dots=dots)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over one axis."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    #: What a line is, and what the band around it is; empty where there is nothing to say.
+    line_note: str = ""
+    band_note: str = ""
+
+    @property
+    def note(self) -> str:
+        return f"{self.line_note} {self.band_note}".strip()
+
+    def bounds(self) -> tuple[float, float, float, float]:
+        """Least and largest x, least and largest y, never equal."""
+        x = np.concatenate([line.all_x() for line in self.series])
+        y = np.concatenate([line.all_y() for line in self.series])
+        return *_apart(x), *_apart(y)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Groups of bars beside an ideal; one row of `heights` for each name, NaN where unmeasured."""
+
+    title: str
+    x_label: str
+    y_label: str
+    groups: tuple[str, ...]
+    names: tuple[str, ...]
+    heights: Float64
+    ideal: Float64
+    note: str = ""
+
+
+def _apart(values: Float64) -> tuple[float, float]:
+    low, high = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
+    if not np.isfinite([low, high]).all():
+        return 0.0, 1.0
+    if low == high:
+        room = abs(low) * 0.1 or 1.0
+        return low - room, high + room
+    return low, high
+
+
+def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+    """Round numbers between two, about as many as wanted: 1, 2 or 5 times a power of 10 apart."""
+    rough = (high - low) / max(1, wanted)
+    power = 10.0 ** np.floor(np.log10(rough))
+    step = next(n * power for n in (1.0, 2.0, 5.0, 10.0) if n * power >= rough * 0.999)
+    first, last = int(np.ceil(low / step - 1e-9)), int(np.floor(high / step + 1e-9))
+    return [float(n * step) for n in range(first, last + 1)]
+
+
+def short(value: float) -> str:
+    """`1.5M`, `20k`, `-0.25`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{letter}"
+    return f"{value:.4g}"

@@ -1,0 +1,71 @@
+"""How much faster more workers are, from a table of run times. Must not know: how it is drawn."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from rlflame.errors import CheckpointError
+from rlflame.plot import Bars
+
+COLUMNS = ("workers", "backend", "seconds")
+
+
+def speedup(table: Path) -> Bars:
+    """Bars of a CSV with the columns workers, backend, seconds and, where they differ, steps.
+
+    Rows with equal workers and backend are repetitions; their median counts. One is the fastest of
+    the backends with the fewest workers, so that no backend is measured against its own overhead.
+    """
+    cost = _seconds_per_step(table)
+    workers = sorted({count for count, _ in cost})
+    backends = list(dict.fromkeys(backend for _, backend in cost))
+    base = min(median for (count, _), median in cost.items() if count == workers[0])
+    heights = np.array(
+        [[base / cost.get((count, name), np.nan) for count in workers] for name in backends]
+    )
+    first = f"{workers[0]} worker" + ("" if workers[0] == 1 else "s")
+    return Bars(
+        title=f"Speed-up: {table.stem}",
+        x_label="Workers",
+        y_label=f"Times as fast as {first}",
+        groups=tuple(map(str, workers)),
+        names=tuple(backends),
+        heights=heights,
+        ideal=np.array(workers, np.float64) / workers[0],
+        note=f"Medians of repetitions, beside the fastest with {first}.",
+    )
+
+
+def _seconds_per_step(table: Path) -> dict[tuple[int, str], float]:
+    """The median of each number of workers and backend; per run where no steps are given."""
+    found: dict[tuple[int, str], list[float]] = {}
+    try:
+        with table.open(newline="", encoding="utf-8") as file:
+            rows = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+            if missing:
+                raise CheckpointError(
+                    f"{table} has no column {missing[0]!r}.",
+                    f"a table of run times has the columns {', '.join(COLUMNS)}",
+                )
+            for row in rows:
+                workers, seconds = int(row["workers"]), float(row["seconds"])
+                seconds /= float(row.get("steps") or 1.0)
+                if workers < 1 or not 0.0 < seconds < np.inf:
+                    raise ValueError(f"{workers} workers in {seconds:g} seconds")
+                found.setdefault((workers, row["backend"]), []).append(seconds)
+    except OSError as error:
+        raise CheckpointError(
+            f"{table} cannot be read: {error.strerror or error}.", "check its name"
+        ) from error
+    except (ValueError, TypeError, ZeroDivisionError, csv.Error) as error:
+        raise CheckpointError(
+            f"{table} is no table of run times: {error}.",
+            "workers and seconds are numbers above 0 in every row",
+        ) from error
+    if not found:
+        raise CheckpointError(f"{table} has no rows.", "it needs one for each run")
+    return {key: float(np.median(seconds)) for key, seconds in found.items()}

@@ -1,0 +1,220 @@
+"""What a run has left in its folder, read for pictures and reports. Never writes.
+
+Must not know: what is made of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlflame import toml
+from rlflame.errors import CheckpointError, ConfigError
+from rlflame.rollout.spec import Float64
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run's files. Lines are those that are whole; a trainer may be writing the next."""
+
+    folder: Path
+    config: dict[str, Any]
+    metrics: tuple[Line, ...]
+    timing: tuple[Line, ...]
+    #: Every process that trained here and the machine it ran on, in order.
+    machines: tuple[Line, ...]
+    #: The final evaluation and the steps it was made at, once there is one.
+    result: Line | None
+
+    @property
+    def learning(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.config["learning"]
+        return found
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.learning.get("algorithm", "ppo"))
+
+    @property
+    def environment(self) -> str:
+        section = self.learning.get("environment")
+        return str(section.get("id", "?")) if isinstance(section, dict) else "?"
+
+    @property
+    def seed(self) -> int:
+        return int(self.learning.get("seed", 0))
+
+    @property
+    def runtime(self) -> dict[str, Any]:
+        found = self.config.get("runtime")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def evaluation(self) -> Line | None:
+        found = (self.result or {}).get("evaluation")
+        return found if isinstance(found, dict) else None
+
+    @property
+    def steps(self) -> int:
+        return max((int(line["steps"]) for line in self.metrics), default=0)
+
+    def values(self, metric: str) -> tuple[Float64, Float64]:
+        """Steps and values of a metric where it was measured."""
+        found = [
+            (line["steps"], line[metric])
+            for line in self.metrics
+            if isinstance(line.get(metric), int | float)
+        ]
+        table = np.array(found, np.float64).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
+
+    def episodes(self) -> tuple[Float64, Float64]:
+        """Return and length of every training episode, in the order they were collected."""
+        path = self.folder / "episodes.csv"
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                whole = (line for line in file if line.endswith("\n"))
+                rows = [(float(row["r"]), float(row["l"])) for row in csv.DictReader(whole)]
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be read: {error.strerror or error}.", "rlflame runs lists the runs"
+            ) from error
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            raise CheckpointError(
+                f"{path} is damaged: not all its lines have a return and a length.",
+                "rlflame resume mends what was cut off",
+            ) from error
+        table = np.array(rows, np.float64).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
+
+    def clock(self, *names: str) -> tuple[Float64, Float64] | None:
+        """Steps, and the seconds that the phases named took until then; None where unknown.
+
+        Work that was lost when a process died and then done again counts once.
+        """
+        kept: dict[int, float] = {}
+        for line in self.timing:
+            steps = int(line["steps"])
+            if any(not isinstance(line.get(name), int | float) for name in names):
+                return None
+            for later in [s for s in reversed(kept) if s >= steps]:
+                del kept[later]
+            kept[steps] = sum(line[name] for name in names)
+        if not kept:
+            return None
+        return np.array([*kept], np.float64), np.cumsum([*kept.values()], dtype=np.float64)
+
+
+def read(folder: Path) -> Recorded:
+    """The run in a folder; a sentence where there is none, or where it is damaged."""
+    config = folder / "config.toml"
+    if not config.is_file():
+        raise CheckpointError(
+            f"{folder} {'is no run folder' if folder.exists() else 'does not exist'}.",
+            "rlflame runs lists the runs here",
+        )
+    try:
+        found = toml.read_file(config)
+    except ConfigError as error:
+        raise CheckpointError(error.message, "restore it from a copy") from error
+    if not isinstance(found.get("learning"), dict):
+        raise CheckpointError(f"{config} is not the config of a run.", "rlflame runs lists them")
+    return Recorded(
+        folder=folder,
+        config=found,
+        metrics=_lines(folder / "metrics.jsonl"),
+        timing=_lines(folder / "timing.jsonl"),
+        machines=_machines(folder / "machines.json"),
+        result=_result(folder / "result.json"),
+    )
+
+
+def read_all(paths: list[Path]) -> tuple[list[Recorded], list[str]]:
+    """The runs named, and those in folders of runs; and what is to be said of those left out.
+
+    A run that was named must be readable; one that merely lies in a folder need not.
+    """
+    runs, notes = [], []
+    for path in paths:
+        inside = [] if (path / "config.toml").exists() else _inside(path)
+        if not inside:
+            runs.append(read(path))
+        for folder in inside:
+            try:
+                runs.append(read(folder))
+            except CheckpointError as error:
+                notes.append(f"{error.message} It is left out.")
+    unique = {run.folder.resolve(): run for run in runs}
+    return [*unique.values()], notes
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return sorted(config.parent for config in folder.glob("*/config.toml"))
+    except OSError:
+        return []
+
+
+def _lines(path: Path) -> tuple[Line, ...]:
+    """The whole lines of a JSONL file, each with its steps; none where there is no file."""
+    lines: list[Line] = []
+    for number, text in enumerate(_text(path).split("\n")[:-1], 1):
+        try:
+            line = json.loads(text)
+            int(line["steps"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} is damaged: line {number} is not one of a run's.",
+                "rlflame resume cuts back to the last checkpoint",
+            ) from error
+        lines.append(line)
+    return tuple(lines)
+
+
+def _result(path: Path) -> Line | None:
+    text = _text(path)
+    if not text:
+        return None
+    try:
+        found = json.loads(text)
+        if not isinstance(found["evaluation"]["mean"], int | float):
+            raise TypeError("no mean")
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is damaged: it is not a final evaluation.",
+            f"remove it, then: rlflame resume {path.parent}",
+        ) from error
+    result: Line = found
+    return result
+
+
+def _machines(path: Path) -> tuple[Line, ...]:
+    """Facts beside the point: what cannot be read is unknown."""
+    try:
+        found = json.loads(_text(path) or "[]")
+    except ValueError:
+        return ()
+    lines = found if isinstance(found, list) else []
+    return tuple(line for line in lines if isinstance(line, dict))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror or error}.", "check its permissions"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{path} is damaged: it is not text.", "rlflame resume cuts back to the last checkpoint"
+        ) from error

@@ -1,0 +1,258 @@
+"""From runs to lines: grouping, axes, smoothing, what is drawn when nothing is said."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from run_files import make, write_lines
+
+from rlflame import curves, recorded
+from rlflame.errors import CheckpointError, ConfigError
+from rlflame.grouping import groups
+
+STEPS = (100, 200, 400)
+
+
+def run(folder, **given):
+    return recorded.read(make(folder, **given))
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path):
+    runs = [
+        run(tmp_path / "a", seed=0),
+        run(tmp_path / "b", seed=0, clip=0.3),
+        run(tmp_path / "c", seed=1),
+        run(tmp_path / "d", seed=0, algorithm="reinforce"),
+    ]
+    found = groups(runs)
+    assert [[r.folder.name for r in group.runs] for group in found] == [["a", "c"], ["b"], ["d"]]
+    assert [group.label for group in found] == [
+        "PPO, clip_range 0.2, 2 seeds",
+        "PPO, clip_range 0.3, seed 0",
+        "REINFORCE, seed 0",
+    ]
+
+
+def test_the_same_seed_twice_is_no_second_sample(tmp_path):
+    runs = [
+        run(tmp_path / "a0", seed=0, capacity=1),
+        run(tmp_path / "a1", seed=1, capacity=1),
+        run(tmp_path / "b0", seed=0, capacity=4),
+        run(tmp_path / "b1", seed=1, capacity=4),
+    ]
+    found = groups(runs)
+    assert [len(group.runs) for group in found] == [2, 2]
+    assert [group.label for group in found] == [
+        "PPO, local, 1 worker, 2 seeds",
+        "PPO, local, 4 workers, 2 seeds",
+    ]
+    copies = groups([run(tmp_path / "x", seed=0), run(tmp_path / "y", seed=0)])
+    assert [group.label for group in copies] == ["PPO, seed 0 (x)", "PPO, seed 0 (y)"]
+
+
+def test_environments_are_named_where_there_are_several(tmp_path):
+    found = groups([run(tmp_path / "a"), run(tmp_path / "b", environment="Hopper-v5")])
+    assert [group.label for group in found] == ["PPO CartPole-v1, seed 0", "PPO Hopper-v5, seed 0"]
+
+
+def test_evaluations_are_drawn_where_there_are_three_else_training(tmp_path):
+    three = run(tmp_path / "a", evaluations=[(s, float(s)) for s in STEPS])
+    two = run(
+        tmp_path / "b",
+        evaluations=[(100, 1.0), (200, 2.0)],
+        iterations=[(100, None), (200, 5.0), (400, 7.0)],
+    )
+    (line,) = curves.chart([three]).series
+    assert (line.x.tolist(), line.y.tolist()) == ([100, 200, 400], [100, 200, 400])
+    assert line.low.tolist() == [99, 199, 399]
+    assert line.high.tolist() == [102, 202, 402]
+    chart = curves.chart([two])
+    assert chart.y_label == "Training return"
+    assert chart.series[0].x.tolist() == [
+        200,
+        400,
+    ]  # an iteration in which no episode ended has none
+    assert chart.series[0].low is None
+
+
+def test_reinforce_without_evaluations_is_drawn_episode_by_episode(tmp_path):
+    episodes = [(float(i), 2) for i in range(60)]
+    chart = curves.chart([run(tmp_path / "a", algorithm="reinforce", episodes=episodes)])
+    (line,) = chart.series
+    assert line.dots[0].tolist() == list(range(1, 61))
+    assert line.dots[1].tolist() == list(range(60))
+    assert line.x.tolist() == list(range(50, 61))
+    # Of 0..49, 1..50, ..., 10..59: their middles.
+    assert line.y.tolist() == [24.5 + k for k in range(11)]
+    few = run(tmp_path / "b", algorithm="reinforce", episodes=episodes[:49])
+    assert not len(curves.chart([few]).series[0].x)
+    over_steps = curves.chart([few], "total-steps", "episode_return").series[0]
+    assert over_steps.dots[0].tolist() == list(range(2, 100, 2))
+
+
+def test_axes(tmp_path):
+    made = run(
+        tmp_path / "a",
+        iterations=[(100, 1.0), (200, 2.0), (400, 3.0)],
+        seconds=[(100, 10.0), (200, 20.0), (400, 40.0)],
+    )
+
+    def x(axis):
+        return curves.chart([made], axis, "episode_return_mean").series[0].x.tolist()
+
+    assert x("steps") == x("total-steps") == [100, 200, 400]
+    assert x("wall") == [10.0, 30.0, 70.0]
+    assert x("cpu") == [15.0, 45.0, 105.0]  # driver and workers: 1.5 times the wall seconds
+    assert x("episodes") == [10, 20, 30]
+
+
+def test_steps_are_those_of_one_learner_and_total_steps_those_of_all(tmp_path):
+    folder = make(tmp_path / "a", iterations=[(100, 1.0), (400, 2.0)])
+    config = folder / "config.toml"
+    config.write_text(config.read_text() + "learners = 4\n")
+    found = recorded.read(folder)
+    chart = curves.chart([found], "steps")
+    assert chart.series[0].x.tolist() == [25.0, 100.0]
+    assert chart.x_label == "Environment steps per learner"
+    assert curves.chart([found], "total-steps").series[0].x.tolist() == [100, 400]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit", "x"), [(100.0, "s", 100.0), (600.0, "min", 10.0), (9000.0, "h", 2.5)]
+)
+def test_time_is_told_in_the_unit_that_suits_it(tmp_path, seconds, unit, x):
+    made = run(tmp_path / "a", iterations=[(100, 1.0)], seconds=[(100, seconds)])
+    chart = curves.chart([made], "wall")
+    assert chart.x_label == f"Wall clock ({unit})"
+    assert chart.series[0].x.tolist() == [x]
+
+
+def test_work_done_twice_after_a_crash_counts_once(tmp_path):
+    folder = make(tmp_path / "a", iterations=[(100, 1.0), (200, 2.0), (300, 3.0)])
+    # It died after 300, went back to 100, and did 200 and 300 again.
+    laps = [(100, 1.0), (200, 10.0), (300, 10.0), (200, 2.0), (300, 3.0)]
+    write_lines(folder / "timing.jsonl", [{"steps": s, "wall_s": t} for s, t in laps])
+    chart = curves.chart([recorded.read(folder)], "wall")
+    assert chart.series[0].x.tolist() == [1.0, 3.0, 6.0]
+
+
+def test_no_processor_time_where_executors_do_not_tell_theirs(tmp_path):
+    given = {"iterations": [(100, 1.0)], "seconds": [(100, 8.0)]}
+    with pytest.raises(CheckpointError, match="no record of its workers' processor time"):
+        curves.chart([run(tmp_path / "a", fleet="flame", **given)], "cpu")
+    alone = run(tmp_path / "b", fleet="inline", **given)
+    assert curves.chart([alone], "cpu").series[0].x.tolist() == [4.0]
+
+
+def test_smoothing_is_a_mean_of_the_last_points(tmp_path):
+    values = np.array([1.0, 2.0, 6.0, 4.0])
+    assert curves.smoothed(values, 1).tolist() == values.tolist()
+    assert curves.smoothed(values, 3).tolist() == [1.0, 1.5, 3.0, 4.0]
+    assert curves.smoothed(values, 99).tolist() == [1.0, 1.5, 3.0, 3.25]
+    made = run(tmp_path / "a", evaluations=list(zip((1, 2, 3, 4), values, strict=True)))
+    chart = curves.chart([made], smooth=3)
+    assert chart.series[0].y.tolist() == [1.0, 1.5, 3.0, 4.0]
+    assert chart.series[0].low is None
+    assert chart.y_label == "Evaluation return, mean of 3"
+
+
+def test_moving_average():
+    assert curves.moving_average(np.arange(4.0), 2).tolist() == [0.5, 1.5, 2.5]
+    assert curves.moving_average(np.ones(49), 50).size == 0
+
+
+def test_seeds_at_unequal_steps_meet_on_a_grid_that_all_cover(tmp_path):
+    a = run(tmp_path / "a", seed=0, evaluations=[(0, 0.0), (10, 10.0), (20, 20.0)])
+    b = run(tmp_path / "b", seed=1, evaluations=[(5, 10.0), (15, 20.0), (25, 30.0)])
+    (line,) = curves.chart([a, b]).series
+    assert line.x.tolist() == [5, 10, 15, 20]
+    # a is x, b is x + 5; of two, the interquartile mean is their mean.
+    assert line.y.tolist() == [7.5, 12.5, 17.5, 22.5]
+    assert (line.low <= line.y).all()
+    assert (line.y <= line.high).all()
+    assert line.low[0] == 5.0
+
+
+def test_a_fine_grid_is_thinned():
+    grid = curves.common_grid([np.arange(0.0, 1000.0), np.arange(0.5, 900.0)])
+    assert (len(grid), grid[0], grid[-1]) == (200, 0.5, 899.5)
+
+
+def test_what_cannot_be_drawn_is_a_sentence(tmp_path):
+    made = run(tmp_path / "a", evaluations=[(s, 1.0) for s in STEPS])
+    with pytest.raises(ConfigError, match="no metric 'los'"):
+        curves.chart([made], metric="los")
+    with pytest.raises(ConfigError, match="no x axis 'time'"):
+        curves.chart([made], "time")
+    with pytest.raises(ConfigError, match="--smooth is 0"):
+        curves.chart([made], smooth=0)
+    with pytest.raises(CheckpointError, match="a has no loss yet"):
+        curves.chart([made], metric="loss")
+    with pytest.raises(CheckpointError, match="no record of its wall clock"):
+        curves.chart([made], "wall")
+    with pytest.raises(CheckpointError, match="finished no episode yet"):
+        curves.chart([made], metric="episode_return")
+
+
+# What a run has left behind.
+
+
+def test_a_line_that_is_being_written_is_left_alone(tmp_path):
+    folder = make(tmp_path / "a", evaluations=[(s, 1.0) for s in STEPS], episodes=[(1.0, 2)])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"steps": 500, "eval_ret')
+    with (folder / "episodes.csv").open("a") as file:
+        file.write("3.")
+    found = recorded.read(folder)
+    assert len(found.metrics) == 3
+    assert found.episodes()[0].tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "sentence"),
+    [
+        ("metrics.jsonl", '{"steps": 1}\nrubbish\n', "metrics.jsonl is damaged: line 2"),
+        ("metrics.jsonl", "[1]\n", "metrics.jsonl is damaged: line 1"),
+        ("timing.jsonl", '{"wall_s": 1}\n', "timing.jsonl is damaged: line 1"),
+        ("result.json", "{}", "result.json is damaged"),
+        ("config.toml", "= 1", "config.toml is not TOML"),
+        ("config.toml", "a = 1", "config.toml is not the config of a run"),
+    ],
+)
+def test_damage_is_named(tmp_path, file, text, sentence):
+    folder = make(tmp_path / "a", final=1.0)
+    (folder / file).write_text(text)
+    with pytest.raises(CheckpointError, match=sentence):
+        recorded.read(folder)
+
+
+def test_damaged_episodes_are_named(tmp_path):
+    folder = make(tmp_path / "a")
+    (folder / "episodes.csv").write_text("r,l\n1.0\n")
+    with pytest.raises(CheckpointError, match=r"episodes\.csv is damaged"):
+        recorded.read(folder).episodes()
+
+
+def test_a_folder_of_runs_stands_for_those_in_it_but_the_damaged(tmp_path):
+    make(tmp_path / "runs/a")
+    make(tmp_path / "runs/b")
+    (tmp_path / "runs/b/config.toml").write_text("=")
+    found, notes = recorded.read_all([tmp_path / "runs", tmp_path / "runs/a"])
+    assert [one.folder.name for one in found] == ["a"]
+    assert "left out" in notes[0]
+    with pytest.raises(CheckpointError):
+        recorded.read_all([tmp_path / "runs/b"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="is no run folder"):
+        recorded.read_all([tmp_path / "empty"])
+    with pytest.raises(CheckpointError, match="does not exist"):
+        recorded.read_all([tmp_path / "absent"])
+
+
+def test_machines_that_cannot_be_read_are_unknown(tmp_path):
+    folder = make(tmp_path / "a")
+    assert recorded.read(folder).machines[0]["machine"]["processor"] == "A Processor"
+    (folder / "machines.json").write_text(json.dumps({"not": "a list"}))
+    assert recorded.read(folder).machines == ()
