@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import off_policy
+
 from rlflame import api, checkpoint
 from rlflame.config import RunConfig
 from rlflame.errors import RlflameError
@@ -101,7 +103,8 @@ class Disk:
         """One call; `torn` is what a death in its middle leaves behind."""
         name = Path(os.fsdecode(path)).name if isinstance(path, str | os.PathLike) else "folder"
         name = re.sub(r"^\.(.+?)(\.[0-9a-f]{8})?\.tmp$", r"\1 (temporary)", name)
-        self.calls.append(f"{kind} {re.sub(r'step-[0-9]+', 'step', name)}")
+        name = re.sub(r"(step|segment)-[0-9]+(-[0-9a-f]{16})?", r"\1", name)
+        self.calls.append(f"{kind} {name}")
         if self._at is None or len(self.calls) <= self._at:
             return
         if self._error is None:
@@ -226,6 +229,7 @@ def left_behind(folder: Path) -> dict[str, Any]:
     found["best"] = newest.best and newest.best.as_dict()
     found["best policy"] = checkpoint.load(best).state_digest
     found["checkpoints"] = sorted(p.name for p in folder.glob("checkpoints/*"))
+    found["replay"] = sorted(p.name for p in folder.glob("replay/*"))
     found["files"] = sorted(p.name for p in folder.iterdir())
     return found
 
@@ -233,15 +237,12 @@ def left_behind(folder: Path) -> dict[str, Any]:
 def broken_now(folder: Path) -> list[str]:
     """Whatever of the names that promise a valid file does not keep it at this moment."""
     wrong = []
-    for name in ("latest.safetensors", "best.safetensors"):
-        if (folder / name).exists():
-            try:
-                checkpoint.load(folder / name)
-            except RlflameError as error:
-                wrong.append(error.message)
-    for file in folder.glob("checkpoints/step-*"):
+    names = [folder / "latest.safetensors", folder / "best.safetensors"]
+    for file in [*filter(Path.exists, names), *folder.glob("checkpoints/step-*")]:
         try:
-            checkpoint.load(file)
+            snapshot = checkpoint.load(file).snapshot
+            for segment in snapshot.segments if snapshot else ():
+                segment.arrays()
         except RlflameError as error:
             wrong.append(error.message)
     return wrong
@@ -276,6 +277,9 @@ def one(
 def sweep(plan: dict[str, Any]) -> dict[str, Any]:
     """See `failing_runs`."""
     wanted = RunConfig.model_validate(plan["config"])
+    if plan["replay"]:
+        off_policy.small_segments().start()
+        off_policy.installed().start()
     folder = Path(str(wanted.runtime.out))
     begin_or_resume(wanted)  # what is imported now is not imported again by every attempt
     shutil.rmtree(folder)
@@ -314,12 +318,14 @@ def failing_runs(
     power: bool = False,
     of_each: int = 2,
     chains: list[list[int]] | None = None,
+    replay: bool = False,
 ) -> dict[str, Any]:
     """Fail at so many calls of each name (or at chains of calls); resume; what was not equal.
 
     Without an error's name the process is killed, in the middle of the call where that leaves
     something behind, or with `power` the whole machine. The calls of the untouched run come back
-    too, so that a test can see that the kinds it cares about were among them.
+    too, so that a test can see that the kinds it cares about were among them. With `replay` the
+    run learns from one (see off_policy.py).
     """
     plan = {
         "config": json.loads(wanted.model_dump_json()),
@@ -327,6 +333,7 @@ def failing_runs(
         "power": power,
         "of_each": of_each,
         "chains": chains,
+        "replay": replay,
     }
     ended = subprocess.run(
         [sys.executable, __file__],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 
 import failpoints
+import off_policy
 
 #: What a tiny run does to its folder; every one of these must have been a moment of death.
 KINDS = {
@@ -82,3 +83,42 @@ def test_a_disk_that_turns_read_only_is_a_sentence_too(tmp_path):
     wanted = failpoints.config(out=tmp_path / "run")
     chains = [[0], [7], [20], [40], [60], [80]]
     assert_unharmed(failpoints.failing_runs(wanted, error="EROFS", chains=chains))
+
+
+# Runs that learn from a replay, whose segments are files of their own.
+
+REPLAY_KINDS = {
+    "write segment.safetensors (temporary)",
+    "fsync segment.safetensors (temporary)",
+    "replace segment.safetensors",
+    "unlink segment.safetensors",
+}
+
+
+def replaying(out, **learning):
+    return failpoints.config(out=out, learning={**off_policy.LEARNING, **learning})
+
+
+def test_a_replay_killed_at_any_call_is_resumed_to_equal_bytes(tmp_path):
+    result = failpoints.failing_runs(replaying(tmp_path / "run"), replay=True, of_each=2)
+    assert_unharmed(result)
+    assert set(result["calls"]) >= REPLAY_KINDS
+
+
+def test_a_replay_on_a_machine_that_loses_power_is_resumed_to_equal_bytes(tmp_path):
+    wanted = replaying(tmp_path / "run", rollout={"staleness": 1})
+    chains = [[at] for at in range(3, 140, 11)]
+    assert_unharmed(failpoints.failing_runs(wanted, replay=True, power=True, chains=chains))
+
+
+def test_a_replay_killed_again_and_again_is_resumed_to_equal_bytes(tmp_path):
+    moments = random.Random(0)
+    chains = [[moments.randrange(20, 120) for _ in range(4)] for _ in range(3)]
+    result = failpoints.failing_runs(replaying(tmp_path / "run"), replay=True, chains=chains)
+    assert_unharmed(result)
+
+
+def test_a_replay_on_a_full_disk_is_a_sentence_and_the_old_checkpoint_stays(tmp_path):
+    wanted = replaying(tmp_path / "run")
+    chains = [[at] for at in range(0, 140, 17)]
+    assert_unharmed(failpoints.failing_runs(wanted, replay=True, error="ENOSPC", chains=chains))

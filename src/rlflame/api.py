@@ -19,7 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import __version__, build, checkpoint, env_file, fleets, machine, presets, toml
+from rlflame import (
+    __version__,
+    build,
+    checkpoint,
+    env_file,
+    fleets,
+    machine,
+    presets,
+    segments,
+    tensor_file,
+    toml,
+)
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import LearningSettings, Recipe, RunConfig, RuntimeSettings
 from rlflame.errors import CheckpointError, ConfigError, FleetError
@@ -134,18 +145,20 @@ def resume(
     runtime: RuntimeSettings,
     *,
     steps: int | None = None,
+    fresh_replay: bool = False,
     fleet: Fleet | None = None,
     show: Show | None = None,
     stop: Stop | None = None,
 ) -> RunResult:
     """Continue a run exactly where its newest checkpoint, or the named one, stands.
 
-    A run that is finished stays as it is: the result says how it ended.
+    A run that is finished stays as it is: the result says how it ended. With `fresh_replay` the
+    weights go on, and the replay begins anew: another run from here on, with other digests.
     """
     show = show or Silent()
     if not target.exists():
         raise CheckpointError(f"{target} does not exist.", "rlflame runs lists the runs here")
-    path = target if target.is_dir() else _folder_of(target)
+    path = target if target.is_dir() else segments.run_of(target)
     folder = RunFolder.open(path)
     try:
         found = newest_checkpoint(target, show.note)
@@ -155,8 +168,11 @@ def resume(
                 f"start a new run from it: rlflame train --init-from {target}",
             )
         found = extended(found, steps, folder.best if folder.best.exists() else target)
+        if fresh_replay:
+            found = build.with_fresh_replay(found)
         if finished(found) and _scored(folder, found):
             return _result(folder, found, began=False)
+        _check_replay(found, target)
         for difference in machine_differences(found):
             show.note(f"This machine differs from the one before in {difference}; bits may too.")
         found = replace(found, fingerprint=versions())
@@ -357,10 +373,17 @@ def _check_environment(found: Checkpoint) -> None:
             )
 
 
-def _folder_of(file: Path) -> Path:
-    """The run folder that a checkpoint file lies in."""
-    parent = file.absolute().parent
-    return parent.parent if parent.name == "checkpoints" else parent
+def _check_replay(found: Checkpoint, target: Path) -> None:
+    """Every segment that the checkpoint needs is there and whole; before anything is written."""
+    for segment in found.snapshot.segments if found.snapshot is not None else ():
+        try:
+            segment.arrays()
+        except CheckpointError as error:
+            raise CheckpointError(
+                error.message,
+                f"rlflame resume {target} --fresh-replay goes on with its weights and an empty "
+                "replay",
+            ) from error
 
 
 def _write_config(folder: RunFolder, recipe: Recipe, runtime: RuntimeSettings) -> None:
@@ -368,7 +391,7 @@ def _write_config(folder: RunFolder, recipe: Recipe, runtime: RuntimeSettings) -
         **{name: getattr(recipe, name) for name in Recipe.model_fields}, runtime=runtime
     )
     try:
-        checkpoint.write_atomically(folder.path / "config.toml", toml.to_toml(config).encode())
+        tensor_file.write_atomically(folder.path / "config.toml", toml.to_toml(config).encode())
     except OSError as error:
         raise CheckpointError(
             f"{folder.path} cannot be written: {error.strerror or error}.",

@@ -10,6 +10,7 @@ import difflib
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -20,19 +21,20 @@ from rlflame.config import EnvironmentSettings, LearningSettings, Recipe
 from rlflame.errors import ConfigError
 from rlflame.evaluate import EvaluationPlan
 from rlflame.fleet import Fleet
-from rlflame.learner import Algorithm, Provider
+from rlflame.learner import Algorithm, Experience, Provider
 from rlflame.learner.actor_critic import Network, build_network
 from rlflame.learner.experience import OnPolicyStore
 from rlflame.learner.parameters import FlatVector
 from rlflame.learner.ppo import NumpyPpo, Ppo
 from rlflame.learner.reinforce import NumpyReinforce, Reinforce
+from rlflame.learner.replay import renewed
 from rlflame.presets import ALIASES
 from rlflame.rollout import blas
 from rlflame.rollout.child import versions
 from rlflame.rollout.lockstep import UnsupportedSpace, describe
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays, PolicySpec
-from rlflame.trainer import Plan, Progress, Recorder, Stop, Trainer
+from rlflame.trainer import EXPERIENCE, Plan, Progress, Recorder, Stop, Trainer
 
 
 def environment(settings: EnvironmentSettings) -> EnvSpec:
@@ -148,6 +150,27 @@ def _learner(
     return Reinforce(reinforce, network, parameters, provider)
 
 
+def experience(learning: LearningSettings, env: EnvSpec) -> Experience[Any]:
+    """What becomes of fragments under a recipe."""
+    del learning, env
+    return OnPolicyStore()
+
+
+def with_fresh_replay(found: Checkpoint) -> Checkpoint:
+    """The same state with an empty replay, of a new lineage."""
+    snapshot = found.snapshot
+    kept = {} if snapshot is None else dict(snapshot.learner)
+    held = {name: kept.pop(name) for name in tuple(kept) if name.startswith(f"{EXPERIENCE}")}
+    if snapshot is None or not held:
+        raise ConfigError(
+            f"--fresh-replay is for a replay, and {found.recipe.learning.algorithm} keeps none.",
+            "leave it out",
+        )
+    fresh = renewed({name.removeprefix(EXPERIENCE): array for name, array in held.items()})
+    learner = {**kept, **{EXPERIENCE + name: array for name, array in fresh.items()}}
+    return replace(found, snapshot=replace(snapshot, learner=learner, segments=()))
+
+
 def evaluation_plan(recipe: Recipe, *, final: bool) -> EvaluationPlan:
     settings = recipe.evaluation
     return EvaluationPlan(
@@ -236,7 +259,7 @@ def trainer(
     result = Trainer(
         plan(checkpoint.recipe, checkpoint.env, run),
         algorithm(learning, checkpoint.policy_spec, start),
-        OnPolicyStore(),
+        experience(learning, checkpoint.env),
         fleet,
         recorder,
         stop,

@@ -1,30 +1,25 @@
-"""One .safetensors file that holds a run, or a policy alone; written atomically, verified on load.
+"""One file that holds a run, or a policy alone: what it says, and that it can be true.
 
-Nothing is ever unpickled or executed: a header of JSON strings and plain tensors, each checked
-against what the recipe implies before it is used. Must not know: the loop, run folders, display.
+Strings and tensors are checked against what the recipe implies before they are used. What a replay
+will not change any more stands in files beside it (segments.py). Must not know: the loop, run
+folders, display.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-import os
-import re
-import secrets
-import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-import safetensors.numpy
-from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
-from rlflame import __version__
+from rlflame import segments, tensor_file
 from rlflame.config import Recipe
 from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
@@ -33,18 +28,14 @@ from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.spec import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec
 from rlflame.trainer import EnvStates, Progress, Snapshot
 
-FORMAT = 1
-_BLANK = "0" * 64
-_HEADER_LIMIT = 100_000_000
 _FIELDS = {
     *("kind", "recipe", "environment", "policy", "progress", "committed", "fingerprint"),
     *("best", "evaluation", "state_digest", "digest"),
 }
 #: As many as anybody would wait for; `final_episodes` and `eval --episodes` are far below.
 _MOST_EPISODES = 10_000_000
-_EARLIER = "use an earlier checkpoint of the same run"
-#: How the names end of files that are being written, and of those that were when power failed.
-TEMPORARY = ".tmp"
+#: Number and digest of each segment that a checkpoint needs.
+_Named = tuple[tuple[NonNegativeInt, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]], ...]
 #: Differences that can change bits; the rest of a fingerprint is for the reader.
 _BIT_FIELDS = ("core", "simd", "system", "libc", "numpy", "gymnasium", "mujoco", "box2d")
 
@@ -79,9 +70,7 @@ def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
     state_digest = _state_digest(tensors, checkpoint.progress)
     digest = _digest(state_digest, recipe)
     metadata = {
-        "format": str(FORMAT),
         "kind": "checkpoint" if checkpoint.resumable else "policy",
-        "rlflame": __version__,
         "recipe": recipe,
         "environment": json.dumps(asdict(checkpoint.env)),
         "policy": json.dumps(asdict(checkpoint.policy_spec)),
@@ -92,27 +81,35 @@ def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
         "evaluation": json.dumps(checkpoint.evaluation and checkpoint.evaluation.as_dict()),
         "state_digest": state_digest,
         "digest": digest,
-        "checksum": _BLANK,
     }
-    data = _ordered(safetensors.numpy.save(tensors, metadata))
-    position = _checksum_position(data)
-    checksum = _checksum(data, position)
-    write_atomically(path, b"".join((data[:position], checksum, data[position + len(checksum) :])))
+    if checkpoint.snapshot is not None and checkpoint.snapshot.segments:
+        metadata["segments"] = json.dumps(
+            [(segment.number, segment.digest) for segment in checkpoint.snapshot.segments]
+        )
+    tensor_file.write(path, tensors, metadata)
     return replace(checkpoint, state_digest=state_digest, digest=digest)
 
 
 def load(path: Path) -> Checkpoint:
     """Read and verify a file. Raises CheckpointError with a sentence for anything amiss."""
     try:
-        data = _read(path)
-        metadata = _verified_metadata(path, data)
-        return _parse(metadata, safetensors.numpy.load(data))
+        data = tensor_file.read(path)
+        return _parse(path, *tensor_file.opened(path, data, "recipe", _FIELDS))
     except CheckpointError:
         raise
     except MemoryError as error:
         raise CheckpointError(f"{path} does not fit into this machine's memory.", "") from error
     except Exception as error:  # whatever a crafted header provokes is one sentence to the user
-        raise CheckpointError(f"{path} is damaged: {_said(error)}.", _EARLIER) from error
+        raise CheckpointError(f"{path} is damaged: {_said(error)}.", tensor_file.EARLIER) from error
+
+
+def segments_named_in(path: Path) -> set[str]:
+    """The files of the replay that a checkpoint needs, read from its header alone."""
+    try:
+        named = _value(_Named, tensor_file.strings(path).get("segments", "[]"))
+    except ValueError:  # nothing that can be resumed
+        return set()
+    return {segments.name_of(*segment) for segment in named}
 
 
 def policy_only(checkpoint: Checkpoint, evaluation: EvaluationRecord | None) -> Checkpoint:
@@ -129,37 +126,6 @@ def fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[
         for name in _BIT_FIELDS
         if a.get(name) != b.get(name)
     ]
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Temporary file in the same folder, flushed to disk, renamed, and the folder flushed."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
-    try:
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
-        sync_folder(path.parent)
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} could not be written: {error.strerror or error}.",
-            "make room or choose another folder; what was there before is as it was",
-        ) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """A rename is on disk only when its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def tensors_of(checkpoint: Checkpoint) -> dict[str, Array]:
@@ -191,94 +157,7 @@ def _digest(state_digest: str, recipe: str) -> str:
     return hashlib.sha256(f"{state_digest}|{canonical}".encode()).hexdigest()
 
 
-def _ordered(data: bytes) -> bytes:
-    """The same file with its metadata in one order: safetensors has a new one in each process."""
-    (length,) = struct.unpack_from("<Q", data)
-    header = json.loads(data[8 : 8 + length])
-    header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    # Tensors begin at a multiple of eight, as safetensors has them.
-    text += b" " * (-len(text) % 8)
-    return b"".join((struct.pack("<Q", len(text)), text, data[8 + length :]))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if path.is_file():
-            return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.", "") from error
-    reason = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
-    raise CheckpointError(f"{path} {reason}.", "rlflame runs lists the runs here")
-
-
-def _checksum_position(data: bytes) -> int:
-    """Where the digits of the checksum stand in the header, found once and only once."""
-    (length,) = struct.unpack_from("<Q", data)
-    header = data[8 : 8 + length]
-    key = b'"checksum":"'
-    if header.count(key) != 1:
-        raise ValueError("it has no single checksum")
-    return 8 + header.index(key) + len(key)
-
-
-def _checksum(data: bytes, position: int) -> bytes:
-    """SHA-256 of the file as it is with zeros for its checksum."""
-    view = memoryview(data)
-    digest = hashlib.sha256(view[:position])
-    digest.update(_BLANK.encode())
-    digest.update(view[position + len(_BLANK) :])
-    return digest.hexdigest().encode()
-
-
-def _verified_metadata(path: Path, data: bytes) -> dict[str, str]:
-    # One of ours has a brace there; its first bytes are a length, and may be any.
-    if data[8:9] != b"{" and (data[:2] == b"PK" or data[:1] == b"\x80"):
-        raise CheckpointError(
-            f"{path} is a pickle or zip file, which rlflame never opens.",
-            "rlflame reads only its own .safetensors files",
-        )
-    (length,) = struct.unpack_from("<Q", data) if len(data) >= 8 else (0,)
-    if length < 2 or length > min(_HEADER_LIMIT, len(data) - 8) or data[8:9] != b"{":
-        raise CheckpointError(
-            f"{path} is damaged or not a safetensors file "
-            f"(a header of {length} bytes in a file of {len(data)}).",
-            _EARLIER,
-        )
-    header = json.loads(data[8 : 8 + length], object_pairs_hook=_distinct)
-    metadata = header.get("__metadata__")
-    if not isinstance(metadata, dict) or "format" not in metadata or "recipe" not in metadata:
-        raise CheckpointError(
-            f"{path} is a safetensors file, but not one of rlflame's.",
-            "rlflame reads the files that rlflame train writes",
-        )
-    version = str(metadata["format"])
-    if not re.fullmatch("[0-9]{1,9}", version) or int(version) > FORMAT:
-        raise CheckpointError(
-            f"{path} has format {version[:20]!r}; this rlflame reads up to {FORMAT}.",
-            "install a newer rlflame",
-        )
-    position = _checksum_position(data)
-    if _checksum(data, position) != data[position : position + len(_BLANK)]:
-        raise ValueError("its checksum does not match its content")
-    absent = sorted(_FIELDS - metadata.keys())
-    if absent:
-        raise ValueError(f"its metadata lacks {', '.join(absent)}")
-    return metadata
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; two readers may disagree about one that names a key twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("its header names something twice")
-    return found
-
-
-def _parse(metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
-    for name, array in tensors.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValueError(f"tensor {name} holds NaN or infinity")
+def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
     recipe = Recipe.model_validate_json(metadata["recipe"])
     env, spec = _value(EnvSpec, metadata["environment"]), _value(PolicySpec, metadata["policy"])
     progress = _value(Progress, metadata["progress"])
@@ -292,7 +171,9 @@ def _parse(metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint
             _check_shapes(behaviour, expected_shapes(spec), "behaviour")
         states = _states(tensors.get("envs"), recipe, env)
         learner = _group(tensors, "learner.")
-        snapshot = Snapshot(progress, policy, learner, states, behaviour or None)
+        named = _value(_Named, metadata.get("segments", "[]"))
+        parts = tuple(segments.stored(segments.folder_of(path), *segment) for segment in named)
+        snapshot = Snapshot(progress, policy, learner, states, behaviour or None, parts)
     checkpoint = Checkpoint(
         recipe=recipe,
         env=env,

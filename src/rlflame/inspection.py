@@ -3,18 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlflame import segments
 from rlflame.checkpoint import Checkpoint, fingerprint_differences, tensors_of
+from rlflame.errors import CheckpointError
 from rlflame.facts import Facts, count, interval
+from rlflame.learner.replay import segment_rows
 from rlflame.rollout.spec import Array
+from rlflame.trainer import EXPERIENCE
 
 
-def summary(path: Path, found: Checkpoint) -> list[tuple[str, str]]:
+@dataclass(frozen=True, slots=True)
+class ReplayFiles:
+    """What a checkpoint needs besides itself, and whether it is there. In transitions."""
+
+    transitions: int
+    segments: int
+    bytes: int
+    tail: int
+    #: The folder is not beside the file: a copy, which is good for all but resuming.
+    absent: bool
+    #: What is missing or damaged.
+    problem: str | None
+
+    def line(self) -> str:
+        tail = f"{self.tail:,} in the file"
+        if not self.segments:
+            return f"{count(self.tail, 'transition')} in the file"
+        held = f"{count(self.transitions, 'transition')} in {count(self.segments, 'segment')}"
+        if self.absent:
+            return f"{held} that are not beside the file, {tail}: resume needs them"
+        if self.problem is not None:
+            return f"{held}; {self.problem}"
+        return f"{held}, {_size(self.bytes)}; tail of {tail}"
+
+
+def replay_files(path: Path, found: Checkpoint) -> ReplayFiles | None:
+    """The replay of a checkpoint, every file of it read and verified; None where there is none."""
+    snapshot = found.snapshot
+    if snapshot is None or f"{EXPERIENCE}tail.rewards" not in snapshot.learner:
+        return None
+    tail = snapshot.learner[f"{EXPERIENCE}tail.rewards"]
+    folder = segments.folder_of(path / "latest" if path.is_dir() else path)
+    absent, problem, size = not folder.exists(), None, 0
+    for segment in () if absent else snapshot.segments:
+        try:
+            segment.arrays()
+            size += (folder / segments.name_of(segment.number, segment.digest)).stat().st_size
+        except CheckpointError as error:
+            problem = problem or error.message
+    return ReplayFiles(
+        transitions=len(snapshot.segments) * segment_rows(tail.shape[1]) * tail.shape[1],
+        segments=len(snapshot.segments),
+        bytes=size,
+        tail=tail.size,
+        absent=absent and bool(snapshot.segments),
+        problem=problem,
+    )
+
+
+def _size(bytes: int) -> str:
+    return f"{bytes / 1e6:,.0f} MB" if bytes >= 1e6 else f"{bytes / 1e3:,.0f} kB"
+
+
+def summary(
+    path: Path, found: Checkpoint, replay: ReplayFiles | None = None
+) -> list[tuple[str, str]]:
     """A file in a few lines, as pairs of a word and what there is to say about it."""
     facts = Facts(found.recipe, found.env, "")
     tensors, progress = tensors_of(found), found.progress
@@ -29,6 +88,8 @@ def summary(path: Path, found: Checkpoint) -> list[tuple[str, str]]:
             f"{count(progress.episodes, 'episode')}",
         ),
     ]
+    if replay is not None:
+        lines.append(("replay", replay.line()))
     if found.evaluation is not None:
         lines.append(("evaluation", interval(found.evaluation)))
     if found.best is not None and found.best != found.evaluation:
@@ -52,13 +113,14 @@ def outline(path: Path, found: Checkpoint) -> str:
     )
 
 
-def as_dict(path: Path, found: Checkpoint) -> dict[str, Any]:
+def as_dict(path: Path, found: Checkpoint, replay: ReplayFiles | None = None) -> dict[str, Any]:
     """The same for programs, under names that stay."""
     return {
         "file": str(path),
         "kind": "checkpoint" if found.resumable else "policy",
         "recipe": found.recipe.model_dump(mode="json"),
         "progress": asdict(found.progress),
+        "replay": replay and asdict(replay),
         "evaluation": found.evaluation and found.evaluation.as_dict(),
         "best": found.best and found.best.as_dict(),
         "fingerprint": found.fingerprint,

@@ -6,6 +6,7 @@
     timing.jsonl         wall and processor seconds of each iteration, by phase
     machines.json        every process that trained here, the machine and the workers it had
     checkpoints/         step-000100000.safetensors, the newest few
+    replay/              the segments of a replay that these checkpoints name
     latest.safetensors   the newest checkpoint
     best.safetensors     the policy with the best evaluation
     result.json          the final evaluation
@@ -28,12 +29,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlflame import checkpoint as files
+from rlflame import tensor_file
 from rlflame.checkpoint import Checkpoint
 from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
 from rlflame.machine import children_cpu_s
 from rlflame.metrics import EPISODE_HEADER, JsonLines, LineFile, PhaseTimes, Sink
 from rlflame.rollout.spec import Fragment, PolicyArrays
+from rlflame.segments import SegmentFiles
 from rlflame.trainer import Progress, Snapshot
 
 _STEP_FILE = re.compile(r"step-(\d{9,})\.safetensors")
@@ -71,8 +74,8 @@ class RunFolder:
             raise CheckpointError(f"{path} is no run folder.", "rlflame runs lists them")
         folder = cls(path, _locked(path))
         with contextlib.suppress(OSError):
-            for pattern in (f".*{files.TEMPORARY}", f"checkpoints/.*{files.TEMPORARY}"):
-                for leftover in path.glob(pattern):
+            for place in ("", "checkpoints/", "replay/"):
+                for leftover in path.glob(f"{place}.*{tensor_file.TEMPORARY}"):
                     leftover.unlink()
         return folder
 
@@ -106,6 +109,12 @@ def _step_file(folder: Path, steps: int) -> Path:
 
 def _later(folder: Path, progress: Progress) -> list[Path]:
     return [file for file in step_files(folder) if _steps_of(file) > progress.steps]
+
+
+def _segments_needed(folder: Path) -> set[str]:
+    """What any checkpoint names that lies here, those that were set aside among them."""
+    found = [*folder.glob("*.safetensors*"), *folder.glob("checkpoints/*.safetensors*")]
+    return set().union(*map(files.segments_named_in, found))
 
 
 def _is_later(policy: Path, progress: Progress) -> bool:
@@ -189,6 +198,8 @@ class FileRecorder:
         self._saved: Progress | None = None
         self.best = template.best
         self._times = PhaseTimes(children_cpu_s)
+        begun = template.snapshot
+        self._segments = SegmentFiles(folder.path, begun.segments if begun else ())
         with _writing(folder.path), contextlib.ExitStack() as opened:
             self._open_logs(opened)
             if template.snapshot is not None:
@@ -276,7 +287,7 @@ class FileRecorder:
         result = {"steps": snapshot.progress.steps, "evaluation": record.as_dict()}
         with _writing(self._folder.path):
             text = json.dumps(result, indent=2) + "\n"
-            files.write_atomically(self._folder.path / "result.json", text.encode())
+            tensor_file.write_atomically(self._folder.path / "result.json", text.encode())
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return self._times.phase(name)
@@ -324,10 +335,11 @@ class FileRecorder:
         return None
 
     def _commit(self, snapshot: Snapshot) -> Path:
-        """The checkpoint, then what points to it, and only then is an old one removed."""
+        """Segments, the checkpoint, then what points to it; only then is what is old removed."""
         progress, folder = snapshot.progress, self._folder.path
         path = _step_file(folder, progress.steps)
         path.parent.mkdir(exist_ok=True)
+        self._segments.keep(snapshot.segments)
         files.save(
             path,
             replace(
@@ -347,6 +359,7 @@ class FileRecorder:
         _point(self._folder.latest, path)
         for old in step_files(folder)[: -self._keep]:
             old.unlink(missing_ok=True)
+        self._segments.prune(lambda: _segments_needed(folder))
         self._saved = progress
         return path
 
@@ -364,7 +377,7 @@ class MachineLog:
         """This process's entry, in place of what it said before."""
         text = json.dumps([*self._before, entry], indent=1) + "\n"
         with _writing(self._folder):
-            files.write_atomically(self._file, text.encode())
+            tensor_file.write_atomically(self._file, text.encode())
 
     def _entries(self) -> list[Any]:
         try:
@@ -427,13 +440,13 @@ def is_locked(path: Path) -> bool:
 
 def _point(link: Path, target: Path) -> None:
     """Make `link` another name of `target`; a copy where the disk knows no hard links."""
-    temporary = link.with_name(f".{link.name}{files.TEMPORARY}")
+    temporary = link.with_name(f".{link.name}{tensor_file.TEMPORARY}")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
     try:
         os.link(target, temporary)
     except OSError:
-        files.write_atomically(link, target.read_bytes())
+        tensor_file.write_atomically(link, target.read_bytes())
         return
     os.replace(temporary, link)
-    files.sync_folder(link.parent)
+    tensor_file.sync_folder(link.parent)

@@ -37,7 +37,8 @@ from rlflame.rollout.spec import (
 EnvStates = tuple[tuple[EnvState, ...], ...]
 #: What an experience yields and an algorithm learns from; the loop only hands it on.
 BatchT = TypeVar("BatchT")
-_EXPERIENCE = "experience."
+#: How the names begin, in a snapshot's learner, of what the experience holds.
+EXPERIENCE = "experience."
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +175,8 @@ class Trainer(Generic[BatchT]):
         """Stand where the snapshot does; a CheckpointError if it is of another recipe."""
         learner, experience = dict(snapshot.learner), State()
         for name in snapshot.learner:
-            if name.startswith(_EXPERIENCE):
-                experience[name.removeprefix(_EXPERIENCE)] = learner.pop(name)
+            if name.startswith(EXPERIENCE):
+                experience[name.removeprefix(EXPERIENCE)] = learner.pop(name)
         lags = bool(self._plan.staleness and snapshot.progress.iteration)
         if lags != (snapshot.behaviour is not None):
             raise CheckpointError(
@@ -239,7 +240,7 @@ class Trainer(Generic[BatchT]):
         experience = self._experience.state()
         learner = {
             **self._algorithm.state(),
-            **{_EXPERIENCE + name: array for name, array in experience.items()},
+            **{EXPERIENCE + name: array for name, array in experience.items()},
         }
         return Snapshot(
             self.progress,

@@ -36,15 +36,16 @@ def inspect(
         )
     found = [newest_checkpoint(path, say_aside) for path in files]
     differences = [inspection.first_difference(found[0], other) for other in found[1:]]
+    looked = [inspection.replay_files(*one) for one in zip(files, found, strict=True) if not recipe]
     if as_json:
-        shown = [inspection.as_dict(path, one) for path, one in zip(files, found, strict=True)]
+        shown = [inspection.as_dict(*one) for one in zip(files, found, looked, strict=True)]
         equal = not any(differences)
         say(as_json_text({"files": shown, "equal": equal, "differences": differences}, indent=2))
     elif recipe:
         for one in found:
             say(toml.to_toml(one.recipe).rstrip())
     elif len(files) == 1:
-        for line in aligned(inspection.summary(files[0], found[0])):
+        for line in aligned(inspection.summary(files[0], found[0], looked[0])):
             say(line)
     else:
         for path, one in zip(files, found, strict=True):
@@ -56,5 +57,11 @@ def inspect(
             say(f"{files[0]} and {path} differ first in {difference}.")
             for machine in inspection.machines_differ(found[0], one):
                 say(f"  They were made on machines that differ in {machine}.")
-    if any(differences):
+        for replay in looked:
+            if replay is not None and replay.problem is not None:
+                say(replay.problem)
+    broken = [path for path, one in zip(files, looked, strict=False) if one and one.problem]
+    for path in broken:
+        say_aside(f"rlflame resume {path} --fresh-replay goes on with an empty replay.")
+    if any(differences) or broken:
         raise typer.Exit(1)

@@ -139,6 +139,13 @@ def resume(
     steps: Annotated[
         int | None, typer.Option(metavar="N", help="Train on to this many steps in all.")
     ] = None,
+    fresh_replay: Annotated[
+        bool,
+        typer.Option(
+            "--fresh-replay",
+            help="Keep the weights and begin with an empty replay; where its files are lost.",
+        ),
+    ] = False,
     sets: Sets = None,
     workers: Workers = None,
     fleet: Fleet = None,
@@ -167,7 +174,9 @@ def resume(
 
     show = display.choose(runtime.progress)
     with SignalStop() as stop:
-        result = api.resume(run, runtime, steps=steps, show=show, stop=stop)
+        result = api.resume(
+            run, runtime, steps=steps, fresh_replay=fresh_replay, show=show, stop=stop
+        )
     show.ended(result)
     _check_complete(result, stop)
 

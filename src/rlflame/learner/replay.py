@@ -31,6 +31,10 @@ _TAIL = "tail."
 _MOST_ROWS = 2**40
 
 
+def segment_rows(columns: int) -> int:
+    return max(1, SEGMENT_TRANSITIONS // columns)
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayShape:
     """How the arrays of a replay follow from its capacity."""
@@ -47,7 +51,7 @@ class ReplayShape:
 
     @property
     def segment_rows(self) -> int:
-        return max(1, SEGMENT_TRANSITIONS // self.columns)
+        return segment_rows(self.columns)
 
     @property
     def held_rows(self) -> int:
@@ -255,15 +259,14 @@ def renewed(state: Mapping[str, Array]) -> State:
 
     The updates already made stay counted, and what the lost steps owed is forgiven.
     """
-    fresh = {name: array[:0] for name, array in state.items() if name.startswith(_TAIL)}
+    updates, lineage = (restored_count(name, state) for name in ("updates", "lineage"))
+    tail = {name: array[:0] for name, array in state.items() if name.startswith(_TAIL)}
     return {
-        **fresh,
-        "rows": np.array(0, np.int64),
-        "updates": state["updates"],
-        "forgiven": state["updates"],
-        "lineage": state["lineage"] + 1,
-        "chain": np.zeros(32, np.uint8),
-        "last_observations": np.zeros_like(state["last_observations"]),
+        **{name: np.zeros_like(array) for name, array in state.items()},
+        **tail,
+        "updates": np.array(updates, np.int64),
+        "forgiven": np.array(updates, np.int64),
+        "lineage": np.array(lineage + 1, np.int64),
     }
 
 

@@ -1,0 +1,425 @@
+"""A replay on disk: what is written once, what is refused, and what may be gone.
+
+The runs learn from a replay of forty transitions in segments of twelve (off_policy.py); what is
+expected of a damaged one is its untouched copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+from pathlib import Path
+
+import failpoints
+import numpy as np
+import off_policy
+import pytest
+from commands import rlflame
+from replays import World, buffer_for
+from test_run_folder import content, recording, same_run, step
+
+from rlflame import api, build, checkpoint, tensor_file
+from rlflame.config import RuntimeSettings
+from rlflame.errors import CheckpointError
+from rlflame.rollout.spec import Fragment
+from rlflame.trainer import EXPERIENCE, Progress, Snapshot
+
+INLINE = RuntimeSettings(fleet="inline", checkpoint_every_steps=32, keep_checkpoints=9)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _off_policy():
+    with off_policy.small_segments(), off_policy.installed():
+        yield
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory):
+    """A run that ended, of 96 steps in 24 rows; its folder must not be changed."""
+    folder = tmp_path_factory.mktemp("untouched") / "run"
+    wanted = {"out": folder, "runtime": {"keep_checkpoints": 9}}
+    api.train(failpoints.config(**wanted, learning=off_policy.LEARNING))
+    return folder
+
+
+@pytest.fixture
+def copied(untouched, tmp_path):
+    return Path(shutil.copytree(untouched, tmp_path / "run"))
+
+
+@pytest.fixture
+def stopped(copied):
+    """The same run as it stood after 64 steps."""
+    for file in copied.glob("checkpoints/step-000000096*"):
+        file.unlink()
+    (copied / "latest.safetensors").unlink()
+    return copied
+
+
+def segment_files(folder):
+    return sorted(folder.glob("replay/*"))
+
+
+def resumed(target, **changes):
+    return api.resume(target, INLINE, **changes)
+
+
+def digest_of(folder):
+    return checkpoint.load(folder / "latest.safetensors").digest
+
+
+# What is there.
+
+
+def test_a_segment_is_named_by_its_number_and_what_came_before_it(untouched):
+    # Twenty-four rows of four, three to a segment: eight, all named by some checkpoint.
+    files = segment_files(untouched)
+    assert [file.name[:14] for file in files] == [f"segment-{n:06d}" for n in range(8)]
+    found = checkpoint.load(untouched / "checkpoints" / step(64))
+    # Sixteen rows, of which the newest ten are sampled: the first of these is in segment 2.
+    assert [segment.number for segment in found.snapshot.segments] == [2, 3, 4]
+    # Row 15 is in no segment yet.
+    assert found.snapshot.learner["experience.tail.rewards"].shape == (1, 4)
+    for segment in found.snapshot.segments:
+        assert segment.arrays()["rewards"].shape == (3, 4)
+
+
+def test_files_without_a_replay_have_no_word_of_it(untouched, tmp_path):
+    with off_policy.mock.patch.object(build, "experience", lambda *_: build.OnPolicyStore()):
+        assert "replay" not in rlflame("inspect", untouched / "best.safetensors").out
+    strings = tensor_file.strings(untouched / "best.safetensors")
+    assert "segments" not in strings
+    assert "segments" in tensor_file.strings(untouched / "latest.safetensors")
+
+
+@pytest.mark.parametrize("steps", [0, 32, 64])
+def test_a_run_taken_up_at_any_checkpoint_ends_the_same(copied, untouched, steps):
+    resumed(copied / "checkpoints" / step(steps))
+    for path in copied.rglob("*.later"):
+        path.unlink()
+    assert same_run(copied, untouched) == set()
+
+
+def test_what_was_set_aside_keeps_its_segments(copied, untouched):
+    resumed(copied / "checkpoints" / step(32), fresh_replay=True)
+    (aside,) = copied.glob("checkpoints/step-000000064*.later")
+    for segment in checkpoint.load(aside).snapshot.segments:
+        segment.arrays()
+    # Two pasts of one number lie side by side.
+    numbers = [file.name[:14] for file in segment_files(copied)]
+    assert len(numbers) > len(set(numbers))
+
+
+def test_only_what_no_checkpoint_names_is_removed(untouched, tmp_path):
+    folder = tmp_path / "run"
+    wanted = {"out": folder, "runtime": {"keep_checkpoints": 1}}
+    api.train(failpoints.config(**wanted, learning=off_policy.LEARNING))
+    newest = checkpoint.load(folder / "latest.safetensors")
+    named = {file.name for file in segment_files(folder)}
+    assert named == checkpoint.segments_named_in(folder / "latest.safetensors")
+    assert [segment.number for segment in newest.snapshot.segments] == [4, 5, 6, 7]
+    assert newest.digest == digest_of(untouched)
+
+
+def test_files_of_others_beside_the_segments_are_left_alone(stopped):
+    (stopped / "replay" / "notes.txt").write_text("mine")
+    orphan = stopped / "replay" / f"segment-000099-{'0' * 16}.safetensors"
+    orphan.write_text("nobody's")
+    resumed(stopped)
+    assert (stopped / "replay" / "notes.txt").exists()
+    assert not orphan.exists()
+
+
+def test_a_segment_left_damaged_by_a_dead_process_is_written_again(stopped, untouched):
+    later = [file for file in segment_files(stopped) if file.name > "segment-000005"]
+    assert len(later) == 3
+    later[0].write_bytes(later[0].read_bytes()[:-1])
+    later[1].write_bytes(b"")
+    later[2].unlink()
+    resumed(stopped)
+    assert same_run(stopped, untouched) == set()
+
+
+# What is missing or damaged.
+
+
+def needed(folder):
+    """The file of the second segment that the newest checkpoint names."""
+    return folder / "replay" / sorted(checkpoint.segments_named_in(newest(folder)))[1]
+
+
+def newest(folder):
+    return sorted(folder.glob("checkpoints/step-*"))[-1]
+
+
+def removed(file):
+    file.unlink()
+
+
+def flipped(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-5])
+
+
+def emptied(file):
+    file.write_bytes(b"")
+
+
+def swapped(file):
+    other = next(path for path in segment_files(file.parent.parent) if path != file)
+    shutil.copyfile(other, file)
+
+
+def forged(file):
+    """Another reward, under a valid checksum."""
+    strings, arrays = tensor_file.opened(file, file.read_bytes(), "segment", ())
+    arrays["rewards"] = arrays["rewards"] + np.float32(1)
+    tensor_file.write(file, arrays, {name: strings[name] for name in ("kind", "segment", "digest")})
+
+
+def poisoned(file):
+    strings, arrays = tensor_file.opened(file, file.read_bytes(), "segment", ())
+    arrays["rewards"] = np.full_like(arrays["rewards"], np.nan)
+    tensor_file.write(file, arrays, {name: strings[name] for name in ("kind", "segment", "digest")})
+
+
+def renumbered(file):
+    strings, arrays = tensor_file.opened(file, file.read_bytes(), "segment", ())
+    tensor_file.write(file, arrays, {**strings, "segment": "7"})
+
+
+def pickled(file):
+    file.write_bytes(b"\x80\x04" + b"N." * 50)
+
+
+def of_another_kind(file):
+    shutil.copyfile(newest(file.parent.parent), file)
+
+
+HARMS = {
+    removed: "is missing",
+    flipped: "checksum does not match",
+    cut: "checksum does not match",
+    emptied: "header of 0 bytes",
+    swapped: "not the segment",
+    forged: "not the segment",
+    poisoned: "NaN",
+    renumbered: "not the segment",
+    pickled: "pickle",
+    of_another_kind: "not one of rlflame's",
+}
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
+def test_a_replay_that_is_not_whole_is_refused_before_anything_is_written(stopped, harm):
+    file = needed(stopped)
+    harm(file)
+    (stopped / ".lock").touch()
+    before = content(stopped)
+    with pytest.raises(CheckpointError) as caught:
+        resumed(stopped)
+    message = caught.value.message
+    assert str(file) in message
+    assert HARMS[harm] in message
+    assert message.endswith(".")
+    assert "\n" not in message
+    assert caught.value.hint.startswith(f"rlflame resume {stopped} --fresh-replay")
+    assert content(stopped) == before
+
+
+def test_a_segment_with_any_bit_flipped_is_refused(copied):
+    file, rng = needed(copied), random.Random(0)
+    data = file.read_bytes()
+    (segment,) = (
+        segment
+        for segment in checkpoint.load(newest(copied)).snapshot.segments
+        if f"{segment.number:06d}-{segment.digest[:16]}" in file.name
+    )
+    segment.arrays()
+    for position in {*range(0, 200, 7), *(rng.randrange(len(data)) for _ in range(80))}:
+        wrong = bytearray(data)
+        wrong[position] ^= 1 << rng.randrange(8)
+        file.write_bytes(wrong)
+        with pytest.raises(CheckpointError):
+            segment.arrays()
+
+
+def test_a_checkpoint_that_names_segments_oddly_is_refused(untouched, tmp_path):
+    whole = checkpoint.load(untouched / "latest.safetensors")
+    for digest in ("../../../../tmp/x", "0" * 63, "G" * 64):
+        segment = dataclasses.replace(whole.snapshot.segments[0], digest=digest)
+        snapshot = dataclasses.replace(whole.snapshot, segments=(segment,))
+        path = tmp_path / "odd.safetensors"
+        checkpoint.save(path, dataclasses.replace(whole, snapshot=snapshot))
+        with pytest.raises(CheckpointError, match="is damaged"):
+            checkpoint.load(path)
+
+
+# A new lineage.
+
+
+def test_a_fresh_replay_goes_on_where_the_old_one_is_lost(stopped, untouched):
+    shutil.rmtree(stopped / "replay")
+    with pytest.raises(CheckpointError):
+        resumed(stopped)
+    result = resumed(stopped, fresh_replay=True)
+    assert result.complete
+    assert result.progress.steps == 96
+    assert result.digest != digest_of(untouched)
+    found = checkpoint.load(stopped / "latest.safetensors").snapshot
+    # Thirty-two steps of its own, twelve beyond the first twenty: six updates at one for two.
+    before = checkpoint.load(untouched / "checkpoints" / step(64)).snapshot
+    made = [int(s.learner["experience.updates"]) for s in (before, found)]
+    assert made == [22, 22 + 6]
+    assert int(found.learner["experience.lineage"]) == 1
+    assert [segment.number for segment in found.segments] == [0, 1]
+
+
+def test_a_fresh_replay_is_exact_in_its_turn(stopped, tmp_path):
+    other = Path(shutil.copytree(stopped, tmp_path / "other"))
+    resumed(stopped, fresh_replay=True, steps=192)
+    resumed(other, fresh_replay=True, steps=128)
+    resumed(other, steps=192)
+    assert digest_of(stopped) == digest_of(other)
+
+
+def test_a_fresh_replay_of_a_whole_one_is_told_apart_too(stopped, untouched):
+    resumed(stopped, fresh_replay=True)
+    assert digest_of(stopped) != digest_of(untouched)
+
+
+def test_without_a_replay_there_is_none_to_begin_anew(tmp_path):
+    folder = tmp_path / "run"
+    wanted = failpoints.config(out=folder, evaluation={"every_steps": None})
+    with off_policy.mock.patch.multiple(build, experience=lambda *_: build.OnPolicyStore()):
+        # PPO itself, which the fake would have wrapped.
+        with off_policy.mock.patch.object(off_policy.Drifter, "update", ppo_update):
+            api.train(wanted)
+        said = rlflame("resume", folder, "--steps", "128", "--fresh-replay")
+    assert said.code == 2
+    assert "ppo keeps none" in said.err
+
+
+def ppo_update(self, batch, progress):
+    return self._inner.update(batch, progress)
+
+
+# A copy without its replay, and what inspect says.
+
+
+def test_a_copy_without_its_replay_is_good_for_all_but_resuming(untouched, tmp_path):
+    copy = tmp_path / "elsewhere" / "copy.safetensors"
+    copy.parent.mkdir()
+    shutil.copyfile(untouched / "checkpoints" / step(64), copy)
+    api.load_policy(copy)(np.zeros(3))
+    said = rlflame("eval", copy, "--local", "--workers", "1")
+    assert said.code == 0, said.err
+    said = rlflame("inspect", copy)
+    assert said.code == 0
+    assert "36 transitions in 3 segments that are not beside the file" in said.out
+    said = rlflame("resume", copy, "--set", "runtime.fleet=inline")
+    assert said.code == 1
+    assert "is missing" in said.err
+    assert f"rlflame resume {copy} --fresh-replay" in said.err.replace("\n", " ")
+    assert resumed(copy, fresh_replay=True).complete
+
+
+def test_inspect_counts_and_verifies(copied):
+    said = rlflame("inspect", copied)
+    assert said.code == 0
+    size = sum(
+        (copied / "replay" / name).stat().st_size
+        for name in checkpoint.segments_named_in(newest(copied))
+    )
+    (line,) = [line for line in said.lines if "replay" in line]
+    assert line.split(maxsplit=1)[1] == (
+        f"48 transitions in 4 segments, {size / 1000:,.0f} kB; tail of 0 in the file"
+    )
+    (shown,) = rlflame("inspect", copied, "--json").json()["files"]
+    assert shown["replay"] == {
+        "transitions": 48,
+        "segments": 4,
+        "bytes": size,
+        "tail": 0,
+        "absent": False,
+        "problem": None,
+    }
+
+
+def test_inspect_names_what_is_damaged_and_fails(copied):
+    file = needed(copied)
+    file.unlink()
+    for words in ((), ("--json",)):
+        said = rlflame("inspect", copied, *words)
+        assert said.code == 1
+        assert f"{file} is missing" in said.out
+    assert f"rlflame resume {copied} --fresh-replay" in said.err
+    assert rlflame("inspect", copied, "--recipe").code == 0
+
+
+# What it costs.
+
+
+def test_each_transition_of_a_long_run_is_written_about_once(tmp_path, untouched, monkeypatch):
+    """A million steps with a checkpoint every ten thousand, as the files see them."""
+    template = checkpoint.load(untouched / "latest.safetensors")
+    begun = dataclasses.replace(
+        template, snapshot=None, committed=(0, 0), best=None, evaluation=None
+    )
+    written = 0
+    real = tensor_file.write_atomically
+
+    def counted(path, data):
+        nonlocal written
+        written += len(data)
+        real(path, data)
+
+    monkeypatch.setattr(tensor_file, "write_atomically", counted)
+    monkeypatch.setattr(tensor_file, "sync_folder", lambda folder: None)
+    monkeypatch.setattr(tensor_file.os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(off_policy.replay, "SEGMENT_TRANSITIONS", 2048)
+    world = World(1, 8, np.random.default_rng(0), observation_size=11, action_size=3)
+    buffer = buffer_for(world, 1_000_000)
+    with recording(tmp_path / "run", begun, every_steps=10_000) as (recorder, _):
+        for steps in range(10_000, 1_000_001, 10_000):
+            buffer.add([idle(steps, 1250, 8, 11, 3)], {})
+            progress = Progress(iteration=steps // 10_000, steps=steps)
+            held = {EXPERIENCE + name: array for name, array in buffer.state().items()}
+            snapshot = Snapshot(
+                progress, template.policy, held, template.snapshot.states, None, buffer.segments()
+            )
+            recorder.snapshot(lambda snapshot=snapshot: snapshot, progress, False)
+    # Eleven observations, three actions, a reward, and how it ended.
+    each = 4 * (11 + 3 + 1) + 2
+    assert 1_000_000 * each < written < 1.25 * 1_000_000 * each
+    files = segment_files(tmp_path / "run")
+    assert len(files) == 1_000_000 // 2048
+    assert sum(file.stat().st_size for file in files) < 1.05 * 1_000_000 * each
+
+
+def idle(seed, steps, columns, observation_size, action_size) -> Fragment:
+    """Steps of noise in which nothing ends."""
+    rng = np.random.default_rng(seed)
+    nothing = np.zeros((steps, columns), bool)
+    return Fragment(
+        iteration=0,
+        slot=0,
+        observations=rng.random((steps, columns, observation_size), np.float32),
+        actions=rng.random((steps, columns, action_size), np.float32),
+        log_probs=np.zeros((steps, columns), np.float32),
+        rewards=rng.random((steps, columns)),
+        terminated=nothing,
+        truncated=nothing,
+        lengths=np.full(columns, steps),
+        last_observations=np.zeros((columns, observation_size), np.float32),
+        boundary_index=np.zeros((0, 2), np.int64),
+        boundary_observations=np.zeros((0, observation_size), np.float32),
+        episodes=(),
+        states=(),
+    )
