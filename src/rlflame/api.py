@@ -10,7 +10,7 @@ Never loads torch unless a recipe asks for it. Must not know: the command line, 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -30,6 +30,7 @@ from rlflame import (
     segments,
     tensor_file,
     toml,
+    video,
 )
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import LearningSettings, Recipe, RunConfig, RuntimeSettings
@@ -37,6 +38,7 @@ from rlflame.errors import CheckpointError, ConfigError, FleetError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
 from rlflame.fleet import Fleet, policy_id
+from rlflame.render import Drawing
 from rlflame.rollout.child import versions
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays
@@ -200,6 +202,19 @@ def evaluate(
     groups = -(-plan.episodes // source.policy_spec.width)
     with _open(fleet, runtime or RuntimeSettings(), groups, show or Silent()) as fleet:
         return run_episodes(fleet, source.env, source.policy_spec, source.policy, plan)
+
+
+def render(
+    source: Checkpoint,
+    wish: video.Wish,
+    out: Path | None,
+    *,
+    show_output: bool = False,
+    tell: Callable[[int, int], None] = lambda made, of: None,
+) -> Drawing:
+    """Draw episodes of the policy in a checkpoint into a file, or a window."""
+    _check_environment(source)
+    return video.render(source, wish, out, show_output=show_output, tell=tell)
 
 
 def machine_differences(found: Checkpoint) -> list[str]:

@@ -20,6 +20,7 @@ from rlflame.commands.evaluate import evaluate
 from rlflame.commands.inspect import inspect
 from rlflame.commands.listings import config, envs, runs
 from rlflame.commands.plot import plot
+from rlflame.commands.render import render
 from rlflame.commands.train import resume, train
 
 app = typer.Typer(
@@ -52,6 +53,7 @@ def _root(
 app.command("train")(spoken(train))
 app.command("resume")(spoken(resume))
 app.command("eval")(spoken(evaluate))
+app.command("render")(spoken(render))
 app.command("inspect")(spoken(inspect))
 app.command("plot")(spoken(plot))
 app.command("runs")(spoken(runs))

@@ -232,6 +232,9 @@ class Tally(QuietDisplay):
         fanout = self._board.fanout
         self._draw(f"{fanout.finished} of {count(fanout.submitted, 'group')} of episodes played")
 
+    def drawing(self, made: int, of: int) -> None:
+        self._draw(f"{made} of {count(of, 'episode')} drawn" if of > 1 else "drawing")
+
     def note(self, text: str) -> None:
         self._draw("")
         say_aside(text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,22 +88,10 @@ def evaluate(
     width = policy_spec.width
     groups = math.ceil(plan.episodes / width)
     tasks = [
-        RolloutTask(
+        replace(
+            task(env, policy_spec, plan, group * width, min(width, plan.episodes - group * width)),
             run=run,
-            seed=plan.seed,
-            purpose="evaluate",
-            iteration=group,
-            slot=group,
-            env=env,
-            policy=policy_spec,
             policy_id=name,
-            unit="episodes",
-            steps=plan.max_episode_steps,
-            rows=min(width, plan.episodes - group * width),
-            first_row=0,
-            stochastic=plan.stochastic,
-            record=False,
-            states=(),
         )
         for group in range(groups)
     ]
@@ -119,6 +107,31 @@ def evaluate(
     for fragment in fragments:
         episodes += sorted(fragment.episodes, key=lambda episode: episode.row)
     return summarise(plan, episodes)
+
+
+def task(
+    env: EnvSpec, policy_spec: PolicySpec, plan: EvaluationPlan, first: int, count: int
+) -> RolloutTask:
+    """Episode `first` and those after it, `count` in all, each in the row that is its own."""
+    group, row = divmod(first, policy_spec.width)
+    assert row + count <= policy_spec.width
+    return RolloutTask(
+        run="evaluation",
+        seed=plan.seed,
+        purpose="evaluate",
+        iteration=group,
+        slot=group,
+        env=env,
+        policy=policy_spec,
+        policy_id="",
+        unit="episodes",
+        steps=plan.max_episode_steps,
+        rows=count,
+        first_row=row,
+        stochastic=plan.stochastic,
+        record=False,
+        states=(),
+    )
 
 
 def summarise(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) -> EvaluationRecord:

@@ -5,27 +5,14 @@ Must not know: Flame.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
-import sys
 from typing import Any
 
 from rlflame.doctor import Finding, ok, warning
 from rlflame.facts import count
+from rlflame.graphics import BACKENDS, DRAW, TRY_S, Trials, advice
 from rlflame.rollout import blas
 from rlflame.rollout.greeting import greeting
-
-BACKENDS = ("cgl", "glfw") if sys.platform == "darwin" else ("egl", "osmesa", "glfw")
-_TRY_S = 30.0
-#: A context, and MuJoCo's own functions in it: a library may be there and yet not do.
-_DRAW = """
-import mujoco
-context = mujoco.GLContext(64, 64)
-context.make_current()
-mujoco.MjrContext(mujoco.MjModel.from_xml_string("<mujoco/>"), mujoco.mjtFontScale.mjFONTSCALE_100)
-context.free()
-"""
 
 
 def machine() -> Finding:
@@ -46,36 +33,15 @@ def machine() -> Finding:
 
 
 class Graphics:
-    """Tries every renderer in a process of its own, which may crash or hang."""
+    """Tries every renderer from the start on, while other things are looked at."""
 
-    def __init__(self, code: str = _DRAW, timeout_s: float = _TRY_S) -> None:
-        self._timeout_s = timeout_s
-        self._tries = {
-            backend: subprocess.Popen(
-                [sys.executable, "-c", code],
-                env={**os.environ, "MUJOCO_GL": backend},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-            for backend in BACKENDS
-        }
+    def __init__(self, code: str = DRAW, timeout_s: float = TRY_S) -> None:
+        self._trials = Trials(code=code, timeout_s=timeout_s)
 
     def finding(self) -> Finding:
-        works, reasons = [], {}
-        for backend, process in self._tries.items():
-            try:
-                _, errors = process.communicate(timeout=self._timeout_s)
-            except subprocess.TimeoutExpired:
-                reasons[backend] = f"no answer within {self._timeout_s:g} s"
-                continue
-            if process.returncode == 0:
-                works.append(backend)
-            else:
-                lines = errors.decode(errors="replace").strip().splitlines()
-                reasons[backend] = lines[-1][:200] if lines else f"ended with {process.returncode}"
-        self.close()
+        tried = self._trials.reasons()
+        works = [backend for backend, reason in tried.items() if not reason]
+        reasons = {backend: reason for backend, reason in tried.items() if reason}
         facts: dict[str, Any] = {"works": works, "reasons": reasons}
         if works:
             return ok("graphics", f"works here: MUJOCO_GL={', '.join(works)}", **facts)
@@ -83,15 +49,10 @@ class Graphics:
             "graphics",
             f"none of {count(len(BACKENDS), 'renderer')} works here, so nothing can be drawn; "
             "training needs none",
-            "apt-get install libosmesa6, or libegl1 with a driver; then MUJOCO_GL=osmesa or egl",
+            advice(),
             notes=[f"{backend}: {reason}" for backend, reason in reasons.items()],
             **facts,
         )
 
     def close(self) -> None:
-        for process in self._tries.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            process.wait()
-            if process.stderr is not None:
-                process.stderr.close()
+        self._trials.close()

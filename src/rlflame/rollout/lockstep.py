@@ -185,9 +185,10 @@ def _sealed(
 class EnvRow:
     """One row of a slot: an environment instance and where its episode stands."""
 
-    def __init__(self, spec: EnvSpec, row: int) -> None:
+    def __init__(self, spec: EnvSpec, row: int, render_mode: str | None = None) -> None:
         self.spec = spec
         self.row = row
+        self._render_mode = render_mode
         self.episode = 0
         self.seed = 0
         self.elapsed = 0
@@ -293,6 +294,16 @@ class EnvRow:
                 "(use whole episodes: --set rollout.unit=episodes)"
             )
 
+    def render(self) -> Any:
+        """What the environment draws of itself, in the mode that the row was made with."""
+        assert self._env is not None
+        try:
+            return self._env.render()
+        except BaseException as error:
+            if not _misbehaved(error):
+                raise
+            raise self._fault(f"cannot be drawn: {_said(error)}") from error
+
     def close(self) -> None:
         if self._env is not None:
             env, self._env = self._env, None
@@ -312,7 +323,7 @@ class EnvRow:
         raise self._fault("returned NaN or infinity in its observation")
 
     def _open(self) -> None:
-        env = make(self.spec)
+        env = make(self.spec, self._render_mode)
         self._env = env
         module = type(env.unwrapped).__module__
         plain = True

@@ -27,10 +27,17 @@ class Garbled(Exception):
 
 
 class WorkerProcess:
-    """A running `rlflame.rollout.child`, leader of a session of its own."""
+    """A running `rlflame.rollout.child`, or another module that speaks as it does.
+
+    Leader of a session of its own.
+    """
 
     def __init__(
-        self, *, show_output: bool = False, environment: Mapping[str, str] | None = None
+        self,
+        *,
+        show_output: bool = False,
+        environment: Mapping[str, str] | None = None,
+        module: str = "rlflame.rollout.child",
     ) -> None:
         self._output = tempfile.TemporaryFile("ab+", buffering=0)  # noqa: SIM115
         self._kept = b""
@@ -45,7 +52,7 @@ class WorkerProcess:
         path = os.pathsep.join(folders)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-m", "rlflame.rollout.child", str(write)],
+                [sys.executable, "-P", "-u", "-m", module, str(write)],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=output,

@@ -19,6 +19,7 @@ from .seeding import Role, reset_seed, stream
 from .spec import (
     Array,
     EnvironmentFault,
+    EnvSpec,
     EnvState,
     EpisodeStat,
     Float32,
@@ -35,9 +36,13 @@ _NOISE_BLOCK = 256
 
 
 class RolloutWorker:
-    """What runs inside every worker process, on every fleet."""
+    """What runs inside every worker process, on every fleet.
 
-    def __init__(self) -> None:
+    `new_row` makes its rows; whoever draws an episode has rows that draw.
+    """
+
+    def __init__(self, new_row: Callable[[EnvSpec, int], EnvRow] = EnvRow) -> None:
+        self._new_row = new_row
         #: The row being stepped now, for whoever watches over a hang.
         self.current: EnvRow | None = None
         self._policies: OrderedDict[tuple[str, PolicySpec], Policy] = OrderedDict()
@@ -80,7 +85,7 @@ class RolloutWorker:
             return held, rows
         for row in rows:
             row.close()
-        return (), [EnvRow(task.env, row) for row in range(task.rows)]
+        return (), [self._new_row(task.env, row) for row in range(task.rows)]
 
     def _keep(self, task: RolloutTask, held: tuple[str, ...], rows: list[EnvRow]) -> None:
         """Remember where a slot's environments stand, so that the next task need not restore."""

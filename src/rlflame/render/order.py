@@ -1,0 +1,117 @@
+"""A drawing ordered from the process that draws, with the graphics that work on this machine.
+
+Must not know: how anything is drawn, checkpoints, the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlflame import graphics
+from rlflame.errors import RlflameError
+from rlflame.render import Drawing, DrawingFailed, Job
+from rlflame.rollout import blas, wire
+from rlflame.rollout.child import Kind
+from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
+
+Tell = Callable[[int, int], None]
+_MODULE = "rlflame.render.studio"
+
+
+def drawn(
+    job: Job,
+    *,
+    mujoco: bool,
+    finder: graphics.Finder | None = None,
+    show_output: bool = False,
+    tell: Tell = lambda made, of: None,
+) -> Drawing:
+    """The drawing of a job. `mujoco`: whether it needs one of MuJoCo's renderers."""
+    if job.kind == "window":
+        check_display(os.environ)
+        return _ordered(job, {graphics.VARIABLE: "glfw"} if mujoco else {}, show_output, tell)
+    # pygame draws into memory wherever it thinks that there is no screen.
+    quiet = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
+    if not mujoco:
+        return _ordered(job, quiet, show_output, tell)
+    finder = finder or graphics.Finder()
+    backend = finder.find()
+    try:
+        return _ordered(job, {**quiet, **graphics.variables(backend)}, show_output, tell)
+    except RlflameError:
+        if not finder.remembered:
+            raise
+        # What worked once may not any more: the machine has changed, or its driver.
+        finder.forget()
+        found = finder.find()
+        if found == backend:
+            raise
+    return _ordered(job, {**quiet, **graphics.variables(found)}, show_output, tell)
+
+
+def check_display(environment: Mapping[str, str]) -> None:
+    """A window needs a screen; better said before anything is played."""
+    shown = any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    if sys.platform != "darwin" and not shown:
+        raise DrawingFailed(
+            "There is no display here, so no window can be opened (DISPLAY and WAYLAND_DISPLAY "
+            "are not set).",
+            "-o film.gif instead of --human",
+        )
+
+
+def _ordered(job: Job, variables: Mapping[str, str], show_output: bool, tell: Tell) -> Drawing:
+    process = WorkerProcess(
+        module=_MODULE,
+        show_output=show_output,
+        environment={**blas.child_environment(), **variables},
+    )
+    try:
+        process.send(Kind.TASK, wire.encode(job.as_dict()))
+        while True:
+            waiting = [process.requests] if process.backlog else []
+            select.select([process.answers], waiting, [])
+            process.flush()
+            for kind, payload in _received(process):
+                answer = wire.decode(payload)
+                if kind is Kind.BEAT:
+                    tell(answer["made"], answer["of"])
+                else:
+                    return _drawing(answer)
+    finally:
+        process.retire()
+
+
+def _received(process: WorkerProcess) -> list[tuple[Kind, bytes]]:
+    try:
+        return process.receive()
+    except BlockingIOError:
+        return []
+    except (EOFError, Garbled) as error:
+        said = how_it_ended(process.retire(grace_s=1.0))
+        raise DrawingFailed(
+            f"The process that draws has {_ended(said)} without a picture.",
+            "rlflame cluster-check shows which graphics work here; --debug what was printed",
+            process.printed(),
+        ) from error
+
+
+def _ended(said: str) -> str:
+    return f"been {said}" if said.startswith("killed") else said
+
+
+def _drawing(answer: Mapping[str, Any]) -> Drawing:
+    if "error" in answer:
+        said = answer["error"]
+        error = RlflameError(said["message"], said["hint"], said["detail"])
+        error.exit_code = said["exit_code"]
+        raise error
+    if "traceback" in answer:
+        raise DrawingFailed(
+            "The process that draws went wrong.", "this is a bug", answer["traceback"]
+        )
+    return Drawing.from_dict(answer["drawing"])

@@ -1,0 +1,113 @@
+"""A policy's file turned into a picture or a film. Must not know: the command line, pixels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlflame import build, tensor_file
+from rlflame.checkpoint import Checkpoint
+from rlflame.errors import CheckpointError, ConfigError
+from rlflame.render import KINDS, Drawing, Job, Kind, camera, files, order
+from rlflame.rollout.spec import PolicyArrays
+
+#: What a GIF may weigh before it loses colours and frames.
+MOST_GIF_BYTES = 5_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a user wants to see."""
+
+    kind: Kind
+    seed: int = 0
+    episodes: int = 1
+    best_of: int | None = None
+    versus_untrained: bool = False
+    width: int | None = None
+    height: int | None = None
+    fps: float | None = None
+
+
+def kind_of(out: Path) -> Kind:
+    """The kind of a file by its name, and whether it can be written where it is to be."""
+    kind = KINDS.get(out.suffix.lower())
+    if kind is None:
+        raise ConfigError(
+            f"-o {str(out)!r} ends neither .gif nor .mp4 nor .png.", f"-o {out.stem or 'film'}.gif"
+        )
+    if kind == "mp4":
+        files.check_video()
+    if out.is_dir():
+        raise CheckpointError(f"{out} is a folder.", "-o with the name of a file")
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder.", f"mkdir -p {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise CheckpointError(f"{folder} cannot be written.", "-o in another folder")
+    return kind
+
+
+def check(wish: Wish) -> None:
+    """What cannot be meant, before anything is played."""
+    if wish.best_of is not None and wish.best_of < wish.episodes:
+        raise ConfigError(
+            f"--best-of {wish.best_of} is fewer than --episodes {wish.episodes}.",
+            f"--best-of {wish.episodes * 10}",
+        )
+    if wish.kind == "window" and wish.versus_untrained:
+        raise ConfigError("--human shows one policy.", "-o film.gif --vs-untrained")
+    if wish.kind == "gif" and wish.fps is not None:
+        files.check_gif_rate(wish.fps)
+
+
+def job_of(source: Checkpoint, wish: Wish) -> Job:
+    """The drawing that a wish means for a policy: the episodes that `eval` scores."""
+    captions, policies = [caption_of(source)], [source.policy]
+    if wish.versus_untrained:
+        captions.insert(0, "untrained")
+        policies.insert(0, untrained(source))
+    return Job(
+        env=source.env,
+        policy=source.policy_spec,
+        captions=tuple(captions),
+        policies=tuple(policies),
+        kind=wish.kind,
+        seed=wish.seed,
+        episodes=wish.episodes,
+        best_of=wish.best_of or wish.episodes,
+        max_episode_steps=source.recipe.evaluation.max_episode_steps,
+        width=wish.width,
+        height=wish.height,
+        fps=wish.fps,
+        # Whoever names a rate gets that rate.
+        max_bytes=MOST_GIF_BYTES if wish.fps is None else None,
+    )
+
+
+def caption_of(source: Checkpoint) -> str:
+    return f"{source.recipe.learning.algorithm.upper()}, step {source.progress.steps:,}"
+
+
+def untrained(source: Checkpoint) -> PolicyArrays:
+    """The policy that the recipe's seed begins with."""
+    return build.beginning(source.recipe, source.env).policy
+
+
+def render(
+    source: Checkpoint,
+    wish: Wish,
+    out: Path | None,
+    *,
+    show_output: bool = False,
+    tell: Callable[[int, int], None] = lambda made, of: None,
+) -> Drawing:
+    """Draw into a file, whole or not at all; without one, into a window."""
+    check(wish)
+    mujoco = camera.looks(source.env).mujoco
+    drawing = order.drawn(job_of(source, wish), mujoco=mujoco, show_output=show_output, tell=tell)
+    if out is not None:
+        tensor_file.write_atomically(out, drawing.data)
+    return drawing

@@ -1,0 +1,57 @@
+"""Jobs and policy files for the tests of drawing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import failpoints
+
+from rlflame import build, checkpoint
+from rlflame.checkpoint import Checkpoint
+from rlflame.evaluate import EvaluationPlan, evaluate
+from rlflame.fleet.inline import InlineFleet
+from rlflame.render import Job
+
+
+def begun(env: str = "easels:Easel-v0", seed: int = 0, **kwargs: Any) -> Checkpoint:
+    """A policy of a recipe's beginning, of full width, with weights that do something."""
+    recipe = failpoints.config(
+        env,
+        learning={
+            "seed": seed,
+            "network": {"last_layer_scale": 1.0},
+            "rollout": {"envs_per_slot": 4},
+            "environment": {"kwargs": kwargs},
+        },
+    ).recipe
+    return build.beginning(recipe, build.environment(recipe.learning.environment))
+
+
+def job(source: Checkpoint, *others: Checkpoint, **changes: Any) -> Job:
+    """One drawing; the others play on the left of the source."""
+    given: dict[str, Any] = {
+        "env": source.env,
+        "policy": source.policy_spec,
+        "captions": tuple(f"side {k}" for k in range(1 + len(others))),
+        "policies": (*(other.policy for other in others), source.policy),
+        "kind": "gif",
+        "seed": 0,
+        "episodes": 1,
+        "best_of": changes.get("episodes", 1),
+        "max_episode_steps": 10_000,
+    }
+    return Job(**{**given, **changes})
+
+
+def scored(source: Checkpoint, episodes: int, seed: int = 0, most: int = 10_000) -> list[Any]:
+    """Return and length of each episode, as an evaluation has them."""
+    plan = EvaluationPlan(episodes, seed, max_episode_steps=most)
+    with InlineFleet() as fleet:
+        found = evaluate(fleet, source.env, source.policy_spec, source.policy, plan)
+    return list(zip(found.returns, found.lengths, strict=True))
+
+
+def policy_file(path: Path, source: Checkpoint) -> Path:
+    checkpoint.save(path, checkpoint.policy_only(source, None))
+    return path

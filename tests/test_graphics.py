@@ -1,0 +1,127 @@
+"""Which renderer is used: tried, remembered, forgotten, and what to install where none works."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rlflame import graphics
+from rlflame.graphics import BACKENDS, Finder, GraphicsUnavailable, advice, cache_folder
+
+
+class Machine:
+    """Renderers that work or do not, and which of them were tried."""
+
+    def __init__(self, *working: str) -> None:
+        self.working = working
+        self.tried: list[str] = []
+
+    def trial(self, backend: str) -> str:
+        self.tried.append(backend)
+        return "" if backend in self.working else f"no {backend} here"
+
+
+def test_the_first_that_works_is_used_and_the_next_time_none_is_tried(tmp_path):
+    last = BACKENDS[-1]
+    machine, memory = Machine(last), tmp_path / "deep" / "graphics.json"
+    finder = Finder(machine.trial, memory, {})
+    assert (finder.find(), finder.remembered) == (last, False)
+    assert machine.tried == list(BACKENDS)
+    again = Finder(machine.trial, memory, {})
+    assert (again.find(), again.remembered) == (last, True)
+    assert machine.tried == list(BACKENDS)
+
+
+def test_what_is_forgotten_is_tried_again_and_others_keep_their_memory(tmp_path):
+    memory = tmp_path / "graphics.json"
+    memory.write_text('{"another machine": "osmesa"}')
+    machine = Machine(BACKENDS[0])
+    finder = Finder(machine.trial, memory, {})
+    finder.find()
+    machine.working = (BACKENDS[1],)
+    finder.forget()
+    assert finder.find() == BACKENDS[1]
+    assert json.loads(memory.read_text())["another machine"] == "osmesa"
+
+
+def test_the_user_s_own_choice_comes_first_and_is_no_command(tmp_path):
+    wish = BACKENDS[-1]
+    machine = Machine(*BACKENDS)
+    assert Finder(machine.trial, tmp_path / "a", {"MUJOCO_GL": wish.upper()}).find() == wish
+    machine = Machine(BACKENDS[0])
+    assert Finder(machine.trial, tmp_path / "b", {"MUJOCO_GL": wish}).find() == BACKENDS[0]
+    assert machine.tried == [wish, BACKENDS[0]]
+
+
+def test_a_display_makes_another_machine_of_it(tmp_path):
+    memory = tmp_path / "graphics.json"
+    Finder(Machine(BACKENDS[0]).trial, memory, {}).find()
+    other = Finder(Machine(BACKENDS[1]).trial, memory, {"DISPLAY": ":0"})
+    assert other.find() == BACKENDS[1]
+    assert len(json.loads(memory.read_text())) == 2
+
+
+def test_where_none_works_each_reason_is_said_and_nothing_is_remembered(tmp_path):
+    memory = tmp_path / "graphics.json"
+    with pytest.raises(GraphicsUnavailable) as caught:
+        Finder(Machine().trial, memory, {}).find()
+    for backend in BACKENDS:
+        assert f"{backend}: no {backend} here" in caught.value.message
+    assert caught.value.hint == advice()
+    assert not memory.exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 3}', "\x00"])
+def test_a_damaged_memory_is_none(tmp_path, content):
+    memory = tmp_path / "graphics.json"
+    memory.write_text(content)
+    assert Finder(Machine(BACKENDS[0]).trial, memory, {}).find() == BACKENDS[0]
+
+
+def test_a_memory_that_cannot_be_written_does_no_harm(tmp_path):
+    (tmp_path / "file").write_text("")
+    finder = Finder(Machine(BACKENDS[0]).trial, tmp_path / "file" / "graphics.json", {})
+    assert finder.find() == BACKENDS[0]
+
+
+def test_the_cache_folder_follows_the_rules_of_the_desktop(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder({}) == tmp_path / ".cache" / "rlflame"
+    assert cache_folder({"XDG_CACHE_HOME": "/elsewhere"}) == Path("/elsewhere/rlflame")
+    assert cache_folder({"XDG_CACHE_HOME": "relative"}) == tmp_path / ".cache" / "rlflame"
+
+
+@pytest.mark.skipif(BACKENDS[0] == "cgl", reason="macOS brings its own")
+@pytest.mark.parametrize(
+    ("release", "tool"),
+    [
+        ('ID=debian\nVERSION_ID="12"', "apt-get install"),
+        ('NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian', "apt-get install"),
+        ('ID=linuxmint\nID_LIKE="ubuntu debian"', "apt-get install"),
+        ("ID=fedora", "dnf install"),
+        ('ID="rocky"\nID_LIKE="rhel centos fedora"', "dnf install"),
+        ('ID="opensuse-leap"\nID_LIKE="suse opensuse"', "zypper install"),
+        ("ID=arch", "pacman -S"),
+        ("ID=alpine", "apk add"),
+        ("ID=plan9", "package manager"),
+        ("", "package manager"),
+    ],
+)
+def test_the_package_is_named_for_this_system(tmp_path, release, tool):
+    file = tmp_path / "os-release"
+    file.write_text(release)
+    assert tool in advice(file)
+    assert "package manager" in advice(tmp_path / "absent")
+
+
+def test_trying_leaves_this_process_s_environment_alone():
+    before = dict(os.environ)
+    code = "import os; assert os.environ['MUJOCO_GL'] in ('egl', 'cgl')"
+    trials = graphics.Trials(code=code)
+    reasons = trials.reasons()
+    assert reasons[BACKENDS[0]] == ""
+    assert "AssertionError" in reasons["glfw"]
+    assert dict(os.environ) == before

@@ -1,0 +1,319 @@
+"""What is drawn: the scored episodes, the frames that were promised, files that are small."""
+
+from __future__ import annotations
+
+import io
+
+import easels
+import numpy as np
+import pytest
+from drawing import begun, job, scored
+from PIL import Image, ImageSequence
+
+from rlflame import graphics
+from rlflame.errors import ConfigError, EnvironmentFailure, RlflameError
+from rlflame.render import DrawingFailed, camera, files, film, order, panels
+from rlflame.render.files import Frame
+
+
+@pytest.fixture(autouse=True)
+def _without_a_screen(monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.delenv("DISPLAY", raising=False)
+
+
+def frames(data: bytes) -> list[tuple[Image.Image, int]]:
+    """Each frame of a GIF and its duration in milliseconds, as another reader has them."""
+    image = Image.open(io.BytesIO(data))
+    assert image.format == "GIF"
+    return [
+        (frame.convert("RGB"), frame.info["duration"]) for frame in ImageSequence.Iterator(image)
+    ]
+
+
+def shade(picture: Image.Image, left: float = 0.5) -> int:
+    """The grey of an easel's picture, below the caption."""
+    return picture.getpixel((int(left * picture.width), picture.height - 5))[0]
+
+
+# The episodes.
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "LunarLander-v3"])
+def test_what_is_drawn_is_what_eval_scores(env):
+    source = begun(env)
+    expected = scored(source, 10, seed=5, most=40)
+    asked = job(source, kind="png", width=48, episodes=10, best_of=10, seed=5, max_episode_steps=40)
+    drawing = film.draw(asked)
+    assert [(p.episode_return, p.length) for p in drawing.episodes] == expected
+    assert drawing.notes == ()
+
+
+def test_mujoco_draws_what_eval_scores_in_a_process_of_its_own(monkeypatch, tmp_path):
+    finder = graphics.Finder(memory=tmp_path / "graphics.json")
+    try:
+        finder.find()
+    except graphics.GraphicsUnavailable:
+        pytest.skip("nothing draws here")
+    source = begun("Hopper-v5")
+    look = camera.looks(source.env)
+    assert (look.steps_per_s, look.mujoco, look.follows) == (125.0, True, True)
+    asked = job(source, begun("Hopper-v5", seed=1), kind="png", width=48, max_episode_steps=9)
+    drawing = order.drawn(asked, mujoco=True, finder=finder)
+    assert [(p.episode_return, p.length) for p in drawing.episodes] == scored(source, 1, most=9)
+    picture = Image.open(io.BytesIO(drawing.data))
+    assert len(picture.getcolors(1 << 20)) > 100
+
+
+def test_the_best_of_many_are_drawn_the_best_first():
+    source = begun()
+    returns = [episode_return for episode_return, _ in scored(source, 13)]
+    drawing = film.draw(job(source, kind="png", episodes=3, best_of=13))
+    best = sorted(range(13), key=returns.__getitem__, reverse=True)[:3]
+    assert [p.episode for p in drawing.episodes] == best
+    assert [p.episode_return for p in drawing.episodes] == [returns[k] for k in best]
+
+
+def test_an_environment_that_drawing_disturbs_is_named():
+    source = begun(fault="disturbs")
+    (note,) = film.draw(job(source)).notes
+    assert note.startswith("easels:Easel-v0 plays otherwise when it is drawn: episode 0 returned")
+    assert repr(scored(source, 1)[0][0]) in note
+
+
+# Frames and their time.
+
+
+def test_every_step_at_the_environment_s_own_pace_and_the_last_stays():
+    source = begun(length=23)
+    drawing = film.draw(job(source))
+    found = frames(drawing.data)
+    # A reset and 23 steps, ten a second; then a second to read the return.
+    assert [ms for _, ms in found] == [100] * 23 + [1000]
+    assert drawing.frames == 24
+    assert drawing.seconds == pytest.approx(3.3)
+    shades = [shade(picture) for picture, _ in found]
+    assert shades == pytest.approx([easels.SHADE_PER_STEP * k for k in range(24)], abs=3)
+
+
+@pytest.mark.parametrize(
+    ("fps", "asked", "steps", "total_ms"),
+    [
+        (100, None, [0, 4, 8, 12, 16, 20, 23], 1230),
+        (100, 50, [*range(0, 23, 2), 23], 1230),
+        (10, 5, [*range(0, 23, 2), 23], 3300),
+        (30, None, list(range(24)), 1770),
+    ],
+)
+def test_steps_are_left_out_and_time_stays_real(fps, asked, steps, total_ms):
+    drawing = film.draw(job(begun(length=23, fps=fps), fps=asked))
+    found = frames(drawing.data)
+    shades = [shade(picture) / easels.SHADE_PER_STEP for picture, _ in found]
+    assert shades == pytest.approx(steps, abs=0.4)
+    # To the hundredth of a second: roundings do not add up.
+    assert sum(ms for _, ms in found) == pytest.approx(total_ms, abs=10)
+
+
+def test_the_left_side_starts_over_until_the_right_one_has_ended():
+    source, other = begun(length=23), begun(length=5)
+    asked = job(source, other)
+    # Both sides have one environment; that the left one's episodes are shorter is played here.
+    ends = []
+
+    def film_five(episode, wanted, cap):
+        ends.append((episode, cap))
+        length = min(5, cap)
+        return camera.Played(episode, 0.0, length), [
+            camera.Shot(step, 10.0 * episode + step, np.zeros((1, 1, 3), np.uint8))
+            for step in range(length + 1)
+            if step in wanted
+        ]
+
+    shots = camera.beside(film_five, 7, [0, 4, 8, 12, 16, 20, 23])
+    # Six states an episode: ticks 0-5 are the first one's, 6-11 the second's, and so on.
+    expected = [(tick // 6, tick % 6) for tick in (0, 4, 8, 12, 16, 20, 23)]
+    assert [(shot.step, shot.episode_return) for shot in shots] == [
+        (step, 10.0 * (7 + attempt) + step) for attempt, step in expected
+    ]
+    assert ends == [(7, 23), (8, 17), (9, 11), (10, 5)]
+    assert len(frames(film.draw(asked).data)) == 24
+
+
+def test_both_sides_of_a_film_are_there_under_their_captions():
+    drawing = film.draw(job(begun(), begun(seed=3), width=200))
+    first, _ = frames(drawing.data)[3]
+    assert first.size == (drawing.width, drawing.height)
+    assert first.width == 2 * 200 + 4
+    assert shade(first, 0.25) == shade(first, 0.75) == pytest.approx(24, abs=3)
+    head = np.asarray(first)[: drawing.height - 130]
+    left, right = head[:, :200], head[:, 204:]
+    # Letters, on a dark ground, on both sides.
+    for side in (left, right):
+        assert (side > 180).all(axis=2).sum() > 40
+        assert np.median(side) < 60
+
+
+def test_captions_that_are_too_long_get_a_line_of_their_own_all_through_a_film():
+    assert panels.in_one_line(["A"], 200)
+    assert not panels.in_one_line(["A", "A caption that is rather long"], 200)
+    picture = np.zeros((30, 200, 3), np.uint8)
+    one = panels.captioned(picture, "A", 1.0).height - 30
+    assert panels.captioned(picture, "A", 1.0, one_line=False).height - 30 == 2 * one
+    # Episode 10 has a longer caption than episode 9; their frames are of one size.
+    drawing = film.draw(job(begun(length=1), width=105, episodes=11, best_of=11))
+    assert len({frame.size for frame, _ in frames(drawing.data)}) == 1
+
+
+def test_a_strip_spans_the_episode():
+    drawing = film.draw(job(begun(length=28), kind="png", width=60))
+    strip = Image.open(io.BytesIO(drawing.data))
+    assert (strip.format, drawing.frames) == ("PNG", 8)
+    assert strip.width == 8 * 60 + 7 * 4
+    shades = [strip.getpixel((30 + 64 * k, strip.height - 5))[0] for k in range(8)]
+    # Eight pictures of steps 0, 4, ..., 28.
+    assert shades == [32 * k for k in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "size"),
+    [
+        ({"width": 120}, (120, 80)),
+        ({"height": 20}, (30, 20)),
+        ({"width": 50, "height": 90}, (50, 90)),
+    ],
+)
+def test_one_number_keeps_the_proportions(asked, size):
+    picture = np.zeros((easels.HEIGHT, easels.WIDTH, 3), np.uint8)
+    assert panels.sized(picture, asked.get("width"), asked.get("height")).size == size
+
+
+def test_mp4_has_the_frames_and_even_sides():
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    drawing = film.draw(job(begun(length=23), kind="mp4", width=61))
+    assert drawing.data[4:8] == b"ftyp"
+    import tempfile
+
+    with tempfile.NamedTemporaryFile(suffix=".mp4") as file:
+        file.write(drawing.data)
+        file.flush()
+        count, seconds = ffmpeg.count_frames_and_secs(file.name)
+    # 24 frames, and the last one for a second at ten a second.
+    assert (count, seconds) == (33, pytest.approx(3.3, abs=0.05))
+
+
+# Files.
+
+
+def noisy(count: int, size: int = 32) -> list[Frame]:
+    """Pictures that no compression likes."""
+    generator = np.random.default_rng(0)
+    return [
+        Frame(Image.fromarray(generator.integers(0, 256, (size, size, 3), np.uint8)), 0.04)
+        for _ in range(count)
+    ]
+
+
+def test_a_film_that_is_too_large_loses_colours_and_then_frames():
+    given = noisy(30)
+    whole, count = files.gif(given, None)
+    assert count == 30
+    fewer, count = files.gif(given, int(0.9 * len(whole)))
+    assert len(fewer) <= 0.9 * len(whole)
+    assert (count, len(frames(fewer))) == (30, 30)
+    half, count = files.gif(given, int(0.5 * len(whole)))
+    assert len(half) <= 0.5 * len(whole)
+    assert count < 30
+    assert sum(ms for _, ms in frames(half)) == sum(ms for _, ms in frames(whole)) == 1200
+    # Never a slide show: below eight frames a second it stays as large as it is.
+    _, count = files.gif(given, 1)
+    assert count > 8 * 1.2 / 2
+
+
+def test_one_palette_for_the_whole_film_and_one_colour_to_spare():
+    whole, _ = files.gif(noisy(6), None)
+    image = Image.open(io.BytesIO(whole))
+    palettes = set()
+    for frame in ImageSequence.Iterator(image):
+        assert len(frame.convert("RGB").getcolors(1 << 16)) <= 255
+        palettes.add(bytes(image.global_palette.palette) if image.global_palette else b"")
+    assert len(palettes) == 1
+
+
+def test_hundredths_of_a_second_keep_pace():
+    assert files.centiseconds([1 / 30] * 6) == [3, 4, 3, 3, 4, 3]
+    assert sum(files.centiseconds([1 / 125 * 5] * 200)) == 800
+    assert files.centiseconds([0.001, 0.001]) == [2, 2]
+
+
+# What cannot be drawn.
+
+
+def test_an_environment_without_pictures_is_named_with_what_it_offers():
+    with pytest.raises(ConfigError, match=r"offers \(ansi\), none is rgb_array"):
+        film.draw(job(begun(modes=["ansi"])))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("nothing", "drew object of shape"), ("raises", "cannot be drawn: OSError: no paint")],
+)
+def test_a_bad_picture_is_the_environment_s_fault(fault, said):
+    with pytest.raises(EnvironmentFailure, match=said):
+        film.draw(job(begun(fault=fault)))
+
+
+# The process that draws.
+
+
+def test_errors_come_back_in_words_and_crashes_as_what_they_are():
+    with pytest.raises(RlflameError, match="no paint") as caught:
+        order.drawn(job(begun(fault="raises")), mujoco=False)
+    assert caught.value.exit_code == 1
+    assert "OSError" in caught.value.detail
+    with pytest.raises(RlflameError, match="none is rgb_array") as caught:
+        order.drawn(job(begun(modes=[])), mujoco=False)
+    assert caught.value.exit_code == 2
+    with pytest.raises(DrawingFailed, match="killed by signal 11, SIGSEGV"):
+        order.drawn(job(begun(fault="crash")), mujoco=False)
+
+
+def test_a_drawing_travels_whole():
+    asked = job(begun(), begun(seed=1))
+    heard = []
+    there = order.drawn(asked, mujoco=False, tell=lambda made, of: heard.append((made, of)))
+    assert there == film.draw(asked)
+    assert heard == [(0, 1), (1, 1)]
+
+
+class Moody(graphics.Finder):
+    """Graphics that work, but for those that are remembered."""
+
+    def __init__(self, memory, answers):
+        self.answers = answers
+        super().__init__(lambda backend: "" if backend == self.answers[0] else "broken", memory, {})
+
+
+def test_graphics_that_worked_once_are_tried_anew_when_drawing_fails(tmp_path):
+    first, second = graphics.BACKENDS[:2]
+    finder = Moody(tmp_path / "graphics.json", [first])
+    finder.find()
+    finder.answers = [second]
+    with pytest.raises(RlflameError, match="no paint"):
+        order.drawn(job(begun(fault="raises")), mujoco=True, finder=finder)
+    assert (finder.find(), finder.remembered) == (second, True)
+
+
+def test_a_window_needs_a_display():
+    for shown in ({"DISPLAY": ":0"}, {"WAYLAND_DISPLAY": "wayland-0"}):
+        order.check_display(shown)
+    if graphics.BACKENDS[0] != "cgl":
+        with pytest.raises(DrawingFailed, match="There is no display here"):
+            order.drawn(job(begun(), kind="window"), mujoco=False)
+
+
+def test_a_window_shows_every_step(tmp_path):
+    marker = tmp_path / "seen"
+    source = begun(length=6, marker=str(marker))
+    drawing = film.draw(job(source, kind="window"))
+    assert (drawing.data, drawing.frames) == (b"", 0)
+    assert marker.read_text().split() == [word for k in range(1, 7) for word in ("shown", str(k))]
