@@ -89,8 +89,9 @@ def weights(spec: PolicySpec, seed: int = 0) -> PolicyArrays:
 
 def once(opened: FlameFleet, wanted: list[RolloutTask], seed: int) -> float:
     """Seconds from new weights to the last fragment."""
+    fresh = weights(wanted[0].policy, seed)
     began = time.perf_counter()
-    name = opened.put(weights(wanted[0].policy, seed))
+    name = opened.put(fresh)
     submission = opened.submit([dataclasses.replace(task, policy_id=name) for task in wanted])
     opened.release(name)
     for _ in submission:
@@ -115,9 +116,9 @@ def cold(options: argparse.Namespace) -> None:
 def fragments(options: argparse.Namespace) -> None:
     with fleet(2) as opened:
         once(opened, tasks(20), 0)
-        begun = len(opened._desk.busy_s)
+        begun = len(opened._desk.pace.busy_s)
         rounds = [once(opened, tasks(20), seed) for seed in range(1, 31)]
-        busy = list(opened._desk.busy_s)[begun:]
+        busy = list(opened._desk.pace.busy_s)[begun:]
     each = [1000.0 * seconds / 20 for seconds in rounds]
     inside = 1000.0 * statistics.median(busy)
     print(f"fragments: {middle(each)} ms each with 20 in flight; {inside:.1f} ms of it in the "
@@ -133,9 +134,9 @@ def iteration(options: argparse.Namespace) -> None:
     size = sum(array.nbytes for array in weights(wanted[0].policy).values())
     with fleet(2) as opened:
         once(opened, wanted, 0)
-        begun = len(opened._desk.busy_s)
+        begun = len(opened._desk.pace.busy_s)
         ours = [1000.0 * once(opened, wanted, seed) for seed in range(1, 21)]
-        inside = 1000.0 * statistics.median(list(opened._desk.busy_s)[begun:])
+        inside = 1000.0 * statistics.median(list(opened._desk.pace.busy_s)[begun:])
     print(
         f"iteration: {middle(ours)} ms for 8 fragments with {size / 1e6:.1f} MB of new weights; "
         f"{inside:.1f} ms of each fragment is its environment's process, policy included"

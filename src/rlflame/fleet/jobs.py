@@ -37,6 +37,11 @@ class Job:
     ended: bool = False
 
     @property
+    def unlucky(self) -> bool:
+        """It has cost a worker before, and may again."""
+        return bool(self.deaths or self.hangs or self.strays)
+
+    @property
     def affinity(self) -> tuple[str, int] | None:
         return (self.task.run, self.task.slot) if self.task.unit == "steps" else None
 
@@ -85,6 +90,23 @@ class JobQueue:
         if job.affinity is not None:
             self._homes[job.affinity] = worker
         return job
+
+    def more_like(self, job: Job, most: int) -> list[Job]:
+        """Up to so many of those next in line that want the same policy for the same purpose.
+
+        One that something has happened to stays alone, where it can harm no other.
+        """
+        found: list[Job] = []
+        while len(found) < most and not job.unlucky and self._waiting:
+            following = self._waiting[0]
+            if (
+                following.unlucky
+                or following.task.policy_id != job.task.policy_id
+                or following.task.purpose != job.task.purpose
+            ):
+                break
+            found.append(self._waiting.popleft())
+        return found
 
     def runs(self, job: Job) -> None:
         """A worker has begun with it."""

@@ -11,9 +11,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from statistics import median
 from typing import Any
 
 from rlflame.errors import FleetError, RlflameError
@@ -24,6 +22,7 @@ from .bounded import said
 from .cluster import Cluster, Reference, close_quietly
 from .errand import Attempt, Away, Errands
 from .overhead import Overhead
+from .pace import Pace
 from .verdict import Again, judge
 
 #: Failures without a single answer between them, over such a time, that end the run.
@@ -34,9 +33,6 @@ _MONITOR_S = 0.5
 _SILENCE_S = 20.0
 #: Where no task runs for so long, the reason is looked for.
 _STALLED_S = 4.0
-#: A task that runs for this many times the usual is given to a second executor.
-_STRAGGLER = 3.0
-_STRAGGLER_FLOOR_S = 1.0
 _THREADS = 96
 
 
@@ -100,8 +96,7 @@ class Desk:
             clock,
         )
         self._overhead = overhead
-        #: What tasks took lately, to know which ones are slow.
-        self.busy_s: deque[float] = deque(maxlen=200)
+        self.pace = Pace(capacity)
         self._sweeper = threading.Thread(target=self._sweep, name="rlflame-sweep", daemon=True)
         self._monitor = threading.Thread(target=self._look, name="rlflame-monitor", daemon=True)
         self._sweeper.start()
@@ -168,13 +163,19 @@ class Desk:
                 self._idle -= 1
                 if self._closing:
                     return
-                attempt = Attempt(self._jobs.take(None), self._clock())
+                attempt = Attempt(self._group(), self._clock())
                 self._attempts.append(attempt)
             self._speak()
             self._see_through(attempt)
 
+    def _group(self) -> list[Job]:
+        """What goes to the cluster next: a job, and with a short one others of its kind."""
+        waiting, first = len(self._jobs), self._jobs.take(None)
+        together = self.pace.together(first.task.purpose, waiting)
+        return [first, *self._jobs.more_like(first, together - 1)]
+
     def _see_through(self, attempt: Attempt) -> None:
-        """From a job to its answer; whatever goes wrong becomes another attempt, or an error."""
+        """From jobs to their answers; whatever goes wrong becomes another attempt, or an error."""
         try:
             self._answered(attempt, self._errands.carry(attempt))
         except Away as error:
@@ -190,46 +191,52 @@ class Desk:
 
     def _runs(self, attempt: Attempt) -> None:
         with self._lock:
-            self._jobs.runs(attempt.job)
+            for job in attempt.jobs:
+                self._jobs.runs(job)
         self._speak()
 
     # What comes of an attempt.
 
-    def _answered(self, attempt: Attempt, answer: dict[str, Any]) -> None:
-        job = attempt.job
-        busy_s = float(answer["busy_s"])
-        with self._lock:
-            self._failures_in_row = 0
-            if job.ended:  # somebody else was faster
-                return
-            self.busy_s.append(busy_s)
-            self._overhead.worked(busy_s)
-        self._met(answer["worker"])
-        outcome = judge(job, answer, self._max_retries, self._step_deadline_s)
-        if isinstance(outcome, Again):
+    def _answered(self, attempt: Attempt, answered: dict[str, Any]) -> None:
+        self._met(answered["worker"])
+        again: list[tuple[Job, Again]] = []
+        for job, answer in zip(attempt.jobs, answered["answers"], strict=True):
+            busy_s = float(answer["busy_s"])
+            with self._lock:
+                self._failures_in_row = 0
+                if job.ended:  # somebody else was faster
+                    continue
+                self.pace.took(job.task.purpose, busy_s)
+                self._overhead.worked(busy_s)
+            outcome = judge(job, answer, self._max_retries, self._step_deadline_s)
+            if isinstance(outcome, Again):
+                again.append((job, outcome))
+                continue
+            with self._lock:
+                self._jobs.end(job, outcome)
+        if not again:
+            return
+        self._speak()  # of those that have come through, before the pause
+        for job, outcome in again:
             if outcome.weights_lost:
                 self._forget_weights(job.task.policy_id)
-            time.sleep(outcome.pause_s)
-            self._again(attempt, outcome.reason)
-            return
-        with self._lock:
-            self._jobs.end(job, outcome)
+        time.sleep(max(outcome.pause_s for _, outcome in again))
+        self._again(attempt, [(job, outcome.reason) for job, outcome in again])
 
-    def _again(self, attempt: Attempt, reason: str) -> None:
-        job = attempt.job
+    def _again(self, attempt: Attempt, failed: Sequence[tuple[Job, str]]) -> None:
         with self._lock:
             # Where a second attempt goes on, it is that one's turn; the last of them decides.
             attempt.over = True
-            going_on = any(a.job is job and not a.over for a in self._attempts)
-            if not going_on and not job.ended and self._over is None:
-                self._jobs.again(job, reason)
-                self._staff()
-                self._lock.notify()
+            going_on = [job for other in self._attempts if not other.over for job in other.jobs]
+            for job, reason in reversed(failed):
+                if job not in going_on and not job.ended and self._over is None:
+                    self._jobs.again(job, reason)
+            self._staff()
+            self._lock.notify(len(failed))
 
     def _lost(self, attempt: Attempt, reason: str) -> None:
-        """The cluster, and not the environment, failed the attempt."""
-        job = attempt.job
-        if job.ended or self._closing:
+        """The cluster, and not an environment, failed the attempt."""
+        if not attempt.wanted or self._closing:
             return
         now = self._clock()
         with self._lock:
@@ -245,11 +252,15 @@ class Desk:
         # One executor may be failing all that it is given: leave others time to take something,
         # and that one time to recover.
         time.sleep(min(2.0, 0.05 * 2 ** min(failures, 6)))
-        self._again(attempt, reason if failures == 1 else "")
+        said_once = reason if failures == 1 else ""
+        self._again(attempt, [(job, said_once) for job in attempt.jobs])
 
     def _abandon(self, error: RlflameError) -> None:
         self._over = self._over or error
-        self._jobs.abandon(self._over, [attempt.job for attempt in self._attempts])
+        self._jobs.abandon(self._over, self._under_way())
+
+    def _under_way(self) -> list[Job]:
+        return [job for attempt in self._attempts for job in attempt.jobs]
 
     def _speak(self) -> None:
         """Tell the observer, one thread at a time and without the lock."""
@@ -298,22 +309,23 @@ class Desk:
 
     def _speculate(self, attempts: list[Attempt], now: float) -> None:
         """Give stragglers a second executor, where one is free."""
-        if not self.busy_s:
-            return
-        limit = max(_STRAGGLER_FLOOR_S, _STRAGGLER * median(self.busy_s))
         free = self._capacity - len(attempts)
-        doubled = {id(attempt.job) for attempt in attempts if attempt.speculative}
+        doubled = {id(job) for attempt in attempts if attempt.speculative for job in attempt.jobs}
         for attempt in attempts:
+            limit = self.pace.slow_s(attempt.jobs[0].task.purpose, len(attempt.jobs))
+            if limit is None:
+                continue
             if free > 0 and attempt.running_at is None and now - attempt.created_at > limit:
                 self._errands.look(attempt)
             slow = attempt.running_at is not None and now - attempt.running_at > limit
-            if free <= 0 or attempt.speculative or not slow or id(attempt.job) in doubled:
+            wanted = [job for job in attempt.jobs if not job.ended and id(job) not in doubled]
+            if free <= 0 or attempt.speculative or not slow or not wanted:
                 continue
             free -= 1
-            task = attempt.job.task
             with self._speaking:
-                self._observer(FleetEvent("speculated", task.purpose, task.slot))
-            second = Attempt(attempt.job, now, speculative=True)
+                for job in wanted:
+                    self._observer(FleetEvent("speculated", job.task.purpose, job.task.slot))
+            second = Attempt(wanted, now, speculative=True)
             with self._lock:
                 self._attempts.append(second)
             threading.Thread(target=self._see_through, args=(second,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""One attempt at a task on the cluster, from its creation to the bytes of its answer.
+"""One attempt at a job or a few, as one task of the cluster, from its creation to the answers.
 
 Nothing here waits for ever: where a watch falls silent the task is asked for, and a session
 manager that is away is waited for within bounds. Must not know: queues, retries, other attempts.
@@ -36,9 +36,9 @@ class Away(FleetError):
 
 @dataclass(eq=False)
 class Attempt:
-    """One task on the cluster, made for a job."""
+    """One task on the cluster, made for one job or for several short ones."""
 
-    job: Job
+    jobs: list[Job]
     created_at: float
     running_at: float | None = None
     #: When the monitor last had it asked for.
@@ -48,6 +48,11 @@ class Attempt:
     speculative: bool = False
     #: It came to nothing, and somebody has to decide what follows.
     over: bool = False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody still waits for an answer."""
+        return not all(job.ended for job in self.jobs)
 
 
 @dataclass
@@ -66,15 +71,16 @@ class Errands:
     clock: Callable[[], float] = time.monotonic
 
     def carry(self, attempt: Attempt) -> dict[str, Any]:
-        """The worker's answer; raises where the cluster failed the attempt."""
-        session, job = self.session(), attempt.job
-        place = self.weights(job.task.policy_id)
-        payload: Any = np.frombuffer(job.payload, np.uint8)
+        """The worker and its answers; raises where the cluster failed the attempt."""
+        session, policy = self.session(), attempt.jobs[0].task.policy_id
+        place = self.weights(policy)
+        content = wire.encode({"tasks": [_bytes(job.payload) for job in attempt.jobs]})
+        payload: Any = _bytes(content)
         large = None
-        if len(job.payload) > INLINE_BYTES:
-            large = self.cluster.put(f"{session.application}/shared", job.payload)
+        if len(content) > INLINE_BYTES:
+            large = self.cluster.put(f"{session.application}/shared", content)
             payload = reference_argument(large)
-        call = request("run", payload, job.task.policy_id, place.endpoint, place.key)
+        call = request("run", payload, policy, place.endpoint, place.key)
         try:
             attempt.task = self._persist(
                 lambda: bounded(lambda: self.cluster.create(session, call), _CALL_S, "create task")
@@ -86,10 +92,12 @@ class Errands:
         if news.state != SUCCEED or news.output is None:
             raise FleetError(news.message or "its executor failed without a word")
         output = news.output
-        content, key = bounded(lambda: self.cluster.fetch(output), _FETCH_S, "fetch")
+        found, key = bounded(lambda: self.cluster.fetch(output), _FETCH_S, "fetch")
         self.throw_away(key)
-        answer: dict[str, Any] = wire.decode(content)
-        return answer
+        answered: dict[str, Any] = wire.decode(found)
+        if len(answered["answers"]) != len(attempt.jobs):
+            raise FleetError("its worker did not answer all that it was asked")
+        return answered
 
     def _outcome(self, session: Any, attempt: Attempt) -> TaskNews:
         """The task's end: watched for, and asked for wherever the watch falls silent."""
@@ -112,7 +120,7 @@ class Errands:
             overdue = self._overdue(attempt)
             if overdue:
                 return TaskNews(CANCELLED, None, overdue)
-            if attempt.job.ended or self.closing():
+            if not attempt.wanted or self.closing():
                 return TaskNews(CANCELLED, None, "nobody waits for it any more")
             time.sleep(_ASK_EVERY_S)
 
@@ -149,3 +157,7 @@ class Errands:
                     ) from error
             time.sleep(pause)
             pause = min(2.0, 2.0 * pause)
+
+
+def _bytes(content: bytes) -> Any:
+    return np.frombuffer(content, np.uint8)

@@ -49,10 +49,10 @@ class Loader:
     def ping(self) -> None:
         """Nothing at all, to see how long that takes."""
 
-    def run(self, task: Any, policy: str, endpoint: str, key: str) -> Any:
-        """A task's bytes and where its weights lie, for the bytes of an answer."""
+    def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
+        """The bytes of tasks and where their weights lie, for the bytes of the answers."""
         if self._service is None:
             from rlflame.fleet.flame.service import Service
 
             self._service = Service(**self.settings)
-        return self._service.run(task, policy, endpoint, key)
+        return self._service.run(tasks, policy, endpoint, key)

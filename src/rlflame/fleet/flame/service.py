@@ -83,26 +83,34 @@ class Service:
                 self._retire()
                 os._exit(0)  # which the supervisor takes for an end
 
-    def run(self, task: Any, policy: str, endpoint: str, key: str) -> Any:
-        """The answer's bytes; nothing a task does can raise out of here."""
+    def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
+        """The answers' bytes; nothing a task does can raise out of here."""
+        answers = [
+            self._answer(bytes(task), policy, endpoint, key)
+            for task in wire.decode(memoryview(tasks))["tasks"]
+        ]
+        worker = {
+            **self._hello, "name": self._name, "host": socket.gethostname(), "pid": os.getpid(),
+            "child": self._child.pid if self._child else 0,
+        }  # fmt: skip
+        return np.frombuffer(wire.encode({"worker": worker, "answers": answers}), np.uint8)
+
+    def _answer(self, task: bytes, policy: str, endpoint: str, key: str) -> dict[str, Any]:
         self._began = time.monotonic()
         body: bytes = b""
         details: dict[str, Any] = {}
         kind: AnswerKind
         try:
-            kind, body, details = self._run(bytes(memoryview(task)), policy, endpoint, key)
+            kind, body, details = self._run(task, policy, endpoint, key)
         except BaseException:
             kind, details = "broken", {"traceback": traceback.format_exc(), "printed": ""}
             self._retire()
-        answer = {
+        return {
             "kind": kind,
             "busy_s": time.monotonic() - self._began,
-            "worker": {**self._hello, "name": self._name, "host": socket.gethostname(),
-                       "pid": os.getpid(), "child": self._child.pid if self._child else 0},
             **details,
             "body": np.frombuffer(body, np.uint8),
-        }  # fmt: skip
-        return np.frombuffer(wire.encode(answer), np.uint8)
+        }
 
     def _run(
         self, task: bytes, policy: str, endpoint: str, key: str

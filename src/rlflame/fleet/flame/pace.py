@@ -1,0 +1,48 @@
+"""How long tasks take here, and what follows: how many travel together, which ones are slow.
+
+A call to a cluster costs some milliseconds of processor on both sides, however little it carries.
+Must not know: connections, threads, what tasks are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from statistics import median
+
+#: Short tasks travel together up to about this much work.
+_TOGETHER_S = 0.4
+#: A task that runs for this many times the usual is slow...
+_SLOW = 3.0
+#: ...but never before this.
+_SLOW_FLOOR_S = 1.0
+
+
+class Pace:
+    """What tasks took lately, by their purpose."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = max(1, capacity)
+        self._by_purpose: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=200))
+        #: Of any purpose.
+        self.busy_s: deque[float] = deque(maxlen=200)
+
+    def took(self, purpose: str, busy_s: float) -> None:
+        self._by_purpose[purpose].append(busy_s)
+        self.busy_s.append(busy_s)
+
+    def together(self, purpose: str, waiting: int) -> int:
+        """How many of the tasks that wait the next executor should be given at once.
+
+        An equal share of what waits, so that groups get smaller towards the end and all
+        executors end at about the same time; and no more than is soon over.
+        """
+        known = self._by_purpose.get(purpose)
+        if not known:
+            return 1
+        share = -(-waiting // self._capacity)
+        return max(1, min(share, int(_TOGETHER_S / max(median(known), 1e-6))))
+
+    def slow_s(self, purpose: str, tasks: int) -> float | None:
+        """After how long so many together are stragglers; None as long as nothing is known."""
+        known = self._by_purpose.get(purpose)
+        return max(_SLOW_FLOOR_S, _SLOW * tasks * median(known)) if known else None
