@@ -39,6 +39,7 @@ FLOORS = [
     ["trainer", "facts"],
     ["grouping"],
     ["curves"],
+    ["report report.*"],
     ["tensor_file segments checkpoint run_folder", "stop"],
     ["render render.*"],
     ["show", "scoring", "inspection", "doctor doctor.*"],
@@ -178,7 +179,7 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
     assert not edges
 
 
-@pytest.mark.parametrize("package", ["rollout", "fleet", "learner", "plot"])
+@pytest.mark.parametrize("package", ["rollout", "fleet", "learner", "plot", "report"])
 def test_a_contract_imports_none_of_its_own_rooms(package: str) -> None:
     assert is_package(package)
     inside = f"rlflame.{package}."

@@ -21,6 +21,7 @@ from rlflame.commands.inspect import inspect
 from rlflame.commands.listings import config, envs, runs
 from rlflame.commands.plot import plot
 from rlflame.commands.render import render
+from rlflame.commands.report import report
 from rlflame.commands.train import resume, train
 
 app = typer.Typer(
@@ -56,6 +57,8 @@ app.command("eval")(spoken(evaluate))
 app.command("render")(spoken(render))
 app.command("inspect")(spoken(inspect))
 app.command("plot")(spoken(plot))
+# Whatever looks like an option and is none, such as --vs, stays among the arguments, in its place.
+app.command("report", context_settings={"ignore_unknown_options": True})(spoken(report))
 app.command("runs")(spoken(runs))
 app.command("envs")(spoken(envs))
 app.command("config")(spoken(config))

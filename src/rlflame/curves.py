@@ -22,11 +22,12 @@ from rlflame.rollout.spec import Float64
 #: What a curve can be drawn over, and how the axis is called.
 AXES = {
     "steps": "Environment steps",
-    "total-steps": "Environment steps, all learners together",
+    "total-steps": "Environment steps",
     "wall": "Wall clock",
     "cpu": "Processor time, workers included",
     "episodes": "Training episodes",
 }
+_STEPS_OF = {"steps": " per learner", "total-steps": ", all learners together"}
 #: Every training episode by itself, from episodes.csv.
 EPISODE_RETURN = "episode_return"
 TRAINING_RETURN = "episode_return_mean"
@@ -59,7 +60,7 @@ def chart(
     runs: Sequence[Recorded], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart:
     """One line for each group of runs that differ in the seed alone."""
-    metric = metric or _sensible_metric(runs, axis)
+    metric = metric or sensible_metric(runs, axis)
     axis = axis or ("episodes" if metric == EPISODE_RETURN else "steps")
     _check(axis, metric, smooth)
     found = groups(runs)
@@ -81,7 +82,7 @@ def chart(
     )
 
 
-def _sensible_metric(runs: Sequence[Recorded], axis: str | None) -> str:
+def sensible_metric(runs: Sequence[Recorded], axis: str | None = None) -> str:
     """Evaluations where they make a curve; else what was seen in training."""
     if axis != "episodes" and all(
         len(run.values(EVALUATION)[0]) >= FEWEST_EVALUATIONS for run in runs
@@ -242,8 +243,9 @@ def _with_units(
     series: Sequence[Series], axis: str, runs: Sequence[Recorded]
 ) -> tuple[list[Series], str]:
     label = AXES[axis]
-    if axis == "steps" and any(_learners(run) > 1 for run in runs):
-        return list(series), f"{label} per learner"
+    if axis in ("steps", "total-steps"):
+        several = any(_learners(run) > 1 for run in runs)
+        return list(series), f"{label}{_STEPS_OF[axis] if several else ''}"
     if axis not in ("wall", "cpu"):
         return list(series), label
     longest = max(float(line.all_x().max(initial=0.0)) for line in series)

@@ -34,7 +34,7 @@ def _chart(chart: Chart, width: int, height: int, braille: bool) -> str:
     for number, series in enumerate(chart.series):
         canvas.draw(series, number)
     upright, corner, across, notch = "│└─┬" if braille else "|+-+"
-    labels = {canvas.row(tick): short(tick) for tick in ticks(low, high, height // 4)}
+    labels = {canvas.row(tick): short(tick) for tick in ticks(low, high, height // 3)}
     lines = [chart.title, "", f"{'':{_WIDEST_LABEL}} {chart.y_label}"]
     for row, cells in enumerate(canvas.rows(braille)):
         label = labels.get(row, "")[:_WIDEST_LABEL]

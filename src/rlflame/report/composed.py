@@ -1,0 +1,155 @@
+"""A whole report from the names of runs or of benchmark results, and what it shows.
+
+Must not know: how it is written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlflame import curves, recorded
+from rlflame.errors import ConfigError, RlflameError
+from rlflame.estimates import FEWEST_SEEDS, Interval
+from rlflame.plot import Chart
+from rlflame.recorded import Recorded
+from rlflame.report import Document, measurements, worded
+from rlflame.report.gathered import comparisons, gather
+
+CLAIMS = ("better", "equivalent", "not-worse")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Of one subject, which claims hold, and the numbers that decide."""
+
+    subject: str
+    better: bool
+    equivalent: bool
+    not_worse: bool
+    enough: bool
+    difference: Interval
+    equivalence: Interval
+    margin: float
+    unit: str = ""
+
+    def holds(self, claim: str) -> bool:
+        return bool(getattr(self, claim.replace("-", "_")))
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The report as blocks, the same as JSON, and what a comparison has shown."""
+
+    document: Document
+    facts: dict[str, Any]
+    shown: tuple[Shown, ...]
+    notes: tuple[str, ...]
+
+
+class NotShown(RlflameError):
+    """A claim that the numbers do not carry."""
+
+
+def compose(ours: Sequence[Path], theirs: Sequence[Path], margin: float) -> Composed:
+    """`margin` is a share. Benchmark results are .json files, runs are folders."""
+    tables = [path for path in (*ours, *theirs) if path.suffix == ".json"]
+    if not tables:
+        return _of_runs(ours, theirs, margin)
+    if len(ours) != 1 or len(theirs) > 1 or len(tables) != len(ours) + len(theirs):
+        raise ConfigError(
+            "Results of a benchmark are shown alone, or one beside one.",
+            "rlflame report now.json --vs before.json",
+        )
+    return _of_measurements(ours[0], theirs, margin)
+
+
+def demand(composed: Composed, claim: str) -> None:
+    """A NotShown unless the claim holds of everything that was compared."""
+    for one in composed.shown:
+        if not one.holds(claim):
+            raise NotShown(
+                f"Not shown: {claim.replace('-', ' ')} in {one.subject}. {_why(one, claim)}",
+                "more seeds, or more repetitions, make intervals narrower",
+            )
+
+
+def _why(one: Shown, claim: str) -> str:
+    if not one.enough:
+        return f"It takes {FEWEST_SEEDS} on each side."
+    level, interval = ("95%", one.difference) if claim == "better" else ("90%", one.equivalence)
+    bound = {
+        "better": "above 0",
+        "equivalent": f"within ±{one.margin:,.4g}{one.unit}",
+        "not-worse": f"above -{one.margin:,.4g}{one.unit}",
+    }[claim]
+    return (
+        f"The difference's {level} interval is [{interval.low:,.4g}, {interval.high:,.4g}]"
+        f"{one.unit}; it would have to lie {bound}."
+    )
+
+
+def _of_runs(ours: Sequence[Path], theirs: Sequence[Path], margin: float) -> Composed:
+    runs, notes = recorded.read_all(list(ours))
+    other, more = recorded.read_all(list(theirs))
+    for run in (*runs, *other):
+        if not run.metrics and run.evaluation is None:
+            raise RlflameError(
+                f"{run.folder} has nothing to report yet.", "try again after its first iteration"
+            )
+    compared = comparisons(runs, other, margin) if theirs else []
+    facts = {
+        **gather([*runs, *other]),
+        "comparisons": [{"environment": name, **one.as_dict()} for name, one in compared],
+    }
+    document = worded.document(facts, _charts([*runs, *other]), compared)
+    shown = tuple(
+        Shown(
+            name, one.better, one.equivalent, one.not_worse, one.enough, one.difference,
+            one.equivalence, one.margin,
+        )
+        for name, one in compared
+    )  # fmt: skip
+    return Composed(document, facts, shown, (*notes, *more))
+
+
+def _charts(runs: Sequence[Recorded]) -> list[Chart]:
+    """Of each environment the curves over steps and, where it was recorded, over time."""
+    found = []
+    for environment in dict.fromkeys(run.environment for run in runs):
+        alike = [run for run in runs if run.environment == environment]
+        for axis in ("total-steps", "wall"):
+            try:
+                found.append(curves.chart(alike, axis, _metric(alike)))
+            except RlflameError:
+                continue  # a report without a curve is still a report
+    return found
+
+
+def _metric(runs: Sequence[Recorded]) -> str:
+    metric = curves.sensible_metric(runs)
+    return curves.TRAINING_RETURN if metric == curves.EPISODE_RETURN else metric
+
+
+def _of_measurements(ours: Path, theirs: Sequence[Path], margin: float) -> Composed:
+    found = measurements.read(ours)
+    title = f"Benchmark: {ours.stem}"
+    facts: dict[str, Any] = {"measurements": [{**asdict(m), "median": m.median} for m in found]}
+    if not theirs:
+        return Composed(Document(title, (measurements.listed(found),)), facts, (), ())
+    changes = measurements.changes(found, measurements.read(theirs[0]), margin)
+    facts["changes"] = [
+        {**asdict(one), "better": one.better, "equivalent": one.equivalent,
+         "not_worse": one.not_worse}
+        for one in changes
+    ]  # fmt: skip
+    shown = tuple(
+        Shown(
+            one.name, one.better, one.equivalent, one.not_worse, one.enough, one.improvement,
+            one.equivalence, one.margin, "%",
+        )
+        for one in changes
+    )  # fmt: skip
+    return Composed(Document(title, (measurements.compared(changes),)), facts, shown, ())

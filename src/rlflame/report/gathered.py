@@ -1,0 +1,167 @@
+"""The numbers of a report, as JSON has them. Must not know: how they are worded or shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlflame.curves import EVALUATION
+from rlflame.errors import CheckpointError, ConfigError
+from rlflame.estimates import Comparison, compare, summarise
+from rlflame.grouping import Group, groups
+from rlflame.recorded import Recorded
+from rlflame.rollout.spec import Float64
+
+PHASES = ("collect_s", "learn_s", "evaluate_s", "checkpoint_s")
+Facts = dict[str, Any]
+
+
+def gather(runs: Sequence[Recorded]) -> Facts:
+    """`machine` and `cluster` are those of the first run; `runs` name theirs by number."""
+    machines: list[Facts] = []
+    clusters: list[Facts] = []
+    described = []
+    for run in runs:
+        last = run.machines[-1] if run.machines else {}
+        machine = {"rlflame": last.get("rlflame"), **(last.get("machine") or {})}
+        described.append(
+            _run(run, _number(machines, machine), _number(clusters, _cluster(run, last)))
+        )
+    return {
+        "machine": machines[0],
+        "cluster": clusters[0],
+        "machines": machines,
+        "clusters": clusters,
+        "runs": described,
+        "groups": [_group(group) for group in groups(runs)],
+    }
+
+
+def comparisons(
+    ours: Sequence[Recorded], theirs: Sequence[Recorded], margin: float
+) -> list[tuple[str, Comparison]]:
+    """Ours beside theirs by final evaluations, environment by environment."""
+    mine, other = (_by_environment(runs) for runs in (ours, theirs))
+    if mine.keys() != other.keys():
+        raise ConfigError(
+            f"The runs are of {', '.join(mine)}, and those behind --vs of {', '.join(other)}.",
+            "both sides need runs of the same environments",
+        )
+    return [(name, compare(_scores(mine[name]), _scores(other[name]), margin)) for name in mine]
+
+
+def _by_environment(runs: Sequence[Recorded]) -> dict[str, Group]:
+    found: dict[str, Group] = {}
+    for group in groups(runs):
+        if group.environment in found:
+            raise ConfigError(
+                f"The runs of {group.environment} are of more than one recipe: "
+                f"{found[group.environment].label}; {group.label}.",
+                "name the runs of one recipe on either side of --vs",
+            )
+        found[group.environment] = group
+    return found
+
+
+def _scores(group: Group) -> Float64:
+    for run in group.runs:
+        if run.evaluation is None:
+            raise CheckpointError(
+                f"{run.folder} has no final evaluation yet.", f"rlflame resume {run.folder}"
+            )
+    return np.array([(run.evaluation or {})["mean"] for run in group.runs], np.float64)
+
+
+def _number(known: list[Facts], found: Facts) -> int:
+    if found not in known:
+        known.append(found)
+    return known.index(found)
+
+
+def _cluster(run: Recorded, last: Facts) -> Facts:
+    workers = [worker for worker in last.get("workers") or [] if isinstance(worker, dict)]
+    hosts = {worker["host"] for worker in workers if "host" in worker}
+    return {
+        "fleet": last.get("fleet") or run.runtime.get("fleet"),
+        "capacity": last.get("capacity"),
+        "executors": sum(int(worker.get("number", 1)) for worker in workers) or None,
+        "nodes": len(hosts) or None,
+        "workers": workers,
+    }
+
+
+def _run(run: Recorded, machine: int, cluster: int) -> Facts:
+    return {
+        "folder": str(run.folder),
+        "environment": run.environment,
+        "algorithm": run.algorithm,
+        "seed": run.seed,
+        "machine": machine,
+        "cluster": cluster,
+        "starts": len(run.machines) or None,
+        **_speed(run),
+        "final": _record(run.evaluation, (run.result or {}).get("steps")),
+        "best": _best(run),
+    }
+
+
+def _speed(run: Recorded) -> Facts:
+    """Of training with all that belongs to it; a phase is absent where nothing was measured."""
+    wall = run.clock("wall_s")
+    seconds = float(wall[1][-1]) if wall else None
+    spent = None
+    fleets = {machine.get("fleet") for machine in run.machines}
+    if "flame" not in fleets and (cpu := run.clock("driver_cpu_s", "workers_cpu_s")):
+        spent = float(cpu[1][-1])
+    phases = {
+        phase: round(sum(float(line.get(phase) or 0.0) for line in run.timing), 3)
+        for phase in PHASES
+    }
+    return {
+        "steps": run.steps,
+        "wall_s": seconds,
+        "steps_per_s": run.steps / seconds if seconds else None,
+        "cpu_s": spent,
+        "phases": phases if wall else None,
+    }
+
+
+def _record(evaluation: Facts | None, steps: Any) -> Facts | None:
+    if evaluation is None:
+        return None
+    kept = {name: evaluation.get(name) for name in ("mean", "low", "high", "episodes")}
+    return {"steps": steps, **kept}
+
+
+def _best(run: Recorded) -> Facts | None:
+    """The evaluation with the highest mean, the final one among them."""
+    found = [
+        {
+            "steps": line["steps"],
+            "mean": line[EVALUATION],
+            "low": line.get("eval_return_low"),
+            "high": line.get("eval_return_high"),
+            "episodes": line.get("eval_episodes"),
+        }
+        for line in run.metrics
+        if isinstance(line.get(EVALUATION), int | float)
+    ]
+    final = _record(run.evaluation, (run.result or {}).get("steps"))
+    return max([*found, *([final] if final else [])], key=lambda one: one["mean"], default=None)
+
+
+def _group(group: Group) -> Facts:
+    """Seeds together; only of runs that all have been evaluated."""
+    facts: Facts = {
+        "label": group.label,
+        "environment": group.environment,
+        "runs": [str(run.folder) for run in group.runs],
+    }
+    finals = [run.evaluation["mean"] for run in group.runs if run.evaluation]
+    bests = [best["mean"] for run in group.runs if (best := _best(run))]
+    for name, values in (("final", finals), ("best", bests)):
+        whole = len(values) == len(group.runs)
+        facts[name] = summarise(np.array(values, np.float64)).as_dict() if whole else None
+    return facts

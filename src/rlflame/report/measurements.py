@@ -1,0 +1,164 @@
+"""Results of benchmarks, side by side: medians, and the change in percent (`.json` files).
+
+Must not know: how they were measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlflame.errors import CheckpointError, ConfigError
+from rlflame.estimates import FEWEST_SEEDS, Interval, compare_medians
+from rlflame.report import Section, Table
+from rlflame.report.worded import NOTHING, number
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One quantity, measured a number of times."""
+
+    name: str
+    unit: str
+    higher_is_better: bool
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Of a quantity, in percent of what it was; improvement is positive whichever way is better."""
+
+    name: str
+    unit: str
+    medians: tuple[float, float]
+    repetitions: tuple[int, int]
+    improvement: Interval
+    #: The same at 90%, for the two one-sided tests of equivalence.
+    equivalence: Interval
+    margin: float
+
+    @property
+    def enough(self) -> bool:
+        return min(self.repetitions) >= FEWEST_SEEDS
+
+    @property
+    def better(self) -> bool:
+        return self.enough and self.improvement.low > 0.0
+
+    @property
+    def not_worse(self) -> bool:
+        return self.enough and self.equivalence.low > -self.margin
+
+    @property
+    def equivalent(self) -> bool:
+        return self.not_worse and self.equivalence.high < self.margin
+
+
+def read(path: Path) -> list[Measurement]:
+    """`{"measurements": [{"name", "unit", "better": "higher" | "lower", "values"}]}`."""
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        found = [_measurement(entry) for entry in data["measurements"]]
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror or error}.", "check its name"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} holds no results of a benchmark.",
+            'it needs "measurements", each with name, unit, better (higher or lower) and values',
+        ) from error
+    if not found or len({one.name for one in found}) < len(found):
+        raise CheckpointError(f"{path} has no measurements, or one twice.", "check how it was made")
+    return found
+
+
+def _measurement(entry: dict[str, object]) -> Measurement:
+    values = entry["values"]
+    if entry["better"] not in ("higher", "lower") or not isinstance(values, list) or not values:
+        raise ValueError("not a measurement")
+    numbers = tuple(float(value) for value in values)
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("not finite")
+    higher = entry["better"] == "higher"
+    return Measurement(str(entry["name"]), str(entry.get("unit", "")), higher, numbers)
+
+
+def changes(
+    ours: Sequence[Measurement], theirs: Sequence[Measurement], margin: float
+) -> list[Change]:
+    """Of what was measured on both sides, from theirs to ours; `margin` is a share."""
+    before = {one.name: one for one in theirs}
+    both = [(one, before[one.name]) for one in ours if one.name in before]
+    if not both:
+        raise ConfigError(
+            f"Nothing was measured on both sides: {', '.join(one.name for one in ours)}; "
+            f"{', '.join(before)}.",
+            "compare results of the same benchmark",
+        )
+    return [_change(one, other, margin) for one, other in both]
+
+
+def _change(one: Measurement, other: Measurement, margin: float) -> Change:
+    if (one.unit, one.higher_is_better) != (other.unit, other.higher_is_better):
+        raise ConfigError(
+            f"{one.name} was measured in {one.unit} and in {other.unit}.",
+            "compare results of the same benchmark",
+        )
+    if other.median == 0.0:
+        raise ConfigError(f"{one.name} was 0, of which there are no percent.", "leave it out")
+    sign = 1.0 if one.higher_is_better else -1.0
+    ours, theirs = (sign * np.array(side.values, np.float64) for side in (one, other))
+    return Change(
+        one.name,
+        one.unit,
+        (one.median, other.median),
+        (len(one.values), len(other.values)),
+        compare_medians(ours, theirs),
+        compare_medians(ours, theirs, 0.90),
+        100.0 * margin,
+    )
+
+
+def listed(found: Sequence[Measurement]) -> Section:
+    rows = tuple(
+        (one.name, one.unit, str(len(one.values)), number(one.median, 2),
+         number(min(one.values), 2), number(max(one.values), 2))
+        for one in found
+    )  # fmt: skip
+    head = ("measured", "unit", "times", "median", "least", "most")
+    return Section("Benchmark", (Table(head, rows, 2),))
+
+
+def compared(found: Sequence[Change]) -> Section:
+    rows = tuple(
+        (
+            one.name,
+            one.unit,
+            number(one.medians[1], 2),
+            number(one.medians[0], 2),
+            f"{one.improvement.value:+.1f}%",
+            f"[{one.improvement.low:+.1f}%, {one.improvement.high:+.1f}%]"
+            if one.enough
+            else NOTHING,
+        )
+        for one in found
+    )
+    head = ("measured", "unit", "median before", "median now", "improvement", "95% interval")
+    return Section(
+        "Benchmark, compared",
+        (
+            "Before is what stands behind --vs. An improvement is positive whichever way is "
+            "better; its interval is a bootstrap over repetitions, from three on.",
+            Table(head, rows, 2),
+        ),
+    )

@@ -1,0 +1,240 @@
+"""From the numbers of a report to what it says. Must not know: files, formats."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlflame.estimates import FEWEST_SEEDS, Comparison
+from rlflame.facts import count, duration
+from rlflame.plot import Chart
+from rlflame.report import Block, Commands, Document, Section, Table
+
+Facts = Mapping[str, Any]
+NOTHING = "-"
+_PACKAGES = ("numpy", "gymnasium", "mujoco", "box2d", "torch")
+
+
+def document(
+    facts: Facts, charts: Sequence[Chart], compared: Sequence[tuple[str, Comparison]] = ()
+) -> Document:
+    environments = list(dict.fromkeys(run["environment"] for run in facts["runs"]))
+    sections = [
+        Section("What ran", tuple(_what_ran(facts))),
+        Section("Reward", tuple(_reward(facts))),
+        *([comparison(compared)] if compared else []),
+        Section("Throughput", tuple(_throughput(facts))),
+        *([Section("Curves", tuple(charts))] if charts else []),
+        Section("Machines", tuple(_machines(facts))),
+        Section("Again", tuple(_again(facts))),
+    ]
+    return Document(f"Report: {', '.join(environments)}", tuple(sections))
+
+
+def comparison(compared: Sequence[tuple[str, Comparison]]) -> Section:
+    rows = tuple(
+        (
+            name,
+            f"{one.seeds[0]} / {one.seeds[1]}",
+            _spread(one.difference.as_dict()),
+            f"[{number(one.equivalence.low)}, {number(one.equivalence.high)}]",
+            f"±{number(one.margin)}",
+            _spread(one.probability_of_improvement.as_dict(), 2),
+            verdict(one),
+        )
+        for name, one in compared
+    )
+    head = ("environment", "seeds", "difference of IQMs", "its 90%", "margin",
+            "probability of improvement", "verdict")  # fmt: skip
+    return Section(
+        "Compared",
+        (
+            "Final evaluations of these runs minus those behind --vs; 95% bootstrap intervals. "
+            "Better: the difference's 95% interval lies above 0. Equivalent: its 90% interval lies "
+            "within the margin (two one-sided tests at 5%). Not worse: it lies above minus the "
+            "margin.",
+            Table(head, rows),
+        ),
+    )
+
+
+def verdict(one: Comparison) -> str:
+    if not one.enough:
+        return f"fewer than {FEWEST_SEEDS} seeds show nothing"
+    found = [
+        word
+        for word, shown in (
+            ("better", one.better),
+            ("worse", one.difference.high < 0.0),
+            ("equivalent", one.equivalent),
+            ("not worse", one.not_worse and not one.better and not one.equivalent),
+        )
+        if shown
+    ]
+    return ", ".join(found) or "undecided"
+
+
+def number(value: Any, places: int = 1) -> str:
+    return f"{value:,.{places}f}" if isinstance(value, int | float) else NOTHING
+
+
+def _spread(interval: Facts, places: int = 1) -> str:
+    ends = f"[{number(interval['low'], places)}, {number(interval['high'], places)}]"
+    return f"{number(interval['value'], places)} {ends}"
+
+
+def _what_ran(facts: Facts) -> list[Block]:
+    by_folder = {run["folder"]: run for run in facts["runs"]}
+    rows = []
+    for group in facts["groups"]:
+        runs = [by_folder[folder] for folder in group["runs"]]
+        seeds = ", ".join(str(run["seed"]) for run in runs)
+        steps = sorted({run["steps"] for run in runs})
+        span = f"{steps[0]:,}" + (f" to {steps[-1]:,}" if len(steps) > 1 else "")
+        fleets = list(dict.fromkeys(_fleet(facts["clusters"][run["cluster"]]) for run in runs))
+        rows.append((group["label"], group["environment"], seeds, span, "; ".join(fleets)))
+    return [Table(("recipe", "environment", "seeds", "steps", "rollouts on"), tuple(rows), 5)]
+
+
+def _fleet(cluster: Facts) -> str:
+    fleet, capacity = cluster["fleet"], cluster["capacity"]
+    if fleet == "inline":
+        return "one process"
+    noun = "executor" if fleet == "flame" else "worker"
+    text = f"{fleet}, {count(capacity, noun)}" if capacity else str(fleet or NOTHING)
+    return text + (f" on {count(cluster['nodes'], 'node')}" if cluster["nodes"] else "")
+
+
+def _reward(facts: Facts) -> list[Block]:
+    head = ("recipe", "seeds", "IQM [95% interval]", "mean ± std", "worst seed",
+            "IQM of the best")  # fmt: skip
+    rows = []
+    for group in facts["groups"]:
+        final, best = group["final"], group["best"]
+        if final is None:
+            rows.append((group["label"], str(len(group["runs"])), *[NOTHING] * 4))
+            continue
+        spread = f" ± {number(final['std'])}" if final["seeds"] > 1 else ""
+        rows.append(
+            (
+                group["label"],
+                str(final["seeds"]),
+                _spread(final["iqm"]) if final["seeds"] > 1 else number(final["iqm"]["value"]),
+                number(final["mean"]) + spread,
+                number(final["worst"]),
+                number(best["iqm"]["value"]) if best else NOTHING,
+            )
+        )
+    each = tuple(
+        (run["folder"], str(run["seed"]), _evaluated(run["final"]), _episodes(run["final"]),
+         _evaluated(run["best"]), f"{run['best']['steps']:,}" if run["best"] else NOTHING)
+        for run in facts["runs"]
+    )  # fmt: skip
+    few = any(len(group["runs"]) < FEWEST_SEEDS for group in facts["groups"])
+    return [
+        "Returns of the final policy without exploration; the interval is a stratified bootstrap "
+        "over seeds." + (" Fewer than three seeds tell little of the next one." if few else ""),
+        Table(head, tuple(rows)),
+        "Each run, with 95% bootstrap intervals over episodes. The best is chosen after the fact "
+        "from all of a run's evaluations, and so is too good on average.",
+        Table(("run", "seed", "final", "episodes", "best", "at step"), each),
+    ]
+
+
+def _evaluated(record: Facts | None) -> str:
+    if record is None:
+        return NOTHING
+    return _spread({"value": record["mean"], "low": record["low"], "high": record["high"]})
+
+
+def _episodes(record: Facts | None) -> str:
+    return number(record["episodes"], 0) if record else NOTHING
+
+
+def _throughput(facts: Facts) -> list[Block]:
+    head = ("run", "steps", "time", "steps/s", "collect", "learn", "evaluate", "processor time",
+            "rollouts on", "machine")  # fmt: skip
+    rows = []
+    for run in facts["runs"]:
+        wall, phases = run["wall_s"], run["phases"]
+        shares = [
+            f"{100.0 * phases[name] / wall:.0f}%" if wall else NOTHING
+            for name in ("collect_s", "learn_s", "evaluate_s")
+        ]
+        rows.append(
+            (
+                run["folder"],
+                f"{run['steps']:,}",
+                _time(wall),
+                number(run["steps_per_s"], 0),
+                *shares,
+                _time(run["cpu_s"]),
+                _fleet(facts["clusters"][run["cluster"]]),
+                str(run["machine"] + 1),
+            )
+        )
+    return [
+        "Time counts evaluations and checkpoints during training, and not the final evaluation. "
+        "Collect is the time spent waiting for rollouts. Speeds of different machines, or beside "
+        "other work, are not to be compared.",
+        Table(head, tuple(rows)),
+    ]
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return NOTHING
+    return duration(seconds) if seconds >= 60.0 else f"{seconds:.1f} s"
+
+
+def _machines(facts: Facts) -> list[Block]:
+    rows = []
+    for place, machine in enumerate(facts["machines"], 1):
+        packages = machine.get("packages") or {}
+        versions = [f"rlflame {machine.get('rlflame')}", f"Python {machine.get('python')}"]
+        versions += [f"{name} {packages[name]}" for name in _PACKAGES if name in packages]
+        if "processor" not in machine:
+            rows.append((str(place), *[NOTHING] * 5))
+            continue
+        rows.append(
+            (
+                str(place),
+                f"{machine['processor']} ({machine.get('blas', NOTHING)})",
+                f"{machine.get('usable_cores')} of {machine.get('cores')}",
+                f"{machine.get('memory_bytes', 0) / (1 << 30):.1f} GiB",
+                str(machine.get("system", NOTHING)),
+                ", ".join(versions),
+            )
+        )
+    head = ("", "processor (as the linear algebra sees it)", "cores used", "memory", "system",
+            "versions")  # fmt: skip
+    blocks: list[Block] = [Table(head, tuple(rows), 6)]
+    executors = tuple(
+        (
+            str(worker.get("host", NOTHING)),
+            str(worker.get("number", 1)),
+            str(worker.get("core", NOTHING)),
+            ", ".join(
+                f"{name} {worker[name]}" for name in ("python", *_PACKAGES) if name in worker
+            ),
+        )
+        for cluster in facts["clusters"]
+        if cluster["fleet"] == "flame"
+        for worker in cluster["workers"]
+    )
+    if executors:
+        blocks += ["Executors:", Table(("host", "number", "processor", "versions"), executors, 4)]
+    return blocks
+
+
+def _again(facts: Facts) -> list[Block]:
+    lines = tuple(
+        f"rlflame train --config {shlex.quote(run['folder'] + '/config.toml')}"
+        for run in facts["runs"]
+    )
+    return [
+        "Equal recipes end in equal weights on machines with equal fingerprints; a new folder "
+        "beside the old one takes them.",
+        Commands(lines),
+    ]

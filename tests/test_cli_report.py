@@ -1,0 +1,308 @@
+"""`report`: equal to what the runs hold, complete in one file, a verdict to rely on."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from commands import TINY, rlflame
+from run_files import make
+
+from rlflame.report import worded
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def side(folder, finals, **given):
+    """Runs of one recipe with these final evaluations."""
+    for seed, final in enumerate(finals):
+        make(
+            folder / f"s{seed}", seed=seed, final=final, iterations=[(500, 1.0), (1000, 2.0)],
+            seconds=[(500, 20.0), (1000, 30.0)],
+            evaluations=[(s, s / 10 + seed) for s in (300, 600, 900)], **given,
+        )  # fmt: skip
+    return folder
+
+
+def cells(markdown, title):
+    """The rows of the first table below a heading, as dictionaries."""
+    lines = markdown.partition(f"## {title}\n")[2].splitlines()
+    rows = []
+    for line in lines:
+        if line.startswith("|"):
+            rows.append([cell.strip() for cell in line.strip("|").split("|")])
+        elif rows:
+            break
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+
+
+# One run and its seeds
+
+
+def test_a_report_of_a_real_run_says_what_its_files_say(tmp_path):
+    out = tmp_path / "it"
+    assert rlflame("train", *TINY, "--steps", "256", "--out", out).code == 0
+    recorded = json.loads((out / "result.json").read_text())["evaluation"]
+    facts = rlflame("report", out, "--json").json()
+    (run,) = facts["runs"]
+    assert {name: run["final"][name] for name in ("mean", "low", "high", "episodes")} == {
+        name: recorded[name] for name in ("mean", "low", "high", "episodes")
+    }
+    wall = sum(json.loads(line)["wall_s"] for line in (out / "timing.jsonl").open())
+    assert run["steps"] == 256
+    assert run["steps_per_s"] == pytest.approx(256 / wall)
+    assert facts["machine"]["processor"]
+    assert facts["machine"]["cores"] >= facts["machine"]["usable_cores"] >= 1
+    assert facts["machine"]["packages"]["numpy"]
+    assert facts["cluster"]["fleet"] == "inline"
+    markdown = rlflame("report", out).out
+    (row,) = cells(markdown, "Reward")
+    assert row["mean ± std"] == f"{recorded['mean']:,.1f}"
+    (row,) = cells(markdown, "Machines")
+    assert "numpy" in row["versions"]
+
+
+def test_seeds_are_taken_together(tmp_path):
+    side(tmp_path / "a", [100.0, 200.0, 300.0, 400.0])
+    markdown = rlflame("report", "a").out
+    (row,) = cells(markdown, "Reward")
+    assert row["recipe"] == "PPO, 4 seeds"
+    assert row["IQM [95% interval]"].startswith("250.0 [")  # the middle two of four
+    assert row["mean ± std"] == "250.0 ± 129.1"  # squares 22500+2500+2500+22500 over 3
+    assert row["worst seed"] == "100.0"
+    # Reward and throughput are two tables: 1,000 steps in 20 + 30 seconds.
+    speeds = cells(markdown, "Throughput")
+    assert [row["steps/s"] for row in speeds] == ["20"] * 4
+    assert speeds[0]["time"] == "50.0 s"
+    assert speeds[0]["collect"] == "25%"
+    assert speeds[0]["processor time"] == "1:15"  # the driver half as long, the workers as long
+    best = rlflame("report", "a", "--json").json()["runs"][0]["best"]
+    assert (best["steps"], best["mean"]) == (1000, 100.0)  # better than its evaluations of 30 to 90
+    assert "rlflame train --config a/s0/config.toml" in markdown
+
+
+def test_runs_without_a_final_evaluation_have_none(tmp_path):
+    make(tmp_path / "a", iterations=[(100, 1.0)])
+    (row,) = cells(rlflame("report", "a").out, "Reward")
+    assert row["mean ± std"] == "-"
+
+
+def test_a_cluster_s_executors_and_nodes_are_told(tmp_path):
+    folder = side(tmp_path / "a", [1.0], fleet="flame", capacity=8) / "s0"
+    machines = json.loads((folder / "machines.json").read_text())
+    machines[0]["workers"] = [
+        {"number": 3, "host": "one", "numpy": "2.0"},
+        {"number": 2, "host": "two", "numpy": "2.1"},
+    ]
+    (folder / "machines.json").write_text(json.dumps(machines))
+    cluster = rlflame("report", "a", "--json").json()["cluster"]
+    assert (cluster["executors"], cluster["nodes"], cluster["fleet"]) == (5, 2, "flame")
+    markdown = rlflame("report", "a").out
+    assert cells(markdown, "What ran")[0]["rollouts on"] == "flame, 8 executors on 2 nodes"
+    assert cells(markdown, "Throughput")[0]["processor time"] == "-"
+    assert "| two " in markdown
+
+
+# The page
+
+
+class Links(HTMLParser):
+    """Everything that a page would load, and its text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.loaded, self.texts = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.loaded += [v for name, v in attributes if name in ("src", "href", "xlink:href")]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_the_page_is_complete_in_itself(tmp_path):
+    side(tmp_path / "a", [100.0, 120.0, 130.0])
+    side(tmp_path / "b", [90.0, 80.0, 95.0], clip=0.3)
+    spoken = rlflame("report", "a", "--vs", "b", "-o", "r.html")
+    assert (spoken.code, spoken.out) == (0, "r.html\n"), spoken.err
+    text = (tmp_path / "r.html").read_text()
+    page = Links(text)
+    assert page.loaded == []
+    assert "http" not in text
+    assert "url(" not in text
+    assert not {"script", "link", "iframe", "img"} & set(page.tags)
+    assert page.tags.count("svg") == 2  # over steps and over time
+    assert page.tags.count("polyline") == page.tags.count("polygon") == 4
+    assert "prefers-color-scheme:dark" in text
+    assert "width=device-width" in text
+    # The words are those of the Markdown.
+    markdown = rlflame("report", "a", "--vs", "b").out
+    for row in cells(markdown, "Compared") + cells(markdown, "Reward"):
+        assert set(row.values()) <= set(page.texts)
+
+
+def test_what_a_page_holds_is_text_and_never_markup(tmp_path):
+    side(tmp_path / "<b>x</b>&", [1.0])
+    assert rlflame("report", "<b>x</b>&", "-o", "r.html").code == 0
+    page = Links((tmp_path / "r.html").read_text())
+    assert "b" not in page.tags
+    assert "<b>x</b>&/s0" in "".join(page.texts)
+
+
+def test_a_curve_lies_where_its_numbers_are(tmp_path):
+    side(tmp_path / "a", [1.0])
+    rlflame("report", "a", "-o", "r.html")
+    points = re.search(r'<polyline points="([^"]*)"', (tmp_path / "r.html").read_text()).group(1)
+    places = [tuple(map(float, pair.split(","))) for pair in points.split()]
+    (x0, y0), (x1, y1), (x2, y2) = places
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)  # steps 300, 600, 900
+    assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2)  # returns 30, 60, 90: upwards is less
+    assert y0 > y2
+
+
+# Compared
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict", "shown"),
+    [
+        ([150, 151, 152, 153], "better", {"better", "not-worse"}),
+        ([101, 102, 99, 100], "equivalent", {"equivalent", "not-worse"}),
+        ([50, 51, 52, 50], "worse", set()),
+        ([20, 190, 100, 60], "undecided", set()),
+        ([100, 95, 113, 120], "not worse", {"not-worse"}),
+        ([150, 151], "fewer than 3 seeds show nothing", set()),
+    ],
+)
+def test_verdicts_and_exit_codes(tmp_path, ours, verdict, shown):
+    side(tmp_path / "ours", [float(x) for x in ours])
+    side(tmp_path / "theirs", [100.0, 101.0, 99.0, 100.0], clip=0.3)
+    words = ("report", "ours", "--vs", "theirs")
+    (row,) = cells(rlflame(*words).out, "Compared")
+    assert row["verdict"] == verdict
+    for claim in ("better", "equivalent", "not-worse"):
+        spoken = rlflame(*words, "--require", claim)
+        assert spoken.code == (0 if claim in shown else 1), (claim, spoken.err)
+        assert ("Not shown: " in spoken.err) == (claim not in shown)
+        assert "# Report" in spoken.out  # the report itself comes either way
+
+
+def test_the_margin_can_be_chosen(tmp_path):
+    side(tmp_path / "a", [106.0, 107.0, 106.0])
+    side(tmp_path / "b", [100.0, 100.0, 100.0], clip=0.3)
+    words = ("report", "a", "--vs", "b", "--require", "equivalent")
+    assert rlflame(*words).code == 0
+    spoken = rlflame(*words, "--margin", "5")
+    assert spoken.code == 1
+    assert "within ±5" in spoken.err
+
+
+def test_every_environment_must_hold(tmp_path):
+    side(tmp_path / "a/hopper", [200.0, 201.0, 202.0], environment="Hopper-v5")
+    side(tmp_path / "a/ant", [100.0, 101.0, 102.0], environment="Ant-v5")
+    side(tmp_path / "b/hopper", [100.0, 101.0, 102.0], environment="Hopper-v5")
+    side(tmp_path / "b/ant", [100.0, 101.0, 102.0], environment="Ant-v5")
+    words = ("report", "a/hopper", "a/ant", "--vs", "b/hopper", "b/ant")
+    rows = cells(rlflame(*words).out, "Compared")
+    assert [(row["environment"], row["verdict"]) for row in rows] == [
+        ("Hopper-v5", "better"),
+        ("Ant-v5", "equivalent"),
+    ]
+    spoken = rlflame(*words, "--require", "better")
+    assert spoken.code == 1
+    assert "better in Ant-v5" in spoken.err
+    assert rlflame(*words, "--require", "not-worse").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("absent",), 1, "absent does not exist"),
+        (("empty",), 1, "empty has nothing to report yet"),
+        (("a", "--vs", "unfinished"), 1, "unfinished has no final evaluation yet"),
+        (("a", "--vs", "ant"), 2, "are of CartPole-v1, and those behind --vs of Ant-v5"),
+        (("a", "other", "--vs", "a"), 2, "of more than one recipe"),
+        (("a", "--vs"), 2, "no runs behind --vs"),
+        (("a", "--vss", "a"), 2, "There is no option --vss"),
+        (("a", "--require", "better"), 2, "needs something to compare with"),
+        (("a", "--vs", "a", "--require", "best"), 2, "'best' is no claim"),
+        (("a", "--vs", "a", "--margin", "0"), 2, "--margin is 0"),
+        (("a", "-o", "r.pdf"), 2, "not 'r.pdf'"),
+        (("a", "-o", "nowhere/r.md"), 1, "nowhere/r.md cannot be written"),
+        (("a", "x.json"), 2, "Results of a benchmark are shown alone"),
+    ],
+)
+def test_what_cannot_be_reported_is_a_sentence(tmp_path, words, code, sentence):
+    side(tmp_path / "a", [1.0, 2.0, 3.0])
+    side(tmp_path / "ant", [1.0], environment="Ant-v5")
+    side(tmp_path / "other", [1.0, 2.0, 3.0], clip=0.3)
+    make(tmp_path / "unfinished", iterations=[(100, 1.0)])
+    make(tmp_path / "empty")
+    spoken = rlflame("report", *words)
+    assert spoken.code == code, spoken.out
+    assert sentence in spoken.err
+    assert "  hint: " in spoken.err
+
+
+# Benchmarks
+
+
+def results(path, **values):
+    measured = [
+        {"name": name, "unit": "s", "better": "lower", "values": list(found)}
+        for name, found in values.items()
+    ]
+    path.write_text(json.dumps({"measurements": measured}))
+    return path.name
+
+
+def test_benchmarks_by_medians_and_percent(tmp_path):
+    now = results(tmp_path / "now.json", start=[8.0, 7.9, 30.0], step=[1.0, 1.1, 0.9])
+    before = results(tmp_path / "before.json", start=[10.0, 10.1, 9.9], gone=[1.0, 2.0, 3.0])
+    (row,) = cells(rlflame("report", now, "--vs", before).out, "Benchmark, compared")
+    assert (row["measured"], row["median before"], row["median now"]) == ("start", "10.00", "8.00")
+    assert row["improvement"] == "+20.0%"  # lower is better
+    listed = cells(rlflame("report", now).out, "Benchmark")
+    assert [(r["measured"], r["median"], r["most"]) for r in listed] == [
+        ("start", "8.00", "30.00"),
+        ("step", "1.00", "1.10"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("now", "shown"),
+    [
+        ([8.0, 8.1, 7.9], {"better", "not-worse"}),
+        ([10.2, 10.1, 10.3], {"equivalent", "not-worse"}),
+        ([13.0, 13.1, 12.9], set()),
+        ([5.0], set()),
+    ],
+)
+def test_benchmarks_in_ci(tmp_path, now, shown):
+    words = ("report", results(tmp_path / "now.json", start=now), "--vs",
+             results(tmp_path / "before.json", start=[10.0, 10.1, 9.9]))  # fmt: skip
+    for claim in ("better", "equivalent", "not-worse"):
+        assert rlflame(*words, "--require", claim).code == (0 if claim in shown else 1), claim
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"measurements": [{}]}', '{"measurements": []}',
+             '{"measurements": [{"name": "a", "better": "lower", "values": [NaN]}]}']
+)  # fmt: skip
+def test_results_that_are_none(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    spoken = rlflame("report", "x.json")
+    assert spoken.code == 1
+    assert "x.json h" in spoken.err
+
+
+def test_numbers_read_as_people_write_them():
+    assert worded.number(1234.56) == "1,234.6"
+    assert worded.number(None) == "-"
