@@ -120,7 +120,8 @@ def test_help_names_every_command_and_every_option_has_an_explanation():
             words = line.split()
             if words and words[0].startswith("--"):
                 assert len(words) > 1, (name, line)
-    listed = {"train", "resume", "eval", "inspect", "runs", "envs", "config", "cluster-check"}
+    listed = {"train", "resume", "eval", "render", "inspect", "plot", "report", "runs", "envs"}
+    listed |= {"config", "cluster-check"}
     assert commands.keys() == listed
 
 
