@@ -72,7 +72,7 @@ def tasks(count: int, seconds: float = 0.0, hidden: tuple[int, ...] = (8,)) -> l
     return [
         RolloutTask(
             run="bench", seed=0, purpose="train", iteration=0, slot=slot, env=env, policy=policy,
-            policy_id="", unit="steps", steps=100, rows=1, first_row=0, stochastic=True,
+            policy_id="", unit="steps", steps=100, rows=1, first_row=0, acting="sample",
             record=True, states=(fresh_state(0, slot),),
         )
         for slot in range(count)

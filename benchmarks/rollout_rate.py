@@ -54,7 +54,7 @@ def worker_rate(plan: Plan, learner: Algorithm, seconds: float) -> float:
     task = RolloutTask(
         run="rate", seed=0, purpose="train", iteration=0, slot=0, env=plan.env,
         policy=plan.policy, policy_id="p", unit="steps", steps=plan.steps,
-        rows=plan.envs_per_slot, first_row=0, stochastic=True, record=True,
+        rows=plan.envs_per_slot, first_row=0, acting="sample", record=True,
         states=tuple(fresh_state(0, reset_seed(0, Role.RESET, 0, row, 0)) for row in rows),
     )  # fmt: skip
     worker = RolloutWorker()

@@ -85,7 +85,7 @@ def task(env: EnvSpec, slot: int = 0, **changes: Any) -> RolloutTask:
         steps=12,
         rows=rows,
         first_row=0,
-        stochastic=True,
+        acting="sample",
         record=True,
         states=()
         if whole

@@ -36,7 +36,7 @@ FLOORS = [
         "estimates",
     ],
     ["fleet.*", "learner.*", "presets", "plot plot.*", "evaluate", "recorded"],
-    ["trainer", "facts"],
+    ["trainer", "facts", "learners"],
     ["grouping"],
     ["curves"],
     ["report report.*"],
@@ -55,7 +55,7 @@ FLOORS = [
 
 #: Third parties, and the only places that know them.
 GUESTS = {
-    "torch": {"learner.networks"},
+    "torch": {"learner.networks", "learner.torch_sac"},
     "flamepy": {"fleet.flame.*"},
     "typer": {"cli", "commands", "commands.*"},
     "rich": {"live"},
@@ -223,9 +223,11 @@ def test_fleets_and_algorithms_are_named_by_those_who_choose_them_alone() -> Non
     concrete = {
         "rlflame.fleet.local": {"fleets"},
         "rlflame.fleet.inline": {"fleets"},
-        "rlflame.learner.ppo": {"build", "learner.networks"},
-        "rlflame.learner.reinforce": {"build", "learner.networks"},
-        "rlflame.learner.networks": {"build"},
+        "rlflame.learner.ppo": {"learners", "learner.networks"},
+        "rlflame.learner.reinforce": {"learners", "learner.networks"},
+        "rlflame.learner.sac": {"learners"},
+        "rlflame.learner.networks": {"learners"},
+        "rlflame.learner.torch_sac": {"learners"},
     }
     wrong = [
         f"{name} imports {imported}"

@@ -11,7 +11,8 @@ import rollouts
 import torch
 from torch.distributions import Categorical, Independent, Normal
 
-from rlflame.rollout.policy import Policy, draw_noise, expected_shapes, noise_size, normalise
+from rlflame.rollout.actions import draw_noise, noise_size
+from rlflame.rollout.policy import Policy, expected_shapes, normalise
 from rlflame.rollout.spec import PolicySpec
 
 
@@ -44,7 +45,9 @@ def observations(shape: PolicySpec, seed: int = 1) -> np.ndarray:
 
 def noise(shape: PolicySpec, seed: int = 2) -> np.ndarray:
     generator = np.random.default_rng(seed)
-    return draw_noise(shape, generator, shape.width).reshape(shape.width, noise_size(shape))
+    return draw_noise(shape, "sample", generator, shape.width).reshape(
+        shape.width, noise_size(shape)
+    )
 
 
 def torch_head(shape: PolicySpec, arrays: Any, x: np.ndarray) -> torch.Tensor:
@@ -256,11 +259,11 @@ def test_the_normaliser_subtracts_scales_and_clips() -> None:
 
 def test_noise_is_normal_for_a_gaussian_and_uniform_for_a_choice() -> None:
     generator = np.random.default_rng(0)
-    normal = draw_noise(spec("continuous"), generator, 20_000)
+    normal = draw_noise(spec("continuous"), "sample", generator, 20_000)
     assert normal.shape == (20_000, 3)
     assert abs(float(normal.mean())) < 0.02
     assert abs(float(normal.std()) - 1.0) < 0.02
-    uniform = draw_noise(spec("discrete"), generator, 20_000)
+    uniform = draw_noise(spec("discrete"), "sample", generator, 20_000)
     assert uniform.shape == (20_000, 1)
     assert 0.0 <= uniform.min() < 0.001
     assert 0.999 < uniform.max() < 1.0

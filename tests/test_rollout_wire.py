@@ -73,6 +73,7 @@ policy_specs = st.builds(
     st.booleans(),
     real,
     whole,
+    st.booleans(),
 )
 env_states = st.builds(
     spec.EnvState,
@@ -100,7 +101,7 @@ tasks = st.builds(
     whole,
     whole,
     whole,
-    st.booleans(),
+    st.sampled_from(["best", "sample", "uniform"]),
     st.booleans(),
     st.lists(env_states, max_size=2).map(tuple),
 )

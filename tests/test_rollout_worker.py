@@ -14,8 +14,9 @@ import pytest
 import rollouts
 
 from rlflame.rollout import wire
+from rlflame.rollout.actions import draw_noise
 from rlflame.rollout.lockstep import describe
-from rlflame.rollout.policy import Policy, draw_noise
+from rlflame.rollout.policy import Policy
 from rlflame.rollout.seeding import Role, reset_seed, stream
 from rlflame.rollout.spec import EnvSpec, Fragment, RolloutFailure, RolloutTask
 from rlflame.rollout.worker import RolloutWorker
@@ -211,7 +212,7 @@ def test_actions_are_those_of_the_policy_with_the_row_s_own_stream() -> None:
     # Streams are drawn in blocks of 256 steps.
     streams = [stream(0, Role.ACTION, 3, row, 0) for row in range(2)]
     blocks = [
-        np.concatenate([draw_noise(task.policy, generator, 256) for _ in range(2)])
+        np.concatenate([draw_noise(task.policy, "sample", generator, 256) for _ in range(2)])
         for generator in streams
     ]
     for t in range(300):
@@ -247,7 +248,7 @@ def test_a_slot_s_fragments_join_into_one_long_one() -> None:
 
 
 def test_whole_episodes_leave_ended_rows_idle_and_stop_at_the_cap() -> None:
-    task = rollouts.task(CARTPOLE, unit="episodes", rows=6, steps=25, stochastic=True)
+    task = rollouts.task(CARTPOLE, unit="episodes", rows=6, steps=25, acting="sample")
     fragment = rollouts.run(task)
     ends = {episode.row: episode for episode in fragment.episodes}
     assert sorted(ends) == list(range(6))
@@ -285,7 +286,7 @@ def evaluation(env: EnvSpec, episodes: int, **changes: Any) -> list[RolloutTask]
             purpose="evaluate",
             unit="episodes",
             rows=min(8, episodes - 8 * group),
-            **{"steps": 40, "stochastic": False, "record": False, **changes},
+            **{"steps": 40, "acting": "best", "record": False, **changes},
         )
         for group in range(-(-episodes // 8))
     ]
@@ -299,20 +300,20 @@ def scores(tasks: list[RolloutTask]) -> dict[int, tuple[float, int]]:
     return found
 
 
-@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("acting", ["best", "sample"])
 @pytest.mark.parametrize("name", ["hopper", "cartpole", "bipedal"])
 def test_an_evaluation_s_episode_has_its_return_however_many_others_there_are(
-    name: str, stochastic: bool
+    name: str, acting: str
 ) -> None:
     env = ENVS[name]
-    expected = scores(evaluation(env, 12, stochastic=stochastic))
+    expected = scores(evaluation(env, 12, acting=acting))
     assert sorted(expected) == list(range(12))
     assert len(set(expected.values())) > 2
     for count in (1, 5, 9):
-        few = scores(evaluation(env, count, stochastic=stochastic))
+        few = scores(evaluation(env, count, acting=acting))
         assert few == {k: expected[k] for k in range(count)}
     for k in (0, 3, 7, 11):
-        (alone,) = evaluation(env, 1, stochastic=stochastic)
+        (alone,) = evaluation(env, 1, acting=acting)
         alone = dataclasses.replace(alone, iteration=k // 8, first_row=k % 8)
         assert scores([alone]) == {k: expected[k]}
         recorded = rollouts.run(dataclasses.replace(alone, record=True))
@@ -345,7 +346,7 @@ def test_what_is_not_recorded_does_not_travel_and_changes_nothing_else() -> None
         {"seed": 1},
         {"slot": 1},
         {"iteration": 1},
-        {"stochastic": False},
+        {"acting": "best"},
     ],
     ids=str,
 )

@@ -30,6 +30,7 @@ def plan(**changes):
         "envs_per_slot": ROWS,
         "steps": STEPS,
         "staleness": 0,
+        "random_steps": 0,
         "stop_at_steps": None,
         "stop_at_iterations": 4,
         "horizon_steps": None,

@@ -1,7 +1,7 @@
 """The composition root: a config goes in, parts come out.
 
-With fleets.py, which names the fleets, the only place that names concrete classes. Must not know:
-the command line, how anything is shown.
+With fleets.py and learners.py, which name the fleets and the algorithms, the only place that names
+concrete classes. Must not know: the command line, how anything is shown.
 """
 
 from __future__ import annotations
@@ -21,19 +21,14 @@ from rlflame.config import EnvironmentSettings, LearningSettings, Recipe
 from rlflame.errors import ConfigError
 from rlflame.evaluate import EvaluationPlan
 from rlflame.fleet import Fleet
-from rlflame.learner import Algorithm, Experience, Provider
-from rlflame.learner.actor_critic import Network, build_network
-from rlflame.learner.experience import OnPolicyStore
-from rlflame.learner.parameters import FlatVector
-from rlflame.learner.ppo import NumpyPpo, Ppo
-from rlflame.learner.reinforce import NumpyReinforce, Reinforce
 from rlflame.learner.replay import renewed
+from rlflame.learners import algorithm, blas_threads, experience
 from rlflame.presets import ALIASES
 from rlflame.rollout import blas
 from rlflame.rollout.child import versions
 from rlflame.rollout.lockstep import UnsupportedSpace, describe
 from rlflame.rollout.policy import expected_shapes
-from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays, PolicySpec
+from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec
 from rlflame.trainer import EXPERIENCE, Plan, Progress, Recorder, Stop, Trainer
 
 
@@ -88,8 +83,10 @@ def nearest(name: str) -> str:
 
 
 def policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
-    """The shape of the policy that a recipe implies for an environment."""
+    """The shape of the policy that a recipe implies for an environment; refuses a misfit."""
     network = learning.network
+    if learning.sac is not None:
+        _check_squashable(env)
     return PolicySpec(
         action_kind=env.action_kind,
         observation_size=env.observation_size,
@@ -101,59 +98,22 @@ def policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
         normalise=network.normalise_observations,
         observation_clip=network.observation_clip,
         width=learning.rollout.width,
+        squash=learning.sac is not None,
     )
 
 
-def algorithm(
-    learning: LearningSettings, spec: PolicySpec, start: PolicyArrays | None = None
-) -> Algorithm[Any]:
-    """The learner of a recipe, at its beginning; with `start`, from that policy's weights."""
-    network, parameters = build_network(
-        spec, learning.network, learning.seed, critic=learning.ppo is not None
-    )
-    for name, array in (start or {}).items():
-        if name in parameters.shapes:
-            parameters[name][:] = array
-    result = _learner(learning, network, parameters)
-    if start is not None and "normaliser.mean" in start:
-        result.load_state({**result.state(), **adopted_moments(start)})
-    return result
-
-
-def _learner(
-    learning: LearningSettings, network: Network, parameters: FlatVector
-) -> Algorithm[Any]:
-    ppo, reinforce = learning.ppo, learning.reinforce
-    provider: Provider[Any]
-    if ppo is not None:
-        if learning.provider == "torch":
-            from rlflame.learner.networks import TorchPpo
-
-            provider = TorchPpo(parameters, network, learning.threads)
-        else:
-            provider = NumpyPpo(parameters, network)
-        return Ppo(
-            ppo,
-            network,
-            parameters,
-            provider,
-            seed=learning.seed,
-            columns=learning.rollout.columns,
+def _check_squashable(env: EnvSpec) -> None:
+    """SAC's actions are numbers between two bounds."""
+    if env.action_kind == "discrete":
+        raise ConfigError(
+            f"SAC needs actions that are numbers, and {env.id} has {env.action_size} choices.",
+            "--algo ppo",
         )
-    assert reinforce is not None
-    if learning.provider == "torch":
-        from rlflame.learner.networks import TorchReinforce
-
-        provider = TorchReinforce(parameters, network, learning.threads)
-    else:
-        provider = NumpyReinforce(parameters, network)
-    return Reinforce(reinforce, network, parameters, provider)
-
-
-def experience(learning: LearningSettings, env: EnvSpec) -> Experience[Any]:
-    """What becomes of fragments under a recipe."""
-    del learning, env
-    return OnPolicyStore()
+    if not np.isfinite([*env.action_low, *env.action_high]).all():
+        raise ConfigError(
+            f"SAC needs actions between two bounds, and those of {env.id} have none.",
+            "--algo ppo, or wrap the environment in gymnasium.wrappers.RescaleAction",
+        )
 
 
 def with_fresh_replay(found: Checkpoint) -> Checkpoint:
@@ -193,6 +153,7 @@ def plan(recipe: Recipe, env: EnvSpec, run: str) -> Plan:
         envs_per_slot=rollout.envs_per_slot,
         steps=rollout.steps,
         staleness=rollout.staleness,
+        random_steps=learning.sac.learning_starts if learning.sac is not None else 0,
         stop_at_steps=recipe.stop_at_steps,
         stop_at_iterations=recipe.stop_at_iterations,
         horizon_steps=learning.horizon_steps,
@@ -201,21 +162,6 @@ def plan(recipe: Recipe, env: EnvSpec, run: str) -> Plan:
         evaluate_every_steps=recipe.evaluation.every_steps,
         until_return=recipe.evaluation.until_return,
     )
-
-
-def adopted_moments(start: PolicyArrays) -> dict[str, Array]:
-    """Normaliser statistics behind a policy's mean and scale, as if of a thousand samples.
-
-    A policy file has no count; a thousand holds the old statistics long enough for the weights to
-    follow, and lets new observations move them within a few iterations.
-    """
-    count = 1000.0
-    scale = start["normaliser.scale"].astype(np.float64)
-    return {
-        "normaliser.count": np.array(count, np.float64),
-        "normaliser.mean": start["normaliser.mean"].astype(np.float64),
-        "normaliser.squares": count / np.square(scale),
-    }
 
 
 def starting_policy(start: Checkpoint, spec: PolicySpec, name: str) -> PolicyArrays:
@@ -255,7 +201,7 @@ def trainer(
 ) -> Trainer[Any]:
     """A trainer that stands where the checkpoint does."""
     learning = checkpoint.recipe.learning
-    blas.set_threads(learning.threads)
+    blas.set_threads(blas_threads(learning))
     result = Trainer(
         plan(checkpoint.recipe, checkpoint.env, run),
         algorithm(learning, checkpoint.policy_spec, start),

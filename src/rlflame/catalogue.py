@@ -48,6 +48,8 @@ def environments() -> list[Environment]:
             )
             continue
         continuous = spec.action_kind == "continuous"
+        if not continuous:
+            names = tuple(name for name in names if not name.endswith("-sac"))
         sizes = spec.observation_size, spec.action_size
         found.append(Environment(alias, meant.id, *sizes, continuous, names))
     return found

@@ -15,6 +15,8 @@ Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, le=10.0)]
 
+#: The algorithms, each with a section of its own name.
+SECTIONS = ("ppo", "reinforce", "sac")
 #: A forward pass runs at a multiple of this many rows.
 WIDTH_UNIT = 8
 
@@ -157,10 +159,62 @@ class ReinforceSettings(_Section):
         return self
 
 
+class SacSettings(_Section):
+    learning_rate: Rate = Field(3e-4, description="Adam's step size for the actor.")
+    critic_learning_rate: Rate | None = Field(
+        None, description="Adam's step size for the critics; absent: the actor's."
+    )
+    entropy_learning_rate: Rate | None = Field(
+        None, description="Adam's step size for the entropy coefficient; absent: the actor's."
+    )
+    anneal_learning_rate: bool = Field(False, description="Lower them linearly to 0.")
+    adam_epsilon: Rate = Field(1e-8, description="Adam's epsilon.")
+    discount: Fraction = Field(0.99, description="Weight of the next step's return.")
+    batch_size: Positive = Field(256, le=1_000_000, description="Transitions per update.")
+    buffer_size: Positive = Field(
+        1_000_000, le=1_000_000_000, description="Transitions kept for replay, the newest."
+    )
+    learning_starts: int = Field(
+        10_000,
+        ge=0,
+        le=1_000_000_000,
+        description="Steps of uniformly random actions before the first update.",
+    )
+    updates_per_step: float = Field(
+        1.0, gt=0.0, le=1000.0, description="Updates owed for each step after that."
+    )
+    n_step: Positive = Field(
+        1, le=1000, description="Rewards summed before the critics' estimate takes over."
+    )
+    target_update_rate: float = Field(
+        0.005, gt=0.0, le=1.0, description="How far the target critics move to the critics."
+    )
+    target_update_interval: Positive = Field(
+        1, le=1_000_000, description="Critic updates between two such moves."
+    )
+    policy_delay: Positive = Field(
+        1,
+        le=1_000_000,
+        description="Critic updates between two updates of actor and entropy coefficient.",
+    )
+    entropy_coefficient: Literal["auto"] | Annotated[float, Field(ge=0.0, le=1e6)] = Field(
+        "auto", description="Weight of the entropy; auto adapts it to the target entropy."
+    )
+    initial_entropy_coefficient: Annotated[float, Field(gt=0.0, le=1e6)] = Field(
+        1.0, description="Where auto begins."
+    )
+    target_entropy: Literal["auto"] | Annotated[float, Field(ge=-1e6, le=1e6)] = Field(
+        "auto", description="The entropy that auto aims at; auto is minus the size of an action."
+    )
+    max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+        None, description="Longer gradients, of the actor or of one critic, are scaled to this."
+    )
+
+
 class LearningSettings(_Section):
     """Everything that decides the weights."""
 
-    algorithm: Literal["ppo", "reinforce"] = Field("ppo", description="How to learn.")
+    algorithm: Literal["ppo", "reinforce", "sac"] = Field("ppo", description="How to learn.")
     seed: int = Field(0, ge=0, lt=2**63, description="All randomness is keyed by this number.")
     horizon_steps: Positive | None = Field(
         None,
@@ -183,6 +237,7 @@ class LearningSettings(_Section):
     network: NetworkSettings = NetworkSettings()
     ppo: PpoSettings | None = None
     reinforce: ReinforceSettings | None = None
+    sac: SacSettings | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -190,10 +245,10 @@ class LearningSettings(_Section):
         """Only the chosen algorithm's section exists, so that every field of a recipe counts."""
         if isinstance(data, dict):
             algorithm = data.get("algorithm", "ppo")
-            for other in ("ppo", "reinforce"):
+            for other in SECTIONS:
                 if other != algorithm and data.get(other):
                     raise ValueError(f"section `{other}` is set, but the algorithm is {algorithm}")
-            if algorithm in ("ppo", "reinforce") and data.get(algorithm) is None:
+            if algorithm in SECTIONS and data.get(algorithm) is None:
                 data = {**data, algorithm: {}}
         return data
 
@@ -203,6 +258,8 @@ class LearningSettings(_Section):
             raise ValueError("REINFORCE learns from whole episodes: set rollout.unit to episodes")
         if self.rollout.staleness and self.algorithm == "reinforce":
             raise ValueError("REINFORCE has no correction for stale data: set rollout.staleness=0")
+        if self.algorithm == "sac" and self.rollout.unit != "steps":
+            raise ValueError("SAC learns from single steps: set rollout.unit to steps")
         return self
 
 

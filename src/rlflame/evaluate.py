@@ -128,7 +128,7 @@ def task(
         steps=plan.max_episode_steps,
         rows=count,
         first_row=row,
-        stochastic=plan.stochastic,
+        acting="sample" if plan.stochastic else "best",
         record=False,
         states=(),
     )

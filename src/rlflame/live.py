@@ -148,6 +148,9 @@ def learning(metrics: Mapping[str, Any]) -> str:
         ("approx_kl", "kl", ".4f"),
         ("clip_fraction", "clipped", ".0%"),
         ("explained_variance", "explained variance", ".2f"),
+        ("actor_loss", "actor", ".3g"),
+        ("critic_loss", "critic", ".3g"),
+        ("ent_coef", "entropy coefficient", ".3g"),
     )
     known = ((word, metrics.get(name), form) for name, word, form in wanted)
     return ", ".join(f"{word} {value:{form}}" for word, value, form in known if value is not None)

@@ -110,10 +110,11 @@ def resolve(
     )
     only_reinforce = {"--iterations": iterations, "--episodes-per-iter": episodes_per_iter}
     given = [flag for flag, value in only_reinforce.items() if value is not None]
-    if config.learning.algorithm == "ppo" and given:
-        flag = given[0]
+    method = config.learning.algorithm
+    if method != "reinforce" and given:
         raise ConfigError(
-            f"{flag} is for REINFORCE; PPO counts steps.", "--steps 100000, or --algo reinforce"
+            f"{given[0]} is for REINFORCE; {method.upper()} counts steps.",
+            "--steps 100000, or --algo reinforce",
         )
     if until_return is not None and config.evaluation.every_steps is None:
         raise ConfigError(

@@ -76,7 +76,7 @@ def _write_table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
     if path and (plain or not inner):
         lines += ["", f"[{path}]"]
     # The section of an algorithm that is not used is absent, not a setting with the value none.
-    absent_sections = {"ppo", "reinforce"} if path == "learning" else set()
+    absent_sections = {"ppo", "reinforce", "sac"} if path == "learning" else set()
     for name, value in plain.items():
         if value is None and name in absent_sections:
             continue

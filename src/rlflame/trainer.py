@@ -54,6 +54,8 @@ class Plan:
     envs_per_slot: int
     steps: int
     staleness: int
+    #: An iteration that begins before this step acts at random.
+    random_steps: int
     stop_at_steps: int | None
     stop_at_iterations: int | None
     horizon_steps: int | None
@@ -257,17 +259,18 @@ class Trainer(Generic[BatchT]):
         """Start the next iteration's rollouts, or nothing when the budget is spent."""
         if self._finished(progress):
             return None
-        return _Collection(self._fleet, policy, self._tasks(progress.iteration, states))
+        return _Collection(self._fleet, policy, self._tasks(progress, states))
 
-    def _tasks(self, iteration: int, states: EnvStates) -> list[RolloutTask]:
+    def _tasks(self, progress: Progress, states: EnvStates) -> list[RolloutTask]:
         plan = self._plan
+        random = progress.steps < plan.random_steps
         whole = plan.unit == "episodes"
         return [
             RolloutTask(
                 run=plan.run,
                 seed=plan.seed,
                 purpose="train",
-                iteration=iteration,
+                iteration=progress.iteration,
                 slot=slot,
                 env=plan.env,
                 policy=plan.policy,
@@ -276,7 +279,7 @@ class Trainer(Generic[BatchT]):
                 steps=plan.steps,
                 rows=plan.envs_per_slot,
                 first_row=0,
-                stochastic=True,
+                acting="uniform" if random else "sample",
                 record=True,
                 states=() if whole else states[slot],
             )

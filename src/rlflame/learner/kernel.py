@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rlflame.rollout.spec import Array, Float32
 
+from .lanes import Lanes
 from .parameters import FlatVector
 
 #: A long batch is worked off in pieces whose activations stay in a processor's cache.
@@ -34,9 +35,12 @@ class _Workspace:
         self.inputs: list[Float32] = [np.ones((n + 1, rows), np.float32) for n in sizes[:-1]]
         self.units: list[Float32] = [x[:-1] for x in self.inputs]
         self.out: Float32 = np.empty((sizes[-1], rows), np.float32)
-        # Of the hidden layers: nothing asks for the gradient of the observations.
+        # Of the hidden layers only.
         self.back: list[Float32] = [np.empty((n, rows), np.float32) for n in sizes[1:-1]]
         self.slope: list[Float32] = [np.empty((n, rows), np.float32) for n in sizes[1:-1]]
+        self.active: list[NDArray[np.bool_]] = [np.empty((n, rows), np.bool_) for n in sizes[1:-1]]
+        # numpy compares two arrays several times faster than an array and a number.
+        self.zeros: Float32 = np.zeros((max(sizes[1:-1], default=0), rows), np.float32)
 
 
 class Perceptron:
@@ -55,37 +59,78 @@ class Perceptron:
 
     def forward(self, x: Float32) -> Float32:
         """The outputs `[units, rows]` for the rows of `x`; the buffer is the next pass's too."""
-        space = self._space = self._workspace(len(x))
-        np.copyto(space.units[0], x.T)
+        np.copyto(self.inputs(len(x)), x.T)
+        return self.run()
+
+    def inputs(self, rows: int) -> Float32:
+        """Where the next pass takes its inputs from, `[units, rows]`."""
+        self._space = self._workspace(rows)
+        return self._space.units[0]
+
+    def run(self) -> Float32:
+        """The outputs for what was written into `inputs`."""
+        space = self._space
         for layer in range(len(self._blocks) - 1):
             units = space.units[layer + 1]
             np.matmul(self._blocks[layer].T, space.inputs[layer], out=units)
             if self._tanh:
                 np.tanh(units, out=units)
             else:
-                np.maximum(units, 0.0, out=units)
+                np.maximum(units, space.zeros[: len(units)], out=units)
         return np.matmul(self._blocks[-1].T, space.inputs[-1], out=space.out)
 
     def backward(self, upstream: Float32) -> None:
         """Write the gradients of the latest forward pass, given d(loss)/d(output)."""
-        space = self._space
         for layer in range(len(self._blocks) - 1, -1, -1):
-            np.matmul(space.inputs[layer], upstream.T, out=self._gradients[layer])
-            if layer == 0:
-                return
-            units, back, slope = space.units[layer], space.back[layer - 1], space.slope[layer - 1]
-            if len(upstream) == 1:
-                # An outer product, at which BLAS is slow.
-                np.multiply(self._weights[layer], upstream, out=back)
-            else:
-                np.matmul(self._weights[layer], upstream, out=back)
-            if self._tanh:
-                np.multiply(units, units, out=slope)
-                np.subtract(_ONE, slope, out=slope)
-            else:
-                np.sign(units, out=slope)
+            np.matmul(self._space.inputs[layer], upstream.T, out=self._gradients[layer])
+            if layer:
+                upstream = self._through(layer, upstream)
+
+    def backward_in(self, lanes: Lanes, upstream: Float32) -> None:
+        """The same: while one lane goes down to the next layer, the other one has its weights."""
+        for layer in range(len(self._blocks) - 1, 0, -1):
+            below: list[Float32] = []
+
+            def lane(
+                number: int,
+                layer: int = layer,
+                upstream: Float32 = upstream,
+                below: list[Float32] = below,
+            ) -> None:
+                if number == 0:
+                    below.append(self._through(layer, upstream))
+                else:
+                    np.matmul(self._space.inputs[layer], upstream.T, out=self._gradients[layer])
+
+            lanes.run(lane)
+            (upstream,) = below
+        np.matmul(self._space.inputs[0], upstream.T, out=self._gradients[0])
+
+    def input_gradient(self, upstream: Float32, first: int) -> Float32:
+        """d(loss)/d(input) for the inputs from `first` on; no weight's gradient is touched."""
+        for layer in range(len(self._blocks) - 1, 0, -1):
+            upstream = self._through(layer, upstream)
+        return self._weights[0][first:] @ upstream
+
+    def _through(self, layer: int, upstream: Float32) -> Float32:
+        """d(loss)/d(what enters the hidden layer's activation), given it for the layer's output."""
+        space = self._space
+        units, back = space.units[layer], space.back[layer - 1]
+        if len(upstream) == 1:
+            # An outer product, at which BLAS is slow.
+            np.multiply(self._weights[layer], upstream, out=back)
+        else:
+            np.matmul(self._weights[layer], upstream, out=back)
+        if self._tanh:
+            slope = space.slope[layer - 1]
+            np.multiply(units, units, out=slope)
+            np.subtract(_ONE, slope, out=slope)
             np.multiply(back, slope, out=back)
-            upstream = back
+        else:
+            active = space.active[layer - 1]
+            np.greater(units, space.zeros[: len(units)], out=active)
+            np.multiply(back, active, out=back)
+        return back
 
     def _workspace(self, rows: int) -> _Workspace:
         """Few are kept: minibatches come in one size, but the ends of batches in any."""

@@ -16,6 +16,7 @@ from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import Array, Float32
 
 Shapes = Mapping[str, tuple[int, ...]]
+_PIECE = 16_384
 
 
 class FlatVector:
@@ -43,6 +44,14 @@ class FlatVector:
         if bias != start + fan_in * fan_out:
             raise ValueError(f"the biases of {layer} do not follow its weights")
         return self.data[start : bias + fan_out].reshape(fan_in + 1, fan_out)
+
+    def span(self, prefix: str) -> slice:
+        """Where the views lie whose names begin with `prefix`; they must follow each other."""
+        names = [name for name in self.shapes if name.startswith(prefix)]
+        start, size = self._starts[names[0]], sum(math.prod(self.shapes[n]) for n in names)
+        if self._starts[names[-1]] + math.prod(self.shapes[names[-1]]) != start + size:
+            raise ValueError(f"the parts of {prefix} do not follow each other")
+        return slice(start, start + size)
 
     def copies(self, prefix: str = "") -> dict[str, Array]:
         """Copies of the views whose names begin with `prefix`."""
@@ -109,23 +118,35 @@ class Adam:
 
     def step(self, parameters: Float32, gradient: Float32, learning_rate: float) -> None:
         self.count += 1
+        self.apply(parameters, gradient, learning_rate, slice(None))
+
+    def apply(
+        self, parameters: Float32, gradient: Float32, learning_rate: float, part: slice
+    ) -> None:
+        """The arithmetic of step `count` for one part; parts are independent of each other."""
         beta1, beta2 = 0.9, 0.999
-        a, b = self._a, self._b
-        np.subtract(gradient, self.first, out=a)
-        np.multiply(a, np.float32(1 - beta1), out=a)
-        np.add(self.first, a, out=self.first)
-        np.multiply(gradient, gradient, out=b)
-        np.subtract(b, self.second, out=b)
-        np.multiply(b, np.float32(1 - beta2), out=b)
-        np.add(self.second, b, out=self.second)
-        # theta -= lr * m_hat / (sqrt(v_hat) + epsilon), the bias corrections folded into scalars.
         correction = math.sqrt(1.0 - beta2**self.count)
-        np.sqrt(self.second, out=b)
-        np.add(b, np.float32(self._epsilon * correction), out=b)
-        np.divide(self.first, b, out=b)
-        rate = learning_rate * correction / (1.0 - beta1**self.count)
-        np.multiply(b, np.float32(rate), out=b)
-        np.subtract(parameters, b, out=parameters)
+        epsilon = np.float32(self._epsilon * correction)
+        rate = np.float32(learning_rate * correction / (1.0 - beta1**self.count))
+        start, end, _ = part.indices(len(parameters))
+        # In pieces that stay in a processor's cache from the first operation to the last.
+        for begin in range(start, end, _PIECE):
+            piece = slice(begin, min(begin + _PIECE, end))
+            g, first, second = gradient[piece], self.first[piece], self.second[piece]
+            a, b = self._a[piece], self._b[piece]
+            np.subtract(g, first, out=a)
+            np.multiply(a, np.float32(1 - beta1), out=a)
+            np.add(first, a, out=first)
+            np.multiply(g, g, out=b)
+            np.subtract(b, second, out=b)
+            np.multiply(b, np.float32(1 - beta2), out=b)
+            np.add(second, b, out=second)
+            # theta -= lr * m_hat / (sqrt(v_hat) + epsilon), corrections folded into scalars.
+            np.sqrt(second, out=b)
+            np.add(b, epsilon, out=b)
+            np.divide(first, b, out=b)
+            np.multiply(b, rate, out=b)
+            np.subtract(parameters[piece], b, out=parameters[piece])
 
     def state(self, prefix: str) -> dict[str, Array]:
         return {

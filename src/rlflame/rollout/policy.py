@@ -1,4 +1,4 @@
-"""The numpy forward pass that acts: categorical or Gaussian, normaliser inside.
+"""The numpy forward pass that acts, normaliser inside.
 
 Every pass runs at the spec's one width on contiguous arrays, because a row's last bits in a
 float32 product depend on how many rows share it. Must not know: environments, learning, time.
@@ -6,24 +6,22 @@ float32 product depend on how many rows share it. Must not know: environments, l
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 import numpy as np
 
+from .actions import make_distribution
 from .spec import Array, Float32, PolicyArrays, PolicySpec
-
-_LOG_TWO_PI = math.log(2.0 * math.pi)
 
 
 def expected_shapes(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every array that a policy of this spec consists of."""
     shapes: dict[str, tuple[int, ...]] = {}
-    sizes = (spec.observation_size, *spec.hidden, spec.action_size)
+    sizes = (spec.observation_size, *spec.hidden, spec.output_size)
     for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         shapes[f"actor.{layer}.weight"] = (fan_in, fan_out)
         shapes[f"actor.{layer}.bias"] = (fan_out,)
-    if spec.action_kind == "continuous":
+    if spec.action_kind == "continuous" and not spec.squash:
         shapes["actor.log_std"] = (spec.action_size,)
     if spec.normalise:
         shapes["normaliser.mean"] = (spec.observation_size,)
@@ -57,19 +55,10 @@ class Policy:
         if spec.normalise:
             self._mean = np.ascontiguousarray(arrays["normaliser.mean"], dtype=np.float32)
             self._scale = np.ascontiguousarray(arrays["normaliser.scale"], dtype=np.float32)
-        self._rows = np.arange(width)
-        self._low = np.asarray(spec.action_low, np.float32)
-        self._high = np.asarray(spec.action_high, np.float32)
-        if spec.action_kind == "continuous":
-            log_std = np.ascontiguousarray(arrays["actor.log_std"], dtype=np.float32)
-            self._std = np.exp(log_std)
-            self._log_density = np.float32(
-                -float(np.sum(log_std, dtype=np.float64)) - 0.5 * spec.action_size * _LOG_TWO_PI
-            )
-            self._scratch = np.zeros((width, spec.action_size), np.float32)
+        self._actions = make_distribution(spec, arrays)
 
     def forward(self, observations: Float32) -> Float32:
-        """Means or logits `[width, action_size]`; the buffer is overwritten by the next call."""
+        """The outputs `[width, output_size]`; the buffer is overwritten by the next call."""
         hidden = observations
         if self.spec.normalise:
             hidden = normalise(
@@ -89,39 +78,16 @@ class Policy:
 
     def sample(self, observations: Float32, noise: Float32) -> tuple[Array, Float32]:
         """Actions drawn with the given noise (normal, or one uniform a row) and log-densities."""
-        head = self.forward(observations)
-        if self.spec.action_kind == "continuous":
-            actions = head + self._std * noise
-            np.multiply(noise, noise, out=self._scratch)
-            log_probs = np.add.reduce(self._scratch, axis=1) * np.float32(-0.5) + self._log_density
-            return actions, log_probs
-        log_softmax = head - np.maximum.reduce(head, axis=1, keepdims=True)
-        log_softmax -= np.log(np.add.reduce(np.exp(log_softmax), axis=1, keepdims=True))
-        cumulative = np.add.accumulate(np.exp(log_softmax), axis=1)
-        # A uniform number may be 0 exactly, and must not pick a choice of probability 0.
-        picked = np.add.reduce(cumulative <= noise, axis=1, dtype=np.int64)
-        np.minimum(picked, self.spec.action_size - 1, out=picked)
-        return picked, log_softmax[self._rows, picked]
+        return self._actions.sample(self.forward(observations), noise)
 
     def best(self, observations: Float32) -> Array:
         """The deterministic action of each row: the mean, or the most likely choice."""
-        head = self.forward(observations)
-        return head.copy() if self.spec.action_kind == "continuous" else head.argmax(axis=1)
+        return self._actions.best(self.forward(observations))
+
+    def uniform(self, noise: Float32) -> tuple[Array, Float32]:
+        """Actions spread evenly, whatever the observations, and their log-densities."""
+        return self._actions.uniform(noise)
 
     def to_environment(self, actions: Array) -> Array:
-        """What the environments are given: a Gaussian's tails are cut at the action bounds."""
-        if self.spec.action_kind == "continuous":
-            return np.minimum(np.maximum(actions, self._low), self._high)
-        return actions
-
-
-def noise_size(spec: PolicySpec) -> int:
-    """Random numbers a row consumes each step."""
-    return spec.action_size if spec.action_kind == "continuous" else 1
-
-
-def draw_noise(spec: PolicySpec, generator: np.random.Generator, steps: int) -> Float32:
-    """`[steps, noise_size]` for one row: normal for a Gaussian, uniform for a choice."""
-    if spec.action_kind == "continuous":
-        return generator.standard_normal((steps, spec.action_size), dtype=np.float32)
-    return generator.random((steps, 1), dtype=np.float32)
+        """What the environments are given for recorded actions."""
+        return self._actions.to_environment(actions)

@@ -22,6 +22,7 @@ class Role(IntEnum):
     SHUFFLE = 6  # update, epoch
     BOOTSTRAP = 7  # resampling in statistics
     REPLAY = 8  # update
+    LEARN = 9  # update
 
 
 def stream(seed: int, role: Role, *key: int) -> np.random.Generator:

@@ -17,12 +17,15 @@ Array = NDArray[Any]
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
-#: A policy's weights by name: `actor.<i>.weight` [in, out], `actor.<i>.bias`, for a Gaussian
-#: `actor.log_std`, and with observation normalisation `normaliser.mean` and `normaliser.scale`.
+#: A policy's weights by name: `actor.<i>.weight` [in, out] and `actor.<i>.bias`; for a Gaussian of
+#: one deviation `actor.log_std`; with observation normalisation `normaliser.mean` and
+#: `normaliser.scale`.
 PolicyArrays = Mapping[str, Array]
 
 ActionKind = Literal["discrete", "continuous"]
 Activation = Literal["tanh", "relu"]
+#: The most likely action, one drawn from the policy, or one drawn evenly from all there are.
+Acting = Literal["best", "sample", "uniform"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,14 @@ class PolicySpec:
     normalise: bool
     observation_clip: float
     width: int
+    #: A Gaussian of which mean and deviation both depend on the observation, squashed by tanh
+    #: and stretched to the action bounds; recorded actions lie in [-1, 1].
+    squash: bool = False
+
+    @property
+    def output_size(self) -> int:
+        """Units of the network's last layer."""
+        return 2 * self.action_size if self.squash else self.action_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,7 @@ class RolloutTask:
     #: How many environments, and at which row of the policy's width the first one sits.
     rows: int
     first_row: int
-    stochastic: bool
+    acting: Acting
     #: False ships the statistics of the episodes and nothing else.
     record: bool
     #: One state for each row; empty for whole episodes.

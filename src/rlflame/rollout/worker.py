@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .actions import draw_noise, noise_size
 from .lockstep import EnvRow
-from .policy import Policy, draw_noise, noise_size
+from .policy import Policy
 from .seeding import Role, reset_seed, stream
 from .spec import (
     Array,
@@ -141,10 +142,11 @@ class _Rollout:
         self.terminated: Array = np.zeros((self.capacity, n), np.bool_)
         self.truncated: Array = np.zeros((self.capacity, n), np.bool_)
         self.lengths = np.zeros(n, np.int64)
+        self._block = min(_NOISE_BLOCK, task.steps)
         self._noise = np.zeros(
-            (_NOISE_BLOCK, task.policy.width, noise_size(task.policy)), np.float32
+            (self._block, task.policy.width, noise_size(task.policy)), np.float32
         )
-        self._streams = [self._stream(row) for row in range(n)] if task.stochastic else []
+        self._streams = [self._stream(row) for row in range(n)] if task.acting != "best" else []
 
     def fragment(self) -> Fragment:
         task = self.task
@@ -201,15 +203,7 @@ class _Rollout:
                 self._grow()
             if task.record:
                 self.observations[t] = mine
-            if task.stochastic:
-                if t % _NOISE_BLOCK == 0:
-                    self._draw(first)
-                actions, log_probs = policy.sample(full, self._noise[t % _NOISE_BLOCK])
-                if task.record:
-                    self.log_probs[t] = log_probs[first : first + task.rows]
-            else:
-                actions = policy.best(full)
-            actions = actions[first : first + task.rows]
+            actions = self._act(full, t)[first : first + task.rows]
             if task.record:
                 self.actions[t] = actions
             given = policy.to_environment(actions)
@@ -224,6 +218,22 @@ class _Rollout:
             self.lengths[:] = t
         self._check_actions()
         return t
+
+    def _act(self, full: Float32, t: int) -> Array:
+        """An action for every row of the policy's width, and its log-density kept."""
+        task, policy, first = self.task, self.policy, self.task.first_row
+        if task.acting == "best":
+            return policy.best(full)
+        if t % self._block == 0:
+            self._draw(first)
+        noise = self._noise[t % self._block]
+        if task.acting == "uniform":
+            actions, log_probs = policy.uniform(noise)
+        else:
+            actions, log_probs = policy.sample(full, noise)
+        if task.record:
+            self.log_probs[t] = log_probs[first : first + task.rows]
+        return actions
 
     def _step(self, active: list[EnvRow], given: Array, mine: Float32, t: int) -> set[int]:
         """Step every active row once; returns the rows whose episode ended."""
@@ -293,7 +303,8 @@ class _Rollout:
 
     def _draw(self, first: int) -> None:
         for row, generator in enumerate(self._streams):
-            self._noise[:, first + row] = draw_noise(self.task.policy, generator, _NOISE_BLOCK)
+            drawn = draw_noise(self.task.policy, self.task.acting, generator, self._block)
+            self._noise[:, first + row] = drawn
 
     def _grow(self) -> None:
         self.capacity = min(self.task.steps, 2 * self.capacity)

@@ -1,0 +1,233 @@
+"""Soft actor-critic (Haarnoja et al., 2018) with two critics and a learned entropy coefficient.
+
+An update draws transitions (s, a, r, s') and, with a' ~ pi(s') and a~ ~ pi(s), minimises
+
+    critics  1/2 sum_j mean((Q_j(s, a) - y)^2),  y = r + bootstrap (min_j Q'_j(s', a') - w log pi)
+    actor    mean(w log pi(a~|s) - min_j Q_j(s, a~))
+    entropy  -log w mean(log pi(a~|s) + target)
+
+and lets the target critics Q' follow the critics. Must not know: how transitions are kept, where
+fragments come from, how long training lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from rlflame.config import SacSettings
+from rlflame.rollout.policy import normalise
+from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.spec import Array, Float32, PolicyArrays
+
+from . import Metrics, ReplayBatch, State, Transitions
+from .actor_critic import Guard, schedule
+from .lanes import Lanes, half
+from .parameters import Adam, clip_by_norm, restore, restored_count
+from .soft_actor_critic import CRITICS, Minibatch, SoftNetworks, SoftProvider
+from .statistics import ObservationNormaliser
+
+
+class _Rates(NamedTuple):
+    """Step sizes in force."""
+
+    actor: float
+    critic: float
+    entropy: float
+
+
+class Sac:
+    """As many updates as the replay says are owed."""
+
+    def __init__(
+        self,
+        settings: SacSettings,
+        networks: SoftNetworks,
+        provider: SoftProvider,
+        lanes: Lanes,
+        *,
+        seed: int,
+    ) -> None:
+        self._settings = settings
+        self._networks = networks
+        self._provider = provider
+        self._lanes = lanes
+        self._seed = seed
+        size = networks.action_size
+        wanted = settings.target_entropy
+        self._target_entropy = float(-size) if wanted == "auto" else wanted
+        fixed = settings.entropy_coefficient
+        self._fixed_weight = None if fixed == "auto" else fixed
+        self._log_weight: Float32 = np.log(
+            np.array([settings.initial_entropy_coefficient], np.float32)
+        )
+        epsilon = settings.adam_epsilon
+        self._actor_adam = Adam(len(networks.actor.data), epsilon)
+        self._critic_adam = Adam(len(networks.critics.data), epsilon)
+        self._entropy_adam = Adam(1, epsilon)
+        self._scratch = np.empty_like(networks.targets.data)
+        self._normaliser = ObservationNormaliser(networks.network.observation_size)
+        self._guard = Guard("sac")
+        self._updates = 0
+
+    def policy(self) -> PolicyArrays:
+        arrays = self._networks.actor.copies()
+        if not self._networks.network.normalise:
+            return arrays
+        return {**arrays, **self._normaliser.arrays()}
+
+    @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
+    def update(self, batch: ReplayBatch, progress: float) -> Metrics:
+        rates, totals = self._rates(progress), _Means()
+        if self._networks.network.normalise:
+            self._normaliser.merge(batch.fresh.observations, batch.fresh.valid)
+        moments = self._normaliser.arrays()
+        for number, drawn in batch:
+            totals.add(self._one(number, self._minibatch(number, drawn, moments), rates))
+        return {
+            **totals.metrics(),
+            "ent_coef": self._entropy_weight(),
+            "learning_rate": rates.actor,
+            "n_updates": float(self._updates),
+            "refused_minibatches": float(self._guard.refused),
+        }
+
+    def _one(self, number: int, batch: Minibatch, rates: _Rates) -> Metrics:
+        settings, provider, count = self._settings, self._provider, len(batch.rewards)
+        weight = self._entropy_weight()
+        log_probs = provider.act(batch)
+        gradient, sums = provider.critic_gradient(batch, weight, count)
+        norms = [self._clip(gradient[self._networks.critics.span(name)]) for name in CRITICS]
+        if self._guard.refuses(sum(norms), sums):
+            return {}
+        follow = (number + 1) % settings.target_update_interval == 0
+        self._step_critics(gradient, rates.critic, follow)
+        metrics = {"critic_loss": sums["critic_loss"] / count}
+        if number % settings.policy_delay == 0:
+            if self._fixed_weight is None:
+                metrics["ent_coef_loss"] = self._adapt_entropy(log_probs, rates.entropy)
+            gradient, sums = provider.actor_gradient(batch, weight, count)
+            if self._guard.refuses(self._clip(gradient), sums):
+                return metrics
+            self._step_actor(gradient, rates.actor)
+            metrics["actor_loss"] = sums["actor_loss"] / count
+        self._updates += 1
+        return metrics
+
+    def _minibatch(self, number: int, drawn: Transitions, moments: PolicyArrays) -> Minibatch:
+        rows, size = drawn.actions.shape
+        noise = stream(self._seed, Role.LEARN, number).standard_normal(
+            (2, size, rows), dtype=np.float32
+        )
+
+        def seen(raw: Float32) -> Float32:
+            network = self._networks.network
+            if not network.normalise:
+                return raw
+            mean, scale = moments["normaliser.mean"], moments["normaliser.scale"]
+            return normalise(raw, mean, scale, network.observation_clip, np.empty_like(raw))
+
+        return Minibatch(
+            observations=seen(drawn.observations),
+            actions=drawn.actions,
+            rewards=drawn.rewards,
+            next_observations=seen(drawn.next_observations),
+            bootstrap=drawn.bootstrap,
+            noise=noise,
+        )
+
+    def _adapt_entropy(self, log_probs: Float32, learning_rate: float) -> float:
+        """Raise the coefficient where the policy is less random than wanted, else lower it."""
+        short = float(log_probs.mean(dtype=np.float64)) + self._target_entropy
+        loss = -float(self._log_weight[0]) * short
+        if np.isfinite(short):
+            self._entropy_adam.step(self._log_weight, np.array([-short], np.float32), learning_rate)
+        return loss
+
+    def _step_critics(self, gradient: Float32, learning_rate: float, follow: bool) -> None:
+        """Adam on both critics, then the targets a little closer to them."""
+        critics, targets = self._networks.critics.data, self._networks.targets.data
+        rate = np.float32(self._settings.target_update_rate)
+        self._critic_adam.count += 1
+
+        def lane(number: int) -> None:
+            part = half(len(critics), number)
+            self._critic_adam.apply(critics, gradient, learning_rate, part)
+            if follow:
+                step = np.subtract(critics[part], targets[part], out=self._scratch[part])
+                step *= rate
+                targets[part] += step
+
+        self._lanes.run(lane)
+
+    def _step_actor(self, gradient: Float32, learning_rate: float) -> None:
+        actor = self._networks.actor.data
+        self._actor_adam.count += 1
+        self._lanes.run(
+            lambda lane: self._actor_adam.apply(
+                actor, gradient, learning_rate, half(len(actor), lane)
+            )
+        )
+
+    def _clip(self, gradient: Float32) -> float:
+        return clip_by_norm(gradient, self._settings.max_gradient_norm)
+
+    def _entropy_weight(self) -> float:
+        fixed = self._fixed_weight
+        return float(np.exp(self._log_weight[0])) if fixed is None else fixed
+
+    def _rates(self, progress: float) -> _Rates:
+        settings = self._settings
+        actor = settings.learning_rate
+        return _Rates(
+            *(
+                schedule(actor if rate is None else rate, settings.anneal_learning_rate, progress)
+                for rate in (actor, settings.critic_learning_rate, settings.entropy_learning_rate)
+            )
+        )
+
+    def state(self) -> State:
+        networks = self._networks
+        return {
+            "actor": networks.actor.data.copy(),
+            "critics": networks.critics.data.copy(),
+            "targets": networks.targets.data.copy(),
+            "log_entropy_weight": self._log_weight.copy(),
+            "updates": np.array(self._updates, np.int64),
+            **self._guard.state(),
+            **self._actor_adam.state("actor_adam"),
+            **self._critic_adam.state("critic_adam"),
+            **self._entropy_adam.state("entropy_adam"),
+            **(self._normaliser.state() if networks.network.normalise else {}),
+        }
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        networks = self._networks
+        restore(networks.actor.data, "actor", state)
+        restore(networks.critics.data, "critics", state)
+        restore(networks.targets.data, "targets", state)
+        restore(self._log_weight, "log_entropy_weight", state)
+        self._updates = restored_count("updates", state)
+        self._guard.load_state(state)
+        self._actor_adam.load_state("actor_adam", state)
+        self._critic_adam.load_state("critic_adam", state)
+        self._entropy_adam.load_state("entropy_adam", state)
+        if networks.network.normalise:
+            self._normaliser.load_state(state)
+
+
+class _Means:
+    """What the updates of one iteration reported, each metric over those that had it."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def add(self, metrics: Metrics) -> None:
+        for name, value in metrics.items():
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + value, count + 1
+
+    def metrics(self) -> Metrics:
+        return {name: total / count for name, (total, count) in self._sums.items()}

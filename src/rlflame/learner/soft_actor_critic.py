@@ -1,0 +1,215 @@
+"""The networks of SAC and the gradients of its losses, derived by hand in numpy.
+
+One update is cut into two lanes: this and the next observation's action, then one critic and the
+other. Laid out `[units, rows]` like `kernel`. Must not know: replay, optimisers, when which loss is
+minimised.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from rlflame.config import NetworkSettings
+from rlflame.rollout.spec import Float32, PolicySpec
+
+from . import Metrics
+from .actor_critic import Network
+from .kernel import Perceptron
+from .lanes import LANES, Lanes
+from .parameters import FlatVector, initialise, network_shapes
+from .squashed import SquashedHead
+
+CRITICS = ("critic0.", "critic1.")
+
+
+@dataclass(frozen=True, slots=True)
+class SoftNetworks:
+    """The parameters: an actor, two critics in one vector, and the targets that follow them."""
+
+    network: Network
+    action_size: int
+    actor: FlatVector
+    critics: FlatVector
+    targets: FlatVector
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """Transitions as the networks see them, and the noise of the actions drawn for them."""
+
+    observations: Float32
+    actions: Float32
+    rewards: Float32
+    next_observations: Float32
+    bootstrap: Float32
+    #: `[2, action, batch]`: of the actions drawn in `observations`, and in `next_observations`.
+    noise: Float32
+
+
+class SoftProvider(Protocol):
+    """Where the gradients come from. `act` comes first; a gradient is valid until the next call.
+
+    `count` is the size of the whole minibatch, of which this may be one shard: gradients and sums
+    of shards add up.
+    """
+
+    def act(self, batch: Minibatch) -> Float32:
+        """Draw the actor's actions for both observations; log-densities of the first ones."""
+
+    def critic_gradient(
+        self, batch: Minibatch, entropy_weight: float, count: int
+    ) -> tuple[Float32, Metrics]:
+        """Of 1/2 sum (Q_j(s, a) - y)^2 / count, y = r + bootstrap (min Q'_j - weight log pi)."""
+
+    def actor_gradient(
+        self, batch: Minibatch, entropy_weight: float, count: int
+    ) -> tuple[Float32, Metrics]:
+        """Of sum (weight log pi(a|s) - min Q_j(s, a)) / count, with the critics as they are."""
+
+
+def build_soft_networks(spec: PolicySpec, settings: NetworkSettings, seed: int) -> SoftNetworks:
+    hidden = tuple(spec.hidden)
+    actor = FlatVector(network_shapes("actor", (spec.observation_size, *hidden, spec.output_size)))
+    inputs = spec.observation_size + spec.action_size
+    critics = FlatVector(
+        {
+            name: shape
+            for prefix in CRITICS
+            for name, shape in network_shapes(prefix[:-1], (inputs, *hidden, 1)).items()
+        }
+    )
+    layers = len(hidden) + 1
+    networks = [(actor, "actor", settings.last_layer_scale)]
+    networks += [(critics, prefix[:-1], 1.0) for prefix in CRITICS]
+    for key, (vector, prefix, last_gain) in enumerate(networks):
+        initialise(
+            vector,
+            prefix,
+            layers,
+            seed=seed,
+            orthogonal=settings.orthogonal_init,
+            hidden_gain=math.sqrt(2.0),
+            last_gain=last_gain,
+            key=key,
+        )
+    actor[f"actor.{layers - 1}.bias"][spec.action_size :] += settings.log_std_init
+    targets = FlatVector(critics.shapes)
+    targets.data[:] = critics.data
+    network = Network(
+        observation_size=spec.observation_size,
+        layers=layers,
+        tanh=spec.activation == "tanh",
+        normalise=spec.normalise,
+        observation_clip=spec.observation_clip,
+    )
+    return SoftNetworks(network, spec.action_size, actor, critics, targets)
+
+
+class NumpySac:
+    """The losses above, by hand."""
+
+    def __init__(self, networks: SoftNetworks, lanes: Lanes) -> None:
+        network = networks.network
+        self._lanes = lanes
+        self._observation_size = network.observation_size
+        self._critic_gradients = FlatVector(networks.critics.shapes)
+        self._actor_gradients = FlatVector(networks.actor.shapes)
+        shape = (network.layers, network.tanh)
+        self._actors = [
+            Perceptron(networks.actor, self._actor_gradients, "actor", *shape) for _ in range(LANES)
+        ]
+        self._heads = [SquashedHead(networks.action_size) for _ in range(LANES)]
+        self._critics, self._targets = (
+            [Perceptron(vector, self._critic_gradients, prefix[:-1], *shape) for prefix in CRITICS]
+            for vector in (networks.critics, networks.targets)
+        )
+        self._action_size = networks.action_size
+        self._resize(0)
+
+    def _resize(self, rows: int) -> None:
+        self._actions: Float32 = np.empty((LANES, self._action_size, rows), np.float32)
+        self._log_probs: Float32 = np.empty((LANES, rows), np.float32)
+        self._values: Float32 = np.empty((LANES, rows), np.float32)
+        self._next_values: Float32 = np.empty((LANES, rows), np.float32)
+        self._slopes: Float32 = np.empty((LANES, self._action_size, rows), np.float32)
+        self._squares = np.empty(LANES, np.float64)
+
+    def act(self, batch: Minibatch) -> Float32:
+        if self._values.shape[1] != len(batch.rewards):
+            self._resize(len(batch.rewards))
+        seen = (batch.observations, batch.next_observations)
+
+        def lane(number: int) -> None:
+            out = self._actors[number].forward(seen[number])
+            drawn = self._heads[number].sample(out, batch.noise[number])
+            self._actions[number], self._log_probs[number] = drawn
+
+        self._lanes.run(lane)
+        first: Float32 = self._log_probs[0]
+        return first
+
+    def critic_gradient(
+        self, batch: Minibatch, entropy_weight: float, count: int
+    ) -> tuple[Float32, Metrics]:
+        def forward(number: int) -> None:
+            self._next_values[number] = self._value(
+                self._targets[number], batch.next_observations, self._actions[1]
+            )
+            self._values[number] = self._value(
+                self._critics[number], batch.observations, batch.actions.T
+            )
+
+        self._lanes.run(forward)
+        following = np.minimum(*self._next_values)
+        following -= np.float32(entropy_weight) * self._log_probs[1]
+        following *= batch.bootstrap
+        following += batch.rewards
+
+        def backward(number: int) -> None:
+            error = self._values[number] - following
+            self._squares[number] = np.dot(error, error)
+            error *= np.float32(1.0 / count)
+            self._critics[number].backward(error[None])
+
+        self._lanes.run(backward)
+        loss = 0.5 * float(self._squares[0] + self._squares[1])
+        return self._critic_gradients.data, {"critic_loss": loss}
+
+    def actor_gradient(
+        self, batch: Minibatch, entropy_weight: float, count: int
+    ) -> tuple[Float32, Metrics]:
+        def judge(number: int) -> None:
+            self._values[number] = self._value(
+                self._critics[number], batch.observations, self._actions[0]
+            )
+
+        self._lanes.run(judge)
+        first_is_lower = self._values[0] <= self._values[1]
+
+        def through_critic(number: int) -> None:
+            # Only the lower of the two values counts, so only its critic is asked for a slope.
+            counts = first_is_lower if number == 0 else ~first_is_lower
+            upstream = counts * np.float32(-1.0 / count)
+            self._slopes[number] = self._critics[number].input_gradient(
+                upstream[None], self._observation_size
+            )
+
+        self._lanes.run(through_critic)
+
+        slopes = np.add(*self._slopes)
+        upstream = self._heads[0].backward(slopes, entropy_weight / count)
+        self._actors[0].backward_in(self._lanes, upstream)
+        lower = float(np.minimum(*self._values).sum(dtype=np.float64))
+        entropy_part = entropy_weight * float(self._log_probs[0].sum(dtype=np.float64))
+        return self._actor_gradients.data, {"actor_loss": entropy_part - lower}
+
+    def _value(self, critic: Perceptron, observations: Float32, actions: Float32) -> Float32:
+        inputs = critic.inputs(len(observations))
+        inputs[: self._observation_size] = observations.T
+        inputs[self._observation_size :] = actions
+        values: Float32 = critic.run()[0]
+        return values

@@ -1,0 +1,134 @@
+"""Which algorithm a recipe means, with the experience it learns from.
+
+With build.py and fleets.py the only place that names concrete classes. Must not know:
+environments, fleets, files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlflame.config import LearningSettings, PpoSettings, ReinforceSettings, SacSettings
+from rlflame.learner import Algorithm, Experience, Provider
+from rlflame.learner.actor_critic import build_network
+from rlflame.learner.experience import OnPolicyStore
+from rlflame.learner.lanes import Lanes
+from rlflame.learner.parameters import FlatVector
+from rlflame.learner.ppo import NumpyPpo, Ppo
+from rlflame.learner.reinforce import NumpyReinforce, Reinforce
+from rlflame.learner.replay import ReplayBuffer
+from rlflame.learner.sac import Sac
+from rlflame.learner.soft_actor_critic import NumpySac, SoftProvider, build_soft_networks
+from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays, PolicySpec
+
+
+def algorithm(
+    learning: LearningSettings, spec: PolicySpec, start: PolicyArrays | None = None
+) -> Algorithm[Any]:
+    """The learner of a recipe, at its beginning; with `start`, from that policy's weights."""
+    settings = learning.ppo or learning.reinforce or learning.sac
+    assert settings is not None
+    result: Algorithm[Any]
+    if isinstance(settings, SacSettings):
+        result = _sac(settings, learning, spec, start or {})
+    elif isinstance(settings, PpoSettings):
+        result = _ppo(settings, learning, spec, start or {})
+    else:
+        result = _reinforce(settings, learning, spec, start or {})
+    if start is not None and "normaliser.mean" in start:
+        result.load_state({**result.state(), **adopted_moments(start)})
+    return result
+
+
+def experience(learning: LearningSettings, env: EnvSpec) -> Experience[Any]:
+    """What becomes of the fragments of a recipe."""
+    settings = learning.sac
+    if settings is None:
+        return OnPolicyStore()
+    return ReplayBuffer(
+        settings.buffer_size,
+        learning.rollout.columns,
+        env.observation_size,
+        env.action_size,
+        seed=learning.seed,
+        batch_size=settings.batch_size,
+        discount=settings.discount,
+        n_step=settings.n_step,
+        updates_per_step=settings.updates_per_step,
+        learning_starts=settings.learning_starts,
+    )
+
+
+def blas_threads(learning: LearningSettings) -> int:
+    """Threads inside a matrix product; lanes take the place of those."""
+    return 1 if learning.sac is not None else learning.threads
+
+
+def _ppo(
+    settings: PpoSettings, learning: LearningSettings, spec: PolicySpec, start: PolicyArrays
+) -> Ppo:
+    network, parameters = build_network(spec, learning.network, learning.seed, critic=True)
+    _begin_with(parameters, start)
+    provider: Provider[Any]
+    if learning.provider == "torch":
+        from rlflame.learner.networks import TorchPpo
+
+        provider = TorchPpo(parameters, network, learning.threads)
+    else:
+        provider = NumpyPpo(parameters, network)
+    columns = learning.rollout.columns
+    return Ppo(settings, network, parameters, provider, seed=learning.seed, columns=columns)
+
+
+def _reinforce(
+    settings: ReinforceSettings, learning: LearningSettings, spec: PolicySpec, start: PolicyArrays
+) -> Reinforce:
+    network, parameters = build_network(spec, learning.network, learning.seed, critic=False)
+    _begin_with(parameters, start)
+    provider: Provider[Any]
+    if learning.provider == "torch":
+        from rlflame.learner.networks import TorchReinforce
+
+        provider = TorchReinforce(parameters, network, learning.threads)
+    else:
+        provider = NumpyReinforce(parameters, network)
+    return Reinforce(settings, network, parameters, provider)
+
+
+def _sac(
+    settings: SacSettings, learning: LearningSettings, spec: PolicySpec, start: PolicyArrays
+) -> Sac:
+    networks = build_soft_networks(spec, learning.network, learning.seed)
+    _begin_with(networks.actor, start)
+    lanes = Lanes(learning.threads)
+    provider: SoftProvider
+    if learning.provider == "torch":
+        from rlflame.learner.torch_sac import TorchSac
+
+        provider = TorchSac(networks, learning.threads)
+    else:
+        provider = NumpySac(networks, lanes)
+    return Sac(settings, networks, provider, lanes, seed=learning.seed)
+
+
+def _begin_with(parameters: FlatVector, start: PolicyArrays) -> None:
+    for name, array in start.items():
+        if name in parameters.shapes:
+            parameters[name][:] = array
+
+
+def adopted_moments(start: PolicyArrays) -> dict[str, Array]:
+    """Normaliser statistics behind a policy's mean and scale, as if of a thousand samples.
+
+    A policy file has no count; a thousand holds the old statistics long enough for the weights to
+    follow, and lets new observations move them within a few iterations.
+    """
+    count = 1000.0
+    scale = start["normaliser.scale"].astype(np.float64)
+    return {
+        "normaliser.count": np.array(count, np.float64),
+        "normaliser.mean": start["normaliser.mean"].astype(np.float64),
+        "normaliser.squares": count / np.square(scale),
+    }

@@ -1,0 +1,175 @@
+"""From a network's outputs to actions: categorical, Gaussian, and squashed Gaussian.
+
+Every array is `[width, ...]`, one row an environment, and a row's result depends on that row alone.
+Must not know: networks, environments, learning.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+
+from .spec import Acting, Array, Float32, PolicyArrays, PolicySpec
+
+_LOG_TWO = math.log(2.0)
+_LOG_TWO_PI = math.log(2.0 * math.pi)
+#: Bounds of a squashed Gaussian's log standard deviation (Haarnoja et al., 2018).
+LOG_STD_LOW, LOG_STD_HIGH = -20.0, 2.0
+
+
+class Distribution(Protocol):
+    """What the outputs of a policy's network mean."""
+
+    def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
+        """An action for each row, drawn with the given noise, and its log-density."""
+
+    def best(self, out: Float32) -> Array:
+        """The deterministic action of each row."""
+
+    def uniform(self, noise: Float32) -> tuple[Array, Float32]:
+        """Actions spread evenly over all there are, from numbers in [0, 1)."""
+
+    def to_environment(self, actions: Array) -> Array:
+        """What environments are given for recorded actions."""
+
+
+def make_distribution(spec: PolicySpec, arrays: PolicyArrays) -> Distribution:
+    if spec.action_kind == "discrete":
+        return Categorical(spec)
+    if spec.squash:
+        return SquashedGaussian(spec)
+    return Gaussian(spec, arrays["actor.log_std"])
+
+
+def noise_size(spec: PolicySpec) -> int:
+    """Random numbers a row consumes each step."""
+    return spec.action_size if spec.action_kind == "continuous" else 1
+
+
+def draw_noise(
+    spec: PolicySpec, acting: Acting, generator: np.random.Generator, steps: int
+) -> Float32:
+    """`[steps, noise_size]` for one row: normal for a Gaussian's sample, uniform for all else."""
+    if spec.action_kind == "continuous" and acting == "sample":
+        return generator.standard_normal((steps, spec.action_size), dtype=np.float32)
+    return generator.random((steps, noise_size(spec)), dtype=np.float32)
+
+
+class Categorical:
+    """A softmax over choices."""
+
+    def __init__(self, spec: PolicySpec) -> None:
+        self._choices = spec.action_size
+        self._rows = np.arange(spec.width)
+
+    def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
+        log_softmax = out - np.maximum.reduce(out, axis=1, keepdims=True)
+        log_softmax -= np.log(np.add.reduce(np.exp(log_softmax), axis=1, keepdims=True))
+        cumulative = np.add.accumulate(np.exp(log_softmax), axis=1)
+        # A uniform number may be 0 exactly, and must not pick a choice of probability 0.
+        picked = np.add.reduce(cumulative <= noise, axis=1, dtype=np.int64)
+        np.minimum(picked, self._choices - 1, out=picked)
+        return picked, log_softmax[self._rows, picked]
+
+    def best(self, out: Float32) -> Array:
+        best: Array = out.argmax(axis=1)
+        return best
+
+    def uniform(self, noise: Float32) -> tuple[Array, Float32]:
+        picked = (noise[:, 0] * self._choices).astype(np.int64)
+        np.minimum(picked, self._choices - 1, out=picked)
+        return picked, np.full(len(picked), -math.log(self._choices), np.float32)
+
+    def to_environment(self, actions: Array) -> Array:
+        return actions
+
+
+class _Bounded:
+    """The bounds of continuous actions."""
+
+    def __init__(self, spec: PolicySpec) -> None:
+        self._low: Float32 = np.asarray(spec.action_low, np.float32)
+        self._high: Float32 = np.asarray(spec.action_high, np.float32)
+
+
+class Gaussian(_Bounded):
+    """Independent normals of one deviation for all observations; the bounds cut what they give."""
+
+    def __init__(self, spec: PolicySpec, log_std: Array) -> None:
+        super().__init__(spec)
+        log_std = np.ascontiguousarray(log_std, dtype=np.float32)
+        self._std = np.exp(log_std)
+        self._log_density = np.float32(
+            -float(np.sum(log_std, dtype=np.float64)) - 0.5 * spec.action_size * _LOG_TWO_PI
+        )
+        self._scratch = np.zeros((spec.width, spec.action_size), np.float32)
+
+    def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
+        actions = out + self._std * noise
+        np.multiply(noise, noise, out=self._scratch)
+        log_probs = np.add.reduce(self._scratch, axis=1) * np.float32(-0.5) + self._log_density
+        return actions, log_probs
+
+    def best(self, out: Float32) -> Array:
+        return out.copy()
+
+    def uniform(self, noise: Float32) -> tuple[Array, Float32]:
+        spread = self._high - self._low
+        volume = -float(np.log(spread, dtype=np.float64).sum())
+        return self._low + noise * spread, np.full(len(noise), volume, np.float32)
+
+    def to_environment(self, actions: Array) -> Array:
+        return np.minimum(np.maximum(actions, self._low), self._high)
+
+
+class SquashedGaussian(_Bounded):
+    """tanh of a normal whose mean and log deviation are both outputs; [-1, 1] is the full range."""
+
+    def __init__(self, spec: PolicySpec) -> None:
+        super().__init__(spec)
+        self._size = spec.action_size
+        self._middle = (self._low + self._high) * np.float32(0.5)
+        self._reach = (self._high - self._low) * np.float32(0.5)
+
+    def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
+        log_std: Float32 = np.maximum(out[:, self._size :], LOG_STD_LOW)
+        np.minimum(log_std, LOG_STD_HIGH, out=log_std)
+        spread: Array = np.exp(log_std)
+        raw: Array = out[:, : self._size] + spread * noise
+        density = noise * noise
+        density *= np.float32(-0.5)
+        density -= log_std
+        density -= log_slope_of_tanh(raw)
+        log_probs = np.add.reduce(density, axis=1)
+        log_probs -= np.float32(0.5 * self._size * _LOG_TWO_PI)
+        return np.tanh(raw), log_probs
+
+    def best(self, out: Float32) -> Array:
+        best: Array = np.tanh(out[:, : self._size])
+        return best
+
+    def uniform(self, noise: Float32) -> tuple[Array, Float32]:
+        actions = noise * np.float32(2.0) - np.float32(1.0)
+        return actions, np.full(len(noise), -self._size * _LOG_TWO, np.float32)
+
+    def to_environment(self, actions: Array) -> Array:
+        # Rounding may lead a hair past a bound.
+        given: Array = self._middle + actions * self._reach
+        np.maximum(given, self._low, out=given)
+        return np.minimum(given, self._high, out=given)
+
+
+def log_slope_of_tanh(raw: Float32) -> Float32:
+    """log(1 - tanh(x)^2), exact also where tanh(x) rounds to one: 2 (log 2 - |x| - log1p(e^-2|x|)).
+
+    The slope is even in x, so the form whose exponential cannot overflow serves both signs.
+    """
+    size = np.abs(raw)
+    tail: Float32 = np.exp(size * np.float32(-2.0))
+    np.log1p(tail, out=tail)
+    tail += size
+    np.subtract(np.float32(_LOG_TWO), tail, out=tail)
+    tail *= np.float32(2.0)
+    return tail

@@ -1,0 +1,452 @@
+"""SAC's gradients against autograd, whole updates against a loop in plain torch, and its edges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlflame.config import NetworkSettings, SacSettings
+from rlflame.errors import LearningError
+from rlflame.learner import ReplayBatch, Transitions
+from rlflame.learner.lanes import Lanes, half
+from rlflame.learner.sac import Sac
+from rlflame.learner.soft_actor_critic import (
+    Minibatch,
+    NumpySac,
+    SoftNetworks,
+    build_soft_networks,
+)
+from rlflame.learner.squashed import SquashedHead
+from rlflame.learner.torch_sac import TorchSac
+from rlflame.rollout.actions import SquashedGaussian, log_slope_of_tanh
+from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.spec import PolicySpec
+
+OBSERVATIONS, ACTIONS, ROWS = 5, 3, 33
+
+
+def spec(activation: str = "relu", hidden: tuple[int, ...] = (24, 16)) -> PolicySpec:
+    return PolicySpec(
+        action_kind="continuous",
+        observation_size=OBSERVATIONS,
+        action_size=ACTIONS,
+        action_low=(-1.0, -2.0, 0.0),
+        action_high=(1.0, 2.0, 4.0),
+        hidden=hidden,
+        activation=activation,  # type: ignore[arg-type]
+        normalise=False,
+        observation_clip=10.0,
+        width=8,
+        squash=True,
+    )
+
+
+def networks(seed: int = 0, **shape: Any) -> SoftNetworks:
+    built = build_soft_networks(spec(**shape), NetworkSettings(last_layer_scale=1.0), seed)
+    generator = np.random.default_rng(seed)
+    for vector in (built.actor, built.critics, built.targets):
+        # Biases and targets of their own, so that nothing hides behind a zero or an equal.
+        vector.data[:] += generator.normal(0.0, 0.05, len(vector.data))
+    return built
+
+
+def transitions(seed: int = 0, rows: int = ROWS) -> Transitions:
+    generator = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> Any:
+        return generator.standard_normal(shape).astype(np.float32)
+
+    return Transitions(
+        observations=normal(rows, OBSERVATIONS),
+        actions=np.tanh(normal(rows, ACTIONS)),
+        rewards=normal(rows),
+        next_observations=normal(rows, OBSERVATIONS),
+        bootstrap=np.where(generator.random(rows) < 0.2, 0.0, 0.97).astype(np.float32),
+    )
+
+
+def minibatch(seed: int = 0, rows: int = ROWS) -> Minibatch:
+    drawn = transitions(seed, rows)
+    noise = np.random.default_rng(seed + 1).standard_normal((2, ACTIONS, rows))
+    return Minibatch(
+        drawn.observations,
+        drawn.actions,
+        drawn.rewards,
+        drawn.next_observations,
+        drawn.bootstrap,
+        noise.astype(np.float32),
+    )
+
+
+def owed(first: int, updates: int, seed: int = 0) -> ReplayBatch:
+    fresh: Any = None
+    return ReplayBatch(fresh, first, updates, lambda update: transitions(seed + update))
+
+
+def learner(settings: SacSettings, nets: SoftNetworks, threads: int = 1, seed: int = 7) -> Sac:
+    lanes = Lanes(threads)
+    return Sac(settings, nets, NumpySac(nets, lanes), lanes, seed=seed)
+
+
+# The squashed Gaussian
+
+
+def test_the_slope_of_tanh_is_exact_where_tanh_rounds_to_one() -> None:
+    raw = np.linspace(-60.0, 60.0, 241)
+    # 1 - tanh(x)^2 = 4 / (e^x + e^-x)^2, in float64 far from any rounding to zero.
+    expected = math.log(4.0) - 2.0 * (np.abs(raw) + np.log1p(np.exp(-2.0 * np.abs(raw))))
+    np.testing.assert_allclose(log_slope_of_tanh(raw.astype(np.float32)), expected, rtol=2e-6)
+    near = np.linspace(-3.0, 3.0, 61)
+    np.testing.assert_allclose(
+        log_slope_of_tanh(near.astype(np.float32)), np.log(1.0 - np.tanh(near) ** 2), atol=2e-6
+    )
+
+
+def test_log_densities_are_those_of_torchs_transformed_normal() -> None:
+    generator = np.random.default_rng(3)
+    out = generator.normal(0.0, 1.5, (8, 2 * ACTIONS)).astype(np.float32)
+    noise = generator.standard_normal((8, ACTIONS)).astype(np.float32)
+    actions, log_probs = SquashedGaussian(spec()).sample(out, noise)
+    mean, log_std = torch.as_tensor(out, dtype=torch.float64).split(ACTIONS, dim=1)
+    normal = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
+    raw = mean + normal.stddev * torch.as_tensor(noise, dtype=torch.float64)
+    squash = torch.distributions.transforms.TanhTransform()
+    expected = normal.log_prob(raw) - squash.log_abs_det_jacobian(raw, torch.tanh(raw))
+    np.testing.assert_allclose(actions, torch.tanh(raw), atol=1e-6)
+    np.testing.assert_allclose(log_probs, expected.sum(dim=1), rtol=1e-5, atol=1e-5)
+
+
+def test_the_density_of_squashed_actions_integrates_to_one() -> None:
+    """By its own log-density, over a fine grid of one action that comes from a grid of noise."""
+    narrow = PolicySpec(
+        "continuous", 1, 1, (-1.0,), (1.0,), (4,), "tanh", False, 10.0, 20_000, True
+    )
+    out = np.tile(np.array([[0.4, -0.3]], np.float32), (20_000, 1))
+    noise = np.linspace(-7.0, 7.0, 20_000, dtype=np.float32)[:, None]
+    actions, log_probs = SquashedGaussian(narrow).sample(out, noise)
+    mass = np.trapezoid(np.exp(log_probs.astype(np.float64)), actions[:, 0].astype(np.float64))
+    assert mass == pytest.approx(1.0, abs=1e-3)
+
+
+def test_learner_and_worker_draw_the_same_actions() -> None:
+    generator = np.random.default_rng(5)
+    out = generator.normal(0.0, 2.0, (8, 2 * ACTIONS)).astype(np.float32)
+    out[0, ACTIONS:] = [5.0, -30.0, 2.0]  # beyond the bounds of the log deviation, and at one
+    noise = generator.standard_normal((8, ACTIONS)).astype(np.float32)
+    worker, learners = SquashedGaussian(spec()), SquashedHead(ACTIONS)
+    for ours, theirs in zip(
+        learners.sample(out.T.copy(), noise.T.copy()), worker.sample(out, noise), strict=True
+    ):
+        np.testing.assert_allclose(ours.T, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_actions_are_stretched_to_the_bounds_and_never_beyond() -> None:
+    policy = SquashedGaussian(spec())
+    corners = np.array([[-1, -1, -1], [1, 1, 1], [0, 0, 0], [0.5, -0.5, 0.5]], np.float32)
+    expected = [[-1, -2, 0], [1, 2, 4], [0, 0, 2], [0.5, -1, 3]]
+    np.testing.assert_array_equal(policy.to_environment(corners), expected)
+    awkward = PolicySpec("continuous", 1, 1, (-0.1,), (0.7,), (4,), "tanh", False, 10.0, 8, True)
+    ends = SquashedGaussian(awkward).to_environment(np.array([[-1.0], [1.0]], np.float32))
+    assert ends.min() >= np.float32(-0.1)
+    assert ends.max() <= np.float32(0.7)
+
+
+def test_random_actions_fill_the_whole_range_evenly() -> None:
+    wide = PolicySpec(
+        "continuous", 1, 2, (-1.0,) * 2, (1.0,) * 2, (4,), "tanh", False, 10.0, 8, True
+    )
+    noise = np.random.default_rng(0).random((40_000, 2), dtype=np.float32)
+    actions, log_probs = SquashedGaussian(wide).uniform(noise)
+    counts, _ = np.histogram(actions[:, 0], bins=20, range=(-1.0, 1.0))
+    assert counts.sum() == 40_000
+    assert np.square(counts - 2000).sum() / 2000 < 43.8  # chi-square, 19 degrees, p = 0.001
+    np.testing.assert_allclose(log_probs, math.log(0.25), rtol=1e-6)
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("hidden", [(24, 16), (12,), (8, 8, 8)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_hand_derived_gradients_are_those_of_autograd(
+    activation: str, hidden: tuple[int, ...], threads: int
+) -> None:
+    nets = networks(activation=activation, hidden=hidden)
+    batch, count = minibatch(), 50  # as if the batch were one shard of a greater one
+    ours, theirs = NumpySac(nets, Lanes(threads)), TorchSac(nets)
+    np.testing.assert_allclose(ours.act(batch), theirs.act(batch), rtol=1e-4, atol=1e-4)
+    for name in ("critic_gradient", "actor_gradient"):
+        found, sums = getattr(ours, name)(batch, 0.37, count)
+        expected, expected_sums = getattr(theirs, name)(batch, 0.37, count)
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * scale)
+        assert sums == pytest.approx(expected_sums, rel=1e-5)
+
+
+def test_gradients_of_shards_add_up() -> None:
+    nets, whole = networks(), minibatch(rows=32)
+    provider = NumpySac(nets, Lanes(1))
+
+    def gradients(rows: slice) -> tuple[Any, Any]:
+        part = Minibatch(
+            whole.observations[rows],
+            whole.actions[rows],
+            whole.rewards[rows],
+            whole.next_observations[rows],
+            whole.bootstrap[rows],
+            np.ascontiguousarray(whole.noise[:, :, rows]),
+        )
+        provider.act(part)
+        critic = provider.critic_gradient(part, 0.2, 32)[0].copy()
+        return critic, provider.actor_gradient(part, 0.2, 32)[0].copy()
+
+    expected = gradients(slice(0, 32))
+    first, second = gradients(slice(0, 7)), gradients(slice(7, 32))
+    for one, other, both in zip(first, second, expected, strict=True):
+        np.testing.assert_allclose(one + other, both, rtol=1e-4, atol=1e-6)
+
+
+# Whole updates
+
+
+class Plain:
+    """SAC as a page of plain torch, in float64: nn.Linear-free, its own optimisers from torch."""
+
+    def __init__(self, nets: SoftNetworks, settings: SacSettings) -> None:
+        def leaves(vector: Any) -> dict[str, torch.Tensor]:
+            return {
+                name: torch.tensor(vector[name].astype(np.float64), requires_grad=True)
+                for name in vector.shapes
+            }
+
+        self.settings = settings
+        self.actor, self.critics = leaves(nets.actor), leaves(nets.critics)
+        self.targets = {n: t.detach().clone() for n, t in leaves(nets.targets).items()}
+        self.log_weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        rate = settings.learning_rate
+        self.actor_optimizer = torch.optim.Adam(self.actor.values(), lr=rate)
+        self.critic_optimizer = torch.optim.Adam(
+            self.critics.values(), lr=settings.critic_learning_rate or rate
+        )
+        self.weight_optimizer = torch.optim.Adam(
+            [self.log_weight], lr=settings.entropy_learning_rate or rate
+        )
+
+    def mlp(self, weights: dict[str, torch.Tensor], prefix: str, x: torch.Tensor) -> torch.Tensor:
+        for layer in range(3):
+            x = x @ weights[f"{prefix}.{layer}.weight"] + weights[f"{prefix}.{layer}.bias"]
+            x = torch.relu(x) if layer < 2 else x
+        return x
+
+    def pi(self, seen: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, log_std = self.mlp(self.actor, "actor", seen).split(ACTIONS, dim=1)
+        normal = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
+        raw = mean + normal.stddev * noise
+        log_prob = normal.log_prob(raw) - torch.log(1.0 - torch.tanh(raw).square())
+        return torch.tanh(raw), log_prob.sum(dim=1)
+
+    def q(
+        self, weights: dict[str, torch.Tensor], seen: torch.Tensor, action: torch.Tensor
+    ) -> torch.Tensor:
+        x = torch.cat((seen, action), dim=1)
+        return torch.stack([self.mlp(weights, f"critic{j}", x)[:, 0] for j in (0, 1)])
+
+    def update(self, number: int, drawn: Transitions) -> None:
+        settings = self.settings
+        seen, action, reward, following, bootstrap = (
+            torch.as_tensor(np.array(getattr(drawn, name), np.float64))
+            for name in ("observations", "actions", "rewards", "next_observations", "bootstrap")
+        )
+        noise = stream(7, Role.LEARN, number).standard_normal(
+            (2, ACTIONS, len(reward)), dtype=np.float32
+        )
+        now, later = torch.as_tensor(noise.astype(np.float64)).transpose(1, 2)
+        weight = self.log_weight.detach().exp()
+        with torch.no_grad():
+            next_action, next_log_prob = self.pi(following, later)
+            value = self.q(self.targets, following, next_action).min(dim=0).values
+            wanted = reward + bootstrap * (value - weight * next_log_prob)
+        loss = 0.5 * (self.q(self.critics, seen, action) - wanted).square().mean(dim=1).sum()
+        self.critic_optimizer.zero_grad()
+        loss.backward()
+        self.critic_optimizer.step()
+        drawn_action, log_prob = self.pi(seen, now)
+        if number % settings.policy_delay == 0:
+            entropy_loss = -(self.log_weight * (log_prob.detach() - ACTIONS)).mean()
+            self.weight_optimizer.zero_grad()
+            entropy_loss.backward()
+            self.weight_optimizer.step()
+            lower = self.q(self.critics, seen, drawn_action).min(dim=0).values
+            self.actor_optimizer.zero_grad()
+            (weight * log_prob - lower).mean().backward()
+            self.actor_optimizer.step()
+        if (number + 1) % settings.target_update_interval == 0:
+            with torch.no_grad():
+                for name, target in self.targets.items():
+                    target.mul_(1.0 - settings.target_update_rate)
+                    target.add_(settings.target_update_rate * self.critics[name])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SacSettings(learning_rate=1e-3),
+        SacSettings(
+            learning_rate=1e-3,
+            critic_learning_rate=2e-3,
+            entropy_learning_rate=5e-3,
+            policy_delay=2,
+            target_update_interval=3,
+            target_update_rate=0.1,
+        ),
+    ],
+    ids=["default", "everything else"],
+)
+def test_a_hundred_updates_are_those_of_a_loop_in_plain_torch(settings: SacSettings) -> None:
+    nets = networks()
+    plain, ours = Plain(nets, settings), learner(settings, nets)
+    for number in range(100):
+        plain.update(number, transitions(number))
+    ours.update(owed(0, 60), 0.0)
+    ours.update(owed(60, 40), 0.0)
+    for weights, vector in (
+        (plain.actor, nets.actor),
+        (plain.critics, nets.critics),
+        (plain.targets, nets.targets),
+    ):
+        for name, tensor in weights.items():
+            np.testing.assert_allclose(vector[name], tensor.detach(), atol=2e-4)
+    weight = float(plain.log_weight.detach().exp())
+    assert ours.update(owed(100, 0), 0.0)["ent_coef"] == pytest.approx(weight, rel=1e-4)
+
+
+def test_autograd_and_hand_lead_to_the_same_weights() -> None:
+    settings, one, other = SacSettings(learning_rate=1e-3), networks(), networks()
+    by_hand = learner(settings, one)
+    lanes = Lanes(1)
+    by_torch = Sac(settings, other, TorchSac(other), lanes, seed=7)
+    for first in range(0, 100, 10):
+        ours = by_hand.update(owed(first, 10), 0.0)
+        theirs = by_torch.update(owed(first, 10), 0.0)
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
+    np.testing.assert_allclose(one.actor.data, other.actor.data, atol=1e-4)
+    np.testing.assert_allclose(one.critics.data, other.critics.data, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [2])
+def test_lanes_change_no_bit(threads: int) -> None:
+    states = []
+    for count in (1, threads):
+        sac = learner(SacSettings(), networks(), count)
+        sac.update(owed(0, 30), 0.0)
+        states.append(sac.state())
+    for name, array in states[0].items():
+        np.testing.assert_array_equal(array, states[1][name], err_msg=name)
+
+
+# State, schedules, refusals
+
+
+def test_a_restored_learner_goes_on_as_the_one_that_was_saved() -> None:
+    first = learner(SacSettings(), networks())
+    first.update(owed(0, 11), 0.0)
+    second = learner(SacSettings(), networks(seed=9))
+    second.load_state(first.state())
+    for sac in (first, second):
+        sac.update(owed(11, 9), 0.0)
+    for name, array in first.state().items():
+        np.testing.assert_array_equal(array, second.state()[name], err_msg=name)
+
+
+def test_learning_rates_fall_to_zero_at_the_horizon() -> None:
+    nets = networks()
+    sac = learner(SacSettings(anneal_learning_rate=True, learning_rate=1e-3), nets)
+    assert sac.update(owed(0, 1), 0.25)["learning_rate"] == pytest.approx(0.75e-3)
+    before = nets.actor.data.copy(), nets.critics.data.copy()
+    sac.update(owed(1, 3), 1.0)
+    np.testing.assert_array_equal(before[0], nets.actor.data)
+    np.testing.assert_array_equal(before[1], nets.critics.data)
+
+
+def test_a_fixed_entropy_coefficient_stays() -> None:
+    sac = learner(SacSettings(entropy_coefficient=0.0), networks())
+    metrics = sac.update(owed(0, 5), 0.0)
+    assert metrics["ent_coef"] == 0.0
+    assert "ent_coef_loss" not in metrics
+    assert all(np.isfinite(array).all() for array in sac.state().values())
+
+
+def test_the_entropy_coefficient_rises_while_the_policy_is_too_certain() -> None:
+    certain = learner(SacSettings(target_entropy=100.0), networks())
+    random = learner(SacSettings(target_entropy=-100.0), networks())
+    assert certain.update(owed(0, 20), 0.0)["ent_coef"] > 1.0
+    assert random.update(owed(0, 20), 0.0)["ent_coef"] < 1.0
+
+
+def test_an_update_that_is_not_finite_changes_nothing_and_the_fifth_in_a_row_ends_the_run() -> None:
+    sac = learner(SacSettings(), networks())
+    sac.update(owed(0, 3), 0.0)
+    before = sac.state()
+
+    def bad(update: int) -> Transitions:
+        drawn = transitions(update)
+        drawn.rewards[4] = np.float32(3e38)
+        return drawn
+
+    fresh: Any = None
+    metrics = sac.update(ReplayBatch(fresh, 3, 4, bad), 0.0)
+    assert metrics["refused_minibatches"] == 4.0
+    for name in ("actor", "critics", "targets", "log_entropy_weight", "critic_adam.count"):
+        np.testing.assert_array_equal(before[name], sac.state()[name], err_msg=name)
+    with pytest.raises(LearningError, match="not finite 5 times"):
+        sac.update(ReplayBatch(fresh, 7, 1, bad), 0.0)
+
+
+def test_the_normaliser_learns_from_what_is_fresh_and_acts_in_the_policy() -> None:
+    wanted = PolicySpec(
+        **{
+            **{name: getattr(spec(), name) for name in PolicySpec.__dataclass_fields__},
+            "normalise": True,
+        }
+    )
+    nets = build_soft_networks(wanted, NetworkSettings(), 0)
+    sac = learner(SacSettings(), nets)
+    seen = np.random.default_rng(0).normal(3.0, 2.0, (50, 4, OBSERVATIONS)).astype(np.float32)
+    fresh: Any = type("Fresh", (), {"observations": seen, "valid": np.ones((50, 4), bool)})
+    sac.update(ReplayBatch(fresh, 0, 0, transitions), 0.0)
+    policy = sac.policy()
+    rows = seen.reshape(-1, OBSERVATIONS).astype(np.float64)
+    np.testing.assert_allclose(policy["normaliser.mean"], rows.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(policy["normaliser.scale"], 1.0 / rows.std(axis=0), rtol=1e-5)
+
+
+# Lanes
+
+
+def test_the_halves_are_all_there_is() -> None:
+    for size in range(12):
+        parts: Iterator[int] = (i for lane in (0, 1) for i in range(size)[half(size, lane)])
+        assert list(parts) == list(range(size))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_lane_that_fails_is_heard_and_the_next_piece_of_work_is_run(
+    threads: int, failing: int
+) -> None:
+    lanes, ran = Lanes(threads), []
+
+    def work(lane: int) -> None:
+        if lane == failing:
+            raise ValueError(f"lane {lane}")
+
+    with pytest.raises(ValueError, match=f"lane {failing}"):
+        lanes.run(work)
+    lanes.run(ran.append)
+    assert sorted(ran) == [0, 1]
