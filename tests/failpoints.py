@@ -55,8 +55,16 @@ def config(env: str = "CartPole-v1", out: Path | None = None, **sections: Any) -
             "keep_checkpoints": 2,
         },
     }
-    if sections.get("learning", {}).get("algorithm", "ppo") == "ppo":
+    algorithm = sections.get("learning", {}).get("algorithm", "ppo")
+    if algorithm == "ppo":
         plain["learning"]["ppo"] = {"epochs": 2, "minibatch_size": 16}
+    elif algorithm == "sac":
+        plain["learning"]["sac"] = {
+            "learning_starts": 40,
+            "batch_size": 8,
+            "buffer_size": 100,
+            "updates_per_step": 0.2,
+        }
     else:
         plain["learning"]["rollout"]["unit"] = "episodes"
     return RunConfig.model_validate(merged(plain, sections))

@@ -138,7 +138,7 @@ def test_a_metric_that_nobody_explained_is_a_bug(tmp_path):
 def test_every_name_that_is_explained_is_written_by_some_run(tmp_path):
     seen = set()
     for number, learning in enumerate(
-        ({"ppo": {"clip_range_value": 0.2}}, {"algorithm": "reinforce"})
+        ({"ppo": {"clip_range_value": 0.2}}, {"algorithm": "reinforce"}, {"algorithm": "sac"})
     ):
         folder = tmp_path / str(number)
         api.train(failpoints.config("Pendulum-v1", folder, learning=learning))

@@ -103,9 +103,12 @@ FULL = [
     ("Hopper-v5", "ppo", 0),
     ("Hopper-v5", "ppo", 1),
     ("Hopper-v5", "reinforce", 0),
+    ("Hopper-v5", "sac", 0),
+    ("Hopper-v5", "sac", 1),
 ]
 MORE = [
     ("Pendulum-v1", "ppo", 1),
+    ("Pendulum-v1", "sac", 0),
     ("Ant-v5", "ppo", 0),
     ("LunarLander-v3", "ppo", 1),
     ("BipedalWalker-v3", "ppo", 0),
@@ -147,7 +150,7 @@ def test_different_recipes_are_told_apart(in_process):
     assert len(set(digests)) == len(digests)
 
 
-@pytest.mark.parametrize("case", [*FULL, MORE[2]], ids=str)
+@pytest.mark.parametrize("case", [*FULL, MORE[3]], ids=str)
 def test_a_run_stopped_after_any_iteration_goes_on_to_equal_bits(case, in_process, tmp_path):
     recipe = scenario(*case)
     for iterations in (1, 2):
