@@ -121,7 +121,7 @@ def test_help_names_every_command_and_every_option_has_an_explanation():
             if words and words[0].startswith("--"):
                 assert len(words) > 1, (name, line)
     listed = {"train", "resume", "eval", "render", "inspect", "plot", "report", "runs", "envs"}
-    listed |= {"config", "cluster-check"}
+    listed |= {"config", "cluster-check", "export"}
     assert commands.keys() == listed
 
 

@@ -180,7 +180,7 @@ def resume(
         found = replace(found, fingerprint=versions())
         if runtime.env_file is not None:
             env_file.admit(runtime.env_file)
-        _check_environment(found)
+        check_environment(found)
         slots = found.recipe.learning.rollout.num_slots
         with _open(fleet, runtime, slots, show) as fleet:
             described = RunStart(path, found, fleet.name, fleet.capacity, "", True)
@@ -198,7 +198,7 @@ def evaluate(
     show: Show | None = None,
 ) -> EvaluationRecord:
     """Score the policy in a checkpoint; `fleet` as in `train`."""
-    _check_environment(source)
+    check_environment(source)
     groups = -(-plan.episodes // source.policy_spec.width)
     with _open(fleet, runtime or RuntimeSettings(), groups, show or Silent()) as fleet:
         return run_episodes(fleet, source.env, source.policy_spec, source.policy, plan)
@@ -213,7 +213,7 @@ def render(
     tell: Callable[[int, int], None] = lambda made, of: None,
 ) -> Drawing:
     """Draw episodes of the policy in a checkpoint into a file, or a window."""
-    _check_environment(source)
+    check_environment(source)
     return video.render(source, wish, out, show_output=show_output, tell=tell)
 
 
@@ -376,7 +376,7 @@ def _environment(recipe: Recipe, stop: Stop) -> EnvSpec:
         raise KeyboardInterrupt from None
 
 
-def _check_environment(found: Checkpoint) -> None:
+def check_environment(found: Checkpoint) -> None:
     """The environment as it is here must be the one the policy was made for."""
     here = build.environment(found.recipe.learning.environment)
     for name in ("observation_size", "action_kind", "action_size"):

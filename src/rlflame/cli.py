@@ -17,6 +17,7 @@ from rlflame import __version__
 from rlflame.commands import spoken
 from rlflame.commands.cluster_check import cluster_check
 from rlflame.commands.evaluate import evaluate
+from rlflame.commands.export import export
 from rlflame.commands.inspect import inspect
 from rlflame.commands.listings import config, envs, runs
 from rlflame.commands.plot import plot
@@ -55,6 +56,7 @@ app.command("train")(spoken(train))
 app.command("resume")(spoken(resume))
 app.command("eval")(spoken(evaluate))
 app.command("render")(spoken(render))
+app.command("export")(spoken(export))
 app.command("inspect")(spoken(inspect))
 app.command("plot")(spoken(plot))
 # Whatever looks like an option and is none, such as --vs, stays among the arguments, in its place.

@@ -1,0 +1,86 @@
+"""`rlflame export`. Must not know: what the files look like inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlflame.commands.options import Debug, EnvFile, Json
+
+
+def export(
+    file: Annotated[Path, typer.Argument(metavar="CKPT", help="A checkpoint or policy file.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="What to write. [default: ENV-ALGO.safetensors]"
+        ),
+    ] = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="An ONNX model, the normaliser and the bounds inside.")
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Compare the model with the policy on 1,000 observations; exit 1 above 1e-5.",
+        ),
+    ] = False,
+    env_file: EnvFile = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the policy alone, without what only training needs."""
+    from rlflame import settings
+
+    settings.runtime_flags(workers=None, fleet=None, local=False, env_file=env_file, debug=debug)
+    settings.limit_threads(1)
+    from rlflame import api, onnx_file, presets
+    from rlflame import export as files
+    from rlflame.display import aligned, as_json_text, say, say_aside
+    from rlflame.errors import ConfigError, RlflameError
+    from rlflame.facts import interval
+    from rlflame.run_folder import named_policy
+
+    onnx = onnx or (out is not None and out.suffix.lower() == ".onnx")
+    if check and not onnx:
+        raise ConfigError("--check is for ONNX models.", "add --onnx")
+    if onnx:
+        onnx_file.check_available()
+    source = named_policy(file)
+    name = f"{presets.short_name(source.env.id)}-{source.recipe.learning.algorithm}"
+    out = out or Path(f"{name}{'.onnx' if onnx else '.safetensors'}")
+    files.check_target(file, out, onnx)
+    difference = None
+    if onnx:
+        data = files.write_onnx(source, out)
+        size = len(data)
+        if check:
+            api.check_environment(source)
+            difference = files.difference(source, data)
+    else:
+        size = files.write_policy(source, out)
+        if source.evaluation is None:
+            say_aside(f"The policy has no recorded evaluation. rlflame eval {out} scores it.")
+    passed = difference is None or difference <= files.TOLERANCE
+    if as_json:
+        said = {"file": str(out), "bytes": size, "environment": source.env.id,
+                "difference": difference, "passed": passed}  # fmt: skip
+        say(as_json_text(said))
+    else:
+        lines = [("file", f"{out}: {size / 1e3:,.1f} kB")]
+        if source.evaluation is not None and not onnx:
+            lines.append(("recorded", interval(source.evaluation)))
+        if difference is not None:
+            lines.append(("check", f"the largest difference over {files.REPLAYED:,} observations "
+                                   f"is {difference:.2g}"))  # fmt: skip
+        for line in aligned(lines):
+            say(line)
+    if not passed:
+        raise RlflameError(
+            f"The model's actions differ from the policy's by {difference:.2g}, more than "
+            f"{files.TOLERANCE:g}.",
+            "this is a bug in rlflame, or in the onnxruntime that is installed",
+        )

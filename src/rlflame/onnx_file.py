@@ -1,0 +1,136 @@
+"""A policy as an ONNX model: observation in, the deterministic action out, nothing else needed.
+
+The normaliser, the choice or the squashing, and the action bounds are in the graph. The `onnx`
+package is an extra. Must not know: checkpoints, environments, the command line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlflame.errors import ConfigError
+from rlflame.rollout.policy import Policy
+from rlflame.rollout.spec import Array, EnvSpec, Float32, PolicyArrays, PolicySpec
+
+INPUT, OUTPUT = "observation", "action"
+#: Old enough for runtimes of several years.
+_OPSET, _IR = 17, 8
+
+
+def check_available() -> None:
+    for package in ("onnx", "onnxruntime"):
+        try:
+            missing = importlib.util.find_spec(package) is None
+        except ValueError:  # somebody has put something else in its place
+            missing = True
+        if missing:
+            raise ConfigError(
+                f"{package} is not installed, so no ONNX model can be written.",
+                "pip install 'rlflame[onnx]'",
+            )
+
+
+class _Graph:
+    """Nodes one after the other, each working on what came out of the one before."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.last = INPUT
+
+    def then(self, operator: str, *constants: Array, **attributes: Any) -> None:
+        from onnx import helper, numpy_helper
+
+        number = len(self.nodes)
+        names = [f"{operator}.{number}.{k}" for k in range(len(constants))]
+        self.constants += [
+            numpy_helper.from_array(np.ascontiguousarray(array), name)
+            for array, name in zip(constants, names, strict=True)
+        ]
+        out = f"{operator}.{number}"
+        self.nodes.append(helper.make_node(operator, [self.last, *names], [out], **attributes))
+        self.last = out
+
+
+def model(env: EnvSpec, spec: PolicySpec, arrays: PolicyArrays, said: Mapping[str, str]) -> bytes:
+    """The file's bytes; `said` are words about the policy that travel with it."""
+    from onnx import TensorProto, checker, helper
+
+    graph = _Graph()
+    if spec.normalise:
+        clip = np.array(spec.observation_clip, np.float32)
+        graph.then("Sub", arrays["normaliser.mean"])
+        graph.then("Mul", arrays["normaliser.scale"])
+        graph.then("Clip", -clip, clip)
+    for layer in range(len(spec.hidden) + 1):
+        graph.then("MatMul", arrays[f"actor.{layer}.weight"])
+        graph.then("Add", arrays[f"actor.{layer}.bias"])
+        if layer < len(spec.hidden):
+            graph.then("Tanh" if spec.activation == "tanh" else "Relu")
+    shape: tuple[int, ...] = ()
+    if spec.action_kind == "discrete":
+        graph.then("ArgMax", axis=1, keepdims=0)
+        graph.then("Add", np.array(env.action_start, np.int64))
+    else:
+        shape = (spec.action_size,) if env.action_shape is None else env.action_shape
+        _bounded(graph, spec)
+        graph.then("Reshape", np.array((-1, *shape), np.int64))
+    graph.nodes[-1].output[0] = OUTPUT
+    kind = TensorProto.INT64 if spec.action_kind == "discrete" else TensorProto.FLOAT
+    whole = helper.make_graph(
+        graph.nodes,
+        "policy",
+        [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["batch", spec.observation_size])],
+        [helper.make_tensor_value_info(OUTPUT, kind, ["batch", *shape])],
+        graph.constants,
+    )
+    built = helper.make_model(
+        whole,
+        producer_name="rlflame",
+        opset_imports=[helper.make_opsetid("", _OPSET)],
+        ir_version=_IR,
+    )
+    helper.set_model_props(built, dict(said))
+    checker.check_model(built, full_check=True)
+    data: bytes = built.SerializeToString()
+    return data
+
+
+def _bounded(graph: _Graph, spec: PolicySpec) -> None:
+    """From what the network puts out to what the environment takes."""
+    low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
+    graph.then("Max", low)
+    graph.then("Min", high)
+
+
+def largest_difference(data: bytes, env: EnvSpec, policy: Policy, observations: Float32) -> float:
+    """Between the model's actions and the policy's own, over these observations.
+
+    Relative to the action where that is larger than one. For a choice: by how much the logit of
+    the model's falls short of the best, so that equal logits are no difference.
+    """
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    (theirs,) = session.run([OUTPUT], {INPUT: observations})
+    width = policy.spec.width
+    rows = np.zeros((width, observations.shape[1]), np.float32)
+    largest = 0.0
+    for first in range(0, len(observations), width):
+        part = observations[first : first + width]
+        rows[: len(part)], rows[len(part) :] = part, 0.0
+        answer = theirs[first : first + width]
+        if policy.spec.action_kind == "discrete":
+            logits = policy.forward(rows)[: len(part)]
+            picked = logits[np.arange(len(part)), answer - env.action_start]
+            difference = logits.max(axis=1) - picked
+        else:
+            ours = policy.to_environment(policy.best(rows))[: len(part)]
+            apart = np.abs(ours - answer.reshape(ours.shape))
+            difference = apart / np.maximum(1.0, np.abs(ours))
+        largest = max(largest, float(difference.max()))
+    return largest
