@@ -25,10 +25,10 @@ SOURCE = Path(rlflame.__file__).parent
 FLOORS = [
     ["errors", "rollout rollout.*"],
     ["toml", "config", "metrics", "fleet", "learner", "env_file", "machine", "estimates"],
-    ["graphics", "onnx_file"],
+    ["graphics", "onnx_file", "event_file"],
     ["fleet.*", "learner.*", "presets", "plot plot.*", "evaluate", "recorded"],
     ["trainer", "facts", "learners"],
-    ["grouping"],
+    ["grouping", "tensorboard"],
     ["curves"],
     ["report report.*"],
     ["tensor_file segments checkpoint run_folder", "stop"],

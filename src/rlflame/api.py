@@ -29,6 +29,7 @@ from rlflame import (
     presets,
     segments,
     tensor_file,
+    tensorboard,
     toml,
     video,
 )
@@ -37,7 +38,7 @@ from rlflame.config import LearningSettings, Recipe, RunConfig, RuntimeSettings
 from rlflame.errors import CheckpointError, ConfigError, FleetError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
-from rlflame.fleet import Fleet, policy_id
+from rlflame.fleet import EventCount, Fleet, Observer, policy_id
 from rlflame.render import Drawing
 from rlflame.rollout.child import versions
 from rlflame.rollout.policy import Policy
@@ -45,6 +46,7 @@ from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays
 from rlflame.run_folder import FileRecorder, MachineLog, RunFolder, named_policy, newest_checkpoint
 from rlflame.show import RunResult, RunStart, Show, Silent
 from rlflame.stop import NeverStop
+from rlflame.tensorboard import TensorBoard
 from rlflame.trainer import Stop, StopNow, Trainer
 
 
@@ -92,11 +94,12 @@ def train(
     fleet: Fleet | None = None,
     show: Show | None = None,
     stop: Stop | None = None,
+    counts: EventCount | None = None,
 ) -> RunResult:
     """Train a config, or the preset of an environment, in a new run folder.
 
-    A `fleet` that is handed in stays open; otherwise one is opened for this run, as the runtime
-    settings say.
+    A `fleet` that is handed in stays open, and `counts` are of its events; otherwise one is opened
+    for this run, as the runtime settings say.
     """
     if config is None:
         config, preset = presets.resolve(
@@ -112,7 +115,8 @@ def train(
             f"{recipe.learning.init_policy}), and no file was given.",
             "--init-from FILE, or --set learning.init_policy=none",
         )
-    with _open(fleet, runtime, recipe.learning.rollout.num_slots, show) as fleet:
+    counts = _counts(fleet, counts, show)
+    with _open(fleet, runtime, recipe.learning.rollout.num_slots, counts) as fleet:
         env_spec = _environment(recipe, stop or NeverStop())
         start = None
         if init_from is not None:
@@ -122,7 +126,9 @@ def train(
         folder = RunFolder.create(run_path(recipe, runtime))
         try:
             described = RunStart(folder.path, begun, fleet.name, fleet.capacity, preset, False)
-            return _run(folder, begun, runtime, fleet, show, stop or NeverStop(), described, start)
+            return _run(
+                folder, begun, runtime, fleet, show, stop or NeverStop(), described, counts, start
+            )
         finally:
             folder.release()
 
@@ -182,9 +188,12 @@ def resume(
             env_file.admit(runtime.env_file)
         check_environment(found)
         slots = found.recipe.learning.rollout.num_slots
-        with _open(fleet, runtime, slots, show) as fleet:
+        counts = _counts(fleet, None, show)
+        with _open(fleet, runtime, slots, counts) as fleet:
             described = RunStart(path, found, fleet.name, fleet.capacity, "", True)
-            return _run(folder, found, runtime, fleet, show, stop or NeverStop(), described, None)
+            return _run(
+                folder, found, runtime, fleet, show, stop or NeverStop(), described, counts, None
+            )
     finally:
         folder.release()
 
@@ -200,7 +209,8 @@ def evaluate(
     """Score the policy in a checkpoint; `fleet` as in `train`."""
     check_environment(source)
     groups = -(-plan.episodes // source.policy_spec.width)
-    with _open(fleet, runtime or RuntimeSettings(), groups, show or Silent()) as fleet:
+    watched = EventCount((show or Silent()).fleet)
+    with _open(fleet, runtime or RuntimeSettings(), groups, watched) as fleet:
         return run_episodes(fleet, source.env, source.policy_spec, source.policy, plan)
 
 
@@ -271,6 +281,7 @@ def _run(
     show: Show,
     stop: Stop,
     described: RunStart,
+    counts: EventCount,
     start: PolicyArrays | None,
 ) -> RunResult:
     recorder = FileRecorder(
@@ -279,11 +290,15 @@ def _run(
         every_steps=runtime.checkpoint_every_steps,
         keep=runtime.keep_checkpoints,
         watcher=show,
+        counts=counts.take,
     )
     try:
         # Only now: a run that is refused keeps the config it has.
         _write_config(folder, begun.recipe, runtime)
         log, entry = _log_machine(folder, described)
+        if runtime.tensorboard:
+            recorder.also(TensorBoard(folder.path, begun.recipe))
+            show.note(tensorboard.note(folder.path))
         with show.begin(described):
             trainer = build.trainer(begun, fleet, recorder, stop, folder.path.name, start)
             complete = trainer.run()
@@ -324,10 +339,17 @@ def _scored(folder: RunFolder, found: Checkpoint) -> bool:
 
 
 def _open(
-    fleet: Fleet | None, runtime: RuntimeSettings, tasks: int, show: Show
+    fleet: Fleet | None, runtime: RuntimeSettings, tasks: int, observer: Observer
 ) -> AbstractContextManager[Fleet]:
     """The fleet that was handed in, left open at the end, or one of this run's own."""
-    return fleets.fleet(runtime, tasks, show.fleet) if fleet is None else nullcontext(fleet)
+    return fleets.fleet(runtime, tasks, observer) if fleet is None else nullcontext(fleet)
+
+
+def _counts(fleet: Fleet | None, counts: EventCount | None, show: Show) -> EventCount:
+    """Of the events of a fleet; of one that was handed in alone, nothing can be counted."""
+    if counts is not None:
+        return counts
+    return EventCount(show.fleet) if fleet is None else EventCount(counted=())
 
 
 def _score(trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: Stop) -> bool:

@@ -391,6 +391,9 @@ class RuntimeSettings(_Section):
     progress: Literal["auto", "live", "plain", "json", "quiet"] = Field(
         "auto", description="How progress is shown; auto is live on a terminal, plain otherwise."
     )
+    tensorboard: bool = Field(
+        False, description="Write curves for TensorBoard into the run folder."
+    )
     debug: bool = Field(False, description="Show tracebacks and what environments print.")
     flame: FlameSettings = FlameSettings()
 

@@ -5,6 +5,7 @@ Must not know: what is made of it.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ def read(folder: Path) -> Recorded:
         folder=folder,
         config=found,
         metrics=_lines(folder / "metrics.jsonl"),
-        timing=_lines(folder / "timing.jsonl"),
+        timing=_readable_lines(folder / "timing.jsonl"),
         machines=_machines(folder / "machines.json"),
         result=_result(folder / "result.json"),
     )
@@ -175,6 +176,17 @@ def _lines(path: Path) -> tuple[Line, ...]:
                 "rlflame resume cuts back to the last checkpoint",
             ) from error
         lines.append(line)
+    return tuple(lines)
+
+
+def _readable_lines(path: Path) -> tuple[Line, ...]:
+    """The same of a file that nothing is cut from, where a crash may have left half a line."""
+    lines = []
+    for text in _text(path).split("\n")[:-1]:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            line = json.loads(text)
+            int(line["steps"])
+            lines.append(line)
     return tuple(lines)
 
 

@@ -189,12 +189,15 @@ class FileRecorder:
         every_steps: int,
         keep: int,
         watcher: Watcher,
+        counts: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self._folder = folder
         self._template = template
         self._every_steps = every_steps
         self._keep = keep
         self._watcher = watcher
+        self._counts = counts
+        self._beside: list[Sink] = []
         self._saved: Progress | None = None
         self.best = template.best
         self._times = PhaseTimes(children_cpu_s)
@@ -247,8 +250,10 @@ class FileRecorder:
                     f"{slot},{e.row},{e.episode},{int(e.truncated)}"
                 )
             self._metrics.write(progress.steps, summary)
-            timing = {"steps": progress.steps, **self._times.lap()}
+            timing = {"steps": progress.steps, **self._times.lap(), **self._counts()}
             self._timing.write(json.dumps(timing) + "\n")
+            for sink in self._beside:
+                sink.write(progress.steps, {**timing, **summary})
         self._watcher.iteration({"steps": progress.steps, **summary}, returns)
 
     def evaluation(
@@ -256,7 +261,8 @@ class FileRecorder:
     ) -> None:
         line = {"iteration": progress.iteration, **record.metrics()}
         with _writing(self._folder.path):
-            self._metrics.write(progress.steps, line)
+            for sink in (self._metrics, *self._beside):
+                sink.write(progress.steps, line)
         better = self.offer_best(progress, record, policy)
         self._watcher.evaluation(progress.steps, record, better)
 
@@ -288,6 +294,13 @@ class FileRecorder:
         with _writing(self._folder.path):
             text = json.dumps(result, indent=2) + "\n"
             tensor_file.write_atomically(self._folder.path / "result.json", text.encode())
+            for sink in self._beside:
+                sink.write(snapshot.progress.steps, {"final_return": record.mean})
+
+    def also(self, sink: Sink) -> None:
+        """Somewhere else to write what is recorded from now on, timing included."""
+        self._beside.append(sink)
+        self._open.callback(sink.close)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return self._times.phase(name)

@@ -39,6 +39,7 @@ def runtime_flags(
     json_lines: bool = False,
     quiet: bool = False,
     plain: bool = False,
+    tensorboard: bool = False,
 ) -> dict[str, Any]:
     """What the flags say of the runtime; what they do not say is absent."""
     shown = [name for name, on in (("json", json_lines), ("quiet", quiet), ("plain", plain)) if on]
@@ -64,6 +65,7 @@ def runtime_flags(
         "env_file": str(env_file.resolve()) if env_file else None,
         "out": str(out) if out else None,
         "debug": debug or None,
+        "tensorboard": tensorboard or None,
         "progress": shown[0] if shown else None,
     }
     return {f"runtime.{name}": value for name, value in found.items() if value is not None}

@@ -28,6 +28,9 @@ EnvFile = Annotated[
 ]
 JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Write curves for TensorBoard into the run folder.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the run folder, at the end.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines, also on a terminal.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks, and what environments print.")]

@@ -16,6 +16,7 @@ from rlflame.commands.options import (
     Plain,
     Quiet,
     Sets,
+    TensorBoard,
     Workers,
 )
 
@@ -90,6 +91,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved config as TOML and stop.")
     ] = False,
+    tensorboard: TensorBoard = False,
     json_lines: JsonLines = False,
     quiet: Quiet = False,
     plain: Plain = False,
@@ -103,7 +105,7 @@ def train(
 
     runtime = settings.runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, out=out, debug=debug,
-        json_lines=json_lines, quiet=quiet, plain=plain,
+        json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
     )  # fmt: skip
     resolved, name = settings.resolve(
         environment=env, algorithm=algo, preset=preset, config_file=config,
@@ -116,18 +118,21 @@ def train(
         _dry_run(resolved, name, init_from, as_json=json_lines)
         return
     from rlflame import display, fleets
+    from rlflame.fleet import EventCount
 
     show = display.choose(resolved.runtime.progress)
     # Workers load their parts while this process loads its own.
     slots = resolved.learning.rollout.num_slots
-    with fleets.fleet(resolved.runtime, slots, show.fleet) as opened:
+    counts = EventCount(show.fleet)
+    with fleets.fleet(resolved.runtime, slots, counts) as opened:
         from rlflame import api
         from rlflame.stop import SignalStop
 
         with SignalStop() as stop:
             result = api.train(
-                resolved, preset=name, init_from=init_from, fleet=opened, show=show, stop=stop
-            )
+                resolved, preset=name, init_from=init_from, fleet=opened, show=show, stop=stop,
+                counts=counts,
+            )  # fmt: skip
     if plot:
         _plot(result, resolved, show)
     show.ended(result)
@@ -151,6 +156,7 @@ def resume(
     fleet: Fleet = None,
     local: Local = False,
     env_file: EnvFile = None,
+    tensorboard: TensorBoard = False,
     json_lines: JsonLines = False,
     quiet: Quiet = False,
     plain: Plain = False,
@@ -164,7 +170,7 @@ def resume(
 
     flags = settings.runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, debug=debug,
-        json_lines=json_lines, quiet=quiet, plain=plain,
+        json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
     )  # fmt: skip
     recorded = settings.recorded_config(run)
     runtime = settings.resumed_runtime(recorded, flags, sets or ())

@@ -7,6 +7,7 @@ order they finish. Policies are put by content and released. Must not know: algo
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -54,6 +55,31 @@ Observer = Callable[[FleetEvent], None]
 
 def ignore(event: FleetEvent) -> None:
     """The observer of those who do not watch."""
+
+
+class EventCount:
+    """An observer that counts what went wrong on its way to another observer."""
+
+    def __init__(
+        self,
+        observer: Observer = ignore,
+        counted: Sequence[EventKind] = ("retried", "speculated"),
+    ) -> None:
+        self._observer = observer
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = dict.fromkeys(counted, 0)
+
+    def __call__(self, event: FleetEvent) -> None:
+        if event.kind in self._counts:
+            with self._lock:
+                self._counts[event.kind] += 1
+        self._observer(event)
+
+    def take(self) -> dict[str, int]:
+        """How many of each kind since the last time."""
+        with self._lock:
+            counts, self._counts = self._counts, dict.fromkeys(self._counts, 0)
+        return counts
 
 
 @dataclass(frozen=True, slots=True)

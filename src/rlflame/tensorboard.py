@@ -1,0 +1,135 @@
+"""A run's curves for TensorBoard, under RUN/tensorboard.
+
+They are a view of the run's own record: where a run goes on, the file is written anew from the
+lines that count, so curves have neither gaps nor doublings, and a run that began without
+TensorBoard has them from its first step. Must not know: the loop, fleets, display.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rlflame.config import Recipe
+from rlflame.event_file import EventFile, Scalar
+from rlflame.recorded import Line, read
+
+FOLDER = "tensorboard"
+_SUFFIX = ".rlflame"
+#: Names of the record under which TensorBoard's users look for something else.
+TAGS = {
+    "policy_gradient_loss": "Loss/policy_loss",
+    "value_loss": "Loss/value_loss",
+    "entropy_loss": "Loss/entropy_loss",
+    "learning_rate": "Info/learning_rate",
+    "episode_return_mean": "Rewards/rew_avg",
+    "episode_length_mean": "Game/ep_len_avg",
+    "episodes_finished": "Game/episodes_finished",
+    "episodes": "Game/episodes",
+    "retried": "Fleet/retried",
+    "speculated": "Fleet/speculated",
+    "workers": "Fleet/workers",
+    "final_return": "Test/cumulative_reward",
+}
+RATE = "Time/step_per_second"
+_IMPLIED = ("steps", "iteration")
+
+
+def note(folder: Path) -> str:
+    """What to type to see them."""
+    command = f"tensorboard --logdir {folder}"
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        metadata.version("tensorboard")
+        return f"Curves for TensorBoard: {command}"
+    return (
+        "tensorboard is not installed, so its curves are written and cannot be looked at here: "
+        f"pip install 'rlflame[tensorboard]', then {command}"
+    )
+
+
+class TensorBoard:
+    """A sink of everything that is measured."""
+
+    def __init__(
+        self, folder: Path, recipe: Recipe, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Where the folder has a record already, begin with it."""
+        self._clock = clock
+        self._before = 0
+        run = read(folder)
+        measured = sum(_seconds(line) for line in run.timing)
+        inside = folder / FOLDER
+        inside.mkdir(exist_ok=True)
+        for old in inside.glob(f"events.out.tfevents.*{_SUFFIX}"):
+            old.unlink()
+        name = f"{clock():.6f}.{socket.gethostname()}.{os.getpid()}{_SUFFIX}"
+        # As if it had ended just now, so that the time between its points is what it was.
+        began = clock() - measured
+        self._file = EventFile(inside / f"events.out.tfevents.{name}", began)
+        self._file.begin_session(began, hyperparameters(recipe))
+        laps = {int(line["steps"]): line for line in run.timing}
+        at = began
+        for line in run.metrics:
+            lap = laps.pop(int(line["steps"]), {}) if "eval_return_mean" not in line else {}
+            at += _seconds(lap)
+            self._put(at, int(line["steps"]), {**lap, **line})
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._put(self._clock(), step, metrics)
+
+    def close(self) -> None:
+        self._file.end_session(self._clock())
+        self._file.close()
+
+    def _put(self, wall_time: float, step: int, metrics: Mapping[str, Any]) -> None:
+        values = {
+            tag(name): float(value)
+            for name, value in metrics.items()
+            if name not in _IMPLIED and isinstance(value, int | float)
+        }
+        if "loss" in metrics and TAGS["policy_gradient_loss"] not in values:
+            # Of an algorithm with one loss only, it is the policy's.
+            values[TAGS["policy_gradient_loss"]] = values.pop(tag("loss"))
+        if _seconds(metrics) > 0.0:
+            values[RATE] = (step - self._before) / _seconds(metrics)
+            self._before = step
+        self._file.scalars(wall_time, step, values)
+
+
+def tag(name: str) -> str:
+    """Where TensorBoard shows a name of the record: the group before the slash."""
+    if name in TAGS:
+        return TAGS[name]
+    if name.startswith("eval_"):
+        return f"Evaluation/{name.removeprefix('eval_')}"
+    if name.endswith("_s"):
+        return f"Time/{name}"
+    return f"Loss/{name}" if name.endswith("loss") else f"Info/{name}"
+
+
+def hyperparameters(recipe: Recipe) -> dict[str, Scalar]:
+    """What was set, under full names; what is absent is left out."""
+    found: dict[str, Scalar] = {}
+
+    def collect(table: Mapping[str, Any], prefix: str) -> None:
+        for name, value in table.items():
+            if isinstance(value, Mapping):
+                collect(value, f"{prefix}{name}.")
+            elif isinstance(value, str | bool | int | float):
+                found[prefix + name] = value
+            elif value is not None:
+                found[prefix + name] = str(value)
+
+    collect(recipe.model_dump(mode="json"), "")
+    return found
+
+
+def _seconds(line: Line | Mapping[str, Any]) -> float:
+    value = line.get("wall_s")
+    return float(value) if isinstance(value, int | float) else 0.0
