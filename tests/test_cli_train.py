@@ -56,6 +56,7 @@ FLAGS = {
     "local": (["--local"], {"runtime.fleet": "local"}),
     "quiet": (["--quiet"], {"runtime.progress": "quiet"}),
     "plain": (["--plain"], {"runtime.progress": "plain"}),
+    "tensorboard": (["--tensorboard"], {"runtime.tensorboard": True}),
     "debug": (["--debug"], {"runtime.debug": True}),
 }
 #: Flags that change what is done with a config, each with a test of its own below or elsewhere.

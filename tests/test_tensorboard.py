@@ -17,6 +17,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from rlflame import event_file, tensorboard
 from rlflame.event_file import EventFile
 from rlflame.fleet import EventCount, FleetEvent
+from rlflame.metrics import NAMES
 
 #: Of the examples that other people's scripts and eyes know.
 WELL_KNOWN = {
@@ -116,6 +117,16 @@ def test_tags_and_numbers_are_those_of_the_record(tmp_path):
     assert seen["Test/cumulative_reward"] == [(256, pytest.approx(result["evaluation"]["mean"]))]
     rates = [64 / lap["wall_s"] for lap in lines(folder, "timing.jsonl")]
     assert [value for _, value in seen["Time/step_per_second"]] == pytest.approx(rates)
+
+
+def test_every_name_of_the_record_has_a_place_of_its_own():
+    actor_critics = {"actor_loss", "critic_loss"}  # where another algorithm has other names
+    tags = [tensorboard.tag(name) for name in NAMES if name not in actor_critics]
+    assert len(set(tags)) == len(tags)
+    groups = {tag.partition("/")[0] for tag in tags}
+    assert groups == {"Loss", "Info", "Rewards", "Game", "Evaluation"}
+    assert tensorboard.tag("actor_loss") == "Loss/policy_loss"
+    assert tensorboard.tag("critic_loss") == "Loss/value_loss"
 
 
 def test_of_reinforce_the_loss_is_the_policy_s(tmp_path):

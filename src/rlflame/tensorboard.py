@@ -25,7 +25,9 @@ _SUFFIX = ".rlflame"
 #: Names of the record under which TensorBoard's users look for something else.
 TAGS = {
     "policy_gradient_loss": "Loss/policy_loss",
+    "actor_loss": "Loss/policy_loss",
     "value_loss": "Loss/value_loss",
+    "critic_loss": "Loss/value_loss",
     "entropy_loss": "Loss/entropy_loss",
     "learning_rate": "Info/learning_rate",
     "episode_return_mean": "Rewards/rew_avg",
@@ -93,9 +95,9 @@ class TensorBoard:
             for name, value in metrics.items()
             if name not in _IMPLIED and isinstance(value, int | float)
         }
-        if "loss" in metrics and TAGS["policy_gradient_loss"] not in values:
+        if tag("loss") in values and tag("policy_gradient_loss") not in values:
             # Of an algorithm with one loss only, it is the policy's.
-            values[TAGS["policy_gradient_loss"]] = values.pop(tag("loss"))
+            values[tag("policy_gradient_loss")] = values.pop(tag("loss"))
         if _seconds(metrics) > 0.0:
             values[RATE] = (step - self._before) / _seconds(metrics)
             self._before = step
