@@ -2,6 +2,7 @@
 
     python benchmarks/learning.py floors                 # the learning floors, 5 seeds each
     python benchmarks/learning.py reinforce              # default against classic, equal steps
+    python benchmarks/learning.py sac --seeds 0-2 --csv docs/results/sac.csv
     python benchmarks/learning.py run hopper ppo --steps 300000 --seeds 100-102 \
         --set ppo.minibatch_size=256
 
@@ -50,12 +51,19 @@ REINFORCE = [
     for env, steps in (("cartpole", 200_000), ("hopper", 300_000), ("ant", 300_000))
     for kind, preset in (("default", None), ("classic", "reinforce-classic"))
 ]
+SAC = [
+    Study("sac-pendulum-20k", "pendulum", "sac", 20_000, -160),
+    *(
+        Study(f"sac-{env}-300k", env, "sac", 300_000, floor, sets=("learning.threads=1",))
+        for env, floor in (("hopper", 2500), ("halfcheetah", 7000))
+    ),
+]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["floors", "reinforce", "run", "one"])
-    parser.add_argument("rest", nargs="*", help="for run: ENV ALGO")
+    parser.add_argument("what", choices=["floors", "reinforce", "sac", "run", "one"])
+    parser.add_argument("rest", nargs="*", help="for run: ENV ALGO; else the studies wanted")
     parser.add_argument("--steps", type=int, default=300_000)
     parser.add_argument("--seeds", default="0-4")
     parser.add_argument("--preset")
@@ -73,7 +81,8 @@ def main() -> None:
         sets = tuple(options.sets)
         studies = [Study(name, env, algo, options.steps, None, options.preset, sets)]
     else:
-        studies = FLOORS if options.what == "floors" else REINFORCE
+        studies = {"floors": FLOORS, "reinforce": REINFORCE, "sac": SAC}[options.what]
+        studies = [study for study in studies if not options.rest or study.name in options.rest]
     first, _, last = options.seeds.partition("-")
     seeds = list(range(int(first), int(last or first) + 1))
     run_all([(study, seed) for study in studies for seed in seeds], options.jobs, options.csv)

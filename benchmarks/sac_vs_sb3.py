@@ -1,0 +1,166 @@
+"""SAC beside stable-baselines3's at equal updates per step: steps per second once both learn.
+
+    python benchmarks/sac_vs_sb3.py --sb3-python OTHER/bin/python --env Hopper-v5 --threads 1,2
+
+Both train 256x256 networks on batches of 256, one update a step, and are timed from the end of
+their random warm-up to the end of training, start-up and evaluation left out. Every way of running
+stable-baselines3 that is known to help (one environment, or eight with as many updates a round) is
+measured, and the ratio is to its best. The limit is what the sixteen 256x256x256 products of one
+update would take with numpy's BLAS and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+WARM_UP = 1_000
+PRODUCTS = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sb3-python", default=sys.executable)
+    parser.add_argument("--env", default="Hopper-v5")
+    parser.add_argument("--steps", type=int, default=5_000, help="after the warm-up")
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--set", dest="sets", action="append", default=[])
+    parser.add_argument("--side", choices=["sb3", "limit"], help=argparse.SUPPRESS)
+    parser.add_argument("--envs", type=int, default=1, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side == "sb3":
+        train_sb3(options.env, options.steps, int(options.threads), options.envs)
+        return
+    if options.side == "limit":
+        print(json.dumps(product_rate()))
+        return
+    busy = os.getloadavg()[0]
+    if busy > 0.5:
+        print(f"note: the load here is {busy:.1f}; a busy machine makes these numbers worthless")
+    results: list[dict[str, object]] = []
+    for threads in map(int, options.threads.split(",")):
+        measure(options, threads, results)
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(results[0]))
+            writer.writeheader()
+            writer.writerows(results)
+
+
+def measure(options: argparse.Namespace, threads: int, results: list[dict[str, object]]) -> None:
+    """All sides in turn, so many times; the medians and what they amount to."""
+    rates: dict[str, list[float]] = {"rlflame": [], "sb3 1 env": [], "sb3 8 envs": [], "limit": []}
+    for turn in range(options.repeat):
+        rates["rlflame"].append(ours(options.env, options.steps, threads, turn, options.sets))
+        for envs in (1, 8):
+            rates[f"sb3 {envs} env{'s' * (envs > 1)}"].append(theirs(options, threads, envs))
+        rates["limit"].append(
+            spoken([sys.executable, __file__, "--side", "limit"], threads) * 1.0 / PRODUCTS
+        )
+        for side, values in rates.items():
+            results.append({"env": options.env, "threads": threads, "turn": turn, "side": side,
+                            "updates_per_s": round(values[-1], 2)})  # fmt: skip
+    medians = {side: statistics.median(values) for side, values in rates.items()}
+    best = max(value for side, value in medians.items() if side.startswith("sb3"))
+    print(f"{options.env}, {threads} thread{'s' * (threads > 1)}: " + ", ".join(
+        f"{side} {value:.0f}/s" for side, value in medians.items()
+    ) + f"; {medians['rlflame'] / best:.2f} times their best, "
+        f"{medians['rlflame'] / medians['limit']:.0%} of the limit", flush=True)  # fmt: skip
+
+
+def ours(env: str, steps: int, threads: int, seed: int, sets: list[str]) -> float:
+    """Of the command line's own timing file: from the end of the warm-up to the end of training."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = f"{folder}/run"
+        settings = [f"sac.learning_starts={WARM_UP}", f"learning.threads={threads}", *sets,
+                    "evaluation.every_steps=none", "evaluation.final_episodes=1"]  # fmt: skip
+        command = [sys.executable, "-m", "rlflame", "train", "--local", "--algo", "sac",
+                   "--env", env, "--steps", str(WARM_UP + steps), "--seed", str(seed), "--quiet",
+                   "--out", out]  # fmt: skip
+        for setting in settings:
+            command += ["--set", setting]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment(threads))
+        seconds, taken = 0.0, 0
+        for line in Path(out, "timing.jsonl").read_text().splitlines():
+            lap = json.loads(line)
+            if lap["steps"] > 2 * WARM_UP:
+                seconds += lap["wall_s"]
+            else:
+                taken = lap["steps"]
+        return (lap["steps"] - taken) / seconds
+
+
+def theirs(options: argparse.Namespace, threads: int, envs: int) -> float:
+    command = [options.sb3_python, str(Path(__file__).resolve()), "--side", "sb3", "--env",
+               options.env, "--steps", str(options.steps), "--envs", str(envs),
+               "--threads", str(threads)]  # fmt: skip
+    return spoken(command, threads)
+
+
+def spoken(command: list[str], threads: int) -> float:
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=environment(threads)
+    )
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def environment(threads: int) -> dict[str, str]:
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {**os.environ, **dict.fromkeys(names, str(threads))}
+
+
+def train_sb3(env: str, steps: int, threads: int, envs: int) -> None:
+    """Their defaults but for a shorter warm-up; prints steps per second after it."""
+    import stable_baselines3
+    import torch
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(threads)
+
+    class Clock(BaseCallback):
+        began = 0.0
+        first = 0
+
+        def _on_step(self) -> bool:
+            if not self.began and self.num_timesteps > 2 * WARM_UP:
+                self.began, self.first = time.monotonic(), self.num_timesteps
+            return True
+
+    clock = Clock()
+    model = stable_baselines3.SAC(
+        "MlpPolicy", make_vec_env(env, envs), learning_starts=WARM_UP, batch_size=256,
+        train_freq=1, gradient_steps=-1 if envs > 1 else 1, device="cpu",
+    )  # fmt: skip
+    model.learn(WARM_UP + steps, callback=clock)
+    print(json.dumps((model.num_timesteps - clock.first) / (time.monotonic() - clock.began)))
+
+
+def product_rate() -> float:
+    """256x256x256 products per second."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    a, b = generator.standard_normal((2, 256, 256), dtype=np.float32)
+    out = np.empty_like(a)
+    best = 0.0
+    for _ in range(20):
+        started = time.perf_counter()
+        for _ in range(100):
+            np.matmul(a, b, out=out)
+        best = max(best, 100 / (time.perf_counter() - started))
+    return best
+
+
+if __name__ == "__main__":
+    main()
