@@ -1,4 +1,4 @@
-"""stable-baselines3's SAC with its defaults, scored as rlflame scores: the control of the SAC study.
+"""stable-baselines3's SAC with its defaults, scored as rlflame scores: a control for the study.
 
     OTHER/bin/python benchmarks/sac_control.py HalfCheetah-v5 --seeds 0-1 --csv control.csv
 
