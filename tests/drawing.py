@@ -14,12 +14,15 @@ from rlflame.fleet.inline import InlineFleet
 from rlflame.render import Job
 
 
-def begun(env: str = "easels:Easel-v0", seed: int = 0, **kwargs: Any) -> Checkpoint:
+def begun(
+    env: str = "easels:Easel-v0", seed: int = 0, algorithm: str = "ppo", **kwargs: Any
+) -> Checkpoint:
     """A policy of a recipe's beginning, of full width, with weights that do something."""
     recipe = failpoints.config(
         env,
         learning={
             "seed": seed,
+            "algorithm": algorithm,
             "network": {"last_layer_scale": 1.0},
             "rollout": {"envs_per_slot": 4},
             "environment": {"kwargs": kwargs},

@@ -33,6 +33,7 @@ class Easel(gymnasium.Env):
         fps: float = 10,
         modes: list[str] | None = None,
         marker: str = "",
+        continuous: bool = False,
     ) -> None:
         self.metadata = {
             "render_modes": ["rgb_array", "human"] if modes is None else modes,
@@ -40,7 +41,9 @@ class Easel(gymnasium.Env):
         }
         self.render_mode = render_mode
         self.observation_space = spaces.Box(-10.0, 10.0, (3,), np.float32)
-        self.action_space = spaces.Discrete(2)
+        self.action_space = (
+            spaces.Box(-1.0, 3.0, (2,), np.float32) if continuous else spaces.Discrete(2)
+        )
         self._fault, self._length, self._marker = fault, length, marker
         self._t = self._end = 0
 

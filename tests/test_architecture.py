@@ -36,7 +36,7 @@ FLOORS = [
     ["show", "scoring", "inspection", "doctor doctor.*"],
     ["display board live plain events"],
     ["build"],
-    ["fleets", "settings", "catalogue", "video", "export"],
+    ["fleets", "settings", "catalogue", "video clips", "export"],
     ["api"],
     ["runs"],
     ["commands commands.*"],

@@ -58,6 +58,7 @@ FLAGS = {
     "plain": (["--plain"], {"runtime.progress": "plain"}),
     "tensorboard": (["--tensorboard"], {"runtime.tensorboard": True}),
     "debug": (["--debug"], {"runtime.debug": True}),
+    "video_every": (["--video-every", "5000"], {"runtime.video_every_steps": 5000}),
 }
 #: Flags that change what is done with a config, each with a test of its own below or elsewhere.
 NO_CONFIG = {"init_from", "plot", "dry_run", "json_lines", "env_file"}

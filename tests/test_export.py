@@ -23,9 +23,9 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def lively(env: str, **kwargs):
+def lively(env: str, algorithm: str = "ppo"):
     """A policy whose normaliser, weights and biases all matter, and whose bounds are met."""
-    source = begun(env, **kwargs)
+    source = begun(env, algorithm=algorithm)
     generator = np.random.default_rng(3)
     policy = {
         name: generator.normal(0.0, 1.5, array.shape).astype(np.float32)
@@ -42,9 +42,19 @@ def answers(data: bytes, observations):
     return found
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "LunarLander-v3", "Hopper-v5"])
-def test_the_model_acts_as_a_loaded_policy_does(tmp_path, env):
-    source = lively(env)
+@pytest.mark.parametrize(
+    ("env", "algorithm"),
+    [
+        ("CartPole-v1", "ppo"),
+        ("Pendulum-v1", "ppo"),
+        ("LunarLander-v3", "ppo"),
+        ("Hopper-v5", "ppo"),
+        ("Pendulum-v1", "sac"),
+        ("Hopper-v5", "sac"),
+    ],
+)
+def test_the_model_acts_as_a_loaded_policy_does(tmp_path, env, algorithm):
+    source = lively(env, algorithm)
     file = policy_file(tmp_path / "policy.safetensors", source)
     policy = load_policy(file)
     size = source.policy_spec.observation_size

@@ -39,9 +39,17 @@ def shade(picture: Image.Image, left: float = 0.5) -> int:
 # The episodes.
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "LunarLander-v3"])
-def test_what_is_drawn_is_what_eval_scores(env):
-    source = begun(env)
+@pytest.mark.parametrize(
+    ("env", "algorithm"),
+    [
+        ("CartPole-v1", "ppo"),
+        ("Pendulum-v1", "ppo"),
+        ("LunarLander-v3", "ppo"),
+        ("Pendulum-v1", "sac"),
+    ],
+)
+def test_what_is_drawn_is_what_eval_scores(env, algorithm):
+    source = begun(env, algorithm=algorithm)
     expected = scored(source, 10, seed=5, most=40)
     asked = job(source, kind="png", width=48, episodes=10, best_of=10, seed=5, max_episode_steps=40)
     drawing = film.draw(asked)

@@ -34,6 +34,7 @@ from rlflame import (
     video,
 )
 from rlflame.checkpoint import Checkpoint
+from rlflame.clips import filmed
 from rlflame.config import LearningSettings, Recipe, RunConfig, RuntimeSettings
 from rlflame.errors import CheckpointError, ConfigError, FleetError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
@@ -292,6 +293,8 @@ def _run(
         watcher=show,
         counts=counts.take,
     )
+    filming = filmed(recorder, folder.path / "videos", begun, runtime.video_every_steps, show.note)
+    complete = False
     try:
         # Only now: a run that is refused keeps the config it has.
         _write_config(folder, begun.recipe, runtime)
@@ -300,12 +303,13 @@ def _run(
             recorder.also(TensorBoard(folder.path, begun.recipe))
             show.note(tensorboard.note(folder.path))
         with show.begin(described):
-            trainer = build.trainer(begun, fleet, recorder, stop, folder.path.name, start)
+            trainer = build.trainer(begun, fleet, filming, stop, folder.path.name, start)
             complete = trainer.run()
             log.note({**entry, "workers": _workers(fleet)})
             if complete:
                 complete = _score(trainer, begun.recipe, recorder, stop)
     finally:
+        filming.close(lambda: stop.requested or not complete)
         recorder.close()
     return _result(folder, checkpoint.load(folder.latest), complete=complete)
 

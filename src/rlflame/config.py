@@ -382,6 +382,9 @@ class RuntimeSettings(_Section):
         100_000, description="Steps between checkpoints; one is always written at the end."
     )
     keep_checkpoints: Positive = Field(3, description="Newest checkpoints kept.")
+    video_every_steps: Positive | None = Field(
+        None, description="Steps between short films of the policy, in videos/; absent: none."
+    )
     step_deadline_s: float = Field(
         60.0, gt=0.0, description="An environment that takes longer for one step counts as hung."
     )

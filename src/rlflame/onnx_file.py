@@ -103,6 +103,13 @@ def model(env: EnvSpec, spec: PolicySpec, arrays: PolicyArrays, said: Mapping[st
 def _bounded(graph: _Graph, spec: PolicySpec) -> None:
     """From what the network puts out to what the environment takes."""
     low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
+    if spec.squash:
+        # The means come first, the deviations after them.
+        begin, end, axis = (np.array([number], np.int64) for number in (0, spec.action_size, 1))
+        graph.then("Slice", begin, end, axis)
+        graph.then("Tanh")
+        graph.then("Mul", (high - low) * np.float32(0.5))
+        graph.then("Add", (low + high) * np.float32(0.5))
     graph.then("Max", low)
     graph.then("Min", high)
 

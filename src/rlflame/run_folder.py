@@ -10,6 +10,7 @@
     latest.safetensors   the newest checkpoint
     best.safetensors     the policy with the best evaluation
     result.json          the final evaluation
+    videos/              short films of the policy, where they were asked for
 
 Must not know: the loop, algorithms, display.
 """

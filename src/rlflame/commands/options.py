@@ -26,6 +26,12 @@ EnvFile = Annotated[
         metavar="FILE.py", help="A file with an environment of yours, shipped to all workers."
     ),
 ]
+VideoEvery = Annotated[
+    int | None,
+    typer.Option(
+        "--video-every", metavar="N", help="A short film in videos/ every N steps.", min=1
+    ),
+]
 JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
 TensorBoard = Annotated[

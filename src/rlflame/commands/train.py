@@ -17,6 +17,7 @@ from rlflame.commands.options import (
     Quiet,
     Sets,
     TensorBoard,
+    VideoEvery,
     Workers,
 )
 
@@ -85,6 +86,7 @@ def train(
     fleet: Fleet = None,
     local: Local = False,
     env_file: EnvFile = None,
+    video_every: VideoEvery = None,
     plot: Annotated[
         bool, typer.Option("--plot", help="Draw the episodes' returns into the run folder.")
     ] = False,
@@ -106,6 +108,7 @@ def train(
     runtime = settings.runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, out=out, debug=debug,
         json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
+        video_every=video_every,
     )  # fmt: skip
     resolved, name = settings.resolve(
         environment=env, algorithm=algo, preset=preset, config_file=config,
@@ -157,6 +160,7 @@ def resume(
     local: Local = False,
     env_file: EnvFile = None,
     tensorboard: TensorBoard = False,
+    video_every: VideoEvery = None,
     json_lines: JsonLines = False,
     quiet: Quiet = False,
     plain: Plain = False,
@@ -171,6 +175,7 @@ def resume(
     flags = settings.runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, debug=debug,
         json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
+        video_every=video_every,
     )  # fmt: skip
     recorded = settings.recorded_config(run)
     runtime = settings.resumed_runtime(recorded, flags, sets or ())

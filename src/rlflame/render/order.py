@@ -9,6 +9,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from rlflame import graphics
@@ -20,6 +21,8 @@ from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
 
 Tell = Callable[[int, int], None]
 _MODULE = "rlflame.render.studio"
+#: How often it is asked whether anybody still wants the drawing.
+_LOOK_S = 0.2
 
 
 def drawn(
@@ -29,19 +32,21 @@ def drawn(
     finder: graphics.Finder | None = None,
     show_output: bool = False,
     tell: Tell = lambda made, of: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Drawing:
     """The drawing of a job. `mujoco`: whether it needs one of MuJoCo's renderers."""
+    order = partial(_ordered, job, show_output=show_output, tell=tell, stopped=stopped)
     if job.kind == "window":
         check_display(os.environ)
-        return _ordered(job, {graphics.VARIABLE: "glfw"} if mujoco else {}, show_output, tell)
+        return order({graphics.VARIABLE: "glfw"} if mujoco else {})
     # pygame draws into memory wherever it thinks that there is no screen.
     quiet = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
     if not mujoco:
-        return _ordered(job, quiet, show_output, tell)
+        return order(quiet)
     finder = finder or graphics.Finder()
     backend = finder.find()
     try:
-        return _ordered(job, {**quiet, **graphics.variables(backend)}, show_output, tell)
+        return order({**quiet, **graphics.variables(backend)})
     except RlflameError:
         if not finder.remembered:
             raise
@@ -50,7 +55,7 @@ def drawn(
         found = finder.find()
         if found == backend:
             raise
-    return _ordered(job, {**quiet, **graphics.variables(found)}, show_output, tell)
+    return order({**quiet, **graphics.variables(found)})
 
 
 def check_display(environment: Mapping[str, str]) -> None:
@@ -64,7 +69,14 @@ def check_display(environment: Mapping[str, str]) -> None:
         )
 
 
-def _ordered(job: Job, variables: Mapping[str, str], show_output: bool, tell: Tell) -> Drawing:
+def _ordered(
+    job: Job,
+    variables: Mapping[str, str],
+    *,
+    show_output: bool,
+    tell: Tell,
+    stopped: Callable[[], bool],
+) -> Drawing:
     process = WorkerProcess(
         module=_MODULE,
         show_output=show_output,
@@ -72,9 +84,9 @@ def _ordered(job: Job, variables: Mapping[str, str], show_output: bool, tell: Te
     )
     try:
         process.send(Kind.TASK, wire.encode(job.as_dict()))
-        while True:
+        while not stopped():
             waiting = [process.requests] if process.backlog else []
-            select.select([process.answers], waiting, [])
+            select.select([process.answers], waiting, [], _LOOK_S)
             process.flush()
             for kind, payload in _received(process):
                 answer = wire.decode(payload)
@@ -82,6 +94,7 @@ def _ordered(job: Job, variables: Mapping[str, str], show_output: bool, tell: Te
                     tell(answer["made"], answer["of"])
                 else:
                     return _drawing(answer)
+        raise DrawingFailed("The drawing was cut short.")
     finally:
         process.retire()
 

@@ -1,0 +1,195 @@
+"""Short films of a policy that is still learning, made beside the run and never in its way.
+
+A thread waits for the process that draws; the loop only hands over a copy of the weights. What
+goes wrong is one note. Must not know: how anything is drawn, algorithms, the command line.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlflame import tensor_file, video
+from rlflame.checkpoint import Checkpoint
+from rlflame.errors import RlflameError
+from rlflame.evaluate import EvaluationRecord
+from rlflame.render import Drawing, Job, camera, order
+from rlflame.rollout.spec import Fragment, PolicyArrays
+from rlflame.trainer import Progress, Recorder, Snapshot
+
+_SECONDS = 10.0
+_WIDTH = 240
+_FPS = 12.5
+_MOST_BYTES = 1_000_000
+_NICE = 10
+#: How long the end of a run waits for its last film.
+PATIENCE_S = 60.0
+_LOOK_S = 0.1
+
+#: A job drawn; it gives up when it is told to stop.
+Draw = Callable[[Job, bool, Callable[[], bool]], Drawing]
+
+
+def drawn(job: Job, mujoco: bool, stopped: Callable[[], bool]) -> Drawing:
+    return order.drawn(job, mujoco=mujoco, stopped=stopped)
+
+
+class Studio(Protocol):
+    """Where films are made while a run goes on."""
+
+    def offer(self, progress: Progress, policy: Callable[[], PolicyArrays]) -> None:
+        """Film this policy, as soon as nothing else is being filmed."""
+
+    def notes(self) -> list[str]:
+        """What there is to say since the last time."""
+
+    def close(self, hurry: Callable[[], bool]) -> None:
+        """Wait for what is being filmed, or end it where there is no time."""
+
+
+class NoClips:
+    """Nobody wants films."""
+
+    def offer(self, progress: Progress, policy: Callable[[], PolicyArrays]) -> None: ...
+
+    def notes(self) -> list[str]:
+        return []
+
+    def close(self, hurry: Callable[[], bool]) -> None: ...
+
+
+class Clips:
+    """One film at a time; of those that wait, the newest counts."""
+
+    def __init__(self, folder: Path, source: Checkpoint, draw: Draw = drawn) -> None:
+        self._folder = folder
+        self._source = source
+        self._draw = draw
+        self._lock = threading.Lock()
+        self._waiting: tuple[int, Job] | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._notes: list[str] = []
+        self._look: camera.Looks | None = None
+        try:
+            self._look = camera.looks(source.env)
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def offer(self, progress: Progress, policy: Callable[[], PolicyArrays]) -> None:
+        if self._look is None or self._stopped:
+            return
+        # The learner goes on changing the arrays that it has handed out.
+        kept = {name: np.array(array) for name, array in policy().items()}
+        source = replace(self._source, policy=kept, progress=progress)
+        wish = video.Wish("gif", self._source.recipe.evaluation.seed, width=_WIDTH, fps=_FPS)
+        job = video.job_of(source, wish)
+        limit = min(job.max_episode_steps, round(_SECONDS * self._look.steps_per_s))
+        job = replace(job, max_episode_steps=limit, max_bytes=_MOST_BYTES, nice=_NICE)
+        with self._lock:
+            self._waiting = (progress.steps, job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, daemon=True, name="clips")
+                self._thread.start()
+
+    def notes(self) -> list[str]:
+        with self._lock:
+            found, self._notes = self._notes, []
+        return found
+
+    def close(self, hurry: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+        deadline = time.monotonic() + patience_s
+        while (thread := self._thread) is not None:
+            if hurry() or time.monotonic() > deadline:
+                self._stopped = True
+                thread.join(patience_s)
+                return
+            thread.join(_LOOK_S)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if self._waiting is None or self._stopped:
+                    self._thread = None
+                    return
+                (steps, job), self._waiting = self._waiting, None
+            self._film(steps, job)
+
+    def _film(self, steps: int, job: Job) -> None:
+        assert self._look is not None
+        try:
+            drawing = self._draw(job, self._look.mujoco, lambda: self._stopped)
+            self._folder.mkdir(exist_ok=True)
+            tensor_file.write_atomically(self._folder / f"step-{steps:09d}.gif", drawing.data)
+        except RlflameError as error:
+            if not self._stopped:
+                self._give_up(f"{error.message} {error.hint}".rstrip())
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def _give_up(self, reason: str) -> None:
+        self._stopped = True
+        with self._lock:
+            self._notes.append(f"There will be no films of this run: {reason}")
+
+
+def filmed(
+    recorder: Recorder,
+    folder: Path,
+    source: Checkpoint,
+    every_steps: int | None,
+    note: Callable[[str], None],
+) -> FilmingRecorder:
+    """The recorder, and films in that folder if any are wanted."""
+    clips = NoClips() if every_steps is None else Clips(folder, source)
+    return FilmingRecorder(recorder, clips, every_steps or 1, note)
+
+
+class FilmingRecorder:
+    """A Recorder that also films the policy, every so many steps."""
+
+    def __init__(
+        self, recorder: Recorder, clips: Studio, every_steps: int, note: Callable[[str], None]
+    ) -> None:
+        self._recorder = recorder
+        self._clips = clips
+        self._every_steps = every_steps
+        self._note = note
+        self._filmed: int | None = None
+
+    def iteration(
+        self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
+    ) -> None:
+        self._recorder.iteration(progress, metrics, fragments)
+        self.pass_on()
+
+    def evaluation(
+        self, progress: Progress, record: EvaluationRecord, policy: PolicyArrays
+    ) -> None:
+        self._recorder.evaluation(progress, record, policy)
+
+    def snapshot(self, take: Callable[[], Snapshot], progress: Progress, final: bool) -> None:
+        self._recorder.snapshot(take, progress, final)
+        every, last = self._every_steps, self._filmed
+        if last is None or progress.steps // every > last // every:
+            self._filmed = progress.steps
+            self._clips.offer(progress, lambda: take().policy)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return self._recorder.phase(name)
+
+    def pass_on(self) -> None:
+        """Notes are said here, by the thread that says everything else."""
+        for text in self._clips.notes():
+            self._note(text)
+
+    def close(self, hurry: Callable[[], bool]) -> None:
+        self._clips.close(hurry)
+        self.pass_on()

@@ -1,0 +1,205 @@
+"""Films during training: beside the run, one at a time, and no bit of it changed."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import failpoints
+import numpy as np
+import pytest
+from commands import TINY, rlflame
+from drawing import begun
+from PIL import Image
+
+from rlflame import api, checkpoint, clips
+from rlflame.clips import Clips, FilmingRecorder
+from rlflame.errors import RlflameError
+from rlflame.render import Drawing
+from rlflame.show import Silent
+from rlflame.trainer import Progress
+
+
+def at(steps: int) -> Progress:
+    return replace(Progress(), steps=steps)
+
+
+class Projector:
+    """Draws when it is let; remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.jobs = []
+        self.begun = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+        self.error: Exception | None = None
+
+    def __call__(self, job, mujoco, stopped):
+        self.jobs.append(job)
+        self.begun.release()
+        while not self.go.acquire(timeout=0.01):
+            if stopped():
+                raise RlflameError("The drawing was cut short.")
+        if self.error is not None:
+            raise self.error
+        return Drawing(b"film", (), 1, 1, 1, 1.0)
+
+
+def weights(value: float):
+    return lambda: {name: array * 0 + np.float32(value) for name, array in begun().policy.items()}
+
+
+def first_number(job) -> float:
+    return float(next(iter(job.policies[0].values())).flat[0])
+
+
+def never() -> bool:
+    return False
+
+
+def test_one_at_a_time_and_of_those_that_wait_the_newest(tmp_path):
+    projector = Projector()
+    films = Clips(tmp_path / "videos", begun(), projector)
+    films.offer(at(10), weights(1.0))
+    projector.begun.acquire()
+    for k in (2, 3, 4):
+        films.offer(at(10 * k), weights(k))
+    assert len(projector.jobs) == 1
+    projector.go.release(2)
+    films.close(never)
+    names = sorted(path.name for path in (tmp_path / "videos").iterdir())
+    assert names == ["step-000000010.gif", "step-000000040.gif"]
+    assert [first_number(job) for job in projector.jobs] == [1.0, 4.0]
+    assert projector.jobs[1].captions == ("PPO, step 40",)
+    assert projector.jobs[1].nice > 0
+    assert films.notes() == []
+
+
+def test_the_weights_are_those_of_the_moment(tmp_path):
+    projector = Projector()
+    films = Clips(tmp_path / "videos", begun(), projector)
+    moving = weights(1.0)()
+    films.offer(at(0), lambda: moving)
+    projector.begun.acquire()
+    for array in moving.values():
+        array += 5.0
+    assert first_number(projector.jobs[0]) == 1.0
+    projector.go.release()
+    films.close(never)
+
+
+@pytest.mark.parametrize("error", [RlflameError("No paint.", "buy some"), ValueError("odd")])
+def test_a_failure_is_one_note_and_the_last_attempt(tmp_path, error):
+    projector = Projector()
+    projector.error = error
+    projector.go.release(9)
+    films = Clips(tmp_path / "videos", begun(), projector)
+    heard = []
+    recorder = FilmingRecorder(Nowhere(), films, 1, heard.append)
+    for steps in (0, 1, 2):
+        recorder.snapshot(snapshot, at(steps), False)
+        films.close(never)
+        recorder.iteration(at(steps), {}, [])
+    (note,) = heard
+    assert note.startswith("There will be no films of this run: ")
+    assert str(error).rstrip(".") in note
+    assert len(projector.jobs) == 1
+
+
+def test_whoever_is_in_a_hurry_gets_no_film_and_no_note(tmp_path):
+    projector = Projector()
+    films = Clips(tmp_path / "videos", begun(), projector)
+    films.offer(at(0), weights(1.0))
+    projector.begun.acquire()
+    films.offer(at(1), weights(2.0))
+    films.close(lambda: True)
+    assert not (tmp_path / "videos").exists()
+    assert films.notes() == []
+    assert [thread.name for thread in threading.enumerate() if thread.name == "clips"] == []
+
+
+class Nowhere:
+    """A Recorder that keeps nothing."""
+
+    def iteration(self, *_): ...
+
+    def evaluation(self, *_): ...
+
+    def snapshot(self, *_): ...
+
+
+def snapshot():
+    class Taken:
+        policy = begun().policy
+
+    return Taken
+
+
+def test_a_film_is_due_when_another_multiple_is_passed():
+    class Ledger(clips.NoClips):
+        offered: list[int] = []  # noqa: RUF012
+
+        def offer(self, progress, policy):
+            self.offered.append(progress.steps)
+
+    recorder = FilmingRecorder(Nowhere(), Ledger(), 100, print)
+    for steps in (0, 64, 128, 192, 256, 512):
+        recorder.snapshot(snapshot, at(steps), False)
+    assert Ledger.offered == [0, 128, 256, 512]
+
+
+# Real ones.
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_films_change_no_bit_of_a_run(tmp_path, algorithm):
+    env = "easels:Easel-v0"
+    learning = {
+        "algorithm": algorithm,
+        "environment": {"kwargs": {"continuous": algorithm == "sac"}},
+    }
+    plain = failpoints.config(env, tmp_path / "plain", learning=learning)
+    films = {"video_every_steps": 32}
+    filmed = failpoints.config(env, tmp_path / "filmed", learning=learning, runtime=films)
+    results = [api.train(config) for config in (plain, filmed)]
+    assert results[0].state_digest == results[1].state_digest
+    assert results[0].digest == results[1].digest
+    for name in failpoints.EQUAL_BYTES:
+        assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "filmed" / name).read_bytes()
+    films = sorted((tmp_path / "filmed" / "videos").iterdir())
+    steps = {int(film.name[5:14]) for film in films}
+    # The first is begun before the first iteration; later ones as the machine finds time.
+    assert min(steps) == 0
+    assert steps <= {0, 32, 64, 96}
+    with Image.open(films[0]) as film:
+        assert film.size[0] == 240
+        assert film.n_frames > 3
+
+
+class Listener(Silent):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.heard.append(text)
+
+
+def test_a_run_that_cannot_be_filmed_ends_as_any_other(tmp_path):
+    config = failpoints.config("fakes:Fake-v0", tmp_path / "run", runtime={"video_every_steps": 1})
+    listener = Listener()
+    result = api.train(config, show=listener)
+    assert result.complete
+    said = [note for note in listener.heard if "films" in note]
+    assert said[0].startswith("There will be no films of this run: fakes:Fake-v0 cannot be drawn")
+    assert len(said) == 1
+    assert not (tmp_path / "run" / "videos").exists()
+
+
+def test_the_option_is_a_setting_of_the_runtime_and_resume_keeps_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("train", "--env", "easels:Easel-v0", *TINY, "--steps", "64", "--out", "run")
+    assert rlflame(*words, "--video-every", "64").code == 0
+    assert "video_every_steps = 64" in (tmp_path / "run" / "config.toml").read_text()
+    assert rlflame("resume", "run", "--steps", "128").code == 0
+    found = {path.name for path in (tmp_path / "run" / "videos").iterdir()}
+    steps = checkpoint.load(tmp_path / "run" / "latest.safetensors").progress.steps
+    assert f"step-{steps:09d}.gif" in found
