@@ -25,7 +25,7 @@ SOURCE = Path(rlflame.__file__).parent
 FLOORS = [
     ["errors", "rollout rollout.*"],
     ["toml", "config", "metrics", "fleet", "learner", "env_file", "machine", "estimates"],
-    ["graphics", "onnx_file", "event_file"],
+    ["graphics", "memory", "onnx_file", "event_file"],
     ["fleet.*", "learner.*", "presets", "plot plot.*", "evaluate", "recorded"],
     ["trainer", "facts", "learners"],
     ["grouping", "tensorboard"],

@@ -1,0 +1,61 @@
+"""How much memory this process can still have. Must not know: for what."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/")
+
+
+def available_bytes(root: Path = _ROOT) -> int:
+    """What the machine has left, or a container's limit where that is less."""
+    found = [_machine(root), *_limits(root)]
+    return max(0, min(found))
+
+
+def _machine(root: Path) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limits(root: Path) -> Iterator[int]:
+    """What each control group that this process is in has left, of either version."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            names = ("memory.max", "memory.current", "inactive_file")
+            yield from _group(root / "sys/fs/cgroup", path, names)
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _group(root / "sys/fs/cgroup/memory", path, names)
+
+
+def _group(base: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
+    """Of a group and all above it; inside a container the path may be one of outside."""
+    limit, usage, cached = names
+    place = base / path.lstrip("/")
+    for folder in (place, *place.parents):
+        with contextlib.suppress(OSError, ValueError):
+            # A group without a limit says `max`, or has no such file.
+            left = int((folder / limit).read_text()) - int((folder / usage).read_text())
+            yield left + _cached(folder / "memory.stat", cached)
+        if folder == base:
+            return
+
+
+def _cached(file: Path, name: str) -> int:
+    """Pages of files count as used, and are given up when they are needed."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            if line.startswith(f"{name} "):
+                return int(line.split()[1])
+    return 0

@@ -1,0 +1,79 @@
+"""What is left of memory, on machines that are made of files."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from rlflame.memory import available_bytes
+
+GB = 1_000_000_000
+
+
+def machine(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+MEMINFO = {"proc/meminfo": "MemTotal: 64000000 kB\nMemFree: 1 kB\nMemAvailable: 31250000 kB\n"}
+AVAILABLE = 32 * GB
+
+
+def test_a_bare_machine_has_what_its_kernel_says(tmp_path):
+    assert available_bytes(machine(tmp_path, MEMINFO)) == AVAILABLE
+
+
+def test_a_system_without_such_files_is_asked_itself(tmp_path):
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert available_bytes(tmp_path) == pages
+
+
+@pytest.mark.parametrize(
+    ("group", "limit", "used", "cached", "expected"),
+    [
+        ("/", "4000000000", 1_000_000_000, 500_000_000, 3_500_000_000),
+        ("/", "max", 1_000_000_000, 0, AVAILABLE),
+        ("/", "1000", 2_000, 0, 0),
+        # Of the host, where nothing is mounted under that name: the container's own counts.
+        ("/../../docker/abc", "4000000000", 0, 0, 4_000_000_000),
+        ("/kubepods/pod1/abc", "4000000000", 0, 0, 4_000_000_000),
+    ],
+)
+def test_a_container_has_what_its_limit_leaves(tmp_path, group, limit, used, cached, expected):
+    files = {
+        **MEMINFO,
+        "proc/self/cgroup": f"0::{group}\n",
+        "sys/fs/cgroup/memory.max": limit,
+        "sys/fs/cgroup/memory.current": str(used),
+        "sys/fs/cgroup/memory.stat": f"anon 7\ninactive_file {cached}\nactive_file 9\n",
+    }
+    assert available_bytes(machine(tmp_path, files)) == expected
+
+
+def test_the_narrowest_of_nested_groups_counts(tmp_path):
+    files = {**MEMINFO, "proc/self/cgroup": "0::/user.slice/shell.scope\n"}
+    for folder, limit in (
+        ("", 9 * GB),
+        ("user.slice/", 2 * GB),
+        ("user.slice/shell.scope/", "max"),
+    ):
+        files[f"sys/fs/cgroup/{folder}memory.max"] = str(limit)
+        files[f"sys/fs/cgroup/{folder}memory.current"] = "0"
+    assert available_bytes(machine(tmp_path, files)) == 2 * GB
+
+
+def test_groups_of_the_first_version_count_too(tmp_path):
+    files = {
+        **MEMINFO,
+        "proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/job\n0::/\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "5",
+        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": str(3 * GB),
+        "sys/fs/cgroup/memory/job/memory.usage_in_bytes": str(GB),
+        "sys/fs/cgroup/memory/job/memory.stat": "total_inactive_file 100\n",
+    }
+    assert available_bytes(machine(tmp_path, files)) == 2 * GB + 100
