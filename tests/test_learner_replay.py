@@ -113,6 +113,14 @@ def test_updates_owed_are_a_matter_of_steps_and_not_of_their_shape(
     assert list(buffer.batches()) == []
 
 
+def test_three_tenths_of_ten_are_three():
+    world = World(1, 1, np.random.default_rng(0))
+    buffer = buffer_for(world, 50, updates_per_step=0.3)
+    buffer.add(world.iteration(10), {})
+    (batch,) = buffer.batches()
+    assert batch.updates == 3
+
+
 def test_a_capacity_is_rounded_up_to_whole_rows():
     world = World(1, 3, np.random.default_rng(0))
     buffer = buffer_for(world, 10)
@@ -244,7 +252,7 @@ def test_a_segment_that_has_left_memory_is_not_read_from_it():
     buffer = buffer_for(world, 8)
     buffer.add(world.iteration(8), {})
     (segment,) = buffer.segments()
-    buffer.add(world.iteration(8), {})
+    buffer.add(world.iteration(7), {})
     segment.arrays()
     buffer.add(world.iteration(1), {})
     with pytest.raises(LearningError, match="left memory"):

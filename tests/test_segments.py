@@ -23,6 +23,7 @@ from rlflame import api, build, checkpoint, tensor_file
 from rlflame.config import RuntimeSettings
 from rlflame.errors import CheckpointError
 from rlflame.rollout.spec import Fragment
+from rlflame.segments import SegmentFiles
 from rlflame.trainer import EXPERIENCE, Progress, Snapshot
 
 INLINE = RuntimeSettings(fleet="inline", checkpoint_every_steps=32, keep_checkpoints=9)
@@ -131,14 +132,38 @@ def test_files_of_others_beside_the_segments_are_left_alone(stopped):
     assert not orphan.exists()
 
 
-def test_a_segment_left_damaged_by_a_dead_process_is_written_again(stopped, untouched):
-    later = [file for file in segment_files(stopped) if file.name > "segment-000005"]
-    assert len(later) == 3
+def test_what_was_left_damaged_is_written_again_by_the_run_that_comes_there(copied, untouched):
+    """Named by checkpoints of a later step, which the run that went back has set aside."""
+    later = [file for file in segment_files(copied) if file.name > "segment-000003"]
+    assert len(later) == 5
     later[0].write_bytes(later[0].read_bytes()[:-1])
     later[1].write_bytes(b"")
     later[2].unlink()
-    resumed(stopped)
-    assert same_run(stopped, untouched) == set()
+    resumed(copied / "checkpoints" / step(32))
+    for path in copied.rglob("*.later"):
+        path.unlink()
+    assert same_run(copied, untouched) == set()
+    for segment in checkpoint.load(copied / "latest.safetensors").snapshot.segments:
+        segment.arrays()
+
+
+def test_a_segment_is_asked_for_once(untouched, tmp_path):
+    (segment, *_) = checkpoint.load(untouched / "latest.safetensors").snapshot.segments
+    asked = []
+
+    def arrays():
+        asked.append(1)
+        return segment.arrays()
+
+    counted = dataclasses.replace(segment, arrays=arrays)
+    files = SegmentFiles(tmp_path, ())
+    for _ in range(3):
+        files.keep([counted])
+        for file in segment_files(tmp_path):
+            file.unlink()
+    assert len(asked) == 1
+    SegmentFiles(tmp_path, [counted]).keep([counted])
+    assert len(asked) == 1
 
 
 # What is missing or damaged.

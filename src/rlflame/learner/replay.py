@@ -56,7 +56,7 @@ class ReplayShape:
     @property
     def held_rows(self) -> int:
         """Rows in memory: a segment stays whole until the last of it has left the sampled ones."""
-        return self.rows + self.segment_rows
+        return self.rows + self.segment_rows - 1
 
     @property
     def nbytes(self) -> int:
@@ -130,7 +130,10 @@ class ReplayBuffer:
             room = self._shape.segment_rows - self._ring.end % self._shape.segment_rows
             stop = min(first + room, len(batch.rewards))
             self._ring.append(_rows_of(batch, first, stop))
-            self._seal_if_full()
+            if self._ring.end % self._shape.segment_rows == 0:
+                self._seal(self._ring.end // self._shape.segment_rows - 1)
+            while self._sealed and self._sealed[0][0] < self._first_needed():
+                self._sealed.popleft()
             first = stop
         self._ring.follow(batch.last_observations)
         self._fresh = batch
@@ -154,16 +157,10 @@ class ReplayBuffer:
         beyond = max(0, self.total_added - self._learning_starts)
         return self._forgiven + int(beyond * self._updates_per_step)
 
-    def _seal_if_full(self) -> None:
-        number, rest = divmod(self._ring.end, self._shape.segment_rows)
-        if rest:
-            return
+    def _seal(self, number: int) -> None:
         previous = self._chain
-        self._chain = segment_digest(self._content(number - 1, previous))
-        self._sealed.append((number - 1, previous, self._chain))
-        needed = self._first_needed()
-        while self._sealed and self._sealed[0][0] < needed:
-            self._sealed.popleft()
+        self._chain = segment_digest(self._content(number, previous))
+        self._sealed.append((number, previous, self._chain))
 
     def _first_needed(self) -> int:
         """The segment that the oldest sampled row is in."""
@@ -186,7 +183,6 @@ class ReplayBuffer:
         return tuple(
             Segment(number, digest, partial(self._content, number, previous))
             for number, previous, digest in self._sealed
-            if number >= self._first_needed()
         )
 
     def state(self) -> State:
