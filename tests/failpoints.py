@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import off_policy
+import replays
 
 from rlflame import api, checkpoint
 from rlflame.config import RunConfig
@@ -286,8 +286,7 @@ def sweep(plan: dict[str, Any]) -> dict[str, Any]:
     """See `failing_runs`."""
     wanted = RunConfig.model_validate(plan["config"])
     if plan["replay"]:
-        off_policy.small_segments().start()
-        off_policy.installed().start()
+        replays.small_segments().start()
     folder = Path(str(wanted.runtime.out))
     begin_or_resume(wanted)  # what is imported now is not imported again by every attempt
     shutil.rmtree(folder)
@@ -333,7 +332,7 @@ def failing_runs(
     Without an error's name the process is killed, in the middle of the call where that leaves
     something behind, or with `power` the whole machine. The calls of the untouched run come back
     too, so that a test can see that the kinds it cares about were among them. With `replay` the
-    run learns from one (see off_policy.py).
+    segments of one are small.
     """
     plan = {
         "config": json.loads(wanted.model_dump_json()),

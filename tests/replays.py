@@ -1,16 +1,42 @@
 """An imaginary world for replay tests, and a replay as a plain list of what happened in it.
 
-Every observation is a number that occurs once, so that a sample says where it came from.
+Every observation is a number that occurs once, so that a sample says where it came from. And the
+recipe of small runs that learn from a replay, to put in place of another's `learning`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from unittest import mock
 
 import numpy as np
 
+from rlflame.learner import replay
 from rlflame.learner.replay import ReplayBuffer
 from rlflame.rollout.spec import Fragment
+
+#: Forty transitions in rows of four; a time limit ends every episode and hides what was seen last.
+LEARNING = {
+    "algorithm": "sac",
+    "environment": {
+        "id": "fakes:Fake-v0",
+        "kwargs": {"continuous": True},
+        "max_episode_steps": 5,
+    },
+    "network": {"hidden": [8]},
+    "sac": {
+        "buffer_size": 40,
+        "batch_size": 6,
+        "n_step": 2,
+        "updates_per_step": 0.5,
+        "learning_starts": 20,
+    },
+}
+
+
+def small_segments(transitions=12):
+    """While this is entered, or once it is started: segments of a few rows, and many of them."""
+    return mock.patch.object(replay, "SEGMENT_TRANSITIONS", transitions)
 
 
 @dataclass

@@ -268,6 +268,7 @@ def test_json_of_a_run():
         "most_workers": 8,
         "provider": "numpy",
         "threads": 1,
+        "replay_bytes": None,
     }
     assert rest == [
         {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 import failpoints
-import off_policy
+import replays
 
 #: What a tiny run does to its folder; every one of these must have been a moment of death.
 KINDS = {
@@ -96,11 +96,12 @@ REPLAY_KINDS = {
 
 
 def replaying(out, **learning):
-    return failpoints.config(out=out, learning={**off_policy.LEARNING, **learning})
+    return failpoints.config(out=out, learning={**replays.LEARNING, **learning})
 
 
 def test_a_replay_killed_at_any_call_is_resumed_to_equal_bytes(tmp_path):
-    result = failpoints.failing_runs(replaying(tmp_path / "run"), replay=True, of_each=2)
+    chains = [[at] for at in range(5, 150, 4)]
+    result = failpoints.failing_runs(replaying(tmp_path / "run"), replay=True, chains=chains)
     assert_unharmed(result)
     assert set(result["calls"]) >= REPLAY_KINDS
 

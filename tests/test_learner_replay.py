@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
-from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replays import World, buffer_for, copied
+from replays import World, buffer_for, copied, small_segments
 
 from rlflame.errors import LearningError
-from rlflame.learner import Segment, replay, segment_digest
+from rlflame.learner import Segment, segment_digest
 from rlflame.learner.replay import ReplayShape, renewed
 
 quick = settings(max_examples=60, deadline=None)
-#: Segments of a few rows, so that small replays have many of them.
-small_segments = mock.patch.object(replay, "SEGMENT_TRANSITIONS", 8)
+few_rows = small_segments(8)
 
 
 @st.composite
@@ -45,7 +43,7 @@ def assert_drawn_from(drawn, expected):
             assert drawn.next_observations[i].tolist() == [following, following]
 
 
-@small_segments
+@few_rows
 @quick
 @given(lives(), st.integers(1, 5))
 def test_what_is_drawn_is_what_happened(life, n_step):
@@ -86,7 +84,7 @@ def test_each_update_has_its_own_draw_and_always_the_same():
     np.testing.assert_array_equal(first["observations"], one.draw(0).observations)
 
 
-@small_segments
+@few_rows
 @quick
 @given(
     st.lists(st.integers(1, 15), min_size=1, max_size=5),
@@ -190,7 +188,7 @@ def assert_equal(one, other):
         np.testing.assert_array_equal(state[name], state2[name], err_msg=name)
 
 
-@small_segments
+@few_rows
 @quick
 @given(lives(), st.integers(0, 5), st.integers(1, 4))
 def test_a_replay_taken_up_at_any_moment_goes_on_the_same(life, moment, n_step):
@@ -212,7 +210,7 @@ def test_a_replay_taken_up_at_any_moment_goes_on_the_same(life, moment, n_step):
                 np.testing.assert_array_equal(found[name], expected[name])
 
 
-@small_segments
+@few_rows
 @quick
 @given(lives())
 def test_segments_and_tail_hold_each_transition_once_and_no_more_than_a_segment_too_many(life):
@@ -229,7 +227,7 @@ def test_segments_and_tail_hold_each_transition_once_and_no_more_than_a_segment_
         assert sampled <= max(len(rows), 1) < sampled + 2 * max(1, 8 // world.columns)
 
 
-@small_segments
+@few_rows
 def test_a_segment_never_changes_and_its_digest_stands_for_all_before_it():
     world, digests = World(1, 2, np.random.default_rng(0)), {}
     buffer = buffer_for(world, 1000)
@@ -246,7 +244,7 @@ def test_a_segment_never_changes_and_its_digest_stands_for_all_before_it():
     assert not {s.digest for s in changed.segments()} & set(digests.values())
 
 
-@small_segments
+@few_rows
 def test_a_segment_that_has_left_memory_is_not_read_from_it():
     world = World(1, 1, np.random.default_rng(0))
     buffer = buffer_for(world, 8)
@@ -259,7 +257,7 @@ def test_a_segment_that_has_left_memory_is_not_read_from_it():
         segment.arrays()
 
 
-@small_segments
+@few_rows
 def test_what_does_not_belong_together_is_refused():
     world = World(1, 2, np.random.default_rng(0))
     buffer = buffer_for(world, 1000)
@@ -297,7 +295,7 @@ def test_what_does_not_belong_together_is_refused():
         )
 
 
-@small_segments
+@few_rows
 def test_a_new_lineage_is_empty_owes_nothing_of_before_and_is_told_apart():
     world = World(1, 2, np.random.default_rng(0))
     buffer = buffer_for(world, 1000, learning_starts=10)

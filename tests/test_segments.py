@@ -1,6 +1,6 @@
 """A replay on disk: what is written once, what is refused, and what may be gone.
 
-The runs learn from a replay of forty transitions in segments of twelve (off_policy.py); what is
+The runs learn from a replay of forty transitions in segments of twelve (replays.py); what is
 expected of a damaged one is its untouched copy.
 """
 
@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import shutil
 from pathlib import Path
 
 import failpoints
 import numpy as np
-import off_policy
 import pytest
 from commands import rlflame
-from replays import World, buffer_for
+from replays import LEARNING, World, buffer_for, small_segments
 from test_run_folder import content, recording, same_run, step
 
 from rlflame import api, build, checkpoint, tensor_file
 from rlflame.config import RuntimeSettings
 from rlflame.errors import CheckpointError
+from rlflame.learner import replay
+from rlflame.learner.replay import ReplayShape
 from rlflame.rollout.spec import Fragment
 from rlflame.segments import SegmentFiles
 from rlflame.trainer import EXPERIENCE, Progress, Snapshot
@@ -30,8 +32,8 @@ INLINE = RuntimeSettings(fleet="inline", checkpoint_every_steps=32, keep_checkpo
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _off_policy():
-    with off_policy.small_segments(), off_policy.installed():
+def _many_segments():
+    with small_segments():
         yield
 
 
@@ -40,7 +42,7 @@ def untouched(tmp_path_factory):
     """A run that ended, of 96 steps in 24 rows; its folder must not be changed."""
     folder = tmp_path_factory.mktemp("untouched") / "run"
     wanted = {"out": folder, "runtime": {"keep_checkpoints": 9}}
-    api.train(failpoints.config(**wanted, learning=off_policy.LEARNING))
+    api.train(failpoints.config(**wanted, learning=LEARNING))
     return folder
 
 
@@ -86,9 +88,9 @@ def test_a_segment_is_named_by_its_number_and_what_came_before_it(untouched):
         assert segment.arrays()["rewards"].shape == (3, 4)
 
 
-def test_files_without_a_replay_have_no_word_of_it(untouched, tmp_path):
-    with off_policy.mock.patch.object(build, "experience", lambda *_: build.OnPolicyStore()):
-        assert "replay" not in rlflame("inspect", untouched / "best.safetensors").out
+def test_files_without_a_replay_have_no_word_of_it(untouched):
+    lines = rlflame("inspect", untouched / "best.safetensors").lines
+    assert not [line for line in lines if line.split()[0] == "replay"]
     strings = tensor_file.strings(untouched / "best.safetensors")
     assert "segments" not in strings
     assert "segments" in tensor_file.strings(untouched / "latest.safetensors")
@@ -115,7 +117,7 @@ def test_what_was_set_aside_keeps_its_segments(copied, untouched):
 def test_only_what_no_checkpoint_names_is_removed(untouched, tmp_path):
     folder = tmp_path / "run"
     wanted = {"out": folder, "runtime": {"keep_checkpoints": 1}}
-    api.train(failpoints.config(**wanted, learning=off_policy.LEARNING))
+    api.train(failpoints.config(**wanted, learning=LEARNING))
     newest = checkpoint.load(folder / "latest.safetensors")
     named = {file.name for file in segment_files(folder)}
     assert named == checkpoint.segments_named_in(folder / "latest.safetensors")
@@ -322,17 +324,10 @@ def test_a_fresh_replay_of_a_whole_one_is_told_apart_too(stopped, untouched):
 def test_without_a_replay_there_is_none_to_begin_anew(tmp_path):
     folder = tmp_path / "run"
     wanted = failpoints.config(out=folder, evaluation={"every_steps": None})
-    with off_policy.mock.patch.multiple(build, experience=lambda *_: build.OnPolicyStore()):
-        # PPO itself, which the fake would have wrapped.
-        with off_policy.mock.patch.object(off_policy.Drifter, "update", ppo_update):
-            api.train(wanted)
-        said = rlflame("resume", folder, "--steps", "128", "--fresh-replay")
+    api.train(wanted)
+    said = rlflame("resume", folder, "--steps", "128", "--fresh-replay")
     assert said.code == 2
     assert "ppo keeps none" in said.err
-
-
-def ppo_update(self, batch, progress):
-    return self._inner.update(batch, progress)
 
 
 # A copy without its replay, and what inspect says.
@@ -362,7 +357,7 @@ def test_inspect_counts_and_verifies(copied):
         (copied / "replay" / name).stat().st_size
         for name in checkpoint.segments_named_in(newest(copied))
     )
-    (line,) = [line for line in said.lines if "replay" in line]
+    (line,) = [line for line in said.lines if line.split()[0] == "replay"]
     assert line.split(maxsplit=1)[1] == (
         f"48 transitions in 4 segments, {size / 1000:,.0f} kB; tail of 0 in the file"
     )
@@ -391,6 +386,32 @@ def test_inspect_names_what_is_damaged_and_fails(copied):
 # What it costs.
 
 
+def test_a_replay_that_memory_cannot_hold_is_refused_with_one_that_it_can(stopped, monkeypatch):
+    available = 123_456_789
+    monkeypatch.setattr(build, "available_bytes", lambda: available)
+    words = ("train", "--env", "ant", "--algo", "sac", "--set", "runtime.fleet=inline")
+    out = stopped / "refused"
+    said = rlflame(*words, "--out", out)
+    assert said.code == 2
+    assert "A replay of 1,000,000 transitions takes 45" in said.err
+    assert "and 123 MB are available" in said.err
+    assert not out.exists()
+    (smaller,) = re.findall(r"--set learning\.sac\.buffer_size=(\d+)", said.err)
+    # Eight columns; 105 observations, 8 actions and a reward of four bytes, and one for the end.
+    assert 0.9 * available < ReplayShape(int(smaller), 8, 105, 8).nbytes <= available
+    monkeypatch.setattr(build, "available_bytes", lambda: 1000)
+    said = rlflame("resume", stopped, "--set", "runtime.fleet=inline")
+    assert said.code == 2
+    assert "larger machine" in said.err
+
+
+def test_what_a_replay_takes_is_said_at_the_start(tmp_path):
+    said = rlflame("train", "--env", "hopper", "--algo", "sac", "--dry-run")
+    # Eleven observations, three actions, a reward, and a byte: 61 for each of a million.
+    assert "a replay of 1,000,000 transitions takes 61 MB when full" in said.out
+    assert "when full" not in rlflame("train", "--env", "hopper", "--dry-run").out
+
+
 def test_each_transition_of_a_long_run_is_written_about_once(tmp_path, untouched, monkeypatch):
     """A million steps with a checkpoint every ten thousand, as the files see them."""
     template = checkpoint.load(untouched / "latest.safetensors")
@@ -408,7 +429,7 @@ def test_each_transition_of_a_long_run_is_written_about_once(tmp_path, untouched
     monkeypatch.setattr(tensor_file, "write_atomically", counted)
     monkeypatch.setattr(tensor_file, "sync_folder", lambda folder: None)
     monkeypatch.setattr(tensor_file.os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(off_policy.replay, "SEGMENT_TRANSITIONS", 2048)
+    monkeypatch.setattr(replay, "SEGMENT_TRANSITIONS", 2048)
     world = World(1, 8, np.random.default_rng(0), observation_size=11, action_size=3)
     buffer = buffer_for(world, 1_000_000)
     with recording(tmp_path / "run", begun, every_steps=10_000) as (recorder, _):

@@ -119,6 +119,7 @@ def train(
     counts = _counts(fleet, counts, show)
     with _open(fleet, runtime, recipe.learning.rollout.num_slots, counts) as fleet:
         env_spec = _environment(recipe, stop or NeverStop())
+        build.check_memory(recipe, env_spec, begun=False)
         start = None
         if init_from is not None:
             learning, start = started_from(recipe.learning, env_spec, init_from)
@@ -185,6 +186,7 @@ def resume(
         for difference in machine_differences(found):
             show.note(f"This machine differs from the one before in {difference}; bits may too.")
         found = replace(found, fingerprint=versions())
+        build.check_memory(found.recipe, found.env, begun=True)
         if runtime.env_file is not None:
             env_file.admit(runtime.env_file)
         check_environment(found)

@@ -20,9 +20,11 @@ from rlflame.checkpoint import Checkpoint
 from rlflame.config import EnvironmentSettings, LearningSettings, Recipe
 from rlflame.errors import ConfigError
 from rlflame.evaluate import EvaluationPlan
+from rlflame.facts import Facts, replay_size, size
 from rlflame.fleet import Fleet
 from rlflame.learner.replay import renewed
 from rlflame.learners import algorithm, blas_threads, experience
+from rlflame.memory import available_bytes
 from rlflame.presets import ALIASES
 from rlflame.rollout import blas
 from rlflame.rollout.child import versions
@@ -114,6 +116,21 @@ def _check_squashable(env: EnvSpec) -> None:
             f"SAC needs actions between two bounds, and those of {env.id} have none.",
             "--algo ppo, or wrap the environment in gymnasium.wrappers.RescaleAction",
         )
+
+
+def check_memory(recipe: Recipe, env: EnvSpec, *, begun: bool) -> None:
+    """Refuse a replay that the machine cannot hold, before hours have filled it."""
+    replay, available = Facts(recipe, env, "").replay, available_bytes()
+    if replay is None or replay.nbytes <= available:
+        return
+    fitting = replay.fitting(available)
+    # Two digits, rounded down: a number that one would type, and that leaves something over.
+    unit = 10 ** max(0, len(str(fitting)) - 2)
+    smaller = f"--set learning.sac.buffer_size={fitting // unit * unit}"
+    raise ConfigError(
+        f"{replay_size(replay).capitalize()} of memory, and {size(available)} are available.",
+        "free some or resume on a larger machine" if begun else smaller,
+    )
 
 
 def with_fresh_replay(found: Checkpoint) -> Checkpoint:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlflame.config import Recipe
     from rlflame.evaluate import EvaluationRecord
+    from rlflame.learner.replay import ReplayShape
     from rlflame.rollout.spec import EnvSpec
 
 
@@ -90,12 +91,28 @@ class Facts:
         normalised = ", observations normalised" if network.normalise_observations else ""
         return f"{'-'.join(map(str, self.layers))} {network.activation}{normalised}"
 
+    @property
+    def replay(self) -> ReplayShape | None:
+        """What is kept to be learned from again; None where nothing is."""
+        from rlflame.learner.replay import ReplayShape
+
+        learning = self.recipe.learning
+        if learning.sac is None:
+            return None
+        return ReplayShape(
+            learning.sac.buffer_size,
+            learning.rollout.columns,
+            self.env.observation_size,
+            self.env.action_size,
+        )
+
     def learner(self) -> str:
         learning = self.recipe.learning
         return f"{learning.provider}, {count(learning.threads, 'thread')}"
 
     def lines(self) -> list[tuple[str, str]]:
         """The recipe as pairs of a word and what there is to say about it."""
+        replay = self.replay
         return [
             ("environment", self.environment()),
             ("algorithm", self.algorithm()),
@@ -103,6 +120,7 @@ class Facts:
             ("batch", self.batch()),
             ("policy", self.policy()),
             ("learner", self.learner()),
+            *([("memory", f"{replay_size(replay)} when full")] if replay is not None else []),
         ]
 
     def reset_seeds(self) -> list[list[int]]:
@@ -142,7 +160,21 @@ class Facts:
             "most_workers": self.most_workers,
             "provider": learning.provider,
             "threads": learning.threads,
+            "replay_bytes": self.replay and self.replay.nbytes,
         }
+
+
+def replay_size(replay: ReplayShape) -> str:
+    """`a replay of 1,000,000 transitions takes 457 MB`."""
+    transitions = count(replay.rows * replay.columns, "transition")
+    return f"a replay of {transitions} takes {size(replay.nbytes)}"
+
+
+def size(bytes: float) -> str:
+    """`93 MB`, `1.2 GB`."""
+    if bytes >= 1e9:
+        return f"{bytes / 1e9:,.1f} GB"
+    return f"{bytes / 1e6:,.0f} MB" if bytes >= 1e6 else f"{bytes / 1e3:,.0f} kB"
 
 
 def title(recipe: Recipe) -> str:

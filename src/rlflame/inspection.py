@@ -12,7 +12,7 @@ import numpy as np
 from rlflame import segments
 from rlflame.checkpoint import Checkpoint, fingerprint_differences, tensors_of
 from rlflame.errors import CheckpointError
-from rlflame.facts import Facts, count, interval
+from rlflame.facts import Facts, count, interval, size
 from rlflame.learner.replay import segment_rows
 from rlflame.rollout.spec import Array
 from rlflame.trainer import EXPERIENCE
@@ -40,7 +40,7 @@ class ReplayFiles:
             return f"{held} that are not beside the file, {tail}: resume needs them"
         if self.problem is not None:
             return f"{held}; {self.problem}"
-        return f"{held}, {_size(self.bytes)}; tail of {tail}"
+        return f"{held}, {size(self.bytes)}; tail of {tail}"
 
 
 def replay_files(path: Path, found: Checkpoint) -> ReplayFiles | None:
@@ -65,10 +65,6 @@ def replay_files(path: Path, found: Checkpoint) -> ReplayFiles | None:
         absent=absent and bool(snapshot.segments),
         problem=problem,
     )
-
-
-def _size(bytes: int) -> str:
-    return f"{bytes / 1e6:,.0f} MB" if bytes >= 1e6 else f"{bytes / 1e3:,.0f} kB"
 
 
 def summary(

@@ -61,8 +61,17 @@ class ReplayShape:
     @property
     def nbytes(self) -> int:
         """Memory of a full replay, but for the few observations that time limits hide."""
-        numbers = self.observation_size + self.action_size + 1
-        return (self.held_rows + 1) * self.columns * (4 * numbers + 1)
+        return (self.held_rows + 1) * self.columns * self._bytes_each
+
+    def fitting(self, nbytes: int) -> int:
+        """A capacity that takes no more than that."""
+        besides = (self.segment_rows + 1) * self.columns
+        return max(1, nbytes // self._bytes_each - besides)
+
+    @property
+    def _bytes_each(self) -> int:
+        """Of a transition: its numbers, and how it ended."""
+        return 4 * (self.observation_size + self.action_size + 1) + 1
 
 
 class ReplayBuffer:
