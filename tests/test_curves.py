@@ -244,12 +244,16 @@ def test_damaged_episodes_are_named(tmp_path):
 
 
 def test_a_folder_of_runs_stands_for_those_in_it_but_the_damaged(tmp_path):
-    make(tmp_path / "runs/a")
+    make(tmp_path / "runs/a", iterations=[(100, 1.0)])
     make(tmp_path / "runs/b")
+    make(tmp_path / "runs/begun")
     (tmp_path / "runs/b/config.toml").write_text("=")
     found, notes = recorded.read_all([tmp_path / "runs", tmp_path / "runs/a"])
     assert [one.folder.name for one in found] == ["a"]
-    assert "left out" in notes[0]
+    assert "b/config.toml is not TOML" in notes[0]
+    assert "begun has nothing recorded yet. It is left out." in notes[1]
+    with pytest.raises(CheckpointError, match="no run to look at"):
+        recorded.read_all([make(tmp_path / "other/b").parent])
     with pytest.raises(CheckpointError):
         recorded.read_all([tmp_path / "runs/b"])
     (tmp_path / "empty").mkdir()

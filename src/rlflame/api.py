@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlflame import (
-    __version__,
     build,
     checkpoint,
     env_file,
     fleets,
-    machine,
     presets,
     segments,
     tensor_file,
@@ -36,15 +33,16 @@ from rlflame import (
 from rlflame.checkpoint import Checkpoint
 from rlflame.clips import filmed
 from rlflame.config import LearningSettings, Recipe, RunConfig, RuntimeSettings
-from rlflame.errors import CheckpointError, ConfigError, FleetError
+from rlflame.errors import CheckpointError, ConfigError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
 from rlflame.fleet import EventCount, Fleet, Observer, policy_id
+from rlflame.machine_log import MachineLog
 from rlflame.render import Drawing
 from rlflame.rollout.child import versions
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays
-from rlflame.run_folder import FileRecorder, MachineLog, RunFolder, named_policy, newest_checkpoint
+from rlflame.run_folder import FileRecorder, RunFolder, named_policy, newest_checkpoint
 from rlflame.show import RunResult, RunStart, Show, Silent
 from rlflame.stop import NeverStop
 from rlflame.tensorboard import TensorBoard
@@ -300,14 +298,14 @@ def _run(
     try:
         # Only now: a run that is refused keeps the config it has.
         _write_config(folder, begun.recipe, runtime)
-        log, entry = _log_machine(folder, described)
+        machines = MachineLog(folder.path, fleet, begun.progress.steps)
         if runtime.tensorboard:
             recorder.also(TensorBoard(folder.path, begun.recipe))
             show.note(tensorboard.note(folder.path))
         with show.begin(described):
             trainer = build.trainer(begun, fleet, filming, stop, folder.path.name, start)
             complete = trainer.run()
-            log.note({**entry, "workers": _workers(fleet)})
+            machines.note_workers()
             if complete:
                 complete = _score(trainer, begun.recipe, recorder, stop)
     finally:
@@ -369,30 +367,6 @@ def _score(trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: 
     recorder.offer_best(snapshot.progress, record, snapshot.policy)
     recorder.save_evaluated(snapshot, record)
     return True
-
-
-def _log_machine(folder: RunFolder, run: RunStart) -> tuple[MachineLog, dict[str, Any]]:
-    entry = {
-        "steps": run.checkpoint.progress.steps,
-        "began_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rlflame": __version__,
-        "fleet": run.fleet,
-        "capacity": run.workers,
-        "machine": machine.describe(),
-        "workers": [],
-    }
-    return MachineLog(folder.path, entry), entry
-
-
-def _workers(fleet: Fleet) -> list[dict[str, Any]]:
-    """What the workers said they are, alike ones together with their number."""
-    alike: dict[str, dict[str, Any]] = {}
-    with suppress(FleetError):
-        for worker in fleet.probe().workers:
-            said = {name: value for name, value in worker.items() if name != "name"}
-            found = alike.setdefault(json.dumps(said, sort_keys=True), {"number": 0, **said})
-            found["number"] += 1
-    return list(alike.values())
 
 
 def _environment(recipe: Recipe, stop: Stop) -> EnvSpec:

@@ -149,9 +149,20 @@ def read_all(paths: list[Path]) -> tuple[list[Recorded], list[str]]:
             runs.append(read(path))
         for folder in inside:
             try:
-                runs.append(read(folder))
+                found = read(folder)
             except CheckpointError as error:
                 notes.append(f"{error.message} It is left out.")
+                continue
+            if found.metrics:
+                runs.append(found)
+            else:
+                notes.append(f"{folder} has nothing recorded yet. It is left out.")
+    if paths and not runs:
+        named = ", ".join(map(str, paths))
+        raise CheckpointError(
+            " ".join([f"There is no run to look at in {named}.", *notes]),
+            "rlflame runs lists the runs here",
+        )
     unique = {run.folder.resolve(): run for run in runs}
     return [*unique.values()], notes
 

@@ -204,7 +204,7 @@ class FileRecorder:
         self._times = PhaseTimes(children_cpu_s)
         begun = template.snapshot
         self._segments = SegmentFiles(folder.path, begun.segments if begun else ())
-        with _writing(folder.path), contextlib.ExitStack() as opened:
+        with writing(folder.path), contextlib.ExitStack() as opened:
             self._open_logs(opened)
             if template.snapshot is not None:
                 # Written anew before the logs are cut, so that at every moment the newest
@@ -244,7 +244,7 @@ class FileRecorder:
             ),
             **metrics,
         }
-        with _writing(self._folder.path):
+        with writing(self._folder.path):
             for slot, e in finished:
                 self._episode_file.append(
                     f"{e.episode_return!r},{e.length},{progress.iteration},{progress.steps},"
@@ -261,7 +261,7 @@ class FileRecorder:
         self, progress: Progress, record: EvaluationRecord, policy: PolicyArrays
     ) -> None:
         line = {"iteration": progress.iteration, **record.metrics()}
-        with _writing(self._folder.path):
+        with writing(self._folder.path):
             for sink in (self._metrics, *self._beside):
                 sink.write(progress.steps, line)
         better = self.offer_best(progress, record, policy)
@@ -276,7 +276,7 @@ class FileRecorder:
             return False
         self.best = record
         best = replace(self._template, policy=policy, progress=progress)
-        with _writing(self._folder.path):
+        with writing(self._folder.path):
             files.save(self._folder.best, files.policy_only(best, record))
         return True
 
@@ -292,7 +292,7 @@ class FileRecorder:
         self._template = replace(self._template, evaluation=record)
         self._save(snapshot)
         result = {"steps": snapshot.progress.steps, "evaluation": record.as_dict()}
-        with _writing(self._folder.path):
+        with writing(self._folder.path):
             text = json.dumps(result, indent=2) + "\n"
             tensor_file.write_atomically(self._folder.path / "result.json", text.encode())
             for sink in self._beside:
@@ -312,7 +312,7 @@ class FileRecorder:
 
     def _save(self, snapshot: Snapshot) -> None:
         """Logs first, then the checkpoint that counts their lines."""
-        with _writing(self._folder.path):
+        with writing(self._folder.path):
             self._metric_file.sync()
             self._episode_file.sync()
             self._timing.flush()
@@ -378,31 +378,8 @@ class FileRecorder:
         return path
 
 
-class MachineLog:
-    """What the processes that trained in a folder ran on; an entry each."""
-
-    def __init__(self, folder: Path, entry: dict[str, Any]) -> None:
-        self._file = folder / "machines.json"
-        self._folder = folder
-        self._before = self._entries()
-        self.note(entry)
-
-    def note(self, entry: dict[str, Any]) -> None:
-        """This process's entry, in place of what it said before."""
-        text = json.dumps([*self._before, entry], indent=1) + "\n"
-        with _writing(self._folder):
-            tensor_file.write_atomically(self._file, text.encode())
-
-    def _entries(self) -> list[Any]:
-        try:
-            found = json.loads(self._file.read_text("utf-8"))
-        except (OSError, ValueError):
-            return []
-        return found if isinstance(found, list) else []
-
-
 @contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> Iterator[None]:
     """A full or read-only disk is a sentence; what was committed before stays as it was."""
     try:
         yield

@@ -1,0 +1,65 @@
+"""What the processes that trained in a folder ran on: machines.json, an entry for each.
+
+Must not know: the loop, how runs are shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rlflame import __version__, machine
+from rlflame.errors import RlflameError
+from rlflame.fleet import Fleet
+from rlflame.run_folder import writing
+from rlflame.tensor_file import write_atomically
+
+
+class MachineLog:
+    """This process's entry, and those of the processes before it."""
+
+    def __init__(self, folder: Path, fleet: Fleet, steps: int) -> None:
+        self._folder = folder
+        self._fleet = fleet
+        self._before = self._entries()
+        self._entry: dict[str, Any] = {
+            "steps": steps,
+            "began_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "rlflame": __version__,
+            "fleet": fleet.name,
+            "capacity": fleet.capacity,
+            "machine": machine.describe(),
+            "workers": [],
+        }
+        self._write()
+
+    def note_workers(self) -> None:
+        """Once they have worked: before, some may not have come yet."""
+        with contextlib.suppress(RlflameError):  # facts beside the point, at the end of a run
+            self._entry["workers"] = _alike(self._fleet)
+        self._write()
+
+    def _write(self) -> None:
+        text = json.dumps([*self._before, self._entry], indent=1) + "\n"
+        with writing(self._folder):
+            write_atomically(self._folder / "machines.json", text.encode())
+
+    def _entries(self) -> list[Any]:
+        try:
+            found = json.loads((self._folder / "machines.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return []
+        return found if isinstance(found, list) else []
+
+
+def _alike(fleet: Fleet) -> list[dict[str, Any]]:
+    """What the workers said they are, alike ones together with their number."""
+    found: dict[str, dict[str, Any]] = {}
+    for worker in fleet.probe().workers:
+        said = {name: value for name, value in worker.items() if name not in ("name", "pid")}
+        one = found.setdefault(json.dumps(said, sort_keys=True), {"number": 0, **said})
+        one["number"] += 1
+    return [*found.values()]

@@ -1,0 +1,72 @@
+"""What a run notes of the machine it ran on, and what its workers spent there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy
+import pytest
+from commands import TINY, rlflame
+
+from rlflame import __version__
+from rlflame.machine import children_cpu_s
+from rlflame.metrics import PhaseTimes
+
+BURN = """
+import sys, time
+while time.process_time() < 0.3:
+    pass
+print(time.process_time(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_children_spend_counts_while_they_live_and_after():
+    before = children_cpu_s()
+    if before is None:
+        pytest.skip("this system does not tell")
+    child = subprocess.Popen(
+        [sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    spent = float(child.stdout.readline())
+    living = children_cpu_s() - before
+    # The system counts in hundredths, of two kinds of time.
+    assert spent - 0.03 <= living <= spent + 0.1
+    child.communicate()
+    assert spent - 0.03 <= children_cpu_s() - before <= spent + 0.5
+
+
+def test_a_lap_holds_what_workers_spent_in_it():
+    readings = iter([10.0, 12.5, 12.0, None])
+    times = PhaseTimes(lambda: next(readings))
+    assert times.lap()["workers_cpu_s"] == 2.5
+    assert times.lap()["workers_cpu_s"] == 0.0  # one that has just ended is counted late
+    assert "workers_cpu_s" not in times.lap()
+    assert "workers_cpu_s" not in PhaseTimes().lap()
+
+
+def test_every_process_that_trained_is_noted(tmp_path):
+    run = tmp_path / "run"
+    assert rlflame("train", *TINY, "--steps", "128", "--out", run).code == 0
+    assert rlflame("resume", run, "--steps", "256").code == 0
+    first, second = json.loads((run / "machines.json").read_text())
+    assert (first["steps"], second["steps"]) == (0, 128)
+    assert first["rlflame"] == __version__
+    assert (first["fleet"], first["capacity"]) == ("inline", 1)
+    assert first["machine"]["packages"]["numpy"] == numpy.__version__
+    assert first["machine"]["memory_bytes"] > 1 << 26
+    (worker,) = first["workers"]
+    assert (worker["number"], worker["numpy"]) == (1, numpy.__version__)
+    # A finished run that is resumed again has not trained.
+    assert rlflame("resume", run).code == 0
+    assert len(json.loads((run / "machines.json").read_text())) == 2
+
+
+def test_what_cannot_be_read_begins_anew(tmp_path):
+    run = tmp_path / "run"
+    assert rlflame("train", *TINY, "--steps", "128", "--out", run).code == 0
+    (run / "machines.json").write_text("rubbish")
+    assert rlflame("resume", run, "--steps", "256").code == 0
+    assert [entry["steps"] for entry in json.loads((run / "machines.json").read_text())] == [128]
