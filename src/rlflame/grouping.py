@@ -110,6 +110,10 @@ def _peculiar(run: Recorded, others: Sequence[Recorded]) -> list[str]:
     mine, theirs = _settings(run), [_settings(other) for other in others]
     if any(one != mine for one in theirs):
         names = [k for k in mine if any(one.get(k) != mine[k] for one in theirs)]
-        words = [f"{name.rpartition('.')[2]} {mine[name]}" for name in names[:3]]
+        words = [f"{name.rpartition('.')[2]} {_short(mine[name])}" for name in names[:3]]
         return [*words, *(["..."] if len(names) > 3 else [])]
     return [_fleet(run)] if len({_fleet(other) for other in others}) > 1 else []
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

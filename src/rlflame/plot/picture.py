@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
+_WIDTH_LETTERS, _MOST_ROWS = 90, 5
 _DPI = 120  # 10 inches are 1200 pixels
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: searchable, and set in the reader's font
@@ -88,16 +89,25 @@ def drawn(drawing: Chart | Bars) -> Figure:
         _draw_lines(axes, drawing)
     axes.set_xlabel(drawing.x_label)
     axes.set_ylabel(drawing.y_label)
-    entries = len(axes.get_legend_handles_labels()[1])
-    if entries > 6:
-        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=10)
-    elif entries > 1:
-        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=min(3, entries))
-    above = -(-entries // 3) if 1 < entries <= 6 else 0
-    axes.set_title(drawing.title, loc="left", pad=14 + 24 * above)
+    above = _draw_legend(axes)
+    axes.set_title(drawing.title, loc="left", pad=14 + 18.5 * above)
     if drawing.note:
         figure.supxlabel(drawing.note, fontsize=9, color="#666666", x=0.99, ha="right")
     return figure
+
+
+def _draw_legend(axes: Axes) -> int:
+    """Above the plot, in so many rows; beside it where there are too many; none for one line."""
+    labels = axes.get_legend_handles_labels()[1]
+    if len(labels) < 2:
+        return 0
+    columns = max(1, min(4, len(labels), _WIDTH_LETTERS // (max(map(len, labels)) + 8)))
+    rows = -(-len(labels) // columns)
+    if rows > _MOST_ROWS:
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=10)
+        return 0
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns)
+    return rows
 
 
 def _draw_lines(axes: Axes, chart: Chart) -> None:
@@ -156,7 +166,8 @@ def _draw_bars(axes: Axes, bars: Bars) -> None:
             at, np.nan_to_num(heights), width * 0.94, color=COLOURS[number], label=name
         )
         labels = ["" if np.isnan(height) else f"{height:.2f}×" for height in heights]
-        axes.bar_label(drawn, labels, padding=3, fontsize=10)
+        clear = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # of the ideal's dashes
+        axes.bar_label(drawn, labels, padding=4, fontsize=10, bbox=clear, zorder=4)
     for place, ideal in zip(places, bars.ideal, strict=True):
         axes.hlines(
             ideal,
