@@ -8,10 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import easels
 import pytest
 from commands import finished, process, rlflame
 from drawing import begun, policy_file, scored
 from PIL import Image
+
+from rlflame.rollout import own
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +127,18 @@ def test_no_display_and_no_choice_of_graphics_is_needed(easel):
     source = policy_file(Path("cart.safetensors").absolute(), begun("CartPole-v1"))
     spoken = finished(process("render", source, "-o", "x.png", environment=bare))
     assert spoken.code == 0, spoken.err
+
+
+def test_an_environment_s_own_file_goes_along(tmp_path):
+    file = tmp_path / "my_easel.py"
+    file.write_text(Path(easels.__file__).read_text().replace('"Easel-v0"', '"OwnEasel-v0"'))
+    own.load(str(file))
+    policy_file(tmp_path / "policy.safetensors", begun("OwnEasel-v0"))
+    words = ("render", "policy.safetensors", "-o", "x.png")
+    spoken = finished(process(*words, "--env-file", file))
+    assert spoken.code == 0, spoken.err
+    assert "OwnEasel-v0" in spoken.out
+    assert "no environment 'OwnEasel-v0'" in finished(process(*words)).err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)])

@@ -99,6 +99,7 @@ def test_a_failure_is_one_note_and_the_last_attempt(tmp_path, error):
         recorder.snapshot(snapshot, at(steps), False)
         films.close(never)
         recorder.iteration(at(steps), {}, [])
+    recorder.close(never)
     (note,) = heard
     assert note.startswith("There will be no films of this run: ")
     assert str(error).rstrip(".") in note
@@ -111,7 +112,9 @@ def test_whoever_is_in_a_hurry_gets_no_film_and_no_note(tmp_path):
     films.offer(at(0), weights(1.0))
     projector.begun.acquire()
     films.offer(at(1), weights(2.0))
+    assert films.busy()
     films.close(lambda: True)
+    assert not films.busy()
     assert not (tmp_path / "videos").exists()
     assert films.notes() == []
     assert [thread.name for thread in threading.enumerate() if thread.name == "clips"] == []
@@ -132,6 +135,19 @@ def snapshot():
         policy = begun().policy
 
     return Taken
+
+
+def test_whoever_waits_for_the_last_film_is_told(tmp_path):
+    projector, heard = Projector(), []
+    recorder = FilmingRecorder(
+        Nowhere(), Clips(tmp_path / "videos", begun(), projector), 1, heard.append
+    )
+    recorder.snapshot(snapshot, at(0), False)
+    projector.begun.acquire()
+    threading.Timer(0.05, projector.go.release).start()
+    recorder.close(never)
+    assert heard == ["The last film is being drawn; Ctrl-C goes without it."]
+    assert (tmp_path / "videos" / "step-000000000.gif").read_bytes() == b"film"
 
 
 def test_a_film_is_due_when_another_multiple_is_passed():

@@ -311,6 +311,13 @@ def test_graphics_that_worked_once_are_tried_anew_when_drawing_fails(tmp_path):
     assert (finder.find(), finder.remembered) == (second, True)
 
 
+def test_where_no_graphics_work_nothing_is_begun(tmp_path, monkeypatch):
+    monkeypatch.setattr(order, "WorkerProcess", None)
+    finder = graphics.Finder(lambda backend: "broken", tmp_path / "graphics.json", {})
+    with pytest.raises(graphics.GraphicsUnavailable, match="MuJoCo cannot draw on this machine"):
+        order.drawn(job(begun()), mujoco=True, finder=finder)
+
+
 def test_a_window_needs_a_display():
     for shown in ({"DISPLAY": ":0"}, {"WAYLAND_DISPLAY": "wayland-0"}):
         order.check_display(shown)

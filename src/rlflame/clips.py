@@ -32,6 +32,8 @@ _NICE = 10
 #: How long the end of a run waits for its last film.
 PATIENCE_S = 60.0
 _LOOK_S = 0.1
+#: How long a film that is no longer wanted has to end.
+_LEAVE_S = 2.0
 
 #: A job drawn; it gives up when it is told to stop.
 Draw = Callable[[Job, bool, Callable[[], bool]], Drawing]
@@ -47,6 +49,9 @@ class Studio(Protocol):
     def offer(self, progress: Progress, policy: Callable[[], PolicyArrays]) -> None:
         """Film this policy, as soon as nothing else is being filmed."""
 
+    def busy(self) -> bool:
+        """Whether a film is being made."""
+
     def notes(self) -> list[str]:
         """What there is to say since the last time."""
 
@@ -58,6 +63,9 @@ class NoClips:
     """Nobody wants films."""
 
     def offer(self, progress: Progress, policy: Callable[[], PolicyArrays]) -> None: ...
+
+    def busy(self) -> bool:
+        return False
 
     def notes(self) -> list[str]:
         return []
@@ -99,6 +107,9 @@ class Clips:
                 self._thread = threading.Thread(target=self._work, daemon=True, name="clips")
                 self._thread.start()
 
+    def busy(self) -> bool:
+        return self._thread is not None
+
     def notes(self) -> list[str]:
         with self._lock:
             found, self._notes = self._notes, []
@@ -109,7 +120,7 @@ class Clips:
         while (thread := self._thread) is not None:
             if hurry() or time.monotonic() > deadline:
                 self._stopped = True
-                thread.join(patience_s)
+                thread.join(_LEAVE_S)
                 return
             thread.join(_LOOK_S)
 
@@ -191,5 +202,7 @@ class FilmingRecorder:
             self._note(text)
 
     def close(self, hurry: Callable[[], bool]) -> None:
+        if self._clips.busy() and not hurry():
+            self._note("The last film is being drawn; Ctrl-C goes without it.")
         self._clips.close(hurry)
         self.pass_on()
