@@ -1,0 +1,131 @@
+"""The commands of the README and of the recipes do what they say, as they stand there.
+
+Only budgets are cut: what a config resolves to is made small behind the command line, so every word
+of it is parsed and acted upon. Set-up commands are what CI itself runs.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import rlflame
+
+from rlflame import api, settings
+from rlflame.config import RunConfig
+
+ROOT = Path(__file__).parent.parent
+STEPS, ITERATIONS = 600, 2
+
+
+def blocks(page: Path) -> Iterator[list[str]]:
+    """The lines of each fenced block without a language."""
+    for text in re.findall(r"^```\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+        yield text.splitlines()
+
+
+def commands(page: Path) -> list[str]:
+    """The rlflame commands that need no cluster, in order; a comment is no part of one."""
+    return [
+        line
+        for block in blocks(page)
+        if not any("FLAME_ENDPOINT" in line or "docker" in line for line in block)
+        for line in block
+        if line.startswith("rlflame ")
+    ]
+
+
+def small(config: RunConfig) -> RunConfig:
+    """The same config with a budget of seconds."""
+    learning = config.learning
+    if learning.rollout.unit == "episodes":
+        rollout = learning.rollout.model_copy(update={"num_slots": 2, "envs_per_slot": 2})
+    else:
+        rollout = learning.rollout.model_copy(update={"steps": 8})
+    return config.model_copy(
+        update={
+            "stop_at_steps": None if config.stop_at_iterations else STEPS,
+            "stop_at_iterations": ITERATIONS if config.stop_at_iterations else None,
+            "learning": learning.model_copy(update={"rollout": rollout}),
+            "evaluation": config.evaluation.model_copy(
+                update={"final_episodes": 3, "episodes": 2, "max_episode_steps": 50}
+            ),
+        }
+    )
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve, extended = settings.resolve, api.extended
+
+    def resolved(**words: Any) -> tuple[RunConfig, str]:
+        config, name = resolve(**words)
+        return small(config), name
+
+    def extended_little(found: Any, steps: int | None, policy: Path) -> Any:
+        return extended(found, None if steps is None else found.progress.steps + STEPS, policy)
+
+    monkeypatch.setattr(settings, "resolve", resolved)
+    monkeypatch.setattr(api, "extended", extended_little)
+
+
+def test_the_commands_of_the_readme_work_as_they_stand(
+    short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if (ROOT / "checkpoints").exists():
+        shutil.copytree(ROOT / "checkpoints", tmp_path / "checkpoints")
+    wanted = commands(ROOT / "README.md")
+    assert len(wanted) > 12
+    for line in wanted:
+        prepare(line, tmp_path)
+        obey(line)
+
+
+def test_the_commands_of_the_recipes_work_as_they_stand(
+    short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for line in commands(ROOT / "docs" / "recipes.md"):
+        obey(line)
+
+
+def obey(line: str) -> None:
+    """Run one line as a shell would."""
+    words = shlex.split(line, comments=True)
+    out = Path(words[words.index(">") + 1]) if ">" in words else None
+    spoken = rlflame(*words[1 : words.index(">") if out else len(words)])
+    # A gate may say no to a policy of so few steps; that is its work.
+    gated = {"--min-return", "--require", "--vs"} & set(words)
+    assert spoken.code == 0 or (gated and spoken.code == 1), f"{line}\n{spoken.out}{spoken.err}"
+    if out is not None:
+        out.write_text(spoken.out)
+
+
+def prepare(line: str, folder: Path) -> None:
+    """The files that a line speaks of as if the reader had them."""
+    best = folder / "runs" / "hopper-ppo-0" / "best.safetensors"
+    for name in ("a.safetensors", "b.safetensors"):
+        if name in line and not (folder / name).exists():
+            shutil.copy(best, folder / name)
+    for name in ("new", "old"):
+        if f" {name} " in line and not (folder / name).exists():
+            shutil.copytree(folder / "runs" / "hopper-ppo-0", folder / name / "hopper-ppo-0")
+
+
+def test_every_link_between_the_pages_leads_somewhere() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")]
+    missing = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in pages
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
+        if not (page.parent / link).exists()
+    ]
+    assert not missing
