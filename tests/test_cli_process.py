@@ -105,6 +105,32 @@ def test_a_signal_does_not_wait_for_a_rollout(tmp_path):
     assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps == 0
 
 
+SLOW_TO_MAKE = """
+import pathlib, time
+import gymnasium
+
+def make(**kwargs):
+    pathlib.Path({marker!r}).touch()
+    time.sleep(600)
+
+gymnasium.register("Slow-v0", make)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_an_environment_is_made(tmp_path, number):
+    """Nothing has begun and nothing is saved, but which signal it was can be told."""
+    marker = tmp_path / "here"
+    (tmp_path / "slow.py").write_text(SLOW_TO_MAKE.format(marker=str(marker)))
+    words = ("--env-file", tmp_path / "slow.py", "--env", "Slow-v0", "--steps", "64", "--local")
+    running = process("train", *words, "--workers", "1", "--out", tmp_path / "x")
+    until(marker.exists)
+    running.send_signal(number)
+    spoken = finished(running)
+    assert spoken.code == 128 + number
+    assert "Traceback" not in spoken.err
+
+
 STUCK = """
 import sys, time
 from rlflame import stop

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,6 +168,7 @@ def test_one_that_connects_and_refuses_the_first_question(
 
     class Connection:
         closed = False
+        _frontend = SimpleNamespace(CreateTask=print, GetTask=print)
 
         def list_nodes(self) -> list[object]:
             raise RuntimeError("Method not found")
@@ -247,3 +249,20 @@ def test_without_flamepy(
     assert "pip install 'flamepy" in said
     assert "cannot be read" not in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "named"),
+    [("https://h:8080", True), ("http://h:8080", False)],
+)
+def test_an_encrypted_address_without_an_authority_names_the_variable(
+    home: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str, named: bool
+) -> None:
+    monkeypatch.setenv("FLAME_ENDPOINT", endpoint)
+    monkeypatch.setenv("FLAME_CACHE_ENDPOINT", endpoint.replace("http", "grpc"))
+    cluster = Cluster()
+    assert ("export FLAME_CA_FILE=" in cluster.tls_hint(endpoint)) == named
+    assert ("export FLAME_CA_FILE=" in cluster.cache_hint()) == named
+    monkeypatch.setenv("FLAME_CA_FILE", str(home / "ca.crt"))
+    cluster = Cluster()
+    assert "export FLAME_CA_FILE=" not in cluster.tls_hint(endpoint) + cluster.cache_hint()

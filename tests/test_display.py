@@ -9,6 +9,7 @@ import pty
 import re
 import select
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,14 @@ def beginning(**words):
 def started(folder="runs/x", workers=2, fleet="local", resumed=False, **words) -> RunStart:
     checkpoint, preset = beginning(**words)
     return RunStart(Path(folder), checkpoint, fleet, workers, preset, resumed)
+
+
+def test_the_first_line_says_that_there_was_no_cluster_to_choose():
+    chosen = replace(started(), no_cluster=True)
+    assert display.headline(chosen) == (
+        "rlflame 0.1.0 on this machine: no Flame cluster is configured"
+    )
+    assert display.headline(started()) == "rlflame 0.1.0"
 
 
 def record(mean: float, spread: float = 10.0) -> EvaluationRecord:

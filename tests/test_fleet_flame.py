@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import flames
@@ -26,7 +27,9 @@ from rlflame.fleet import FleetEvent
 from rlflame.fleet.flame import bundle
 from rlflame.fleet.flame.cluster import Cluster
 from rlflame.fleet.flame.overhead import Overhead
+from rlflame.fleet.flame.start import Starter, Wishes
 from rlflame.rollout import wire
+from rlflame.rollout.child import versions
 from rlflame.rollout.spec import RolloutTask
 
 
@@ -298,6 +301,32 @@ def test_a_missing_template_is_named(bench: Bench) -> None:
     bench.stub.faults.flmrun_missing = True
     with bench.fleet() as fleet, pytest.raises(FleetUnreachable, match="no application flmrun"):
         run(fleet, slots(1))
+
+
+def test_whoever_waits_is_told_who_has_the_executors() -> None:
+    """Of five: two of one session, one of another, and two that belong to nobody."""
+
+    class Held:
+        def executors(self) -> list[Any]:
+            states = [SimpleNamespace(session_id=name) for name in ("a", "", "b", "a", "")]
+            return [SimpleNamespace(status=status) for status in states]
+
+    starter = Starter(Held(), "app", {}, Wishes(), print, lambda: False)  # type: ignore[arg-type]
+    said = starter.situation("mine", 12.0, [], installed=False)
+    assert "12 s: other sessions have 3 of 5, a alone 2; " in said
+    assert "cluster-check --clean" in said
+    assert starter.situation("b", 12.0, [], installed=False) == "starting 1 executor, 12 s"
+    assert starter.situation("a", 3.0, [], installed=True) == "installing on 2 executors, 3 s"
+
+
+def test_another_python_of_a_worker_is_said_once(bench: Bench) -> None:
+    with bench.fleet() as fleet:
+        for name in ("one", "two"):
+            fleet._met({**versions(), "python": "3.99.1", "name": name, "host": "far"})
+        fleet._met({**versions(), "name": "three", "host": "near"})
+        said = [text for text in bench.kinds("note") if "Python" in text]
+    assert len(said) == 1
+    assert said[0].startswith("the worker on far runs Python 3.99 (here 3.")
 
 
 # Ending.

@@ -125,7 +125,10 @@ def train(
         begun = build.beginning(recipe, env_spec, start)
         folder = RunFolder.create(run_path(recipe, runtime))
         try:
-            described = RunStart(folder.path, begun, fleet.name, fleet.capacity, preset, False)
+            alone = fleets.found_no_cluster(runtime)
+            described = RunStart(
+                folder.path, begun, fleet.name, fleet.capacity, preset, False, alone
+            )
             return _run(
                 folder, begun, runtime, fleet, show, stop or NeverStop(), described, counts, start
             )
@@ -191,7 +194,8 @@ def resume(
         slots = found.recipe.learning.rollout.num_slots
         counts = _counts(fleet, None, show)
         with _open(fleet, runtime, slots, counts) as fleet:
-            described = RunStart(path, found, fleet.name, fleet.capacity, "", True)
+            alone = fleets.found_no_cluster(runtime)
+            described = RunStart(path, found, fleet.name, fleet.capacity, "", True, alone)
             return _run(
                 folder, found, runtime, fleet, show, stop or NeverStop(), described, counts, None
             )

@@ -6,6 +6,7 @@ Must not know: how anything is done.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -78,6 +79,17 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         code = _say_usage(error)
+    _leave(int(code or 0))
+
+
+def _leave(code: int) -> None:
+    """End the process. Threads of gRPC and Arrow would go on while the interpreter takes itself
+    apart, and now and then crash in what is left of it, long after all was said and closed."""
+    if "grpc" in sys.modules or "pyarrow" in sys.modules:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(code)
     sys.exit(code)
 
 

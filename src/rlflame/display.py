@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from rlflame import __version__
 from rlflame.board import Board
 from rlflame.facts import count, duration, interval
 
@@ -121,6 +122,12 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(inner) for key, inner in value.items()}
     return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def headline(run: RunStart) -> str:
+    """The first line: what runs, and where, if that was for rlflame to choose."""
+    chosen = " on this machine: no Flame cluster is configured" if run.no_cluster else ""
+    return f"rlflame {__version__}{chosen}"
 
 
 def banner(run: RunStart, board: Board) -> list[tuple[str, str]]:

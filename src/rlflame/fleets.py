@@ -43,6 +43,11 @@ def choice(runtime: RuntimeSettings) -> str:
     return "flame" if configured() else "local"
 
 
+def found_no_cluster(runtime: RuntimeSettings) -> bool:
+    """Whether `auto` came to this machine."""
+    return runtime.fleet == "auto" and choice(runtime) == "local"
+
+
 def _flame(runtime: RuntimeSettings, tasks: int | None, observer: Observer) -> Fleet:
     from rlflame.fleet.flame.fleet import FlameFleet
     from rlflame.fleet.flame.start import Wishes

@@ -14,9 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rlflame import __version__
 from rlflame.board import Board, Evaluated
-from rlflame.display import again, banner, closing, ending, say_aside
+from rlflame.display import again, banner, closing, ending, headline, say_aside
 from rlflame.facts import count, duration
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class LiveDisplay:
     @contextlib.contextmanager
     def begin(self, run: RunStart) -> Iterator[None]:
         self.board.begin(run)
-        self._console.print(Text(f"rlflame {__version__}", style="bold"))
+        self._console.print(Text(headline(run), style="bold"))
         self._console.print(pairs(banner(run, self.board)))
         live = Live(
             get_renderable=self.view,

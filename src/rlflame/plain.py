@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlflame import __version__
 from rlflame.board import Board
-from rlflame.display import again, aligned, banner, closing, ending, report, say_aside
+from rlflame.display import again, aligned, banner, closing, ending, headline, report, say_aside
 from rlflame.facts import duration, interval
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class PlainDisplay:
     def begin(self, run: RunStart) -> Iterator[None]:
         self.board.begin(run)
         self._said_at, self._said_part = self._clock(), int(self.board.share * _PARTS)
-        self._out(f"rlflame {__version__}")
+        self._out(headline(run))
         for line in aligned(banner(run, self.board)):
             self._out(line)
         yield

@@ -36,6 +36,8 @@ class RunStart:
     workers: int
     preset: str
     resumed: bool
+    #: `--fleet auto` looked for a cluster and found none configured.
+    no_cluster: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from rlflame.errors import Interrupted
 from rlflame.trainer import StopNow
 
 
@@ -51,9 +52,12 @@ class SignalStop:
             self._previous[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        # Python has one word for both signals, and it is that of Ctrl-C.
+        if isinstance(error, KeyboardInterrupt) and self.signal_number == signal.SIGTERM:
+            raise Interrupted("Terminated before the run had begun.", "", signal.SIGTERM) from None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame

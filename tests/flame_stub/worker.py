@@ -125,9 +125,11 @@ class Worker:
         shutil.rmtree(self._folder if self._own_folder else self._folder / "work", True)
 
     def log(self) -> str:
-        """What the process wrote on stderr."""
-        path = self._folder / f"{self._name}.err"
-        return path.read_text(errors="replace") if path.exists() else ""
+        """What the process wrote on stderr; nothing once another thread has removed it."""
+        try:
+            return (self._folder / f"{self._name}.err").read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
 
 
 def signal_group(group: int, number: int) -> None:

@@ -79,14 +79,11 @@ def session_manager(cluster: Cluster) -> Finding:
         began = time.perf_counter()
         cluster.applications()
     except FleetError as error:
-        secure = cluster.endpoint.startswith("https")
         return failed(
             "session manager",
             f"something listens at {cluster.endpoint}, but not as a session manager: "
             f"{brief(error.message)}",
-            f"try {'http' if secure else 'https'}://, if its TLS is {'off' if secure else 'on'}"
-            f"{'' if secure else ' (FLAME_CA_FILE names the certificate)'}; clients' port is 8080, "
-            "not 8081",
+            f"try {cluster.tls_hint(cluster.endpoint)}; clients' port is 8080, not 8081",
             "if it hangs, restart it",
             **facts,
         )

@@ -101,6 +101,13 @@ def check(server: Server, endpoint: str) -> None:
     )
 
 
+def authority(endpoint: str, ca_file: str | None) -> str:
+    """What to say of an encrypted address that is tried with the system's authorities alone."""
+    if ca_file or urlsplit(endpoint).scheme not in ("https", "grpcs", "grpc+tls"):
+        return ""
+    return "export FLAME_CA_FILE=ca.crt, where the cluster has a certificate authority of its own"
+
+
 def unconfigured() -> FleetUnreachable:
     """For whoever asks for a cluster without having one."""
     return FleetUnreachable(

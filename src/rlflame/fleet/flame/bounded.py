@@ -5,7 +5,9 @@ Must not know: which calls there are.
 
 from __future__ import annotations
 
+import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,28 +20,66 @@ class Unanswered(FleetError):
     """A call to the cluster that did not come back in time, or came back with an error."""
 
 
+class _Caller:
+    """A thread that makes one call after another; one that hangs is left to itself."""
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name="rlflame-caller", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            call = self.calls.get()
+            call.make()
+            _free.append(self)
+            call.over.release()
+            del call  # and with it what came of it
+
+
+class _Call:
+    """A call, what came of it, and a lock that is free once it is over."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.over = threading.Lock()
+        self.over.acquire()
+
+    def make(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:
+            self.error = error
+
+
+#: Callers without a call. To start a thread for each call would cost more than most calls do.
+_free: deque[_Caller] = deque()
+
+
 def bounded(call: Callable[[], T], timeout_s: float, what: str) -> T:
     """The call's result, or Unanswered: flamepy has no deadlines of its own."""
-    box: list[Any] = []
-
-    def work() -> None:
-        try:
-            box.append((True, call()))
-        except BaseException as error:
-            box.append((False, error))
-
-    thread = threading.Thread(target=work, name=f"rlflame-{what}", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if not box:
+    try:
+        caller = _free.pop()
+    except IndexError:
+        caller = _Caller()
+    made = _Call(call)
+    caller.calls.put(made)
+    if not made.over.acquire(timeout=timeout_s):
         raise Unanswered(f"The cluster did not answer within {timeout_s:g} s ({what}).")
-    good, value = box[0]
-    if good:
-        result: T = value
+    if made.error is None:
+        result: T = made.result
         return result
-    if isinstance(value, FleetError):
-        raise value
-    raise Unanswered(f"The cluster refused ({what}): {said(value)}.") from value
+    raise refused(made.error, what)
+
+
+def refused(error: BaseException, what: str) -> FleetError:
+    """What a call came to that did not come to its result, in our words."""
+    if isinstance(error, FleetError):
+        return error
+    failure = Unanswered(f"The cluster refused ({what}): {said(error)}.")
+    failure.__cause__ = error
+    return failure
 
 
 def said(error: BaseException) -> str:

@@ -11,6 +11,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ from rlflame.errors import FleetUnreachable
 from . import address
 from .address import CACHE, MANAGER, Server
 from .address import configured as configured
-from .bounded import Unanswered, bounded
+from .bounded import Unanswered, bounded, refused
 from .parcel import context, supervised
 
 _KNOCK_S = 3.0
@@ -74,6 +75,7 @@ class Cluster:
         self.cache_endpoint = str(context.cache_endpoint)
         self.template = str(context.runner.template)
         self._tls = context.tls
+        self._ca_file = getattr(context.tls, "ca_file", None)
         address.check(MANAGER, self.endpoint)
         address.check(CACHE, self.cache_endpoint)
         self._connection: Any = None
@@ -88,13 +90,12 @@ class Cluster:
             bounded(lambda: list(self.connection.list_nodes()), _CONNECT_S, "nodes")
         except Unanswered as error:
             self.close()
-            secure = self.endpoint.startswith("https:")
             raise self._unreachable(
                 f"Something listens at {self.endpoint}, but does not answer as a session manager.",
                 self.endpoint,
                 MANAGER,
-                f"clients' port is 8080, not 8081; {'http' if secure else 'https'}:// if its TLS "
-                f"is {'off' if secure else 'on'}; rlflame cluster-check; --local runs it here",
+                f"{self.tls_hint(self.endpoint)}; clients' port is 8080, not 8081; "
+                "rlflame cluster-check; --local runs it here",
                 error.message,
             ) from error
         return self
@@ -110,6 +111,17 @@ class Cluster:
             raise self._unreachable(
                 f"Nobody answers at {endpoint}, the {server.what} ({why}).", endpoint, server
             ) from error
+
+    def tls_hint(self, endpoint: str) -> str:
+        """What to try where somebody listens but no connection comes about."""
+        if not endpoint.startswith("https"):
+            return "https:// if its TLS is on (FLAME_CA_FILE names the certificate)"
+        wanted = address.authority(endpoint, self._ca_file)
+        return f"{wanted}; http:// if its TLS is off" if wanted else "http:// if its TLS is off"
+
+    def cache_hint(self) -> str:
+        wanted = address.authority(self.cache_endpoint, self._ca_file)
+        return f"{wanted}; rlflame cluster-check" if wanted else "rlflame cluster-check"
 
     def _unreachable(
         self, message: str, endpoint: str, server: Server, hint: str = "", detail: str = ""
@@ -228,10 +240,14 @@ class Cluster:
     def executors(self) -> list[Any]:
         return bounded(lambda: list(self.connection.list_executors()), _CALL_S, "executors")
 
-    # Tasks. These are called from threads of the fleet's own, which may wait.
+    # Tasks. The two that are called most have gRPC's own deadline; the watch has none, and is
+    # called from threads of the fleet's own, which may wait.
 
     def create(self, session: Any, payload: bytes) -> str:
-        return str(session.create_task(payload).id)
+        try:
+            return str(session.create_task(payload).id)
+        except Exception as error:
+            raise refused(error, "create task") from error
 
     def watch(self, session: Any, task: str, opened: Callable[[Any], None]) -> Iterator[TaskNews]:
         """The task's changes as they come. Ends, without a word, where the stream does."""
@@ -243,11 +259,11 @@ class Cluster:
     def ask(self, session: Any, task: str) -> TaskNews:
         """Where the task stands, with the text of its failure."""
         try:
-            found = bounded(lambda: session.get_task(task), _CALL_S, "get task")
-        except Unanswered as error:
-            if isinstance(error.__cause__, ValueError):  # flamepy has no word for Cancelled
-                return TaskNews(CANCELLED)
-            raise
+            found = session.get_task(task)
+        except ValueError:  # flamepy has no word for Cancelled
+            return TaskNews(CANCELLED)
+        except Exception as error:
+            raise refused(error, "get task") from error
         texts = [event.message for event in found.events if event.code == FAILED]
         return TaskNews(int(found.state), found.output, texts[-1] if texts else "")
 
@@ -304,6 +320,7 @@ class Cluster:
         self._connection = bounded(
             lambda: flamepy.connect(self.endpoint, self._tls), _CONNECT_S, "connect"
         )
+        _limit(self._connection)
 
     def get(self, place: Reference) -> Any:
         """An object as it lies in the cache now; KeyError where there is none."""
@@ -326,6 +343,14 @@ class Cluster:
 
         found = ObjectRef.decode(output)
         return Reference(found.endpoint, found.key)
+
+
+def _limit(connection: Any) -> None:
+    """Give every call of a connection a deadline: flamepy sets none, and a thread for each call
+    that watches over it would cost more than the call."""
+    frontend = connection._frontend
+    for name in ("CreateTask", "GetTask"):
+        setattr(frontend, name, partial(getattr(frontend, name), timeout=_CALL_S))
 
 
 def close_quietly(stream: Any) -> None:

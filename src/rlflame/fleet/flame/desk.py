@@ -33,7 +33,8 @@ _MONITOR_S = 0.5
 _SILENCE_S = 20.0
 #: Where no task runs for so long, the reason is looked for.
 _STALLED_S = 4.0
-_THREADS = 96
+#: Attempts under way: every executor has one and another in line, and there are some to spare.
+_IN_LINE, _SPARE, _MOST = 2, 4, 96
 
 
 class Desk:
@@ -75,6 +76,7 @@ class Desk:
         self._jobs = JobQueue()
         self._attempts: list[Attempt] = []
         self._threads: list[threading.Thread] = []
+        self._most_threads = min(_MOST, _IN_LINE * capacity + _SPARE)
         self._idle = 0
         self._failures_in_row = 0
         self._failing_since = 0.0
@@ -147,8 +149,8 @@ class Desk:
     # Threads that attend attempts.
 
     def _staff(self) -> None:
-        """As many attendants as there can be attempts."""
-        wanted = min(len(self._jobs) - self._idle, _THREADS - len(self._threads))
+        """As many attendants as there can be attempts; what waits here can still be grouped."""
+        wanted = min(len(self._jobs) - self._idle, self._most_threads - len(self._threads))
         for _ in range(max(0, wanted)):
             thread = threading.Thread(target=self._attend, name="rlflame-attempt", daemon=True)
             self._threads.append(thread)

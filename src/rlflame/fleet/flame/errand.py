@@ -26,7 +26,6 @@ T = TypeVar("T")
 #: An input larger than this travels through the cache; the session manager refuses 4 MiB.
 INLINE_BYTES = 3 << 20
 _ASK_EVERY_S = 0.5
-_CALL_S = 30.0
 _FETCH_S = 120.0
 
 
@@ -82,9 +81,7 @@ class Errands:
             payload = reference_argument(large)
         call = request("run", payload, policy, place.endpoint, place.key)
         try:
-            attempt.task = self._persist(
-                lambda: bounded(lambda: self.cluster.create(session, call), _CALL_S, "create task")
-            )
+            attempt.task = self._persist(lambda: self.cluster.create(session, call))
             news = self._outcome(session, attempt)
         finally:
             if large is not None:

@@ -26,7 +26,7 @@ from rlflame.rollout import blas, wire
 from rlflame.rollout.child import versions
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
 
-from .bounded import Unanswered
+from .bounded import Unanswered, said
 from .cluster import EXECUTOR_STATES, Cluster, Reference
 from .desk import Desk
 from .lease import Lease
@@ -79,8 +79,8 @@ class FlameFleet:
             self._cluster.close()
             raise FleetUnreachable(
                 f"The object cache at {self._cluster.cache_endpoint} does not take objects "
-                f"({str(error).splitlines()[0] if str(error) else type(error).__name__}).",
-                "rlflame cluster-check",
+                f"({said(error)}).",
+                self._cluster.cache_hint(),
             ) from error
         settings = {
             "core": blas.core_name(),
@@ -255,6 +255,14 @@ class FlameFleet:
                 "differ in their last bits from a run on this machine",
             )
 
+        theirs, ours = _minor(str(worker.get("python", ""))), _minor(here["python"])
+        if theirs != ours:
+            self._note_once(
+                f"python {theirs}",
+                f"the worker on {worker['host']} runs Python {theirs} (here {ours}): rlflame's own "
+                "bits do not depend on it, an environment's may",
+            )
+
     def _note_once(self, topic: str, text: str) -> None:
         with self._lock:
             if not text or topic in self._said:
@@ -368,3 +376,7 @@ class FlameFleet:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

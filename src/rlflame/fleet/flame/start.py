@@ -11,6 +11,7 @@ import json
 import platform
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -23,7 +24,6 @@ from .bounded import Unanswered
 from .cluster import (
     BIND_FAILED,
     CANCELLED,
-    EXECUTOR_STATES,
     FAILED,
     RUNNING,
     SESSION_PAUSED,
@@ -259,19 +259,25 @@ class Starter:
         self, session_id: str, waited_s: float, failures: list[str], *, installed: bool
     ) -> str:
         """One line for whoever waits for the first executor."""
-        states = [
-            EXECUTOR_STATES[executor.status.state]
-            for executor in self.cluster.executors()
-            if executor.status.session_id == session_id
-        ]
+        executors = self.cluster.executors()
+        held = Counter(executor.status.session_id for executor in executors)
+        states = held.pop(session_id, 0)
+        held.pop("", None)
         waited = f"{waited_s:.0f} s"
         if failures:
             return f"an executor failed to start, trying again: {failures[-1][:200]}"
+        if not states and held:
+            most, number = held.most_common(1)[0]
+            return (
+                f"waiting for an executor, {waited}: other sessions have {sum(held.values())} of "
+                f"{len(executors)}, {most} alone {number}; rlflame cluster-check --clean removes "
+                "those of dead runs"
+            )
         if not states:
             return f"waiting for an executor, {waited}"
         doing = "installing on" if installed else "starting"
-        plural = "" if len(states) == 1 else "s"
-        return f"{doing} {len(states)} executor{plural}, {waited}"
+        plural = "" if states == 1 else "s"
+        return f"{doing} {states} executor{plural}, {waited}"
 
     def _nobody(self, session_id: str, *, installed: bool) -> RlflameError:
         try:
