@@ -17,7 +17,7 @@ from flame_stub import FlameStub
 
 from rlflame.doctor import Diagnosis, Pace, ok
 from rlflame.doctor.examination import Examination
-from rlflame.fleet.flame import bundle, lease
+from rlflame.fleet.flame import bundle, lease, objects
 from rlflame.fleet.flame.cluster import Cluster
 from rlflame.fleet.flame.loader import Loader
 from rlflame.fleet.flame.parcel import request
@@ -318,7 +318,7 @@ def test_a_full_cluster_is_not_ill(stub):
 def opened(cluster: Cluster, application: str, most: int) -> Any:
     """An open session of an application that ships our loader."""
     shipped = type("Shipped", (Loader,), {"archive": bundle.archive(), "settings": {}})
-    place = cluster.put_context(f"{application}/shared", shipped)
+    place = objects.put_context(f"{application}/shared", shipped)
     cluster.register(application, url=None, environment={}, delay_release_s=5)
     return cluster.open_session(
         f"{application}-s", application, place, least=0, most=most, cpu=None, memory_bytes=None
@@ -329,13 +329,14 @@ def opened(cluster: Cluster, application: str, most: int) -> Any:
 
 DRIVER = """
 import sys, time
+from rlflame.fleet.flame import objects
 from rlflame.fleet.flame.cluster import Cluster
 from rlflame.fleet.flame.lease import Lease
 cluster = Cluster().open()
 for name in sys.argv[1:]:
     if name == sys.argv[1]:
         lease = Lease(cluster.cache_endpoint, name)
-    place = cluster.put(f"{name}/shared", b"weights")
+    place = objects.put(f"{name}/shared", b"weights")
     cluster.register(name, url=None, environment={}, delay_release_s=5)
     cluster.open_session(f"{name}-s", name, place, least=0, most=1, cpu=None, memory_bytes=None)
 print("up", flush=True)

@@ -164,7 +164,7 @@ def test_submissions_from_several_threads_do_not_mix(own: Watched) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(180)
     for seed in range(4):
         assert found[seed] == {alone(task) for task in slots(5, seed=seed)}
 

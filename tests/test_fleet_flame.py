@@ -322,8 +322,8 @@ def test_whoever_waits_is_told_who_has_the_executors() -> None:
 def test_another_python_of_a_worker_is_said_once(bench: Bench) -> None:
     with bench.fleet() as fleet:
         for name in ("one", "two"):
-            fleet._met({**versions(), "python": "3.99.1", "name": name, "host": "far"})
-        fleet._met({**versions(), "name": "three", "host": "near"})
+            fleet._workers.met({**versions(), "python": "3.99.1", "name": name, "host": "far"})
+        fleet._workers.met({**versions(), "name": "three", "host": "near"})
         said = [text for text in bench.kinds("note") if "Python" in text]
     assert len(said) == 1
     assert said[0].startswith("the worker on far runs Python 3.99 (here 3.")

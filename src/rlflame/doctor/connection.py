@@ -13,11 +13,13 @@ from urllib.parse import urlsplit
 
 from rlflame.doctor import Finding, brief, failed, ok, warning
 from rlflame.errors import FleetError
+from rlflame.fleet.flame import objects
 from rlflame.fleet.flame.address import CACHE, MANAGER, Misconfigured, configured
 from rlflame.fleet.flame.address import EXPORT as EXPORT
 from rlflame.fleet.flame.address import UP as UP
 from rlflame.fleet.flame.bounded import Unanswered, bounded
-from rlflame.fleet.flame.cluster import Cluster, Reference
+from rlflame.fleet.flame.cluster import Cluster
+from rlflame.fleet.flame.objects import Reference
 from rlflame.fleet.flame.start import PREFIX
 
 _MEGABYTES = 8
@@ -114,7 +116,7 @@ def object_cache(cluster: Cluster) -> Finding:
     prefix = f"{PREFIX}check-{uuid.uuid4().hex[:12]}"
     try:
         found = _round_trip(cluster, f"{prefix}/probe", facts)
-        cluster.delete(f"{prefix}/*")
+        objects.delete(f"{prefix}/*")
         return found
     except FleetError as error:
         return failed(
@@ -131,19 +133,19 @@ def _round_trip(cluster: Cluster, prefix: str, facts: dict[str, Any]) -> Finding
     # What is random cannot be compressed on the way.
     content = os.urandom(_MEGABYTES * 1_000_000)
     began = time.perf_counter()
-    small = cluster.put(prefix, content[:1000])
+    small = objects.put(prefix, content[:1000])
     if small.endpoint != cluster.cache_endpoint and (
         problem := _not_reachable(cluster, small, facts)
     ):
         return problem
     try:
-        cluster.get(small)
+        objects.get(small)
         small_ms = 1000 * (time.perf_counter() - began)
         began = time.perf_counter()
-        large = cluster.put(prefix, content)
+        large = objects.put(prefix, content)
         put_s = time.perf_counter() - began
         began = time.perf_counter()
-        came_back = bytes(memoryview(cluster.get(large)))
+        came_back = bytes(memoryview(objects.get(large)))
         get_s = time.perf_counter() - began
     except KeyError:
         return failed(
@@ -157,7 +159,7 @@ def _round_trip(cluster: Cluster, prefix: str, facts: dict[str, Any]) -> Finding
         return failed(
             "object cache", "it gave back other bytes than it took", "restart it", **facts
         )
-    cluster.delete(large.key)
+    objects.delete(large.key)
     kept = _is_kept(cluster, large)
     rates = [_MEGABYTES / max(seconds, 1e-9) for seconds in (put_s, get_s)]
     seen = (
@@ -197,7 +199,7 @@ def _not_reachable(cluster: Cluster, place: Reference, facts: dict[str, Any]) ->
 
 def _is_kept(cluster: Cluster, place: Reference) -> bool:
     try:
-        cluster.get(place)
+        objects.get(place)
     except (KeyError, Unanswered):
         return False
     return True

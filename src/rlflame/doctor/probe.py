@@ -16,6 +16,7 @@ from typing import Any
 from rlflame.doctor import Pace
 from rlflame.doctor.removal import withdraw
 from rlflame.errors import FleetError
+from rlflame.fleet.flame import objects
 from rlflame.fleet.flame.bounded import Unanswered, bounded
 from rlflame.fleet.flame.cluster import (
     CANCELLED,
@@ -146,7 +147,7 @@ class Probe:
             kept.end()
             if not answers.left:
                 with contextlib.suppress(FleetError):
-                    cluster.delete(f"{name}/*")
+                    objects.delete(f"{name}/*")
 
     def _everyone(self, session: Any, session_id: str, answers: Answers) -> None:
         """Ask in rounds until every executor that comes has answered once."""
@@ -228,9 +229,9 @@ class Probe:
                 "the executor's log is under FLAME_HOME; rlflame cluster-check again",
             )
         try:
-            place = self.cluster.place(news.output)
+            place = objects.place(news.output)
             self._caches.add(place.endpoint)
-            return self.cluster.get(place)
+            return objects.get(place)
         except KeyError as error:
             raise FleetError(
                 "The object cache lost a small task's result.", "give it cache.storage"

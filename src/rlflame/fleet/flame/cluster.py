@@ -1,6 +1,6 @@
 """A connection to one Flame cluster: flamepy's public calls, bounded in time, in our words.
 
-Of the driver, only this and the lease ask flamepy for anything. Must not know: retries, slots.
+What lies in the object cache is `objects`. Must not know: retries, slots.
 """
 
 from __future__ import annotations
@@ -8,22 +8,20 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-
 from rlflame.errors import FleetUnreachable
 
-from . import address
+from . import address, objects
 from .address import CACHE, MANAGER, Server
 from .address import configured as configured
 from .bounded import Unanswered, bounded, refused
-from .parcel import context, supervised
+from .objects import Reference
+from .parcel import supervised
 
 _KNOCK_S = 3.0
 _CONNECT_S = 12.0
@@ -45,14 +43,6 @@ class TaskNews:
     state: int
     output: bytes | None = None
     message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """Where an object lies in the cache."""
-
-    endpoint: str
-    key: str
 
 
 class Cluster:
@@ -267,48 +257,9 @@ class Cluster:
         texts = [event.message for event in found.events if event.code == FAILED]
         return TaskNews(int(found.state), found.output, texts[-1] if texts else "")
 
-    # Objects.
-
-    def put(self, prefix: str, content: bytes) -> Reference:
-        """Bytes of ours, which travel as an array, so that nothing is pickled."""
-        return self._put(prefix, np.frombuffer(content, np.uint8))
-
-    def put_context(self, prefix: str, service: type) -> Reference:
-        """What executors load, in the form that they expect: it must not need numpy."""
-        return self._put(prefix, context(service))
-
-    def _put(self, prefix: str, value: Any) -> Reference:
-        from flamepy.core import put_object
-
-        found = bounded(lambda: put_object(prefix, value), 4 * _CALL_S, "put object")
-        return Reference(found.endpoint, found.key)
-
-    def fetch(self, output: bytes) -> tuple[memoryview, str]:
-        """A task's result and its key."""
-        from flamepy.core import ObjectRef, get_object
-
-        reference = ObjectRef.decode(output)
-        return memoryview(get_object(reference)), reference.key
-
-    def upload(self, key: str, content: bytes) -> str:
-        """A package, for executors to install; its address."""
-        from flamepy.core import upload_object
-
-        with tempfile.NamedTemporaryFile(suffix=".tar.gz") as file:
-            file.write(content)
-            file.flush()
-            found = bounded(lambda: upload_object(key, file.name), 4 * _CALL_S, "upload")
-        address = str(found.endpoint).replace("grpc+tls://", "grpcs://")
-        return f"{address}/{key}"
-
     def delete(self, prefix: str) -> None:
-        bounded(lambda: self.forget(prefix), _CALL_S, "delete objects")
-
-    def forget(self, prefix: str) -> None:
-        """The same by a thread that may wait as long as it takes."""
-        from flamepy.core.cache import delete_objects
-
-        delete_objects(prefix)
+        """Objects, for whoever removes a run and all that it has."""
+        objects.delete(prefix)
 
     # For those who look at a cluster rather than work on it.
 
@@ -321,28 +272,6 @@ class Cluster:
             lambda: flamepy.connect(self.endpoint, self._tls), _CONNECT_S, "connect"
         )
         _limit(self._connection)
-
-    def get(self, place: Reference) -> Any:
-        """An object as it lies in the cache now; KeyError where there is none."""
-        from flamepy.core import ObjectRef, get_object
-
-        try:
-            return bounded(
-                lambda: get_object(ObjectRef(place.endpoint, place.key, 0)),
-                4 * _CALL_S,
-                "get object",
-            )
-        except Unanswered as error:
-            if isinstance(error.__cause__, KeyError):
-                raise KeyError(place.key) from None
-            raise
-
-    def place(self, output: bytes) -> Reference:
-        """Where a task's result lies."""
-        from flamepy.core import ObjectRef
-
-        found = ObjectRef.decode(output)
-        return Reference(found.endpoint, found.key)
 
 
 def _limit(connection: Any) -> None:

@@ -7,8 +7,6 @@ the same fragment. Must not know: how applications start, what is displayed.
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +17,9 @@ from rlflame.fleet import FleetEvent, Observer
 from rlflame.fleet.jobs import Job, JobQueue, tell
 
 from .bounded import said
-from .cluster import Cluster, Reference, close_quietly
+from .cluster import Cluster, close_quietly
 from .errand import Attempt, Away, Errands
+from .objects import Litter, Reference
 from .overhead import Overhead
 from .pace import Pace
 from .verdict import Again, judge
@@ -83,14 +82,14 @@ class Desk:
         self._breaker_s = _BREAKER_S
         self._closing = False
         self._over: RlflameError | None = None
-        self._litter: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._litter = Litter()
         # An observer may ask the fleet for something that is told of in turn.
         self._speaking = threading.RLock()
         self._errands = Errands(
             cluster,
             session,
             weights,
-            self._litter.put,
+            self._litter.throw,
             self._runs,
             lambda: self._closing,
             task_deadline_s,
@@ -99,9 +98,7 @@ class Desk:
         )
         self._overhead = overhead
         self.pace = Pace(capacity)
-        self._sweeper = threading.Thread(target=self._sweep, name="rlflame-sweep", daemon=True)
         self._monitor = threading.Thread(target=self._look, name="rlflame-monitor", daemon=True)
-        self._sweeper.start()
         self._monitor.start()
 
     # From any thread.
@@ -130,7 +127,7 @@ class Desk:
 
     def throw_away(self, key: str) -> None:
         """Delete an object of the cache, some time soon."""
-        self._litter.put(key)
+        self._litter.throw(key)
 
     def close(self) -> None:
         """Take nothing new and let go of all there is; threads that still wait for the cluster
@@ -143,8 +140,7 @@ class Desk:
         self._speak()
         for stream in streams:
             close_quietly(stream)
-        self._litter.put(None)
-        self._sweeper.join(timeout=5.0)
+        self._litter.close()
 
     # Threads that attend attempts.
 
@@ -269,7 +265,7 @@ class Desk:
         with self._speaking:
             tell(self._jobs, self._lock, self._observer)
 
-    # The monitor and the sweeper.
+    # The monitor.
 
     def _look(self) -> None:
         while not self._closing:
@@ -331,9 +327,3 @@ class Desk:
             with self._lock:
                 self._attempts.append(second)
             threading.Thread(target=self._see_through, args=(second,), daemon=True).start()
-
-    def _sweep(self) -> None:
-        """Delete what has been used."""
-        while (key := self._litter.get()) is not None:
-            with contextlib.suppress(Exception):  # what stays is deleted with the run
-                self._cluster.forget(key)

@@ -18,15 +18,16 @@ from rlflame.errors import FleetError
 from rlflame.fleet.jobs import Job
 from rlflame.rollout import wire
 
-from .bounded import bounded, said
-from .cluster import CANCELLED, FAILED, RUNNING, SUCCEED, Cluster, Reference, TaskNews
+from . import objects
+from .bounded import said
+from .cluster import CANCELLED, FAILED, RUNNING, SUCCEED, Cluster, TaskNews
+from .objects import Reference
 from .parcel import reference_argument, request
 
 T = TypeVar("T")
 #: An input larger than this travels through the cache; the session manager refuses 4 MiB.
 INLINE_BYTES = 3 << 20
 _ASK_EVERY_S = 0.5
-_FETCH_S = 120.0
 
 
 class Away(FleetError):
@@ -77,7 +78,7 @@ class Errands:
         payload: Any = _bytes(content)
         large = None
         if len(content) > INLINE_BYTES:
-            large = self.cluster.put(f"{session.application}/shared", content)
+            large = objects.put(f"{session.application}/shared", content)
             payload = reference_argument(large)
         call = request("run", payload, policy, place.endpoint, place.key)
         try:
@@ -88,10 +89,10 @@ class Errands:
                 self.throw_away(large.key)
         if news.state != SUCCEED or news.output is None:
             raise FleetError(news.message or "its executor failed without a word")
-        output = news.output
-        found, key = bounded(lambda: self.cluster.fetch(output), _FETCH_S, "fetch")
-        self.throw_away(key)
-        answered: dict[str, Any] = wire.decode(found)
+        place = objects.place(news.output)
+        found = objects.get(place)
+        self.throw_away(place.key)
+        answered: dict[str, Any] = wire.decode(memoryview(found))
         if len(answered["answers"]) != len(attempt.jobs):
             raise FleetError("its worker did not answer all that it was asked")
         return answered

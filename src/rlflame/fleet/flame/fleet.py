@@ -1,7 +1,7 @@
 """FlameFleet: the fleet contract on a Flame cluster.
 
-Keeps count of policies and submissions, opens and closes what a run has on the cluster, and
-compares what workers run on with this machine; the desk does the work. Must not know: algorithms,
+Keeps count of policies and submissions, opens and closes what a run has on the cluster; the desk
+does the work. Must not know: algorithms,
 files of a run, displays.
 """
 
@@ -14,8 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -23,16 +22,19 @@ from rlflame.errors import FleetError, FleetUnreachable, RlflameError
 from rlflame.fleet import FleetEvent, FleetReport, Observer, ignore, policy_id
 from rlflame.fleet.jobs import Job
 from rlflame.rollout import blas, wire
-from rlflame.rollout.child import versions
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
 
+from . import objects
 from .bounded import Unanswered, said
-from .cluster import EXECUTOR_STATES, Cluster, Reference
+from .cluster import EXECUTOR_STATES, Cluster
 from .desk import Desk
 from .lease import Lease
+from .objects import Reference
 from .overhead import Overhead
 from .start import PREFIX, Started, Starter, Wishes
 from .submission import FlameSubmission
+from .withdrawal import withdraw
+from .workers import Workers
 
 #: How long closing waits for tasks that still run, in all.
 _DRAIN_S = 12.0
@@ -61,7 +63,9 @@ class FlameFleet:
         self._policies: dict[str, bytes] = {}
         self._places: dict[str, Reference] = {}
         self._uses: Counter[str] = Counter()
-        self._workers: dict[str, dict[str, Any]] = {}
+        self._workers = Workers(
+            lambda number: observer(FleetEvent("workers", "", 0, str(number))), self._note_once
+        )
         self._said: set[str] = set()
         self._closed = False
         #: What keeps the cluster from being as it was before; empty once it is.
@@ -104,7 +108,7 @@ class FlameFleet:
             task_deadline_s=task_deadline_s,
             reconnect_s=reconnect_s,
             observer=observer,
-            met=self._met,
+            met=self._workers.met,
             overhead=self._overhead,
             trouble=self._trouble,
             stalled=self._stalled,
@@ -184,7 +188,7 @@ class FlameFleet:
                 return place
             if content is None:
                 raise FleetError("Nobody holds these weights any more.")
-            place = self._cluster.put(f"{self._application}/shared", content)
+            place = objects.put(f"{self._application}/shared", content)
             with self._lock:
                 self._places[policy_id] = place
             return place
@@ -224,44 +228,13 @@ class FlameFleet:
         """Of the workers that have answered so far; executors come and go."""
         if threading.current_thread() is not self._thread:  # an observer asks while it is told
             self._session()
-        with self._lock:
-            workers = list(self._workers.values())
+        workers = self._workers.seen()
         if not workers and self._started is not None:
             found = self._started.greeting
             workers = [{**found["packages"], **{k: found[k] for k in ("host", "python", "libc")}}]
         return FleetReport(self.name, self.capacity, tuple(workers))
 
-    # What workers are.
-
-    def _met(self, worker: dict[str, Any]) -> None:
-        """Compare a worker, the first time it answers, with this machine."""
-        with self._lock:
-            known = worker["name"] in self._workers
-            self._workers[worker["name"]] = worker
-            count = len(self._workers)
-        if known:
-            return
-        self._observer(FleetEvent("workers", "", 0, str(count)))
-        here = versions()
-        differ = [
-            f"{name} {worker.get(name)} (here {here[name]})"
-            for name in here
-            if name != "python" and worker.get(name) != here[name]
-        ]
-        if differ:
-            self._note_once(
-                f"differs {differ}",
-                f"the worker on {worker['host']} differs in {', '.join(differ)}: results can "
-                "differ in their last bits from a run on this machine",
-            )
-
-        theirs, ours = _minor(str(worker.get("python", ""))), _minor(here["python"])
-        if theirs != ours:
-            self._note_once(
-                f"python {theirs}",
-                f"the worker on {worker['host']} runs Python {theirs} (here {ours}): rlflame's own "
-                "bits do not depend on it, an environment's may",
-            )
+    # What is told.
 
     def _note_once(self, topic: str, text: str) -> None:
         with self._lock:
@@ -285,7 +258,7 @@ class FlameFleet:
         """Why task after task fails: an executor whose process died fails all it is given."""
         for what, ask in (
             ("session manager", self._cluster.nodes),
-            ("object cache", lambda: self._cluster.put(f"{self._application}/shared", b"?")),
+            ("object cache", lambda: objects.put(f"{self._application}/shared", b"?")),
         ):
             try:
                 ask()
@@ -332,39 +305,7 @@ class FlameFleet:
         self._cluster.close()
 
     def _clean(self) -> None:
-        """Close sessions, delete objects, and last what those are found by."""
-        deadline = time.monotonic() + _DRAIN_S
-        opened = list(reversed(self._starter.opened))
-        # Results lie under the name of the application that ran; the rest under the first.
-        holders = {self._application, *(name for name, _ in opened)}
-        steps: list[Callable[[], None]] = [
-            *(partial(self._cluster.close_session, session_id) for _, session_id in opened),
-            *(partial(self._cluster.delete, f"{name}/*") for name in holders),
-            *(partial(self._cluster.unregister, name) for name, _ in opened),
-        ]
-        for step in steps:
-            while True:
-                try:
-                    step()
-                    break
-                except FleetError as error:
-                    with contextlib.suppress(FleetError):
-                        if not self._is_there(opened):
-                            break  # it never came to be
-                    # Refused while a task runs; workers look up every other second.
-                    if time.monotonic() > deadline:
-                        self._left = error.message.rstrip(".")
-                        return
-                    time.sleep(0.2)
-        self._left = ""
-
-    def _is_there(self, opened: list[tuple[str, str]]) -> bool:
-        """Whether the cluster knows anything of this run."""
-        sessions = {session.id for session in self._cluster.sessions()}
-        return any(
-            session_id in sessions or self._cluster.application(name) is not None
-            for name, session_id in opened
-        )
+        self._left = withdraw(self._cluster, self._application, self._starter.opened, _DRAIN_S)
 
     def __enter__(self) -> FlameFleet:
         return self
@@ -376,7 +317,3 @@ class FlameFleet:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import bundle
 
 if TYPE_CHECKING:
-    from .cluster import Reference
+    from .objects import Reference
 
 
 def supervised(arguments: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from rlflame.errors import FleetError, FleetUnreachable, RlflameError
 from rlflame.rollout.greeting import greeting
 
-from . import bundle
+from . import bundle, objects
 from .bounded import Unanswered
 from .cluster import (
     BIND_FAILED,
@@ -29,10 +29,10 @@ from .cluster import (
     SESSION_PAUSED,
     SUCCEED,
     Cluster,
-    Reference,
     TaskNews,
 )
 from .loader import Loader
+from .objects import Reference
 from .parcel import request
 
 PREFIX = "rlflame-"
@@ -146,7 +146,7 @@ class Starter:
         if installed:
             wanted = bundle.dependencies(wishes.extra_dependencies)
             package = bundle.package(name, wanted)
-            url = cluster.upload(f"{self.application}/pkg/{name}.tar.gz", package)
+            url = objects.upload(f"{self.application}/pkg/{name}.tar.gz", package)
             minor = ".".join(platform.python_version_tuple()[:2])
             environment["FLAME_PYTHON_VERSION"] = wishes.python_version or minor
         elif wishes.python_version:
@@ -157,7 +157,7 @@ class Starter:
             (Loader,),
             {"__module__": Loader.__module__, "archive": code, "settings": self.settings},
         )
-        carried = cluster.put_context(f"{self.application}/shared", shipped)
+        carried = objects.put_context(f"{self.application}/shared", shipped)
         session_id = f"{name}-{uuid.uuid4().hex[:6]}"
         # Before it is there: a call that was cut short may have come through.
         self.opened.append((name, session_id))
@@ -230,9 +230,9 @@ class Starter:
 
     def _answer(self, news: TaskNews) -> dict[str, Any]:
         assert news.output is not None
-        place = self.cluster.place(news.output)
-        found: dict[str, Any] = json.loads(str(self.cluster.get(place)))
-        self.cluster.delete(place.key)
+        place = objects.place(news.output)
+        found: dict[str, Any] = json.loads(str(objects.get(place)))
+        objects.delete(place.key)
         return found
 
     def stalled(self, started: Started, waited_s: float) -> None:
