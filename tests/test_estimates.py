@@ -59,6 +59,16 @@ def test_the_difference_is_that_of_all_pairs_of_resamples():
             assert seen[0] - 0.012 <= share <= seen[1] + 0.012
 
 
+def test_the_two_sides_are_resampled_apart():
+    # Drawn alike, equal seeds would never differ, and every claim of equality would be sure.
+    same = array(1.0, 50.0, 100.0, 150.0)
+    found = estimates.compare(same, same)
+    assert found.difference.value == 0.0
+    assert found.difference.low < -40.0
+    assert found.difference.high > 40.0
+    assert not found.equivalent
+
+
 def test_strata_are_never_mixed():
     # Resampled across, the low stratum would sometimes be drawn alone, and the mean would fall.
     found = estimates.iqm_interval([array(0.0, 0.0), array(10.0, 10.0)])
