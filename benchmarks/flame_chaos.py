@@ -94,6 +94,8 @@ def rampage(fleet: FlameFleet, options: argparse.Namespace, over: threading.Even
         if workers:
             victim = chosen.choice(workers[-2:])
             what = chosen.choice(["child", "child", "pid"])
+            if not int(victim[what]):  # between two children; 0 would mean this very process
+                what = "pid"
             try:
                 os.kill(int(victim[what]), signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
