@@ -2,6 +2,8 @@
 
     python benchmarks/chaos.py --kills 50
     python benchmarks/chaos.py --kills 20 --env hopper --steps 40000 --workers 2
+    python benchmarks/chaos.py --kills 20 --env pendulum --algo sac --steps 12800 \\
+        --set rollout.steps=64 --set sac.buffer_size=6000 --set sac.updates_per_step=0.1
 
 Prints whether digest, metrics.jsonl and episodes.csv equal those of a run that nobody touched.
 """
@@ -29,6 +31,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0, help="of the moments, not of the run")
+    parser.add_argument("--set", action="append", default=[], help="a setting of the run")
     options = parser.parse_args()
     moments = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as name:
@@ -75,6 +78,7 @@ def train(options: argparse.Namespace, out: Path) -> list[str]:
             "--algo", options.algo, "--steps", str(options.steps), "--out", str(out),
             "--workers", str(options.workers), "--quiet",
             *(["--set", f"rollout.staleness={options.staleness}"] if options.staleness else []),
+            *(word for setting in options.set for word in ("--set", setting)),
             "--set", "runtime.checkpoint_every_steps=1",
             "--set", "evaluation.every_steps=5000", "--set", "evaluation.episodes=2"]  # fmt: skip
 
