@@ -100,7 +100,7 @@ def replaying(out, **learning):
 
 
 def test_a_replay_killed_at_any_call_is_resumed_to_equal_bytes(tmp_path):
-    chains = [[at] for at in range(5, 150, 4)]
+    chains = [[at] for at in range(5, 150, 7)]
     result = failpoints.failing_runs(replaying(tmp_path / "run"), replay=True, chains=chains)
     assert_unharmed(result)
     assert set(result["calls"]) >= REPLAY_KINDS
