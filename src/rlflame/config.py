@@ -226,7 +226,9 @@ class LearningSettings(_Section):
     provider: Literal["numpy", "torch"] = Field(
         "numpy", description="Gradients derived by hand in numpy, or by torch's autograd."
     )
-    threads: Positive = Field(1, le=256, description="BLAS threads of the learner.")
+    threads: Positive = Field(
+        1, le=256, description="Threads of the learner: inside BLAS, or for SAC at most two lanes."
+    )
     init_policy: str | None = Field(
         None,
         pattern=r"^[0-9a-f]{32}$",
