@@ -31,7 +31,7 @@ FLOORS = [
     ["grouping", "tensorboard"],
     ["curves"],
     ["report report.*"],
-    ["tensor_file segments checkpoint run_folder machine_log", "stop"],
+    ["tensor_file segments checkpoint run_folder recorder machine_log", "stop"],
     ["render render.*"],
     ["show", "scoring", "inspection", "doctor doctor.*"],
     ["display board live plain events"],

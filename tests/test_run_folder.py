@@ -22,7 +22,8 @@ import pytest
 from rlflame import api, checkpoint
 from rlflame.config import RuntimeSettings
 from rlflame.errors import CheckpointError
-from rlflame.run_folder import FileRecorder, RunFolder, is_locked, newest_checkpoint, step_files
+from rlflame.recorder import FileRecorder
+from rlflame.run_folder import RunFolder, is_locked, newest_checkpoint, step_files
 
 
 class Watching:

@@ -38,11 +38,12 @@ from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
 from rlflame.fleet import EventCount, Fleet, Observer, policy_id
 from rlflame.machine_log import MachineLog
+from rlflame.recorder import FileRecorder
 from rlflame.render import Drawing
 from rlflame.rollout.child import versions
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays
-from rlflame.run_folder import FileRecorder, RunFolder, named_policy, newest_checkpoint
+from rlflame.run_folder import RunFolder, named_policy, newest_checkpoint
 from rlflame.show import RunResult, RunStart, Show, Silent
 from rlflame.stop import NeverStop
 from rlflame.tensorboard import TensorBoard

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from rlflame.checkpoint import Checkpoint
 from rlflame.evaluate import EvaluationRecord
 from rlflame.fleet import FleetEvent
-from rlflame.run_folder import Watcher
+from rlflame.recorder import Watcher
 from rlflame.trainer import Progress
 
 
