@@ -22,7 +22,7 @@ import pytest
 import rollouts
 
 from rlflame.errors import EnvironmentFailure, FleetError
-from rlflame.fleet import Fleet, FleetEvent, Observer, checked, policy_id
+from rlflame.fleet import Fleet, FleetEvent, Observer, TrafficCount, checked, policy_id
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
 from rlflame.rollout import wire
@@ -113,6 +113,22 @@ def test_every_task_comes_back_once_and_as_if_it_had_been_alone(watched: Watched
     assert sorted(fragment.slot for fragment in fragments) == list(range(9))
     for fragment in fragments:
         assert wire.encode(fragment) == alone(tasks[fragment.slot])
+
+
+def test_traffic_is_what_was_asked_and_what_was_answered(watched: Watched) -> None:
+    tasks = slots(3, run=f"traffic on {watched.fleet.name}")
+    count = TrafficCount(watched.fleet)
+    fragments = list(watched.send(tasks))
+    moved = count.take()
+    if watched.fleet.name == "inline":
+        assert moved == {"bytes_out": 0, "bytes_in": 0}
+        return
+    answers = sum(len(wire.encode(fragment)) for fragment in fragments)
+    asked = sum(len(wire.encode(task)) for task in tasks)
+    weights = sum(array.nbytes for array in rollouts.weights(tasks[0].policy).values())
+    assert answers <= moved["bytes_in"] < 1.5 * answers
+    assert moved["bytes_out"] > asked + weights
+    assert count.take()["bytes_in"] == 0
 
 
 @pytest.mark.parametrize(

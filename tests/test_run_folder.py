@@ -521,7 +521,12 @@ def test_times_are_kept_apart(untouched):
     lines = [json.loads(line) for line in (untouched / "timing.jsonl").read_text().splitlines()]
     assert [line["steps"] for line in lines] == [32, 64, 96]
     for line in lines:
-        assert {"wall_s", "driver_cpu_s", "collect_s", "learn_s"} <= line.keys()
+        spent = {"wall_s", "driver_cpu_s", "collect_s", "transfer_s", "learn_s"}
+        # Nothing leaves this process; what a fleet of processes sends is another test's business.
+        assert line.keys() >= {*spent, "bytes_out", "bytes_in"}
+        assert (line["bytes_out"], line["bytes_in"]) == (0, 0)
+    # Each iteration but the last is scored and saved before the next one's line.
+    assert all({"evaluate_s", "checkpoint_s"} <= line.keys() for line in lines[1:])
 
 
 def test_the_final_evaluation_is_in_the_checkpoint_and_beside_it(untouched, whole):

@@ -36,7 +36,7 @@ from rlflame.config import LearningSettings, Recipe, RunConfig, RuntimeSettings
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
-from rlflame.fleet import EventCount, Fleet, Observer, policy_id
+from rlflame.fleet import EventCount, Fleet, Observer, TrafficCount, policy_id
 from rlflame.machine_log import MachineLog
 from rlflame.recorder import FileRecorder
 from rlflame.render import Drawing
@@ -290,13 +290,14 @@ def _run(
     counts: EventCount,
     start: PolicyArrays | None,
 ) -> RunResult:
+    traffic = TrafficCount(fleet)
     recorder = FileRecorder(
         folder,
         begun,
         every_steps=runtime.checkpoint_every_steps,
         keep=runtime.keep_checkpoints,
         watcher=show,
-        counts=counts.take,
+        counts=lambda: {**counts.take(), **traffic.take()},
     )
     filming = filmed(recorder, folder.path / "videos", begun, runtime.video_every_steps, show.note)
     complete = False

@@ -150,6 +150,7 @@ class PhaseTimes:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
 
     def lap(self) -> dict[str, float]:
+        """What has passed since the last one."""
         wall, processor, workers = self._now()
         lap = {"wall_s": wall - self._wall, "driver_cpu_s": processor - self._processor}
         if workers is not None and self._workers is not None:

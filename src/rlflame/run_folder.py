@@ -3,7 +3,7 @@
     config.toml          recipe and runtime
     metrics.jsonl        one line an iteration, one an evaluation; no wall clock
     episodes.csv         one line a training episode; no wall clock
-    timing.jsonl         wall and processor seconds of each iteration, by phase
+    timing.jsonl         wall and processor seconds of each iteration by phase, and bytes shipped
     machines.json        every process that trained here, the machine and the workers it had
     checkpoints/         step-000100000.safetensors, the newest few
     replay/              the segments of a replay that these checkpoints name

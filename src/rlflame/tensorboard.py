@@ -36,6 +36,8 @@ TAGS = {
     "episodes": "Game/episodes",
     "retried": "Fleet/retried",
     "speculated": "Fleet/speculated",
+    "bytes_out": "Fleet/bytes_out",
+    "bytes_in": "Fleet/bytes_in",
     "workers": "Fleet/workers",
     "final_return": "Test/cumulative_reward",
 }

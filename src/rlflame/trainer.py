@@ -257,9 +257,10 @@ class Trainer(Generic[BatchT]):
         self, policy: PolicyArrays, progress: Progress, states: EnvStates
     ) -> _Collection | None:
         """Start the next iteration's rollouts, or nothing when the budget is spent."""
-        if self._finished(progress):
-            return None
-        return _Collection(self._fleet, policy, self._tasks(progress, states))
+        with self._recorder.phase("transfer"):
+            if self._finished(progress):
+                return None
+            return _Collection(self._fleet, policy, self._tasks(progress, states))
 
     def _tasks(self, progress: Progress, states: EnvStates) -> list[RolloutTask]:
         plan = self._plan

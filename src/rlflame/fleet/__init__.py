@@ -91,6 +91,51 @@ class FleetReport:
     workers: tuple[dict[str, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes that went to workers and came back since the fleet began; payloads, not framing."""
+
+    bytes_out: int = 0
+    bytes_in: int = 0
+
+
+class Meter:
+    """Counts traffic, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent = self._received = 0
+
+    def sent(self, size: int) -> None:
+        with self._lock:
+            self._sent += size
+
+    def received(self, size: int) -> None:
+        with self._lock:
+            self._received += size
+
+    def read(self) -> Traffic:
+        with self._lock:
+            return Traffic(self._sent, self._received)
+
+
+class TrafficCount:
+    """A fleet's traffic, a piece at a time."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._before = fleet.traffic()
+
+    def take(self) -> dict[str, int]:
+        """Bytes since the last time."""
+        before, self._before = self._before, self._fleet.traffic()
+        now = self._before
+        return {
+            "bytes_out": now.bytes_out - before.bytes_out,
+            "bytes_in": now.bytes_in - before.bytes_in,
+        }
+
+
 class Submission(Protocol):
     """Tasks under way together. Iterating raises what ended a task for good."""
 
@@ -118,6 +163,8 @@ class Fleet(Protocol):
     def submit(self, tasks: Sequence[RolloutTask]) -> Submission: ...
 
     def probe(self) -> FleetReport: ...
+
+    def traffic(self) -> Traffic: ...
 
     def close(self) -> None: ...
 

@@ -23,7 +23,7 @@ from rlflame.rollout.child import Kind
 from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
 from rlflame.rollout.spec import Fragment, RolloutFailure
 
-from . import Observer, checked, environment_failure, ignore
+from . import Meter, Observer, checked, environment_failure, ignore
 from .jobs import Job, JobQueue, Position, broken, died, hung, tell
 
 _TICK_S = 0.2
@@ -60,7 +60,9 @@ class Dispatcher:
         show_output: bool,
         observer: Observer,
         clock: Callable[[], float],
+        meter: Meter,
     ) -> None:
+        self._meter = meter
         self._step_deadline_s = step_deadline_s
         self._max_retries = max_retries
         self._show_output = show_output
@@ -217,6 +219,7 @@ class Dispatcher:
 
     def _frame(self, child: _Child, kind: Kind, payload: bytes) -> None:
         if kind is Kind.RESULT:
+            self._meter.received(len(payload))
             self._finished(child, payload)
             return
         message = _plain(payload)
@@ -284,6 +287,7 @@ class Dispatcher:
         self._send(child, Kind.TASK, job.payload)
 
     def _send(self, child: _Child, kind: Kind, payload: bytes) -> None:
+        self._meter.sent(len(payload))
         child.process.send(kind, payload)
         self._watch_backlog(child)
 

@@ -28,6 +28,7 @@ from . import (
     FleetEvent,
     FleetReport,
     Observer,
+    Traffic,
     checked,
     environment_failure,
     ignore,
@@ -88,6 +89,9 @@ class InlineFleet:
 
     def probe(self) -> FleetReport:
         return FleetReport(self.name, self.capacity, (versions(),))
+
+    def traffic(self) -> Traffic:
+        return Traffic()  # nothing leaves this process
 
     def close(self) -> None:
         self._closed = True

@@ -17,7 +17,7 @@ from rlflame.errors import RlflameError
 from rlflame.rollout import wire
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
 
-from . import FleetEvent, FleetReport, Observer, ignore, policy_id
+from . import FleetEvent, FleetReport, Meter, Observer, Traffic, ignore, policy_id
 from .dispatcher import Dispatcher
 from .jobs import Job
 
@@ -42,6 +42,7 @@ class LocalFleet:
         self._lock = threading.Lock()
         self._policies: dict[str, bytes] = {}
         self._puts: Counter[str] = Counter()
+        self._meter = Meter()
         self._dispatcher = Dispatcher(
             workers,
             step_deadline_s=step_deadline_s,
@@ -49,6 +50,7 @@ class LocalFleet:
             show_output=show_output,
             observer=observer,
             clock=clock,
+            meter=self._meter,
         )
 
     def put(self, policy: PolicyArrays) -> str:
@@ -85,6 +87,9 @@ class LocalFleet:
 
     def probe(self) -> FleetReport:
         return FleetReport(self.name, self.capacity, tuple(self._dispatcher.greetings()))
+
+    def traffic(self) -> Traffic:
+        return self._meter.read()
 
     def pids(self) -> list[int]:
         """The worker processes alive now."""

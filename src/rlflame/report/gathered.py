@@ -14,7 +14,7 @@ from rlflame.grouping import Group, groups
 from rlflame.recorded import Recorded
 from rlflame.rollout.spec import Float64
 
-PHASES = ("collect_s", "learn_s", "evaluate_s", "checkpoint_s")
+PHASES = ("collect_s", "transfer_s", "learn_s", "evaluate_s", "checkpoint_s")
 Facts = dict[str, Any]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlflame.errors import FleetUnreachable
+from rlflame.fleet import Meter
 
 from . import address, objects
 from .address import CACHE, MANAGER, Server
@@ -69,6 +70,8 @@ class Cluster:
         address.check(MANAGER, self.endpoint)
         address.check(CACHE, self.cache_endpoint)
         self._connection: Any = None
+        #: What tasks, their results and the weights weigh.
+        self.meter = Meter()
 
     def open(self) -> Cluster:
         """Connect; raises FleetUnreachable with what to type."""
@@ -234,6 +237,7 @@ class Cluster:
     # called from threads of the fleet's own, which may wait.
 
     def create(self, session: Any, payload: bytes) -> str:
+        self.meter.sent(len(payload))
         try:
             return str(session.create_task(payload).id)
         except Exception as error:

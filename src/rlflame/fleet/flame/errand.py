@@ -79,6 +79,7 @@ class Errands:
         large = None
         if len(content) > INLINE_BYTES:
             large = objects.put(f"{session.application}/shared", content)
+            self.cluster.meter.sent(len(content))
             payload = reference_argument(large)
         call = request("run", payload, policy, place.endpoint, place.key)
         try:
@@ -90,9 +91,10 @@ class Errands:
         if news.state != SUCCEED or news.output is None:
             raise FleetError(news.message or "its executor failed without a word")
         place = objects.place(news.output)
-        found = objects.get(place)
+        found = memoryview(objects.get(place))
+        self.cluster.meter.received(found.nbytes)
         self.throw_away(place.key)
-        answered: dict[str, Any] = wire.decode(memoryview(found))
+        answered: dict[str, Any] = wire.decode(found)
         if len(answered["answers"]) != len(attempt.jobs):
             raise FleetError("its worker did not answer all that it was asked")
         return answered

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from rlflame.errors import FleetError, FleetUnreachable, RlflameError
-from rlflame.fleet import FleetEvent, FleetReport, Observer, ignore, policy_id
+from rlflame.fleet import FleetEvent, FleetReport, Observer, Traffic, ignore, policy_id
 from rlflame.fleet.jobs import Job
 from rlflame.rollout import blas, wire
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
@@ -189,6 +189,7 @@ class FlameFleet:
             if content is None:
                 raise FleetError("Nobody holds these weights any more.")
             place = objects.put(f"{self._application}/shared", content)
+            self._cluster.meter.sent(len(content))
             with self._lock:
                 self._places[policy_id] = place
             return place
@@ -223,6 +224,10 @@ class FlameFleet:
 
         self._desk.add(jobs)
         return FlameSubmission(self._desk, jobs, answers, over)
+
+    def traffic(self) -> Traffic:
+        """Between this process and the cluster; an executor's fetching of weights is its own."""
+        return self._cluster.meter.read()
 
     def probe(self) -> FleetReport:
         """Of the workers that have answered so far; executors come and go."""
