@@ -45,6 +45,25 @@ TINY_REINFORCE = tuple(
     )
     for word in ("--set", setting)
 )
+#: The same for SAC on Pendulum: fifteen iterations of 16 steps, the first three at random.
+TINY_SAC = tuple(
+    word
+    for setting in (
+        "runtime.fleet=inline",
+        "rollout.num_slots=2",
+        "rollout.envs_per_slot=2",
+        "rollout.steps=4",
+        "network.hidden=[16]",
+        "stop_at_steps=240",
+        "sac.learning_starts=48",
+        "sac.batch_size=8",
+        "evaluation.every_steps=128",
+        "evaluation.episodes=2",
+        "evaluation.final_episodes=3",
+        "evaluation.max_episode_steps=20",
+    )
+    for word in ("--set", setting)
+)
 
 
 @dataclass(frozen=True)

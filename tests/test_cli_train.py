@@ -26,6 +26,8 @@ def resolved(*words):
     return spoken.json()
 
 
+#: The beginning of a command that trains SAC where that is possible.
+SAC = ("--algo", "sac", "--env", "pendulum")
 SHIPPED = tomllib.loads((Path(presets.__file__).parent / "pendulum-ppo.toml").read_text())
 
 # Each flag, by the parameter that carries it: the words, then where the config changes and to what.
@@ -207,6 +209,21 @@ def test_arguments_reach_the_environment_as_they_were_typed():
         (["--algo", "reinforce", "--episodes-per-iter", "0"], 2, ["--episodes-per-iter is 0"]),
         (["--steps", "many"], 2, ["--steps"]),
         (["--nonsense"], 2, ["--nonsense"]),
+        (["--algo", "sac"], 2, ["CartPole-v1 has 2 choices", "--algo ppo"]),
+        (
+            ["--algo", "sac", "--env", "fakes:Odd-v0", "--env-kwargs", "acts=unbounded"],
+            2,
+            ["two bounds", "fakes:Odd-v0", "finite bounds"],
+        ),
+        (
+            [*SAC, "--set", "sac.entropy_coefficient=-1"],
+            2,
+            ["learning.sac.entropy_coefficient (", "should be 'auto' or greater", "seen -1"],
+        ),
+        ([*SAC, "--set", "network.hidden=[0,0]"], 2, ["learning.network.hidden (", "to 1, seen 0"]),
+        ([*SAC, "--set", "sac.updates_per_step=0"], 2, ["learning.sac.updates_per_step", "seen 0"]),
+        ([*SAC, "--set", "rollout.unit=episodes"], 2, ["SAC learns from single steps"]),
+        ([*SAC, "--iterations", "5"], 2, ["SAC counts steps"]),
     ],
 )
 def test_what_is_refused_leaves_nothing_behind(words, code, said, tmp_path):

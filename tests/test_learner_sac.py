@@ -156,6 +156,13 @@ def test_actions_are_stretched_to_the_bounds_and_never_beyond() -> None:
     assert ends.max() <= np.float32(0.7)
 
 
+def test_bounds_may_be_as_far_apart_as_float32_goes() -> None:
+    far = float(np.finfo(np.float32).max)
+    widest = PolicySpec("continuous", 1, 1, (-far,), (far,), (4,), "tanh", False, 10.0, 8, True)
+    given = SquashedGaussian(widest).to_environment(np.array([[-1], [0], [0.5], [1]], np.float32))
+    np.testing.assert_allclose(given[:, 0], [-far, 0.0, 0.5 * far, far], rtol=1e-6)
+
+
 def test_random_actions_fill_the_whole_range_evenly() -> None:
     wide = PolicySpec(
         "continuous", 1, 2, (-1.0,) * 2, (1.0,) * 2, (4,), "tanh", False, 10.0, 8, True

@@ -114,7 +114,7 @@ def _check_squashable(env: EnvSpec) -> None:
     if not np.isfinite([*env.action_low, *env.action_high]).all():
         raise ConfigError(
             f"SAC needs actions between two bounds, and those of {env.id} have none.",
-            "--algo ppo, or wrap the environment in gymnasium.wrappers.RescaleAction",
+            "--algo ppo, or give the environment's action_space finite bounds",
         )
 
 

@@ -110,9 +110,23 @@ class Facts:
         learning = self.recipe.learning
         return f"{learning.provider}, {count(learning.threads, 'thread')}"
 
+    def learning_starts(self) -> str:
+        """When learning from a replay begins; empty where there is none."""
+        settings = self.recipe.learning.sac
+        if settings is None:
+            return ""
+        starts, each = settings.learning_starts, settings.updates_per_step
+        text = (
+            f"{each:g} {'update' if each == 1.0 else 'updates'} a step after the first {starts:,}"
+        )
+        stop = self.recipe.stop_at_steps
+        if stop is not None and stop <= starts:
+            text += ": none in this run, unless sac.learning_starts is less"
+        return text
+
     def lines(self) -> list[tuple[str, str]]:
         """The recipe as pairs of a word and what there is to say about it."""
-        replay = self.replay
+        replay, starts = self.replay, self.learning_starts()
         return [
             ("environment", self.environment()),
             ("algorithm", self.algorithm()),
@@ -120,6 +134,7 @@ class Facts:
             ("batch", self.batch()),
             ("policy", self.policy()),
             ("learner", self.learner()),
+            *([("updates", starts)] if starts else []),
             *([("memory", f"{replay_size(replay)} when full")] if replay is not None else []),
         ]
 

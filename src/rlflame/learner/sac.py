@@ -12,6 +12,7 @@ fragments come from, how long training lasts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -60,9 +61,9 @@ class Sac:
         self._target_entropy = float(-size) if wanted == "auto" else wanted
         fixed = settings.entropy_coefficient
         self._fixed_weight = None if fixed == "auto" else fixed
-        self._log_weight: Float32 = np.log(
-            np.array([settings.initial_entropy_coefficient], np.float32)
-        )
+        # The logarithm of a double: float32 knows no number below 1e-45, and this is to be finite.
+        initial = math.log(settings.initial_entropy_coefficient)
+        self._log_weight: Float32 = np.array([initial], np.float32)
         epsilon = settings.adam_epsilon
         self._actor_adam = Adam(len(networks.actor.data), epsilon)
         self._critic_adam = Adam(len(networks.critics.data), epsilon)

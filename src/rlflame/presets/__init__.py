@@ -21,6 +21,8 @@ from rlflame import toml
 from rlflame.config import LearningSettings, RunConfig
 from rlflame.errors import ConfigError
 
+_SHOULD = "Input should "
+
 
 @dataclass(frozen=True, slots=True)
 class Alias:
@@ -147,15 +149,18 @@ def validated(data: Mapping[str, Any]) -> RunConfig:
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        path = ".".join(str(part) for part in first["loc"])
-        message = str(first["msg"]).removeprefix("Value error, ")
+        first, *others = error.errors(include_url=False)
+        path = _setting(first["loc"])
+        # A setting that may be several things has an error for each of them.
+        alike = [first, *(other for other in others if _setting(other["loc"]) == path)]
+        said = dict.fromkeys(str(each["msg"]).removeprefix("Value error, ") for each in alike)
+        message = f" or {_SHOULD}".join(said).replace(f" or {_SHOULD}{_SHOULD}be ", " or ")
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"There is no setting {path!r}.", _did_you_mean(path)) from error
         seen = "" if first["type"] == "value_error" else f", seen {first['input']!r}"
         about = leaves().get(path, "").rstrip(".")
         subject = f"{path} ({about}): " if about else f"{path}: " if path else ""
-        sentence = f"{subject}{message}{seen}".replace(": Input should", " should")
+        sentence = f"{subject}{message}{seen}".replace(f": {_SHOULD}", " should ")
         raise ConfigError(f"{sentence}.", "rlflame config lists all") from error
     for name, value in config.learning.environment.kwargs.items():
         if not _plain(value):
@@ -220,6 +225,12 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     if len(real) == 1 and isinstance(real[0], type) and issubclass(real[0], BaseModel):
         return real[0]
     return None
+
+
+def _setting(place: Sequence[int | str]) -> str:
+    """The setting that pydantic complains of; its path may go on to a part, or to one choice."""
+    path = ".".join(map(str, place))
+    return next((name for name in leaves() if path.startswith(f"{name}.")), path)
 
 
 def _did_you_mean(key: str) -> str:

@@ -130,8 +130,9 @@ class SquashedGaussian(_Bounded):
     def __init__(self, spec: PolicySpec) -> None:
         super().__init__(spec)
         self._size = spec.action_size
-        self._middle = (self._low + self._high) * np.float32(0.5)
-        self._reach = (self._high - self._low) * np.float32(0.5)
+        # Halved first: the distance between float32's own bounds is no float32.
+        low, high = self._low * np.float32(0.5), self._high * np.float32(0.5)
+        self._middle, self._reach = low + high, high - low
 
     def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
         log_std: Float32 = np.maximum(out[:, self._size :], LOG_STD_LOW)
