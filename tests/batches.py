@@ -8,6 +8,7 @@ from rlflame.config import NetworkSettings
 from rlflame.learner import Batch
 from rlflame.learner.actor_critic import Network, build_network
 from rlflame.learner.parameters import FlatVector
+from rlflame.rollout.actions import noise_size
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import PolicySpec
 
@@ -20,8 +21,9 @@ def policy_spec(
     activation: str = "tanh",
     normalise: bool = False,
 ) -> PolicySpec:
+    """Of continuous or discrete actions; `gsde` is continuous with state-dependent noise."""
     return PolicySpec(
-        action_kind=kind,
+        action_kind="discrete" if kind == "discrete" else "continuous",
         observation_size=observations,
         action_size=actions,
         action_low=(-1.0,) * actions,
@@ -31,6 +33,7 @@ def policy_spec(
         normalise=normalise,
         observation_clip=10.0,
         width=8,
+        exploration="gsde" if kind == "gsde" else "independent",
     )
 
 
@@ -74,7 +77,7 @@ def random_batch(
             part = slice(first, min(first + spec.width, columns))
             full[: part.stop - first] = observations[t, part]
             if spec.action_kind == "continuous":
-                noise = floats(rng, spec.width, spec.action_size)
+                noise = floats(rng, spec.width, noise_size(spec))
             else:
                 noise = rng.random((spec.width, 1), np.float32)
             acted, density = policy.sample(full, noise)

@@ -29,10 +29,13 @@ def flat(values: dict[str, torch.Tensor], gradients: bool = False) -> np.ndarray
     return torch.cat([v.detach().reshape(-1) for v in chosen]).numpy()
 
 
-def outputs(weights: dict[str, torch.Tensor], prefix: str, x, tanh: bool) -> torch.Tensor:
+def outputs(
+    weights: dict[str, torch.Tensor], prefix: str, x, tanh: bool, last: bool = True
+) -> torch.Tensor:
+    """Of the last layer, or of the one below it."""
     layers = sum(name.startswith(f"{prefix}.") and name.endswith(".weight") for name in weights)
     x = torch.as_tensor(np.array(x), dtype=weights[f"{prefix}.0.weight"].dtype)
-    for layer in range(layers):
+    for layer in range(layers if last else layers - 1):
         weight, bias = weights[f"{prefix}.{layer}.weight"], weights[f"{prefix}.{layer}.bias"]
         x = torch.nn.functional.linear(x, weight.T, bias)
         if layer < layers - 1:
@@ -42,6 +45,12 @@ def outputs(weights: dict[str, torch.Tensor], prefix: str, x, tanh: bool) -> tor
 
 def distribution(weights: dict[str, torch.Tensor], x, tanh: bool):
     out = outputs(weights, "actor", x, tanh)
+    if "actor.log_std" in weights and weights["actor.log_std"].dim() == 2:
+        # Each action is left by a sum over units h of h * N(0, std^2): the variances add up.
+        units = outputs(weights, "actor", x, tanh, last=False).detach()
+        parts = units[:, :, None] * weights["actor.log_std"].exp()
+        deviation = torch.linalg.vector_norm(parts, dim=1).square().add(1e-6).sqrt()
+        return Independent(Normal(out, deviation), 1)
     if "actor.log_std" in weights:
         return Independent(Normal(out, weights["actor.log_std"].exp().expand_as(out)), 1)
     return Categorical(logits=out)

@@ -114,6 +114,7 @@ VARIANTS = {
             "discount": 0.9,
         },
     ),
+    "gsde": ("gsde", "relu", {"entropy_weight": 0.05}),
     "one sample left": (
         "discrete",
         "tanh",
@@ -174,7 +175,7 @@ def test_one_epoch_of_one_minibatch_is_the_actor_critic_gradient():
     np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("kind", ["continuous", "discrete"])
+@pytest.mark.parametrize("kind", ["continuous", "gsde", "discrete"])
 def test_the_ratio_is_one_before_the_first_step(kind):
     spec = policy_spec(kind, normalise=True)
     algorithm, parameters, gradients = learner(PpoSettings(minibatch_size=40, epochs=2), spec)

@@ -25,12 +25,16 @@ from rlflame.learner.squashed import SquashedHead
 from rlflame.learner.torch_sac import TorchSac
 from rlflame.rollout.actions import SquashedGaussian, log_slope_of_tanh
 from rlflame.rollout.seeding import Role, stream
-from rlflame.rollout.spec import PolicySpec
+from rlflame.rollout.spec import Exploration, PolicySpec
 
 OBSERVATIONS, ACTIONS, ROWS = 5, 3, 33
 
 
-def spec(activation: str = "relu", hidden: tuple[int, ...] = (24, 16)) -> PolicySpec:
+def spec(
+    activation: str = "relu",
+    hidden: tuple[int, ...] = (24, 16),
+    exploration: Exploration = "independent",
+) -> PolicySpec:
     return PolicySpec(
         action_kind="continuous",
         observation_size=OBSERVATIONS,
@@ -43,6 +47,7 @@ def spec(activation: str = "relu", hidden: tuple[int, ...] = (24, 16)) -> Policy
         observation_clip=10.0,
         width=8,
         squash=True,
+        exploration=exploration,
     )
 
 
@@ -180,11 +185,12 @@ def test_random_actions_fill_the_whole_range_evenly() -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("hidden", [(24, 16), (12,), (8, 8, 8)])
+@pytest.mark.parametrize("exploration", ["independent", "gsde"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_hand_derived_gradients_are_those_of_autograd(
-    activation: str, hidden: tuple[int, ...], threads: int
+    activation: str, hidden: tuple[int, ...], exploration: str, threads: int
 ) -> None:
-    nets = networks(activation=activation, hidden=hidden)
+    nets = networks(activation=activation, hidden=hidden, exploration=exploration)
     batch, count = minibatch(), 50  # as if the batch were one shard of a greater one
     ours, theirs = NumpySac(nets, Lanes(threads)), TorchSac(nets)
     np.testing.assert_allclose(ours.act(batch), theirs.act(batch), rtol=1e-4, atol=1e-4)
@@ -245,15 +251,25 @@ class Plain:
             [self.log_weight], lr=settings.entropy_learning_rate or rate
         )
 
-    def mlp(self, weights: dict[str, torch.Tensor], prefix: str, x: torch.Tensor) -> torch.Tensor:
-        for layer in range(3):
+    def mlp(
+        self, weights: dict[str, torch.Tensor], prefix: str, x: torch.Tensor, last: bool = True
+    ) -> torch.Tensor:
+        for layer in range(3 if last else 2):
             x = x @ weights[f"{prefix}.{layer}.weight"] + weights[f"{prefix}.{layer}.bias"]
             x = torch.relu(x) if layer < 2 else x
         return x
 
     def pi(self, seen: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        mean, log_std = self.mlp(self.actor, "actor", seen).split(ACTIONS, dim=1)
-        normal = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
+        if "actor.log_std" in self.actor:
+            # Each action is left by a sum over units h of h * N(0, std^2): the variances add up.
+            units = self.mlp(self.actor, "actor", seen, last=False)
+            parts = units[:, :, None] * self.actor["actor.log_std"].exp()
+            deviation = parts.square().sum(dim=1).add(1e-6).sqrt()
+            mean = self.mlp(self.actor, "actor", seen)
+        else:
+            mean, log_std = self.mlp(self.actor, "actor", seen).split(ACTIONS, dim=1)
+            deviation = log_std.clamp(-20, 2).exp()
+        normal = torch.distributions.Normal(mean, deviation)
         raw = mean + normal.stddev * noise
         log_prob = normal.log_prob(raw) - torch.log(1.0 - torch.tanh(raw).square())
         return torch.tanh(raw), log_prob.sum(dim=1)
@@ -315,8 +331,11 @@ class Plain:
     ],
     ids=["default", "everything else"],
 )
-def test_a_hundred_updates_are_those_of_a_loop_in_plain_torch(settings: SacSettings) -> None:
-    nets = networks()
+@pytest.mark.parametrize("exploration", ["independent", "gsde"])
+def test_a_hundred_updates_are_those_of_a_loop_in_plain_torch(
+    settings: SacSettings, exploration: str
+) -> None:
+    nets = networks(exploration=exploration)
     plain, ours = Plain(nets, settings), learner(settings, nets)
     for number in range(100):
         plain.update(number, transitions(number))
@@ -346,11 +365,12 @@ def test_autograd_and_hand_lead_to_the_same_weights() -> None:
     np.testing.assert_allclose(one.critics.data, other.critics.data, atol=1e-4)
 
 
+@pytest.mark.parametrize("exploration", ["independent", "gsde"])
 @pytest.mark.parametrize("threads", [2])
-def test_lanes_change_no_bit(threads: int) -> None:
+def test_lanes_change_no_bit(exploration: str, threads: int) -> None:
     states = []
     for count in (1, threads):
-        sac = learner(SacSettings(), networks(), count)
+        sac = learner(SacSettings(), networks(exploration=exploration), count)
         sac.update(owed(0, 30), 0.0)
         states.append(sac.state())
     for name, array in states[0].items():

@@ -79,6 +79,8 @@ CHANGES: dict[str, Change] = {
     "network.orthogonal_init": Change(False),
     "network.last_layer_scale": Change(0.02),
     "network.log_std_init": Change(-0.6, "pendulum"),
+    "network.exploration": Change("gsde", "pendulum"),
+    "network.exploration_interval": Change(5, "pendulum", {"network.exploration": "gsde"}),
     "network.normalise_observations": Change(False),
     "network.observation_clip": Change(0.1),
     "ppo.learning_rate": Change(2e-2),

@@ -23,7 +23,8 @@ def test_a_stream_is_the_descendant_that_numpy_spawns_for_its_key() -> None:
 def test_the_numbers_that_recipes_have_been_promised() -> None:
     """A tape: if this changes, every recorded run changes."""
     names = "RESET ACTION EVALUATION_RESET EVALUATION_ACTION INITIALISE SHUFFLE BOOTSTRAP"
-    assert [Role[name].value for name in names.split()] == [1, 2, 3, 4, 5, 6, 7]
+    names += " REPLAY LEARN EXPLORATION EVALUATION_EXPLORATION"
+    assert [Role[name].value for name in names.split()] == list(range(1, 12))
     resets = [reset_seed(0, Role.RESET, slot, 1, 2) for slot in range(3)]
     assert resets == [1345071001, 1317684456, 83145925]
     drawn = stream(7, Role.ACTION, 1, 2, 3).integers(0, 2**32, 3)

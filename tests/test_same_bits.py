@@ -56,11 +56,14 @@ class StopAfter:
 
 
 def scenario(env, algorithm="ppo", staleness=0, slots=5, iterations=3):
-    """A recipe of a few iterations, evaluated in the middle."""
+    """A recipe of a few iterations, evaluated in the middle; gsde's intervals overlap fragments."""
+    algorithm, _, exploration = algorithm.partition("+")
     rollout = {"num_slots": slots, "envs_per_slot": 2, "steps": 8, "staleness": staleness}
     if algorithm == "reinforce":
         rollout["steps"] = 16
     learning = {"algorithm": algorithm, "rollout": rollout, "horizon_iterations": 3}
+    if exploration:
+        learning["network"] = {"exploration": exploration, "exploration_interval": 5}
     config = failpoints.config(
         env,
         learning=learning,
@@ -105,6 +108,8 @@ FULL = [
     ("Hopper-v5", "reinforce", 0),
     ("Hopper-v5", "sac", 0),
     ("Hopper-v5", "sac", 1),
+    ("Pendulum-v1", "ppo+gsde", 1),
+    ("Pendulum-v1", "sac+gsde", 0),
 ]
 MORE = [
     ("Pendulum-v1", "ppo", 1),

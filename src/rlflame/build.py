@@ -89,6 +89,11 @@ def policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
     network = learning.network
     if learning.sac is not None:
         _check_squashable(env)
+    if network.exploration == "gsde" and env.action_kind == "discrete":
+        raise ConfigError(
+            f"gsde needs actions that are numbers, and {env.id} has {env.action_size} choices.",
+            "--set network.exploration=independent",
+        )
     return PolicySpec(
         action_kind=env.action_kind,
         observation_size=env.observation_size,
@@ -101,6 +106,8 @@ def policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
         observation_clip=network.observation_clip,
         width=learning.rollout.width,
         squash=learning.sac is not None,
+        exploration=network.exploration,
+        exploration_interval=network.exploration_interval,
     )
 
 

@@ -207,6 +207,7 @@ def _group(tensors: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
     """Sizes that memory will be asked for, or arrays compared with, must not be free to lie."""
     names = ("action_kind", "observation_size", "action_size", "action_low", "action_high")
+    network = recipe.learning.network
     bounds = env.action_size if env.action_kind == "continuous" else 0
     if recipe.learning.environment.id != env.id:
         raise ValueError(
@@ -216,6 +217,8 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
     if (
         any(getattr(spec, name) != getattr(env, name) for name in names)
         or spec.width != recipe.learning.rollout.width
+        or spec.exploration != network.exploration
+        or spec.exploration_interval != network.exploration_interval
         or not _shaped(env)
         or not len(env.action_low) == len(env.action_high) == bounds
     ):

@@ -91,12 +91,30 @@ class NetworkSettings(_Section):
     log_std_init: float = Field(
         -0.5, ge=-10.0, le=5.0, description="Initial log standard deviation of Gaussian actions."
     )
+    exploration: Literal["independent", "gsde"] = Field(
+        "independent",
+        description="How sampled Gaussian actions leave their mean: by new noise at every step, or "
+        "by a function of the state that is drawn and then held (gsde).",
+    )
+    exploration_interval: Positive | None = Field(
+        None,
+        le=1_000_000_000,
+        description="Steps of an episode for which gsde holds one; absent: all of them.",
+    )
     normalise_observations: bool = Field(
         True, description="Standardise observations by running statistics, part of the policy."
     )
     observation_clip: float = Field(
         10.0, gt=0.0, le=1e6, description="Bound on a standardised observation."
     )
+
+    @model_validator(mode="after")
+    def _explores(self) -> NetworkSettings:
+        if self.exploration == "gsde" and not self.hidden:
+            raise ValueError("gsde makes noise of the last hidden layer: set hidden to one or more")
+        if self.exploration != "gsde" and self.exploration_interval is not None:
+            raise ValueError("exploration_interval is of gsde: set exploration to gsde")
+        return self
 
 
 class PpoSettings(_Section):

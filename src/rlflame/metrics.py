@@ -43,7 +43,7 @@ NAMES: dict[str, str] = {
     "ent_coef": "The entropy coefficient after the iteration.",
     "ent_coef_loss": "Mean of -log coefficient x (log pi + target entropy), over the updates.",
     "refused_minibatches": "Minibatches refused because of NaN or infinity, since the start.",
-    "std": "Mean standard deviation of Gaussian actions.",
+    "std": "Mean standard deviation of Gaussian actions; with gsde, of its matrix.",
     "eval_return_mean": "Mean return of an evaluation, without exploration.",
     "eval_return_low": "Lower end of its 95% bootstrap interval.",
     "eval_return_high": "Upper end of its 95% bootstrap interval.",

@@ -39,8 +39,8 @@ def build_network(
     hidden = tuple(spec.hidden)
     last_gains = {"actor": settings.last_layer_scale}
     shapes = network_shapes("actor", (spec.observation_size, *hidden, spec.action_size))
-    if spec.action_kind == "continuous":
-        shapes["actor.log_std"] = (spec.action_size,)
+    if spec.log_std_shape is not None:
+        shapes["actor.log_std"] = spec.log_std_shape
     if critic:
         shapes |= network_shapes("critic", (spec.observation_size, *hidden, 1))
         last_gains["critic"] = 1.0
@@ -57,8 +57,8 @@ def build_network(
             last_gain=last_gain,
             key=key,
         )
-    if spec.action_kind == "continuous":
-        vector["actor.log_std"][:] = settings.log_std_init
+    if spec.log_std_shape is not None:
+        vector["actor.log_std"][:] = initial_log_std(spec, settings)
     network = Network(
         observation_size=spec.observation_size,
         layers=layers,
@@ -67,6 +67,13 @@ def build_network(
         observation_clip=spec.observation_clip,
     )
     return network, vector
+
+
+def initial_log_std(spec: PolicySpec, settings: NetworkSettings) -> float:
+    """The setting itself; with gsde, what lets units of size one add up to it."""
+    if spec.exploration == "gsde":
+        return settings.log_std_init - 0.5 * math.log(spec.hidden[-1])
+    return settings.log_std_init
 
 
 def normalised(batch: Batch, network: Network) -> Batch:

@@ -20,6 +20,7 @@ from rlflame.rollout.spec import Array, Float32
 
 from .lanes import Lanes
 from .parameters import FlatVector
+from .state_dependent import Spread, StateDependentHead
 
 #: A long batch is worked off in pieces whose activations stay in a processor's cache.
 CHUNK_ROWS = 1024
@@ -79,6 +80,10 @@ class Perceptron:
                 np.maximum(units, space.zeros[: len(units)], out=units)
         return np.matmul(self._blocks[-1].T, space.inputs[-1], out=space.out)
 
+    def latent(self) -> Float32:
+        """What entered the last layer in the latest pass, `[units, rows]`."""
+        return self._space.units[-1]
+
     def backward(self, upstream: Float32) -> None:
         """Write the gradients of the latest forward pass, given d(loss)/d(output)."""
         for layer in range(len(self._blocks) - 1, -1, -1):
@@ -86,8 +91,11 @@ class Perceptron:
             if layer:
                 upstream = self._through(layer, upstream)
 
-    def backward_in(self, lanes: Lanes, upstream: Float32) -> None:
-        """The same: while one lane goes down to the next layer, the other one has its weights."""
+    def backward_in(self, lanes: Lanes, upstream: Float32, beside: Float32 | None) -> None:
+        """The same: while one lane goes down to the next layer, the other one has its weights.
+
+        `beside` is d(loss)/d(latent) by other ways than the output, if there are any.
+        """
         for layer in range(len(self._blocks) - 1, 0, -1):
             below: list[Float32] = []
 
@@ -95,15 +103,17 @@ class Perceptron:
                 number: int,
                 layer: int = layer,
                 upstream: Float32 = upstream,
+                beside: Float32 | None = beside,
                 below: list[Float32] = below,
             ) -> None:
                 if number == 0:
-                    below.append(self._through(layer, upstream))
+                    below.append(self._through(layer, upstream, beside))
                 else:
                     np.matmul(self._space.inputs[layer], upstream.T, out=self._gradients[layer])
 
             lanes.run(lane)
             (upstream,) = below
+            beside = None
         np.matmul(self._space.inputs[0], upstream.T, out=self._gradients[0])
 
     def input_gradient(self, upstream: Float32, first: int) -> Float32:
@@ -112,7 +122,7 @@ class Perceptron:
             upstream = self._through(layer, upstream)
         return self._weights[0][first:] @ upstream
 
-    def _through(self, layer: int, upstream: Float32) -> Float32:
+    def _through(self, layer: int, upstream: Float32, beside: Float32 | None = None) -> Float32:
         """d(loss)/d(what enters the hidden layer's activation), given it for the layer's output."""
         space = self._space
         units, back = space.units[layer], space.back[layer - 1]
@@ -121,6 +131,8 @@ class Perceptron:
             np.multiply(self._weights[layer], upstream, out=back)
         else:
             np.matmul(self._weights[layer], upstream, out=back)
+        if beside is not None:
+            back += beside
         if self._tanh:
             slope = space.slope[layer - 1]
             np.multiply(units, units, out=slope)
@@ -228,8 +240,11 @@ class CategoricalHead:
         return result
 
 
-def make_head(parameters: FlatVector, gradients: FlatVector) -> Head:
+def make_head(parameters: FlatVector, gradients: FlatVector, actor: Perceptron) -> Head:
     """The distribution that the actor's parameters imply."""
-    if "actor.log_std" in parameters.shapes:
-        return GaussianHead(parameters["actor.log_std"], gradients["actor.log_std"])
-    return CategoricalHead()
+    if "actor.log_std" not in parameters.shapes:
+        return CategoricalHead()
+    log_std, gradient = parameters["actor.log_std"], gradients["actor.log_std"]
+    if log_std.ndim == 2:
+        return StateDependentHead(Spread(actor.latent, log_std, gradient))
+    return GaussianHead(log_std, gradient)

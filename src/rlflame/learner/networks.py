@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlflame.rollout.actions import VARIANCE_FLOOR
 from rlflame.rollout.spec import Array, Float32
 
 from . import Metrics
@@ -37,21 +38,17 @@ class _ActorCritic:
             self._leaves[name] = leaf
 
     def outputs(self, prefix: str, observations: Tensor) -> Tensor:
-        x = observations
-        for layer in range(self._network.layers):
-            x = torch.addmm(
-                self._leaves[f"{prefix}.{layer}.bias"], x, self._leaves[f"{prefix}.{layer}.weight"]
-            )
-            if layer < self._network.layers - 1:
-                x = torch.tanh(x) if self._network.tanh else torch.relu(x)
-        return x
+        return self._layer(prefix, self._network.layers - 1, self._latent(prefix, observations))
 
     def act(self, observations: Tensor, actions: Array) -> tuple[Tensor, Tensor]:
         """Log-density of each row's action, and the entropy of each row's distribution."""
-        out, taken = self.outputs("actor", observations), torch.as_tensor(actions)
+        latent, taken = self._latent("actor", observations), torch.as_tensor(actions)
+        out = self._layer("actor", self._network.layers - 1, latent)
         log_std = self._leaves.get("actor.log_std")
         if log_std is None:
             return _categorical(out, taken)
+        if log_std.dim() == 2:
+            return _state_dependent(out, latent.detach(), log_std, taken)
         return _gaussian(out, log_std, taken)
 
     def values(self, observations: Float32) -> Float32:
@@ -65,6 +62,17 @@ class _ActorCritic:
         torch.autograd.backward(loss)
         return self._gradients.data
 
+    def _latent(self, prefix: str, x: Tensor) -> Tensor:
+        """What enters the last layer."""
+        for layer in range(self._network.layers - 1):
+            x = self._layer(prefix, layer, x)
+            x = torch.tanh(x) if self._network.tanh else torch.relu(x)
+        return x
+
+    def _layer(self, prefix: str, layer: int, x: Tensor) -> Tensor:
+        weight = self._leaves[f"{prefix}.{layer}.weight"]
+        return torch.addmm(self._leaves[f"{prefix}.{layer}.bias"], x, weight)
+
 
 def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     log_softmax = torch.log_softmax(logits, dim=1)
@@ -76,6 +84,15 @@ def _gaussian(mean: Tensor, log_std: Tensor, actions: Tensor) -> tuple[Tensor, T
     log_volume = log_std.sum() + 0.5 * len(log_std) * math.log(2.0 * math.pi)
     log_probs = -0.5 * ((actions - mean) / log_std.exp()).square().sum(dim=1) - log_volume
     return log_probs, (log_volume + 0.5 * len(log_std)).expand(len(mean))
+
+
+def _state_dependent(
+    mean: Tensor, latent: Tensor, log_std: Tensor, actions: Tensor
+) -> tuple[Tensor, Tensor]:
+    variance = latent.square() @ (2.0 * log_std).exp() + VARIANCE_FLOOR
+    log_volume = 0.5 * (2.0 * math.pi * variance).log()
+    log_probs = -0.5 * (actions - mean).square() / variance - log_volume
+    return log_probs.sum(dim=1), (log_volume + 0.5).sum(dim=1)
 
 
 class TorchPpo:

@@ -54,7 +54,7 @@ class NumpyPpo:
         tanh, layers = network.tanh, network.layers
         self._actor = Perceptron(parameters, self._gradients, "actor", layers, tanh)
         self._critic = Perceptron(parameters, self._gradients, "critic", layers, tanh)
-        self._head = make_head(parameters, self._gradients)
+        self._head = make_head(parameters, self._gradients, self._actor)
 
     def gradient(self, batch: Minibatch, count: int) -> tuple[Float32, Metrics]:
         policy_sums = self._policy_gradient(batch, count)

@@ -45,7 +45,7 @@ class NumpyReinforce:
     def __init__(self, parameters: FlatVector, network: Network) -> None:
         self._gradients = FlatVector(parameters.shapes)
         self._actor = Perceptron(parameters, self._gradients, "actor", network.layers, network.tanh)
-        self._head = make_head(parameters, self._gradients)
+        self._head = make_head(parameters, self._gradients, self._actor)
 
     def gradient(self, batch: Minibatch, count: int) -> tuple[Float32, Metrics]:
         log_probs = self._head.log_prob(self._actor.forward(batch.observations), batch.actions)

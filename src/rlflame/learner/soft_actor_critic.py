@@ -17,11 +17,12 @@ from rlflame.config import NetworkSettings
 from rlflame.rollout.spec import Float32, PolicySpec
 
 from . import Metrics
-from .actor_critic import Network
+from .actor_critic import Network, initial_log_std
 from .kernel import Perceptron
 from .lanes import LANES, Lanes
 from .parameters import FlatVector, initialise, network_shapes
 from .squashed import SquashedHead
+from .state_dependent import Spread, StateDependentSquashedHead
 
 CRITICS = ("critic0.", "critic1.")
 
@@ -73,7 +74,10 @@ class SoftProvider(Protocol):
 
 def build_soft_networks(spec: PolicySpec, settings: NetworkSettings, seed: int) -> SoftNetworks:
     hidden = tuple(spec.hidden)
-    actor = FlatVector(network_shapes("actor", (spec.observation_size, *hidden, spec.output_size)))
+    shapes = network_shapes("actor", (spec.observation_size, *hidden, spec.output_size))
+    if spec.log_std_shape is not None:
+        shapes["actor.log_std"] = spec.log_std_shape
+    actor = FlatVector(shapes)
     inputs = spec.observation_size + spec.action_size
     critics = FlatVector(
         {
@@ -96,7 +100,10 @@ def build_soft_networks(spec: PolicySpec, settings: NetworkSettings, seed: int) 
             last_gain=last_gain,
             key=key,
         )
-    actor[f"actor.{layers - 1}.bias"][spec.action_size :] += settings.log_std_init
+    if spec.log_std_shape is not None:
+        actor["actor.log_std"][:] = initial_log_std(spec, settings)
+    else:
+        actor[f"actor.{layers - 1}.bias"][spec.action_size :] += settings.log_std_init
     targets = FlatVector(critics.shapes)
     targets.data[:] = critics.data
     network = Network(
@@ -107,6 +114,16 @@ def build_soft_networks(spec: PolicySpec, settings: NetworkSettings, seed: int) 
         observation_clip=spec.observation_clip,
     )
     return SoftNetworks(network, spec.action_size, actor, critics, targets)
+
+
+class SoftHead(Protocol):
+    """An action distribution that is sampled from, and its gradient."""
+
+    def sample(self, out: Float32, noise: Float32) -> tuple[Float32, Float32]:
+        """Actions `[action, rows]` and the log-density of each row's."""
+
+    def backward(self, d_actions: Float32, d_log_prob: float) -> tuple[Float32, Float32 | None]:
+        """Of the latest sample: d(loss)/d(output), and by what else the latent units count."""
 
 
 class NumpySac:
@@ -122,13 +139,22 @@ class NumpySac:
         self._actors = [
             Perceptron(networks.actor, self._actor_gradients, "actor", *shape) for _ in range(LANES)
         ]
-        self._heads = [SquashedHead(networks.action_size) for _ in range(LANES)]
+        self._heads = [self._head(networks, actor) for actor in self._actors]
         self._critics, self._targets = (
             [Perceptron(vector, self._critic_gradients, prefix[:-1], *shape) for prefix in CRITICS]
             for vector in (networks.critics, networks.targets)
         )
         self._action_size = networks.action_size
         self._resize(0)
+
+    def _head(self, networks: SoftNetworks, actor: Perceptron) -> SoftHead:
+        """The distribution that the actor's parameters imply."""
+        if "actor.log_std" not in networks.actor.shapes:
+            return SquashedHead(networks.action_size)
+        log_std, gradient = (v["actor.log_std"] for v in (networks.actor, self._actor_gradients))
+        return StateDependentSquashedHead(
+            networks.action_size, Spread(actor.latent, log_std, gradient)
+        )
 
     def _resize(self, rows: int) -> None:
         self._actions: Float32 = np.empty((LANES, self._action_size, rows), np.float32)
@@ -201,8 +227,8 @@ class NumpySac:
         self._lanes.run(through_critic)
 
         slopes = np.add(*self._slopes)
-        upstream = self._heads[0].backward(slopes, entropy_weight / count)
-        self._actors[0].backward_in(self._lanes, upstream)
+        upstream, beside = self._heads[0].backward(slopes, entropy_weight / count)
+        self._actors[0].backward_in(self._lanes, upstream, beside)
         lower = float(np.minimum(*self._values).sum(dtype=np.float64))
         entropy_part = entropy_weight * float(self._log_probs[0].sum(dtype=np.float64))
         return self._actor_gradients.data, {"actor_loss": entropy_part - lower}

@@ -20,8 +20,11 @@ _ONE = np.float32(1.0)
 class SquashedHead:
     """a = tanh(mean + std * noise); the latest sample is what `backward` differentiates."""
 
-    def __init__(self, action_size: int) -> None:
+    def __init__(
+        self, action_size: int, lowest: float = LOG_STD_LOW, highest: float = LOG_STD_HIGH
+    ) -> None:
         self._size = action_size
+        self._lowest, self._highest = lowest, highest
         empty: Float32 = np.empty((action_size, 0), np.float32)
         self._actions = self._spread = self._raw_log_std = empty
 
@@ -29,8 +32,8 @@ class SquashedHead:
         """Actions `[action, rows]` and the log-density of each row's."""
         size = self._size
         self._raw_log_std = out[size:]
-        log_std: Float32 = np.maximum(self._raw_log_std, LOG_STD_LOW)
-        np.minimum(log_std, LOG_STD_HIGH, out=log_std)
+        log_std: Float32 = np.maximum(self._raw_log_std, self._lowest)
+        np.minimum(log_std, self._highest, out=log_std)
         self._spread = np.exp(log_std)
         self._spread *= noise
         raw: Float32 = out[:size] + self._spread
@@ -43,9 +46,9 @@ class SquashedHead:
         self._actions = np.tanh(raw, out=raw)
         return self._actions, log_probs
 
-    def backward(self, d_actions: Float32, d_log_prob: float) -> Float32:
+    def backward(self, d_actions: Float32, d_log_prob: float) -> tuple[Float32, Float32 | None]:
         """d(loss)/d(output), given d(loss)/d(action) of each row and the d(loss)/d(log_prob)
-        that all rows share."""
+        that all rows share; and nothing beside it for the units below."""
         actions, size = self._actions, self._size
         upstream: Float32 = np.empty((2 * size, actions.shape[1]), np.float32)
         d_raw, d_log_std = upstream[:size], upstream[size:]
@@ -57,5 +60,5 @@ class SquashedHead:
         np.multiply(d_raw, self._spread, out=d_log_std)
         d_log_std -= np.float32(d_log_prob)
         raw = self._raw_log_std
-        d_log_std *= (raw >= LOG_STD_LOW) & (raw <= LOG_STD_HIGH)
-        return upstream
+        d_log_std *= (raw >= self._lowest) & (raw <= self._highest)
+        return upstream, None

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlflame.rollout.actions import LOG_STD_HIGH, LOG_STD_LOW
+from rlflame.rollout.actions import LOG_STD_HIGH, LOG_STD_LOW, VARIANCE_FLOOR
 from rlflame.rollout.spec import Float32
 
 from . import Metrics
@@ -63,25 +63,38 @@ class TorchSac:
         return gradient, {"actor_loss": float(loss.detach())}
 
     def _sample(self, observations: Float32, noise: Tensor) -> tuple[Tensor, Tensor]:
-        out = self._forward(self._actor, "actor", torch.as_tensor(observations))
-        mean, log_std = out[:, : self._size], out[:, self._size :]
-        log_std = log_std.clamp(LOG_STD_LOW, LOG_STD_HIGH)
+        latent = self._latent(self._actor, "actor", torch.as_tensor(observations))
+        out = self._layer(self._actor, "actor", self._layers - 1, latent)
+        mean, log_std = out[:, : self._size], self._log_std(latent, out)
         raw = mean + log_std.exp() * noise
         density = -0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)
         slope = 2.0 * (math.log(2.0) - raw - torch.nn.functional.softplus(-2.0 * raw))
         return torch.tanh(raw), (density - slope).sum(dim=1)
+
+    def _log_std(self, latent: Tensor, out: Tensor) -> Tensor:
+        """The second half of the outputs; with gsde, what the latent units make of a parameter."""
+        own = self._actor.tensors.get("actor.log_std")
+        if own is None:
+            return out[:, self._size :].clamp(LOG_STD_LOW, LOG_STD_HIGH)
+        return 0.5 * (latent.square() @ (2.0 * own).exp() + VARIANCE_FLOOR).log()
 
     def _values(self, critics: _Leaves, observations: Float32, actions: Tensor) -> Tensor:
         inputs = torch.cat((torch.as_tensor(observations), actions), dim=1)
         return torch.stack([self._forward(critics, name[:-1], inputs)[:, 0] for name in CRITICS])
 
     def _forward(self, leaves: _Leaves, prefix: str, x: Tensor) -> Tensor:
-        for layer in range(self._layers):
-            weight = leaves.tensors[f"{prefix}.{layer}.weight"]
-            x = torch.addmm(leaves.tensors[f"{prefix}.{layer}.bias"], x, weight)
-            if layer < self._layers - 1:
-                x = torch.tanh(x) if self._tanh else torch.relu(x)
+        return self._layer(leaves, prefix, self._layers - 1, self._latent(leaves, prefix, x))
+
+    def _latent(self, leaves: _Leaves, prefix: str, x: Tensor) -> Tensor:
+        """What enters the last layer."""
+        for layer in range(self._layers - 1):
+            x = self._layer(leaves, prefix, layer, x)
+            x = torch.tanh(x) if self._tanh else torch.relu(x)
         return x
+
+    def _layer(self, leaves: _Leaves, prefix: str, layer: int, x: Tensor) -> Tensor:
+        weight = leaves.tensors[f"{prefix}.{layer}.weight"]
+        return torch.addmm(leaves.tensors[f"{prefix}.{layer}.bias"], x, weight)
 
 
 class _Leaves:

@@ -1,4 +1,4 @@
-"""From a network's outputs to actions: categorical, Gaussian, and squashed Gaussian.
+"""From a network's outputs to actions: categorical, Gaussian, squashed Gaussian, and gsde.
 
 Every array is `[width, ...]`, one row an environment, and a row's result depends on that row alone.
 Must not know: networks, environments, learning.
@@ -17,6 +17,8 @@ _LOG_TWO = math.log(2.0)
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 #: Bounds of a squashed Gaussian's log standard deviation (Haarnoja et al., 2018).
 LOG_STD_LOW, LOG_STD_HIGH = -20.0, 2.0
+#: Keeps a density finite where a state's latent units are all zero and so is its noise.
+VARIANCE_FLOOR = 1e-6
 
 
 class Distribution(Protocol):
@@ -35,26 +37,36 @@ class Distribution(Protocol):
         """What environments are given for recorded actions."""
 
 
-def make_distribution(spec: PolicySpec, arrays: PolicyArrays) -> Distribution:
+def make_distribution(spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> Distribution:
+    """`latent` is where the last hidden layer's units of each pass stand."""
     if spec.action_kind == "discrete":
         return Categorical(spec)
+    if spec.exploration == "gsde":
+        noise = StateDependentNoise(arrays["actor.log_std"], latent)
+        if spec.squash:
+            return StateDependentSquashed(spec, noise)
+        return StateDependentGaussian(spec, noise)
     if spec.squash:
         return SquashedGaussian(spec)
     return Gaussian(spec, arrays["actor.log_std"])
 
 
-def noise_size(spec: PolicySpec) -> int:
-    """Random numbers a row consumes each step."""
-    return spec.action_size if spec.action_kind == "continuous" else 1
+def noise_size(spec: PolicySpec, acting: Acting = "sample") -> int:
+    """Random numbers that a row's action is drawn with."""
+    if spec.action_kind == "discrete":
+        return 1
+    matrix = spec.exploration == "gsde" and acting == "sample"
+    return spec.hidden[-1] * spec.action_size if matrix else spec.action_size
 
 
 def draw_noise(
     spec: PolicySpec, acting: Acting, generator: np.random.Generator, steps: int
 ) -> Float32:
     """`[steps, noise_size]` for one row: normal for a Gaussian's sample, uniform for all else."""
+    shape = (steps, noise_size(spec, acting))
     if spec.action_kind == "continuous" and acting == "sample":
-        return generator.standard_normal((steps, spec.action_size), dtype=np.float32)
-    return generator.random((steps, noise_size(spec)), dtype=np.float32)
+        return generator.standard_normal(shape, dtype=np.float32)
+    return generator.random(shape, dtype=np.float32)
 
 
 class Categorical:
@@ -94,8 +106,48 @@ class _Bounded:
         self._high: Float32 = np.asarray(spec.action_high, np.float32)
 
 
-class Gaussian(_Bounded):
-    """Independent normals of one deviation for all observations; the bounds cut what they give."""
+class _Cut(_Bounded):
+    """Actions are numbers of any size, and the bounds cut what environments are given of them."""
+
+    def best(self, out: Float32) -> Array:
+        return out.copy()
+
+    def uniform(self, noise: Float32) -> tuple[Array, Float32]:
+        spread = self._high - self._low
+        volume = -float(np.log(spread, dtype=np.float64).sum())
+        return self._low + noise * spread, np.full(len(noise), volume, np.float32)
+
+    def to_environment(self, actions: Array) -> Array:
+        return np.minimum(np.maximum(actions, self._low), self._high)
+
+
+class _Squashed(_Bounded):
+    """Actions are what tanh makes of numbers of any size; [-1, 1] is the full range."""
+
+    def __init__(self, spec: PolicySpec) -> None:
+        super().__init__(spec)
+        self._size = spec.action_size
+        # Halved first: the distance between float32's own bounds is no float32.
+        low, high = self._low * np.float32(0.5), self._high * np.float32(0.5)
+        self._middle, self._reach = low + high, high - low
+
+    def best(self, out: Float32) -> Array:
+        best: Array = np.tanh(out[:, : self._size])
+        return best
+
+    def uniform(self, noise: Float32) -> tuple[Array, Float32]:
+        actions = noise * np.float32(2.0) - np.float32(1.0)
+        return actions, np.full(len(noise), -self._size * _LOG_TWO, np.float32)
+
+    def to_environment(self, actions: Array) -> Array:
+        # Rounding may lead a hair past a bound.
+        given: Array = self._middle + actions * self._reach
+        np.maximum(given, self._low, out=given)
+        return np.minimum(given, self._high, out=given)
+
+
+class Gaussian(_Cut):
+    """Independent normals of one deviation for all observations."""
 
     def __init__(self, spec: PolicySpec, log_std: Array) -> None:
         super().__init__(spec)
@@ -112,27 +164,9 @@ class Gaussian(_Bounded):
         log_probs = np.add.reduce(self._scratch, axis=1) * np.float32(-0.5) + self._log_density
         return actions, log_probs
 
-    def best(self, out: Float32) -> Array:
-        return out.copy()
 
-    def uniform(self, noise: Float32) -> tuple[Array, Float32]:
-        spread = self._high - self._low
-        volume = -float(np.log(spread, dtype=np.float64).sum())
-        return self._low + noise * spread, np.full(len(noise), volume, np.float32)
-
-    def to_environment(self, actions: Array) -> Array:
-        return np.minimum(np.maximum(actions, self._low), self._high)
-
-
-class SquashedGaussian(_Bounded):
-    """tanh of a normal whose mean and log deviation are both outputs; [-1, 1] is the full range."""
-
-    def __init__(self, spec: PolicySpec) -> None:
-        super().__init__(spec)
-        self._size = spec.action_size
-        # Halved first: the distance between float32's own bounds is no float32.
-        low, high = self._low * np.float32(0.5), self._high * np.float32(0.5)
-        self._middle, self._reach = low + high, high - low
+class SquashedGaussian(_Squashed):
+    """tanh of a normal whose mean and log deviation are both outputs."""
 
     def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
         log_std: Float32 = np.maximum(out[:, self._size :], LOG_STD_LOW)
@@ -147,19 +181,60 @@ class SquashedGaussian(_Bounded):
         log_probs -= np.float32(0.5 * self._size * _LOG_TWO_PI)
         return np.tanh(raw), log_probs
 
-    def best(self, out: Float32) -> Array:
-        best: Array = np.tanh(out[:, : self._size])
-        return best
 
-    def uniform(self, noise: Float32) -> tuple[Array, Float32]:
-        actions = noise * np.float32(2.0) - np.float32(1.0)
-        return actions, np.full(len(noise), -self._size * _LOG_TWO, np.float32)
+class StateDependentNoise:
+    """Generalised state-dependent exploration (Raffin et al., 2020): latent @ (std * noise).
 
-    def to_environment(self, actions: Array) -> Array:
-        # Rounding may lead a hair past a bound.
-        given: Array = self._middle + actions * self._reach
-        np.maximum(given, self._low, out=given)
-        return np.minimum(given, self._high, out=given)
+    The noise is a matrix `[latent, action]` of each row's own. Over all matrices what comes of it
+    is normal in each action, of variance latent^2 @ std^2; while one is held, a state that comes
+    again is left in the same direction.
+    """
+
+    def __init__(self, log_std: Array, latent: Float32) -> None:
+        self._std = np.exp(np.ascontiguousarray(log_std, dtype=np.float32))
+        self._variances = self._std * self._std
+        self._latent = latent
+        self._matrices = np.zeros((len(latent), *self._std.shape), np.float32)
+
+    def draw(self, noise: Float32) -> tuple[Float32, Float32]:
+        """What is added to each mean, and the log-density of that."""
+        matrices, latent = self._matrices, self._latent
+        np.multiply(noise.reshape(matrices.shape), self._std, out=matrices)
+        matrices *= latent[:, :, None]
+        added: Float32 = np.add.reduce(matrices, axis=1)
+        variance: Float32 = np.matmul(latent * latent, self._variances)
+        variance += np.float32(VARIANCE_FLOOR)
+        density: Float32 = np.log(variance)
+        density += added * added / variance
+        density += np.float32(_LOG_TWO_PI)
+        density *= np.float32(-0.5)
+        return added, density
+
+
+class StateDependentGaussian(_Cut):
+    """A normal that leaves its mean by state-dependent noise."""
+
+    def __init__(self, spec: PolicySpec, noise: StateDependentNoise) -> None:
+        super().__init__(spec)
+        self._noise = noise
+
+    def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
+        added, density = self._noise.draw(noise)
+        return out + added, np.add.reduce(density, axis=1)
+
+
+class StateDependentSquashed(_Squashed):
+    """tanh of such a normal."""
+
+    def __init__(self, spec: PolicySpec, noise: StateDependentNoise) -> None:
+        super().__init__(spec)
+        self._noise = noise
+
+    def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
+        raw, density = self._noise.draw(noise)
+        raw += out
+        density -= log_slope_of_tanh(raw)
+        return np.tanh(raw), np.add.reduce(density, axis=1)
 
 
 def log_slope_of_tanh(raw: Float32) -> Float32:

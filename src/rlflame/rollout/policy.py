@@ -21,8 +21,8 @@ def expected_shapes(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
     for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         shapes[f"actor.{layer}.weight"] = (fan_in, fan_out)
         shapes[f"actor.{layer}.bias"] = (fan_out,)
-    if spec.action_kind == "continuous" and not spec.squash:
-        shapes["actor.log_std"] = (spec.action_size,)
+    if spec.log_std_shape is not None:
+        shapes["actor.log_std"] = spec.log_std_shape
     if spec.normalise:
         shapes["normaliser.mean"] = (spec.observation_size,)
         shapes["normaliser.scale"] = (spec.observation_size,)
@@ -55,7 +55,8 @@ class Policy:
         if spec.normalise:
             self._mean = np.ascontiguousarray(arrays["normaliser.mean"], dtype=np.float32)
             self._scale = np.ascontiguousarray(arrays["normaliser.scale"], dtype=np.float32)
-        self._actions = make_distribution(spec, arrays)
+        latent = self._layers[-2][2] if spec.hidden else self._input
+        self._actions = make_distribution(spec, arrays, latent)
 
     def forward(self, observations: Float32) -> Float32:
         """The outputs `[width, output_size]`; the buffer is overwritten by the next call."""
@@ -77,7 +78,7 @@ class Policy:
         return hidden
 
     def sample(self, observations: Float32, noise: Float32) -> tuple[Array, Float32]:
-        """Actions drawn with the given noise (normal, or one uniform a row) and log-densities."""
+        """Actions drawn with the given noise (`draw_noise` for each row) and log-densities."""
         return self._actions.sample(self.forward(observations), noise)
 
     def best(self, observations: Float32) -> Array:

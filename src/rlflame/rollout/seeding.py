@@ -23,6 +23,8 @@ class Role(IntEnum):
     BOOTSTRAP = 7  # resampling in statistics
     REPLAY = 8  # update
     LEARN = 9  # update
+    EXPLORATION = 10  # slot, row, episode, interval of the episode
+    EVALUATION_EXPLORATION = 11  # episode, interval of the episode
 
 
 def stream(seed: int, role: Role, *key: int) -> np.random.Generator:

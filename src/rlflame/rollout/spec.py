@@ -18,12 +18,13 @@ Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
 #: A policy's weights by name: `actor.<i>.weight` [in, out] and `actor.<i>.bias`; for a Gaussian of
-#: one deviation `actor.log_std`; with observation normalisation `normaliser.mean` and
-#: `normaliser.scale`.
+#: one deviation, or of one that gsde makes of its state, `actor.log_std`; with observation
+#: normalisation `normaliser.mean` and `normaliser.scale`.
 PolicyArrays = Mapping[str, Array]
 
 ActionKind = Literal["discrete", "continuous"]
 Activation = Literal["tanh", "relu"]
+Exploration = Literal["independent", "gsde"]
 #: The most likely action, one drawn from the policy, or one drawn evenly from all there are.
 Acting = Literal["best", "sample", "uniform"]
 
@@ -62,11 +63,25 @@ class PolicySpec:
     #: A Gaussian of which mean and deviation both depend on the observation, squashed by tanh
     #: and stretched to the action bounds; recorded actions lie in [-1, 1].
     squash: bool = False
+    #: Sampled actions leave their mean by new noise at every step; or by what a random matrix, held
+    #: for so many steps of an episode or for all of it, makes of the last hidden layer's units.
+    exploration: Exploration = "independent"
+    exploration_interval: int | None = None
 
     @property
     def output_size(self) -> int:
         """Units of the network's last layer."""
-        return 2 * self.action_size if self.squash else self.action_size
+        both = self.squash and self.exploration == "independent"
+        return 2 * self.action_size if both else self.action_size
+
+    @property
+    def log_std_shape(self) -> tuple[int, ...] | None:
+        """Of the learned log deviations; None where there are none, or the network gives them."""
+        if self.action_kind == "discrete":
+            return None
+        if self.exploration == "gsde":
+            return (self.hidden[-1], self.action_size)
+        return None if self.squash else (self.action_size,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .actions import draw_noise, noise_size
+from .actions import noise_size
 from .lockstep import EnvRow
+from .noise import NOISE_BLOCK, HeldNoise, NoiseSource, StepNoise
 from .policy import Policy
 from .seeding import Role, reset_seed, stream
 from .spec import (
@@ -33,7 +34,6 @@ from .spec import (
 
 _POLICIES_KEPT = 4
 _SLOTS_KEPT = 64
-_NOISE_BLOCK = 256
 
 
 class RolloutWorker:
@@ -127,7 +127,7 @@ class _Rollout:
         self.held = held
         self.episodes: list[EpisodeStat] = []
         self.boundaries: list[tuple[int, int, Float32]] = []
-        self.capacity = task.steps if task.unit == "steps" else min(task.steps, _NOISE_BLOCK)
+        self.capacity = task.steps if task.unit == "steps" else min(task.steps, NOISE_BLOCK)
         n, size = task.rows, task.policy.observation_size
         recorded = self.capacity if task.record else 0
         continuous = task.policy.action_kind == "continuous"
@@ -142,11 +142,10 @@ class _Rollout:
         self.terminated: Array = np.zeros((self.capacity, n), np.bool_)
         self.truncated: Array = np.zeros((self.capacity, n), np.bool_)
         self.lengths = np.zeros(n, np.int64)
-        self._block = min(_NOISE_BLOCK, task.steps)
-        self._noise = np.zeros(
-            (self._block, task.policy.width, noise_size(task.policy)), np.float32
-        )
-        self._streams = [self._stream(row) for row in range(n)] if task.acting != "best" else []
+        self._source = self._noise_source()
+        self._block = self._source.steps
+        numbers = noise_size(task.policy, task.acting)
+        self._noise = np.zeros((self._block, task.policy.width, numbers), np.float32)
 
     def fragment(self) -> Fragment:
         task = self.task
@@ -225,7 +224,7 @@ class _Rollout:
         if task.acting == "best":
             return policy.best(full)
         if t % self._block == 0:
-            self._draw(first)
+            self._source.draw(self._noise)
         noise = self._noise[t % self._block]
         if task.acting == "uniform":
             actions, log_probs = policy.uniform(noise)
@@ -301,10 +300,12 @@ class _Rollout:
             return stream(self.task.seed, Role.EVALUATION_ACTION, self._episode(row))
         return stream(self.task.seed, Role.ACTION, self.task.slot, row, self.task.iteration)
 
-    def _draw(self, first: int) -> None:
-        for row, generator in enumerate(self._streams):
-            drawn = draw_noise(self.task.policy, self.task.acting, generator, self._block)
-            self._noise[:, first + row] = drawn
+    def _noise_source(self) -> NoiseSource:
+        task = self.task
+        if task.acting == "sample" and task.policy.exploration == "gsde":
+            return HeldNoise(task, self.rows)
+        rows = range(task.rows) if task.acting != "best" else ()
+        return StepNoise(task, [self._stream(row) for row in rows])
 
     def _grow(self) -> None:
         self.capacity = min(self.task.steps, 2 * self.capacity)
