@@ -23,7 +23,7 @@ from gymnasium import spaces
 from tiny_runs import Recording, Run, run
 
 from rlflame import build, checkpoint
-from rlflame.config import Recipe
+from rlflame.config import Recipe, SacSettings
 from rlflame.errors import LearningError
 from rlflame.fleet.local import LocalFleet
 
@@ -333,3 +333,17 @@ def test_a_run_that_is_killed_and_resumed_ends_in_equal_bits(trained):
     assert killed.digest == untouched.digest
     for name in ("metrics.jsonl", "episodes.csv"):
         assert (Path("killed") / name).read_bytes() == (Path("whole") / name).read_bytes()
+
+
+def test_every_setting_and_metric_has_its_line_in_the_docs(trained):
+    page = (Path(__file__).parents[1] / "docs/algorithms/sac.md").read_text()
+    settings, metrics = (
+        page.split("## Settings")[1].split("## Details")[0],
+        page.split("## Metrics")[1],
+    )
+    missing = [name for name in SacSettings.model_fields if f"`{name}`" not in settings]
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    told = {name for line in lines if "n_updates" in line for name in line}
+    told -= {"steps", "iteration", "episodes", "episodes_finished", "episode_length_mean"}
+    missing += [name for name in told if f"`{name}`" not in metrics]
+    assert not missing

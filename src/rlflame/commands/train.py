@@ -37,7 +37,7 @@ def train(
         ),
     ] = None,
     algo: Annotated[
-        str | None, typer.Option(metavar="ALGO", help="ppo or reinforce. [default: ppo]")
+        str | None, typer.Option(metavar="ALGO", help="ppo, reinforce or sac. [default: ppo]")
     ] = None,
     steps: Annotated[
         int | None, typer.Option(metavar="N", help="Stop after this many environment steps.")
