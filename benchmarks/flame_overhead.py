@@ -62,8 +62,9 @@ def fleet(most: int, **wishes: Any) -> FlameFleet:
 
 
 def tasks(count: int, seconds: float = 0.0, hidden: tuple[int, ...] = (8,)) -> list[RolloutTask]:
-    """Fragments of 100 steps of 250 numbers, which makes 100 kB."""
-    env = describe("sleeper:Sleeper-v0", {"seconds": seconds, "every": 100}, None)
+    """Fragments of 10 steps of 2,500 numbers: 100 kB, and next to nothing to compute."""
+    given = {"seconds": seconds, "every": 10, "size": 2_500}
+    env = describe("sleeper:Sleeper-v0", given, None)
     policy = PolicySpec(
         action_kind=env.action_kind, observation_size=env.observation_size,
         action_size=env.action_size, action_low=env.action_low, action_high=env.action_high,
@@ -72,7 +73,7 @@ def tasks(count: int, seconds: float = 0.0, hidden: tuple[int, ...] = (8,)) -> l
     return [
         RolloutTask(
             run="bench", seed=0, purpose="train", iteration=0, slot=slot, env=env, policy=policy,
-            policy_id="", unit="steps", steps=100, rows=1, first_row=0, acting="sample",
+            policy_id="", unit="steps", steps=10, rows=1, first_row=0, acting="sample",
             record=True, states=(fresh_state(0, slot),),
         )
         for slot in range(count)
@@ -125,8 +126,8 @@ def fragments(options: argparse.Namespace) -> None:
           f"environment's process, on {opened.capacity} executors")  # fmt: skip
 
 
-#: 250 x 430 + 430 x 215 numbers are 0.8 MB.
-WIDE = (430, 215)
+#: 2,500 x 80 numbers are 0.8 MB.
+WIDE = (80,)
 
 
 def iteration(options: argparse.Namespace) -> None:
