@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from statistics import median
 
+#: So many of the latest tasks are remembered: enough for a median, few enough to follow a change.
+_REMEMBERED = 32
 #: Short tasks travel together up to about this much work.
 _TOGETHER_S = 0.4
 #: A task that runs for this many times the usual is slow...
@@ -22,7 +24,9 @@ class Pace:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = max(1, capacity)
-        self._by_purpose: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=200))
+        self._by_purpose: defaultdict[str, deque[float]] = defaultdict(
+            lambda: deque(maxlen=_REMEMBERED)
+        )
         #: Of any purpose.
         self.busy_s: deque[float] = deque(maxlen=200)
 
