@@ -41,7 +41,7 @@ class _Workspace:
         self.slope: list[Float32] = [np.empty((n, rows), np.float32) for n in sizes[1:-1]]
         self.active: list[NDArray[np.bool_]] = [np.empty((n, rows), np.bool_) for n in sizes[1:-1]]
         # numpy compares two arrays several times faster than an array and a number.
-        self.zeros: Float32 = np.zeros((max(sizes[1:-1], default=0), rows), np.float32)
+        self.zeros: Float32 = np.zeros(rows, np.float32)
 
 
 class Perceptron:
@@ -77,7 +77,7 @@ class Perceptron:
             if self._tanh:
                 np.tanh(units, out=units)
             else:
-                np.maximum(units, space.zeros[: len(units)], out=units)
+                np.maximum(units, space.zeros, out=units)
         return np.matmul(self._blocks[-1].T, space.inputs[-1], out=space.out)
 
     def latent(self) -> Float32:
@@ -92,28 +92,32 @@ class Perceptron:
                 upstream = self._through(layer, upstream)
 
     def backward_in(self, lanes: Lanes, upstream: Float32, beside: Float32 | None) -> None:
-        """The same: while one lane goes down to the next layer, the other one has its weights.
+        """The same: below the narrow last layer, while one lane goes down to the next layer, the
+        other one has its weights.
 
         `beside` is d(loss)/d(latent) by other ways than the output, if there are any.
         """
-        for layer in range(len(self._blocks) - 1, 0, -1):
+        top = len(self._blocks) - 1
+        np.matmul(self._space.inputs[top], upstream.T, out=self._gradients[top])
+        if top == 0:
+            return
+        upstream = self._through(top, upstream, beside)
+        for layer in range(top - 1, 0, -1):
             below: list[Float32] = []
 
             def lane(
                 number: int,
                 layer: int = layer,
                 upstream: Float32 = upstream,
-                beside: Float32 | None = beside,
                 below: list[Float32] = below,
             ) -> None:
                 if number == 0:
-                    below.append(self._through(layer, upstream, beside))
+                    below.append(self._through(layer, upstream))
                 else:
                     np.matmul(self._space.inputs[layer], upstream.T, out=self._gradients[layer])
 
             lanes.run(lane)
             (upstream,) = below
-            beside = None
         np.matmul(self._space.inputs[0], upstream.T, out=self._gradients[0])
 
     def input_gradient(self, upstream: Float32, first: int) -> Float32:
@@ -140,7 +144,7 @@ class Perceptron:
             np.multiply(back, slope, out=back)
         else:
             active = space.active[layer - 1]
-            np.greater(units, space.zeros[: len(units)], out=active)
+            np.greater(units, space.zeros, out=active)
             np.multiply(back, active, out=back)
         return back
 

@@ -16,7 +16,7 @@ from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import Array, Float32
 
 Shapes = Mapping[str, tuple[int, ...]]
-_PIECE = 16_384
+_PIECE = 65_536
 
 
 class FlatVector:

@@ -169,12 +169,16 @@ class NumpySac:
             self._resize(len(batch.rewards))
         seen = (batch.observations, batch.next_observations)
 
+        outs: list[Float32] = [self._values] * LANES
+
         def lane(number: int) -> None:
-            out = self._actors[number].forward(seen[number])
-            drawn = self._heads[number].sample(out, batch.noise[number])
-            self._actions[number], self._log_probs[number] = drawn
+            outs[number] = self._actors[number].forward(seen[number])
 
         self._lanes.run(lane)
+        # Many small operations, at which two threads would only be in each other's way.
+        for number, out in enumerate(outs):
+            drawn = self._heads[number].sample(out, batch.noise[number])
+            self._actions[number], self._log_probs[number] = drawn
         first: Float32 = self._log_probs[0]
         return first
 
