@@ -37,7 +37,7 @@ FLOORS = [
     ["display board live plain events"],
     ["build"],
     ["fleets", "settings", "catalogue", "video clips", "export"],
-    ["api"],
+    ["api", "bench bench.*"],
     ["runs"],
     ["commands commands.*"],
     ["cli"],
@@ -57,8 +57,8 @@ GUESTS = {
     "imageio_ffmpeg": {"render.files"},
     "safetensors": {"tensor_file"},
     "pydantic": {"config", "toml", "presets", "catalogue", "checkpoint"},
-    "gymnasium": {"rollout.lockstep", "rollout.mujoco", "build"},
-    "mujoco": {"rollout.lockstep", "rollout.mujoco"},
+    "gymnasium": {"rollout.lockstep", "rollout.mujoco", "build", "bench.shipped.sleeping"},
+    "mujoco": {"rollout.lockstep", "rollout.mujoco", "bench.bare"},
     "cloudpickle": {"fleet.flame.parcel"},
     "numpy": {"*"},
 }
@@ -172,7 +172,7 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
     assert not edges
 
 
-@pytest.mark.parametrize("package", ["rollout", "fleet", "learner", "plot", "report"])
+@pytest.mark.parametrize("package", ["rollout", "fleet", "learner", "plot", "report", "bench"])
 def test_a_contract_imports_none_of_its_own_rooms(package: str) -> None:
     assert is_package(package)
     inside = f"rlflame.{package}."

@@ -113,9 +113,11 @@ def test_help_names_every_command_and_every_option_has_an_explanation():
     spoken = rlflame("--help")
     assert spoken.code == 0
     commands = {command.name: command for command in app.registered_commands}
-    for name in commands:
-        assert f"\n  {name} " in spoken.out
-        shown = rlflame(name, "--help").out
+    (bench,) = app.registered_groups
+    assert bench.name == "bench"
+    for name in (*commands, "bench", "bench rollouts", "bench scaling"):
+        assert f"\n  {name.split()[0]} " in spoken.out
+        shown = rlflame(*name.split(), "--help").out
         for line in shown.splitlines():
             words = line.split()
             if words and words[0].startswith("--"):

@@ -17,6 +17,7 @@ import pytest
 from commands import rlflame
 
 from rlflame import api, settings
+from rlflame.bench import conducted
 from rlflame.config import RunConfig
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +71,17 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     def extended_little(found: Any, steps: int | None, policy: Path) -> Any:
         return extended(found, None if steps is None else found.progress.steps + STEPS, policy)
 
+    def scaled(work: Any, runtime: Any, kinds: Any, counts: Any, repeat: int, *rest: Any,
+               **words: Any) -> None:  # fmt: skip
+        scale(work[:1], runtime, kinds, counts[:1], 1, *rest, **words)
+
+    def collected(case: Any, runtime: Any, kind: str, counts: Any, seconds: float, *rest: Any,
+                  **words: Any) -> None:  # fmt: skip
+        collect(case, runtime, kind, counts[:1], 0.0, *rest, **words)
+
+    scale, collect = conducted.scale, conducted.collect
+    monkeypatch.setattr(conducted, "scale", scaled)
+    monkeypatch.setattr(conducted, "collect", collected)
     monkeypatch.setattr(settings, "resolve", resolved)
     monkeypatch.setattr(api, "extended", extended_little)
 

@@ -242,6 +242,10 @@ class Tally(QuietDisplay):
     def drawing(self, made: int, of: int) -> None:
         self._draw(f"{made} of {count(of, 'episode')} drawn" if of > 1 else "drawing")
 
+    def status(self, text: str) -> None:
+        """What is going on now, for commands that play no episodes."""
+        self._draw(text)
+
     def note(self, text: str) -> None:
         self._draw("")
         say_aside(text)

@@ -166,6 +166,12 @@ def compare_medians(ours: Float64, theirs: Float64, level: float = 0.95) -> Inte
     return _interval(value, _resampled([ours, theirs], percent), level)
 
 
+def median_interval(values: Float64, level: float = 0.95) -> Interval:
+    """The median of repetitions and its bootstrap interval."""
+    medians = _resampled([values], lambda part: np.median(part, axis=-1))
+    return _interval(float(np.median(values)), medians, level)
+
+
 def _improvements(a: Float64, b: Float64) -> Float64:
     """P(one of a > one of b) along the last axis, ties counting half (Mann and Whitney)."""
     difference = a[..., :, None] - b[..., None, :]

@@ -170,7 +170,7 @@ class Trainer(Generic[BatchT]):
         self._recorder = recorder
         self._stop = stop
         self.progress = Progress()
-        self._states: EnvStates = _first_states(plan)
+        self._states: EnvStates = first_states(plan)
         self._behaviour: PolicyArrays | None = None
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -260,32 +260,7 @@ class Trainer(Generic[BatchT]):
         with self._recorder.phase("transfer"):
             if self._finished(progress):
                 return None
-            return _Collection(self._fleet, policy, self._tasks(progress, states))
-
-    def _tasks(self, progress: Progress, states: EnvStates) -> list[RolloutTask]:
-        plan = self._plan
-        random = progress.steps < plan.random_steps
-        whole = plan.unit == "episodes"
-        return [
-            RolloutTask(
-                run=plan.run,
-                seed=plan.seed,
-                purpose="train",
-                iteration=progress.iteration,
-                slot=slot,
-                env=plan.env,
-                policy=plan.policy,
-                policy_id="",
-                unit="episodes" if whole else "steps",
-                steps=plan.steps,
-                rows=plan.envs_per_slot,
-                first_row=0,
-                acting="uniform" if random else "sample",
-                record=True,
-                states=() if whole else states[slot],
-            )
-            for slot in range(plan.num_slots)
-        ]
+            return _Collection(self._fleet, policy, tasks_of(self._plan, progress, states))
 
     def _after(self, fragments: Sequence[Fragment]) -> tuple[Progress, EnvStates]:
         """Where the run stands once these fragments are learned from."""
@@ -339,7 +314,33 @@ class Trainer(Generic[BatchT]):
         return min(1.0, max(parts))
 
 
-def _first_states(plan: Plan) -> EnvStates:
+def tasks_of(plan: Plan, progress: Progress, states: EnvStates) -> list[RolloutTask]:
+    """An iteration's tasks, a slot each; the policy is still to be named."""
+    random = progress.steps < plan.random_steps
+    whole = plan.unit == "episodes"
+    return [
+        RolloutTask(
+            run=plan.run,
+            seed=plan.seed,
+            purpose="train",
+            iteration=progress.iteration,
+            slot=slot,
+            env=plan.env,
+            policy=plan.policy,
+            policy_id="",
+            unit="episodes" if whole else "steps",
+            steps=plan.steps,
+            rows=plan.envs_per_slot,
+            first_row=0,
+            acting="uniform" if random else "sample",
+            record=True,
+            states=() if whole else states[slot],
+        )
+        for slot in range(plan.num_slots)
+    ]
+
+
+def first_states(plan: Plan) -> EnvStates:
     """Episode 0 of every environment, not begun yet."""
     if plan.unit == "episodes":
         return tuple(() for _ in range(plan.num_slots))

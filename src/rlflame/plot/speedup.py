@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from rlflame.errors import CheckpointError
 from rlflame.plot import Bars
 
 COLUMNS = ("workers", "backend", "seconds")
+#: A case and a backend.
+Side = tuple[str, str]
 
 
 def speedup(table: Path) -> Bars:
@@ -18,13 +21,19 @@ def speedup(table: Path) -> Bars:
 
     Rows with equal workers and backend are repetitions; their median counts. One is the fastest of
     the backends with the fewest workers, so that no backend is measured against its own overhead.
+    A column `case` tells pieces of work apart, each of which has a one of its own.
     """
     cost = _seconds_per_step(table)
     workers = sorted({count for count, _ in cost})
-    backends = list(dict.fromkeys(backend for _, backend in cost))
-    base = min(median for (count, _), median in cost.items() if count == workers[0])
+    sides = list(dict.fromkeys(side for _, side in cost))
+    base = {
+        case: min(
+            median for (count, (one, _)), median in cost.items() if (count, one) == (first, case)
+        )
+        for case, first in _fewest(cost).items()
+    }
     heights = np.array(
-        [[base / cost.get((count, name), np.nan) for count in workers] for name in backends]
+        [[base[side[0]] / cost.get((count, side), np.nan) for count in workers] for side in sides]
     )
     first = f"{workers[0]} worker" + ("" if workers[0] == 1 else "s")
     return Bars(
@@ -32,16 +41,24 @@ def speedup(table: Path) -> Bars:
         x_label="Workers",
         y_label=f"Times as fast as {first}",
         groups=tuple(map(str, workers)),
-        names=tuple(backends),
+        names=tuple(f"{backend}, {case}" if len(base) > 1 else backend for case, backend in sides),
         heights=heights,
         ideal=np.array(workers, np.float64) / workers[0],
         note=f"Medians of repetitions, beside the fastest with {first}.",
     )
 
 
-def _seconds_per_step(table: Path) -> dict[tuple[int, str], float]:
-    """The median of each number of workers and backend; per run where no steps are given."""
-    found: dict[tuple[int, str], list[float]] = {}
+def _fewest(cost: Mapping[tuple[int, Side], float]) -> dict[str, int]:
+    """The least number of workers that each case was measured with."""
+    found: dict[str, int] = {}
+    for count, (case, _) in cost:
+        found[case] = min(count, found.get(case, count))
+    return found
+
+
+def _seconds_per_step(table: Path) -> dict[tuple[int, Side], float]:
+    """The median of each number of workers and side; per run where no steps are given."""
+    found: dict[tuple[int, Side], list[float]] = {}
     try:
         with table.open(newline="", encoding="utf-8") as file:
             rows = csv.DictReader(file)
@@ -56,7 +73,8 @@ def _seconds_per_step(table: Path) -> dict[tuple[int, str], float]:
                 seconds /= float(row.get("steps") or 1.0)
                 if workers < 1 or not 0.0 < seconds < np.inf:
                     raise ValueError(f"{workers} workers in {seconds:g} seconds")
-                found.setdefault((workers, row["backend"]), []).append(seconds)
+                side = (row.get("case") or "", row["backend"])
+                found.setdefault((workers, side), []).append(seconds)
     except OSError as error:
         raise CheckpointError(
             f"{table} cannot be read: {error.strerror or error}.", "check its name"

@@ -1,0 +1,82 @@
+"""The contract of a benchmark: what is timed, and what was seen.
+
+A case is a piece of training that is the same work wherever it runs, to the last bit; a cell is
+one case on one fleet with one number of workers; a repetition is one run of it. Must not know: how
+anything is timed, worded or written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rlflame.config import Recipe
+from rlflame.rollout.spec import EnvSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`episode_ms` is what an episode sleeps; None where a real environment decides."""
+
+    name: str
+    recipe: Recipe
+    env: EnvSpec
+    episode_ms: float | None = None
+
+    @property
+    def tasks(self) -> int:
+        """Of an iteration; at most so many workers can be busy."""
+        return self.recipe.learning.rollout.num_slots
+
+    @property
+    def iterations(self) -> int:
+        assert self.recipe.stop_at_iterations is not None
+        return self.recipe.stop_at_iterations
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """One run of a case, learning included; `weights` names what was learned by its content."""
+
+    seconds: float
+    collect_s: float
+    learn_s: float
+    steps: int
+    episodes: int
+    final_return: float | None
+    weights: str
+
+
+@dataclass(slots=True)
+class Cell:
+    """One case on one fleet."""
+
+    case: str
+    fleet: str
+    workers: int
+    #: How many tasks the fleet says it can run at one moment, and workers that have answered.
+    capacity: int
+    answered: int
+    #: From opening the fleet to the end of its first iteration; of its first case alone.
+    start_s: float | None
+    repetitions: list[Repetition] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        return tuple(one.seconds for one in self.repetitions)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a number measured here has to be read with."""
+
+    machine: dict[str, Any]
+    threads: dict[str, str]
+    load_before: tuple[float, float, float] | None
+    busy: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)

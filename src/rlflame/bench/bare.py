@@ -1,0 +1,115 @@
+"""A process that steps an environment with recorded actions and does nothing else.
+
+    python -m rlflame.bench.bare SCRIPT.npz gymnasium|mj_step SECONDS
+
+The reference that rollouts are measured against: the same resets and actions, open loop. It says
+`ready` (or `absent`, where there is no MuJoCo model to step), then for each line on standard input
+steps for so long and answers with a line of JSON. Must not know: workers, policies, fleets.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlflame.rollout import own
+from rlflame.rollout.lockstep import make
+from rlflame.rollout.spec import Array, EnvSpec
+
+#: (seed of the reset, actions after it)
+Pieces = list[tuple[int, Array]]
+_AT_ONCE = 100
+
+
+def read(path: Path) -> tuple[EnvSpec, Pieces]:
+    with np.load(path, allow_pickle=False) as held:
+        spec = EnvSpec(**json.loads(str(held["env"])))
+        ends = np.cumsum(held["lengths"])[:-1]
+        parts = np.split(held["actions"], ends)
+        return spec, [(int(seed), part) for seed, part in zip(held["seeds"], parts, strict=True)]
+
+
+def gymnasium_steps(spec: EnvSpec, pieces: Pieces) -> Iterator[float]:
+    """A reward for each step, for ever."""
+    env = make(spec)
+    discrete = spec.action_kind == "discrete"
+    shape = spec.action_shape or (spec.action_size,)
+    ready: list[tuple[int, list[Any]]] = [
+        (
+            seed,
+            [int(action) + spec.action_start for action in part]
+            if discrete
+            else list(part.reshape(-1, *shape)),
+        )
+        for seed, part in pieces
+    ]
+    while True:
+        for seed, actions in ready:
+            env.reset(seed=seed)
+            for action in actions:
+                _, reward, _, _, _ = env.step(action)
+                yield float(reward)
+
+
+def mujoco_steps(spec: EnvSpec, pieces: Pieces) -> Iterator[float] | None:
+    """The same through `mj_step` alone; None where the environment is no MuJoCo model."""
+    env: Any = make(spec).unwrapped
+    if not all(hasattr(env, name) for name in ("model", "data", "frame_skip")):
+        return None
+    return _mujoco_steps(env, pieces)
+
+
+def _mujoco_steps(env: Any, pieces: Pieces) -> Iterator[float]:
+    import mujoco
+
+    model, data, skip = env.model, env.data, env.frame_skip
+    ready = []
+    for seed, part in pieces:
+        env.reset(seed=seed)
+        ready.append((data.qpos.copy(), data.qvel.copy(), part.astype(np.float64)))
+    while True:
+        for qpos, qvel, actions in ready:
+            mujoco.mj_resetData(model, data)
+            data.qpos[:], data.qvel[:] = qpos, qvel
+            mujoco.mj_forward(model, data)
+            for action in actions:
+                data.ctrl[:] = action
+                mujoco.mj_step(model, data, nstep=skip)
+                yield 0.0
+
+
+def timed(
+    steps: Iterator[float], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> tuple[int, float]:
+    """Steps taken, some at least, and the seconds they took; the clock is asked now and then."""
+    began, taken, elapsed = clock(), 0, 0.0
+    while not taken or elapsed < seconds:
+        for _ in range(_AT_ONCE):
+            next(steps)
+        taken, elapsed = taken + _AT_ONCE, clock() - began
+    return taken, elapsed
+
+
+def main() -> None:
+    path, how, seconds = sys.argv[1:]
+    own.load_told()
+    spec, pieces = read(Path(path))
+    steps = (gymnasium_steps if how == "gymnasium" else mujoco_steps)(spec, pieces)
+    if steps is None:
+        print("absent", flush=True)
+        return
+    next(steps)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        taken, elapsed = timed(steps, float(seconds))
+        print(json.dumps({"steps": taken, "seconds": elapsed}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Which pieces of training are timed: of sleeping episodes, of an environment, of a published one.
+
+Must not know: fleets, clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlflame import build, env_file, presets, settings
+from rlflame.bench import Case
+from rlflame.bench.published import Comparison
+from rlflame.config import Recipe, RunConfig, RuntimeSettings
+
+SLEEPING = str(Path(__file__).with_name("shipped") / "sleeping.py")
+#: One worker's time for an iteration of sleeping episodes, unless their number is given.
+_ROUND_MS = 5000.0
+_FEWEST, _MOST = 8, 100
+_SLEEPING_ITERATIONS, _ITERATIONS = 1, 3
+
+
+def sleeping(
+    episode_ms: Sequence[float],
+    most_workers: int,
+    *,
+    episodes: int | None = None,
+    iterations: int | None = None,
+    sets: Sequence[str] = (),
+) -> tuple[list[Case], RuntimeSettings]:
+    """REINFORCE on episodes that sleep, each a task of its own, as Flame's example has it."""
+    env_file.admit(SLEEPING)
+    found, runtime = [], RuntimeSettings()
+    for length in episode_ms:
+        config, _ = presets.resolve(
+            environment="sleeping:Sleeping-v0",
+            algorithm="reinforce",
+            preset="reinforce-classic",
+            sets=sets,
+            flags={"learning.environment.kwargs.episode_ms": length},
+            continuous=build.acts_continuously,
+        )
+        config = settings.with_episodes(config, episodes or _enough(length, most_workers))
+        found.append(_case(f"{length:g} ms", config, iterations or _SLEEPING_ITERATIONS, length))
+        runtime = config.runtime.model_copy(update={"env_file": SLEEPING})
+    return found, runtime
+
+
+def _enough(episode_ms: float, most_workers: int) -> int:
+    """Episodes that every worker has some of, and that do not take all day."""
+    fitting = int(_ROUND_MS / max(episode_ms, 1.0))
+    return max(_FEWEST, 2 * most_workers, min(_MOST, fitting))
+
+
+def real(
+    environment: str,
+    *,
+    algorithm: str | None = None,
+    preset: str | None = None,
+    episodes: int | None = None,
+    iterations: int | None = None,
+    sets: Sequence[str] = (),
+) -> tuple[Case, RuntimeSettings]:
+    """Some iterations of an environment's preset."""
+    config, name = presets.resolve(
+        environment=environment, algorithm=algorithm, preset=preset, sets=sets,
+        continuous=build.acts_continuously,
+    )  # fmt: skip
+    if episodes is not None:
+        config = settings.with_episodes(config, episodes)
+    case = _case(f"{environment} {name}", config, iterations or _ITERATIONS, None)
+    return case, config.runtime
+
+
+def published(
+    theirs: Comparison, *, iterations: int | None = None, sets: Sequence[str] = ()
+) -> tuple[Case, RuntimeSettings]:
+    """The same work as theirs: their algorithm, hyperparameters, iterations and episodes."""
+    return real(
+        theirs.environment,
+        algorithm="reinforce",
+        preset="reinforce-classic",
+        episodes=theirs.episodes_per_iteration,
+        iterations=iterations or theirs.iterations,
+        sets=sets,
+    )
+
+
+def _case(name: str, config: RunConfig, iterations: int, episode_ms: float | None) -> Case:
+    recipe = config.recipe.with_horizon()
+    quiet = recipe.evaluation.model_copy(update={"every_steps": None, "until_return": None})
+    changes = {"stop_at_steps": None, "stop_at_iterations": iterations, "evaluation": quiet}
+    short: Recipe = recipe.model_copy(update=changes)
+    return Case(name, short, build.environment(short.learning.environment), episode_ms)

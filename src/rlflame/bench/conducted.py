@@ -1,0 +1,144 @@
+"""Whole benchmarks: what is measured is kept as it comes, and told at the end, however it ends.
+
+Must not know: the command line, how anything is timed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rlflame.bench import Case, listed, worded
+from rlflame.bench.files import Folder
+from rlflame.bench.limits import WAYS, Bare
+from rlflame.bench.published import Comparison
+from rlflame.bench.rates import Rates
+from rlflame.bench.rollouts import Collecting, Rate, alternate
+from rlflame.bench.scaling import Scaling
+from rlflame.bench.session import Session
+from rlflame.bench.surroundings import look
+from rlflame.config import RuntimeSettings
+from rlflame.display import as_json_text, say, say_aside
+from rlflame.report import Document, markdown
+from rlflame.trainer import StopNow
+
+
+def scale(
+    work: Sequence[Case],
+    runtime: RuntimeSettings,
+    kinds: Sequence[str],
+    counts: Sequence[int],
+    repeat: int,
+    out: Path | None,
+    *,
+    theirs: Comparison | None = None,
+    as_json: bool = False,
+    debug: bool = False,
+) -> None:
+    folder = Folder(out, "scaling") if out is not None else None
+    found = look()
+    session = Session(runtime, debug)
+
+    def result(complete: bool) -> worded.Result:
+        return worded.Result(work, timing.cells, found, complete, theirs)
+
+    def keep(complete: bool = False) -> list[Path]:
+        if folder is None:
+            return []
+        so_far = result(complete)
+        return folder.write(listed.facts(so_far), worded.document(so_far), listed.table(so_far))
+
+    def kept() -> None:
+        keep()
+
+    timing = Scaling(
+        work, kinds, counts, repeat, session.open, session.stop,
+        tell=session.tell, note=session.note, kept=kept,
+    )  # fmt: skip
+    complete = False
+    with session:
+        try:
+            complete = timing.run()
+        finally:
+            if timing.cells:
+                files = keep(complete)
+                if folder is not None and (drawn := folder.draw()) is not None:
+                    files.append(drawn)
+                whole = result(complete)
+                _tell(listed.facts(whole), worded.document(whole), files, as_json=as_json)
+    if not complete:
+        session.check(bool(timing.cells))
+
+
+def collect(
+    case: Case,
+    runtime: RuntimeSettings,
+    kind: str,
+    counts: Sequence[int],
+    seconds: float,
+    repeat: int,
+    out: Path | None,
+    *,
+    limited: bool = True,
+    as_json: bool = False,
+    debug: bool = False,
+) -> None:
+    folder = Folder(out, "rollouts") if out is not None else None
+    found = look()
+    session = Session(runtime, debug)
+    rates: list[Rate] = []
+    complete = False
+    with session:
+        try:
+            complete = all(
+                _rate(session, case, Rate(kind, count), rates, seconds, repeat, limited)
+                for count in counts
+            )
+        finally:
+            measured = [rate for rate in rates if rate.steps_per_s]
+            if measured:
+                result = Rates(case, measured, found, complete)
+                files = folder.write(result.facts(), result.document()) if folder else []
+                _tell(result.facts(), result.document(), files, as_json=as_json)
+    if not complete:
+        session.check(bool(measured))
+
+
+def _rate(
+    session: Session,
+    case: Case,
+    rate: Rate,
+    into: list[Rate],
+    seconds: float,
+    repeat: int,
+    limited: bool,
+) -> bool:
+    into.append(rate)
+    session.tell(f"{rate.fleet} with {rate.workers}: starting")
+    with ExitStack() as stack:
+        fleet = stack.enter_context(session.open(rate.fleet, rate.workers))
+        collecting = Collecting(case, fleet, session.stop)
+        stack.callback(collecting.close)
+        try:
+            collecting.warm()
+        except StopNow:
+            return False
+        script = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "script.npz"
+        collecting.script.save(script)
+        bare = {
+            way: stack.enter_context(Bare(script, way, rate.workers, seconds))
+            for way in (WAYS if limited else ())
+        }
+        limits = {way: one.rate for way, one in bare.items() if one.possible}
+        return alternate(collecting, rate, limits, repeat, seconds, session.tell)
+
+
+def _tell(
+    facts: dict[str, Any], document: Document, files: Sequence[Path], *, as_json: bool
+) -> None:
+    say(as_json_text(facts, indent=1) if as_json else markdown.written(document).rstrip())
+    for file in files:
+        say_aside(f"written: {file}")

@@ -1,0 +1,70 @@
+"""A benchmark's files: JSON, a table for `rlflame plot`, Markdown, and the picture of it.
+
+Must not know: how anything was timed, or what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlflame.display import as_json_text
+from rlflame.errors import ConfigError, RlflameError
+from rlflame.plot import picture
+from rlflame.plot.speedup import speedup
+from rlflame.report import Document, markdown
+from rlflame.tensor_file import write_atomically
+
+
+class Folder:
+    """Where results go; each file is whole or absent, whenever one looks."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path, self._name = path, name
+        there = self._file("json")
+        if there.exists():
+            raise ConfigError(f"{there} is there already, and stays as it is.", f"-o {path}-2")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RlflameError(
+                f"{path} cannot be made: {error.strerror or error}.", "another folder: -o DIR"
+            ) from error
+
+    def write(
+        self,
+        facts: dict[str, Any],
+        document: Document,
+        table: Sequence[Sequence[object]] = (),
+    ) -> list[Path]:
+        """The files written; `table` begins with its head."""
+        contents = {
+            "json": as_json_text(facts, indent=1) + "\n",
+            "md": markdown.written(document),
+        }
+        if table:
+            contents["csv"] = _csv(table)
+        for suffix, text in contents.items():
+            write_atomically(self._file(suffix), text.encode())
+        return [self._file(suffix) for suffix in contents]
+
+    def draw(self) -> Path | None:
+        """The picture of the table; None where there is nothing to draw with."""
+        try:
+            picture.check_available()
+        except picture.PlotUnavailable:
+            return None
+        picture.save(speedup(self._file("csv")), self._file("png"))
+        return self._file("png")
+
+    def _file(self, suffix: str) -> Path:
+        return self._path / f"{self._name}.{suffix}"
+
+
+def _csv(table: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(table)
+    return text.getvalue()

@@ -1,0 +1,78 @@
+"""A scaling benchmark as data: what `--json` and scaling.json hold, and the rows of its table.
+
+Must not know: files, words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rlflame import __version__
+from rlflame.bench.fitted import gains, same_bits
+from rlflame.bench.worded import Result
+
+HEAD = ("case", "workers", "backend", "seconds", "steps", "episodes", "collect_s", "learn_s")
+
+
+def facts(result: Result) -> dict[str, Any]:
+    """`measurements` is what `rlflame report` and `rlflame bench --diff` compare."""
+    return {
+        "benchmark": "scaling",
+        "rlflame": __version__,
+        "complete": result.complete,
+        **result.surroundings.as_dict(),
+        "cases": [
+            {
+                "name": case.name,
+                "environment": case.env.id,
+                "algorithm": case.recipe.learning.algorithm,
+                "episode_ms": case.episode_ms,
+                "tasks": case.tasks,
+                "iterations": case.iterations,
+                "same_bits": same_bits(result.cells, case.name),
+            }
+            for case in result.cases
+        ],
+        "cells": [cell.as_dict() for cell in result.cells],
+        "rows": [
+            {
+                "case": row.cell.case,
+                "fleet": row.cell.fleet,
+                "workers": row.cell.workers,
+                "seconds": row.seconds.as_dict(),
+                "theoretical": row.theoretical,
+                "speedup": row.speedup.as_dict(),
+                "learning": row.learning,
+                "lost": row.lost,
+                "start_s": row.cell.start_s,
+            }
+            for row in result.rows
+        ],
+        "overheads": [asdict(one) for one in result.overheads],
+        "gains": [{**asdict(one), "gain_pct": one.percent.value} for one in gains(result.cells)],
+        "published": asdict(result.theirs) if result.theirs is not None else None,
+        "advice": result.advice(),
+        "measurements": [
+            {
+                "name": f"{cell.case}, {cell.fleet} with {cell.workers}",
+                "unit": "s",
+                "better": "lower",
+                "values": list(cell.seconds),
+            }
+            for cell in result.cells
+        ],
+    }
+
+
+def table(result: Result) -> list[tuple[object, ...]]:
+    """A row for each repetition, below the head."""
+    return [
+        HEAD,
+        *(
+            (cell.case, cell.workers, cell.fleet, one.seconds, one.steps, one.episodes,
+             one.collect_s, one.learn_s)
+            for cell in result.cells
+            for one in cell.repetitions
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,73 @@
+"""What others have published of the same work on Flame, with what is known of their hardware.
+
+From the README of Flame's REINFORCE example and the report on it. Must not know: what is measured
+here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A run of theirs: seconds in all, and the mean reward of its last iteration."""
+
+    seconds: float
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Theirs, one trial a side; the two sides are two programs, not one on two fleets."""
+
+    source: str
+    hardware: str
+    environment: str
+    iterations: int
+    episodes_per_iteration: int
+    local: Side
+    flame: Side
+
+    @property
+    def episodes(self) -> int:
+        return self.iterations * self.episodes_per_iteration
+
+
+_REPORT = (
+    "the report on Flame's RL example",
+    "Apple M4, 8 cores; Podman with 5 virtual processors and 8 GB; 3 executor managers",
+)
+RECIPES = {
+    "flame-readme-ant": Comparison(
+        "the README of Flame's RL example",
+        "not stated",
+        "ant", 20, 100, Side(106.45, -91.6), Side(85.23, -122.4),
+    ),
+    "flame-report-ant": Comparison(
+        *_REPORT, "ant", 100, 100, Side(481.70, -166.1), Side(335.71, -252.6)
+    ),
+    "flame-report-cartpole": Comparison(
+        *_REPORT, "cartpole", 100, 100, Side(1230.12, 193.4), Side(517.94, 499.8)
+    ),
+}  # fmt: skip
+
+#: Their speed-up at 100 episodes an iteration, by executors.
+SPEEDUPS = {1: "1x", 5: "~4x", 10: "7-8x", 20: "12-15x"}
+#: From so many milliseconds an episode, what they say distribution does.
+_BENEFITS = (
+    (1000.0, "essential"),
+    (100.0, "near-linear"),
+    (50.0, "from 50 episodes on"),
+    (15.0, "marginal"),
+    (0.0, "overhead dominates"),
+)
+
+
+def benefit(episode_ms: float) -> str:
+    """What their README says distribution does for episodes of this length."""
+    return next(text for least, text in _BENEFITS if episode_ms >= least)
+
+
+#: Milliseconds an episode, of their table.
+EPISODE_MS = {"CartPole-v1": 1.0, "Hopper-v5": 15.0, "HalfCheetah-v5": 20.0, "Ant-v5": 50.0}

@@ -1,0 +1,97 @@
+"""A rollout benchmark as data and in words. Must not know: how it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from rlflame import __version__
+from rlflame.bench import Case, Surroundings
+from rlflame.bench.published import EPISODE_MS
+from rlflame.bench.rollouts import Rate
+from rlflame.bench.worded import NOTHING, spread, surroundings
+from rlflame.estimates import median_interval
+from rlflame.report import Block, Document, Section, Table
+
+
+@dataclass(frozen=True)
+class Rates:
+    """All that a rollout benchmark has seen."""
+
+    case: Case
+    rates: Sequence[Rate]
+    surroundings: Surroundings
+    complete: bool
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "benchmark": "rollouts",
+            "rlflame": __version__,
+            "complete": self.complete,
+            **self.surroundings.as_dict(),
+            "environment": self.case.env.id,
+            "case": self.case.name,
+            "rates": [
+                {
+                    "fleet": rate.fleet,
+                    "workers": rate.workers,
+                    "steps_per_s": rate.steps_per_s,
+                    "limits": rate.limits,
+                    "shares": {way: rate.shares(way) for way in rate.limits},
+                    "ms_per_episode": rate.ms_per_episode,
+                    "steps": rate.steps,
+                    "episodes": rate.episodes,
+                }
+                for rate in self.rates
+            ],
+            "measurements": [
+                {
+                    "name": f"{self.case.name}, {rate.fleet} with {rate.workers}",
+                    "unit": "steps/s",
+                    "better": "higher",
+                    "values": rate.steps_per_s,
+                }
+                for rate in self.rates
+            ],
+        }
+
+    def document(self) -> Document:
+        blocks: list[Block] = [
+            "Environment steps a second through the fleet and its workers, with a policy that acts "
+            "and does not learn, in rounds of one iteration. The limits are bare stepping, with as "
+            "many processes at once, of the same resets and actions, measured in turn; a share is "
+            "the median over those pairs.",
+            self._table(),
+            f"{self.case.name}: an untrained policy, {self.case.tasks} tasks a round.",
+        ]
+        return Document(
+            f"Benchmark: rollouts of {self.case.env.id}",
+            (
+                Section("Rate", tuple(blocks)),
+                Section("Measured on", tuple(surroundings(self.surroundings, self.complete))),
+            ),
+        )
+
+    def _table(self) -> Table:
+        ways = list(dict.fromkeys(way for rate in self.rates for way in rate.limits))
+        quoted = EPISODE_MS.get(self.case.env.id)
+        head = ["fleet", "workers", "times", "steps/s"]
+        for way in ways:
+            head += [f"bare {way}", "share"]
+        head += ["ms an episode", *(["Flame's README"] if quoted is not None else [])]
+        rows = []
+        for rate in self.rates:
+            values = np.array(rate.steps_per_s, np.float64)
+            row = [rate.fleet, str(rate.workers), str(len(values)),
+                   spread(median_interval(values), len(values), 0)]  # fmt: skip
+            for way in ways:
+                most, shares = rate.limits.get(way, []), rate.shares(way)
+                row += [f"{median(most):,.0f}", f"{median(shares):.3f}"] if most else [NOTHING] * 2
+            length = rate.ms_per_episode
+            row.append(NOTHING if length is None else f"{length:,.2f}")
+            rows.append((*row, *([f"~{quoted:g}"] if quoted is not None else [])))
+        return Table(tuple(head), tuple(rows))

@@ -1,0 +1,120 @@
+"""How fast a fleet collects with a policy that acts and does not learn, beside bare stepping.
+
+Rounds are iterations of the case's recipe: its slots, its environments, its fragments. Must not
+know: how a limit is measured, how anything is shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from rlflame import build, learners
+from rlflame.bench import Case
+from rlflame.bench.script import Script
+from rlflame.bench.timing import Clock
+from rlflame.fleet import Fleet
+from rlflame.rollout.policy import Policy
+from rlflame.rollout.spec import EnvState, Fragment, RolloutTask
+from rlflame.trainer import Progress, Stop, StopNow, first_states, tasks_of
+
+#: Steps a second of as many bare processes as there are workers.
+Limit = Callable[[], float]
+_WARM_ROUNDS = 2
+
+
+@dataclass(slots=True)
+class Rate:
+    """What one number of workers did, repetition by repetition."""
+
+    fleet: str
+    workers: int
+    steps_per_s: list[float] = field(default_factory=list)
+    #: Bare stepping in between, by its way; of the same processors.
+    limits: dict[str, list[float]] = field(default_factory=dict)
+    seconds: float = 0.0
+    steps: int = 0
+    episodes: int = 0
+
+    @property
+    def ms_per_episode(self) -> float | None:
+        """Of one worker's time."""
+        return 1000.0 * self.seconds * self.workers / self.episodes if self.episodes else None
+
+    def shares(self, way: str) -> list[float]:
+        """Of the limit measured next to it, pair by pair."""
+        return [ours / most for ours, most in zip(self.steps_per_s, self.limits[way], strict=False)]
+
+
+class Collecting:
+    """Rounds of rollouts on an open fleet, one after the other, from the first episode on."""
+
+    def __init__(self, case: Case, fleet: Fleet, stop: Stop, clock: Clock = time.perf_counter):
+        self._fleet, self._stop, self._clock = fleet, stop, clock
+        plan = build.plan(case.recipe, case.env, "bench")
+        learner = learners.algorithm(case.recipe.learning, plan.policy)
+        arrays = learner.policy()
+        self._policy_id = fleet.put(arrays)
+        self._tasks: list[RolloutTask] = [
+            # The policy acts, also where training would begin with random actions.
+            replace(task, policy_id=self._policy_id, acting="sample")
+            for task in tasks_of(plan, Progress(), first_states(plan))
+        ]
+        self.script = Script(case.env, Policy(plan.policy, arrays).to_environment)
+
+    def warm(self) -> None:
+        for _ in range(_WARM_ROUNDS):
+            self._round()
+
+    def measure(self, seconds: float, into: Rate) -> None:
+        """Whole rounds for at least so long."""
+        began, steps = self._clock(), 0
+        while (elapsed := self._clock() - began) < seconds or not steps:
+            fragments = self._round()
+            steps += sum(int(fragment.lengths.sum()) for fragment in fragments)
+            into.episodes += sum(len(fragment.episodes) for fragment in fragments)
+        into.steps_per_s.append(steps / elapsed)
+        into.seconds += elapsed
+        into.steps += steps
+
+    def close(self) -> None:
+        self._fleet.release(self._policy_id)
+
+    def _round(self) -> list[Fragment]:
+        with self._stop.interruptible():
+            submission = self._fleet.submit(self._tasks)
+            try:
+                fragments = sorted(submission, key=lambda fragment: fragment.slot)
+            finally:
+                submission.cancel()
+        self.script.add(fragments)
+        self._tasks = [
+            replace(task, iteration=task.iteration + 1, states=_next(task, fragment))
+            for task, fragment in zip(self._tasks, fragments, strict=True)
+        ]
+        return fragments
+
+
+def _next(task: RolloutTask, fragment: Fragment) -> tuple[EnvState, ...]:
+    return fragment.states if task.unit == "steps" else ()
+
+
+def alternate(
+    collecting: Collecting,
+    rate: Rate,
+    limits: Mapping[str, Limit],
+    repeat: int,
+    seconds: float,
+    tell: Callable[[str], None],
+) -> bool:
+    """Workers and bare stepping in turn; False where somebody asked to stop."""
+    try:
+        for number in range(repeat):
+            tell(f"{rate.fleet} with {rate.workers}: {number + 1} of {repeat}")
+            collecting.measure(seconds, rate)
+            for way, limit in limits.items():
+                rate.limits.setdefault(way, []).append(limit())
+    except StopNow:
+        return False
+    return True

@@ -1,0 +1,91 @@
+"""The same work on several fleets with several numbers of workers, in turn.
+
+With one number of workers all fleets are open at once and take turns, so that a machine that
+drifts does so for all of them. Must not know: what fleets there are, what is made of the numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from statistics import median
+
+from rlflame.bench import Case, Cell
+from rlflame.bench.timing import Clock, answered, run_once, warm
+from rlflame.fleet import Fleet
+from rlflame.trainer import Stop
+
+Open = Callable[[str, int], AbstractContextManager[Fleet]]
+
+
+@dataclass
+class Scaling:
+    """`cells` grows while it runs, and holds what was measured however it ends."""
+
+    cases: Sequence[Case]
+    kinds: Sequence[str]
+    workers: Sequence[int]
+    repeat: int
+    open: Open
+    stop: Stop
+    #: What is going on now, and what stays to be read.
+    tell: Callable[[str], None] = lambda text: None
+    note: Callable[[str], None] = lambda text: None
+    kept: Callable[[], None] = lambda: None
+    clock: Clock = time.perf_counter
+    cells: list[Cell] = field(default_factory=list)
+
+    def run(self) -> bool:
+        """False where somebody asked to stop before the end."""
+        return all(self._with(count) for count in self.workers)
+
+    def _with(self, count: int) -> bool:
+        with ExitStack() as stack:
+            fleets: dict[str, Fleet] = {}
+            starts: dict[str, float] = {}
+            for kind in self._kinds(count):
+                self.tell(f"{kind} with {count}: starting")
+                began = self.clock()
+                fleets[kind] = stack.enter_context(self.open(kind, count))
+                first = self.cases[0]
+                if not warm(first, fleets[kind], self.stop, self.clock, wait_for_all=True):
+                    return False
+                starts[kind] = self.clock() - began
+            return all(self._case(case, count, fleets, starts) for case in self.cases)
+
+    def _kinds(self, count: int) -> list[str]:
+        """This process is one worker, whatever it is asked for."""
+        return [kind for kind in self.kinds if kind != "inline" or count == min(self.workers)]
+
+    def _case(
+        self, case: Case, count: int, fleets: dict[str, Fleet], starts: dict[str, float]
+    ) -> bool:
+        first = case is self.cases[0]
+        cells = []
+        for kind, fleet in fleets.items():
+            if not first and not warm(case, fleet, self.stop, self.clock):
+                return False
+            workers = 1 if kind == "inline" else count
+            start_s = starts[kind] if first else None
+            cell = Cell(case.name, kind, workers, fleet.capacity, answered(fleet), start_s)
+            cells.append(cell)
+        for number in range(self.repeat):
+            for cell in cells:
+                self.tell(
+                    f"{case.name}, {cell.fleet} with {cell.workers}: {number + 1} of {self.repeat}"
+                )
+                found = run_once(case, fleets[cell.fleet], self.stop, self.clock)
+                if found is None:
+                    return False
+                cell.repetitions.append(found)
+                if number == 0:
+                    self.cells.append(cell)
+        for cell in cells:
+            self.note(
+                f"{case.name}, {cell.fleet} with {cell.workers}: "
+                f"{median(cell.seconds):.3f} s (median of {len(cell.repetitions)})"
+            )
+        self.kept()
+        return True

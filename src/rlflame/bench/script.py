@@ -1,0 +1,71 @@
+"""What workers did, as resets and actions that can be repeated without them.
+
+Must not know: who repeats it, and why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from rlflame.rollout.spec import Array, EnvSpec, Fragment
+
+#: Steps that are remembered; beyond, a repetition begins again at the first.
+_ENOUGH = 20_000
+
+
+class Script:
+    """Episodes as (seed of the reset, actions after it), put together from fragments.
+
+    `given` turns recorded actions into what the environment was given.
+    """
+
+    def __init__(self, env: EnvSpec, given: Callable[[Array], Array]) -> None:
+        self._env, self._given = env, given
+        self._open: dict[tuple[int, int], list[Array]] = {}
+        self._seeds: dict[tuple[int, int], int] = {}
+        self._pieces: list[tuple[int, Array]] = []
+        self._steps = 0
+
+    def add(self, fragments: Sequence[Fragment]) -> None:
+        """The next round's; each slot's rows go on where its last fragment left them."""
+        if self._steps < _ENOUGH:
+            for fragment in fragments:
+                self._add(fragment)
+
+    def _add(self, fragment: Fragment) -> None:
+        actions = self._given(fragment.actions)
+        for row, length in enumerate(fragment.lengths.tolist()):
+            place, begin = (fragment.slot, row), 0
+            for episode in sorted(
+                (e for e in fragment.episodes if e.row == row), key=lambda e: e.end
+            ):
+                self._open.setdefault(place, []).append(actions[begin : episode.end + 1, row])
+                self._pieces.append((episode.seed, np.concatenate(self._open.pop(place))))
+                begin = episode.end + 1
+            if begin < length:
+                self._open.setdefault(place, []).append(actions[begin:length, row])
+            if fragment.states:
+                self._seeds[place] = fragment.states[row].seed
+            self._steps += length
+
+    def pieces(self) -> list[tuple[int, Array]]:
+        """Unfinished episodes too, as far as they have come."""
+        unfinished = [
+            (self._seeds[place], np.concatenate(parts)) for place, parts in self._open.items()
+        ]
+        return [*self._pieces, *unfinished]
+
+    def save(self, path: Path) -> None:
+        seeds, parts = zip(*self.pieces(), strict=True)
+        np.savez(
+            path,
+            env=np.array(json.dumps(asdict(self._env))),
+            seeds=np.array(seeds, np.uint64),
+            lengths=np.array([len(part) for part in parts], np.int64),
+            actions=np.concatenate(parts),
+        )

@@ -1,0 +1,47 @@
+"""An environment whose episodes last as long as they are told to, by sleeping.
+
+It takes no processor while it sleeps, so the number of cores does not limit how many sleep at
+once: what is left over is the cost of everything around it. Must not know: who measures.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+SIZE = 100
+
+
+class Sleeping(gymnasium.Env[Any, Any]):
+    """Sleeps for the whole episode in its first step; ten steps of a hundred numbers are 4 kB."""
+
+    def __init__(self, episode_ms: float = 0.0, steps: int = 10) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (SIZE,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._sleep_s, self._steps = episode_ms / 1000.0, steps
+        self._t = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._t = 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        if self._t == 0 and self._sleep_s:
+            time.sleep(self._sleep_s)
+        self._t += 1
+        return self._observation(), float(action), self._t >= self._steps, False, {}
+
+    def _observation(self) -> Any:
+        return self.np_random.standard_normal(SIZE, dtype=np.float32)
+
+
+def make(**kwargs: Any) -> Sleeping:
+    return Sleeping(**kwargs)
+
+
+gymnasium.register("Sleeping-v0", make, disable_env_checker=True)

@@ -1,0 +1,103 @@
+"""One case on one fleet, timed: the loop, the learner and the workers that training has.
+
+Must not know: other fleets, how many repetitions there are, how anything is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rlflame import build
+from rlflame.bench import Case, Repetition
+from rlflame.config import Recipe
+from rlflame.fleet import Fleet, policy_id
+from rlflame.rollout.spec import Fragment
+from rlflame.trainer import Progress, Stop
+
+Clock = Callable[[], float]
+#: How long a fleet may take until all its workers have answered.
+_COMPLETE_S = 30.0
+
+
+class Stopwatch:
+    """A recorder that keeps nothing but where the time went."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.spent_s: dict[str, float] = {}
+        self.progress = Progress()
+        self.metrics: dict[str, Any] = {}
+
+    def iteration(
+        self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
+    ) -> None:
+        returns = [e.episode_return for fragment in fragments for e in fragment.episodes]
+        self.progress = progress
+        self.metrics = dict(metrics)
+        if returns:
+            self.metrics["mean_return"] = sum(returns) / len(returns)
+
+    def evaluation(self, *_: Any) -> None:
+        """There is none: the case has none."""
+
+    def snapshot(self, *_: Any, final: bool = False) -> None:
+        """Nothing is written."""
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self.spent_s[name] = self.spent_s.get(name, 0.0) + self._clock() - began
+
+
+def run_once(
+    case: Case, fleet: Fleet, stop: Stop, clock: Clock = time.perf_counter
+) -> Repetition | None:
+    """The case from its beginning to its end; None where it was stopped before."""
+    return _run(case, case.recipe, fleet, stop, clock)
+
+
+def warm(
+    case: Case,
+    fleet: Fleet,
+    stop: Stop,
+    clock: Clock = time.perf_counter,
+    *,
+    wait_for_all: bool = False,
+) -> bool:
+    """One iteration that does not count; more of them until every worker has answered."""
+    once = case.recipe.model_copy(update={"stop_at_iterations": 1})
+    began = clock()
+    while _run(case, once, fleet, stop, clock) is not None:
+        enough = not wait_for_all or answered(fleet) >= min(fleet.capacity, case.tasks)
+        if enough or clock() - began > _COMPLETE_S:
+            return True
+    return False
+
+
+def answered(fleet: Fleet) -> int:
+    return len(fleet.probe().workers)
+
+
+def _run(case: Case, recipe: Recipe, fleet: Fleet, stop: Stop, clock: Clock) -> Repetition | None:
+    watch = Stopwatch(clock)
+    trainer = build.trainer(build.beginning(recipe, case.env), fleet, watch, stop, "bench")
+    began = clock()
+    complete = trainer.run()
+    seconds = clock() - began
+    if not complete:
+        return None
+    return Repetition(
+        seconds=seconds,
+        collect_s=watch.spent_s.get("collect", 0.0),
+        learn_s=watch.spent_s.get("learn", 0.0),
+        steps=watch.progress.steps,
+        episodes=watch.progress.episodes,
+        final_return=watch.metrics.get("mean_return"),
+        weights=policy_id(trainer.snapshot().policy),
+    )

@@ -1,0 +1,267 @@
+"""`rlflame bench`. Must not know: how anything is timed or worded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlflame.commands import spoken
+from rlflame.commands.options import Debug, Json, Sets
+
+FLEETS = ("local", "flame", "inline")
+#: In comparing results, what still counts as equal.
+MARGIN = 0.1
+
+Counts = Annotated[
+    str | None,
+    typer.Option("--workers", metavar="N,N,...", help="Numbers of workers, or of executors."),
+]
+Compare = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,NAME,...",
+        help="Fleets to compare: local, flame, inline. [default: local, and flame where one is "
+        "configured]",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("-o", "--out", metavar="DIR", help="A folder for JSON, Markdown, table, picture."),
+]
+Algo = Annotated[
+    str | None, typer.Option(metavar="ALGO", help="ppo, reinforce or sac. [default: ppo]")
+]
+Preset = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A preset, not the environment's own.")
+]
+Iterations = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Of each repetition; less is sooner over.")
+]
+
+
+def bench(
+    context: typer.Context,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Run a published comparison again: flame-readme-ant, flame-report-ant or "
+            "flame-report-cartpole.",
+        ),
+    ] = None,
+    diff: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="OLD.json NEW.json", help="Medians of two results, and percent."),
+    ] = None,
+    workers: Counts = None,
+    compare: Compare = None,
+    iterations: Iterations = None,
+    repeat: Annotated[int, typer.Option(metavar="N", min=1, help="Repetitions.")] = 1,
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure rollouts and scaling on this machine and on Flame, warm-up apart.
+
+    What was measured is kept when it is interrupted.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from rlflame import settings
+    from rlflame.errors import ConfigError
+
+    if (recipe is None) == (diff is None):
+        raise ConfigError(
+            "bench needs one thing to do.",
+            "rlflame bench rollouts, rlflame bench scaling, --recipe NAME or --diff OLD NEW",
+        )
+    settings.limit_threads(1)
+    if diff is not None:
+        _diff(*diff, as_json=as_json)
+        return
+    from rlflame.bench import cases, conducted
+    from rlflame.bench.published import RECIPES
+
+    theirs = RECIPES.get(recipe or "")
+    if theirs is None:
+        raise ConfigError(f"There is no recipe {recipe!r}.", f"--recipe {', '.join(RECIPES)}")
+    case, runtime = cases.published(theirs, iterations=iterations, sets=sets or ())
+    conducted.scale(
+        [case], runtime, _kinds(compare), _counts(workers, [_cores()]), repeat, out,
+        theirs=theirs, as_json=as_json, debug=debug,
+    )  # fmt: skip
+
+
+def scaling(
+    workers: Counts = None,
+    compare: Compare = None,
+    episode_ms: Annotated[
+        str | None,
+        typer.Option(
+            "--episode-ms",
+            metavar="MS,MS,...",
+            help="Episodes that sleep so long, one a task. [default: 1,15,50,100]",
+        ),
+    ] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(metavar="ENV", help="A real environment's preset, not sleeping episodes."),
+    ] = None,
+    algo: Algo = None,
+    preset: Preset = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Episodes an iteration. [default: some 5 s of one worker, at most 100]",
+        ),
+    ] = None,
+    iterations: Iterations = None,
+    repeat: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Repetitions of each, in turn.")
+    ] = 5,
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time the same work with several numbers of workers and fleets.
+
+    Theoretical and actual speed-up, what a task costs, where Flame pays, and what to do.
+    """
+    from rlflame import settings
+    from rlflame.errors import ConfigError
+
+    settings.limit_threads(1)
+    from rlflame.bench import cases, conducted
+
+    if env is not None and episode_ms is not None:
+        raise ConfigError("--env and --episode-ms exclude each other.", "leave one out")
+    if env is None and (algo, preset) != (None, None):
+        raise ConfigError("--algo and --preset are for --env.", "--env ant")
+    counts = _counts(workers, list(dict.fromkeys((1, _cores()))))
+    kinds = _kinds(compare)
+    if env is not None:
+        case, runtime = cases.real(
+            env, algorithm=algo, preset=preset, episodes=episodes, iterations=iterations,
+            sets=sets or (),
+        )  # fmt: skip
+        work = [case]
+    else:
+        work, runtime = cases.sleeping(
+            _lengths(episode_ms or "1,15,50,100"), max(counts), episodes=episodes,
+            iterations=iterations, sets=sets or (),
+        )  # fmt: skip
+    conducted.scale(work, runtime, kinds, counts, repeat, out, as_json=as_json, debug=debug)
+
+
+def rollouts(
+    env: Annotated[
+        str, typer.Option(metavar="ENV", help="An alias of `rlflame envs`, or an id.")
+    ] = "hopper",
+    workers: Counts = None,
+    fleet: Annotated[
+        str, typer.Option(metavar="NAME", help="Where: local, flame or inline.")
+    ] = "local",
+    seconds: Annotated[
+        float, typer.Option(metavar="S", min=0.0, help="Of each measurement.")
+    ] = 2.0,
+    repeat: Annotated[int, typer.Option(metavar="N", min=1, help="Measurements, in turn.")] = 3,
+    limit: Annotated[
+        bool,
+        typer.Option(
+            "--limit/--no-limit", help="Measure bare stepping beside it; where local or inline."
+        ),
+    ] = True,
+    algo: Algo = None,
+    preset: Preset = None,
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Environment steps a second, beside what the physics alone could do.
+
+    And the milliseconds of an episode.
+    """
+    from rlflame import settings
+
+    settings.limit_threads(1)
+    from rlflame.bench import cases, conducted
+
+    (kind,) = _known([fleet])
+    counts = [1] if kind == "inline" else _counts(workers, list(dict.fromkeys((1, _cores()))))
+    case, runtime = cases.real(env, algorithm=algo, preset=preset, sets=sets or ())
+    conducted.collect(
+        case, runtime, kind, counts, seconds, repeat, out, limited=limit and kind != "flame",
+        as_json=as_json, debug=debug,
+    )  # fmt: skip
+
+
+def _cores() -> int:
+    from rlflame.rollout import blas
+
+    return blas.usable_cores()
+
+
+def _kinds(compare: str | None) -> list[str]:
+    """What is compared; Flame is never left out silently where it was asked for."""
+    if compare is not None:
+        return _known(compare.split(","))
+    from rlflame.fleet.flame.cluster import configured
+
+    return ["local", "flame"] if configured() else ["local"]
+
+
+def _known(names: list[str]) -> list[str]:
+    from rlflame.errors import ConfigError
+
+    found = list(dict.fromkeys(name.strip() for name in names))
+    for name in found:
+        if name not in FLEETS:
+            raise ConfigError(f"There is no fleet {name!r}.", f"one of {', '.join(FLEETS)}")
+    return found
+
+
+def _counts(text: str | None, otherwise: list[int]) -> list[int]:
+    from rlflame.errors import ConfigError
+
+    if text is None:
+        return otherwise
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and 0 < int(word) <= 4096 for word in words):
+        raise ConfigError(f"--workers {text!r} is no list of numbers.", "--workers 1,2,4")
+    return sorted({int(word) for word in words})
+
+
+def _lengths(text: str) -> list[float]:
+    from rlflame.errors import ConfigError
+
+    try:
+        found = sorted({float(word) for word in text.split(",")})
+    except ValueError:
+        found = [-1.0]
+    if not all(0.0 <= length <= 600_000.0 for length in found):
+        raise ConfigError(
+            f"--episode-ms {text!r} is no list of milliseconds.", "--episode-ms 1,15,50,100"
+        )
+    return found
+
+
+def _diff(old: Path, new: Path, *, as_json: bool) -> None:
+    from rlflame.display import as_json_text, say
+    from rlflame.report import composed, markdown
+
+    found = composed.compose([new], [old], MARGIN)
+    whole = as_json_text(found.facts, indent=1) if as_json else markdown.written(found.document)
+    say(whole.rstrip())
+
+
+group = typer.Typer(invoke_without_command=True, no_args_is_help=True, rich_markup_mode=None)
+group.callback()(spoken(bench))
+group.command("rollouts")(spoken(rollouts))
+group.command("scaling")(spoken(scaling))

@@ -1,0 +1,252 @@
+"""What a benchmark makes of its timings: against hand arithmetic and a search by brute force."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from rlflame import estimates
+from rlflame.bench import Case, Cell, Repetition, advice, fitted, worded
+from rlflame.bench.published import RECIPES, benefit
+from rlflame.bench.surroundings import look
+from rlflame.config import Recipe
+from rlflame.rollout.spec import EnvSpec
+
+ENV = EnvSpec("E-v0", {}, None, 3, "discrete", 2, 0, (), ())
+
+
+def case(name="15 ms", tasks=8, episode_ms=15.0, iterations=1):
+    recipe = Recipe.model_validate(
+        {
+            "stop_at_iterations": iterations,
+            "learning": {
+                "algorithm": "reinforce",
+                "rollout": {"unit": "episodes", "num_slots": tasks, "envs_per_slot": 1},
+            },
+        }
+    )
+    return Case(name, recipe, ENV, episode_ms)
+
+
+def cell(seconds, *, case="15 ms", fleet="local", workers=1, learn_s=0.0, weights="w", there=None):
+    there = workers if there is None else there
+    found = Cell(case, fleet, workers, there, there, 1.0)
+    found.repetitions += [
+        Repetition(s, s - learn_s, learn_s, 100, 10, -1.0, weights) for s in seconds
+    ]
+    return found
+
+
+def test_speed_up_is_beside_the_fastest_with_the_fewest_workers():
+    cells = [
+        cell([12.0, 10.0, 9.0]),
+        cell([20.0, 21.0, 22.0], fleet="flame"),
+        cell([4.0, 4.0, 5.0], workers=4, learn_s=1.0),
+    ]
+    first, flame, wide = fitted.rows([case(tasks=10)], cells)
+    assert first.speedup.value == 1.0
+    assert flame.speedup.value == pytest.approx(10 / 21)
+    assert wide.speedup.value == 2.5
+    # Ten tasks on four workers: one of them has three in a row.
+    assert wide.theoretical == pytest.approx(10 / 3)
+    assert wide.efficiency == pytest.approx(0.75)
+    assert wide.learning == 0.25
+    # Three of 15 ms in 4 s, a quarter of which is learning.
+    assert wide.lost == pytest.approx(1 - 0.25 - 0.045 / 4)
+    assert wide.speedup.low <= 2.5 <= wide.speedup.high
+    assert wide.speedup.low == pytest.approx(9 / 5)
+    assert wide.speedup.high == pytest.approx(12 / 4)
+
+
+def test_workers_that_did_not_come_are_not_counted_on():
+    (row,) = fitted.rows([case(tasks=8)], [cell([1.0], workers=4, there=2)])
+    found = worded.Result([case()], [cell([1.0], workers=4, there=2)], look(), True)
+    assert fitted.overheads([case(tasks=8)], [row.cell])[0].task_s == pytest.approx(
+        (1.0 - 4 * 0.015) / 4
+    )
+    assert "Of 4 workers of local, 2 were there" in _text(found)
+
+
+def test_the_overhead_of_a_task_and_of_an_iteration_are_found_again():
+    """Times made of 3 ms a task, 50 ms an iteration, some learning, and nothing else."""
+    cases = [case("1 ms", 100, 1.0, 2), case("100 ms", 12, 100.0, 2)]
+    cells = []
+    for one, length in zip(cases, (0.001, 0.1), strict=True):
+        for workers in (1, 4):
+            turns = math.ceil(one.tasks / workers)
+            seconds = 2 * (0.05 + turns * (length + 0.003)) + 0.7
+            cells.append(cell([seconds], case=one.name, workers=workers, learn_s=0.7))
+    (found,) = fitted.overheads(cases, cells)
+    assert (found.fleet, found.cells) == ("local", 4)
+    assert found.task_s == pytest.approx(0.003)
+    assert found.iteration_s == pytest.approx(0.05)
+
+
+def test_an_overhead_below_nothing_is_none():
+    """Losses of 1 s at two tasks and 3 s at four lie on a line that begins at -1."""
+    cases = [case("a", 2, 0.0), case("b", 4, 0.0)]
+    cells = [cell([1.0], case="a"), cell([3.0], case="b")]
+    (found,) = fitted.overheads(cases, cells)
+    assert found.iteration_s == 0.0
+    best = min(np.linspace(0, 2, 20_001), key=lambda o: (2 * o - 1) ** 2 + (4 * o - 3) ** 2)
+    assert found.task_s == pytest.approx(best, abs=1e-4)
+
+
+def test_real_environments_have_no_overhead_that_anybody_knows():
+    one = case("ant", episode_ms=None)
+    assert fitted.overheads([one], [cell([1.0], case="ant")]) == []
+    (row,) = fitted.rows([one], [cell([1.0], case="ant")])
+    assert row.lost is None
+
+
+@pytest.mark.parametrize("workers", [(1, 2), (1, 20), (2, 20), (2, 3)])
+def test_break_even_is_where_a_search_finds_it(workers):
+    here = fitted.Overhead("local", 0.001, 0.004, 1)
+    there = fitted.Overhead("flame", 0.02, 0.3, 1)
+    few, many = workers
+
+    def faster(episode_s):
+        def seconds(one, count):
+            return one.iteration_s + math.ceil(100 / count) * (episode_s + one.task_s)
+
+        return seconds(there, many) < seconds(here, few)
+
+    low, high = 0.0, 10.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if faster(middle) else (middle, high)
+    assert fitted.break_even_s(here, there, workers, 100) == pytest.approx(high, abs=1e-9)
+
+
+def test_as_many_executors_as_workers_here_never_pay():
+    one = fitted.Overhead("local", 0.0, 0.0, 1)
+    assert fitted.break_even_s(one, one, (2, 2), 100) is None
+    assert fitted.break_even_s(one, one, (100, 200), 100) is None
+
+
+def test_gains_are_of_throughput_and_only_at_equal_workers():
+    cells = [
+        cell([10.0] * 3),
+        cell([3.0] * 3, workers=4),
+        cell([8.0] * 3, fleet="flame"),
+        cell([1.0] * 3, fleet="flame", workers=8),
+    ]
+    (found,) = fitted.gains(cells)
+    assert (found.workers, found.seconds) == (1, (10.0, 8.0))
+    assert found.percent.value == pytest.approx(25.0)
+    assert found.shown
+
+
+@pytest.mark.parametrize(
+    ("name", "percent"),
+    [("flame-readme-ant", 25.0), ("flame-report-ant", 43.3), ("flame-report-cartpole", 138.3)],
+)
+def test_what_others_published_agrees_with_itself(name, percent):
+    """Their percentages are of episodes a second, rounded to a tenth."""
+    theirs = RECIPES[name]
+    rates = [round(theirs.episodes / side.seconds, 1) for side in (theirs.flame, theirs.local)]
+    assert 100 * (rates[0] / rates[1] - 1) == pytest.approx(percent, abs=0.05)
+
+
+def test_what_their_readme_says_of_episode_times():
+    said = [benefit(ms) for ms in (1, 15, 20, 50, 99, 100, 1000)]
+    assert said == [
+        "overhead dominates", "marginal", "marginal", "from 50 episodes on",
+        "from 50 episodes on", "near-linear", "essential",
+    ]  # fmt: skip
+
+
+def test_a_median_s_interval_is_that_of_all_resamples_together():
+    values = np.array([3.0, 1.0, 7.0])
+    medians = [np.median([a, b, c]) for a in values for b in values for c in values]
+    found = estimates.median_interval(values)
+    assert found.value == 3.0
+    # 7 of the 27 resamples have the median 1, as many have 7: far more than 2.5%.
+    assert medians.count(1.0) == medians.count(7.0) == 7
+    assert (found.low, found.high) == (1.0, 7.0)
+
+
+# What is said
+
+
+def _text(result):
+    from rlflame.report import markdown
+
+    return markdown.written(worded.document(result))
+
+
+def _advice(cases, cells, cores=2):
+    return " ".join(
+        advice.sentences(cases, fitted.rows(cases, cells), fitted.overheads(cases, cells), cores)
+    )
+
+
+def test_each_case_has_its_winner_and_a_draw_is_a_draw():
+    cases = [case(name, 8, float(name)) for name in ("1", "50", "1000")]
+    cells = []
+    for name, here, there in (
+        ("1", [1.0, 1.1, 1.2], [3.0, 3.1, 3.2]),
+        ("50", [5.0, 6.0, 7.0], [5.5, 6.5, 5.0]),
+        ("1000", [90.0, 91.0, 92.0], [20.0, 21.0, 22.0]),
+    ):
+        cells += [cell(here, case=name), cell(there, case=name, fleet="flame", workers=8)]
+    said = _advice(cases, cells)
+    assert "Flame was faster for 1000: --fleet flame" in said
+    assert "This machine was faster for 1: --local" in said
+    assert "No difference was shown for 50" in said
+    assert "8 executors win against 1 worker here from" in said
+    assert "8 executors win against 2 workers here from" in said
+
+
+def test_executors_that_are_no_more_than_the_cores_here_cannot_win():
+    cells = [cell([1.0] * 3, workers=2), cell([1.5] * 3, workers=2, fleet="flame")]
+    said = _advice([case()], cells)
+    assert "2 executors cannot win against 2 workers here" in said
+
+
+def test_what_keeps_workers_from_helping_is_named():
+    learning = [cell([10.0] * 3, learn_s=6.0), cell([8.0] * 3, workers=4, learn_s=6.0)]
+    assert "Learning takes 75%" in _advice([case(tasks=100)], learning)
+    short = [cell([1.0] * 3), cell([0.9] * 3, workers=4)]
+    assert "More workers gain little for 15 ms on local" in _advice([case(tasks=100)], short)
+    assert "fewer than 4 tasks" not in _advice([case(tasks=100)], short)
+    assert "fewer than 4 tasks" in _advice([case(tasks=8)], short)
+    fine = [cell([1.0] * 3), cell([0.26] * 3, workers=4)]
+    assert _advice([case(tasks=100)], fine) == ""
+
+
+def test_other_weights_somewhere_are_said():
+    same = worded.Result([case()], [cell([1.0]), cell([1.0], fleet="flame")], look(), True)
+    assert "the same weights, to the last bit" in _text(same)
+    other = [cell([1.0]), cell([1.0], fleet="flame", weights="x")]
+    assert "did not learn the same weights" in _text(worded.Result([case()], other, look(), True))
+
+
+@pytest.mark.parametrize(("load", "busy"), [((0.1, 9.0, 9.0), False), ((9.0, 0.1, 0.1), True)])
+def test_a_busy_machine_is_called_busy(load, busy, monkeypatch):
+    found = look(lambda: load)
+    assert found.busy == busy
+    text = _text(worded.Result([case()], [cell([1.0])], found, True))
+    assert ("busy with other work" in text) == busy
+    assert " ".join(f"{value:.2f}" for value in load) in text
+
+
+def test_a_system_without_a_load_is_not_called_busy():
+    def absent():
+        raise OSError
+
+    assert not look(absent).busy
+    assert look(absent).load_before is None
+
+
+def test_theirs_stand_beside_ours_with_the_hardware_of_each():
+    theirs = RECIPES["flame-report-ant"]
+    ours = worded.Result([case(iterations=7)], [cell([20.0] * 3)], look(), True, theirs)
+    text = _text(ours)
+    assert "481.70" in text
+    assert "335.71" in text
+    assert "Apple M4" in text
+    assert ours.surroundings.machine["processor"] in text
+    assert "Ours ran 7 iterations only." in text

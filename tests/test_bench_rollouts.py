@@ -1,0 +1,255 @@
+"""Timing through the real loop and workers, with clocks of our own; recorded steps, repeated."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+import numpy as np
+import pytest
+import tiny_runs
+
+from rlflame import build
+from rlflame.bench import Case, bare, timing
+from rlflame.bench.limits import Bare
+from rlflame.bench.rollouts import Collecting, Rate, alternate
+from rlflame.bench.scaling import Scaling
+from rlflame.config import Recipe
+from rlflame.fleet import policy_id
+from rlflame.fleet.inline import InlineFleet
+from rlflame.rollout.lockstep import describe, make
+from rlflame.stop import NeverStop
+from rlflame.trainer import StopNow
+
+
+def recipe(env="CartPole-v1", kwargs=None, *, unit="steps", steps=7, iterations=2):
+    algorithm = "ppo" if unit == "steps" else "reinforce"
+    return {
+        "stop_at_iterations": iterations,
+        "learning": {
+            "environment": {"id": env, "kwargs": kwargs or {}},
+            "algorithm": algorithm,
+            "rollout": {"unit": unit, "num_slots": 2, "envs_per_slot": 2, "steps": steps},
+        },
+    }
+
+
+def case(name="it", **words):
+    found = Recipe.model_validate(recipe(**words)).with_horizon()
+    return Case(name, found, build.environment(found.learning.environment))
+
+
+def ticking():
+    """A clock that a second passes on whenever one looks."""
+    return itertools.count().__next__
+
+
+class StopAfter:
+    """Asks to stop in the n-th wait."""
+
+    def __init__(self, waits):
+        self.left = waits
+        self.requested = False
+
+    @contextlib.contextmanager
+    def interruptible(self):
+        if not self.left:
+            self.requested = True
+            raise StopNow
+        self.left -= 1
+        yield
+
+
+# Timing
+
+
+def test_a_repetition_is_a_training_run_and_its_phases_are_told_apart():
+    one = case()
+    with InlineFleet() as fleet:
+        found = timing.run_once(one, fleet, NeverStop(), ticking())
+        again = timing.run_once(one, fleet, NeverStop(), ticking())
+    # Two looks for each phase: of collecting and of learning twice, of handing over three times,
+    # the last in vain; and one at the beginning and one at the end.
+    assert found.seconds == 15
+    assert (found.collect_s, found.learn_s) == (2, 2)
+    assert found.steps == 2 * 2 * 2 * 7
+    trained = tiny_runs.run(recipe())
+    assert found.weights == again.weights == policy_id(trained.last.policy)
+    assert found.weights != policy_id(trained.first)
+
+
+def test_the_last_reward_is_the_mean_of_the_last_iteration_s_episodes():
+    words = {"unit": "episodes", "steps": 30}
+    with InlineFleet() as fleet:
+        found = timing.run_once(case(**words), fleet, NeverStop(), ticking())
+    last = tiny_runs.run(recipe(**words)).recorded.fragments[-1]
+    # CartPole pays one for each step.
+    assert found.final_return == np.mean([fragment.lengths for fragment in last])
+    assert found.episodes == 8
+
+
+def test_what_is_stopped_is_no_repetition():
+    with InlineFleet() as fleet:
+        assert timing.run_once(case(), fleet, StopAfter(1), ticking()) is None
+        assert timing.warm(case(), fleet, StopAfter(0), ticking()) is False
+        assert timing.warm(case(), fleet, StopAfter(1), ticking()) is True
+
+
+def test_warming_up_waits_for_all_workers_but_not_for_ever(monkeypatch):
+    seen = iter([0, 0, 1])
+    monkeypatch.setattr(timing, "answered", lambda fleet: next(seen))
+    still = lambda: 0.0  # noqa: E731
+    with InlineFleet() as fleet:
+        assert timing.warm(case(), fleet, NeverStop(), still, wait_for_all=True)
+        assert next(seen, "all asked") == "all asked"
+        monkeypatch.setattr(timing, "answered", lambda fleet: 0)
+        assert timing.warm(case(), fleet, NeverStop(), ticking(), wait_for_all=True)
+
+
+# Scaling
+
+
+def scaling(stop, **words):
+    opened, told, kept = [], [], []
+
+    def open_one(kind, count):
+        opened.append((kind, count))
+        return InlineFleet()
+
+    found = Scaling(
+        [case("a"), case("b", iterations=1)], ["local", "flame", "inline"], [1, 3], 2, open_one,
+        stop, tell=told.append, kept=lambda: kept.append(len(found.cells)), clock=ticking(),
+        **words,
+    )  # fmt: skip
+    return found, opened, told, kept
+
+
+def test_fleets_of_one_size_take_turns_and_all_learn_the_same():
+    found, opened, told, kept = scaling(NeverStop())
+    assert found.run()
+    assert opened == [("local", 1), ("flame", 1), ("inline", 1), ("local", 3), ("flame", 3)]
+    turns = [text.partition(" with")[0] for text in told if text.startswith("a, ")][:6]
+    assert turns == ["a, local", "a, flame", "a, inline"] * 2
+    assert [(c.case, c.fleet, c.workers) for c in found.cells] == [
+        (name, fleet, workers)
+        for workers, fleets in ((1, ("local", "flame", "inline")), (3, ("local", "flame")))
+        for name in ("a", "b")
+        for fleet in fleets
+    ]
+    assert kept == [3, 6, 8, 10]
+    assert {len(cell.repetitions) for cell in found.cells} == {2}
+    assert len({one.weights for c in found.cells if c.case == "a" for one in c.repetitions}) == 1
+    # Starting is of a fleet's first case; this process counts as one worker whatever is asked.
+    assert [cell.start_s is not None for cell in found.cells[:6]] == [True] * 3 + [False] * 3
+
+
+def test_what_was_measured_before_a_stop_is_kept():
+    # Three warm-ups of one wait, then two of each repetition: the fourth of these is cut short.
+    found, _, _, kept = scaling(StopAfter(3 + 7))
+    assert not found.run()
+    assert [(c.fleet, len(c.repetitions)) for c in found.cells] == [
+        ("local", 1), ("flame", 1), ("inline", 1),
+    ]  # fmt: skip
+    assert kept == []
+
+
+# Rollouts beside bare stepping
+
+
+def collected(one, rounds):
+    """The script of some rounds, and the rewards that the workers saw."""
+    rewards = []
+    with InlineFleet() as fleet:
+        running = Collecting(one, fleet, NeverStop())
+        add = running.script.add
+
+        def added(fragments):
+            rewards.append(sum(float(f.rewards.sum()) for f in fragments))
+            add(fragments)
+
+        running.script.add = added
+        for _ in range(rounds):
+            running.measure(0.0, Rate("inline", 1))
+        running.close()
+    return running.script, sum(rewards)
+
+
+@pytest.mark.parametrize("continuous", [True, False])
+@pytest.mark.parametrize("unit", ["steps", "episodes"])
+def test_the_recorded_steps_lead_to_the_rewards_that_workers_saw(tmp_path, unit, continuous):
+    """Episodes of ten steps over rounds of seven: begun in one, ended in another, cut off."""
+    one = case(
+        env="fakes:Fake-v0", kwargs={"length": 10, "continuous": continuous}, unit=unit,
+        steps=7 if unit == "steps" else 40,
+    )  # fmt: skip
+    script, rewards = collected(one, 5)
+    script.save(tmp_path / "script.npz")
+    spec, pieces = bare.read(tmp_path / "script.npz")
+    steps = sum(len(actions) for _, actions in pieces)
+    assert steps == 5 * 4 * (7 if unit == "steps" else 10)
+    assert max(len(actions) for _, actions in pieces) == 10
+    repeated = bare.gymnasium_steps(spec, pieces)
+    assert sum(itertools.islice(repeated, steps)) == pytest.approx(rewards, rel=1e-9)
+
+
+def test_mj_step_alone_moves_the_bodies_as_gymnasium_does():
+    spec = describe("Hopper-v5", {}, None)
+    generator = np.random.default_rng(0)
+    pieces = [(seed, generator.uniform(-1, 1, (6, 3)).astype(np.float32)) for seed in (5, 6)]
+    env, other = make(spec).unwrapped, make(spec).unwrapped
+    steps = bare._mujoco_steps(env, pieces)
+    for seed, actions in pieces:
+        other.reset(seed=seed)
+        for action in actions:
+            other.step(action)
+            next(steps)
+            assert np.array_equal(env.data.qpos, other.data.qpos)
+            assert np.array_equal(env.data.qvel, other.data.qvel)
+
+
+def test_only_a_mujoco_model_can_be_stepped_alone():
+    assert bare.mujoco_steps(describe("CartPole-v1", {}, None), []) is None
+
+
+def test_bare_steps_are_counted_until_the_time_is_over():
+    for seconds, answer in ((4.0, (300, 5.0)), (0.0, (100, 1.0))):
+        times = iter([0.0, 1.0, 2.0, 5.0])
+        assert bare.timed(itertools.repeat(0.0), seconds, times.__next__) == answer
+
+
+def test_processes_that_step_and_do_nothing_else(tmp_path):
+    script, _ = collected(case(), 2)
+    script.save(tmp_path / "script.npz")
+    with Bare(tmp_path / "script.npz", "gymnasium", 2, 0.001) as stepping:
+        assert stepping.possible
+        assert stepping.rate() > 0.0
+    with Bare(tmp_path / "script.npz", "mj_step", 1, 0.001) as stepping:
+        assert not stepping.possible
+    assert all(child.returncode is not None for child in stepping._children)
+
+
+def test_workers_and_limits_take_turns_and_shares_are_of_pairs():
+    rate = Rate("local", 2)
+
+    class Played:
+        def measure(self, seconds, into):
+            into.steps_per_s.append([60.0, 90.0][len(into.steps_per_s)])
+            into.seconds, into.episodes = into.seconds + 3.0, into.episodes + 4
+
+    limits = {"gymnasium": iter([100.0, 100.0]).__next__}
+    assert alternate(Played(), rate, limits, 2, 1.0, lambda text: None)
+    assert rate.shares("gymnasium") == [0.6, 0.9]
+    # Two workers for six seconds, and eight episodes.
+    assert rate.ms_per_episode == 1500.0
+
+
+def test_a_round_counts_its_steps_and_episodes():
+    rate = Rate("inline", 1)
+    one = case(env="fakes:Fake-v0", kwargs={"length": 10}, steps=10)
+    with InlineFleet() as fleet:
+        running = Collecting(one, fleet, NeverStop(), ticking())
+        running.measure(2.0, rate)
+        running.close()
+    # It looks at 0, at 1 and, after one round of 4 x 10 steps, at 2.
+    assert (rate.steps, rate.episodes, rate.seconds) == (40, 4, 2.0)
+    assert rate.steps_per_s == [20.0]

@@ -1,0 +1,186 @@
+"""`rlflame bench`: what it prints and writes, how it ends, on this machine and on a Flame."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+
+import pytest
+from commands import finished, process, rlflame
+from flame_stub import FlameStub
+
+from rlflame.bench import published
+
+QUICK = ("--episode-ms", "0", "--episodes", "2", "--repeat", "2")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A small result: the folder, and what was said."""
+    folder = tmp_path_factory.mktemp("bench") / "new"
+    spoken = rlflame("bench", "scaling", "--compare", "inline", "--workers", "1", *QUICK, "-o",
+                     folder)  # fmt: skip
+    assert spoken.code == 0, spoken.err
+    return folder, spoken
+
+
+def test_results_are_said_and_written_and_the_files_agree(measured):
+    folder, spoken = measured
+    assert spoken.out.strip() == (folder / "scaling.md").read_text().strip()
+    facts = json.loads((folder / "scaling.json").read_text())
+    (cell,) = facts["cells"]
+    seconds = [one["seconds"] for one in cell["repetitions"]]
+    assert len(seconds) == 2
+    assert facts["complete"]
+    assert facts["measurements"] == [
+        {"name": "0 ms, inline with 1", "unit": "s", "better": "lower", "values": seconds}
+    ]
+    rows = (folder / "scaling.csv").read_text().splitlines()
+    assert [float(row.split(",")[3]) for row in rows[1:]] == seconds
+    assert facts["machine"]["processor"] in spoken.out
+    assert facts["threads"]["OPENBLAS_NUM_THREADS"] == "1"
+    assert len(facts["load_before"]) == 3
+    (case,) = facts["cases"]
+    assert (case["tasks"], case["iterations"], case["same_bits"]) == (2, 1, True)
+    # Two episodes of ten steps.
+    assert cell["repetitions"][0]["steps"] == 20
+
+
+def test_the_table_can_be_drawn_and_the_results_reported(measured):
+    folder, _ = measured
+    assert "1" in rlflame("plot", folder / "scaling.csv", "-o", "-").out
+    assert rlflame("report", folder / "scaling.json", "--json").json()["measurements"]
+
+
+def test_results_are_never_overwritten(measured):
+    folder, _ = measured
+    spoken = rlflame("bench", "scaling", *QUICK, "-o", folder)
+    assert spoken.code == 2
+    assert "scaling.json is there already" in spoken.err
+
+
+def test_two_results_are_compared_by_medians_and_percent(tmp_path):
+    for name, values in (("old", [4.0, 5.0, 6.0]), ("new", [4.0, 4.0, 4.0])):
+        one = {"name": "a", "unit": "s", "better": "lower", "values": values}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"measurements": [one]}))
+    (change,) = rlflame("bench", "--diff", "old.json", "new.json", "--json").json()["changes"]
+    assert change["medians"] == [4.0, 5.0]
+    # Of seconds, less is better: a fifth of them is gone.
+    assert change["improvement"]["value"] == pytest.approx(20.0)
+    assert "+20.0%" in rlflame("bench", "--diff", "old.json", "new.json").out
+
+
+def test_rates_of_workers(tmp_path):
+    spoken = rlflame(
+        "bench", "rollouts", "--env", "cartpole", "--fleet", "inline", "--seconds", "0",
+        "--repeat", "2", "--set", "rollout.steps=32", "--json", "-o", tmp_path / "it",
+    )  # fmt: skip
+    assert spoken.code == 0, spoken.err
+    facts = spoken.json()
+    (rate,) = facts["rates"]
+    assert facts["environment"] == "CartPole-v1"
+    assert rate["limits"].keys() == {"gymnasium"}
+    assert rate["ms_per_episode"] > 0.0
+    assert len(rate["steps_per_s"]) == len(rate["shares"]["gymnasium"]) == 2
+    assert json.loads((tmp_path / "it" / "rollouts.json").read_text()) == facts
+    assert "Flame's README" in (tmp_path / "it" / "rollouts.md").read_text()
+
+
+def test_a_published_comparison_again():
+    spoken = rlflame(
+        "bench", "--recipe", "flame-report-cartpole", "--iterations", "1", "--compare", "inline",
+        "--set", "rollout.steps=5", "--workers", "1",
+    )  # fmt: skip
+    assert spoken.code == 0, spoken.err
+    theirs = published.RECIPES["flame-report-cartpole"]
+    assert f"{theirs.local.seconds:,.2f}" in spoken.out
+    assert theirs.hardware in spoken.out
+    assert "Ours ran 1 iterations only." in spoken.out
+    assert "100 tasks an iteration, 1 iteration." in spoken.out
+
+
+def test_a_real_environment_is_timed_by_its_preset():
+    spoken = rlflame(
+        "bench", "scaling", "--env", "cartpole", "--compare", "inline", "--workers", "1",
+        "--repeat", "1", "--set", "rollout.steps=8", "--json",
+    )  # fmt: skip
+    assert spoken.code == 0, spoken.err
+    (case,) = spoken.json()["cases"]
+    assert (case["environment"], case["episode_ms"], case["iterations"]) == ("CartPole-v1", None, 3)
+
+
+def test_without_a_cluster_flame_is_unreachable():
+    spoken = rlflame("bench", "scaling", "--compare", "local,flame", "--workers", "1", *QUICK)
+    assert spoken.code == 3
+    assert "Flame" in spoken.err
+    assert "hint:" in spoken.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--recipe", "mine"), "no recipe 'mine'"),
+        (("--recipe", "flame-readme-ant", "--diff", "a", "b"), "one thing to do"),
+        (("scaling", "--workers", "1,two"), "--workers '1,two'"),
+        (("scaling", "--workers", "0"), "--workers '0'"),
+        (("scaling", "--episode-ms", "1,-5"), "--episode-ms '1,-5'"),
+        (("scaling", "--episode-ms", "nan"), "--episode-ms 'nan'"),
+        (("scaling", "--compare", "moon"), "no fleet 'moon'"),
+        (("scaling", "--env", "ant", "--episode-ms", "5"), "exclude each other"),
+        (("scaling", "--algo", "ppo"), "are for --env"),
+        (("rollouts", "--env", "hoper"), "did you mean"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_words(words, sentence):
+    spoken = rlflame("bench", *words)
+    assert spoken.code == 2
+    assert sentence in spoken.err
+    assert spoken.out == ""
+
+
+def test_what_was_measured_outlives_an_interruption(tmp_path):
+    """The second case sleeps for ten minutes, and nobody waits for it."""
+    running = process(
+        "bench", "scaling", "--compare", "local", "--workers", "1", "--episode-ms", "0,600000",
+        "--episodes", "1", "--repeat", "1", "-o", tmp_path / "it",
+    )  # fmt: skip
+    try:
+        file = tmp_path / "it" / "scaling.json"
+        for _ in range(6000):
+            if file.exists() or running.poll() is not None:
+                break
+            threading.Event().wait(0.01)
+        running.send_signal(signal.SIGINT)
+        spoken = finished(running)
+    finally:
+        running.kill()
+    assert spoken.code == 130, spoken.err
+    assert "Traceback" not in spoken.err
+    assert "what was measured is kept" in spoken.err
+    facts = json.loads(file.read_text())
+    assert not facts["complete"]
+    assert [cell["case"] for cell in facts["cells"]] == ["0 ms"]
+    assert "Stopped before the end" in spoken.out
+
+
+def test_both_sides_on_a_flame_learn_the_same(monkeypatch):
+    FlameStub.reset_client()
+    with FlameStub(executors=1) as stub:
+        for name, value in stub.environment().items():
+            monkeypatch.setenv(name, value)
+        spoken = rlflame("bench", "scaling", "--workers", "1", *QUICK, "--json")
+        assert stub.applications() == []
+    FlameStub.reset_client()
+    assert spoken.code == 0, spoken.err
+    facts = spoken.json()
+    assert [cell["fleet"] for cell in facts["cells"]] == ["local", "flame"]
+    assert facts["cases"][0]["same_bits"]
+    (gain,) = facts["gains"]
+    ours, theirs = [row["seconds"]["value"] for row in facts["rows"]]
+    assert gain["gain_pct"] == pytest.approx(100 * (ours / theirs - 1))
