@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import tomllib
 from pathlib import Path
 
@@ -128,6 +129,13 @@ def test_a_dry_run_reads_the_sizes_from_the_spaces(id, alias):
     env.close()
 
 
+def test_a_dry_run_says_who_steps():
+    words = ("train", "--env", "hopper", "--dry-run")
+    assert "# rollouts     stepped by rlflame's own MuJoCo loop" in rlflame(*words).out.splitlines()
+    shown = json.loads(rlflame(*words, "--env-kwargs", "healthy_reward=true", "--json").out)
+    assert shown["stepped_by"] == "stepped by Gymnasium: healthy_reward is True"
+
+
 def test_a_dry_run_in_full():
     words = (*TINY, "--steps", "200", "--preset", "cartpole-ppo")
     spoken = rlflame("train", *words, "--dry-run")
@@ -139,6 +147,7 @@ def test_a_dry_run_in_full():
         "# batch        2 slots x 2 environments x 16 steps",
         "# policy       4-64-64-2 tanh, observations normalised",
         "# learner      numpy, 1 thread",
+        "# rollouts     stepped by Gymnasium: it is none of Gymnasium's MuJoCo environments",
         "# workers      at most 2 can help (learning.rollout.num_slots)",
     ]
     assert tomllib.loads(text)["stop_at_steps"] == 200

@@ -293,7 +293,7 @@ def test_tokens_name_the_whole_state() -> None:
             for field in dataclasses.fields(state)
             if field.name != "token"
         }
-        tokens.add(lockstep._sealed(**{**values, **change}).token)
+        tokens.add(lockstep.sealed(**{**values, **change}).token)
     assert len(tokens) == len(changes) + 1
 
 

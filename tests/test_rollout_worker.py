@@ -187,13 +187,13 @@ def test_every_pass_has_the_full_width_and_absent_rows_are_zero(
 ) -> None:
     env = PENDULUM if kind == "continuous" else CARTPOLE
     seen: list[np.ndarray] = []
-    sample = Policy.sample
+    forward = Policy.forward
 
-    def watched(self: Policy, observations: Any, noise: Any) -> Any:
+    def watched(self: Policy, observations: Any) -> Any:
         seen.append(observations.copy())
-        return sample(self, observations, noise)
+        return forward(self, observations)
 
-    monkeypatch.setattr(Policy, "sample", watched)
+    monkeypatch.setattr(Policy, "forward", watched)
     task = rollouts.task(env, rows=rows, first_row=first, steps=9)
     fragment = rollouts.run(task)
     assert len(seen) == 9
@@ -429,19 +429,19 @@ def test_a_task_that_was_broken_off_leaves_nothing_behind_that_could_be_believed
     def interrupted() -> Any:
         raise KeyboardInterrupt
 
-    original = Policy.sample
+    original = Policy.act
 
-    def sample(self: Policy, *args: Any) -> Any:
+    def act(self: Policy, *args: Any) -> Any:
         nonlocal steps
         steps += 1
         return interrupted() if steps == 5 else original(self, *args)
 
-    Policy.sample = sample  # type: ignore[method-assign]
+    Policy.act = act  # type: ignore[method-assign]
     try:
         with pytest.raises(KeyboardInterrupt):
             answer(tasks[1], worker)
     finally:
-        Policy.sample = original  # type: ignore[method-assign]
+        Policy.act = original  # type: ignore[method-assign]
     assert answer(tasks[1], worker) == answer(tasks[1])
 
 
@@ -468,8 +468,8 @@ def test_environments_are_closed_when_they_are_forgotten() -> None:
     closed: list[int] = []
     worker = RolloutWorker()
     rollouts.run(rollouts.task(rollouts.fake(), rows=2), worker)
-    for _, rows in worker._slots.values():
-        for row in rows:
+    for held in worker._slots.values():
+        for row in held.rows._rows:  # type: ignore[attr-defined]
             row._env.unwrapped.close = lambda: closed.append(1)
     for slot in range(1, 70):
         rollouts.run(rollouts.task(rollouts.fake(), slot=slot, rows=1, steps=1), worker)

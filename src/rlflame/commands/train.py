@@ -196,6 +196,7 @@ def _dry_run(config: RunConfig, preset: str, init_from: Path | None, *, as_json:
     from rlflame import build, toml
     from rlflame.display import aligned, as_json_text, say
     from rlflame.facts import Facts
+    from rlflame.rollout.rows import stepped_by
 
     env = build.environment(config.learning.environment)
     if init_from is not None:
@@ -205,11 +206,15 @@ def _dry_run(config: RunConfig, preset: str, init_from: Path | None, *, as_json:
         config = config.model_copy(update={"learning": learning})
     facts = Facts(config.recipe, env, preset)
     if as_json:
-        whole = {"reset_seeds": facts.reset_seeds(), "config": config.model_dump(mode="json")}
+        whole = {
+            "stepped_by": stepped_by(env),
+            "reset_seeds": facts.reset_seeds(),
+            "config": config.model_dump(mode="json"),
+        }
         say(as_json_text({**facts.as_dict(), **whole}, indent=2))
         return
     workers = f"at most {facts.most_workers:,} can help (learning.rollout.num_slots)"
-    for line in aligned([*facts.lines(), ("workers", workers)]):
+    for line in aligned([*facts.lines(), ("rollouts", stepped_by(env)), ("workers", workers)]):
         say(f"# {line.strip()}")
     say("")
     say(toml.to_toml(config).rstrip())

@@ -17,6 +17,7 @@ from rlflame.evaluate import EvaluationPlan, task
 from rlflame.fleet import environment_failure
 from rlflame.render import Job, Played
 from rlflame.rollout.lockstep import EnvRow, make
+from rlflame.rollout.rows import GymnasiumRows
 from rlflame.rollout.spec import (
     Array,
     EnvironmentFault,
@@ -143,7 +144,11 @@ class Stage:
         self._drawn_env = env
         self._camera = Camera(develop)
         self._plain = RolloutWorker()
-        self._filming = RolloutWorker(lambda spec, row: FilmedRow(spec, row, self._camera, mode))
+        self._filming = RolloutWorker(
+            lambda spec, count: GymnasiumRows(
+                spec, count, lambda spec, row: FilmedRow(spec, row, self._camera, mode)
+            )
+        )
 
     def scored(self, episodes: int) -> list[Played]:
         """The first episodes of an evaluation of the last policy, without pictures."""

@@ -7,6 +7,7 @@ Must not know: networks, environments, learning.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -21,11 +22,21 @@ LOG_STD_LOW, LOG_STD_HIGH = -20.0, 2.0
 VARIANCE_FLOOR = 1e-6
 
 
+class Drawn(Protocol):
+    """A block of noise, with all that depends on nothing else computed at once."""
+
+    def take(self, out: Float32, step: int) -> tuple[Array, Float32]:
+        """What `sample` gives with the noise of this step; `out` may be overwritten by it."""
+
+
 class Distribution(Protocol):
     """What the outputs of a policy's network mean."""
 
     def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
         """An action for each row, drawn with the given noise, and its log-density."""
+
+    def drawn(self, noise: Float32) -> Drawn:
+        """A block `[steps, width, ...]` of noise, ready for use."""
 
     def best(self, out: Float32) -> Array:
         """The deterministic action of each row."""
@@ -51,6 +62,11 @@ def make_distribution(spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -
     return Gaussian(spec, arrays["actor.log_std"])
 
 
+def repeated(row: Array, width: int) -> Float32:
+    """The same for every row: two arrays of one shape are added faster than a row to each."""
+    return np.tile(np.asarray(row, np.float32), (width, 1))
+
+
 def noise_size(spec: PolicySpec, acting: Acting = "sample") -> int:
     """Random numbers that a row's action is drawn with."""
     if spec.action_kind == "discrete":
@@ -69,6 +85,28 @@ def draw_noise(
     return generator.random(shape, dtype=np.float32)
 
 
+class Undrawn:
+    """A block of noise of which nothing can be computed before the network's outputs are there."""
+
+    def __init__(
+        self, sample: Callable[[Float32, Float32], tuple[Array, Float32]], noise: Float32
+    ) -> None:
+        self._sample, self._noise = sample, noise
+
+    def take(self, out: Float32, step: int) -> tuple[Array, Float32]:
+        return self._sample(out, self._noise[step])
+
+
+class Pushes:
+    """How far each step's noise pushes an action from its mean, and the density of that."""
+
+    def __init__(self, pushes: Float32, log_probs: Float32) -> None:
+        self._pushes, self._log_probs = pushes, log_probs
+
+    def take(self, out: Float32, step: int) -> tuple[Array, Float32]:
+        return np.add(out, self._pushes[step], out), self._log_probs[step]
+
+
 class Categorical:
     """A softmax over choices."""
 
@@ -84,6 +122,9 @@ class Categorical:
         picked = np.add.reduce(cumulative <= noise, axis=1, dtype=np.int64)
         np.minimum(picked, self._choices - 1, out=picked)
         return picked, log_softmax[self._rows, picked]
+
+    def drawn(self, noise: Float32) -> Drawn:
+        return Undrawn(self.sample, noise)
 
     def best(self, out: Float32) -> Array:
         best: Array = out.argmax(axis=1)
@@ -109,6 +150,11 @@ class _Bounded:
 class _Cut(_Bounded):
     """Actions are numbers of any size, and the bounds cut what environments are given of them."""
 
+    def __init__(self, spec: PolicySpec) -> None:
+        super().__init__(spec)
+        self._lows = repeated(self._low, spec.width)
+        self._highs = repeated(self._high, spec.width)
+
     def best(self, out: Float32) -> Array:
         return out.copy()
 
@@ -118,7 +164,9 @@ class _Cut(_Bounded):
         return self._low + noise * spread, np.full(len(noise), volume, np.float32)
 
     def to_environment(self, actions: Array) -> Array:
-        return np.minimum(np.maximum(actions, self._low), self._high)
+        rows = len(actions)
+        given: Array = np.maximum(actions, self._lows[:rows])
+        return np.minimum(given, self._highs[:rows], out=given)
 
 
 class _Squashed(_Bounded):
@@ -156,13 +204,15 @@ class Gaussian(_Cut):
         self._log_density = np.float32(
             -float(np.sum(log_std, dtype=np.float64)) - 0.5 * spec.action_size * _LOG_TWO_PI
         )
-        self._scratch = np.zeros((spec.width, spec.action_size), np.float32)
 
     def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
-        actions = out + self._std * noise
-        np.multiply(noise, noise, out=self._scratch)
-        log_probs = np.add.reduce(self._scratch, axis=1) * np.float32(-0.5) + self._log_density
-        return actions, log_probs
+        return self.drawn(noise[None]).take(out.copy(), 0)
+
+    def drawn(self, noise: Float32) -> Drawn:
+        log_probs: Float32 = np.add.reduce(noise * noise, axis=2)
+        log_probs *= np.float32(-0.5)
+        log_probs += self._log_density
+        return Pushes(self._std * noise, log_probs)
 
 
 class SquashedGaussian(_Squashed):
@@ -180,6 +230,9 @@ class SquashedGaussian(_Squashed):
         log_probs = np.add.reduce(density, axis=1)
         log_probs -= np.float32(0.5 * self._size * _LOG_TWO_PI)
         return np.tanh(raw), log_probs
+
+    def drawn(self, noise: Float32) -> Drawn:
+        return Undrawn(self.sample, noise)
 
 
 class StateDependentNoise:
@@ -222,6 +275,9 @@ class StateDependentGaussian(_Cut):
         added, density = self._noise.draw(noise)
         return out + added, np.add.reduce(density, axis=1)
 
+    def drawn(self, noise: Float32) -> Drawn:
+        return Undrawn(self.sample, noise)
+
 
 class StateDependentSquashed(_Squashed):
     """tanh of such a normal."""
@@ -235,6 +291,9 @@ class StateDependentSquashed(_Squashed):
         raw += out
         density -= log_slope_of_tanh(raw)
         return np.tanh(raw), np.add.reduce(density, axis=1)
+
+    def drawn(self, noise: Float32) -> Drawn:
+        return Undrawn(self.sample, noise)
 
 
 def log_slope_of_tanh(raw: Float32) -> Float32:

@@ -49,12 +49,12 @@ _REUSABLE = _EXACT_MUJOCO | {
     for name in ("acrobot", "cartpole", "continuous_mountain_car", "mountain_car", "pendulum")
 }
 _REUSABLE |= {"gymnasium.envs.box2d.lunar_lander"}
-_KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
+KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 _NO_PHYSICS: Float64 = np.zeros(0, np.float64)
 _NO_OBSERVATION: Float32 = np.zeros(0, np.float32)
 
 
-def _misbehaved(error: BaseException) -> bool:
+def misbehaved(error: BaseException) -> bool:
     """Whether it is the environment that raised this; `sys.exit()` is a favourite.
 
     A KeyboardInterrupt is the user's, except where Ctrl-C is ignored, as in worker processes.
@@ -152,10 +152,10 @@ def describe(id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> 
 
 def fresh_state(episode: int, seed: int) -> EnvState:
     """The state of an episode that has not begun anywhere yet."""
-    return _sealed("fresh", episode, seed, 0, 0.0, np.zeros(0, np.float32), _NO_PHYSICS)
+    return sealed("fresh", episode, seed, 0, 0.0, np.zeros(0, np.float32), _NO_PHYSICS)
 
 
-def _sealed(
+def sealed(
     kind: Any,
     episode: int,
     seed: int,
@@ -221,9 +221,9 @@ class EnvRow:
         except EnvironmentFault:
             raise
         except BaseException as error:
-            if not _misbehaved(error):
+            if not misbehaved(error):
                 raise
-            raise self._fault(f"failed in reset: {_said(error)}") from error
+            raise self._fault(f"failed in reset: {said(error)}") from error
 
     def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
         """One transition: the new observation into `out`; reward, terminated, truncated."""
@@ -245,9 +245,9 @@ class EnvRow:
         except EnvironmentFault:
             raise
         except BaseException as error:
-            if not _misbehaved(error):
+            if not misbehaved(error):
                 raise
-            raise self._fault(f"failed in step: {_said(error)}") from error
+            raise self._fault(f"failed in step: {said(error)}") from error
         if not math.isfinite(reward):
             raise self._fault(f"returned the reward {reward}")
         self.episode_return += reward
@@ -265,13 +265,13 @@ class EnvRow:
         shown = observation.copy()
         if self.elapsed == 0:
             empty = self._history[:0].copy()
-            return _sealed("fresh", self.episode, self.seed, 0, 0.0, empty, _NO_PHYSICS, shown)
+            return sealed("fresh", self.episode, self.seed, 0, 0.0, empty, _NO_PHYSICS, shown)
         position = (self.episode, self.seed, self.elapsed, self.episode_return)
         if self._exact_mujoco:
             last = np.array(self._last_action, np.float32).reshape(1, -1)
-            return _sealed("mujoco", *position, last, self._held, shown)
+            return sealed("mujoco", *position, last, self._held, shown)
         history = self._history[: self.elapsed].copy()
-        return _sealed("replay", *position, history, _NO_PHYSICS, shown)
+        return sealed("replay", *position, history, _NO_PHYSICS, shown)
 
     def restore(self, state: EnvState, out: Float32) -> None:
         """Take up an episode where another process, or an earlier one, left it."""
@@ -300,9 +300,9 @@ class EnvRow:
         try:
             return self._env.render()
         except BaseException as error:
-            if not _misbehaved(error):
+            if not misbehaved(error):
                 raise
-            raise self._fault(f"cannot be drawn: {_said(error)}") from error
+            raise self._fault(f"cannot be drawn: {said(error)}") from error
 
     def close(self) -> None:
         if self._env is not None:
@@ -329,7 +329,7 @@ class EnvRow:
         plain = True
         layer: Any = env
         while layer is not env.unwrapped:
-            plain = plain and type(layer) in _KNOWN_WRAPPERS
+            plain = plain and type(layer) in KNOWN_WRAPPERS
             layer = layer.env
         self._reusable = plain and module in _REUSABLE
         self._exact_mujoco = plain and module in _EXACT_MUJOCO
@@ -384,6 +384,6 @@ class EnvRow:
         )
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     last = traceback.format_exception_only(type(error), error)[-1].strip()
     return last if len(last) < 500 else last[:500] + " ..."

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from .actions import draw_noise
-from .lockstep import EnvRow
+from .rows import Rows
 from .seeding import Role, stream
 from .spec import Float32, RolloutTask
 
@@ -53,14 +53,15 @@ class HeldNoise:
 
     steps = 1
 
-    def __init__(self, task: RolloutTask, rows: Sequence[EnvRow]) -> None:
+    def __init__(self, task: RolloutTask, rows: Rows) -> None:
         self._task = task
         self._rows = rows
-        self._held = [(-1, -1)] * len(rows)
+        self._held = [(-1, -1)] * task.rows
 
     def draw(self, into: Float32) -> None:
         task, interval = self._task, self._task.policy.exploration_interval
-        for i, row in enumerate(self._rows):
+        for i in range(task.rows):
+            row = self._rows.standing(i)
             part = (row.episode, row.elapsed // interval if interval is not None else 0)
             if part == self._held[i]:
                 continue

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from .actions import make_distribution
+from .actions import Drawn, make_distribution, repeated
 from .spec import Array, Float32, PolicyArrays, PolicySpec
 
 
@@ -48,13 +48,12 @@ class Policy:
         self._layers: list[tuple[Float32, Float32, Float32]] = []
         for layer in range(len(spec.hidden) + 1):
             weight = np.ascontiguousarray(arrays[f"actor.{layer}.weight"], dtype=np.float32)
-            bias = np.ascontiguousarray(arrays[f"actor.{layer}.bias"], dtype=np.float32)
             out = np.zeros((width, weight.shape[1]), np.float32)
-            self._layers.append((weight, bias, out))
+            self._layers.append((weight, repeated(arrays[f"actor.{layer}.bias"], width), out))
         self._input = np.zeros((width, spec.observation_size), np.float32)
         if spec.normalise:
-            self._mean = np.ascontiguousarray(arrays["normaliser.mean"], dtype=np.float32)
-            self._scale = np.ascontiguousarray(arrays["normaliser.scale"], dtype=np.float32)
+            self._mean = repeated(arrays["normaliser.mean"], width)
+            self._scale = repeated(arrays["normaliser.scale"], width)
         latent = self._layers[-2][2] if spec.hidden else self._input
         self._actions = make_distribution(spec, arrays, latent)
 
@@ -66,12 +65,13 @@ class Policy:
                 observations, self._mean, self._scale, self.spec.observation_clip, self._input
             )
         last = len(self._layers) - 1
+        tanh = self.spec.activation == "tanh"
         for layer, (weight, bias, out) in enumerate(self._layers):
-            np.matmul(hidden, weight, out=out)
-            np.add(out, bias, out=out)
+            np.dot(hidden, weight, out)
+            np.add(out, bias, out)
             if layer < last:
-                if self.spec.activation == "tanh":
-                    np.tanh(out, out=out)
+                if tanh:
+                    np.tanh(out, out)
                 else:
                     np.maximum(out, 0.0, out=out)
             hidden = out
@@ -80,6 +80,14 @@ class Policy:
     def sample(self, observations: Float32, noise: Float32) -> tuple[Array, Float32]:
         """Actions drawn with the given noise (`draw_noise` for each row) and log-densities."""
         return self._actions.sample(self.forward(observations), noise)
+
+    def drawn(self, noise: Float32) -> Drawn:
+        """A block `[steps, width, ...]` of noise, made ready to act with."""
+        return self._actions.drawn(noise)
+
+    def act(self, observations: Float32, drawn: Drawn, step: int) -> tuple[Array, Float32]:
+        """As `sample`, with a step of a block; the next pass may overwrite what is returned."""
+        return drawn.take(self.forward(observations), step)
 
     def best(self, observations: Float32) -> Array:
         """The deterministic action of each row: the mean, or the most likely choice."""

@@ -7,16 +7,18 @@ pipes, clusters, learning.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .actions import noise_size
-from .lockstep import EnvRow
+from .actions import Drawn, noise_size
 from .noise import NOISE_BLOCK, HeldNoise, NoiseSource, StepNoise
 from .policy import Policy
+from .rows import Rows, Standing, open_rows
 from .seeding import Role, reset_seed, stream
 from .spec import (
     Array,
@@ -39,61 +41,63 @@ _SLOTS_KEPT = 64
 class RolloutWorker:
     """What runs inside every worker process, on every fleet.
 
-    `new_row` makes its rows; whoever draws an episode has rows that draw.
+    `new_rows` makes a slot's environments; whoever draws an episode has some that draw.
     """
 
-    def __init__(self, new_row: Callable[[EnvSpec, int], EnvRow] = EnvRow) -> None:
-        self._new_row = new_row
-        #: The row being stepped now, for whoever watches over a hang.
-        self.current: EnvRow | None = None
+    def __init__(self, new_rows: Callable[[EnvSpec, int], Rows] = open_rows) -> None:
+        self._new_rows = new_rows
+        self._moving: Rows | None = None
         self._policies: OrderedDict[tuple[str, PolicySpec], Policy] = OrderedDict()
         #: Environments by slot, with the tokens of the states they were left in.
-        self._slots: OrderedDict[tuple[str, int], tuple[tuple[str, ...], list[EnvRow]]] = (
-            OrderedDict()
-        )
+        self._slots: OrderedDict[tuple[str, int], _Held] = OrderedDict()
+
+    @property
+    def current(self) -> Standing | None:
+        """The row being stepped now, for whoever watches over a hang."""
+        moving = self._moving
+        return None if moving is None else moving.current()
 
     def run(
         self, task: RolloutTask, weights: Callable[[], PolicyArrays]
     ) -> Fragment | RolloutFailure:
         """The fragment of a task; an environment's misbehaviour comes back as a value."""
-        held, rows = self._take(task)
+        held = self._take(task)
+        self._moving = held.rows
         try:
             policy = self._policy(task, weights)
-            fragment = _Rollout(self, task, policy, rows, held).fragment()
+            fragment = _Rollout(task, policy, held.rows, held.tokens).fragment()
         except EnvironmentFault as fault:
-            for row in rows:
-                row.close()
+            held.rows.close()
             cause = fault.__cause__
             text = "".join(traceback.format_exception(cause)) if cause is not None else ""
             return RolloutFailure(
                 task.iteration, task.slot, fault.row, fault.seed, fault.step, str(fault), text, ""
             )
         finally:
-            self.current = None
-        self._keep(task, tuple(state.token for state in fragment.states), rows)
+            self._moving = None
+        tokens = tuple(state.token for state in fragment.states)
+        self._keep(task, replace(held, tokens=tokens))
         return fragment
 
     def close(self) -> None:
-        for _, rows in self._slots.values():
-            for row in rows:
-                row.close()
+        for held in self._slots.values():
+            held.rows.close()
         self._slots.clear()
 
-    def _take(self, task: RolloutTask) -> tuple[tuple[str, ...], list[EnvRow]]:
+    def _take(self, task: RolloutTask) -> _Held:
         """The slot's environments and where they stand; out of the cache while they move."""
-        held, rows = self._slots.pop(_place(task), ((), []))
-        if rows and len(rows) == task.rows and rows[0].spec == task.env:
-            return held, rows
-        for row in rows:
-            row.close()
-        return (), [self._new_row(task.env, row) for row in range(task.rows)]
+        held = self._slots.pop(_place(task), None)
+        if held is not None:
+            if (held.rows.spec, held.count) == (task.env, task.rows):
+                return held
+            held.rows.close()
+        return _Held(self._new_rows(task.env, task.rows), task.rows)
 
-    def _keep(self, task: RolloutTask, held: tuple[str, ...], rows: list[EnvRow]) -> None:
+    def _keep(self, task: RolloutTask, held: _Held) -> None:
         """Remember where a slot's environments stand, so that the next task need not restore."""
-        self._slots[_place(task)] = (held, rows)
+        self._slots[_place(task)] = held
         while len(self._slots) > _SLOTS_KEPT:
-            for row in self._slots.popitem(last=False)[1][1]:
-                row.close()
+            self._slots.popitem(last=False)[1].rows.close()
 
     def _policy(self, task: RolloutTask, weights: Callable[[], PolicyArrays]) -> Policy:
         key = (task.policy_id, task.policy)
@@ -102,6 +106,15 @@ class RolloutWorker:
         while len(self._policies) > _POLICIES_KEPT:
             self._policies.popitem(last=False)
         return policy
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A slot's environments, and the tokens of the states they were left in."""
+
+    rows: Rows
+    count: int
+    tokens: tuple[str, ...] = ()
 
 
 def _place(task: RolloutTask) -> tuple[str, int]:
@@ -114,13 +127,11 @@ class _Rollout:
 
     def __init__(
         self,
-        worker: RolloutWorker,
         task: RolloutTask,
         policy: Policy,
-        rows: list[EnvRow],
+        rows: Rows,
         held: tuple[str, ...],
     ) -> None:
-        self.worker = worker
         self.task = task
         self.policy = policy
         self.rows = rows
@@ -146,6 +157,7 @@ class _Rollout:
         self._block = self._source.steps
         numbers = noise_size(task.policy, task.acting)
         self._noise = np.zeros((self._block, task.policy.width, numbers), np.float32)
+        self._drawn: Drawn | None = None
 
     def fragment(self) -> Fragment:
         task = self.task
@@ -157,7 +169,7 @@ class _Rollout:
         steps = self._loop(full, mine, first)
         states: tuple[EnvState, ...] = ()
         if task.unit == "steps":
-            states = tuple(row.snapshot(mine[row.row]) for row in self.rows)
+            states = tuple(self.rows.snapshot(row, mine[row]) for row in range(task.rows))
         index = np.array([(t, row) for t, row, _ in self.boundaries], np.int64).reshape(-1, 2)
         hidden = [observation for _, _, observation in self.boundaries]
         size = task.policy.observation_size
@@ -184,92 +196,90 @@ class _Rollout:
         task = self.task
         there = task.unit == "steps" and self.held == tuple(state.token for state in task.states)
         states = task.states if task.unit == "steps" else (None,) * task.rows
-        for row, state in zip(self.rows, states, strict=True):
-            self.worker.current = row
+        for row, state in zip(range(task.rows), states, strict=True):
             if state is None:
-                row.begin(self._episode(row.row), self._reset_seed(row.row), mine[row.row])
+                self.rows.begin(row, self._episode(row), self._reset_seed(row), mine[row])
             elif there:
-                mine[row.row] = state.observation
+                mine[row] = state.observation
             else:
-                row.restore(state, mine[row.row])
-            row.check_finite(mine[row.row])
+                self.rows.restore(row, state, mine[row])
+            self.rows.check_finite(row, mine[row])
 
     def _loop(self, full: Float32, mine: Float32, first: int) -> int:
-        task, policy = self.task, self.policy
-        active, t = self.rows, 0
+        task, rows = self.task, self.rows
+        last = first + task.rows
+        whole = task.unit == "steps"
+        flat = mine.reshape(-1)
+        active: Sequence[int] = range(task.rows)
+        t = 0
         while active and t < task.steps:
             if t == self.capacity:
                 self._grow()
             if task.record:
                 self.observations[t] = mine
-            actions = self._act(full, t)[first : first + task.rows]
-            if task.record:
-                self.actions[t] = actions
-            given = policy.to_environment(actions)
-            if task.unit == "steps" and t == task.steps - 1:
-                for row in self.rows:
-                    row.hold()
-            ended = self._step(active, given, mine, t)
+            given = self._act(full, t)[first:last]
+            if whole and t == task.steps - 1:
+                rows.hold()
+            ended = rows.step(
+                active, given, mine, self.rewards[t], self.terminated[t], self.truncated[t]
+            )
+            if not whole and t == task.steps - 1:
+                ended = self._cut(active, t)
+            for row in ended:
+                self._end(row, t, mine)
+            # A sum of squares is finite only where all of them are.
+            if not math.isfinite(flat.dot(flat)):
+                for row in active:
+                    rows.check_finite(row, mine[row])
             t += 1
-            if task.unit == "episodes" and ended:
-                active = [row for row in active if row.row not in ended]
-        if task.unit == "steps":
+            if ended and not whole:
+                active = [row for row in active if row not in ended]
+        if whole:
             self.lengths[:] = t
         self._check_actions()
         return t
 
     def _act(self, full: Float32, t: int) -> Array:
-        """An action for every row of the policy's width, and its log-density kept."""
+        """What every row of the policy's width is given; the action and its log-density kept."""
         task, policy, first = self.task, self.policy, self.task.first_row
+        last = first + task.rows
         if task.acting == "best":
-            return policy.best(full)
-        if t % self._block == 0:
-            self._source.draw(self._noise)
-        noise = self._noise[t % self._block]
-        if task.acting == "uniform":
-            actions, log_probs = policy.uniform(noise)
+            actions = policy.best(full)
         else:
-            actions, log_probs = policy.sample(full, noise)
+            at = t % self._block
+            if at == 0:
+                self._draw()
+            if self._drawn is None:
+                actions, log_probs = policy.uniform(self._noise[at])
+            else:
+                actions, log_probs = policy.act(full, self._drawn, at)
+            if task.record:
+                self.log_probs[t] = log_probs[first:last]
         if task.record:
-            self.log_probs[t] = log_probs[first : first + task.rows]
-        return actions
+            self.actions[t] = actions[first:last]
+        return policy.to_environment(actions)
 
-    def _step(self, active: list[EnvRow], given: Array, mine: Float32, t: int) -> set[int]:
-        """Step every active row once; returns the rows whose episode ended."""
-        worker, rewards = self.worker, self.rewards[t]
-        at_cap = self.task.unit == "episodes" and t == self.task.steps - 1
-        ended: set[int] = set()
+    def _cut(self, active: Sequence[int], t: int) -> Sequence[int]:
+        """The cap on an episode's length truncates whatever has not ended by itself."""
         for row in active:
-            i = row.row
-            worker.current = row
-            reward, terminated, truncated = row.step(given[i], mine[i])
-            rewards[i] = reward
-            if terminated or truncated or at_cap:
-                ended.add(i)
-                self._end(row, t, terminated, mine)
-        if not np.isfinite(mine).all():
-            for row in active:
-                row.check_finite(mine[row.row])
-        return ended
+            self.truncated[t, row] = not self.terminated[t, row]
+        return active
 
-    def _end(self, row: EnvRow, t: int, terminated: bool, mine: Float32) -> None:
-        """Close an episode: an end by the environment itself wins over a time limit."""
-        i = row.row
-        row.check_finite(mine[i])
-        self.terminated[t, i] = terminated
-        self.truncated[t, i] = not terminated
-        self.lengths[i] = t + 1
-        if not terminated and self.task.record:
-            self.boundaries.append((t, i, mine[i].copy()))
+    def _end(self, row: int, t: int, mine: Float32) -> None:
+        """Close an episode, and begin the next where steps are counted."""
+        self.rows.check_finite(row, mine[row])
+        at = self.rows.standing(row)
+        truncated = bool(self.truncated[t, row])
+        self.lengths[row] = t + 1
+        if truncated and self.task.record:
+            self.boundaries.append((t, row, mine[row].copy()))
         self.episodes.append(
-            EpisodeStat(
-                i, row.episode, row.seed, row.episode_return, row.elapsed, not terminated, t
-            )
+            EpisodeStat(row, at.episode, at.seed, at.episode_return, at.elapsed, truncated, t)
         )
         if self.task.unit == "steps":
-            following = row.episode + 1
-            seed = reset_seed(self.task.seed, Role.RESET, self.task.slot, i, following)
-            row.begin(following, seed, mine[i])
+            following = at.episode + 1
+            seed = reset_seed(self.task.seed, Role.RESET, self.task.slot, row, following)
+            self.rows.begin(row, following, seed, mine[row])
 
     def _check_actions(self) -> None:
         """Weights that have diverged give actions that not every environment minds."""
@@ -280,7 +290,7 @@ class _Rollout:
         raise EnvironmentFault(
             f"environment {self.task.env.id} was given NaN or infinity: the policy has diverged",
             int(row),
-            self.rows[row].seed,
+            self.rows.standing(int(row)).seed,
             int(t),
         )
 
@@ -306,6 +316,12 @@ class _Rollout:
             return HeldNoise(task, self.rows)
         rows = range(task.rows) if task.acting != "best" else ()
         return StepNoise(task, [self._stream(row) for row in rows])
+
+    def _draw(self) -> None:
+        """The numbers of the next block of steps."""
+        self._source.draw(self._noise)
+        if self.task.acting == "sample":
+            self._drawn = self.policy.drawn(self._noise)
 
     def _grow(self) -> None:
         self.capacity = min(self.task.steps, 2 * self.capacity)
