@@ -127,6 +127,8 @@ def test_without_a_cluster_flame_is_unreachable():
     [
         (("--recipe", "mine"), "no recipe 'mine'"),
         (("--recipe", "flame-readme-ant", "--diff", "a", "b"), "one thing to do"),
+        (("--recipe", "flame-readme-ant", "scaling"), "Options before scaling"),
+        (("--workers", "2", "rollouts"), "Options before rollouts"),
         (("scaling", "--workers", "1,two"), "--workers '1,two'"),
         (("scaling", "--workers", "0"), "--workers '0'"),
         (("scaling", "--episode-ms", "1,-5"), "--episode-ms '1,-5'"),

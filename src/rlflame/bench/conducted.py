@@ -63,6 +63,7 @@ def scale(
         try:
             complete = timing.run()
         finally:
+            session.tell("")
             if timing.cells:
                 files = keep(complete)
                 if folder is not None and (drawn := folder.draw()) is not None:
@@ -98,6 +99,7 @@ def collect(
                 for count in counts
             )
         finally:
+            session.tell("")
             measured = [rate for rate in rates if rate.steps_per_s]
             if measured:
                 result = Rates(case, measured, found, complete)

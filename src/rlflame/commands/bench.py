@@ -68,11 +68,17 @@ def bench(
 
     What was measured is kept when it is interrupted.
     """
-    if context.invoked_subcommand is not None:
-        return
     from rlflame import settings
     from rlflame.errors import ConfigError
 
+    if (name := context.invoked_subcommand) is not None:
+        said = (recipe, diff, workers, compare, iterations, sets, out, as_json, debug, repeat > 1)
+        if any(said):
+            raise ConfigError(
+                f"Options before {name} are of bench itself, and would not count.",
+                f"rlflame bench {name} --help, and options behind {name}",
+            )
+        return
     if (recipe is None) == (diff is None):
         raise ConfigError(
             "bench needs one thing to do.",
