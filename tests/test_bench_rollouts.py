@@ -66,12 +66,14 @@ class StopAfter:
 def test_a_repetition_is_a_training_run_and_its_phases_are_told_apart():
     one = case()
     with InlineFleet() as fleet:
-        found = timing.run_once(one, fleet, NeverStop(), ticking())
+        squares = (n * n for n in itertools.count()).__next__
+        found = timing.run_once(one, fleet, NeverStop(), squares)
         again = timing.run_once(one, fleet, NeverStop(), ticking())
-    # Two looks for each phase: of collecting and of learning twice, of handing over three times,
-    # the last in vain; and one at the beginning and one at the end.
-    assert found.seconds == 15
-    assert (found.collect_s, found.learn_s) == (2, 2)
+    # The clock is asked at the beginning (0), twice for each phase (handing over 1 and 2,
+    # collecting 3 and 4, learning 5 and 6, handing over 7 and 8, and so on), and at the end (15).
+    assert found.seconds == 15 * 15
+    assert found.collect_s == (16 - 9) + (100 - 81)
+    assert found.learn_s == (36 - 25) + (144 - 121)
     assert found.steps == 2 * 2 * 2 * 7
     trained = tiny_runs.run(recipe())
     assert found.weights == again.weights == policy_id(trained.last.policy)
@@ -117,7 +119,7 @@ def scaling(stop, **words):
         return InlineFleet()
 
     found = Scaling(
-        [case("a"), case("b", iterations=1)], ["local", "flame", "inline"], [1, 3], 2, open_one,
+        [case("a"), case("b", iterations=1)], ["local", "flame", "inline"], [2, 3], 2, open_one,
         stop, tell=told.append, kept=lambda: kept.append(len(found.cells)), clock=ticking(),
         **words,
     )  # fmt: skip
@@ -127,12 +129,12 @@ def scaling(stop, **words):
 def test_fleets_of_one_size_take_turns_and_all_learn_the_same():
     found, opened, told, kept = scaling(NeverStop())
     assert found.run()
-    assert opened == [("local", 1), ("flame", 1), ("inline", 1), ("local", 3), ("flame", 3)]
+    assert opened == [("local", 2), ("flame", 2), ("inline", 2), ("local", 3), ("flame", 3)]
     turns = [text.partition(" with")[0] for text in told if text.startswith("a, ")][:6]
     assert turns == ["a, local", "a, flame", "a, inline"] * 2
     assert [(c.case, c.fleet, c.workers) for c in found.cells] == [
-        (name, fleet, workers)
-        for workers, fleets in ((1, ("local", "flame", "inline")), (3, ("local", "flame")))
+        (name, fleet, 1 if fleet == "inline" else workers)
+        for workers, fleets in ((2, ("local", "flame", "inline")), (3, ("local", "flame")))
         for name in ("a", "b")
         for fleet in fleets
     ]
@@ -188,6 +190,8 @@ def test_the_recorded_steps_lead_to_the_rewards_that_workers_saw(tmp_path, unit,
     steps = sum(len(actions) for _, actions in pieces)
     assert steps == 5 * 4 * (7 if unit == "steps" else 10)
     assert max(len(actions) for _, actions in pieces) == 10
+    # Every episode is another one, in every round.
+    assert len({seed for seed, _ in pieces}) == len(pieces)
     repeated = bare.gymnasium_steps(spec, pieces)
     assert sum(itertools.islice(repeated, steps)) == pytest.approx(rewards, rel=1e-9)
 
