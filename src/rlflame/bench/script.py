@@ -21,7 +21,7 @@ _ENOUGH = 20_000
 class Script:
     """Episodes as (seed of the reset, actions after it), put together from fragments.
 
-    `given` turns recorded actions into what the environment was given.
+    `given` turns a step's recorded actions into what the environments were given.
     """
 
     def __init__(self, env: EnvSpec, given: Callable[[Array], Array]) -> None:
@@ -38,7 +38,8 @@ class Script:
                 self._add(fragment)
 
     def _add(self, fragment: Fragment) -> None:
-        actions = self._given(fragment.actions)
+        # Step by step, as it was acted; what is given back may be used again for the next step.
+        actions = np.stack([self._given(step).copy() for step in fragment.actions])
         for row, length in enumerate(fragment.lengths.tolist()):
             place, begin = (fragment.slot, row), 0
             for episode in sorted(
