@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import math
+import os
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -132,7 +136,7 @@ def test_one_run_has_its_picture_in_its_folder(runs):
     [
         (("absent",), 1, "absent does not exist"),
         (("runs/ppo-0", "-o", "p.gif"), 2, "not 'p.gif'"),
-        (("runs/ppo-0", "-o", "nowhere/p.png"), 1, "nowhere/p.png cannot be written"),
+        (("runs/ppo-0", "-o", "nowhere/p.png"), 1, "nowhere/p.png could not be written"),
         (("runs/ppo-0", "-x", "time"), 2, "There is no x axis 'time'"),
         (("runs/ppo-0", "--metric", "loss"), 1, "has no loss yet"),
         (("times.csv",), 1, "times.csv cannot be read"),
@@ -144,6 +148,49 @@ def test_what_cannot_be_drawn_is_a_sentence_and_a_next_command(runs, words, code
     assert sentence in spoken.err
     assert "  hint: " in spoken.err
     assert "Traceback" not in spoken.err
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("metrics.jsonl", '{"steps": Infinity, "loss": 1.0}'),
+        ("metrics.jsonl", '{"steps": "100", "loss": 1.0}'),
+        ("config.toml", '[learning]\nseed = "one"'),
+    ],
+)
+def test_a_damaged_run_is_named(runs, name, lines):
+    (runs / "ppo-0" / name).write_text(lines + "\n")
+    spoken = rlflame("plot", runs / "ppo-0")
+    assert spoken.code == 1
+    assert f"ppo-0/{name} is" in spoken.err
+    assert "went wrong" not in spoken.err
+
+
+def test_what_is_no_number_is_no_point(tmp_path):
+    values = [(100, 1.0), (200, math.nan), (300, 3.0), (400, math.inf)]
+    episodes = [(1.0, 100), (math.nan, 100), (3.0, 100)]
+    folder = make(tmp_path / "a", iterations=values, episodes=episodes)
+    (line,) = curves.chart([recorded.read(folder)], smooth=2).series
+    assert line.x.tolist() == [100.0, 300.0]
+    assert line.y.tolist() == [1.0, 2.0]
+    assert recorded.read(folder).episodes()[0].tolist() == [1.0, 3.0]
+    assert rlflame("plot", folder, "-o", "-").code == 0
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_old_one(runs, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for words in (("plot", "runs/ppo-0", "-o", "a.png"), ("report", "runs/ppo-0", "-o", "a.md")):
+        out = Path(words[-1])
+        out.write_text("as it was")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            spoken = rlflame(*words)
+        assert spoken.code == 1
+        assert f"{out} could not be written: No space left" in spoken.err
+        assert out.read_text() == "as it was"
+    assert not [*Path().glob(".a.*")]
 
 
 def test_without_matplotlib_runs_are_drawn_in_the_terminal(runs):
@@ -254,6 +301,11 @@ def test_speed_up_is_beside_the_fastest_at_the_fewest_workers(tmp_path):
 def test_speed_up_is_per_step_where_steps_differ(tmp_path):
     path = table(tmp_path, "workers,backend,seconds,steps", "1,local,10,1000", "2,local,10,1500")
     assert speedup(path).heights.tolist() == [[1.0, 1.5]]
+
+
+def test_more_backends_than_colours(tmp_path):
+    path = table(tmp_path, "workers,backend,seconds", *(f"1,b{i},10" for i in range(9)))
+    assert rlflame("plot", path, "-o", "p.png").code == 0
 
 
 def test_a_backend_without_a_measurement_has_no_bar(tmp_path):

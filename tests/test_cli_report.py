@@ -235,7 +235,7 @@ def test_every_environment_must_hold(tmp_path):
         (("a", "--vs", "a", "--require", "best"), 2, "'best' is no claim"),
         (("a", "--vs", "a", "--margin", "0"), 2, "--margin is 0"),
         (("a", "-o", "r.pdf"), 2, "not 'r.pdf'"),
-        (("a", "-o", "nowhere/r.md"), 1, "nowhere/r.md cannot be written"),
+        (("a", "-o", "nowhere/r.md"), 1, "nowhere/r.md could not be written"),
         (("a", "x.json"), 2, "Results of a benchmark are shown alone"),
     ],
 )
@@ -249,6 +249,33 @@ def test_what_cannot_be_reported_is_a_sentence(tmp_path, words, code, sentence):
     assert spoken.code == code, spoken.out
     assert sentence in spoken.err
     assert "  hint: " in spoken.err
+
+
+@pytest.mark.parametrize(
+    "machines",
+    [
+        '[{"machine": 5}]',
+        '[{"capacity": "many", "fleet": 1}]',
+        '[{"fleet": "flame", "workers": [{"number": "x"}]}]',
+        '[{"fleet": "flame", "workers": 3}]',
+    ],
+)
+def test_a_machine_that_cannot_be_read_is_unknown(tmp_path, machines):
+    side(tmp_path / "a", [1.0])
+    (tmp_path / "a/s0/machines.json").write_text(machines)
+    assert cells(rlflame("report", "a").out, "Machines")[0]["memory"] == "-"
+
+
+def test_a_time_that_is_no_number_is_unknown(tmp_path):
+    side(tmp_path / "a", [1.0])
+    with (tmp_path / "a/s0/timing.jsonl").open("a") as file:
+        file.write('{"steps": 1100, "wall_s": NaN}\n')
+    assert cells(rlflame("report", "a").out, "Throughput")[0]["time"] == "-"
+
+
+def test_a_dash_is_standard_output(tmp_path):
+    side(tmp_path / "a", [1.0])
+    assert rlflame("report", "a", "-o", "-").out == rlflame("report", "a").out
 
 
 # Benchmarks

@@ -223,7 +223,8 @@ def _together(label: str, curves: Sequence[Curve]) -> Series:
     grid = common_grid([curve.x for curve in curves])
     if not len(grid):
         raise CheckpointError(
-            f"The runs of {label} have no stretch of the axis in common.", "draw fewer of them"
+            f"The runs of {label} have no stretch of the axis in common.",
+            "another axis, such as -x steps, or fewer runs",
         )
     values = np.stack([_interpolated(grid, curve.x, curve.y) for curve in curves])
     return Series(label, grid, *iqm_band(values))

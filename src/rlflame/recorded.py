@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,8 @@ class Recorded:
         return max((int(line["steps"]) for line in self.metrics), default=0)
 
     def values(self, metric: str) -> tuple[Float64, Float64]:
-        """Steps and values of a metric where it was measured."""
-        found = [
-            (line["steps"], line[metric])
-            for line in self.metrics
-            if isinstance(line.get(metric), int | float)
-        ]
+        """Steps and values of a metric where it was measured; a NaN is no measurement."""
+        found = [(line["steps"], line[metric]) for line in self.metrics if _is(line.get(metric))]
         table = np.array(found, np.float64).reshape(-1, 2)
         return table[:, 0], table[:, 1]
 
@@ -93,6 +90,7 @@ class Recorded:
                 "rlflame resume mends what was cut off",
             ) from error
         table = np.array(rows, np.float64).reshape(-1, 2)
+        table = table[np.isfinite(table).all(axis=1)]
         return table[:, 0], table[:, 1]
 
     def clock(self, *names: str) -> tuple[Float64, Float64] | None:
@@ -103,7 +101,7 @@ class Recorded:
         kept: dict[int, float] = {}
         for line in self.timing:
             steps = int(line["steps"])
-            if any(not isinstance(line.get(name), int | float) for name in names):
+            if not all(_is(line.get(name)) for name in names):
                 return None
             for later in [s for s in reversed(kept) if s >= steps]:
                 del kept[later]
@@ -125,7 +123,8 @@ def read(folder: Path) -> Recorded:
         found = toml.read_file(config)
     except ConfigError as error:
         raise CheckpointError(error.message, "restore it from a copy") from error
-    if not isinstance(found.get("learning"), dict):
+    learning = found.get("learning")
+    if not isinstance(learning, dict) or not isinstance(learning.get("seed", 0), int):
         raise CheckpointError(f"{config} is not the config of a run.", "rlflame runs lists them")
     return Recorded(
         folder=folder,
@@ -180,7 +179,7 @@ def _lines(path: Path) -> tuple[Line, ...]:
     for number, text in enumerate(_text(path).split("\n")[:-1], 1):
         try:
             line = json.loads(text)
-            int(line["steps"])
+            _check_steps(line)
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{path} is damaged: line {number} is not one of a run's.",
@@ -196,7 +195,7 @@ def _readable_lines(path: Path) -> tuple[Line, ...]:
     for text in _text(path).split("\n")[:-1]:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             line = json.loads(text)
-            int(line["steps"])
+            _check_steps(line)
             lines.append(line)
     return tuple(lines)
 
@@ -225,7 +224,29 @@ def _machines(path: Path) -> tuple[Line, ...]:
     except ValueError:
         return ()
     lines = found if isinstance(found, list) else []
-    return tuple(line for line in lines if isinstance(line, dict))
+    return tuple(_facts(line) for line in lines if isinstance(line, dict))
+
+
+def _facts(line: Line) -> Line:
+    """What has the shape that it is written in."""
+    shapes: dict[str, type] = {"machine": dict, "workers": list, "capacity": int, "fleet": str}
+    known: Line = {k: v for k, v in line.items() if isinstance(v, shapes.get(k, object))}
+    if not all(_counted(worker) for worker in known.get("workers", ())):
+        del known["workers"]
+    return known
+
+
+def _counted(worker: Any) -> bool:
+    return isinstance(worker, dict) and isinstance(worker.get("number", 1), int)
+
+
+def _is(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _check_steps(line: Line) -> None:
+    if not isinstance(line["steps"], int):
+        raise TypeError("steps are counted")
 
 
 def _text(path: Path) -> str:

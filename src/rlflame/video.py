@@ -36,7 +36,8 @@ def kind_of(out: Path) -> Kind:
     kind = KINDS.get(out.suffix.lower())
     if kind is None:
         raise ConfigError(
-            f"-o {str(out)!r} ends neither .gif nor .mp4 nor .png.", f"-o {out.stem or 'film'}.gif"
+            f"-o {str(out)!r} ends neither .gif nor .mp4 nor .png.",
+            f"-o {out.stem.strip('-') or 'film'}.gif",
         )
     if kind == "mp4":
         files.check_video()

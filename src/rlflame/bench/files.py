@@ -57,8 +57,9 @@ class Folder:
             picture.check_available()
         except picture.PlotUnavailable:
             return None
-        picture.save(speedup(self._file("csv")), self._file("png"))
-        return self._file("png")
+        out = self._file("png")
+        write_atomically(out, picture.image(speedup(self._file("csv")), out))
+        return out
 
     def _file(self, suffix: str) -> Path:
         return self._path / f"{self._name}.{suffix}"

@@ -58,7 +58,7 @@ def plot(
     Without matplotlib they are drawn in the terminal.
     """
     del debug
-    from rlflame import curves, recorded
+    from rlflame import curves, recorded, tensor_file
     from rlflame.display import say, say_aside
     from rlflame.plot import picture
     from rlflame.plot.speedup import speedup
@@ -86,7 +86,7 @@ def plot(
         say_aside("matplotlib is not installed: pip install 'rlflame[plot]' for a picture.")
         return
     where = out or where
-    picture.save(drawing, where)
+    tensor_file.write_atomically(where, picture.image(drawing, where))
     say(str(where))
 
 

@@ -42,7 +42,7 @@ def report(
             "-o",
             "--out",
             metavar="FILE",
-            help="A .md, .html or .json file. [default: Markdown here]",
+            help="A .md, .html or .json file; - is Markdown here. [default: -]",
         ),
     ] = None,
     as_json: Json = False,
@@ -53,6 +53,7 @@ def report(
     With --vs, whether it is better, equivalent or not worse.
     """
     del debug
+    from rlflame import tensor_file
     from rlflame.display import say, say_aside
     from rlflame.errors import ConfigError
     from rlflame.report import composed
@@ -66,6 +67,8 @@ def report(
         raise ConfigError("--require needs something to compare with.", "--vs RUN...")
     if not 0.0 < margin < 100.0:
         raise ConfigError(f"--margin is {margin:g}.", "--margin 10, in percent")
+    if str(out) == "-":
+        out = None
     if out is not None and out.suffix not in SUFFIXES:
         raise ConfigError(
             f"A report is written as {', '.join(s[1:] for s in SUFFIXES)}, not {out.name!r}.",
@@ -77,7 +80,7 @@ def report(
     if out is None:
         say(_written(found, ".json" if as_json else ".md").rstrip())
     else:
-        _save(_written(found, out.suffix), out)
+        tensor_file.write_atomically(out, _written(found, out.suffix).encode())
         say(str(out))
     if require is not None:
         composed.demand(found, require)
@@ -116,14 +119,3 @@ def _written(found: Composed, suffix: str) -> str:
     if suffix == ".html":
         return page.written(found.document)
     return markdown.written(found.document)
-
-
-def _save(text: str, out: Path) -> None:
-    from rlflame.errors import RlflameError
-
-    try:
-        out.write_text(text, "utf-8")
-    except OSError as error:
-        raise RlflameError(
-            f"{out} cannot be written: {error.strerror or error}.", "make room or check its folder"
-        ) from error

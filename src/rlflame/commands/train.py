@@ -223,7 +223,7 @@ def _dry_run(config: RunConfig, preset: str, init_from: Path | None, *, as_json:
 def _plot(result: RunResult, config: RunConfig, show: Display) -> None:
     from dataclasses import replace
 
-    from rlflame import curves, recorded
+    from rlflame import curves, recorded, tensor_file
     from rlflame.errors import RlflameError
     from rlflame.facts import title
     from rlflame.plot import picture
@@ -232,7 +232,8 @@ def _plot(result: RunResult, config: RunConfig, show: Display) -> None:
     try:
         picture.check_available()
         chart = curves.chart([recorded.read(result.folder)], metric=curves.EPISODE_RETURN)
-        picture.save(replace(chart, title=title(config.recipe)), out)
+        chart = replace(chart, title=title(config.recipe))
+        tensor_file.write_atomically(out, picture.image(chart, out))
     except RlflameError as error:
         show.note(f"{error.message} {error.hint}")
     else:

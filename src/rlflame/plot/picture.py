@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,22 +60,17 @@ def check_suffix(out: Path) -> None:
         )
 
 
-def save(drawing: Chart | Bars, out: Path) -> None:
-    """Draw into an image file, of the kind that its name ends with."""
+def image(drawing: Chart | Bars, out: Path) -> bytes:
+    """What the file is to hold, of the kind that its name ends with."""
     check_available()
     # It would log where it keeps its caches.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
-        figure = drawn(drawing)
-        try:
-            figure.savefig(out, dpi=_DPI)
-        except OSError as error:
-            raise RlflameError(
-                f"{out} cannot be written: {error.strerror or error}.",
-                "make room or check its folder",
-            ) from error
+        data = io.BytesIO()
+        drawn(drawing).savefig(data, dpi=_DPI, format=out.suffix[1:].lower())
+    return data.getvalue()
 
 
 def drawn(drawing: Chart | Bars) -> Figure:
@@ -163,7 +159,11 @@ def _draw_bars(axes: Axes, bars: Bars) -> None:
         at = places + (number - (len(bars.names) - 1) / 2) * width
         heights = bars.heights[number]
         drawn = axes.bar(
-            at, np.nan_to_num(heights), width * 0.94, color=COLOURS[number], label=name
+            at,
+            np.nan_to_num(heights),
+            width * 0.94,
+            color=COLOURS[number % len(COLOURS)],
+            label=name,
         )
         labels = ["" if np.isnan(height) else f"{height:.2f}×" for height in heights]
         clear = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # of the ideal's dashes
