@@ -12,8 +12,9 @@ from PIL import Image, ImageSequence
 
 from rlflame import graphics
 from rlflame.errors import ConfigError, EnvironmentFailure, RlflameError
-from rlflame.render import DrawingFailed, camera, files, film, order, panels
+from rlflame.render import DrawingFailed, camera, files, film, order, panels, studio
 from rlflame.render.files import Frame
+from rlflame.rollout import wire
 
 
 @pytest.fixture(autouse=True)
@@ -332,3 +333,14 @@ def test_a_window_shows_every_step(tmp_path):
     drawing = film.draw(job(source, kind="window"))
     assert (drawing.data, drawing.frames) == (b"", 0)
     assert marker.read_text().split() == [word for k in range(1, 7) for word in ("shown", str(k))]
+
+
+def test_a_drawing_that_memory_does_not_hold_is_a_sentence(monkeypatch):
+    def too_large(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(film, "draw", too_large)
+    asked = job(begun("CartPole-v1"), kind="gif")
+    _, answer = studio._answered(wire.encode(asked.as_dict()), io.BytesIO())
+    assert "not enough memory" in answer["error"]["message"]
+    assert "--width" in answer["error"]["hint"]

@@ -14,6 +14,7 @@ import threading
 import traceback
 from typing import Any, BinaryIO
 
+from rlflame.errors import RlflameError
 from rlflame.rollout import own, wire
 from rlflame.rollout.child import HEADER, Kind, read_frame
 
@@ -38,8 +39,7 @@ def main() -> None:
 
 def _answered(payload: bytes, out: BinaryIO) -> tuple[Kind, dict[str, Any]]:
     """The drawing; what went wrong in words; or where in this process it went wrong."""
-    from rlflame.errors import RlflameError
-    from rlflame.render import Job
+    from rlflame.render import DrawingFailed, Job
 
     job = Job.from_dict(wire.decode(payload))
     os.nice(job.nice)
@@ -49,11 +49,22 @@ def _answered(payload: bytes, out: BinaryIO) -> tuple[Kind, dict[str, Any]]:
 
         drawing = film.draw(job, lambda made, of: _send(out, Kind.BEAT, {"made": made, "of": of}))
     except RlflameError as error:
-        said = {"message": error.message, "hint": error.hint, "detail": error.detail}
-        return Kind.RESULT, {"error": {**said, "exit_code": error.exit_code}}
+        return Kind.RESULT, _in_words(error)
+    except MemoryError:
+        return Kind.RESULT, _in_words(
+            DrawingFailed(
+                "There is not enough memory for the whole drawing.",
+                "a smaller --width, fewer --episodes, or a lower --fps",
+            )
+        )
     except BaseException:  # an answer all the same
         return Kind.BROKEN, {"traceback": traceback.format_exc()}
     return Kind.RESULT, {"drawing": drawing.as_dict()}
+
+
+def _in_words(error: RlflameError) -> dict[str, Any]:
+    said = {"message": error.message, "hint": error.hint, "detail": error.detail}
+    return {"error": {**said, "exit_code": error.exit_code}}
 
 
 def _send(out: BinaryIO, kind: Kind, value: dict[str, Any]) -> None:
