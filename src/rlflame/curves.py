@@ -6,16 +6,15 @@ Must not know: how a chart is drawn.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.estimates import iqm_band
-from rlflame.facts import count
 from rlflame.grouping import Group, groups
 from rlflame.metrics import NAMES
-from rlflame.plot import Chart, Series
+from rlflame.plot import Chart, Panels, Series
 from rlflame.recorded import Recorded
 from rlflame.rollout.spec import Float64
 
@@ -56,15 +55,31 @@ class Curve:
     high: Float64 | None = None
 
 
+def picture(
+    runs: Sequence[Recorded], axis: str | None = None, metric: str | None = None, smooth: int = 1
+) -> Chart | Panels:
+    """A chart; of several environments one for each, for their returns have no scale in common."""
+    metric = metric or sensible_metric(runs, axis)
+    environments = dict.fromkeys(run.environment for run in runs)
+    if len(environments) == 1:
+        return chart(runs, axis, metric, smooth)
+    charts, found = [], []
+    for environment in environments:
+        alike = [run for run in runs if run.environment == environment]
+        panel = chart(alike, axis, metric, smooth)
+        charts.append(replace(panel, title=environment, line_note="", band_note=""))
+        found += groups(alike)
+    return Panels(tuple(charts), _line_note(found), _band_note(found, metric, smooth))
+
+
 def chart(
     runs: Sequence[Recorded], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart:
-    """One line for each group of runs that differ in the seed alone."""
+    """Of one environment: a line for each group of runs that differ in the seed alone."""
     metric = metric or sensible_metric(runs, axis)
     axis = axis or ("episodes" if metric == EPISODE_RETURN else "steps")
     _check(axis, metric, smooth)
     found = groups(runs)
-    several = any(len(group.runs) > 1 for group in found)
     if metric == EPISODE_RETURN:
         window = smooth if smooth > 1 else WINDOW_EPISODES
         series = [_scattered(group, axis, window) for group in found]
@@ -77,7 +92,7 @@ def chart(
         x_label=axis_label,
         y_label=_WORDS.get(metric, metric) + smoothed,
         series=tuple(series),
-        line_note=LINE_NOTE if several else "",
+        line_note=_line_note(found),
         band_note=_band_note(found, metric, smooth),
     )
 
@@ -255,12 +270,12 @@ def _with_units(
 
 
 def _title(found: Sequence[Group]) -> str:
-    environments = list(dict.fromkeys(group.environment for group in found))
-    if len(environments) > 1:
-        return count(len(environments), "environment")
-    if len(found) == 1:
-        return f"{environments[0]}: {found[0].label}"
-    return environments[0]
+    environment = found[0].environment
+    return f"{environment}: {found[0].label}" if len(found) == 1 else environment
+
+
+def _line_note(found: Sequence[Group]) -> str:
+    return LINE_NOTE if any(len(group.runs) > 1 for group in found) else ""
 
 
 def _band_note(found: Sequence[Group], metric: str, smooth: int) -> str:

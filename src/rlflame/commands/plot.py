@@ -10,7 +10,7 @@ import typer
 from rlflame.commands.options import Debug
 
 if TYPE_CHECKING:
-    from rlflame.plot import Bars, Chart
+    from rlflame.plot import Drawing
 
 
 def plot(
@@ -55,6 +55,7 @@ def plot(
 ) -> None:
     """Draw runs; those that differ in the seed alone become one line with its interval.
 
+    Each environment has a panel of its own.
     Without matplotlib they are drawn in the terminal.
     """
     del debug
@@ -65,14 +66,14 @@ def plot(
 
     if out is not None and str(out) != "-":
         picture.check_suffix(out)
-    drawing: Chart | Bars
+    drawing: Drawing
     if len(runs) == 1 and runs[0].suffix == ".csv":
         drawing, where = speedup(runs[0]), runs[0].with_suffix(".png")
     else:
         found, notes = recorded.read_all(runs)
         for note in notes:
             say_aside(note)
-        drawing = curves.chart(found, axis, metric, smooth)
+        drawing = curves.picture(found, axis, metric, smooth)
         where = found[0].folder / "plot.png" if len(found) == 1 else Path("plot.png")
     if str(out) == "-":
         _draw_here(drawing)
@@ -90,7 +91,7 @@ def plot(
     say(str(where))
 
 
-def _draw_here(drawing: Chart | Bars) -> None:
+def _draw_here(drawing: Drawing) -> None:
     import shutil
     import sys
 

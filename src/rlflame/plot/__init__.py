@@ -66,6 +66,32 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Panels:
+    """Charts with axes of their own, in one picture; what is said of lines holds for all."""
+
+    charts: tuple[Chart, ...]
+    line_note: str = ""
+    band_note: str = ""
+
+    @property
+    def note(self) -> str:
+        return f"{self.line_note} {self.band_note}".strip()
+
+    def numbers(self) -> list[list[int]]:
+        """Of each chart's lines: what is called alike looks alike in all panels.
+
+        A name that a panel has twice is two lines all the same.
+        """
+        known: dict[tuple[str, int], int] = {}
+        found = []
+        for chart in self.charts:
+            labels = [series.label for series in chart.series]
+            keys = [(label, labels[:i].count(label)) for i, label in enumerate(labels)]
+            found.append([known.setdefault(key, len(known)) for key in keys])
+        return found
+
+
+@dataclass(frozen=True)
 class Bars:
     """Groups of bars beside an ideal; one row of `heights` for each name, NaN where unmeasured."""
 
@@ -77,6 +103,10 @@ class Bars:
     heights: Float64
     ideal: Float64
     note: str = ""
+
+
+#: Whatever can be drawn.
+Drawing = Chart | Panels | Bars
 
 
 def _apart(values: Float64) -> tuple[float, float]:

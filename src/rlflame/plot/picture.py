@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import io
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlflame.errors import ConfigError, RlflameError
-from rlflame.plot import COLOURS, Bars, Chart, Series, short
+from rlflame.plot import COLOURS, Bars, Chart, Drawing, Panels, Series, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _WIDTH_LETTERS, _MOST_ROWS = 90, 5
+#: Panels beside each other, and how high a row of them is.
+_PANELS_ACROSS, _PANEL_INCHES = 2, 4.4
 _DPI = 120  # 10 inches are 1200 pixels
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: searchable, and set in the reader's font
@@ -60,7 +63,7 @@ def check_suffix(out: Path) -> None:
         )
 
 
-def image(drawing: Chart | Bars, out: Path) -> bytes:
+def image(drawing: Drawing, out: Path) -> bytes:
     """What the file is to hold, of the kind that its name ends with."""
     check_available()
     # It would log where it keeps its caches.
@@ -73,31 +76,51 @@ def image(drawing: Chart | Bars, out: Path) -> bytes:
     return data.getvalue()
 
 
-def drawn(drawing: Chart | Bars) -> Figure:
+def drawn(drawing: Drawing) -> Figure:
     # A Figure by itself needs no display and no global state.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 6), layout="constrained")
-    axes = figure.subplots()
-    if isinstance(drawing, Bars):
+    if isinstance(drawing, Panels):
+        _draw_panels(figure, drawing)
+    elif isinstance(drawing, Bars):
+        axes = figure.subplots()
         _draw_bars(axes, drawing)
+        _draw_words(axes, drawing, _WIDTH_LETTERS, fewest=2)
     else:
-        _draw_lines(axes, drawing)
-    axes.set_xlabel(drawing.x_label)
-    axes.set_ylabel(drawing.y_label)
-    above = _draw_legend(axes)
-    axes.set_title(drawing.title, loc="left", pad=14 + 18.5 * above)
+        axes = figure.subplots()
+        lines = len(drawing.series)
+        _draw_lines(axes, drawing, range(lines), alone=lines == 1)
+        _draw_words(axes, drawing, _WIDTH_LETTERS, fewest=2)
     if drawing.note:
         figure.supxlabel(drawing.note, fontsize=9, color="#666666", x=0.99, ha="right")
     return figure
 
 
-def _draw_legend(axes: Axes) -> int:
-    """Above the plot, in so many rows; beside it where there are too many; none for one line."""
+def _draw_panels(figure: Figure, panels: Panels) -> None:
+    """In rows, in the order given; each says of itself what its lines are, also of one."""
+    rows = -(-len(panels.charts) // _PANELS_ACROSS)
+    figure.set_figheight(_PANEL_INCHES * rows)
+    numbered = zip(panels.charts, panels.numbers(), strict=True)
+    for place, (chart, numbers) in enumerate(numbered, start=1):
+        axes = figure.add_subplot(rows, _PANELS_ACROSS, place)
+        _draw_lines(axes, chart, numbers, alone=False)
+        _draw_words(axes, chart, _WIDTH_LETTERS // _PANELS_ACROSS, fewest=1)
+
+
+def _draw_words(axes: Axes, drawing: Chart | Bars, letters: int, fewest: int) -> None:
+    axes.set_xlabel(drawing.x_label)
+    axes.set_ylabel(drawing.y_label)
+    above = _draw_legend(axes, letters, fewest)
+    axes.set_title(drawing.title, loc="left", pad=14 + 18.5 * above)
+
+
+def _draw_legend(axes: Axes, letters: int, fewest: int) -> int:
+    """Above the plot, in so many rows; beside it where there are too many; none for too few."""
     labels = axes.get_legend_handles_labels()[1]
-    if len(labels) < 2:
+    if len(labels) < fewest:
         return 0
-    columns = max(1, min(4, len(labels), _WIDTH_LETTERS // (max(map(len, labels)) + 8)))
+    columns = max(1, min(4, len(labels), letters // (max(map(len, labels)) + 8)))
     rows = -(-len(labels) // columns)
     if rows > _MOST_ROWS:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=10)
@@ -106,11 +129,11 @@ def _draw_legend(axes: Axes) -> int:
     return rows
 
 
-def _draw_lines(axes: Axes, chart: Chart) -> None:
+def _draw_lines(axes: Axes, chart: Chart, numbers: Sequence[int], *, alone: bool) -> None:
+    """Alone, a line is told from its dots; else lines from each other, by their numbers."""
     from matplotlib.ticker import FuncFormatter
 
-    alone = len(chart.series) == 1
-    for number, series in enumerate(chart.series):
+    for number, series in zip(numbers, chart.series, strict=True):
         _draw_series(axes, series, number, alone)
     axes.grid(visible=True)
     axes.margins(x=0.01)
@@ -130,7 +153,8 @@ def _draw_series(axes: Axes, series: Series, number: int, alone: bool) -> None:
             markeredgewidth=0,
             color=colour,
             alpha=0.6 if alone else 0.3,
-            label="Episode" if alone else None,
+            # Dots that are too few for a line have its name.
+            label="Episode" if alone else None if len(series.x) else series.label,
         )
         if alone:
             label, line_colour = f"Mean of the last {series.average_of}", "red"

@@ -7,10 +7,11 @@ line it is, so that nothing hangs on colour; where the output has no Braille, le
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 
 import numpy as np
 
-from rlflame.plot import Bars, Chart, Series, short, ticks
+from rlflame.plot import Bars, Chart, Drawing, Panels, Series, short, ticks
 from rlflame.rollout.spec import Float64
 
 #: The bit of each dot in U+2800, by row and column.
@@ -20,18 +21,24 @@ _LETTER_EVERY = 14
 _WIDEST_LABEL = 8
 
 
-def text(drawing: Chart | Bars, width: int = 80, height: int = 20, *, braille: bool = True) -> str:
-    """Lines no wider than `width`; `height` counts those of the plot itself."""
+def text(drawing: Drawing, width: int = 80, height: int = 20, *, braille: bool = True) -> str:
+    """Lines no wider than `width`; `height` counts those of a plot itself."""
     if isinstance(drawing, Bars):
         return _bars(drawing, width, braille)
-    return _chart(drawing, width, height, braille)
+    panels = drawing if isinstance(drawing, Panels) else Panels((drawing,), drawing.line_note)
+    parts = [
+        _chart(chart, numbers, width, height, braille)
+        for chart, numbers in zip(panels.charts, panels.numbers(), strict=True)
+    ]
+    # Bands are not drawn, and so nothing is said of them.
+    return "\n\n".join([*parts, *([f"  {panels.line_note}"] if panels.line_note else [])])
 
 
-def _chart(chart: Chart, width: int, height: int, braille: bool) -> str:
+def _chart(chart: Chart, numbers: Sequence[int], width: int, height: int, braille: bool) -> str:
     columns = max(20, width - _WIDEST_LABEL - 2)
     left, right, low, high = chart.bounds()
     canvas = _Canvas(columns, height, (left, right), (low, high))
-    for number, series in enumerate(chart.series):
+    for number, series in zip(numbers, chart.series, strict=True):
         canvas.draw(series, number)
     upright, corner, across, notch = "│└─┬" if braille else "|+-+"
     labels = {canvas.row(tick): short(tick) for tick in ticks(low, high, height // 3)}
@@ -49,8 +56,8 @@ def _chart(chart: Chart, width: int, height: int, braille: bool) -> str:
     lines.append(f"{'':{_WIDEST_LABEL}}  {''.join(under)}".rstrip())
     lines.append(f"{'':{_WIDEST_LABEL}}  {chart.x_label}")
     lines.append("")
-    lines += [f"  {_letter(i)}  {_named(series)}" for i, series in enumerate(chart.series)]
-    lines += ["", f"  {chart.line_note}"] if chart.line_note else []  # bands are not drawn
+    named = zip(numbers, chart.series, strict=True)
+    lines += [f"  {_letter(number)}  {_named(series)}" for number, series in named]
     return "\n".join(lines)
 
 
