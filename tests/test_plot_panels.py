@@ -117,6 +117,19 @@ def test_a_picture_of_panels_is_as_wide_and_grows_by_rows(two_environments):
     assert int.from_bytes(sizes[4:], "big") > 1200  # five panels are three rows
 
 
+@pytest.mark.parametrize(
+    ("labels", "columns"),
+    [(["PPO"], 2), (["a name far too long for half of the sheet"], 1), (["middling name"] * 20, 1)],
+)
+def test_panels_with_much_to_say_are_in_rows_as_wide_as_the_sheet(labels, columns):
+    here = np.arange(2.0)
+    chart = Chart("", "", "", tuple(Series(label, here, here) for label in labels))
+    figure = picture.drawn(Panels((chart, chart)))
+    assert {axes.get_subplotspec().get_gridspec().ncols for axes in figure.axes} == {columns}
+    figure.draw_without_rendering()
+    assert all(axes.get_position().width > 0.35 for axes in figure.axes)
+
+
 def test_episodes_too_few_for_a_line_have_their_name_in_the_legend(tmp_path):
     for name in ("CartPole-v1", "Hopper-v5"):
         make(tmp_path / name, algorithm="reinforce", environment=name, episodes=[(1.0, 9)] * 3)

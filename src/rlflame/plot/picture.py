@@ -99,13 +99,24 @@ def drawn(drawing: Drawing) -> Figure:
 
 def _draw_panels(figure: Figure, panels: Panels) -> None:
     """In rows, in the order given; each says of itself what its lines are, also of one."""
-    rows = -(-len(panels.charts) // _PANELS_ACROSS)
+    across = _across(panels)
+    rows = -(-len(panels.charts) // across)
     figure.set_figheight(_PANEL_INCHES * rows)
     numbered = zip(panels.charts, panels.numbers(), strict=True)
     for place, (chart, numbers) in enumerate(numbered, start=1):
-        axes = figure.add_subplot(rows, _PANELS_ACROSS, place)
+        axes = figure.add_subplot(rows, across, place)
         _draw_lines(axes, chart, numbers, alone=False)
-        _draw_words(axes, chart, _WIDTH_LETTERS // _PANELS_ACROSS, fewest=1)
+        _draw_words(axes, chart, _WIDTH_LETTERS // across, fewest=1)
+
+
+def _across(panels: Panels) -> int:
+    """Beside each other where every legend has its room above so narrow a plot."""
+    letters = _WIDTH_LETTERS // _PANELS_ACROSS
+    for chart in panels.charts:
+        labels = [series.label for series in chart.series]
+        if max(map(len, labels)) + 8 > letters or _legend_shape(labels, letters)[1] > _MOST_ROWS:
+            return 1
+    return _PANELS_ACROSS
 
 
 def _draw_words(axes: Axes, drawing: Chart | Bars, letters: int, fewest: int) -> None:
@@ -120,13 +131,18 @@ def _draw_legend(axes: Axes, letters: int, fewest: int) -> int:
     labels = axes.get_legend_handles_labels()[1]
     if len(labels) < fewest:
         return 0
-    columns = max(1, min(4, len(labels), letters // (max(map(len, labels)) + 8)))
-    rows = -(-len(labels) // columns)
+    columns, rows = _legend_shape(labels, letters)
     if rows > _MOST_ROWS:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=10)
         return 0
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns)
     return rows
+
+
+def _legend_shape(labels: Sequence[str], letters: int) -> tuple[int, int]:
+    """Columns and rows, where a row has room for so many letters."""
+    columns = max(1, min(4, len(labels), letters // (max(map(len, labels)) + 8)))
+    return columns, -(-len(labels) // columns)
 
 
 def _draw_lines(axes: Axes, chart: Chart, numbers: Sequence[int], *, alone: bool) -> None:
