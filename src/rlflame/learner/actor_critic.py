@@ -47,26 +47,44 @@ def build_network(
     vector = FlatVector(shapes)
     layers = len(hidden) + 1
     for key, (prefix, last_gain) in enumerate(last_gains.items()):
-        initialise(
-            vector,
-            prefix,
-            layers,
-            seed=seed,
-            orthogonal=settings.orthogonal_init,
-            hidden_gain=math.sqrt(2.0),
-            last_gain=last_gain,
-            key=key,
-        )
+        begin(vector, prefix, layers, settings, seed=seed, last_gain=last_gain, key=key)
     if spec.log_std_shape is not None:
         vector["actor.log_std"][:] = initial_log_std(spec, settings)
-    network = Network(
+    return network_of(spec), vector
+
+
+def begin(
+    vector: FlatVector,
+    prefix: str,
+    layers: int,
+    settings: NetworkSettings,
+    *,
+    seed: int,
+    last_gain: float,
+    key: int,
+) -> None:
+    """Fill one network as the recipe has it; `key` keeps its streams apart from the others'."""
+    initialise(
+        vector,
+        prefix,
+        layers,
+        seed=seed,
+        orthogonal=settings.orthogonal_init,
+        hidden_gain=math.sqrt(2.0),
+        last_gain=last_gain,
+        key=key,
+    )
+
+
+def network_of(spec: PolicySpec) -> Network:
+    """The shape that a policy's spec implies for its actor, and for critics beside it."""
+    return Network(
         observation_size=spec.observation_size,
-        layers=layers,
+        layers=len(spec.hidden) + 1,
         tanh=spec.activation == "tanh",
         normalise=spec.normalise,
         observation_clip=spec.observation_clip,
     )
-    return network, vector
 
 
 def initial_log_std(spec: PolicySpec, settings: NetworkSettings) -> float:

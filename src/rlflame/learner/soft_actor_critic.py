@@ -7,7 +7,6 @@ minimised.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,10 +16,10 @@ from rlflame.config import NetworkSettings
 from rlflame.rollout.spec import Float32, PolicySpec
 
 from . import Metrics
-from .actor_critic import Network, initial_log_std
+from .actor_critic import Network, begin, initial_log_std, network_of
 from .kernel import Perceptron
 from .lanes import LANES, Lanes
-from .parameters import FlatVector, initialise, network_shapes
+from .parameters import FlatVector, network_shapes
 from .squashed import SquashedHead
 from .state_dependent import Spread, StateDependentSquashedHead
 
@@ -90,30 +89,14 @@ def build_soft_networks(spec: PolicySpec, settings: NetworkSettings, seed: int) 
     networks = [(actor, "actor", settings.last_layer_scale)]
     networks += [(critics, prefix[:-1], 1.0) for prefix in CRITICS]
     for key, (vector, prefix, last_gain) in enumerate(networks):
-        initialise(
-            vector,
-            prefix,
-            layers,
-            seed=seed,
-            orthogonal=settings.orthogonal_init,
-            hidden_gain=math.sqrt(2.0),
-            last_gain=last_gain,
-            key=key,
-        )
+        begin(vector, prefix, layers, settings, seed=seed, last_gain=last_gain, key=key)
     if spec.log_std_shape is not None:
         actor["actor.log_std"][:] = initial_log_std(spec, settings)
     else:
         actor[f"actor.{layers - 1}.bias"][spec.action_size :] += settings.log_std_init
     targets = FlatVector(critics.shapes)
     targets.data[:] = critics.data
-    network = Network(
-        observation_size=spec.observation_size,
-        layers=layers,
-        tanh=spec.activation == "tanh",
-        normalise=spec.normalise,
-        observation_clip=spec.observation_clip,
-    )
-    return SoftNetworks(network, spec.action_size, actor, critics, targets)
+    return SoftNetworks(network_of(spec), spec.action_size, actor, critics, targets)
 
 
 class SoftHead(Protocol):
