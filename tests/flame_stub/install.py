@@ -120,7 +120,10 @@ class Installer:
             parts = urlparse(url)
             package.write_bytes(self._fetch(f"{parts.scheme}://{parts.netloc}", parts.path[1:]))
         with tarfile.open(package) as archive:
-            archive.extractall(folder, filter="data")
+            if hasattr(tarfile, "data_filter"):
+                archive.extractall(folder, filter="data")
+            else:  # Python before 3.11.4
+                archive.extractall(folder)
         if not any((folder / f).exists() for f in ("pyproject.toml", "setup.py", "setup.cfg")):
             raise InstallFailed(f"No Python package found in {folder}")
         self._installed[key] = folder
