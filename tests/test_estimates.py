@@ -66,7 +66,7 @@ def test_the_two_sides_are_resampled_apart():
     assert found.difference.value == 0.0
     assert found.difference.low < -40.0
     assert found.difference.high > 40.0
-    assert not found.equivalent
+    assert not found.verdict.equivalent
 
 
 def test_strata_are_never_mixed():
@@ -107,15 +107,19 @@ def test_a_band_is_the_interval_of_each_point():
 )
 def test_verdicts(ours, better, not_worse, equivalent):
     found = estimates.compare(array(*ours), array(100, 101, 99, 100, 100))
-    assert (found.better, found.not_worse, found.equivalent) == (better, not_worse, equivalent)
+    assert (found.verdict.better, found.verdict.not_worse, found.verdict.equivalent) == (
+        better,
+        not_worse,
+        equivalent,
+    )
     assert found.as_dict()["equivalent"] == equivalent
 
 
 def test_the_margin_is_a_share_of_their_size_also_below_zero():
     ours, theirs = array(-209, -210, -211), array(-200, -200, -200)
     assert estimates.compare(ours, theirs).margin == 20.0
-    assert estimates.compare(ours, theirs).equivalent
-    assert not estimates.compare(ours, theirs, margin_share=0.05).not_worse
+    assert estimates.compare(ours, theirs).verdict.equivalent
+    assert not estimates.compare(ours, theirs, margin_share=0.05).verdict.not_worse
 
 
 def test_medians_in_percent():

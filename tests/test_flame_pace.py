@@ -48,6 +48,16 @@ def test_a_group_is_soon_over() -> None:
     assert told(20, train=0.0).together("train", 40) == 2
 
 
+def test_a_change_of_pace_is_soon_believed() -> None:
+    """After hundreds of short tasks, one round of 40 long ones is enough."""
+    pace = Pace(20)
+    for _ in range(320):
+        pace.took("train", 0.1)
+    for _ in range(40):
+        pace.took("train", 1.0)
+    assert pace.together("train", 60) == 1
+
+
 def test_stragglers_are_three_times_as_slow_but_never_quick() -> None:
     pace = told(2, train=2.0, evaluate=0.01)
     assert pace.slow_s("train", 1) == pytest.approx(6.0)

@@ -64,6 +64,41 @@ class SeedSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """What two sides' numbers allow to be said, by how much more one of them has."""
+
+    #: Numbers on either side.
+    counts: tuple[int, int]
+    #: At 95%, and at 90%: inside the margin both ways, two one-sided tests at 5% hold.
+    gain: Interval
+    equivalence: Interval
+    margin: float
+
+    @property
+    def enough(self) -> bool:
+        return min(self.counts) >= FEWEST_SEEDS
+
+    @property
+    def better(self) -> bool:
+        return self.enough and self.gain.low > 0.0
+
+    @property
+    def not_worse(self) -> bool:
+        return self.enough and self.equivalence.low > -self.margin
+
+    @property
+    def equivalent(self) -> bool:
+        return self.not_worse and self.equivalence.high < self.margin
+
+    def as_dict(self) -> dict[str, bool]:
+        return {
+            "better": self.better,
+            "not_worse": self.not_worse,
+            "equivalent": self.equivalent,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One number of each seed on two sides; every interval holds 95% but `equivalence`'s 90%."""
 
@@ -77,27 +112,13 @@ class Comparison:
     margin: float
 
     @property
-    def enough(self) -> bool:
-        return min(self.seeds) >= FEWEST_SEEDS
-
-    @property
-    def better(self) -> bool:
-        return self.enough and self.difference.low > 0.0
-
-    @property
-    def not_worse(self) -> bool:
-        return self.enough and self.equivalence.low > -self.margin
-
-    @property
-    def equivalent(self) -> bool:
-        return self.not_worse and self.equivalence.high < self.margin
+    def verdict(self) -> Verdict:
+        return Verdict(self.seeds, self.difference, self.equivalence, self.margin)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             **asdict(self),
-            "better": self.better,
-            "not_worse": self.not_worse,
-            "equivalent": self.equivalent,
+            **self.verdict.as_dict(),
         }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlflame import curves, recorded
 from rlflame.errors import ConfigError, RlflameError
-from rlflame.estimates import FEWEST_SEEDS, Interval
+from rlflame.estimates import FEWEST_SEEDS, Verdict
 from rlflame.plot import Chart
 from rlflame.recorded import Recorded
 from rlflame.report import Document, measurements, worded
@@ -26,17 +26,11 @@ class Shown:
     """Of one subject, which claims hold, and the numbers that decide."""
 
     subject: str
-    better: bool
-    equivalent: bool
-    not_worse: bool
-    enough: bool
-    difference: Interval
-    equivalence: Interval
-    margin: float
+    verdict: Verdict
     unit: str = ""
 
     def holds(self, claim: str) -> bool:
-        return bool(getattr(self, claim.replace("-", "_")))
+        return self.verdict.as_dict()[claim.replace("-", "_")]
 
 
 @dataclass(frozen=True)
@@ -77,13 +71,14 @@ def demand(composed: Composed, claim: str) -> None:
 
 
 def _why(one: Shown, claim: str) -> str:
-    if not one.enough:
+    found = one.verdict
+    if not found.enough:
         return f"It takes {FEWEST_SEEDS} on each side."
-    level, interval = ("95%", one.difference) if claim == "better" else ("90%", one.equivalence)
+    level, interval = ("95%", found.gain) if claim == "better" else ("90%", found.equivalence)
     bound = {
         "better": "above 0",
-        "equivalent": f"within ±{one.margin:,.4g}{one.unit}",
-        "not-worse": f"above -{one.margin:,.4g}{one.unit}",
+        "equivalent": f"within ±{found.margin:,.4g}{one.unit}",
+        "not-worse": f"above -{found.margin:,.4g}{one.unit}",
     }[claim]
     return (
         f"The difference's {level} interval is [{interval.low:,.4g}, {interval.high:,.4g}]"
@@ -106,10 +101,7 @@ def _of_runs(ours: Sequence[Path], theirs: Sequence[Path], margin: float) -> Com
     }
     document = worded.document(facts, _charts([*runs, *other]), compared)
     shown = tuple(
-        Shown(
-            name, one.better, one.equivalent, one.not_worse, one.enough, one.difference,
-            one.equivalence, one.margin,
-        )
+        Shown(name, one.verdict)
         for name, one in compared
     )  # fmt: skip
     return Composed(document, facts, shown, (*notes, *more))
@@ -141,15 +133,10 @@ def _of_measurements(ours: Path, theirs: Sequence[Path], margin: float) -> Compo
         return Composed(Document(title, (measurements.listed(found),)), facts, (), ())
     changes = measurements.changes(found, measurements.read(theirs[0]), margin)
     facts["changes"] = [
-        {**asdict(one), "better": one.better, "equivalent": one.equivalent,
-         "not_worse": one.not_worse}
-        for one in changes
+        {**asdict(one), **one.verdict.as_dict()} for one in changes
     ]  # fmt: skip
     shown = tuple(
-        Shown(
-            one.name, one.better, one.equivalent, one.not_worse, one.enough, one.improvement,
-            one.equivalence, one.margin, "%",
-        )
+        Shown(one.name, one.verdict, "%")
         for one in changes
     )  # fmt: skip
     return Composed(Document(title, (measurements.compared(changes),)), facts, shown, ())

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.estimates import FEWEST_SEEDS, Interval, compare_medians
+from rlflame.estimates import Interval, Verdict, compare_medians
 from rlflame.report import Section, Table
 from rlflame.report.worded import NOTHING, number
 
@@ -47,20 +47,8 @@ class Change:
     margin: float
 
     @property
-    def enough(self) -> bool:
-        return min(self.repetitions) >= FEWEST_SEEDS
-
-    @property
-    def better(self) -> bool:
-        return self.enough and self.improvement.low > 0.0
-
-    @property
-    def not_worse(self) -> bool:
-        return self.enough and self.equivalence.low > -self.margin
-
-    @property
-    def equivalent(self) -> bool:
-        return self.not_worse and self.equivalence.high < self.margin
+    def verdict(self) -> Verdict:
+        return Verdict(self.repetitions, self.improvement, self.equivalence, self.margin)
 
 
 def read(path: Path) -> list[Measurement]:
@@ -148,7 +136,7 @@ def compared(found: Sequence[Change]) -> Section:
             number(one.medians[0], 2),
             f"{one.improvement.value:+.1f}%",
             f"[{one.improvement.low:+.1f}%, {one.improvement.high:+.1f}%]"
-            if one.enough
+            if one.verdict.enough
             else NOTHING,
         )
         for one in found

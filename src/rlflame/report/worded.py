@@ -60,15 +60,16 @@ def comparison(compared: Sequence[tuple[str, Comparison]]) -> Section:
 
 
 def verdict(one: Comparison) -> str:
-    if not one.enough:
+    said = one.verdict
+    if not said.enough:
         return f"fewer than {FEWEST_SEEDS} seeds show nothing"
     found = [
         word
         for word, shown in (
-            ("better", one.better),
+            ("better", said.better),
             ("worse", one.difference.high < 0.0),
-            ("equivalent", one.equivalent),
-            ("not worse", one.not_worse and not one.better and not one.equivalent),
+            ("equivalent", said.equivalent),
+            ("not worse", said.not_worse and not said.better and not said.equivalent),
         )
         if shown
     ]
