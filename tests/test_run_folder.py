@@ -517,6 +517,21 @@ def test_the_logs_agree_with_each_other_and_with_the_weights(untouched, whole):
     assert not any("time" in key or key.endswith("_s") for line in lines for key in line)
 
 
+def test_an_iterations_episodes_stand_row_by_row_and_not_as_they_ended(tmp_path):
+    shape = {"num_slots": 2, "envs_per_slot": 4, "steps": 500}
+    learning = {"algorithm": "reinforce", "rollout": shape}
+    api.train(failpoints.config(out=tmp_path / "run", learning=learning, stop_at_steps=2000))
+    with (tmp_path / "run" / "episodes.csv").open() as file:
+        rows = [{name: int(float(value)) for name, value in row.items()}
+                for row in csv.DictReader(file)]  # fmt: skip
+    iterations = rows[-1]["iteration"]
+    places = [(row["iteration"], row["slot"], row["row"]) for row in rows]
+    assert places == [*itertools.product(range(1, iterations + 1), range(2), range(4))]
+    # As they ended, every slot's would be sorted by length.
+    slots = [[row["l"] for row in rows[i : i + 4]] for i in range(0, len(rows), 4)]
+    assert sum(lengths == sorted(lengths) for lengths in slots) < len(slots) / 2
+
+
 def test_times_are_kept_apart(untouched):
     lines = [json.loads(line) for line in (untouched / "timing.jsonl").read_text().splitlines()]
     assert [line["steps"] for line in lines] == [32, 64, 96]

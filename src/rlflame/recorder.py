@@ -21,7 +21,7 @@ from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
 from rlflame.machine import children_cpu_s
 from rlflame.metrics import EPISODE_HEADER, JsonLines, LineFile, PhaseTimes, Sink
-from rlflame.rollout.spec import Fragment, PolicyArrays
+from rlflame.rollout.spec import EpisodeStat, Fragment, PolicyArrays
 from rlflame.run_folder import (
     RunFolder,
     is_later,
@@ -106,7 +106,7 @@ class FileRecorder:
     def iteration(
         self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
     ) -> None:
-        finished = [(f.slot, episode) for f in fragments for episode in f.episodes]
+        finished = _finished(fragments)
         returns = [episode.episode_return for _, episode in finished]
         summary: dict[str, Any] = {
             "iteration": progress.iteration,
@@ -250,6 +250,16 @@ class FileRecorder:
         self._segments.prune(lambda: segments_needed(folder))
         self._saved = progress
         return path
+
+
+def _finished(fragments: Sequence[Fragment]) -> list[tuple[int, EpisodeStat]]:
+    """An iteration's episodes with their slots, row by row.
+
+    Fragments have them as they ended, the short ones first; a mean over the last so many would
+    then be of the long ones.
+    """
+    found = [(fragment.slot, episode) for fragment in fragments for episode in fragment.episodes]
+    return sorted(found, key=lambda one: (one[0], one[1].row, one[1].episode))
 
 
 def _point(link: Path, target: Path) -> None:
