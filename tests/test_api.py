@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from commands import TINY, TINY_REINFORCE, rlflame
 
-from rlflame import api, build, checkpoint, presets
+from rlflame import api, build, checkpoint, onward, presets
 from rlflame.config import RuntimeSettings
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.evaluate import EvaluationPlan
@@ -253,16 +253,16 @@ def test_a_finished_run_is_left_alone_and_a_missing_score_is_made_up_for():
 def test_extending_changes_the_end_and_nothing_else():
     done = api.train(tiny())
     found = checkpoint.load(done.folder / "latest.safetensors")
-    longer = api.extended(found, 500, FILE)
+    longer = onward.extended(found, 500, FILE)
     assert longer.recipe.stop_at_steps == 500
     assert longer.recipe.learning == found.recipe.learning
     assert longer.recipe.evaluation == found.recipe.evaluation
-    assert api.extended(found, None, FILE) is found
-    assert api.extended(found, 128, FILE) is found
+    assert onward.extended(found, None, FILE) is found
+    assert onward.extended(found, 128, FILE) is found
     with pytest.raises(ConfigError, match="--steps 100 is not beyond the 128"):
-        api.extended(found, 100, FILE)
-    assert api.finished(found)
-    assert not api.finished(longer)
+        onward.extended(found, 100, FILE)
+    assert onward.finished(found)
+    assert not onward.finished(longer)
 
 
 def test_a_machine_that_differs_is_said_aloud_at_resume():

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from commands import rlflame
 
-from rlflame import api, settings
+from rlflame import onward, running, settings
 from rlflame.bench import conducted
 from rlflame.config import RunConfig
 
@@ -62,7 +62,7 @@ def small(config: RunConfig) -> RunConfig:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolve, extended = settings.resolve, api.extended
+    resolve, extended = settings.resolve, onward.extended
 
     def resolved(**words: Any) -> tuple[RunConfig, str]:
         config, name = resolve(**words)
@@ -83,7 +83,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conducted, "scale", scaled)
     monkeypatch.setattr(conducted, "collect", collected)
     monkeypatch.setattr(settings, "resolve", resolved)
-    monkeypatch.setattr(api, "extended", extended_little)
+    monkeypatch.setattr(running, "extended", extended_little)
 
 
 def test_the_commands_of_the_readme_work_as_they_stand(

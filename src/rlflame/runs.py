@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflame.api import finished
 from rlflame.errors import CheckpointError
+from rlflame.onward import finished
 from rlflame.run_folder import is_locked, newest_checkpoint
 
 _TAIL_BYTES = 65_536

@@ -58,7 +58,7 @@ def evaluate(
         )
     )
     settings.limit_threads(1)
-    from rlflame import api, scoring
+    from rlflame import api, onward, scoring
     from rlflame.display import Tally, say_aside, say_failure
     from rlflame.errors import ConfigError, RlflameError
     from rlflame.evaluate import EvaluationPlan
@@ -80,7 +80,7 @@ def evaluate(
     other = named_policy(versus) if versus is not None else None
     if other is not None:
         scoring.check_comparable(source, other)
-    differences = api.machine_differences(source)
+    differences = onward.machine_differences(source)
     for difference in differences:
         say_aside(f"This machine differs from the file's in {difference}; bits may too.")
 

@@ -37,8 +37,8 @@ def export(
 
     settings.runtime_flags(workers=None, fleet=None, local=False, env_file=env_file, debug=debug)
     settings.limit_threads(1)
-    from rlflame import api, onnx_file, presets
     from rlflame import export as files
+    from rlflame import onnx_file, onward, presets
     from rlflame.display import aligned, as_json_text, say, say_aside
     from rlflame.errors import ConfigError, RlflameError
     from rlflame.facts import interval
@@ -58,7 +58,7 @@ def export(
         data = files.write_onnx(source, out)
         size = len(data)
         if check:
-            api.check_environment(source)
+            onward.check_environment(source)
             difference = files.difference(source, data)
     else:
         size = files.write_policy(source, out)

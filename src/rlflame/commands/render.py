@@ -66,7 +66,7 @@ def render(
 
     settings.runtime_flags(workers=None, fleet=None, local=False, env_file=env_file, debug=debug)
     settings.limit_threads(1)
-    from rlflame import api, presets, video
+    from rlflame import api, onward, presets, video
     from rlflame.display import Tally, say_aside
     from rlflame.errors import ConfigError
     from rlflame.run_folder import named_policy
@@ -80,7 +80,7 @@ def render(
         "window" if out is None else video.kind_of(out),
         seed, episodes, best_of, vs_untrained, width, height, fps,
     )  # fmt: skip
-    for difference in api.machine_differences(source):
+    for difference in onward.machine_differences(source):
         say_aside(f"This machine differs from the file's in {difference}; bits may too.")
     with Tally() as show:
         drawing = api.render(source, wish, out, show_output=debug, tell=show.drawing)

@@ -200,9 +200,9 @@ def _dry_run(config: RunConfig, preset: str, init_from: Path | None, *, as_json:
 
     env = build.environment(config.learning.environment)
     if init_from is not None:
-        from rlflame import api
+        from rlflame import running
 
-        learning, _ = api.started_from(config.learning, env, init_from)
+        learning, _ = running.started_from(config.learning, env, init_from)
         config = config.model_copy(update={"learning": learning})
     facts = Facts(config.recipe, env, preset)
     if as_json:

@@ -1,0 +1,86 @@
+"""Whether and how a run goes on from a checkpoint of it. Must not know: fleets, how it is shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from rlflame import build, checkpoint
+from rlflame.checkpoint import Checkpoint
+from rlflame.config import Recipe
+from rlflame.errors import CheckpointError, ConfigError
+from rlflame.rollout.child import versions
+from rlflame.run_folder import RunFolder
+
+
+def finished(found: Checkpoint) -> bool:
+    """Whether training is over; the final evaluation may still be missing."""
+    return found.progress.spent(found.recipe.stop_at_steps, found.recipe.stop_at_iterations)
+
+
+def scored(folder: RunFolder, found: Checkpoint) -> bool:
+    """Whether the final evaluation is there, in the checkpoint and beside it."""
+    try:
+        result = json.loads((folder.path / "result.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return found.evaluation is not None and result.get("steps") == found.progress.steps
+
+
+def extended(found: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
+    """The same run with another end; nothing else of the recipe changes.
+
+    `policy` is the file that a new run can start from where this one does not go on.
+    """
+    recipe = found.recipe
+    if steps is None or (steps == recipe.stop_at_steps and recipe.stop_at_iterations is None):
+        return found
+    if found.progress.reached:
+        raise ConfigError(
+            f"This run ended at step {found.progress.steps}, when an evaluation had reached "
+            f"{found.recipe.evaluation.until_return:g}; it does not go on.",
+            f"start a new run from its policy: {train_from(recipe, policy)}",
+        )
+    if steps <= found.progress.steps:
+        raise ConfigError(
+            f"--steps {steps} is not beyond the {found.progress.steps} steps already taken.",
+            f"--steps {found.progress.steps * 2}",
+        )
+    changes = {"stop_at_steps": steps, "stop_at_iterations": None}
+    return replace(found, recipe=found.recipe.model_copy(update=changes))
+
+
+def train_from(recipe: Recipe, policy: Path) -> str:
+    """The command that starts a new run from a policy of this recipe."""
+    return f"rlflame train --env {recipe.learning.environment.id} --init-from {policy}"
+
+
+def machine_differences(found: Checkpoint) -> list[str]:
+    """What differs between this machine and the one a file was made on that can change bits."""
+    return checkpoint.fingerprint_differences(found.fingerprint, versions())
+
+
+def check_environment(found: Checkpoint) -> None:
+    """The environment as it is here must be the one the policy was made for."""
+    here = build.environment(found.recipe.learning.environment)
+    for name in ("observation_size", "action_kind", "action_size"):
+        before, now = getattr(found.env, name), getattr(here, name)
+        if before != now:
+            raise CheckpointError(
+                f"{found.env.id} has {name} {now} here, and {before} in the checkpoint.",
+                "install the environment's version that the checkpoint was made with",
+            )
+
+
+def check_replay(found: Checkpoint, target: Path) -> None:
+    """Every segment that the checkpoint needs is there and whole; before anything is written."""
+    for segment in found.snapshot.segments if found.snapshot is not None else ():
+        try:
+            segment.arrays()
+        except CheckpointError as error:
+            raise CheckpointError(
+                error.message,
+                f"rlflame resume {target} --fresh-replay goes on with its weights and an empty "
+                "replay",
+            ) from error

@@ -1,0 +1,284 @@
+"""One run, from its config or its checkpoint to its result.
+
+Never loads torch unless a recipe asks for it. Must not know: the command line, terminals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlflame import (
+    build,
+    checkpoint,
+    env_file,
+    fleets,
+    presets,
+    segments,
+    tensor_file,
+    tensorboard,
+    toml,
+)
+from rlflame.checkpoint import Checkpoint
+from rlflame.clips import filmed
+from rlflame.config import LearningSettings, Recipe, RunConfig, RuntimeSettings
+from rlflame.errors import CheckpointError, ConfigError
+from rlflame.fleet import EventCount, Fleet, Observer, TrafficCount, policy_id
+from rlflame.machine_log import MachineLog
+from rlflame.onward import (
+    check_environment,
+    check_replay,
+    extended,
+    finished,
+    machine_differences,
+    scored,
+    train_from,
+)
+from rlflame.recorder import FileRecorder
+from rlflame.rollout.child import versions
+from rlflame.rollout.spec import EnvSpec, PolicyArrays
+from rlflame.run_folder import RunFolder, named_policy, newest_checkpoint
+from rlflame.show import RunResult, RunStart, Show, Silent
+from rlflame.stop import NeverStop
+from rlflame.trainer import Stop, StopNow, Trainer
+
+
+def train(
+    config: RunConfig | None = None,
+    *,
+    env: str | None = None,
+    algo: str | None = None,
+    sets: Sequence[str] = (),
+    init_from: Path | None = None,
+    preset: str = "",
+    fleet: Fleet | None = None,
+    show: Show | None = None,
+    stop: Stop | None = None,
+    counts: EventCount | None = None,
+) -> RunResult:
+    """Train a config, or the preset of an environment, in a new run folder.
+
+    A `fleet` that is handed in stays open, and `counts` are of its events; otherwise one is opened
+    for this run, as the runtime settings say.
+    """
+    if config is None:
+        config, preset = presets.resolve(
+            environment=env, algorithm=algo, sets=sets, continuous=build.acts_continuously
+        )
+    recipe, runtime = config.recipe.with_horizon(), config.runtime
+    if runtime.env_file is not None:
+        env_file.admit(runtime.env_file)
+    show = show or Silent()
+    if recipe.learning.init_policy is not None and init_from is None:
+        raise ConfigError(
+            f"The recipe starts from a policy (learning.init_policy = "
+            f"{recipe.learning.init_policy}), and no file was given.",
+            "--init-from FILE, or --set learning.init_policy=none",
+        )
+    counts = _counts(fleet, counts, show)
+    with opened(fleet, runtime, recipe.learning.rollout.num_slots, counts) as fleet:
+        env_spec = _environment(recipe, stop or NeverStop())
+        build.check_memory(recipe, env_spec, begun=False)
+        start = None
+        if init_from is not None:
+            learning, start = started_from(recipe.learning, env_spec, init_from)
+            recipe = recipe.model_copy(update={"learning": learning})
+        begun = build.beginning(recipe, env_spec, start)
+        folder = RunFolder.create(run_path(recipe, runtime))
+        try:
+            alone = fleets.found_no_cluster(runtime)
+            described = RunStart(
+                folder.path, begun, fleet.name, fleet.capacity, preset, False, alone
+            )
+            return _run(
+                folder, begun, runtime, fleet, show, stop or NeverStop(), described, counts, start
+            )
+        finally:
+            folder.release()
+
+
+def started_from(
+    learning: LearningSettings, env: EnvSpec, file: Path
+) -> tuple[LearningSettings, PolicyArrays]:
+    """The settings of a run that starts from the policy in a file, and that policy."""
+    spec = build.policy_spec(learning, env)
+    start = build.starting_policy(named_policy(file), spec, str(file))
+    wanted, found = learning.init_policy, policy_id(start)
+    if wanted not in (None, found):
+        raise ConfigError(
+            f"The recipe starts from the policy {wanted}, and {file} holds {found}.",
+            "--init-from the file it was made with, or --set learning.init_policy=none",
+        )
+    return learning.model_copy(update={"init_policy": found}), start
+
+
+def resume(
+    target: Path,
+    runtime: RuntimeSettings,
+    *,
+    steps: int | None = None,
+    fresh_replay: bool = False,
+    fleet: Fleet | None = None,
+    show: Show | None = None,
+    stop: Stop | None = None,
+) -> RunResult:
+    """Continue a run exactly where its newest checkpoint, or the named one, stands.
+
+    A run that is finished stays as it is: the result says how it ended. With `fresh_replay` the
+    weights go on, and the replay begins anew: another run from here on, with other digests.
+    """
+    show = show or Silent()
+    if not target.exists():
+        raise CheckpointError(f"{target} does not exist.", "rlflame runs lists the runs here")
+    path = target if target.is_dir() else segments.run_of(target)
+    folder = RunFolder.open(path)
+    try:
+        found = newest_checkpoint(target, show.note)
+        if not found.resumable:
+            raise CheckpointError(
+                f"{target} holds a policy alone, without the state that training needs.",
+                f"start a new run from it: rlflame train --init-from {target}",
+            )
+        found = extended(found, steps, folder.best if folder.best.exists() else target)
+        if fresh_replay:
+            found = build.with_fresh_replay(found)
+        if finished(found) and scored(folder, found):
+            return _result(folder, found, began=False)
+        check_replay(found, target)
+        for difference in machine_differences(found):
+            show.note(f"This machine differs from the one before in {difference}; bits may too.")
+        found = replace(found, fingerprint=versions())
+        build.check_memory(found.recipe, found.env, begun=True)
+        if runtime.env_file is not None:
+            env_file.admit(runtime.env_file)
+        check_environment(found)
+        slots = found.recipe.learning.rollout.num_slots
+        counts = _counts(fleet, None, show)
+        with opened(fleet, runtime, slots, counts) as fleet:
+            alone = fleets.found_no_cluster(runtime)
+            described = RunStart(path, found, fleet.name, fleet.capacity, "", True, alone)
+            return _run(
+                folder, found, runtime, fleet, show, stop or NeverStop(), described, counts, None
+            )
+    finally:
+        folder.release()
+
+
+def run_path(recipe: Recipe, runtime: RuntimeSettings) -> Path:
+    if runtime.out is not None:
+        return Path(runtime.out)
+    learning = recipe.learning
+    name = f"{presets.short_name(learning.environment.id)}-{learning.algorithm}-{learning.seed}"
+    return Path("runs") / name
+
+
+def _run(
+    folder: RunFolder,
+    begun: Checkpoint,
+    runtime: RuntimeSettings,
+    fleet: Fleet,
+    show: Show,
+    stop: Stop,
+    described: RunStart,
+    counts: EventCount,
+    start: PolicyArrays | None,
+) -> RunResult:
+    traffic = TrafficCount(fleet)
+    recorder = FileRecorder(
+        folder,
+        begun,
+        every_steps=runtime.checkpoint_every_steps,
+        keep=runtime.keep_checkpoints,
+        watcher=show,
+        counts=lambda: {**counts.take(), **traffic.take()},
+    )
+    filming = filmed(recorder, folder.path / "videos", begun, runtime.video_every_steps, show.note)
+    complete = False
+    try:
+        # Only now: a run that is refused keeps the config it has.
+        _write_config(folder, begun.recipe, runtime)
+        machines = MachineLog(folder.path, fleet, begun.progress.steps)
+        if runtime.tensorboard:
+            recorder.also(tensorboard.TensorBoard(folder.path, begun.recipe))
+            show.note(tensorboard.note(folder.path))
+        with show.begin(described):
+            trainer = build.trainer(begun, fleet, filming, stop, folder.path.name, start)
+            complete = trainer.run()
+            machines.note_workers()
+            if complete:
+                complete = _score(trainer, begun.recipe, recorder, stop)
+    finally:
+        filming.close(lambda: stop.requested or not complete)
+        recorder.close()
+    return _result(folder, checkpoint.load(folder.latest), complete=complete)
+
+
+def _result(
+    folder: RunFolder, saved: Checkpoint, *, complete: bool = True, began: bool = True
+) -> RunResult:
+    return RunResult(
+        folder.path,
+        saved.progress,
+        complete,
+        began,
+        saved.state_digest,
+        saved.digest,
+        saved.evaluation,
+        saved.best,
+        # A run that has reached its return does not go on.
+        train_from(saved.recipe, folder.best)
+        if saved.progress.reached
+        else f"rlflame resume {folder.path} --steps {2 * saved.progress.steps}",
+    )
+
+
+def opened(
+    fleet: Fleet | None, runtime: RuntimeSettings, tasks: int, observer: Observer
+) -> AbstractContextManager[Fleet]:
+    """The fleet that was handed in, left open at the end, or one of this run's own."""
+    return fleets.fleet(runtime, tasks, observer) if fleet is None else nullcontext(fleet)
+
+
+def _counts(fleet: Fleet | None, counts: EventCount | None, show: Show) -> EventCount:
+    """Of the events of a fleet; of one that was handed in alone, nothing can be counted."""
+    if counts is not None:
+        return counts
+    return EventCount(show.fleet) if fleet is None else EventCount(counted=())
+
+
+def _score(trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: Stop) -> bool:
+    """The final evaluation, written into the last checkpoint; False when it was cut short."""
+    snapshot = trainer.snapshot()
+    try:
+        with recorder.phase("evaluate"), stop.interruptible():
+            record = trainer.evaluate(build.evaluation_plan(recipe, final=True), snapshot.policy)
+    except StopNow:
+        return False
+    recorder.offer_best(snapshot.progress, record, snapshot.policy)
+    recorder.save_evaluated(snapshot, record)
+    return True
+
+
+def _environment(recipe: Recipe, stop: Stop) -> EnvSpec:
+    """The environment as it is here; making one may take long, and nothing is lost by ending."""
+    try:
+        with stop.interruptible():
+            return build.environment(recipe.learning.environment)
+    except StopNow:
+        raise KeyboardInterrupt from None
+
+
+def _write_config(folder: RunFolder, recipe: Recipe, runtime: RuntimeSettings) -> None:
+    config = RunConfig(
+        **{name: getattr(recipe, name) for name in Recipe.model_fields}, runtime=runtime
+    )
+    try:
+        tensor_file.write_atomically(folder.path / "config.toml", toml.to_toml(config).encode())
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder.path} cannot be written: {error.strerror or error}.",
+            "make room or choose another folder with --out",
+        ) from error
