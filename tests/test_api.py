@@ -12,11 +12,11 @@ import pytest
 from commands import TINY, TINY_REINFORCE, rlflame
 
 from rlflame import api, build, checkpoint, onward, presets
-from rlflame.config import RuntimeSettings
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.evaluate import EvaluationPlan
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.runtime import RuntimeSettings
 from rlflame.show import Silent
 
 INLINE = RuntimeSettings(fleet="inline")

@@ -24,7 +24,7 @@ SOURCE = Path(rlflame.__file__).parent
 #: one package, or names that stand in one string together.
 FLOORS = [
     ["errors", "rollout rollout.*"],
-    ["toml", "config", "metrics", "fleet", "learner", "env_file", "machine", "estimates"],
+    ["toml", "config runtime", "metrics", "fleet", "learner", "env_file", "machine", "estimates"],
     ["graphics", "memory", "onnx_file", "event_file"],
     ["fleet.*", "learner.*", "presets", "plot plot.*", "evaluate", "recorded"],
     ["trainer", "facts", "learners"],
@@ -56,7 +56,7 @@ GUESTS = {
     "PIL": {"render.panels", "render.files", "render.film"},
     "imageio_ffmpeg": {"render.files"},
     "safetensors": {"tensor_file"},
-    "pydantic": {"config", "toml", "presets", "catalogue", "checkpoint"},
+    "pydantic": {"config", "runtime", "toml", "presets", "catalogue", "checkpoint"},
     "gymnasium": {
         "rollout.lockstep",
         "rollout.rows",
@@ -79,6 +79,7 @@ BLIND = {
     "evaluate": ["pathlib", "rlflame.trainer", "rlflame.checkpoint"],
     "errors": ["rlflame"],
     "config": ["rlflame.rollout", "rlflame.learner", "rlflame.fleet"],
+    "runtime": ["rlflame.config", "rlflame.rollout", "rlflame.learner", "rlflame.fleet"],
 }
 
 

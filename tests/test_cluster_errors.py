@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlflame.config import RuntimeSettings
 from rlflame.errors import ConfigError, FleetUnreachable, RlflameError
 from rlflame.fleet.flame.cluster import Cluster
 from rlflame.fleets import fleet
+from rlflame.runtime import RuntimeSettings
 
 NOBODY = "127.0.0.1:9"
 

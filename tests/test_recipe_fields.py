@@ -17,8 +17,9 @@ from pydantic import BaseModel
 from tiny_runs import Run, run
 
 from rlflame import api, checkpoint
-from rlflame.config import EvaluationSettings, LearningSettings, RunConfig, RuntimeSettings
+from rlflame.config import EvaluationSettings, LearningSettings, RunConfig
 from rlflame.fleet import policy_id
+from rlflame.runtime import RuntimeSettings
 
 
 @dataclasses.dataclass(frozen=True)

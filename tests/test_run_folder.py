@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 from rlflame import api, checkpoint
-from rlflame.config import RuntimeSettings
 from rlflame.errors import CheckpointError
 from rlflame.recorder import FileRecorder
 from rlflame.run_folder import RunFolder, is_locked, newest_checkpoint, step_files
+from rlflame.runtime import RuntimeSettings
 
 
 class Watching:

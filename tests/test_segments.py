@@ -20,11 +20,11 @@ from replays import LEARNING, World, buffer_for, small_segments
 from test_run_folder import content, recording, same_run, step
 
 from rlflame import api, build, checkpoint, tensor_file
-from rlflame.config import RuntimeSettings
 from rlflame.errors import CheckpointError
 from rlflame.learner import replay
 from rlflame.learner.replay import ReplayShape
 from rlflame.rollout.spec import Fragment
+from rlflame.runtime import RuntimeSettings
 from rlflame.segments import SegmentFiles
 from rlflame.trainer import EXPERIENCE, Progress, Snapshot
 

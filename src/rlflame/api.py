@@ -17,7 +17,6 @@ import numpy as np
 
 from rlflame import checkpoint, video
 from rlflame.checkpoint import Checkpoint
-from rlflame.config import RuntimeSettings
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
 from rlflame.fleet import EventCount, Fleet
@@ -26,6 +25,7 @@ from rlflame.render import Drawing
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array
 from rlflame.running import opened, resume, train
+from rlflame.runtime import RuntimeSettings
 from rlflame.show import Show, Silent
 
 __all__ = ["LoadedPolicy", "evaluate", "load_policy", "render", "resume", "train"]

@@ -1,4 +1,4 @@
-"""The only config model: a Recipe that decides the bits, and a Runtime that decides the speed.
+"""The only config model: a Recipe that decides the bits; the Runtime beside it is in `runtime`.
 
 Every field is explained once, here; the command line's help, the docs table and the error texts
 come from these descriptions. Must not know: how a config is turned into parts.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from rlflame.runtime import Positive, RuntimeSettings, Section
 
 Scalar = str | int | float | bool | None
-Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, le=10.0)]
 
@@ -21,13 +22,7 @@ SECTIONS = ("ppo", "reinforce", "sac")
 WIDTH_UNIT = 8
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
-    )
-
-
-class EnvironmentSettings(_Section):
+class EnvironmentSettings(Section):
     id: str = Field(
         "CartPole-v1",
         min_length=1,
@@ -42,7 +37,7 @@ class EnvironmentSettings(_Section):
     )
 
 
-class RolloutSettings(_Section):
+class RolloutSettings(Section):
     unit: Literal["steps", "episodes"] = Field(
         "steps",
         description="A fragment is a fixed number of steps, or one whole episode per environment.",
@@ -75,7 +70,7 @@ class RolloutSettings(_Section):
         return self.num_slots * self.envs_per_slot
 
 
-class NetworkSettings(_Section):
+class NetworkSettings(Section):
     hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
         (64, 64),
         max_length=16,
@@ -117,7 +112,7 @@ class NetworkSettings(_Section):
         return self
 
 
-class PpoSettings(_Section):
+class PpoSettings(Section):
     learning_rate: Rate = Field(3e-4, description="Adam's step size.")
     anneal_learning_rate: bool = Field(True, description="Lower it linearly to 0 at the horizon.")
     adam_epsilon: Rate = Field(1e-5, description="Adam's epsilon.")
@@ -149,7 +144,7 @@ class PpoSettings(_Section):
     )
 
 
-class ReinforceSettings(_Section):
+class ReinforceSettings(Section):
     learning_rate: Rate = Field(1e-3, description="Adam's step size.")
     anneal_learning_rate: bool = Field(False, description="Lower it linearly to 0 at the horizon.")
     adam_epsilon: Rate = Field(1e-8, description="Adam's epsilon.")
@@ -177,7 +172,7 @@ class ReinforceSettings(_Section):
         return self
 
 
-class SacSettings(_Section):
+class SacSettings(Section):
     learning_rate: Rate = Field(3e-4, description="Adam's step size for the actor.")
     critic_learning_rate: Rate | None = Field(
         None, description="Adam's step size for the critics; absent: the actor's."
@@ -229,7 +224,7 @@ class SacSettings(_Section):
     )
 
 
-class LearningSettings(_Section):
+class LearningSettings(Section):
     """Everything that decides the weights."""
 
     algorithm: Literal["ppo", "reinforce", "sac"] = Field("ppo", description="How to learn.")
@@ -283,7 +278,7 @@ class LearningSettings(_Section):
         return self
 
 
-class EvaluationSettings(_Section):
+class EvaluationSettings(Section):
     """When the policy is scored; changes no weight."""
 
     every_steps: Positive | None = Field(
@@ -304,7 +299,7 @@ class EvaluationSettings(_Section):
     )
 
 
-class Recipe(_Section):
+class Recipe(Section):
     """What decides the bits: equal recipes end in equal weights."""
 
     stop_at_steps: Positive | None = Field(
@@ -333,92 +328,6 @@ class Recipe(_Section):
                 }
             )
         return self.model_copy(update={"learning": learning})
-
-
-class FlameSettings(_Section):
-    """How a run uses a Flame cluster."""
-
-    cpu: int | None = Field(
-        None, ge=0, le=1024, description="Processors per executor; by default the cluster's own."
-    )
-    memory: str | None = Field(
-        None,
-        pattern=r"^[0-9]+[kmgtKMGT]?$",
-        description="Memory per executor, such as 2g; by default the cluster's own.",
-    )
-    min_executors: int = Field(0, ge=0, le=4096, description="Executors started at once.")
-    python_version: str | None = Field(
-        None,
-        pattern=r"^3\.[0-9]+$",
-        description="The executors' Python, such as 3.12; by default this machine's if packages "
-        "are installed, else the executors' own.",
-    )
-    dependencies: Literal["auto", "prepared", "install"] = Field(
-        "auto",
-        description="Whether executors have numpy and Gymnasium (prepared) or install them for "
-        "each run (install); auto asks them first.",
-    )
-    extra_dependencies: tuple[str, ...] = Field(
-        (), description="More packages to install, for an environment of yours."
-    )
-    template: str | None = Field(
-        None, description="The application that ours is modelled on; by default flmrun."
-    )
-    start_deadline_s: float = Field(
-        300.0, gt=0.0, description="How long to wait for the first executor."
-    )
-    task_deadline_s: float = Field(
-        600.0, gt=0.0, description="A fragment that takes longer is given to another executor."
-    )
-    reconnect_s: float = Field(
-        120.0, ge=0.0, description="How long a session manager may be away during a run."
-    )
-    delay_release_s: int = Field(
-        120, ge=1, le=86_400, description="How long idle executors stay with the run."
-    )
-
-
-class RuntimeSettings(_Section):
-    """What decides the speed, and changes no bit."""
-
-    fleet: Literal["auto", "local", "flame", "inline"] = Field(
-        "auto",
-        description="Where rollouts run: worker processes here (local), a Flame cluster (flame), "
-        "inside this process (inline); auto is flame where one is configured, else local.",
-    )
-    workers: Positive | None = Field(
-        None,
-        le=4096,
-        description="Worker processes, by default one per usable core; on Flame the most "
-        "executors, by default as many as there is room for.",
-    )
-    env_file: str | None = Field(
-        None, description="A Python file with an environment of yours, shipped to every worker."
-    )
-    out: str | None = Field(
-        None, description="The run folder; by default runs/ENVIRONMENT-ALGORITHM-SEED."
-    )
-    checkpoint_every_steps: Positive = Field(
-        100_000, description="Steps between checkpoints; one is always written at the end."
-    )
-    keep_checkpoints: Positive = Field(3, description="Newest checkpoints kept.")
-    video_every_steps: Positive | None = Field(
-        None, description="Steps between short films of the policy, in videos/; absent: none."
-    )
-    step_deadline_s: float = Field(
-        60.0, gt=0.0, description="An environment that takes longer for one step counts as hung."
-    )
-    max_retries: int = Field(
-        3, ge=0, le=1000, description="Times a fragment is tried again when its worker dies."
-    )
-    progress: Literal["auto", "live", "plain", "json", "quiet"] = Field(
-        "auto", description="How progress is shown; auto is live on a terminal, plain otherwise."
-    )
-    tensorboard: bool = Field(
-        False, description="Write curves for TensorBoard into the run folder."
-    )
-    debug: bool = Field(False, description="Show tracebacks and what environments print.")
-    flame: FlameSettings = FlameSettings()
 
 
 class RunConfig(Recipe):

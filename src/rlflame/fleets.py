@@ -7,10 +7,10 @@ is still loading its own parts. Must not know: recipes, environments, learners.
 from __future__ import annotations
 
 from rlflame import env_file
-from rlflame.config import RuntimeSettings
 from rlflame.fleet import Fleet, Observer, ignore
 from rlflame.fleet.local import LocalFleet
 from rlflame.rollout import blas
+from rlflame.runtime import RuntimeSettings
 
 
 def fleet(runtime: RuntimeSettings, tasks: int | None = None, observer: Observer = ignore) -> Fleet:

@@ -24,7 +24,7 @@ from rlflame import (
 )
 from rlflame.checkpoint import Checkpoint
 from rlflame.clips import filmed
-from rlflame.config import LearningSettings, Recipe, RunConfig, RuntimeSettings
+from rlflame.config import LearningSettings, Recipe, RunConfig
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.fleet import EventCount, Fleet, Observer, TrafficCount, policy_id
 from rlflame.machine_log import MachineLog
@@ -41,6 +41,7 @@ from rlflame.recorder import FileRecorder
 from rlflame.rollout.child import versions
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
 from rlflame.run_folder import RunFolder, named_policy, newest_checkpoint
+from rlflame.runtime import RuntimeSettings
 from rlflame.show import RunResult, RunStart, Show, Silent
 from rlflame.stop import NeverStop
 from rlflame.trainer import Stop, StopNow, Trainer

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rlflame import presets, toml
-from rlflame.config import RunConfig, RuntimeSettings
+from rlflame.config import RunConfig
 from rlflame.env_file import admit
 from rlflame.errors import ConfigError
+from rlflame.runtime import RuntimeSettings
 
 #: As rlflame.rollout.blas has them; repeated because that room loads numpy, and these only count
 #: before it is loaded.

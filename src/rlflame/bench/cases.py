@@ -11,7 +11,8 @@ from pathlib import Path
 from rlflame import build, env_file, presets, settings
 from rlflame.bench import Case
 from rlflame.bench.published import Comparison
-from rlflame.config import Recipe, RunConfig, RuntimeSettings
+from rlflame.config import Recipe, RunConfig
+from rlflame.runtime import RuntimeSettings
 
 SLEEPING = str(Path(__file__).with_name("shipped") / "sleeping.py")
 #: One worker's time for an iteration of sleeping episodes, unless their number is given.

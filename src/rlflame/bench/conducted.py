@@ -20,9 +20,9 @@ from rlflame.bench.rollouts import Collecting, Rate, alternate
 from rlflame.bench.scaling import Scaling
 from rlflame.bench.session import Session
 from rlflame.bench.surroundings import look
-from rlflame.config import RuntimeSettings
 from rlflame.display import as_json_text, say, say_aside
 from rlflame.report import Document, markdown
+from rlflame.runtime import RuntimeSettings
 from rlflame.trainer import StopNow
 
 

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 
 from rlflame import fleets
-from rlflame.config import RuntimeSettings
 from rlflame.display import Tally
 from rlflame.errors import Interrupted
 from rlflame.fleet import Fleet, FleetEvent
+from rlflame.runtime import RuntimeSettings
 from rlflame.stop import SignalStop
 
 

@@ -1,0 +1,107 @@
+"""The half of the config model that decides the speed: where and how a run goes, shown and kept.
+
+Nothing in here may change a bit of what is learned. Must not know: recipes, how a config is turned
+into parts.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Part of a config: frozen, and without fields that nobody knows."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
+
+
+class FlameSettings(Section):
+    """How a run uses a Flame cluster."""
+
+    cpu: int | None = Field(
+        None, ge=0, le=1024, description="Processors per executor; by default the cluster's own."
+    )
+    memory: str | None = Field(
+        None,
+        pattern=r"^[0-9]+[kmgtKMGT]?$",
+        description="Memory per executor, such as 2g; by default the cluster's own.",
+    )
+    min_executors: int = Field(0, ge=0, le=4096, description="Executors started at once.")
+    python_version: str | None = Field(
+        None,
+        pattern=r"^3\.[0-9]+$",
+        description="The executors' Python, such as 3.12; by default this machine's if packages "
+        "are installed, else the executors' own.",
+    )
+    dependencies: Literal["auto", "prepared", "install"] = Field(
+        "auto",
+        description="Whether executors have numpy and Gymnasium (prepared) or install them for "
+        "each run (install); auto asks them first.",
+    )
+    extra_dependencies: tuple[str, ...] = Field(
+        (), description="More packages to install, for an environment of yours."
+    )
+    template: str | None = Field(
+        None, description="The application that ours is modelled on; by default flmrun."
+    )
+    start_deadline_s: float = Field(
+        300.0, gt=0.0, description="How long to wait for the first executor."
+    )
+    task_deadline_s: float = Field(
+        600.0, gt=0.0, description="A fragment that takes longer is given to another executor."
+    )
+    reconnect_s: float = Field(
+        120.0, ge=0.0, description="How long a session manager may be away during a run."
+    )
+    delay_release_s: int = Field(
+        120, ge=1, le=86_400, description="How long idle executors stay with the run."
+    )
+
+
+class RuntimeSettings(Section):
+    """What decides the speed, and changes no bit."""
+
+    fleet: Literal["auto", "local", "flame", "inline"] = Field(
+        "auto",
+        description="Where rollouts run: worker processes here (local), a Flame cluster (flame), "
+        "inside this process (inline); auto is flame where one is configured, else local.",
+    )
+    workers: Positive | None = Field(
+        None,
+        le=4096,
+        description="Worker processes, by default one per usable core; on Flame the most "
+        "executors, by default as many as there is room for.",
+    )
+    env_file: str | None = Field(
+        None, description="A Python file with an environment of yours, shipped to every worker."
+    )
+    out: str | None = Field(
+        None, description="The run folder; by default runs/ENVIRONMENT-ALGORITHM-SEED."
+    )
+    checkpoint_every_steps: Positive = Field(
+        100_000, description="Steps between checkpoints; one is always written at the end."
+    )
+    keep_checkpoints: Positive = Field(3, description="Newest checkpoints kept.")
+    video_every_steps: Positive | None = Field(
+        None, description="Steps between short films of the policy, in videos/; absent: none."
+    )
+    step_deadline_s: float = Field(
+        60.0, gt=0.0, description="An environment that takes longer for one step counts as hung."
+    )
+    max_retries: int = Field(
+        3, ge=0, le=1000, description="Times a fragment is tried again when its worker dies."
+    )
+    progress: Literal["auto", "live", "plain", "json", "quiet"] = Field(
+        "auto", description="How progress is shown; auto is live on a terminal, plain otherwise."
+    )
+    tensorboard: bool = Field(
+        False, description="Write curves for TensorBoard into the run folder."
+    )
+    debug: bool = Field(False, description="Show tracebacks and what environments print.")
+    flame: FlameSettings = FlameSettings()
