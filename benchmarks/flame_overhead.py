@@ -16,6 +16,7 @@ Needs an otherwise idle machine. Rates are of the middle one of several rounds.
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import json
 import os
@@ -222,18 +223,28 @@ def stored(application: str) -> None:
 
 
 def reinforce(options: argparse.Namespace) -> None:
-    """31 iterations of 50 episodes on both sides, the first of them not counted."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "rlflame", "train", "--env", "hopper", "--algo",
-                   "reinforce", "--fleet", "flame", "--iterations", str(ITERATIONS),
-                   "--episodes-per-iter", "50", "--set", "envs_per_slot=25", "--set",
-                   "evaluation.final_episodes=1", "--out", f"{folder}/run", "--plain"]  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True)
-        ours = own_rate(Path(folder) / "run")
-    print(f"reinforce: {ours:.1f} episodes/s by rlflame", flush=True)
+    """31 iterations of 50 episodes on both sides, the first of them not counted.
+
+    Ours once as it learns, and so walks longer and longer; and once with a learning rate that
+    changes nothing, so that its episodes are as short as those of a policy that has not learned.
+    """
+    rates = {}
+    for name, sets in (("learning", ()), ("standing still", ("reinforce.learning_rate=1e-9",))):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "rlflame", "train", "--env", "hopper", "--algo",
+                       "reinforce", "--fleet", "flame", "--iterations", str(ITERATIONS),
+                       "--episodes-per-iter", "50", "--set", "envs_per_slot=25", "--set",
+                       "evaluation.final_episodes=1", "--out", f"{folder}/run", "--plain",
+                       *(word for one in sets for word in ("--set", one))]  # fmt: skip
+            subprocess.run(command, check=True, capture_output=True)
+            rates[name], steps = own_rate(Path(folder) / "run")
+        print(f"reinforce: {rates[name]:.1f} episodes/s by rlflame, {name}: {steps:.0f} steps "
+              "an episode", flush=True)  # fmt: skip
     if options.example is not None:
         theirs = example(options.example)
-        print(f"reinforce: {theirs:.1f} episodes/s by Flame's example, {ours / theirs:.1f} times")
+        print(f"reinforce: {theirs:.1f} episodes/s by Flame's example: "
+              + ", ".join(f"{ours / theirs:.1f} times {name}" for name, ours in rates.items())
+              )  # fmt: skip
 
 
 #: Flame's example speaks after iterations 0, 10, 20 and 30.
@@ -255,11 +266,13 @@ def example(source: Path) -> float:
     return (ITERATIONS - 1) * 50 / (heard[-1] - heard[0])
 
 
-def own_rate(folder: Path) -> float:
-    """Episodes a second after the first iteration, from the run's own clock."""
+def own_rate(folder: Path) -> tuple[float, float]:
+    """Episodes a second after the first iteration, from the run's own clock, and their length."""
     lines = [json.loads(line) for line in (folder / "timing.jsonl").open()]
     spent = [line["wall_s"] for line in lines if "collect_s" in line]
-    return (len(spent) - 1) * 50 / sum(spent[1:])
+    with (folder / "episodes.csv").open(newline="") as file:
+        lengths = [float(row["l"]) for row in csv.DictReader(file)][50:]
+    return (len(spent) - 1) * 50 / sum(spent[1:]), statistics.mean(lengths)
 
 
 if __name__ == "__main__":

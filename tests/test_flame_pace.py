@@ -15,6 +15,9 @@ from rlflame.fleet.jobs import Job, JobQueue
 
 __all__ = ["bench"]
 
+#: Attempts under way where no executor waits for its first.
+BUSY = 40
+
 
 def told(capacity: int, **busy_s: float) -> Pace:
     pace = Pace(capacity)
@@ -25,27 +28,39 @@ def told(capacity: int, **busy_s: float) -> Pace:
 
 
 def test_tasks_of_unknown_length_travel_alone() -> None:
-    assert Pace(2).together("train", 100) == 1
-    assert told(2, evaluate=0.001).together("train", 100) == 1
+    assert Pace(2).together("train", 100, BUSY) == 1
+    assert told(2, evaluate=0.001).together("train", 100, BUSY) == 1
 
 
 def test_a_group_is_an_equal_share_of_what_waits() -> None:
     pace = told(2, train=0.001)
     left, groups = 8, []
     while left:
-        groups.append(pace.together("train", left))
+        groups.append(pace.together("train", left, BUSY))
         left -= groups[-1]
     # One executor has the first four, the other the rest.
     assert groups == [4, 2, 1, 1]
-    assert told(8, train=0.001).together("train", 8) == 1
+    assert told(8, train=0.001).together("train", 8, BUSY) == 1
 
 
 def test_a_group_is_soon_over() -> None:
-    """0.4 s hold 4 tasks of 0.1 s, and one of 0.3 s or of an hour."""
-    assert told(20, train=0.09).together("train", 320) == 4
-    assert told(20, train=0.3).together("train", 320) == 1
-    assert told(20, train=3600.0).together("train", 320) == 1
-    assert told(20, train=0.0).together("train", 40) == 2
+    """0.6 s hold 6 tasks of 0.09 s, and one of 0.4 s or of an hour."""
+    assert told(20, train=0.09).together("train", 320, BUSY) == 6
+    assert told(20, train=0.4).together("train", 320, BUSY) == 1
+    assert told(20, train=3600.0).together("train", 320, BUSY) == 1
+    assert told(20, train=0.0).together("train", 40, BUSY) == 2
+
+
+def test_executors_that_begin_together_do_not_end_together() -> None:
+    """Of 320 tasks of 0.15 s, 20 executors are given one to four first, then four each."""
+    pace = told(20, train=0.15)
+    left, groups = 320, []
+    while len(groups) < 40:
+        groups.append(pace.together("train", left, len(groups)))
+        left -= groups[-1]
+    assert groups == [1] * 5 + [2] * 5 + [3] * 5 + [4] * 5 + [4] * 20
+    # With one round to give and no more, all of them are to end at once.
+    assert [pace.together("train", 40 - 2 * k, k) for k in range(3)] == [2, 2, 2]
 
 
 def test_a_change_of_pace_is_soon_believed() -> None:
@@ -55,7 +70,7 @@ def test_a_change_of_pace_is_soon_believed() -> None:
         pace.took("train", 0.1)
     for _ in range(40):
         pace.took("train", 1.0)
-    assert pace.together("train", 60) == 1
+    assert pace.together("train", 60, BUSY) == 1
 
 
 def test_stragglers_are_three_times_as_slow_but_never_quick() -> None:

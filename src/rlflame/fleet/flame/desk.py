@@ -169,7 +169,7 @@ class Desk:
     def _group(self) -> list[Job]:
         """What goes to the cluster next: a job, and with a short one others of its kind."""
         waiting, first = len(self._jobs), self._jobs.take(None)
-        together = self.pace.together(first.task.purpose, waiting)
+        together = self.pace.together(first.task.purpose, waiting, len(self._attempts))
         return [first, *self._jobs.more_like(first, together - 1)]
 
     def _see_through(self, attempt: Attempt) -> None:

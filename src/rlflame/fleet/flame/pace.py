@@ -12,7 +12,7 @@ from statistics import median
 #: So many of the latest tasks are remembered: enough for a median, few enough to follow a change.
 _REMEMBERED = 32
 #: Short tasks travel together up to about this much work.
-_TOGETHER_S = 0.4
+_TOGETHER_S = 0.6
 #: A task that runs for this many times the usual is slow...
 _SLOW = 3.0
 #: ...but never before this.
@@ -34,17 +34,22 @@ class Pace:
         self._by_purpose[purpose].append(busy_s)
         self.busy_s.append(busy_s)
 
-    def together(self, purpose: str, waiting: int) -> int:
+    def together(self, purpose: str, waiting: int, under_way: int) -> int:
         """How many of the tasks that wait the next executor should be given at once.
 
         An equal share of what waits, so that groups get smaller towards the end and all
-        executors end at about the same time; and no more than is soon over.
+        executors end at about the same time; and no more than is soon over. Where there is
+        enough for several rounds, executors that begin together are given groups of all sizes:
+        else all of them would answer in the same moment, round after round.
         """
         known = self._by_purpose.get(purpose)
         if not known:
             return 1
         share = -(-waiting // self._capacity)
-        return max(1, min(share, int(_TOGETHER_S / max(median(known), 1e-6))))
+        most = int(_TOGETHER_S / max(median(known), 1e-6))
+        if most < share and under_way < self._capacity:
+            most = 1 + under_way * most // self._capacity
+        return max(1, min(share, most))
 
     def slow_s(self, purpose: str, tasks: int) -> float | None:
         """After how long so many together are stragglers; None as long as nothing is known."""
