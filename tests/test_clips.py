@@ -71,7 +71,39 @@ def test_one_at_a_time_and_of_those_that_wait_the_newest(tmp_path):
     assert [first_number(job) for job in projector.jobs] == [1.0, 4.0]
     assert projector.jobs[1].captions == ("PPO, step 40",)
     assert projector.jobs[1].nice > 0
-    assert films.notes() == []
+    assert films.notes() == [
+        "Films fall due faster than they are drawn: some are left out.",
+        f"2 of 4 films drawn: {tmp_path / 'videos'}. A larger --video-every leaves none out.",
+    ]
+
+
+def test_films_that_were_all_drawn_are_counted(tmp_path):
+    projector = Projector()
+    projector.go.release(9)
+    films = Clips(tmp_path / "videos", begun(), projector)
+    for steps in (10, 20):
+        films.offer(at(steps), weights(1.0))
+        while films.busy():
+            threading.Event().wait(0.01)
+    films.close(never)
+    assert films.notes() == [f"2 films drawn: {tmp_path / 'videos'}."]
+
+
+def test_films_until_a_failure_are_counted_too(tmp_path):
+    projector, heard = Projector(), []
+    projector.go.release(9)
+    films = Clips(tmp_path / "videos", begun(), projector)
+    recorder = FilmingRecorder(Nowhere(), films, 1, heard.append)
+    for steps in (0, 1, 2):
+        recorder.snapshot(snapshot, at(steps), False)
+        while films.busy():
+            threading.Event().wait(0.01)
+        projector.error = RlflameError("No paint.", "buy some")
+    recorder.close(never)
+    assert heard == [
+        "There will be no more films of this run: No paint. buy some",
+        f"1 of 3 films drawn: {tmp_path / 'videos'}.",
+    ]
 
 
 def test_the_weights_are_those_of_the_moment(tmp_path):
@@ -106,7 +138,7 @@ def test_a_failure_is_one_note_and_the_last_attempt(tmp_path, error):
     assert len(projector.jobs) == 1
 
 
-def test_whoever_is_in_a_hurry_gets_no_film_and_no_note(tmp_path):
+def test_whoever_is_in_a_hurry_gets_no_film_and_is_told(tmp_path):
     projector = Projector()
     films = Clips(tmp_path / "videos", begun(), projector)
     films.offer(at(0), weights(1.0))
@@ -116,7 +148,7 @@ def test_whoever_is_in_a_hurry_gets_no_film_and_no_note(tmp_path):
     films.close(lambda: True)
     assert not films.busy()
     assert not (tmp_path / "videos").exists()
-    assert films.notes() == []
+    assert films.notes() == [f"0 of 2 films drawn: {tmp_path / 'videos'}."]
     assert [thread.name for thread in threading.enumerate() if thread.name == "clips"] == []
 
 
@@ -146,7 +178,10 @@ def test_whoever_waits_for_the_last_film_is_told(tmp_path):
     projector.begun.acquire()
     threading.Timer(0.05, projector.go.release).start()
     recorder.close(never)
-    assert heard == ["The last film is being drawn; Ctrl-C goes without it."]
+    assert heard == [
+        "The last film is being drawn; Ctrl-C goes without it.",
+        f"1 film drawn: {tmp_path / 'videos'}.",
+    ]
     assert (tmp_path / "videos" / "step-000000000.gif").read_bytes() == b"film"
 
 

@@ -1,7 +1,8 @@
 """Short films of a policy that is still learning, made beside the run and never in its way.
 
 A thread waits for the process that draws; the loop only hands over a copy of the weights. What
-goes wrong is one note. Must not know: how anything is drawn, algorithms, the command line.
+goes wrong is one note, and so is what was left out. Must not know: how anything is drawn,
+algorithms, the command line.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rlflame import tensor_file, video
 from rlflame.checkpoint import Checkpoint
 from rlflame.errors import RlflameError
 from rlflame.evaluate import EvaluationRecord
+from rlflame.facts import count
 from rlflame.render import Drawing, Job, camera, order
 from rlflame.rollout.spec import Fragment, PolicyArrays
 from rlflame.trainer import Progress, Recorder, Snapshot
@@ -84,6 +86,8 @@ class Clips:
         self._waiting: tuple[int, Job] | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self._behind = self._failed = False
+        self._due = self._drawn = 0
         self._notes: list[str] = []
         self._look: camera.Looks | None = None
         try:
@@ -92,6 +96,7 @@ class Clips:
             self._give_up(f"{type(error).__name__}: {error}")
 
     def offer(self, progress: Progress, policy: Callable[[], PolicyArrays]) -> None:
+        self._due += 1
         if self._look is None or self._stopped:
             return
         # The learner goes on changing the arrays that it has handed out.
@@ -102,6 +107,9 @@ class Clips:
         limit = min(job.max_episode_steps, round(_SECONDS * self._look.steps_per_s))
         job = replace(job, max_episode_steps=limit, max_bytes=_MOST_BYTES, nice=_NICE)
         with self._lock:
+            if self._waiting is not None and not self._behind:
+                self._behind = True
+                self._notes.append("Films fall due faster than they are drawn: some are left out.")
             self._waiting = (progress.steps, job)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, daemon=True, name="clips")
@@ -121,8 +129,17 @@ class Clips:
             if hurry() or time.monotonic() > deadline:
                 self._stopped = True
                 thread.join(_LEAVE_S)
-                return
+                break
             thread.join(_LOOK_S)
+        with self._lock:
+            # Of a run that cannot be filmed at all, that has been said.
+            if self._due and (self._drawn or not self._failed):
+                self._notes.append(self._summary())
+
+    def _summary(self) -> str:
+        some = f"{self._drawn} of " if self._drawn < self._due else ""
+        advice = " A larger --video-every leaves none out." if self._behind else ""
+        return f"{some}{count(self._due, 'film')} drawn: {self._folder}.{advice}"
 
     def _work(self) -> None:
         while True:
@@ -139,6 +156,7 @@ class Clips:
             drawing = self._draw(job, self._look.mujoco, lambda: self._stopped)
             self._folder.mkdir(exist_ok=True)
             tensor_file.write_atomically(self._folder / f"step-{steps:09d}.gif", drawing.data)
+            self._drawn += 1
         except RlflameError as error:
             if not self._stopped:
                 self._give_up(f"{error.message} {error.hint}".rstrip())
@@ -146,9 +164,10 @@ class Clips:
             self._give_up(f"{type(error).__name__}: {error}")
 
     def _give_up(self, reason: str) -> None:
-        self._stopped = True
+        self._stopped = self._failed = True
+        more = "more " if self._drawn else ""
         with self._lock:
-            self._notes.append(f"There will be no films of this run: {reason}")
+            self._notes.append(f"There will be no {more}films of this run: {reason}")
 
 
 def filmed(
