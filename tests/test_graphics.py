@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,3 +127,65 @@ def test_trying_leaves_this_process_s_environment_alone():
     assert reasons[BACKENDS[0]] == ""
     assert "AssertionError" in reasons["glfw"]
     assert dict(os.environ) == before
+
+
+_HINDERED = """
+import sys
+from rlflame import build, graphics
+from rlflame.config import EnvironmentSettings
+from rlflame.errors import ConfigError
+graphics.hindrance = lambda reason: ConfigError(f"hindered: {reason}")
+try:
+    kwargs = dict.fromkeys(sys.argv[2:], 1)
+    build.environment(EnvironmentSettings(id=sys.argv[1], kwargs=kwargs))
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "said"),
+    [
+        ("nonsense", ["Hopper-v5"], "hindered: invalid value for environment variable MUJOCO_GL"),
+        ("nonsense", ["CartPole-v1"], ""),
+        ("nonsense", ["CartPole-v1", "odd"], "CartPole-v1 cannot be made with {'odd': 1}"),
+        ("disable", ["Hopper-v5"], ""),
+        ("disable", ["Hopper-v5", "odd"], "Hopper-v5 cannot be made with {'odd': 1}"),
+        ("", ["Hopper-v5"], ""),
+    ],
+)
+def test_a_renderer_that_mujoco_does_not_load_with_is_blamed_and_nothing_else_is(
+    value, words, said
+):
+    """MuJoCo reads the variable once, when it is loaded: in a process of its own."""
+    spoken = subprocess.run(
+        [sys.executable, "-c", _HINDERED, *words],
+        env={**os.environ, "MUJOCO_GL": value},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert spoken.stdout.startswith(said)
+    assert bool(spoken.stdout) == bool(said)
+
+
+class Tried:
+    def __init__(self, *working: str) -> None:
+        self.working = working
+
+    def reasons(self) -> dict[str, str]:
+        return {name: "" if name in self.working else "no" for name in BACKENDS}
+
+    def close(self) -> None: ...
+
+
+def test_the_variable_its_value_and_what_works_instead_are_named(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "nonsense")
+    error = graphics.hindrance("no such thing", lambda: Tried(BACKENDS[0]))
+    assert error.exit_code == 2
+    assert error.message == "MuJoCo cannot be loaded with MUJOCO_GL='nonsense': no such thing."
+    assert error.hint.startswith("unset MUJOCO_GL")
+    assert all(name in error.hint for name in (*BACKENDS, "disable"))
+    assert error.hint.endswith(f"of which {BACKENDS[0]} works here")
+    none = graphics.hindrance("no such thing", Tried)
+    assert none.hint.endswith(f"of which none works here: {advice()}")

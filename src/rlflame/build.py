@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from rlflame import graphics
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import EnvironmentSettings, LearningSettings, Recipe
 from rlflame.errors import ConfigError
@@ -63,6 +64,8 @@ def environment(settings: EnvironmentSettings) -> EnvSpec:
             f"{name} cannot be made: {_first_line(error)}.", "rlflame envs"
         ) from error
     except (Exception, SystemExit) as error:
+        if graphics.hindered(error):
+            raise graphics.hindrance(_first_line(error)) from error
         raise ConfigError(
             f"{name} cannot be made with {dict(settings.kwargs)}: {_first_line(error)}.",
             "check --env-kwargs",

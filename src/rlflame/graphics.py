@@ -13,10 +13,11 @@ import platform
 import secrets
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rlflame.errors import RlflameError
+from rlflame.errors import ConfigError, RlflameError
 
 BACKENDS = ("cgl", "glfw") if sys.platform == "darwin" else ("egl", "osmesa", "glfw")
 TRY_S = 30.0
@@ -92,6 +93,34 @@ class Trials:
             process.wait()
             if process.stderr is not None:
                 process.stderr.close()
+
+
+def hindered(error: BaseException) -> bool:
+    """Whether this is MuJoCo, which does not load with the renderer that its variable names."""
+    if not os.environ.get(VARIABLE) or "mujoco" in sys.modules:
+        return False
+    seen: BaseException | None = error
+    while seen is not None:
+        for frame, _ in traceback.walk_tb(seen.__traceback__):
+            if str(frame.f_globals.get("__name__")).partition(".")[0] == "mujoco":
+                return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def hindrance(reason: str, trials: Callable[[], Trials] = Trials) -> ConfigError:
+    """What to say of it. Others are tried: whoever sets the variable wants to know what works."""
+    trying = trials()
+    try:
+        works = [backend for backend, why in trying.reasons().items() if not why]
+    finally:
+        trying.close()
+    found = f"of which {' and '.join(works) or 'none'} {'work' if works[1:] else 'works'} here"
+    return ConfigError(
+        f"MuJoCo cannot be loaded with {VARIABLE}={os.environ.get(VARIABLE, '')!r}: {reason}.",
+        f"unset {VARIABLE}: rlflame finds a renderer itself. It may also be disable, for what "
+        f"draws nothing, or {', '.join(BACKENDS)}, {found}" + ("" if works else f": {advice()}"),
+    )
 
 
 def tried(backend: str) -> str:
