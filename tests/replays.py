@@ -78,7 +78,8 @@ class World:
 
     def step(self, column):
         chance = self.rng.random()
-        terminated, truncated = chance < self.ends / 2, self.ends / 2 <= chance < self.ends
+        # Some at the very step at which they would have been cut.
+        terminated, truncated = chance < self.ends / 2, self.ends / 3 <= chance < self.ends
         seen = self.new()
         action, reward = self.new(), float(np.float32(self.rng.standard_normal()))
         step = Step(self.now[column], action, reward, terminated, truncated, seen)

@@ -313,6 +313,16 @@ def test_a_bad_minibatch_changes_nothing(fault):
     np.testing.assert_array_equal(parameters.data, before["parameters"])
 
 
+def test_returns_too_large_to_be_squared_are_blamed_by_name():
+    spec = policy_spec("continuous")
+    algorithm, *_ = learner(PpoSettings(minibatch_size=12, scale_rewards=False), spec)
+    batch = random_batch(np.random.default_rng(8), spec, algorithm.policy(), columns=COLUMNS)
+    batch.rewards[:] *= 1e25
+    with pytest.raises(LearningError, match="with returns of") as caught:
+        algorithm.update(batch, 0.0)
+    assert caught.value.hint == "--set ppo.scale_rewards=true"
+
+
 def test_one_bad_minibatch_among_good_ones_is_skipped():
     """The others are learned from as if it had not been there, and five need not be in a row."""
     spec = policy_spec("continuous")

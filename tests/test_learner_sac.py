@@ -202,6 +202,17 @@ def test_hand_derived_gradients_are_those_of_autograd(
         assert sums == pytest.approx(expected_sums, rel=1e-5)
 
 
+@pytest.mark.parametrize("shift", [-4.0, 5.0])
+def test_the_deviations_of_gsde_have_no_bounds(shift: float) -> None:
+    """Far beyond those of a network's own output, a log standard deviation of 2 at most."""
+    nets, batch = networks(exploration="gsde"), minibatch()
+    nets.actor["actor.log_std"][:] += np.float32(shift)
+    ours, theirs = NumpySac(nets, Lanes(1)), TorchSac(nets)
+    np.testing.assert_allclose(ours.act(batch), theirs.act(batch), rtol=1e-4, atol=1e-3)
+    found, expected = (p.actor_gradient(batch, 0.37, ROWS)[0] for p in (ours, theirs))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
 def test_gradients_of_shards_add_up() -> None:
     nets, whole = networks(), minibatch(rows=32)
     provider = NumpySac(nets, Lanes(1))
@@ -280,6 +291,10 @@ class Plain:
         x = torch.cat((seen, action), dim=1)
         return torch.stack([self.mlp(weights, f"critic{j}", x)[:, 0] for j in (0, 1)])
 
+    def clip(self, weights: list[torch.Tensor]) -> None:
+        if self.settings.max_gradient_norm is not None:
+            torch.nn.utils.clip_grad_norm_(weights, self.settings.max_gradient_norm)
+
     def update(self, number: int, drawn: Transitions) -> None:
         settings = self.settings
         seen, action, reward, following, bootstrap = (
@@ -298,6 +313,8 @@ class Plain:
         loss = 0.5 * (self.q(self.critics, seen, action) - wanted).square().mean(dim=1).sum()
         self.critic_optimizer.zero_grad()
         loss.backward()
+        for prefix in ("critic0", "critic1"):
+            self.clip([t for name, t in self.critics.items() if name.startswith(prefix)])
         self.critic_optimizer.step()
         drawn_action, log_prob = self.pi(seen, now)
         if number % settings.policy_delay == 0:
@@ -308,6 +325,7 @@ class Plain:
             lower = self.q(self.critics, seen, drawn_action).min(dim=0).values
             self.actor_optimizer.zero_grad()
             (weight * log_prob - lower).mean().backward()
+            self.clip(list(self.actor.values()))
             self.actor_optimizer.step()
         if (number + 1) % settings.target_update_interval == 0:
             with torch.no_grad():
@@ -327,6 +345,7 @@ class Plain:
             policy_delay=2,
             target_update_interval=3,
             target_update_rate=0.1,
+            max_gradient_norm=0.2,
         ),
     ],
     ids=["default", "everything else"],
@@ -431,8 +450,37 @@ def test_an_update_that_is_not_finite_changes_nothing_and_the_fifth_in_a_row_end
     assert metrics["refused_minibatches"] == 4.0
     for name in ("actor", "critics", "targets", "log_entropy_weight", "critic_adam.count"):
         np.testing.assert_array_equal(before[name], sac.state()[name], err_msg=name)
-    with pytest.raises(LearningError, match="not finite 5 times"):
+    with pytest.raises(LearningError, match=r"not finite 5 times .*with rewards of 3e\+38"):
         sac.update(ReplayBatch(fresh, 7, 1, bad), 0.0)
+
+
+def test_where_what_is_learned_from_is_small_the_learning_rate_is_blamed() -> None:
+    nets = networks()
+    nets.critics["critic1.2.bias"][:] = np.float32(3e38)
+    sac = learner(SacSettings(), nets)
+    with pytest.raises(LearningError, match=r"gradient norm (inf|nan)\)") as caught:
+        sac.update(owed(0, 5), 0.0)
+    assert "--set sac.learning_rate=1e-4" in caught.value.hint
+
+
+def test_an_actor_whose_loss_is_not_finite_stays_while_the_critics_learn() -> None:
+    class Spoiled(NumpySac):
+        def actor_gradient(self, *given: Any) -> Any:
+            gradient, sums = super().actor_gradient(*given)
+            gradient[3] = np.nan
+            return gradient, sums
+
+    nets, lanes = networks(), Lanes(1)
+    sac = Sac(SacSettings(policy_delay=2), nets, Spoiled(nets, lanes), lanes, seed=7)
+    before = sac.state()
+    metrics = sac.update(owed(0, 4), 0.0)
+    after = sac.state()
+    for name in ("actor", "actor_adam.first", "actor_adam.second", "actor_adam.count"):
+        np.testing.assert_array_equal(before[name], after[name], err_msg=name)
+    assert int(after["critic_adam.count"]) == 4
+    # Of four, the first and the third wanted to move the actor.
+    assert metrics["refused_minibatches"] == 2.0
+    assert "actor_loss" not in metrics
 
 
 def test_the_normaliser_learns_from_what_is_fresh_and_acts_in_the_policy() -> None:

@@ -24,8 +24,9 @@ from tiny_runs import Recording, Run, run
 
 from rlflame import build, checkpoint
 from rlflame.config import Recipe, SacSettings
-from rlflame.errors import LearningError
+from rlflame.errors import EnvironmentFailure, LearningError
 from rlflame.fleet.local import LocalFleet
+from rlflame.run_folder import newest_checkpoint
 
 
 class Marked(gymnasium.Env):
@@ -62,22 +63,36 @@ class Edge(gymnasium.Env):
         shape: tuple[int, ...] = (2,),
         reward: float = 1.0,
         length: int = 6,
+        scale: float = 1.0,
+        spoiled: str = "",
     ) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.action_space = spaces.Box(low, high, tuple(shape), np.float32)
-        self._reward, self._length = reward, length
+        self._reward, self._length, self._scale = reward, length, scale
+        self._spoiled = spoiled
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self._t = 0
-        return self.np_random.standard_normal(3).astype(np.float32), {}
+        self._spoils = self._spoiled and self.np_random.random() < 0.05
+        return self._seen(), {}
+
+    def _seen(self) -> Any:
+        return np.float32(self._scale) * self.np_random.standard_normal(3).astype(np.float32)
 
     def step(self, action: Any) -> Any:
         if not self.action_space.contains(action):
             raise ValueError(f"not an action: {action!r}")
         self._t += 1
-        seen = self.np_random.standard_normal(3).astype(np.float32)
-        return seen, self._reward * float(seen[0]), self._t >= self._length, False, {}
+        seen = self._seen()
+        reward = self._reward * float(seen[0] / np.float32(self._scale))
+        if self._spoils and self._t == 4:
+            quantity, value = self._spoiled.split()
+            if quantity == "reward":
+                reward = float(value)
+            else:
+                seen[1] = float(value)
+        return seen, reward, self._t >= self._length, False, {}
 
 
 gymnasium.register("Marked-v0", entry_point=Marked, max_episode_steps=5)
@@ -242,8 +257,33 @@ def test_odd_sizes_train(name):
 
 
 def test_rewards_too_large_for_float32s_squares_end_the_run_with_a_sentence():
-    with pytest.raises(LearningError, match="not finite 5 times in a row"):
+    with pytest.raises(LearningError, match=r"5 times in a row.*with rewards of \d") as caught:
         run(tiny(env="Edge-v0", kwargs={"reward": 1e30}))
+    assert caught.value.hint.startswith("divide the environment's rewards")
+
+
+def test_so_do_observations_unless_they_are_normalised():
+    def made(normalise: bool) -> Run:
+        network = {"activation": "relu", "normalise_observations": normalise}
+        return run(tiny(env="Edge-v0", kwargs={"scale": 1e30}, network=network))
+
+    with pytest.raises(LearningError, match=r"with (next )?observations of \d") as caught:
+        made(False)
+    assert caught.value.hint == "--set network.normalise_observations=true"
+    assert made(True).recorded.metrics[-1]["refused_minibatches"] == 0.0
+
+
+@pytest.mark.parametrize("spoiled", ["reward inf", "reward nan", "observation nan"])
+def test_what_is_not_finite_reaches_neither_replay_nor_normaliser(spoiled):
+    told = Recording()
+    normalised = {"normalise_observations": True}
+    with pytest.raises(EnvironmentFailure, match=r"Edge-v0 returned .*(reward|NaN)"):
+        run(tiny(20, "Edge-v0", kwargs={"spoiled": spoiled}, network=normalised), recorded=told)
+    saved = told.snapshots[max(told.snapshots)]
+    assert saved.progress.steps > 0
+    assert int(saved.learner["experience.rows"]) * 4 == saved.progress.steps
+    for name, array in saved.learner.items():
+        assert np.isfinite(array).all(), name
 
 
 # As a user meets it
@@ -321,7 +361,8 @@ def test_a_run_that_is_killed_and_resumed_ends_in_equal_bits(trained):
         time.sleep(0.02)
     os.killpg(running.pid, signal.SIGKILL)
     finished(running)
-    stood = int(checkpoint.load(Path("killed/latest.safetensors")).progress.steps)
+    # It may have died between a checkpoint and the link that calls it the latest.
+    stood = int(newest_checkpoint(Path("killed"), print).progress.steps)
     assert stood >= 96
     until = stood + 64
     assert rlflame("resume", "killed", "--steps", str(until), "--fleet", "inline").code == 0

@@ -393,11 +393,11 @@ def test_a_replay_that_memory_cannot_hold_is_refused_with_one_that_it_can(stoppe
     out = stopped / "refused"
     said = rlflame(*words, "--out", out)
     assert said.code == 2
-    assert "A replay of 1,000,000 transitions takes 45" in said.err
+    # Eight columns; 105 observations, 8 actions and a reward of four bytes, and one for the end.
+    assert "A replay of 1,000,000 transitions takes 457 MB of memory" in said.err
     assert "and 123 MB are available" in said.err
     assert not out.exists()
     (smaller,) = re.findall(r"--set learning\.sac\.buffer_size=(\d+)", said.err)
-    # Eight columns; 105 observations, 8 actions and a reward of four bytes, and one for the end.
     assert 0.9 * available < ReplayShape(int(smaller), 8, 105, 8).nbytes <= available
     monkeypatch.setattr(build, "available_bytes", lambda: 1000)
     said = rlflame("resume", stopped, "--set", "runtime.fleet=inline")

@@ -64,12 +64,14 @@ class Run:
         return checkpoint.save(folder / "checkpoint.safetensors", whole).state_digest
 
 
-def run(data: dict[str, Any], start: PolicyArrays | None = None) -> Run:
+def run(
+    data: dict[str, Any], start: PolicyArrays | None = None, recorded: Recording | None = None
+) -> Run:
     """Train by a recipe given as plain data, on the inline fleet."""
     recipe = Recipe.model_validate(data).with_horizon()
     env = build.environment(recipe.learning.environment)
     beginning = build.beginning(recipe, env, start)
-    recorded = Recording()
+    recorded = recorded or Recording()
     with InlineFleet() as fleet:
         build.trainer(beginning, fleet, recorded, recorded, "tiny", start).run()
     return Run(recipe, env, beginning.policy, recorded, beginning)

@@ -137,8 +137,9 @@ def check_memory(recipe: Recipe, env: EnvSpec, *, begun: bool) -> None:
     # Two digits, rounded down: a number that one would type, and that leaves something over.
     unit = 10 ** max(0, len(str(fitting)) - 2)
     smaller = f"--set learning.sac.buffer_size={fitting // unit * unit}"
+    needed = replay_size(replay)
     raise ConfigError(
-        f"{replay_size(replay).capitalize()} of memory, and {size(available)} are available.",
+        f"{needed[0].upper()}{needed[1:]} of memory, and {size(available)} are available.",
         "free some or resume on a larger machine" if begun else smaller,
     )
 

@@ -125,17 +125,30 @@ def training_metrics(parameters: FlatVector, learning_rate: float, updates: int)
     return metrics
 
 
+#: Squares of what is larger leave float32 too little room for sums over a batch.
+_LARGE = 1e15
+
+
 class Guard:
     """Keeps NaN and infinity out of the weights: refuses, counts, and in the end gives up."""
 
     limit = 5
+    #: What to do where that which is learned from, rather than the weights, has grown too large.
+    remedies: Mapping[str, str] = {
+        **dict.fromkeys(
+            ("observations", "next_observations"), "--set network.normalise_observations=true"
+        ),
+        "returns": "--set ppo.scale_rewards=true",
+        "rewards": "divide the environment's rewards, "
+        "for example by a gymnasium.wrappers.TransformReward around it",
+    }
 
     def __init__(self, section: str) -> None:
         self.refused = 0
         self._in_a_row = 0
         self._section = section
 
-    def refuses(self, norm: float, sums: Metrics) -> bool:
+    def refuses(self, norm: float, sums: Metrics, **learned_from: Array) -> bool:
         """Whether a gradient of this norm and the sums it came with are fit for a step."""
         if math.isfinite(norm) and all(math.isfinite(value) for value in sums.values()):
             self._in_a_row = 0
@@ -143,13 +156,22 @@ class Guard:
         self.refused += 1
         self._in_a_row += 1
         if self._in_a_row >= self.limit:
-            raise LearningError(
-                f"The loss or its gradient was not finite {self._in_a_row} times in a row "
-                f"(gradient norm {norm}); the weights were left as they were.",
-                "try a smaller learning rate, for example "
-                f"--set {self._section}.learning_rate=1e-4",
-            )
+            raise self._given_up(norm, learned_from)
         return True
+
+    def _given_up(self, norm: float, learned_from: Mapping[str, Array]) -> LearningError:
+        largest = {name: float(np.abs(array).max()) for name, array in learned_from.items()}
+        name = max(largest, key=largest.__getitem__)
+        blamed = largest[name] > _LARGE
+        seen = f", with {name.replace('_', ' ')} of {largest[name]:.3g}" if blamed else ""
+        smaller = (
+            f"try a smaller learning rate, for example --set {self._section}.learning_rate=1e-4"
+        )
+        return LearningError(
+            f"The loss or its gradient was not finite {self._in_a_row} times in a row "
+            f"(gradient norm {norm}{seen}); the weights were left as they were.",
+            self.remedies[name] if blamed else smaller,
+        )
 
     def state(self) -> dict[str, Array]:
         return {"guard": np.array([self.refused, self._in_a_row], np.int64)}

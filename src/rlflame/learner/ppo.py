@@ -195,7 +195,8 @@ class Ppo:
                 count = len(minibatch.returns)
                 gradient, sums = self._provider.gradient(minibatch, count)
                 norm = clip_by_norm(gradient, settings.max_gradient_norm)
-                if self._guard.refuses(norm, sums):
+                learned = {"returns": minibatch.returns, "observations": minibatch.observations}
+                if self._guard.refuses(norm, sums, **learned):
                     continue
                 totals.add(count, sums, norm)
                 if self._too_far(sums["approx_kl"] / count):

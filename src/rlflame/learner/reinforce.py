@@ -97,10 +97,13 @@ class Reinforce:
             returns = discounted_returns(batch.rewards, ended, settings.discount)
         weights = normalised_returns(returns, batch, settings.normalise_returns)
         count = batch.steps if settings.average == "steps" else int(ended.sum())
-        gradient, sums = self._whole_gradient(normalised(batch, self._network), weights, count)
+        seen = normalised(batch, self._network)
+        gradient, sums = self._whole_gradient(seen, weights, count)
         norm = clip_by_norm(gradient, settings.max_gradient_norm)
         metrics: Metrics = {}
-        if not self._guard.refuses(norm, sums):
+        if not self._guard.refuses(
+            norm, sums, rewards=batch.rewards, observations=seen.observations
+        ):
             self._adam.step(self._parameters.data, gradient, learning_rate)
             self._updates += 1
             loss = sums["loss"] + settings.entropy_weight * sums["entropy_loss"]

@@ -101,7 +101,12 @@ class Sac:
         log_probs = provider.act(batch)
         gradient, sums = provider.critic_gradient(batch, weight, count)
         norms = [self._clip(gradient[self._networks.critics.span(name)]) for name in CRITICS]
-        if self._guard.refuses(sum(norms), sums):
+        learned = {
+            "rewards": batch.rewards,
+            "observations": batch.observations,
+            "next_observations": batch.next_observations,
+        }
+        if self._guard.refuses(sum(norms), sums, **learned):
             return {}
         follow = (number + 1) % settings.target_update_interval == 0
         self._step_critics(gradient, rates.critic, follow)
@@ -110,7 +115,7 @@ class Sac:
             if self._fixed_weight is None:
                 metrics["ent_coef_loss"] = self._adapt_entropy(log_probs, rates.entropy)
             gradient, sums = provider.actor_gradient(batch, weight, count)
-            if self._guard.refuses(self._clip(gradient), sums):
+            if self._guard.refuses(self._clip(gradient), sums, **learned):
                 return metrics
             self._step_actor(gradient, rates.actor)
             metrics["actor_loss"] = sums["actor_loss"] / count
