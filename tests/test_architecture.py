@@ -28,7 +28,7 @@ FLOORS = [
     ["graphics", "memory", "onnx_file", "event_file"],
     ["fleet.*", "learner.*", "presets", "plot plot.*", "evaluate", "recorded"],
     ["trainer", "facts", "learners"],
-    ["grouping", "tensorboard"],
+    ["grouping", "averaged", "tensorboard"],
     ["curves"],
     ["report report.*"],
     ["tensor_file segments checkpoint run_folder recorder machine_log", "stop"],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from run_files import make, write_lines
 
-from rlflame import curves, recorded
+from rlflame import averaged, curves, recorded
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.grouping import groups
 
@@ -157,9 +157,9 @@ def test_no_processor_time_where_executors_do_not_tell_theirs(tmp_path):
 
 def test_smoothing_is_a_mean_of_the_last_points(tmp_path):
     values = np.array([1.0, 2.0, 6.0, 4.0])
-    assert curves.smoothed(values, 1).tolist() == values.tolist()
-    assert curves.smoothed(values, 3).tolist() == [1.0, 1.5, 3.0, 4.0]
-    assert curves.smoothed(values, 99).tolist() == [1.0, 1.5, 3.0, 3.25]
+    assert averaged.smoothed(values, 1).tolist() == values.tolist()
+    assert averaged.smoothed(values, 3).tolist() == [1.0, 1.5, 3.0, 4.0]
+    assert averaged.smoothed(values, 99).tolist() == [1.0, 1.5, 3.0, 3.25]
     made = run(tmp_path / "a", evaluations=list(zip((1, 2, 3, 4), values, strict=True)))
     chart = curves.chart([made], smooth=3)
     assert chart.series[0].y.tolist() == [1.0, 1.5, 3.0, 4.0]
@@ -168,8 +168,8 @@ def test_smoothing_is_a_mean_of_the_last_points(tmp_path):
 
 
 def test_moving_average():
-    assert curves.moving_average(np.arange(4.0), 2).tolist() == [0.5, 1.5, 2.5]
-    assert curves.moving_average(np.ones(49), 50).size == 0
+    assert averaged.moving_average(np.arange(4.0), 2).tolist() == [0.5, 1.5, 2.5]
+    assert averaged.moving_average(np.ones(49), 50).size == 0
 
 
 def test_seeds_at_unequal_steps_meet_on_a_grid_that_all_cover(tmp_path):
@@ -184,8 +184,87 @@ def test_seeds_at_unequal_steps_meet_on_a_grid_that_all_cover(tmp_path):
     assert line.low[0] == 5.0
 
 
+def test_seeds_that_never_meet_are_drawn_each_by_itself_and_that_is_said(tmp_path):
+    spans = ((100, 200, 300), (400, 500, 600), (550, 650, 700))
+    runs = [
+        run(tmp_path / str(seed), seed=seed, evaluations=[(s, float(s + seed)) for s in span])
+        for seed, span in enumerate(spans)
+    ]
+    other = [
+        run(tmp_path / f"r{seed}", seed=seed, algorithm="reinforce",
+            evaluations=[(s, 1.0) for s in STEPS])
+        for seed in range(2)
+    ]  # fmt: skip
+    chart = curves.chart([*runs, *other])
+    assert [line.label for line in chart.series] == [
+        "PPO, seed 0", "PPO, seed 1", "PPO, seed 2", "REINFORCE, 2 seeds",
+    ]  # fmt: skip
+    for seed, (line, span) in enumerate(zip(chart.series[:3], spans, strict=True)):
+        assert line.x.tolist() == list(span)
+        assert line.y.tolist() == [s + seed for s in span]
+        # Of a single run: over its evaluation episodes.
+        assert line.low.tolist() == [s + seed - 1 for s in span]
+    said = "PPO, 3 seeds: each by itself, for they have no stretch of the axis in common."
+    assert chart.remark == said
+    assert chart.note.endswith(said)
+    assert "of a single run over its evaluation episodes" in chart.band_note
+
+
+def test_seeds_that_meet_in_a_point_have_no_line_of_it(tmp_path):
+    a = run(tmp_path / "a", seed=0, evaluations=[(1, 1.0), (2, 2.0), (3, 3.0)])
+    b = run(tmp_path / "b", seed=1, evaluations=[(3, 3.0), (4, 4.0), (5, 5.0)])
+    assert [line.x.tolist() for line in curves.chart([a, b]).series] == [[1, 2, 3], [3, 4, 5]]
+    # All that either has is a point, the same: that is no less than there is.
+    c, d = (
+        run(tmp_path / name, seed=seed, iterations=[(3, 4.0 * seed)])
+        for seed, name in enumerate("cd")
+    )
+    (line,) = curves.chart([c, d]).series
+    assert (line.x.tolist(), line.y.tolist()) == ([3], [2])
+
+
+def test_episodes_of_seeds_that_never_meet_keep_their_dots(tmp_path):
+    runs = [
+        run(tmp_path / str(seed), seed=seed, algorithm="reinforce",
+            episodes=[(1.0, length)] * 60)
+        for seed, length in enumerate((1, 100))
+    ]  # fmt: skip
+    chart = curves.chart(runs, "total-steps")
+    # Averages of 50: of the first run at 50 to 60 steps, of the second from 5,000 on.
+    assert [line.label for line in chart.series] == ["REINFORCE, seed 0", "REINFORCE, seed 1"]
+    assert [len(line.dots[0]) for line in chart.series] == [60, 60]
+    assert [len(line.x) for line in chart.series] == [11, 11]
+
+
+def test_a_run_without_what_the_others_have_is_left_out_and_named(tmp_path):
+    runs = [
+        run(tmp_path / str(seed), seed=seed, evaluations=[(s, 1.0) for s in STEPS],
+            iterations=[(100, 5.0)])
+        for seed in range(2)
+    ]  # fmt: skip
+    begun = run(tmp_path / "begun", seed=2, iterations=[(100, 5.0)])
+    chart = curves.chart([*runs, begun], metric="eval_return_mean")
+    assert [line.label for line in chart.series] == ["PPO, 2 seeds"]
+    assert chart.remark == f"{begun.folder} has no eval_return_mean yet. It is left out."
+    other = run(tmp_path / "hopper", environment="Hopper-v5", iterations=[(100, 5.0)])
+    panels = curves.picture([*runs, other], metric="eval_return_mean")
+    assert [panel.title for panel in panels.charts] == ["CartPole-v1"]
+    assert panels.remark == f"{other.folder} has no eval_return_mean yet. It is left out."
+
+
+def test_a_line_that_shows_little_of_its_runs_says_how_much(tmp_path):
+    long, short = (
+        run(tmp_path / str(last), seed=last, evaluations=[(s, 1.0) for s in range(0, last + 1, 10)])
+        for last in (400, 100)
+    )
+    chart = curves.chart([long, short])
+    assert chart.series[0].x[-1] == 100
+    assert chart.remark == "PPO, 2 seeds: what all have, the first 25% of the longest run."
+    assert curves.chart([long]).remark == ""
+
+
 def test_a_fine_grid_is_thinned():
-    grid = curves.common_grid([np.arange(0.0, 1000.0), np.arange(0.5, 900.0)])
+    grid = averaged.common_grid([np.arange(0.0, 1000.0), np.arange(0.5, 900.0)])
     assert (len(grid), grid[0], grid[-1]) == (200, 0.5, 899.5)
 
 

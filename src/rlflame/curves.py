@@ -5,14 +5,24 @@ Must not know: how a chart is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
+from rlflame.averaged import (
+    Curve,
+    alone,
+    interpolated,
+    moving_average,
+    shared,
+    smoothed,
+    together,
+)
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.estimates import iqm_band
-from rlflame.grouping import Group, groups
+from rlflame.grouping import Group, groups, split
 from rlflame.metrics import NAMES
 from rlflame.plot import Chart, Panels, Series
 from rlflame.recorded import Recorded
@@ -41,60 +51,116 @@ _WORDS = {
 }
 LINE_NOTE = "Line: interquartile mean over seeds."
 _UNITS = ((2.0 * 3600.0, 3600.0, "h"), (180.0, 60.0, "min"), (0.0, 1.0, "s"))
-#: Points of the grid on which seeds are taken together.
-_POINTS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One run's values; with `low` and `high` where each value has an interval of its own."""
-
-    x: Float64
-    y: Float64
-    low: Float64 | None = None
-    high: Float64 | None = None
+#: A line that shows less of the longest of its runs says so.
+_MUCH = 0.5
 
 
 def picture(
     runs: Sequence[Recorded], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart | Panels:
-    """A chart; of several environments one for each, for their returns have no scale in common."""
+    """A chart; of several environments one for each, for their returns have no scale in common.
+
+    What cannot be drawn is left out with a remark, as long as there is something that can.
+    """
     metric = metric or sensible_metric(runs, axis)
     environments = dict.fromkeys(run.environment for run in runs)
     if len(environments) == 1:
         return chart(runs, axis, metric, smooth)
-    charts, found = [], []
+    charts, found, remarks = [], [], _Remarks()
     for environment in environments:
         alike = [run for run in runs if run.environment == environment]
-        panel = chart(alike, axis, metric, smooth)
-        charts.append(replace(panel, title=environment, line_note="", band_note=""))
-        found += groups(alike)
-    return Panels(tuple(charts), _line_note(found), _band_note(found, metric, smooth))
+        with remarks.left_out():
+            panel, its = _drawn(alike, axis, metric, smooth)
+            charts.append(replace(panel, title=environment, line_note="", band_note="", remark=""))
+            found += its
+            remarks.add(f"{environment}: {panel.remark}" if panel.remark else "")
+    remarks.need(charts)
+    notes = _line_note(found), _band_note(found, metric, smooth)
+    return Panels(tuple(charts), *notes, str(remarks))
 
 
 def chart(
     runs: Sequence[Recorded], axis: str | None = None, metric: str | None = None, smooth: int = 1
 ) -> Chart:
     """Of one environment: a line for each group of runs that differ in the seed alone."""
-    metric = metric or sensible_metric(runs, axis)
+    return _drawn(runs, axis, metric or sensible_metric(runs, axis), smooth)[0]
+
+
+class _Remarks:
+    """What is not drawn, or not as usual; an error where nothing is."""
+
+    def __init__(self) -> None:
+        self._said: list[str] = []
+        self._errors: list[CheckpointError] = []
+
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError as error:
+            self._errors.append(error)
+            self.add(f"{error.message} It is left out.")
+
+    def add(self, remark: str) -> None:
+        self._said += [remark] if remark else []
+
+    def need(self, drawn: Collection[object]) -> None:
+        if not drawn and self._errors:
+            raise self._errors[0]
+
+    def __str__(self) -> str:
+        return " ".join(self._said)
+
+
+def _drawn(
+    runs: Sequence[Recorded], axis: str | None, metric: str, smooth: int
+) -> tuple[Chart, list[Group]]:
+    """A chart, and whose its lines are."""
     axis = axis or ("episodes" if metric == EPISODE_RETURN else "steps")
     _check(axis, metric, smooth)
-    found = groups(runs)
-    if metric == EPISODE_RETURN:
-        window = smooth if smooth > 1 else WINDOW_EPISODES
-        series = [_scattered(group, axis, window) for group in found]
-    else:
-        series = [_line(group, axis, metric, smooth) for group in found]
+    curves: dict[Path, Curve] = {}
+    remarks = _Remarks()
+    for run in runs:
+        with remarks.left_out():
+            curves[run.folder] = _curve(run, axis, metric, smooth)
+    remarks.need(curves)
+    series, found = [], []
+    for group in groups([run for run in runs if run.folder in curves]):
+        for line, whose in _lines(group, curves, _window(metric, smooth), remarks):
+            series.append(line)
+            found.append(whose)
     series, axis_label = _with_units(series, axis, runs)
-    smoothed = f", mean of {smooth}" if smooth > 1 and metric != EPISODE_RETURN else ""
-    return Chart(
+    averaged = f", mean of {smooth}" if smooth > 1 and metric != EPISODE_RETURN else ""
+    drawn = Chart(
         title=_title(found),
         x_label=axis_label,
-        y_label=_WORDS.get(metric, metric) + smoothed,
+        y_label=_WORDS.get(metric, metric) + averaged,
         series=tuple(series),
         line_note=_line_note(found),
         band_note=_band_note(found, metric, smooth),
+        remark=str(remarks),
     )
+    return drawn, found
+
+
+def _lines(
+    group: Group, curves: Mapping[Path, Curve], window: int, remarks: _Remarks
+) -> Iterator[tuple[Series, Group]]:
+    """One line of all seeds, or one of each where they never meet."""
+    mine = [curves[run.folder] for run in group.runs]
+    if len(mine) == 1:
+        yield alone(group.label, mine[0], window), group
+        return
+    line = together(group.label, mine, window)
+    if line is not None:
+        share = shared(mine)
+        if share < _MUCH:
+            remarks.add(f"{group.label}: what all have, the first {share:.0%} of the longest run.")
+        yield line, group
+        return
+    remarks.add(f"{group.label}: each by itself, for they have no stretch of the axis in common.")
+    for one, curve in zip(split(group), mine, strict=True):
+        yield alone(one.label, curve, window), one
 
 
 def sensible_metric(runs: Sequence[Recorded], axis: str | None = None) -> str:
@@ -119,49 +185,33 @@ def _check(axis: str, metric: str, smooth: int) -> None:
         raise ConfigError(f"--smooth is {smooth}.", "--smooth 5, the number of points to average")
 
 
-def _line(group: Group, axis: str, metric: str, smooth: int) -> Series:
-    curves = []
-    for run in group.runs:
-        steps, values = run.values(metric)
-        if not len(steps):
-            raise CheckpointError(
-                f"{run.folder} has no {metric} yet.", "--metric NAME draws another"
-            )
-        low = high = None
-        if metric == EVALUATION and smooth == 1:
-            ends = [run.values(name)[1] for name in ("eval_return_low", "eval_return_high")]
-            low, high = ends if all(len(end) == len(steps) for end in ends) else (None, None)
-        curves.append(Curve(positions(run, steps, axis), smoothed(values, smooth), low, high))
-    return _together(group.label, curves)
+def _window(metric: str, smooth: int) -> int:
+    """How many episodes a point of their moving average is the mean of."""
+    if metric != EPISODE_RETURN:
+        return 0
+    return smooth if smooth > 1 else WINDOW_EPISODES
 
 
-def _scattered(group: Group, axis: str, window: int) -> Series:
+def _curve(run: Recorded, axis: str, metric: str, smooth: int) -> Curve:
+    if metric == EPISODE_RETURN:
+        return _scattered(run, axis, _window(metric, smooth))
+    steps, values = run.values(metric)
+    if not len(steps):
+        raise CheckpointError(f"{run.folder} has no {metric} yet.", "--metric NAME draws another")
+    low = high = None
+    if metric == EVALUATION and smooth == 1:
+        ends = [run.values(name)[1] for name in ("eval_return_low", "eval_return_high")]
+        low, high = ends if all(len(end) == len(steps) for end in ends) else (None, None)
+    return Curve(positions(run, steps, axis), smoothed(values, smooth), low, high)
+
+
+def _scattered(run: Recorded, axis: str, window: int) -> Curve:
     """Every episode as a dot, and their moving average."""
-    dots, averages = [], []
-    for run in group.runs:
-        returns, lengths = run.episodes()
-        if not len(returns):
-            raise CheckpointError(
-                f"{run.folder} has finished no episode yet.", "try again when it has"
-            )
-        x = episode_positions(run, lengths, axis)
-        dots.append((x, returns))
-        averages.append(Curve(x[window - 1 :], moving_average(returns, window)))
-    long_enough = [curve for curve in averages if len(curve.x)]
-    together = (
-        _together(group.label, long_enough)
-        if len(long_enough) == len(averages)
-        else Series(group.label, np.zeros(0), np.zeros(0))
-    )
-    return Series(
-        group.label,
-        together.x,
-        together.y,
-        together.low,
-        together.high,
-        dots=(np.concatenate([x for x, _ in dots]), np.concatenate([y for _, y in dots])),
-        average_of=window,
-    )
+    returns, lengths = run.episodes()
+    if not len(returns):
+        raise CheckpointError(f"{run.folder} has finished no episode yet.", "try again when it has")
+    x = episode_positions(run, lengths, axis)
+    return Curve(x[window - 1 :], moving_average(returns, window), dots=(x, returns))
 
 
 def positions(run: Recorded, steps: Float64, axis: str) -> Float64:
@@ -172,7 +222,7 @@ def positions(run: Recorded, steps: Float64, axis: str) -> Float64:
         return steps
     if axis == "episodes":
         at, episodes = run.values("episodes")
-        return _interpolated(steps, np.append(0.0, at), np.append(0.0, episodes))
+        return interpolated(steps, np.append(0.0, at), np.append(0.0, episodes))
     clock = run.clock("wall_s") if axis == "wall" else _processor(run)
     if clock is None:
         what = "wall clock" if axis == "wall" else "workers' processor time"
@@ -180,7 +230,7 @@ def positions(run: Recorded, steps: Float64, axis: str) -> Float64:
             f"{run.folder} has no record of its {what}.", "-x steps draws it over steps"
         )
     at, seconds = clock
-    return _interpolated(steps, np.append(0.0, at), np.append(0.0, seconds))
+    return interpolated(steps, np.append(0.0, at), np.append(0.0, seconds))
 
 
 def episode_positions(run: Recorded, lengths: Float64, axis: str) -> Float64:
@@ -190,59 +240,9 @@ def episode_positions(run: Recorded, lengths: Float64, axis: str) -> Float64:
     return positions(run, np.cumsum(lengths), axis)
 
 
-def _interpolated(at: Float64, x: Float64, y: Float64) -> Float64:
-    values: Float64 = np.interp(at, x, y)
-    return values
-
-
 def _learners(run: Recorded) -> int:
     """How many learned together; a run that does not say had one."""
     return int(run.runtime.get("learners") or 1)
-
-
-def smoothed(values: Float64, window: int) -> Float64:
-    """Each value with those before it, up to `window` in all; the first ones with fewer."""
-    sums = np.concatenate(([0.0], np.cumsum(values)))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - window)
-    means: Float64 = (sums[ends] - sums[starts]) / (ends - starts)
-    return means
-
-
-def moving_average(values: Float64, window: int) -> Float64:
-    """Element i is the mean of `window` values, the last of them values[i + window - 1]."""
-    if len(values) < window:
-        return np.zeros(0)
-    sums = np.concatenate(([0.0], np.cumsum(values)))
-    averages: Float64 = (sums[window:] - sums[:-window]) / window
-    return averages
-
-
-def common_grid(xs: Sequence[Float64]) -> Float64:
-    """Where all of them have values: their own points if those are few, else evenly spread."""
-    first, last = max(x[0] for x in xs), min(x[-1] for x in xs)
-    if first > last:
-        return np.zeros(0)
-    own: Float64 = np.unique(np.concatenate(xs))
-    own = own[(own >= first) & (own <= last)]
-    if len(own) <= _POINTS:
-        return own
-    return np.linspace(first, last, _POINTS)
-
-
-def _together(label: str, curves: Sequence[Curve]) -> Series:
-    """A single run as it is; several as their interquartile mean and its interval."""
-    if len(curves) == 1:
-        (only,) = curves
-        return Series(label, only.x, only.y, only.low, only.high)
-    grid = common_grid([curve.x for curve in curves])
-    if not len(grid):
-        raise CheckpointError(
-            f"The runs of {label} have no stretch of the axis in common.",
-            "another axis, such as -x steps, or fewer runs",
-        )
-    values = np.stack([_interpolated(grid, curve.x, curve.y) for curve in curves])
-    return Series(label, grid, *iqm_band(values))
 
 
 def _processor(run: Recorded) -> tuple[Float64, Float64] | None:

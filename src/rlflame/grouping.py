@@ -44,6 +44,12 @@ def groups(runs: Sequence[Recorded]) -> list[Group]:
     return [Group(label, tuple(part)) for label, part in zip(labels, found, strict=True)]
 
 
+def split(group: Group) -> list[Group]:
+    """Each run by itself, under a name that tells its seed."""
+    seeds = count(len(group.runs), "seed")
+    return [Group(group.label.replace(seeds, f"seed {run.seed}"), (run,)) for run in group.runs]
+
+
 def _split(runs: Sequence[Recorded], key: Callable[[Recorded], str]) -> Iterator[list[Recorded]]:
     parts: dict[str, list[Recorded]] = {}
     for run in runs:

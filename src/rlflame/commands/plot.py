@@ -88,6 +88,8 @@ def plot(
         return
     where = out or where
     tensor_file.write_atomically(where, picture.image(drawing, where))
+    if drawing.remark:
+        say_aside(drawing.remark)
     say(str(where))
 
 
@@ -104,5 +106,5 @@ def _draw_here(drawing: Drawing) -> None:
         braille = True
     except (UnicodeEncodeError, LookupError):
         braille = False
-    width = min(120, max(50, shutil.get_terminal_size().columns))
+    width = min(120, max(20, shutil.get_terminal_size().columns))
     say(terminal.text(drawing, width, braille=braille))

@@ -53,10 +53,12 @@ class Chart:
     #: What a line is, and what the band around it is; empty where there is nothing to say.
     line_note: str = ""
     band_note: str = ""
+    #: What is not there, or not as usual.
+    remark: str = ""
 
     @property
     def note(self) -> str:
-        return f"{self.line_note} {self.band_note}".strip()
+        return _joined(self.line_note, self.band_note, self.remark)
 
     def bounds(self) -> tuple[float, float, float, float]:
         """Least and largest x, least and largest y, never equal."""
@@ -72,10 +74,11 @@ class Panels:
     charts: tuple[Chart, ...]
     line_note: str = ""
     band_note: str = ""
+    remark: str = ""
 
     @property
     def note(self) -> str:
-        return f"{self.line_note} {self.band_note}".strip()
+        return _joined(self.line_note, self.band_note, self.remark)
 
     def numbers(self) -> list[list[int]]:
         """Of each chart's lines: what is called alike looks alike in all panels.
@@ -103,10 +106,15 @@ class Bars:
     heights: Float64
     ideal: Float64
     note: str = ""
+    remark: str = ""
 
 
 #: Whatever can be drawn.
 Drawing = Chart | Panels | Bars
+
+
+def _joined(*notes: str) -> str:
+    return " ".join(filter(None, notes))
 
 
 def _apart(values: Float64) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import logging
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
-_WIDTH_LETTERS, _MOST_ROWS = 90, 5
+_WIDTH_LETTERS, _NOTE_LETTERS, _MOST_ROWS = 90, 150, 5
 #: Panels beside each other, and how high a row of them is.
 _PANELS_ACROSS, _PANEL_INCHES = 2, 4.4
 _DPI = 120  # 10 inches are 1200 pixels
@@ -93,7 +94,8 @@ def drawn(drawing: Drawing) -> Figure:
         _draw_lines(axes, drawing, range(lines), alone=lines == 1)
         _draw_words(axes, drawing, _WIDTH_LETTERS, fewest=2)
     if drawing.note:
-        figure.supxlabel(drawing.note, fontsize=9, color="#666666", x=0.99, ha="right")
+        note = textwrap.fill(drawing.note, _NOTE_LETTERS)
+        figure.supxlabel(note, fontsize=9, color="#666666", x=0.99, ha="right")
     return figure
 
 

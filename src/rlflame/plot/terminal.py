@@ -7,6 +7,7 @@ line it is, so that nothing hangs on colour; where the output has no Braille, le
 from __future__ import annotations
 
 import string
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,45 +20,61 @@ _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 _BLANK = 0x2800
 _LETTER_EVERY = 14
 _WIDEST_LABEL = 8
+_NARROW = 60
+_SHORTEST_BARS = 20
 
 
 def text(drawing: Drawing, width: int = 80, height: int = 20, *, braille: bool = True) -> str:
-    """Lines no wider than `width`; `height` counts those of a plot itself."""
+    """Lines no wider than `width`, if that is 12 at least; `height` counts those of a plot."""
     if isinstance(drawing, Bars):
-        return _bars(drawing, width, braille)
-    panels = drawing if isinstance(drawing, Panels) else Panels((drawing,), drawing.line_note)
-    parts = [
-        _chart(chart, numbers, width, height, braille)
-        for chart, numbers in zip(panels.charts, panels.numbers(), strict=True)
-    ]
-    # Bands are not drawn, and so nothing is said of them.
-    return "\n\n".join([*parts, *([f"  {panels.line_note}"] if panels.line_note else [])])
+        parts = [_bars(drawing, width, braille)]
+    else:
+        panels = drawing if isinstance(drawing, Panels) else Panels((drawing,), drawing.line_note)
+        parts = [
+            _chart(chart, numbers, width, height, braille)
+            for chart, numbers in zip(panels.charts, panels.numbers(), strict=True)
+        ]
+        # Bands are not drawn, and so nothing is said of them.
+        notes = [panels.line_note, drawing.remark]
+        parts += [_wrapped(note, width, "  ") for note in notes if note]
+    return "\n\n".join(parts)
+
+
+def _wrapped(said: str, width: int, before: str = "", further: str = "") -> str:
+    """The words in as many lines as it takes, all but the first further in."""
+    room = max(1, width - len(before))
+    lines = textwrap.wrap(said, room, subsequent_indent=further, break_on_hyphens=False) or [""]
+    return "\n".join(f"{before}{line}" for line in lines)
 
 
 def _chart(chart: Chart, numbers: Sequence[int], width: int, height: int, braille: bool) -> str:
-    columns = max(20, width - _WIDEST_LABEL - 2)
     left, right, low, high = chart.bounds()
+    upright = {tick: short(tick)[:_WIDEST_LABEL] for tick in ticks(low, high, height // 3)}
+    # A wide plot has its axis where any other of its width has it; a narrow one needs the room.
+    margin = _WIDEST_LABEL if width >= _NARROW else max(map(len, upright.values()), default=0)
+    columns = max(8, width - margin - 2)
     canvas = _Canvas(columns, height, (left, right), (low, high))
     for number, series in zip(numbers, chart.series, strict=True):
         canvas.draw(series, number)
-    upright, corner, across, notch = "│└─┬" if braille else "|+-+"
-    labels = {canvas.row(tick): short(tick) for tick in ticks(low, high, height // 3)}
-    lines = [chart.title, "", f"{'':{_WIDEST_LABEL}} {chart.y_label}"]
+    bar, corner, across, notch = "│└─┬" if braille else "|+-+"
+    labels = {canvas.row(tick): label for tick, label in upright.items()}
+    before = " " * (margin + 1)
+    lines = [_wrapped(chart.title, width), "", _wrapped(chart.y_label, width, before)]
     for row, cells in enumerate(canvas.rows(braille)):
-        label = labels.get(row, "")[:_WIDEST_LABEL]
-        lines.append(f"{label:>{_WIDEST_LABEL}} {upright}{cells}".rstrip())
-    rule, under = [across] * columns, [" "] * (columns + _WIDEST_LABEL)
-    for tick in ticks(left, right, columns // 14):
+        lines.append(f"{labels.get(row, ''):>{margin}} {bar}{cells}".rstrip())
+    rule, under = [across] * columns, ""
+    for tick in ticks(left, right, max(2, columns // 14)):
         column, word = canvas.column(tick), short(tick)
         rule[column] = notch
         start = max(0, min(column - len(word) // 2, columns - len(word)))
-        under[start : start + len(word)] = word
-    lines.append(f"{'':{_WIDEST_LABEL}} {corner}{''.join(rule)}")
-    lines.append(f"{'':{_WIDEST_LABEL}}  {''.join(under)}".rstrip())
-    lines.append(f"{'':{_WIDEST_LABEL}}  {chart.x_label}")
+        if not under or start > len(under):
+            under = under.ljust(start) + word
+    lines.append(f"{before}{corner}{''.join(rule)}")
+    lines.append(f"{before} {under}".rstrip())
+    lines.append(_wrapped(chart.x_label, width, f"{before} "))
     lines.append("")
-    named = zip(numbers, chart.series, strict=True)
-    lines += [f"  {_letter(number)}  {_named(series)}" for number, series in named]
+    for number, series in zip(numbers, chart.series, strict=True):
+        lines.append(_wrapped(f"{_letter(number)}  {_named(series)}", width, "  ", "   "))
     return "\n".join(lines)
 
 
@@ -152,12 +169,19 @@ def _bars(bars: Bars, width: int, braille: bool) -> str:
         for j, name in enumerate(bars.names)
         if not np.isnan(bars.heights[j, i])
     ]
-    label_width = max(len(label) for label, _, _ in named)
-    room = max(10, width - label_width - 12)
+    values = [f"{height:.2f}x" for _, height, _ in named]
+    label_width, value_width = max(len(label) for label, _, _ in named), max(map(len, values))
+    # Where bars would be too short beside their names, they are below them.
+    beside = width - label_width - value_width - 3 >= _SHORTEST_BARS
+    room = width - value_width - (label_width + 3 if beside else 4)
     scale = room / max(max(height, ideal) for _, height, ideal in named)
-    lines = [bars.title, "", f"{bars.x_label}: {bars.y_label} ({mark} ideal)"]
-    for label, height, ideal in named:
+    lines = [_wrapped(bars.title, width), ""]
+    lines.append(_wrapped(f"{bars.x_label}: {bars.y_label} ({mark} ideal)", width))
+    for (label, height, ideal), value in zip(named, values, strict=True):
         line = list((block * round(height * scale)).ljust(room + 1))
         line[min(room, round(ideal * scale))] = mark
-        lines.append(f"{label:>{label_width}} {''.join(line)} {height:.2f}x")
-    return "\n".join([*lines, *([bars.note] if bars.note else [])])
+        if not beside:
+            lines.append(_wrapped(label, width))
+        name = f"{label:>{label_width}}" if beside else " "
+        lines.append(f"{name} {''.join(line)} {value:>{value_width}}")
+    return "\n".join([*lines, *([_wrapped(bars.note, width)] if bars.note else [])])
