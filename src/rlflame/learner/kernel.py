@@ -4,8 +4,13 @@ At the minibatch sizes of CPU reinforcement learning an autograd framework spend
 on dispatch; this does the same arithmetic in a few dozen calls that allocate little. Everything
 in here is laid out `[units, rows]`: a layer's input ends in a row of ones, which meets the row of
 biases below the weights, so that a layer is one product forward and its gradient another one, and
-what follows runs over contiguous memory. Checked against torch autograd in the tests. Must not
-know: losses, optimisers, environments.
+what follows runs over contiguous memory. Checked against torch autograd in the tests.
+
+What a small minibatch costs is calls, not arithmetic, so they are the cheap ones: `np.dot` begins
+sooner than `np.matmul`, an array without dimensions than a number, `np.add.reduce` than `sum`; the
+bits are the same. A view costs as much as a small operation and is taken once.
+
+Must not know: losses, optimisers, environments.
 """
 
 from __future__ import annotations
@@ -25,21 +30,25 @@ from .state_dependent import Spread, StateDependentHead
 #: A long batch is worked off in pieces whose activations stay in a processor's cache.
 CHUNK_ROWS = 1024
 _LOG_TWO_PI = math.log(2.0 * math.pi)
-_ONE = np.float32(1.0)
+_ONE, _MINUS_HALF = np.array(1.0, np.float32), np.array(-0.5, np.float32)
 _WORKSPACES_KEPT = 4
 
 
 class _Workspace:
-    """Buffers for one number of rows."""
+    """Buffers for one number of rows, and their views."""
 
     def __init__(self, sizes: tuple[int, ...], rows: int) -> None:
+        def buffers(units: tuple[int, ...], dtype: type = np.float32) -> list[Array]:
+            return [np.empty((n, rows), dtype) for n in units]
+
         self.inputs: list[Float32] = [np.ones((n + 1, rows), np.float32) for n in sizes[:-1]]
         self.units: list[Float32] = [x[:-1] for x in self.inputs]
         self.out: Float32 = np.empty((sizes[-1], rows), np.float32)
-        # Of the hidden layers only.
-        self.back: list[Float32] = [np.empty((n, rows), np.float32) for n in sizes[1:-1]]
-        self.slope: list[Float32] = [np.empty((n, rows), np.float32) for n in sizes[1:-1]]
-        self.active: list[NDArray[np.bool_]] = [np.empty((n, rows), np.bool_) for n in sizes[1:-1]]
+        hidden = sizes[1:-1]
+        self.back: list[Float32] = buffers(hidden)
+        self.back_by_rows: list[Float32] = [back.T for back in self.back]
+        self.slope: list[Float32] = buffers(hidden)
+        self.active: list[NDArray[np.bool_]] = buffers(hidden, np.bool_)
         # numpy compares two arrays several times faster than an array and a number.
         self.zeros: Float32 = np.zeros(rows, np.float32)
 
@@ -53,6 +62,8 @@ class Perceptron:
         self._blocks = [parameters.block(f"{prefix}.{layer}") for layer in range(layers)]
         self._gradients = [gradients.block(f"{prefix}.{layer}") for layer in range(layers)]
         self._weights = [block[:-1] for block in self._blocks]
+        self._forwards = [block.T for block in self._blocks]
+        self._hidden = len(self._blocks) - 1
         self._sizes = (len(self._weights[0]), *(block.shape[1] for block in self._blocks))
         self._tanh = tanh
         self._spaces: dict[int, _Workspace] = {}
@@ -71,14 +82,14 @@ class Perceptron:
     def run(self) -> Float32:
         """The outputs for what was written into `inputs`."""
         space = self._space
-        for layer in range(len(self._blocks) - 1):
+        for layer in range(self._hidden):
             units = space.units[layer + 1]
-            np.matmul(self._blocks[layer].T, space.inputs[layer], out=units)
+            np.dot(self._forwards[layer], space.inputs[layer], out=units)
             if self._tanh:
                 np.tanh(units, out=units)
             else:
                 np.maximum(units, space.zeros, out=units)
-        return np.matmul(self._blocks[-1].T, space.inputs[-1], out=space.out)
+        return np.dot(self._forwards[-1], space.inputs[-1], out=space.out)
 
     def latent(self) -> Float32:
         """What entered the last layer in the latest pass, `[units, rows]`."""
@@ -86,10 +97,12 @@ class Perceptron:
 
     def backward(self, upstream: Float32) -> None:
         """Write the gradients of the latest forward pass, given d(loss)/d(output)."""
-        for layer in range(len(self._blocks) - 1, -1, -1):
-            np.matmul(self._space.inputs[layer], upstream.T, out=self._gradients[layer])
-            if layer:
-                upstream = self._through(layer, upstream)
+        space, by_rows = self._space, upstream.T
+        for layer in range(self._hidden, 0, -1):
+            np.dot(space.inputs[layer], by_rows, out=self._gradients[layer])
+            upstream = self._through(layer, upstream)
+            by_rows = space.back_by_rows[layer - 1]
+        np.dot(space.inputs[0], by_rows, out=self._gradients[0])
 
     def backward_in(self, lanes: Lanes, upstream: Float32, beside: Float32 | None) -> None:
         """The same: below the narrow last layer, while one lane goes down to the next layer, the
@@ -97,8 +110,8 @@ class Perceptron:
 
         `beside` is d(loss)/d(latent) by other ways than the output, if there are any.
         """
-        top = len(self._blocks) - 1
-        np.matmul(self._space.inputs[top], upstream.T, out=self._gradients[top])
+        top = self._hidden
+        np.dot(self._space.inputs[top], upstream.T, out=self._gradients[top])
         if top == 0:
             return
         upstream = self._through(top, upstream, beside)
@@ -114,15 +127,15 @@ class Perceptron:
                 if number == 0:
                     below.append(self._through(layer, upstream))
                 else:
-                    np.matmul(self._space.inputs[layer], upstream.T, out=self._gradients[layer])
+                    np.dot(self._space.inputs[layer], upstream.T, out=self._gradients[layer])
 
             lanes.run(lane)
             (upstream,) = below
-        np.matmul(self._space.inputs[0], upstream.T, out=self._gradients[0])
+        np.dot(self._space.inputs[0], upstream.T, out=self._gradients[0])
 
     def input_gradient(self, upstream: Float32, first: int) -> Float32:
         """d(loss)/d(input) for the inputs from `first` on; no weight's gradient is touched."""
-        for layer in range(len(self._blocks) - 1, 0, -1):
+        for layer in range(self._hidden, 0, -1):
             upstream = self._through(layer, upstream)
         return self._weights[0][first:] @ upstream
 
@@ -130,11 +143,7 @@ class Perceptron:
         """d(loss)/d(what enters the hidden layer's activation), given it for the layer's output."""
         space = self._space
         units, back = space.units[layer], space.back[layer - 1]
-        if len(upstream) == 1:
-            # An outer product, at which BLAS is slow.
-            np.multiply(self._weights[layer], upstream, out=back)
-        else:
-            np.matmul(self._weights[layer], upstream, out=back)
+        np.dot(self._weights[layer], upstream, out=back)
         if beside is not None:
             back += beside
         if self._tanh:
@@ -180,32 +189,32 @@ class GaussianHead:
         self._z: Float32 = np.empty((len(log_std), 0), np.float32)
         self._squares = self._z
         self._inverse: Float32 = np.empty((len(log_std), 1), np.float32)
+        #: Minus the log-density at the mean.
+        self._log_volume = 0.0
 
     def log_prob(self, out: Float32, actions: Array) -> Float32:
+        total = float(np.add.reduce(self._log_std))
+        self._log_volume = total + 0.5 * len(self._log_std) * _LOG_TWO_PI
         self._inverse = np.exp(-self._log_std)[:, None]
         z = actions.T - out
         z *= self._inverse
         self._z = z
         self._squares = z * z
         result: Float32 = np.add.reduce(self._squares, axis=0)
-        result *= np.float32(-0.5)
-        result -= np.float32(self._log_volume())
+        result *= _MINUS_HALF
+        result -= np.float32(self._log_volume)
         return result
 
     def total_entropy(self) -> float:
-        rows = len(self._z.T)
-        return rows * (self._log_volume() + 0.5 * len(self._log_std))
+        rows = self._z.shape[1]
+        return float(rows * (self._log_volume + 0.5 * len(self._log_std)))
 
     def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
-        np.matmul(self._squares, d_log_prob, out=self._gradient)
-        self._gradient += np.float32(d_entropy * len(d_log_prob)) - d_log_prob.sum()
+        np.dot(self._squares, d_log_prob, out=self._gradient)
+        self._gradient += np.float32(d_entropy * len(d_log_prob)) - np.add.reduce(d_log_prob)
         weighted = self._z * d_log_prob
         weighted *= self._inverse
         return weighted
-
-    def _log_volume(self) -> float:
-        """Minus the log-density at the mean."""
-        return float(self._log_std.sum()) + 0.5 * len(self._log_std) * _LOG_TWO_PI
 
 
 class CategoricalHead:

@@ -17,6 +17,8 @@ from rlflame.rollout.spec import Array, Float32
 
 Shapes = Mapping[str, tuple[int, ...]]
 _PIECE = 65_536
+_BETA_1, _BETA_2 = 0.9, 0.999
+_TO_FIRST, _TO_SECOND = np.array(1 - _BETA_1, np.float32), np.array(1 - _BETA_2, np.float32)
 
 
 class FlatVector:
@@ -124,10 +126,9 @@ class Adam:
         self, parameters: Float32, gradient: Float32, learning_rate: float, part: slice
     ) -> None:
         """The arithmetic of step `count` for one part; parts are independent of each other."""
-        beta1, beta2 = 0.9, 0.999
-        correction = math.sqrt(1.0 - beta2**self.count)
-        epsilon = np.float32(self._epsilon * correction)
-        rate = np.float32(learning_rate * correction / (1.0 - beta1**self.count))
+        correction = math.sqrt(1.0 - _BETA_2**self.count)
+        epsilon = np.array(self._epsilon * correction, np.float32)
+        rate = np.array(learning_rate * correction / (1.0 - _BETA_1**self.count), np.float32)
         start, end, _ = part.indices(len(parameters))
         # In pieces that stay in a processor's cache from the first operation to the last.
         for begin in range(start, end, _PIECE):
@@ -135,11 +136,11 @@ class Adam:
             g, first, second = gradient[piece], self.first[piece], self.second[piece]
             a, b = self._a[piece], self._b[piece]
             np.subtract(g, first, out=a)
-            np.multiply(a, np.float32(1 - beta1), out=a)
+            np.multiply(a, _TO_FIRST, out=a)
             np.add(first, a, out=first)
             np.multiply(g, g, out=b)
             np.subtract(b, second, out=b)
-            np.multiply(b, np.float32(1 - beta2), out=b)
+            np.multiply(b, _TO_SECOND, out=b)
             np.add(second, b, out=second)
             # theta -= lr * m_hat / (sqrt(v_hat) + epsilon), corrections folded into scalars.
             np.sqrt(second, out=b)

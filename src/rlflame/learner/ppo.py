@@ -28,6 +28,7 @@ from .statistics import ObservationNormaliser, RewardScaler
 
 #: Epochs end when a minibatch's KL estimate exceeds the target by this factor, as is the custom.
 KL_STOP_FACTOR = 1.5
+_ZERO, _ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
 
 
 @dataclass(slots=True)
@@ -73,20 +74,20 @@ class NumpyPpo:
         log_ratio = log_probs - batch.log_probs
         ratio = np.exp(log_ratio)
         held = np.minimum(np.maximum(ratio, 1.0 - batch.clip_range), 1.0 + batch.clip_range)
-        clipped = int(np.count_nonzero(held != ratio))
+        clipped = np.count_nonzero(held != ratio)
         surrogate = ratio * batch.advantages
         held *= batch.advantages
         # Where the held term is the smaller one, the objective is flat in the ratio.
-        d_log_prob = np.where(surrogate <= held, surrogate, 0.0)
+        d_log_prob = np.where(surrogate <= held, surrogate, _ZERO)
         d_log_prob *= np.float32(-1.0 / count)
         self._actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
         objective = np.minimum(surrogate, held)
-        ratio -= 1.0
+        ratio -= _ONE
         ratio -= log_ratio
         return {
-            "policy_gradient_loss": -float(objective.sum()),
+            "policy_gradient_loss": -float(np.add.reduce(objective)),
             "entropy_loss": -self._head.total_entropy(),
-            "approx_kl": float(ratio.sum()),
+            "approx_kl": float(np.add.reduce(ratio)),
             "clip_fraction": float(clipped),
         }
 
@@ -107,7 +108,7 @@ class NumpyPpo:
             loss = np.maximum(loss, held_loss)
         upstream = slope * np.float32(2.0 * batch.value_weight / count)
         self._critic.backward(upstream[None])
-        return float(loss.sum())
+        return float(np.add.reduce(loss))
 
 
 class Ppo:
