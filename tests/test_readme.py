@@ -19,6 +19,7 @@ from commands import rlflame
 from rlflame import onward, running, settings
 from rlflame.bench import conducted
 from rlflame.config import RunConfig
+from rlflame.seeds import conduct, job
 
 ROOT = Path(__file__).parent.parent
 STEPS, ITERATIONS = 600, 2
@@ -84,6 +85,20 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conducted, "collect", collected)
     monkeypatch.setattr(settings, "resolve", resolved)
     monkeypatch.setattr(running, "extended", extended_little)
+
+    def resumed_little(folder: Path, runtime: Any, *, steps: int | None, **words: Any) -> Any:
+        """The processes of seeds are told by the job, and know of no patch."""
+        return resume(folder, runtime, steps=None if steps is None else 3 * STEPS, **words)
+
+    def two(config: RunConfig, seeds: Any, **words: Any) -> Any:
+        """Under the name that all of them would have had."""
+        out = {"out": str(job.default_path(config, tuple(seeds)))}
+        runtime = config.runtime.model_copy(update=out)
+        return train(config.model_copy(update={"runtime": runtime}), seeds[:2], **words)
+
+    train, resume = conduct.train, conduct.resume
+    monkeypatch.setattr(conduct, "train", two)
+    monkeypatch.setattr(conduct, "resume", resumed_little)
 
 
 def test_the_commands_of_the_readme_work_as_they_stand(

@@ -26,9 +26,20 @@ from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array
 from rlflame.running import opened, resume, train
 from rlflame.runtime import RuntimeSettings
+from rlflame.seeds.conduct import resume as resume_seeds
+from rlflame.seeds.conduct import train as train_seeds
 from rlflame.show import Show, Silent
 
-__all__ = ["LoadedPolicy", "evaluate", "load_policy", "render", "resume", "train"]
+__all__ = [
+    "LoadedPolicy",
+    "evaluate",
+    "load_policy",
+    "render",
+    "resume",
+    "resume_seeds",
+    "train",
+    "train_seeds",
+]
 
 
 class LoadedPolicy:

@@ -43,7 +43,7 @@ def choose(mode: str) -> Display:
         return JsonDisplay()
     if mode == "quiet":
         return QuietDisplay()
-    if mode == "live" or (mode == "auto" and _draws(sys.stdout)):
+    if mode == "live" or (mode == "auto" and draws(sys.stdout)):
         from rlflame.live import LiveDisplay
 
         return LiveDisplay()
@@ -52,7 +52,7 @@ def choose(mode: str) -> Display:
     return PlainDisplay()
 
 
-def _draws(stream: IO[str] | None) -> bool:
+def draws(stream: IO[str] | None) -> bool:
     """Whether it is a terminal that can move its cursor."""
     terminal = os.environ.get("TERM", "dumb")
     return stream is not None and stream.isatty() and terminal not in ("", "dumb")
@@ -226,7 +226,7 @@ class Tally(QuietDisplay):
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         stream = stream or sys.stderr
-        self._stream = stream if _draws(stream) else None
+        self._stream = stream if draws(stream) else None
         self._board = Board()
 
     def fleet(self, event: FleetEvent) -> None:

@@ -7,6 +7,7 @@ Must not know: runs, files, what the numbers measure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -60,6 +61,17 @@ class SeedSummary:
     worst: float
 
     def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A mean over seeds, and their standard deviation (n - 1; of a single seed 0)."""
+
+    mean: float
+    std: float
+
+    def as_dict(self) -> dict[str, float]:
         return asdict(self)
 
 
@@ -131,6 +143,24 @@ def summarise(values: Float64) -> SeedSummary:
         std=float(values.std(ddof=1)) if len(values) > 1 else 0.0,
         worst=float(values.min()),
     )
+
+
+def over(values: Float64) -> Over:
+    return Over(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0)
+
+
+def peak(curves: Float64) -> tuple[int, Over]:
+    """`[seeds, points]` -> where the mean over seeds is highest, and the seeds there.
+
+    What is published as the best of a whole training; biased upwards, the more points the more.
+    """
+    at = int(curves.mean(axis=0).argmax())
+    return at, over(curves[:, at])
+
+
+def tail_mean(values: Float64, share: float = 0.05) -> float:
+    """Mean of the last part of a curve, of one point at least."""
+    return float(values[-max(1, math.ceil(share * len(values))) :].mean())
 
 
 def iqm_interval(strata: Strata, level: float = 0.95) -> Interval:

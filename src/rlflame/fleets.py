@@ -6,11 +6,16 @@ is still loading its own parts. Must not know: recipes, environments, learners.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rlflame import env_file
 from rlflame.fleet import Fleet, Observer, ignore
 from rlflame.fleet.local import LocalFleet
 from rlflame.rollout import blas
 from rlflame.runtime import RuntimeSettings
+
+if TYPE_CHECKING:
+    from rlflame.fleet.inline import InlineFleet
 
 
 def fleet(runtime: RuntimeSettings, tasks: int | None = None, observer: Observer = ignore) -> Fleet:
@@ -19,9 +24,7 @@ def fleet(runtime: RuntimeSettings, tasks: int | None = None, observer: Observer
         env_file.admit(runtime.env_file)
     kind = choice(runtime)
     if kind == "inline":
-        from rlflame.fleet.inline import InlineFleet  # loads Gymnasium, as its worker does
-
-        return InlineFleet(observer)
+        return inline(observer)
     if kind == "flame":
         return _flame(runtime, tasks, observer)
     count = runtime.workers or blas.usable_cores()
@@ -32,6 +35,13 @@ def fleet(runtime: RuntimeSettings, tasks: int | None = None, observer: Observer
         show_output=runtime.debug,
         observer=observer,
     )
+
+
+def inline(observer: Observer = ignore) -> InlineFleet:
+    """Inside this process; named, for those who watch where it stands."""
+    from rlflame.fleet.inline import InlineFleet  # loads Gymnasium, as its worker does
+
+    return InlineFleet(observer)
 
 
 def choice(runtime: RuntimeSettings) -> str:

@@ -11,7 +11,6 @@ from rlflame.checkpoint import Checkpoint
 from rlflame.config import Recipe
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.child import versions
-from rlflame.run_folder import RunFolder
 
 
 def finished(found: Checkpoint) -> bool:
@@ -19,10 +18,10 @@ def finished(found: Checkpoint) -> bool:
     return found.progress.spent(found.recipe.stop_at_steps, found.recipe.stop_at_iterations)
 
 
-def scored(folder: RunFolder, found: Checkpoint) -> bool:
+def scored(folder: Path, found: Checkpoint) -> bool:
     """Whether the final evaluation is there, in the checkpoint and beside it."""
     try:
-        result = json.loads((folder.path / "result.json").read_text("utf-8"))
+        result = json.loads((folder / "result.json").read_text("utf-8"))
     except (OSError, ValueError):
         return False
     return found.evaluation is not None and result.get("steps") == found.progress.steps

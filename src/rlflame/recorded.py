@@ -18,6 +18,7 @@ import numpy as np
 from rlflame import toml
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.spec import Float64
+from rlflame.seeds import is_job, runs_in
 
 Line = dict[str, Any]
 
@@ -167,10 +168,15 @@ def read_all(paths: list[Path]) -> tuple[list[Recorded], list[str]]:
 
 
 def _inside(folder: Path) -> list[Path]:
+    """The runs in a folder, and those of the jobs of seeds in it."""
+    if is_job(folder):
+        return [run for run in runs_in(folder) if (run / "config.toml").is_file()]
     try:
-        return sorted(config.parent for config in folder.glob("*/config.toml"))
+        found = sorted(config.parent for config in folder.glob("*/config.toml"))
+        jobs = [inner for inner in sorted(folder.glob("*")) if is_job(inner)]
     except OSError:
         return []
+    return [*found, *(run for job in jobs for run in _inside(job))]
 
 
 def _lines(path: Path) -> tuple[Line, ...]:

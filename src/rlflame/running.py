@@ -81,7 +81,7 @@ def train(
         )
     counts = _counts(fleet, counts, show)
     with opened(fleet, runtime, recipe.learning.rollout.num_slots, counts) as fleet:
-        env_spec = _environment(recipe, stop or NeverStop())
+        env_spec = environment(recipe, stop or NeverStop())
         build.check_memory(recipe, env_spec, begun=False)
         start = None
         if init_from is not None:
@@ -125,6 +125,7 @@ def resume(
     fleet: Fleet | None = None,
     show: Show | None = None,
     stop: Stop | None = None,
+    counts: EventCount | None = None,
 ) -> RunResult:
     """Continue a run exactly where its newest checkpoint, or the named one, stands.
 
@@ -146,7 +147,7 @@ def resume(
         found = extended(found, steps, folder.best if folder.best.exists() else target)
         if fresh_replay:
             found = build.with_fresh_replay(found)
-        if finished(found) and scored(folder, found):
+        if finished(found) and scored(folder.path, found):
             return _result(folder, found, began=False)
         check_replay(found, target)
         for difference in machine_differences(found):
@@ -157,7 +158,7 @@ def resume(
             env_file.admit(runtime.env_file)
         check_environment(found)
         slots = found.recipe.learning.rollout.num_slots
-        counts = _counts(fleet, None, show)
+        counts = _counts(fleet, counts, show)
         with opened(fleet, runtime, slots, counts) as fleet:
             alone = fleets.found_no_cluster(runtime)
             described = RunStart(path, found, fleet.name, fleet.capacity, "", True, alone)
@@ -263,7 +264,7 @@ def _score(trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: 
     return True
 
 
-def _environment(recipe: Recipe, stop: Stop) -> EnvSpec:
+def environment(recipe: Recipe, stop: Stop) -> EnvSpec:
     """The environment as it is here; making one may take long, and nothing is lost by ending."""
     try:
         with stop.interruptible():

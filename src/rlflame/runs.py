@@ -1,5 +1,7 @@
 """The run folders under a folder: what they are, and how far they got. Never writes.
 
+A job of seeds is one line; listed by itself, a line for each of its seeds.
+
 Must not know: display.
 """
 
@@ -12,9 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflame.errors import CheckpointError
+import numpy as np
+
+from rlflame import toml
+from rlflame.errors import CheckpointError, ConfigError
+from rlflame.estimates import interquartile_means
 from rlflame.onward import finished
 from rlflame.run_folder import is_locked, newest_checkpoint
+from rlflame.seeds import JOB_FILE, is_job, runs_in
 
 _TAIL_BYTES = 65_536
 
@@ -34,6 +41,10 @@ class Run:
     stop_at_iterations: int | None = None
     best_return: float | None = None
     problem: str | None = None
+    #: Of a job of seeds, how many there are and how many have finished; the best is then the
+    #: interquartile mean of their bests.
+    seeds: int | None = None
+    seeds_finished: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -43,8 +54,10 @@ def list_runs(folder: Path) -> list[Run]:
     """The run folders in a folder, or the folder itself where it is one; newest last."""
     if is_run(folder):
         return [look(folder)]
-    found = [path for path in _children(folder) if is_run(path)]
-    return [look(path) for path in sorted(found, key=_changed_at)]
+    if is_job(folder):
+        return [look(path) for path in runs_in(folder) if is_run(path)]
+    found = [path for path in _children(folder) if is_run(path) or is_job(path)]
+    return [look_at_job(path) if is_job(path) else look(path) for path in _by_age(found)]
 
 
 def is_run(folder: Path) -> bool:
@@ -94,6 +107,39 @@ def _children(folder: Path) -> list[Path]:
         raise CheckpointError(
             f"{folder} cannot be read: {error.strerror}.", "rlflame runs DIR lists another folder"
         ) from error
+
+
+def _by_age(folders: list[Path]) -> list[Path]:
+    ages = {
+        folder: max(_changed_at(inner) for inner in (folder, *runs_in(folder)))
+        for folder in folders
+    }
+    return sorted(folders, key=lambda folder: (ages[folder][0], folder.name))
+
+
+def look_at_job(folder: Path) -> Run:
+    """A job of seeds as one line."""
+    try:
+        tables = toml.read_file(folder / JOB_FILE)
+        number = len(tables["job"]["seeds"])
+    except (ConfigError, LookupError, TypeError) as error:
+        return Run(str(folder), "damaged", problem=f"{folder / JOB_FILE} cannot be read ({error})")
+    runs = [look(path) for path in runs_in(folder) if is_run(path)]
+    ended = sum(run.state == "finished" for run in runs)
+    bests = [run.best_return for run in runs if run.best_return is not None]
+    known = next((run for run in runs if run.environment is not None), None)
+    state = "finished" if ended == number else "stopped"
+    return Run(
+        folder=str(folder),
+        state="training" if is_locked(folder) else state,
+        environment=known.environment if known else None,
+        algorithm=known.algorithm if known else None,
+        steps=sum(run.steps or 0 for run in runs),
+        best_return=float(interquartile_means(np.array(bests))) if bests else None,
+        problem=next((run.problem for run in runs if run.problem), None),
+        seeds=number,
+        seeds_finished=ended,
+    )
 
 
 def _changed_at(folder: Path) -> tuple[float, str]:

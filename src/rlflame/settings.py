@@ -12,6 +12,7 @@ from rlflame.config import RunConfig
 from rlflame.env_file import admit
 from rlflame.errors import ConfigError
 from rlflame.runtime import RuntimeSettings
+from rlflame.seeds import JOB_FILE, is_job
 
 #: As rlflame.rollout.blas has them; repeated because that room loads numpy, and these only count
 #: before it is loaded.
@@ -148,7 +149,7 @@ def recorded_config(target: Path) -> dict[str, Any]:
     folder = target if target.is_dir() else target.absolute().parent
     if folder.name == "checkpoints":
         folder = folder.parent
-    file = folder / "config.toml"
+    file = folder / (JOB_FILE if is_job(folder) else "config.toml")
     try:
         return toml.read_file(file) if file.is_file() else {}
     except ConfigError as error:

@@ -12,7 +12,10 @@ from rlflame.commands.options import Debug, Json
 
 def inspect(
     files: Annotated[
-        list[Path], typer.Argument(metavar="CKPT...", help="Checkpoints, policies, run folders.")
+        list[Path],
+        typer.Argument(
+            metavar="CKPT...", help="Checkpoints, policies, run folders, folders of seeds."
+        ),
     ],
     recipe: Annotated[
         bool, typer.Option("--recipe", help="The whole recipe as TOML, and nothing else.")
@@ -29,11 +32,15 @@ def inspect(
     from rlflame.display import aligned, as_json_text, say, say_aside
     from rlflame.errors import ConfigError
     from rlflame.run_folder import newest_checkpoint
+    from rlflame.seeds import is_job
 
     if recipe and as_json:
         raise ConfigError(
             "--recipe and --json exclude each other.", "leave out --recipe: --json has the recipe"
         )
+    if any(map(is_job, files)):
+        _inspect_jobs(files, recipe=recipe, as_json=as_json)
+        return
     found = [newest_checkpoint(path, say_aside) for path in files]
     differences = [inspection.first_difference(found[0], other) for other in found[1:]]
     looked = [inspection.replay_files(*one) for one in zip(files, found, strict=True) if not recipe]
@@ -64,4 +71,57 @@ def inspect(
     for path in broken:
         say_aside(f"rlflame resume {path} --fresh-replay goes on with an empty replay.")
     if any(differences) or broken:
+        raise typer.Exit(1)
+
+
+def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
+    """A line a seed; of several jobs, seed by seed where they differ first from the first."""
+    from rlflame import inspection, toml
+    from rlflame.display import aligned, as_json_text, say, say_aside
+    from rlflame.errors import ConfigError
+    from rlflame.run_folder import newest_checkpoint
+    from rlflame.seeds import is_job, runs_in
+
+    strange = [folder for folder in folders if not is_job(folder)]
+    if strange:
+        raise ConfigError(
+            f"{strange[0]} is no folder of seeds, and others here are.",
+            "folders of seeds with each other, or a seed's own folder with another run",
+        )
+    jobs = [
+        {run.name: newest_checkpoint(run, say_aside) for run in runs_in(folder)}
+        for folder in folders
+    ]
+    named = [(folder / name, found) for folder, job in zip(folders, jobs, strict=True)
+             for name, found in job.items()]  # fmt: skip
+    if recipe:
+        for _, found in named[:1]:
+            say(toml.to_toml(found.recipe).rstrip())
+        return
+    differences = {}
+    for folder, other in zip(folders[1:], jobs[1:], strict=True):
+        for name in dict.fromkeys([*jobs[0], *other]):
+            pair = jobs[0].get(name), other.get(name)
+            if pair[0] is None or pair[1] is None:
+                found_in = folders[0] if pair[1] is None else folder
+                differences[str(folder / name)] = f"{name}, which is in {found_in} alone"
+            elif said := inspection.first_difference(pair[0], pair[1]):
+                differences[str(folder / name)] = said
+    if as_json:
+        files = [inspection.as_dict(*one) for one in named]
+        shown = {"files": files, "equal": not differences, "differences": differences}
+        say(as_json_text(shown, indent=2))
+    else:
+        if len(folders) == 1 and named:
+            first = dict(inspection.summary(*named[0]))
+            kept = ("environment", "budget", "batch", "policy", "learner", "made with")
+            for line in aligned([(word, first[word]) for word in kept]):
+                say(line)
+        for path, found in named:
+            say(inspection.outline(path, found))
+        for seed, difference in differences.items():
+            say(f"{seed} differs first in {difference}.")
+        if len(folders) > 1 and not differences:
+            say(f"{len(jobs[0])} seeds are equal to the last bit.")
+    if differences:
         raise typer.Exit(1)

@@ -55,6 +55,8 @@ def _row(run: Run) -> tuple[str, ...]:
         progress += " steps"
         if run.stop_at_iterations:
             progress = f"{run.iterations:,} of {run.stop_at_iterations:,} iterations"
+    if run.seeds is not None:
+        progress = f"{run.seeds_finished} of {run.seeds} seeds, {progress}"
     best = "-" if run.best_return is None else f"{run.best_return:,.1f}"
     return (run.folder, run.state, run.environment or "-", run.algorithm or "-", progress, best)
 

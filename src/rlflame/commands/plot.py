@@ -63,6 +63,7 @@ def plot(
     from rlflame.display import say, say_aside
     from rlflame.plot import picture
     from rlflame.plot.speedup import speedup
+    from rlflame.seeds import is_job
 
     if out is not None and str(out) != "-":
         picture.check_suffix(out)
@@ -74,14 +75,16 @@ def plot(
         for note in notes:
             say_aside(note)
         drawing = curves.picture(found, axis, metric, smooth)
-        where = found[0].folder / "plot.png" if len(found) == 1 else Path("plot.png")
+        where = Path("plot.png")
+        if len(found) == 1 or (len(runs) == 1 and is_job(runs[0])):
+            where = (found[0].folder if len(found) == 1 else runs[0]) / "plot.png"
     if str(out) == "-":
-        _draw_here(drawing)
+        draw_here(drawing)
         return
     try:
         picture.check_available()
     except picture.PlotUnavailable:
-        _draw_here(drawing)
+        draw_here(drawing)
         if out is not None:
             raise
         say_aside("matplotlib is not installed: pip install 'rlflame[plot]' for a picture.")
@@ -93,7 +96,7 @@ def plot(
     say(str(where))
 
 
-def _draw_here(drawing: Drawing) -> None:
+def draw_here(drawing: Drawing) -> None:
     import shutil
     import sys
 

@@ -57,6 +57,10 @@ def train(
     seed: Annotated[
         int | None, typer.Option(metavar="N", help="All randomness follows from it. [default: 0]")
     ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Several seeds as one job, such as 0-9 or 0,3,7."),
+    ] = None,
     preset: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="A preset of `rlflame envs`, not the environment's own."),
@@ -104,7 +108,9 @@ def train(
     Settings come from, strongest first: these options, --set, --config, the preset.
     """
     from rlflame import settings
+    from rlflame.commands import seeds as several
 
+    many = several.check(seeds, seed=seed, plot=plot) if seeds is not None else ()
     runtime = settings.runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, out=out, debug=debug,
         json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
@@ -113,12 +119,15 @@ def train(
     resolved, name = settings.resolve(
         environment=env, algorithm=algo, preset=preset, config_file=config,
         sets=sets or (), env_kwargs=env_kwargs or (), steps=steps, iterations=iterations,
-        episodes_per_iter=episodes_per_iter, seed=seed, until_return=until_return,
-        runtime=runtime,
+        episodes_per_iter=episodes_per_iter, seed=many[0] if many else seed,
+        until_return=until_return, runtime=runtime,
     )  # fmt: skip
     settings.limit_threads(resolved.learning.threads)
     if dry_run:
-        _dry_run(resolved, name, init_from, as_json=json_lines)
+        _dry_run(resolved, name, init_from, many, as_json=json_lines)
+        return
+    if many:
+        several.train(resolved, name, many, init_from)
         return
     from rlflame import display, fleets
     from rlflame.fleet import EventCount
@@ -143,7 +152,9 @@ def train(
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="A run folder, or a checkpoint in one.")],
+    run: Annotated[
+        Path, typer.Argument(help="A run folder, a checkpoint in one, or a folder of --seeds.")
+    ],
     steps: Annotated[
         int | None, typer.Option(metavar="N", help="Train on to this many steps in all.")
     ] = None,
@@ -171,15 +182,21 @@ def resume(
     Workers, fleet and other runtime settings (--set runtime...) may differ from before.
     """
     from rlflame import settings
+    from rlflame.commands import seeds as several
 
     flags = settings.runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, debug=debug,
         json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
         video_every=video_every,
     )  # fmt: skip
+    from rlflame.seeds import is_job
+
     recorded = settings.recorded_config(run)
     runtime = settings.resumed_runtime(recorded, flags, sets or ())
     settings.limit_threads(settings.recorded_threads(recorded))
+    if is_job(run):
+        several.resume(run, runtime, steps, fresh_replay=fresh_replay)
+        return
     from rlflame import api, display
     from rlflame.stop import SignalStop
 
@@ -192,7 +209,14 @@ def resume(
     _check_complete(result, stop)
 
 
-def _dry_run(config: RunConfig, preset: str, init_from: Path | None, *, as_json: bool) -> None:
+def _dry_run(
+    config: RunConfig,
+    preset: str,
+    init_from: Path | None,
+    seeds: tuple[int, ...],
+    *,
+    as_json: bool,
+) -> None:
     from rlflame import build, toml
     from rlflame.display import aligned, as_json_text, say
     from rlflame.facts import Facts
@@ -210,9 +234,14 @@ def _dry_run(config: RunConfig, preset: str, init_from: Path | None, *, as_json:
             "stepped_by": stepped_by(env),
             "reset_seeds": facts.reset_seeds(),
             "config": config.model_dump(mode="json"),
+            **({"seeds": seeds} if seeds else {}),
         }
         say(as_json_text({**facts.as_dict(), **whole}, indent=2))
         return
+    if seeds:
+        from rlflame.seeds import written
+
+        say(f"# --seeds {written(seeds)}: this recipe, and so on with each of them.")
     workers = f"at most {facts.most_workers:,} can help (learning.rollout.num_slots)"
     for line in aligned([*facts.lines(), ("rollouts", stepped_by(env)), ("workers", workers)]):
         say(f"# {line.strip()}")

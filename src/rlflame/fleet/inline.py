@@ -51,6 +51,12 @@ class InlineFleet:
         self._puts: Counter[str] = Counter()
         self._closed = False
 
+    @property
+    def standing(self) -> tuple[int, int, int] | None:
+        """Row, seed and step of the environment that is stepped now; for whoever watches it."""
+        row = self._worker.current
+        return None if row is None else (row.row, row.seed, row.elapsed)
+
     def put(self, policy: PolicyArrays) -> str:
         name = policy_id(policy)
         if name not in self._policies:

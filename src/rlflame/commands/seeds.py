@@ -1,0 +1,126 @@
+"""`rlflame train --seeds` and `rlflame resume` of a folder of seeds.
+
+Must not know: how seeds run or are shown.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rlflame.config import RunConfig
+    from rlflame.errors import RlflameError
+    from rlflame.runtime import RuntimeSettings
+    from rlflame.seeds.conduct import JobResult
+    from rlflame.seeds.shown import SeedsDisplay
+    from rlflame.stop import SignalStop
+
+
+def check(seeds: str, *, seed: int | None, plot: bool) -> tuple[int, ...]:
+    """The seeds of `--seeds`; refuses what means nothing beside it."""
+    from rlflame.errors import ConfigError
+    from rlflame.seeds import parse
+
+    if seed is not None:
+        raise ConfigError(
+            f"--seed {seed} and --seeds {seeds} exclude each other.", "leave out --seed"
+        )
+    if plot:
+        raise ConfigError(
+            "--plot draws the episodes of one run; of several seeds a picture is drawn anyway.",
+            "leave out --plot; rlflame plot draws any run",
+        )
+    return parse(seeds)
+
+
+def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Path | None) -> None:
+    from rlflame.seeds import conduct, shown
+    from rlflame.stop import SignalStop
+
+    show = shown.choose(config.runtime.progress)
+    with SignalStop() as stop:
+        result = conduct.train(
+            config, seeds, preset=preset, init_from=init_from, show=show, stop=stop
+        )
+    _end(result, config.runtime, show, stop)
+
+
+def resume(
+    folder: Path, runtime: RuntimeSettings, steps: int | None, *, fresh_replay: bool
+) -> None:
+    from rlflame.errors import ConfigError
+    from rlflame.seeds import conduct, shown
+    from rlflame.stop import SignalStop
+
+    if fresh_replay:
+        raise ConfigError(
+            f"--fresh-replay is for one run, and {folder} is a folder of seeds.",
+            f"the seed that needs it: rlflame resume {folder}/seed-0 --fresh-replay",
+        )
+    show = shown.choose(runtime.progress)
+    with SignalStop() as stop:
+        result = conduct.resume(folder, runtime, steps=steps, show=show, stop=stop)
+    _end(result, runtime, show, stop)
+
+
+def _end(result: JobResult, runtime: RuntimeSettings, show: SeedsDisplay, stop: SignalStop) -> None:
+    show.finished(result)
+    if result.plot is None and runtime.progress not in ("json", "quiet"):
+        _draw(result)
+    error = _failure(result, stop)
+    if error is None:
+        return
+    if runtime.progress != "json":
+        raise error
+    # The document has said it, and is to be the only one.
+    from rlflame.display import say_failure
+
+    say_failure(error)
+    raise typer.Exit(error.exit_code)
+
+
+def _failure(result: JobResult, stop: SignalStop) -> RlflameError | None:
+    """Why the command does not end well, if it does not."""
+    from rlflame.errors import Interrupted, RlflameError
+    from rlflame.facts import count
+
+    again = f"rlflame resume {result.folder}"
+    if not result.complete and stop.signal_number is not None:
+        finished = sum(one.state == "finished" for one in result.summary.seeds)
+        return Interrupted(
+            f"Stopped with {finished} of {count(len(result.summary.seeds), 'seed')} finished; "
+            "everything is saved.",
+            again,
+            stop.signal_number,
+        )
+    failures = result.failures
+    if not failures:
+        if result.complete:
+            return None
+        return RlflameError("Not all seeds have finished.", again)
+    first, error = next(iter(failures.items()))
+    others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+    failure = RlflameError(
+        f"{len(failures)} of {count(len(result.summary.seeds), 'seed')} failed: seed {first} "
+        f"({error.message.rstrip('.')}){others}.",
+        again if not error.hint else f"{error.hint}; then {again}",
+    )
+    codes = {one.exit_code for one in failures.values()}
+    failure.exit_code = codes.pop() if len(codes) == 1 else 1
+    return failure
+
+
+def _draw(result: JobResult) -> None:
+    """The curves in characters, where no picture could be drawn."""
+    from rlflame import curves, recorded
+    from rlflame.commands.plot import draw_here
+    from rlflame.errors import RlflameError
+
+    try:
+        runs, _ = recorded.read_all([result.folder])
+        draw_here(curves.picture(runs))
+    except RlflameError:
+        return  # nothing recorded yet makes no curve

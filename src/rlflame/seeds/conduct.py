@@ -1,0 +1,318 @@
+"""Many seeds of one recipe, from a config or a folder of them to what they say together.
+
+Must not know: the command line, terminals.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlflame import build, curves, env_file, fleets, recorded, running, tensor_file
+from rlflame.config import RunConfig
+from rlflame.display import as_json_text
+from rlflame.errors import ConfigError, RlflameError
+from rlflame.facts import Facts
+from rlflame.fleet import Fleet, FleetEvent
+from rlflame.learners import blas_threads
+from rlflame.memory import available_bytes
+from rlflame.plot import picture
+from rlflame.rollout import blas
+from rlflame.run_folder import RunFolder, is_locked, writing
+from rlflame.runtime import RuntimeSettings
+from rlflame.seeds import job as jobs
+from rlflame.seeds import seed_folder
+from rlflame.seeds.board import SeedsBoard
+from rlflame.seeds.crew import Crew, Outcome
+from rlflame.seeds.job import Job, Standing
+from rlflame.seeds.line import Message
+from rlflame.seeds.shares import PROCESS_BYTES, Shares, shares
+from rlflame.seeds.summary import Summary, summary
+from rlflame.stop import NeverStop
+from rlflame.trainer import Stop
+
+_PATIENCE_S = 20.0
+
+
+@dataclass(frozen=True)
+class JobStart:
+    """What is about to run."""
+
+    folder: Path
+    facts: Facts
+    seeds: tuple[int, ...]
+    fleet: str
+    workers: int
+    shares: Shares
+    resumed: bool
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended."""
+
+    folder: Path
+    summary: Summary
+    outcomes: Mapping[int, Outcome]
+    #: False where all seeds were finished already.
+    began: bool
+    #: The picture, where one could be drawn.
+    plot: Path | None
+
+    @property
+    def complete(self) -> bool:
+        return self.summary.complete
+
+    @property
+    def failures(self) -> dict[int, RlflameError]:
+        return {seed: one.error for seed, one in self.outcomes.items() if one.error is not None}
+
+
+class SeedsShow(Protocol):
+    """Whoever shows a job. It is told after the board has been."""
+
+    def note(self, text: str) -> None: ...
+
+    def begin(self, start: JobStart, board: SeedsBoard) -> AbstractContextManager[None]: ...
+
+    def event(self, seed: int, event: Mapping[str, Any]) -> None: ...
+
+    def ended(self, seed: int, outcome: Outcome) -> None: ...
+
+
+class SilentSeeds:
+    """Shows nothing."""
+
+    def note(self, text: str) -> None: ...
+
+    def begin(self, start: JobStart, board: SeedsBoard) -> AbstractContextManager[None]:
+        del start, board
+        return nullcontext()
+
+    def event(self, seed: int, event: Mapping[str, Any]) -> None: ...
+
+    def ended(self, seed: int, outcome: Outcome) -> None: ...
+
+
+def train(
+    config: RunConfig,
+    seeds: Sequence[int],
+    *,
+    preset: str = "",
+    init_from: Path | None = None,
+    show: SeedsShow | None = None,
+    stop: Stop | None = None,
+) -> JobResult:
+    """Train a config with each of the seeds, in a new folder of run folders."""
+    stop, show = stop or NeverStop(), show or SilentSeeds()
+    runtime = config.runtime
+    if runtime.env_file is not None:
+        env_file.admit(runtime.env_file)
+    recipe = config.recipe.with_horizon()
+    # All that can be refused is refused once, before there is a folder.
+    env = running.environment(recipe, stop)
+    build.check_memory(recipe, env, begun=False)
+    if init_from is not None:
+        learning, _ = running.started_from(recipe.learning, env, init_from)
+        recipe = recipe.model_copy(update={"learning": learning})
+    elif recipe.learning.init_policy is not None:
+        raise ConfigError(
+            f"The recipe starts from a policy (learning.init_policy = "
+            f"{recipe.learning.init_policy}), and no file was given.",
+            "--init-from FILE, or --set learning.init_policy=none",
+        )
+    build.policy_spec(recipe.learning, env)
+    learning = recipe.learning.model_copy(update={"seed": seeds[0]})
+    whole = RunConfig(
+        **{name: getattr(recipe, name) for name in type(recipe).model_fields}, runtime=runtime
+    ).model_copy(update={"learning": learning})
+    started = str(init_from.resolve()) if init_from is not None else None
+    job = Job(whole, tuple(seeds), preset, started)
+    with _Conductor(job, show, stop) as conductor:
+        folder = RunFolder.create(jobs.default_path(config, job.seeds))
+        try:
+            jobs.write(folder.path, job)
+            return conductor.conduct(folder.path, Facts(recipe, env, preset), resumed=False)
+        finally:
+            folder.release()
+
+
+def resume(
+    folder: Path,
+    runtime: RuntimeSettings,
+    *,
+    steps: int | None = None,
+    show: SeedsShow | None = None,
+    stop: Stop | None = None,
+) -> JobResult:
+    """Finish what of a job is unfinished, or take all seeds to so many steps."""
+    stop, show = stop or NeverStop(), show or SilentSeeds()
+    lock = jobs.opened(folder)
+    try:
+        job = jobs.read(folder).with_runtime(runtime)
+        _await_processes(folder, job)
+        if steps is not None:
+            jobs.check_goal(folder, job, steps)
+            job = job.with_steps(steps)
+        if runtime.env_file is not None:
+            env_file.admit(runtime.env_file)
+        if all(jobs.standing(folder, job, seed).over for seed in job.seeds):
+            return _result(folder, job, {}, began=False)
+        env = running.environment(job.config.recipe, stop)
+        jobs.write(folder, job)
+        with _Conductor(job, show, stop) as conductor:
+            facts = Facts(job.config.recipe, env, job.preset)
+            return conductor.conduct(folder, facts, resumed=True)
+    finally:
+        lock.release()
+
+
+def _await_processes(folder: Path, job: Job) -> None:
+    """A job that was killed has seeds that notice it a moment later."""
+    end = time.monotonic() + _PATIENCE_S
+    for seed in job.seeds:
+        path = seed_folder(folder, seed)
+        while path.exists() and is_locked(path) and time.monotonic() < end:
+            time.sleep(0.1)
+
+
+class _Conductor:
+    """A fleet for all seeds, where one is shared, and the crew that uses it."""
+
+    def __init__(self, job: Job, show: SeedsShow, stop: Stop) -> None:
+        self._job = job
+        self._show = show
+        self._stop = stop
+        self._board = SeedsBoard(
+            job.seeds,
+            stop_at_steps=job.config.stop_at_steps,
+            stop_at_iterations=job.config.stop_at_iterations,
+        )
+        self._fleet: Fleet | None = None
+
+    def __enter__(self) -> _Conductor:
+        runtime = self._job.config.runtime
+        if fleets.choice(runtime) == "flame":
+            slots = self._job.config.learning.rollout.num_slots * len(self._job.seeds)
+            self._fleet = fleets.fleet(runtime, slots, self._fleet_event)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fleet is not None:
+            self._fleet.close()
+
+    def conduct(self, folder: Path, facts: Facts, *, resumed: bool) -> JobResult:
+        job, board = self._job, self._board
+        found = [jobs.standing(folder, job, seed) for seed in job.seeds]
+        for one in found:
+            progress = one.found.progress if one.found is not None else None
+            held = one.found.evaluation or one.found.best if one.found is not None else None
+            board.stands(
+                one.seed, progress.steps if progress else 0,
+                "finished" if one.over else "waiting", held.mean if held else None,
+            )  # fmt: skip
+        left = [one for one in found if not one.over]
+        share = self._shares(len(left), facts)
+        name = "here" if self._fleet is None else self._fleet.name
+        capacity = share.at_once if self._fleet is None else self._fleet.capacity
+        start = JobStart(folder, facts, job.seeds, name, capacity, share, resumed)
+        if share.memory_bound:
+            self._show.note(
+                f"{share.at_once} side by side, for memory's sake; the others wait for them."
+            )
+        with self._show.begin(start, board):
+            outcomes = Crew(
+                {one.seed: self._order(one, folder, share) for one in left},
+                self, self._stop, at_once=share.at_once,
+                threads=blas_threads(job.config.learning),
+                lend=self._fleet, show_output=job.config.runtime.debug,
+            ).run()  # fmt: skip
+        return _result(folder, job, outcomes, began=True)
+
+    def _shares(self, seeds: int, facts: Facts) -> Shares:
+        runtime, learning = self._job.config.runtime, self._job.config.learning
+        replay = facts.replay.nbytes if facts.replay is not None else 0
+        memory = available_bytes()
+        if self._fleet is not None:
+            # They mostly wait for executors, so there may be more of them than cores.
+            fitting = int(memory / (replay + PROCESS_BYTES))
+            return Shares(max(1, min(seeds, fitting)), 0, memory_bound=fitting < seeds)
+        return shares(
+            seeds,
+            cores=runtime.workers or blas.usable_cores(),
+            # Lanes change no bit and wait for each other without spinning: one core will do.
+            threads=blas_threads(learning) if learning.provider == "numpy" else learning.threads,
+            replay_bytes=replay,
+            available_bytes=memory,
+            split=runtime.fleet != "inline",
+        )
+
+    def _order(self, one: Standing, folder: Path, share: Shares) -> Message:
+        """What the process of a seed is told."""
+        fleet: Message = {"kind": "local" if share.workers else "inline", "workers": share.workers}
+        if self._fleet is not None:
+            fleet = {
+                "kind": "lent", "name": self._fleet.name, "capacity": self._fleet.capacity
+            }  # fmt: skip
+        recipe = one.found.recipe if one.found is not None else self._job.config
+        return {
+            "what": "order",
+            "config": self._job.config_of(one.seed, folder).model_dump(mode="json"),
+            "preset": self._job.preset,
+            "init_from": self._job.init_from,
+            "folder": str(one.folder),
+            "resume": one.begun,
+            "steps": recipe.stop_at_steps if recipe.stop_at_iterations is None else None,
+            "fleet": fleet,
+        }
+
+    # What the crew tells, and the fleet.
+
+    def begun(self, seed: int) -> None:
+        self._board.begun(seed)
+
+    def event(self, seed: int, event: Mapping[str, Any]) -> None:
+        self._board.event(seed, event)
+        if event.get("event") == "note":
+            self._show.note(f"seed {seed}: {event['text']}")
+        elif event.get("event") == "retried" and event.get("reason"):
+            self._show.note(f"seed {seed}: slot {event['slot']} again; {event['reason']}.")
+        self._show.event(seed, event)
+
+    def ended(self, seed: int, outcome: Outcome) -> None:
+        self._board.ended(seed, outcome)
+        self._show.ended(seed, outcome)
+
+    def _fleet_event(self, event: FleetEvent) -> None:
+        if event.kind == "phase":
+            self._board.phase = event.text
+        elif event.kind == "workers":
+            self._board.workers = int(event.text)
+        elif event.kind in ("note", "retried") and event.text:
+            self._show.note(event.text)
+
+
+def _result(folder: Path, job: Job, outcomes: Mapping[int, Outcome], *, began: bool) -> JobResult:
+    """What the seeds come to, written down beside them."""
+    found = summary(folder, job, outcomes)
+    with writing(folder):
+        tensor_file.write_atomically(folder / "seeds.csv", found.as_csv().encode())
+        text = as_json_text({"folder": str(folder), **found.as_dict()}, indent=2) + "\n"
+        tensor_file.write_atomically(folder / "summary.json", text.encode())
+    return JobResult(folder, found, outcomes, began, _drawn(folder))
+
+
+def _drawn(folder: Path) -> Path | None:
+    """The picture of all seeds, where matplotlib is there to draw it and there are curves."""
+    out = folder / "plot.png"
+    try:
+        picture.check_available()
+        runs, _ = recorded.read_all([folder])
+        tensor_file.write_atomically(out, picture.image(curves.picture(runs), out))
+    except RlflameError:
+        return None
+    return out

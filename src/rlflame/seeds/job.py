@@ -1,0 +1,165 @@
+"""A job on disk: what its seeds run, and where each of them stands.
+
+Must not know: processes, statistics, display.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlflame import presets, tensor_file, toml
+from rlflame.checkpoint import Checkpoint
+from rlflame.config import RunConfig
+from rlflame.errors import CheckpointError, ConfigError
+from rlflame.onward import extended, finished, scored
+from rlflame.run_folder import RunFolder, newest_checkpoint, writing
+from rlflame.runtime import RuntimeSettings
+from rlflame.seeds import JOB_FILE, folder_name, is_job, seed_folder
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe and its seeds. The recipe's own seed is the first; its horizon is written out."""
+
+    config: RunConfig
+    seeds: tuple[int, ...]
+    preset: str = ""
+    #: The file that all seeds start from, as an absolute path.
+    init_from: str | None = None
+
+    def config_of(self, seed: int, folder: Path) -> RunConfig:
+        """What a lone run of this seed in this folder would be given."""
+        learning = self.config.learning.model_copy(update={"seed": seed})
+        runtime = self.config.runtime.model_copy(update={"out": str(seed_folder(folder, seed))})
+        return self.config.model_copy(update={"learning": learning, "runtime": runtime})
+
+    def with_runtime(self, runtime: RuntimeSettings) -> Job:
+        return replace(self, config=self.config.model_copy(update={"runtime": runtime}))
+
+    def with_steps(self, steps: int) -> Job:
+        changes = {"stop_at_steps": steps, "stop_at_iterations": None}
+        return replace(self, config=self.config.model_copy(update=changes))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one seed stands in its folder: not begun, over, or somewhere on the way."""
+
+    seed: int
+    folder: Path
+    begun: bool = False
+    over: bool = False
+    #: Its newest checkpoint, with the job's own end; None where there is none that can be read.
+    found: Checkpoint | None = None
+
+
+def default_path(config: RunConfig, seeds: tuple[int, ...]) -> Path:
+    if config.runtime.out is not None:
+        return Path(config.runtime.out)
+    learning = config.learning
+    name = f"{presets.short_name(learning.environment.id)}-{learning.algorithm}"
+    return Path("runs") / f"{name}-{folder_name(seeds)}"
+
+
+def write(folder: Path, job: Job) -> None:
+    lines = [
+        toml.to_toml(job.config),
+        "[job]",
+        f"seeds = {toml.written(list(job.seeds))}",
+        f"preset = {toml.written(job.preset)}",
+        f"init_from = {toml.written(job.init_from)}",
+    ]
+    with writing(folder):
+        tensor_file.write_atomically(folder / JOB_FILE, ("\n".join(lines) + "\n").encode())
+
+
+def read_tables(folder: Path) -> dict[str, Any]:
+    """What job.toml says, as plain data."""
+    if not is_job(folder):
+        raise CheckpointError(f"{folder} is no folder of seeds.", "rlflame runs lists them")
+    try:
+        return toml.read_file(folder / JOB_FILE)
+    except ConfigError as error:
+        raise CheckpointError(error.message, "restore it from a copy") from error
+
+
+def read(folder: Path) -> Job:
+    tables = read_tables(folder)
+    about = tables.pop("job", None)
+    try:
+        seeds, preset, init_from = _about(about)
+        config = presets.validated(tables)
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder / JOB_FILE} is not what a job of seeds is written as ({error}).",
+            "restore it from a copy; every seed in it is a run that rlflame resume takes alone",
+        ) from error
+    return Job(config, seeds, preset, init_from)
+
+
+def _about(about: Any) -> tuple[tuple[int, ...], str, str | None]:
+    if not isinstance(about, Mapping):
+        raise TypeError("no [job] in it")
+    seeds, init_from = about["seeds"], about.get("init_from")
+    if not seeds or not all(isinstance(seed, int) and seed >= 0 for seed in seeds):
+        raise ValueError(f"seeds = {seeds!r}")
+    return (
+        tuple(seeds),
+        str(about.get("preset") or ""),
+        None if init_from is None else str(init_from),
+    )
+
+
+def standing(folder: Path, job: Job, seed: int) -> Standing:
+    """Where a seed stands. What a process has left that died before its first checkpoint is no
+    beginning, and is cleared away.
+
+    A checkpoint that is damaged is the seed's own trouble, which its process will meet and tell.
+    """
+    path = seed_folder(folder, seed)
+    if not path.exists():
+        return Standing(seed, path)
+    if not holds_anything(path):
+        with writing(folder):
+            shutil.rmtree(path)
+        return Standing(seed, path)
+    try:
+        found = newest_checkpoint(path, lambda _: None)
+    except CheckpointError:
+        return Standing(seed, path, begun=True)
+    if not found.progress.reached and job.config.stop_at_steps is not None:
+        wanted = job.config.stop_at_steps
+        if wanted > found.progress.steps or wanted == found.recipe.stop_at_steps:
+            found = extended(found, wanted, path)
+    return Standing(seed, path, True, finished(found) and scored(path, found), found)
+
+
+def holds_anything(folder: Path) -> bool:
+    """Whether a run folder has a checkpoint of any kind, whole or not."""
+    places = ("*.safetensors*", "checkpoints/*", "replay/*")
+    return any(path for place in places for path in folder.glob(place))
+
+
+def check_goal(folder: Path, job: Job, steps: int) -> None:
+    """Refuse an end that a seed has passed, before any other goes on."""
+    for seed in job.seeds:
+        found = standing(folder, job, seed).found
+        if found is None or found.progress.reached:
+            continue
+        taken, goal = found.progress.steps, found.recipe.stop_at_steps
+        if steps <= taken and not (steps == goal and finished(found)):
+            raise ConfigError(
+                f"--steps {steps} is not beyond the {taken} steps that seed {seed} has taken.",
+                f"--steps {2 * taken}",
+            )
+
+
+def opened(folder: Path) -> RunFolder:
+    """The job's folder, locked for this process."""
+    if not is_job(folder):
+        raise CheckpointError(f"{folder} is no folder of seeds.", "rlflame runs lists them")
+    return RunFolder.open(folder)

@@ -1,0 +1,121 @@
+"""The live view of a job on a terminal: a line a seed, and one of all. Must not know: what runs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rlflame import __version__
+from rlflame.display import say_aside
+from rlflame.facts import duration
+from rlflame.live import pairs
+from rlflame.seeds.board import Row, SeedsBoard
+from rlflame.seeds.conduct import JobResult, JobStart
+from rlflame.seeds.crew import Outcome
+from rlflame.seeds.shown import (
+    banner,
+    closing,
+    ending,
+    failed,
+    rows_shown,
+    seeds_table,
+    together,
+)
+
+_REFRESHES_PER_S = 4
+#: Lines of the view that are not seeds.
+_OTHER_LINES = 6
+
+
+class LiveSeeds:
+    """A banner, a view that moves while seeds run, and an end block."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+        self._board: SeedsBoard | None = None
+
+    def note(self, text: str) -> None:
+        say_aside(text)
+
+    @contextlib.contextmanager
+    def begin(self, start: JobStart, board: SeedsBoard) -> Iterator[None]:
+        self._board = board
+        self._console.print(Text(f"rlflame {__version__}", style="bold"))
+        self._console.print(pairs(banner(start, board)))
+        live = Live(
+            get_renderable=self.view,
+            console=self._console,
+            refresh_per_second=_REFRESHES_PER_S,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
+        )
+        with live:
+            # However a process ends, the terminal it leaves behind has a cursor.
+            self._console.show_cursor(True)
+            try:
+                yield
+            except BaseException:
+                live.transient = False
+                raise
+
+    def event(self, seed: int, event: Mapping[str, Any]) -> None: ...
+
+    def ended(self, seed: int, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            say_aside(failed(seed, outcome))
+
+    def finished(self, result: JobResult) -> None:
+        self._console.print(Text(ending(result), style="bold"))
+        for line in seeds_table(result.summary):
+            self._console.print(Text(line))
+        self._console.print(pairs(closing(result, self._board)))
+
+    def view(self) -> RenderableType:
+        """The job now."""
+        board = self._board
+        assert board is not None
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(justify="right", style="bold")
+        for _ in range(2):
+            grid.add_column()
+        for _ in range(3):
+            grid.add_column(justify="right")
+        room = self._console.size.height - _OTHER_LINES
+        shown, left = rows_shown(list(board.rows.values()), room)
+        grid.add_row("seed", "", "", "steps", "evaluation", "steps/s", style="dim")
+        for row in shown:
+            grid.add_row(*_cells(row))
+        parts: list[RenderableType] = [Text(), grid]
+        if left:
+            parts.append(Text(f"  and {left} more", style="dim"))
+        if board.phase:
+            parts.append(Text(f"  {board.phase}", style="dim"))
+        parts.append(Text(f"  {board.share:4.0%}  {together(board)}", style="bold"))
+        parts.append(Text(f"        {_times(board)}", style="dim"))
+        return Group(*parts)
+
+
+def _cells(row: Row) -> tuple[RenderableType, ...]:
+    return (
+        f"  {row.seed}",
+        row.state,
+        ProgressBar(total=1.0, completed=row.share, width=20),
+        f"{row.steps:,}",
+        "-" if row.evaluation is None else f"{row.evaluation:,.1f}",
+        f"{row.steps_per_s:,.0f}" if row.state == "running" else "",
+    )
+
+
+def _times(board: SeedsBoard) -> str:
+    left = board.remaining_s
+    gone = f"{duration(board.elapsed_s)} gone"
+    return gone if left is None else f"{gone}, {duration(left)} left"

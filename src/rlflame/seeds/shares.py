@@ -1,0 +1,40 @@
+"""How a machine is shared among seeds: how many side by side, and what each of them rolls out on.
+
+Must not know: processes, files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: What the process of a seed takes besides a replay: interpreter, numpy, environments, networks.
+PROCESS_BYTES = 150_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """`workers` are each seed's own; 0 where it steps its environments in its own process."""
+
+    at_once: int
+    workers: int
+    #: Whether memory, not processors, decides how many there are at once.
+    memory_bound: bool = False
+
+
+def shares(
+    seeds: int,
+    *,
+    cores: int,
+    threads: int = 1,
+    replay_bytes: int = 0,
+    available_bytes: float = float("inf"),
+    split: bool = True,
+) -> Shares:
+    """One process a core uses a machine best: nothing waits for anything. Where there are fewer
+    seeds than cores, each gets workers from what is left over, if `split` allows."""
+    fitting = int(min(available_bytes / (replay_bytes + PROCESS_BYTES), seeds))
+    wanted = min(seeds, max(1, cores // threads))
+    at_once = max(1, min(wanted, fitting))
+    each = cores // at_once
+    workers = each if split and each >= 2 and threads == 1 else 0
+    return Shares(at_once, workers, memory_bound=at_once < wanted)

@@ -1,0 +1,259 @@
+"""A job of seeds in words: which way it is shown, and what its lines say.
+
+live.py shows it on a terminal; here are the lines of a log, the JSON of a program, and the folder
+alone. Everything goes through the one mouth, display.py. Must not know: how anything is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from rlflame import __version__
+from rlflame.display import aligned, as_json_text, draws, report, say_aside, table
+from rlflame.estimates import FEWEST_SEEDS
+from rlflame.facts import count, duration
+from rlflame.seeds import written
+from rlflame.seeds.board import Row, SeedsBoard
+from rlflame.seeds.conduct import JobResult, JobStart, SeedsShow
+from rlflame.seeds.crew import Outcome
+from rlflame.seeds.summary import SeedResult, Summary
+
+#: A line of all seeds together is due with every such part of the budget.
+_PARTS = 20
+
+
+class SeedsDisplay(SeedsShow, Protocol):
+    """Shows a job, and how it ended."""
+
+    def finished(self, result: JobResult) -> None: ...
+
+
+def choose(mode: str) -> SeedsDisplay:
+    """The display for a mode, as display.choose has them for a single run."""
+    if mode == "json":
+        return JsonSeeds()
+    if mode == "quiet":
+        return QuietSeeds()
+    if mode == "live" or (mode == "auto" and draws(sys.stdout)):
+        from rlflame.seeds.live import LiveSeeds
+
+        return LiveSeeds()
+    return PlainSeeds()
+
+
+class QuietSeeds:
+    """The folder at the end, and on standard error what went wrong."""
+
+    def note(self, text: str) -> None: ...
+
+    @contextlib.contextmanager
+    def begin(self, start: JobStart, board: SeedsBoard) -> Iterator[None]:
+        del start, board
+        yield
+
+    def event(self, seed: int, event: Mapping[str, Any]) -> None: ...
+
+    def ended(self, seed: int, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            say_aside(failed(seed, outcome))
+
+    def finished(self, result: JobResult) -> None:
+        report(str(result.folder))
+
+
+class JsonSeeds(QuietSeeds):
+    """One document at the end; notes go to standard error."""
+
+    def __init__(self) -> None:
+        self._board: SeedsBoard | None = None
+
+    def note(self, text: str) -> None:
+        say_aside(text)
+
+    @contextlib.contextmanager
+    def begin(self, start: JobStart, board: SeedsBoard) -> Iterator[None]:
+        del start
+        self._board = board
+        yield
+
+    def finished(self, result: JobResult) -> None:
+        board = self._board
+        seconds = max(board.elapsed_s, 1e-9) if board is not None else None
+        report(
+            as_json_text(
+                {
+                    "version": __version__,
+                    "folder": str(result.folder),
+                    "began": result.began,
+                    "seconds": seconds and round(seconds, 3),
+                    "steps_per_s": board and seconds and round(board.own_steps / seconds, 1),
+                    "plot": result.plot and str(result.plot),
+                    **result.summary.as_dict(),
+                },
+                indent=2,
+            )
+        )
+
+
+class PlainSeeds:
+    """Lines that read well in a log: a banner, one as each seed ends, one of all now and then."""
+
+    def __init__(
+        self, out: Callable[[str], None] = report, aside: Callable[[str], None] = say_aside
+    ) -> None:
+        self._out = out
+        self._aside = aside
+        self._board: SeedsBoard | None = None
+        self._part = 0
+
+    def note(self, text: str) -> None:
+        self._aside(text)
+
+    @contextlib.contextmanager
+    def begin(self, start: JobStart, board: SeedsBoard) -> Iterator[None]:
+        self._board, self._part = board, int(board.share * _PARTS)
+        self._out(f"rlflame {__version__}")
+        for line in aligned(banner(start, board)):
+            self._out(line)
+        yield
+
+    def event(self, seed: int, event: Mapping[str, Any]) -> None:
+        board = self._board
+        assert board is not None
+        if event.get("event") == "iteration" and int(board.share * _PARTS) > self._part:
+            self._part = int(board.share * _PARTS)
+            self._out(f"{board.share:4.0%}  {together(board)}")
+
+    def ended(self, seed: int, outcome: Outcome) -> None:
+        assert self._board is not None
+        if outcome.error is not None:
+            self._aside(failed(seed, outcome))
+        else:
+            self._out(f"Seed {seed} {outcome.end}: {', '.join(standing(self._board.rows[seed]))}")
+
+    def finished(self, result: JobResult) -> None:
+        self._out(ending(result))
+        for line in [*seeds_table(result.summary), "", *aligned(closing(result, self._board))]:
+            self._out(line)
+
+
+def banner(start: JobStart, board: SeedsBoard) -> list[tuple[str, str]]:
+    facts, share = start.facts, start.shares
+    at_once = f"{share.at_once} side by side"
+    if start.fleet != "here":
+        where = f"{at_once}, on one fleet: {count(start.workers, 'executor')} at most"
+    elif share.workers:
+        where = f"{at_once}, each with {count(share.workers, 'local worker')}"
+    else:
+        where = f"{at_once}, each in a process of its own"
+    lines = [pair for pair in facts.lines() if pair[0] != "algorithm"]
+    preset = f", preset {start.facts.preset}" if start.facts.preset else ""
+    algorithm = f"{facts.recipe.learning.algorithm.upper()}{preset}"
+    lines[1:1] = [
+        ("algorithm", algorithm),
+        ("seeds", f"{written(start.seeds)} ({count(len(start.seeds), 'run')}), {where}"),
+    ]
+    lines.append(("folder", str(start.folder)))
+    if start.resumed:
+        finished = board.number("finished")
+        lines.append(("resumed", f"{finished} of {len(start.seeds)} finished before"))
+    return lines
+
+
+def standing(row: Row) -> list[str]:
+    """One seed's cells: steps, last evaluation, speed."""
+    evaluated = "-" if row.evaluation is None else f"{row.evaluation:,.1f}"
+    cells = [f"step {row.steps:,}", f"evaluation {evaluated}"]
+    return [*cells, f"{row.steps_per_s:,.0f} steps/s"] if row.state == "running" else cells
+
+
+def together(board: SeedsBoard) -> str:
+    """All seeds in one line."""
+    found = board.iqm
+    iqm = f"IQM so far {found[0]:,.1f} of {count(found[1], 'seed')}" if found else ""
+    states = ("running", "finished", "failed")
+    numbers = [f"{board.number(state)} {state}" for state in states if board.number(state)]
+    speed = f"{board.steps_per_s:,.0f} steps/s"
+    return "; ".join(filter(None, [f"step {board.steps:,}, {speed}, {', '.join(numbers)}", iqm]))
+
+
+def failed(seed: int, outcome: Outcome) -> str:
+    assert outcome.error is not None
+    detail = outcome.error.detail.rstrip()
+    return f"Seed {seed} failed: {outcome.error.message}" + (f"\n{detail}" if detail else "")
+
+
+def ending(result: JobResult) -> str:
+    if not result.began:
+        return "All seeds were finished already."
+    if result.complete:
+        return "Finished"
+    return "Failed" if result.failures else "Stopped"
+
+
+def seeds_table(summary: Summary) -> list[str]:
+    header = ("  seed", "state", "steps", "evaluation", "best")
+    return table([header, *map(_cells, summary.seeds)])
+
+
+def _cells(one: SeedResult) -> tuple[str, ...]:
+    evaluation = one.evaluation
+    score = "-"
+    if evaluation is not None:
+        score = f"{evaluation['mean']:,.1f} [{evaluation['low']:,.1f}, {evaluation['high']:,.1f}]"
+    best = "-" if one.best_return is None else f"{one.best_return:,.1f}"
+    return (f"  {one.seed}", one.state, f"{one.steps:,}", score, best)
+
+
+def closing(result: JobResult, board: SeedsBoard | None) -> list[tuple[str, str]]:
+    """What the seeds say together."""
+    found, lines = result.summary, []
+    if board is not None and result.began:
+        seconds = max(board.elapsed_s, 1e-9)
+        speed = f"{count(board.own_steps, 'step')} ({board.own_steps / seconds:,.0f}/s)"
+        lines.append(("time", f"{duration(seconds)}, {speed}"))
+    lines += statistics(found)
+    lines.append(("files", str(result.folder)))
+    if result.complete:
+        lines.append(("next", f"rlflame report {result.folder}"))
+    return lines
+
+
+def statistics(found: Summary) -> list[tuple[str, str]]:
+    final = found.final
+    if final is None:
+        return []
+    scored = f"of {count(final.seeds, 'seed')}" if final.seeds == len(found.seeds) else (
+        f"of {final.seeds} of {len(found.seeds)} seeds"
+    )  # fmt: skip
+    iqm = f"{final.iqm.value:,.1f}"
+    if final.seeds >= FEWEST_SEEDS:
+        iqm += f", 95% interval [{final.iqm.low:,.1f}, {final.iqm.high:,.1f}]"
+    lines = [
+        ("IQM", f"{iqm} {scored}, final evaluations"),
+        ("mean", f"{final.mean:,.1f} ± {final.std:,.1f}"),
+        ("worst", f"{final.worst:,.1f}, seed {found.worst_seed}"),
+    ]
+    if found.p2 is not None:
+        steps, best = found.p2
+        lines.append((
+            "P2",
+            f"{best.mean:,.1f} ± {best.std:,.1f}, the best mean over seeds, at step {steps:,}",
+        ))  # fmt: skip
+    if found.p4 is not None:
+        lines.append((
+            "P4", f"{found.p4.mean:,.1f} ± {found.p4.std:,.1f}, the last 5% of the evaluations"
+        ))  # fmt: skip
+    return lines
+
+
+def rows_shown(rows: Sequence[Row], most: int) -> tuple[list[Row], int]:
+    """The seeds there is room for, those that run first, in their order; and how many are left."""
+    if len(rows) <= most:
+        return [*rows], 0
+    order = {"running": 0, "failed": 1, "waiting": 2}
+    chosen = sorted(rows, key=lambda row: order.get(row.state, 3))[: max(1, most - 1)]
+    return [row for row in rows if row in chosen], len(rows) - len(chosen)

@@ -1,0 +1,174 @@
+"""What a job's seeds have come to, each by itself and together, read from their folders.
+
+P2 and P4 are two protocols under which returns are published: the best mean over seeds that any
+evaluation in training had, and the mean of the last twentieth of these evaluations. Neither may be
+held against the other. Must not know: processes, display.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlflame import recorded
+from rlflame.curves import EVALUATION
+from rlflame.errors import CheckpointError
+from rlflame.estimates import Over, SeedSummary, over, peak, summarise, tail_mean
+from rlflame.rollout.spec import Float64
+from rlflame.seeds.crew import Outcome
+from rlflame.seeds.job import Job, Standing, standing
+
+COLUMNS = (
+    "seed", "state", "steps", "iterations", "episodes", "return_mean", "return_std", "return_low",
+    "return_high", "evaluation_episodes", "best_return", "last_evaluations", "state_digest",
+    "digest",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """One seed. `state` is waiting, stopped, finished or failed."""
+
+    seed: int
+    folder: Path
+    state: str
+    steps: int = 0
+    iterations: int = 0
+    episodes: int = 0
+    #: The final evaluation, once there is one, and the best of all.
+    evaluation: Mapping[str, Any] | None = None
+    best_return: float | None = None
+    #: Mean of the last twentieth of the evaluations in training.
+    last_evaluations: float | None = None
+    state_digest: str = ""
+    digest: str = ""
+    error: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "folder": str(self.folder)}
+
+    def line(self) -> list[Any]:
+        found = self.evaluation or {}
+        return [
+            self.seed, self.state, self.steps, self.iterations, self.episodes,
+            *(found.get(name) for name in ("mean", "std", "low", "high", "episodes")),
+            self.best_return, self.last_evaluations, self.state_digest, self.digest,
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All seeds, and what those say together that have a final evaluation."""
+
+    environment: str
+    algorithm: str
+    seeds: tuple[SeedResult, ...]
+    final: SeedSummary | None
+    worst_seed: int | None
+    #: Steps at which it was, mean and standard deviation.
+    p2: tuple[int, Over] | None
+    p4: Over | None
+
+    @property
+    def complete(self) -> bool:
+        return all(seed.state == "finished" for seed in self.seeds)
+
+    def as_dict(self) -> dict[str, Any]:
+        final = self.final and {**self.final.as_dict(), "worst_seed": self.worst_seed}
+        return {
+            "environment": self.environment,
+            "algorithm": self.algorithm,
+            "complete": self.complete,
+            "final": final,
+            "p2": self.p2 and {"steps": self.p2[0], **self.p2[1].as_dict()},
+            "p4": self.p4 and self.p4.as_dict(),
+            "seeds": [seed.as_dict() for seed in self.seeds],
+        }
+
+    def as_csv(self) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(seed.line() for seed in self.seeds)
+        return text.getvalue()
+
+
+def summary(folder: Path, job: Job, outcomes: Mapping[int, Outcome] | None = None) -> Summary:
+    found = [standing(folder, job, seed) for seed in job.seeds]
+    curves = {one.seed: _curve(one.folder) for one in found if one.begun}
+    results = tuple(
+        _result(one, curves.get(one.seed), (outcomes or {}).get(one.seed)) for one in found
+    )
+    scored = [result for result in results if result.evaluation is not None]
+    finals = np.array([_mean(result) for result in scored], np.float64)
+    lines = [curves[result.seed] for result in scored]
+    tails = [result.last_evaluations for result in scored]
+    learning = job.config.learning
+    return Summary(
+        environment=learning.environment.id,
+        algorithm=learning.algorithm,
+        seeds=results,
+        final=summarise(finals) if scored else None,
+        worst_seed=scored[int(finals.argmin())].seed if scored else None,
+        p2=best_mean([line for line in lines if line is not None]),
+        p4=over(np.array(tails, np.float64)) if scored and None not in tails else None,
+    )
+
+
+def best_mean(curves: Sequence[tuple[Float64, Float64]]) -> tuple[int, Over] | None:
+    """P2 of curves of steps and returns, over the stretch that all of them have."""
+    if not curves or not all(len(steps) for steps, _ in curves):
+        return None
+    first, last = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    points = np.unique(np.concatenate([x for x, _ in curves]))
+    points = points[(points >= first) & (points <= last)]
+    if not len(points):
+        return None
+    # Where all seeds were evaluated at the same steps, this changes no number.
+    at, there = peak(np.stack([np.interp(points, x, y) for x, y in curves]))
+    return int(points[at]), there
+
+
+def _mean(result: SeedResult) -> float:
+    assert result.evaluation is not None
+    return float(result.evaluation["mean"])
+
+
+def _curve(folder: Path) -> tuple[Float64, Float64] | None:
+    """Steps and returns of the evaluations in training."""
+    try:
+        return recorded.read(folder).values(EVALUATION)
+    except CheckpointError:
+        return None
+
+
+def _result(
+    one: Standing, curve: tuple[Float64, Float64] | None, outcome: Outcome | None
+) -> SeedResult:
+    error = outcome.error if outcome is not None else None
+    found = one.found
+    state = "finished" if one.over else "failed" if error is not None else "stopped"
+    said = error.message if error is not None else ""
+    if found is None:
+        state = state if one.begun or error is not None else "waiting"
+        return SeedResult(one.seed, one.folder, state, error=said)
+    return SeedResult(
+        seed=one.seed,
+        folder=one.folder,
+        state=state,
+        steps=found.progress.steps,
+        iterations=found.progress.iteration,
+        episodes=found.progress.episodes,
+        evaluation=found.evaluation.as_dict() if one.over and found.evaluation else None,
+        best_return=found.best.mean if found.best else None,
+        last_evaluations=tail_mean(curve[1]) if curve is not None and len(curve[1]) else None,
+        state_digest=found.state_digest,
+        digest=found.digest,
+        error=said,
+    )

@@ -1,0 +1,443 @@
+"""Many seeds as one job: every one of them is the lone run that it would have been.
+
+The expectation of a run is always a lone run of the same recipe and seed; of a statistic, the sum
+done by hand.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import TINY, finished, process, rlflame
+from test_cli_process import alive, children_of, until
+
+from rlflame import api, build, checkpoint, estimates, presets, running
+from rlflame.errors import CheckpointError, ConfigError
+from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.seeds import MOST_SEEDS, folder_name, parse, written
+from rlflame.seeds import job as jobs
+from rlflame.seeds.shares import PROCESS_BYTES, Shares, shares
+from rlflame.seeds.summary import best_mean
+
+SAME = ("metrics.jsonl", "episodes.csv", "result.json")
+
+
+def digest(folder: Path) -> str:
+    return checkpoint.load(folder / "latest.safetensors").digest
+
+
+def assert_as_alone(folder: Path, alone: Path) -> None:
+    assert digest(folder) == digest(alone)
+    for name in SAME:
+        assert (folder / name).read_bytes() == (alone / name).read_bytes(), name
+
+
+def config(*more: str, env: str = "cartpole", **flags):
+    found, _ = presets.resolve(
+        environment=env,
+        sets=[*(word for word in TINY if word != "--set"), *more],
+        flags={"stop_at_steps": 256, **flags},
+        continuous=build.acts_continuously,
+    )
+    return found
+
+
+# Which seeds.
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds", "again"),
+    [
+        ("0-9", tuple(range(10)), "0-9"),
+        ("0,3,7", (0, 3, 7), "0,3,7"),
+        ("7", (7,), "7"),
+        (" 5, 1-3 ", (5, 1, 2, 3), "5,1-3"),
+        ("4-4", (4,), "4"),
+    ],
+)
+def test_a_list_of_seeds_is_read_and_written(text, seeds, again):
+    assert parse(text) == seeds
+    assert written(seeds) == again
+    assert parse(again) == seeds
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "'' is not a list"),
+        ("a-b", "is not a list"),
+        ("1,,2", "is not a list"),
+        ("-3", "is not a list"),
+        ("1.5", "is not a list"),
+        ("9-0", "counts backwards in 9-0"),
+        ("0-4,3", "names seed 3 twice"),
+        ("0-1000", f"more than {MOST_SEEDS}"),
+        ("0-999999999999", f"more than {MOST_SEEDS}"),
+        ("9223372036854775808", "beyond"),
+    ],
+)
+def test_a_list_that_means_nothing_is_refused(text, said, tmp_path):
+    spoken = rlflame("train", "--seeds", text, "--out", tmp_path / "x")
+    assert spoken.code == 2
+    assert said in spoken.err
+    assert "hint: " in spoken.err
+    assert not (tmp_path / "x").exists()
+
+
+def test_options_that_make_no_sense_beside_seeds_are_refused(tmp_path):
+    for more, said in (
+        (("--seed", "3"), "--seed 3 and --seeds 0-1 exclude each other"),
+        (("--plot",), "--plot draws the episodes of one run"),
+    ):
+        spoken = rlflame("train", *TINY, "--seeds", "0-1", *more, "--out", tmp_path / "x")
+        assert (spoken.code, said in spoken.err) == (2, True)
+    spoken = rlflame("train", "--env", "no-such-thing", "--seeds", "0-1", "--out", tmp_path / "x")
+    assert (spoken.code, "no-such-thing" in spoken.err) == (2, True)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_long_list_does_not_become_a_long_name():
+    assert folder_name(range(10)) == "seeds-0-9"
+    assert folder_name(range(0, 200, 2)) == "100-seeds"
+
+
+# How a machine is shared.
+
+
+@pytest.mark.parametrize(
+    ("seeds", "machine", "expected"),
+    [
+        (10, {"cores": 2}, Shares(2, 0)),
+        (1, {"cores": 2}, Shares(1, 2)),
+        (3, {"cores": 16}, Shares(3, 5)),
+        (3, {"cores": 16, "split": False}, Shares(3, 0)),
+        (10, {"cores": 8, "threads": 4}, Shares(2, 0)),
+        (10, {"cores": 1, "threads": 4}, Shares(1, 0)),
+        # Memory for two replays of 1 GB and their processes, and not for a third.
+        (10, {"cores": 8, "replay_bytes": 10**9, "available_bytes": 3 * 10**9}, Shares(2, 4, True)),
+        (2, {"cores": 8, "available_bytes": PROCESS_BYTES // 2}, Shares(1, 8, True)),
+    ],
+)
+def test_as_many_run_side_by_side_as_there_are_cores(seeds, machine, expected):
+    assert shares(seeds, **machine) == expected
+
+
+# What is said of them.
+
+
+def test_the_best_mean_over_seeds_and_the_last_evaluations_by_hand():
+    steps = np.array([10.0, 20.0, 30.0])
+    curves = [(steps, np.array(returns)) for returns in ([1.0, 8.0, 3.0], [3.0, 4.0, 9.0])]
+    # Means over seeds 2, 6, 6: the first of the highest, where the seeds have 8 and 4.
+    at, over = best_mean(curves)
+    assert (at, over.mean) == (20, 6.0)
+    assert over.std == pytest.approx(((8 - 6) ** 2 + (4 - 6) ** 2) ** 0.5)
+    # One that ended early: 10 and 20 are what all of them have.
+    assert best_mean([*curves, (steps[:2], np.array([30.0, 0.0]))])[0] == 10
+    assert best_mean([]) is None
+    assert best_mean([*curves, (steps[:0], steps[:0])]) is None
+
+    forty = np.arange(40.0)
+    assert estimates.tail_mean(forty) == (38 + 39) / 2
+    assert estimates.tail_mean(forty[:20]) == 19.0
+    assert estimates.tail_mean(forty[:21]) == (19 + 20) / 2
+    assert estimates.tail_mean(forty[:1]) == 0.0
+
+
+def test_means_over_seeds_agree_with_an_enumeration_of_every_resample():
+    """Of three seeds there are 27 equally likely resamples; their quantiles are the interval's."""
+    values = np.array([1.0, 5.0, 6.0])
+    found = estimates.summarise(values)
+
+    def iqm(three):
+        # The middle half of three: from 0.75 to 2.25, so a quarter, a whole and a quarter.
+        low, middle, high = sorted(three)
+        return (0.25 * low + middle + 0.25 * high) / 1.5
+
+    everything = sorted(iqm((a, b, c)) for a in values for b in values for c in values)
+    assert found.iqm.value == pytest.approx(iqm(values))
+    assert found.iqm.low == pytest.approx(everything[math.ceil(0.025 * 27) - 1])
+    assert found.iqm.high == pytest.approx(everything[math.ceil(0.975 * 27) - 1])
+    assert (found.mean, found.worst) == (4.0, 1.0)
+    assert found.std == pytest.approx((((1 - 4) ** 2 + (5 - 4) ** 2 + (6 - 4) ** 2) / 2) ** 0.5)
+
+
+# The same bits.
+
+
+def test_ten_seeds_are_ten_lone_runs(tmp_path):
+    out = tmp_path / "ten"
+    words = ("train", *TINY, "--steps", "256", "--seeds", "0-9", "--out", out, "--json")
+    spoken = rlflame(*words)
+    assert spoken.code == 0, spoken.err
+    document = spoken.json()
+    assert document["complete"]
+    assert [one["seed"] for one in document["seeds"]] == list(range(10))
+    finals, curves = [], []
+    for seed in range(10):
+        alone = tmp_path / f"alone-{seed}"
+        result = running.train(config(**{"learning.seed": seed, "runtime.out": str(alone)}))
+        assert_as_alone(out / f"seed-{seed}", alone)
+        assert document["seeds"][seed]["digest"] == result.digest
+        finals.append(json.loads((alone / "result.json").read_text())["evaluation"]["mean"])
+        lines = [json.loads(line) for line in (alone / "metrics.jsonl").read_text().splitlines()]
+        curves.append([x["eval_return_mean"] for x in lines if "eval_return_mean" in x])
+
+    # The middle half of ten: from 2.5 to 7.5, so half, four, half.
+    ordered = sorted(finals)
+    middle = (0.5 * ordered[2] + sum(ordered[3:7]) + 0.5 * ordered[7]) / 5.0
+    final = document["final"]
+    assert final["iqm"]["value"] == pytest.approx(middle)
+    assert final["iqm"]["low"] <= middle <= final["iqm"]["high"]
+    assert final["mean"] == pytest.approx(sum(finals) / 10)
+    assert final["worst"] == min(finals)
+    assert finals[final["worst_seed"]] == min(finals)
+    means = [sum(column) / 10 for column in zip(*curves, strict=True)]
+    assert document["p2"]["mean"] == pytest.approx(max(means))
+    assert document["p2"]["steps"] == 128 * (1 + means.index(max(means)))
+    assert document["p4"]["mean"] == pytest.approx(sum(curve[-1] for curve in curves) / 10)
+
+    with (out / "seeds.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["return_mean"]) for row in rows] == finals
+    assert [row["digest"] for row in rows] == [one["digest"] for one in document["seeds"]]
+    assert {**json.loads((out / "summary.json").read_text())}.items() <= document.items()
+    assert (out / "plot.png").exists()
+
+    # All the other commands take the job for what it is.
+    (line,) = rlflame("runs", tmp_path, "--json").json()[-1:] or [None]
+    listed = {Path(one["folder"]).name: one for one in rlflame("runs", tmp_path, "--json").json()}
+    assert listed["ten"]["seeds"] == listed["ten"]["seeds_finished"] == 10
+    assert listed["ten"]["state"] == "finished"
+    assert "10 of 10 seeds" in rlflame("runs", tmp_path).out
+    assert len(rlflame("runs", out, "--json").json()) == 10
+    assert rlflame("plot", out).out.strip() == str(out / "plot.png")
+    assert "PPO, 10 seeds" in rlflame("report", out).out
+    looked = rlflame("inspect", out)
+    assert all(one["digest"][:16] in looked.out for one in document["seeds"])
+    assert line is not None
+
+    # A finished job says so again, runs nothing, and goes on where it is asked to.
+    again = rlflame("resume", out, "--json").json()
+    assert (again["began"], again["final"]) == (False, final)
+    assert "finished already" in rlflame("resume", out, "--plain").out
+
+
+def test_a_job_is_taken_further_as_one(tmp_path):
+    out = tmp_path / "job"
+    words = ("train", *TINY, "--set", "horizon_steps=512")
+    assert rlflame(*words, "--steps", "256", "--seeds", "3,5", "--out", out).code == 0
+    spoken = rlflame("resume", out, "--steps", "100")
+    assert (spoken.code, "is not beyond the 256 steps that seed 3" in spoken.err) == (2, True)
+    spoken = rlflame("resume", out, "--fresh-replay")
+    assert (spoken.code, "--fresh-replay is for one run" in spoken.err) == (2, True)
+    assert rlflame("resume", out, "--steps", "512").code == 0
+    for seed in (3, 5):
+        alone = tmp_path / f"alone-{seed}"
+        assert rlflame(*words, "--steps", "512", "--seed", str(seed), "--out", alone).code == 0
+        assert_as_alone(out / f"seed-{seed}", alone)
+    # Side by side, two jobs are compared seed by seed.
+    assert (
+        rlflame("train", *TINY, "--steps", "256", "--seeds", "3", "--out", tmp_path / "b").code == 0
+    )
+    spoken = rlflame("inspect", out, tmp_path / "b")
+    assert spoken.code == 1
+    assert "differs first in recipe stop_at_steps" in spoken.out
+    assert f"seed-5, which is in {out} alone" in spoken.out
+
+
+def test_a_folder_is_never_overwritten(tmp_path):
+    words = ("train", *TINY, "--steps", "64", "--seeds", "1", "--out", tmp_path / "job", "-q")
+    first, second = rlflame(*words), rlflame(*words)
+    assert [Path(s.out.strip()).name for s in (first, second)] == ["job", "job-2"]
+    assert digest(tmp_path / "job/seed-1") == digest(tmp_path / "job-2/seed-1")
+
+
+# What goes wrong. Seed 1 comes to a step that it waits in until a file is there; others never do.
+
+STEPS = 320
+
+
+@pytest.fixture
+def held(tmp_path):
+    """Words for a recipe in which seed 1 stands still in the middle, and the file it waits for."""
+    marker = tmp_path / "go"
+    wait_in = reset_seed(1, Role.RESET, 0, 0, 5)
+    words = [*TINY, "--env", "fakes:Fake-v0", "--steps", str(STEPS)]
+    for pair in ("fault=wait", f"marker={marker}", f"seed={wait_in}"):
+        words += ["--env-kwargs", pair]
+    words += ["--set", "runtime.checkpoint_every_steps=128", "--workers", "2"]
+    return words, marker
+
+
+def assert_resumed_as_alone(out: Path, words: list[str], marker: Path, seeds: str) -> None:
+    """The job is finished as one, and every seed of it is a lone run."""
+    marker.touch()
+    spoken = rlflame("resume", out, "--json")
+    assert spoken.code == 0, spoken.err
+    assert [one["seed"] for one in spoken.json()["seeds"]] == list(parse(seeds))
+    for seed in parse(seeds):
+        alone = out.parent / f"alone-{seed}"
+        assert rlflame("train", *words, "--seed", str(seed), "--out", alone).code == 0
+        assert_as_alone(out / f"seed-{seed}", alone)
+
+
+def processes_of_seeds(pid: int, number: int) -> list[int]:
+    until(lambda: len(children_of(pid)) >= number)
+    return children_of(pid)
+
+
+def the_one_of(folder: Path, pids: list[int]) -> int:
+    """Which process holds the lock of a run folder."""
+    lock = str((folder / ".lock").resolve())
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            if os.path.realpath(link) == lock:
+                return pid
+    raise AssertionError("nobody holds it")
+
+
+def test_a_seed_that_is_killed_is_told_and_the_others_go_on(tmp_path, held):
+    words, marker = held
+    out = tmp_path / "job"
+    running_ = process("train", *words, "--seeds", "0-3", "--out", out, "--plain")
+    until(marker.with_suffix(".here").exists)
+    os.kill(the_one_of(out / "seed-1", children_of(running_.pid)), signal.SIGKILL)
+    spoken = finished(running_)
+    assert spoken.code == 1
+    assert "Seed 1 failed: Its process was killed by signal 9, SIGKILL." in spoken.err
+    assert "1 of 4 seeds failed: seed 1" in spoken.err
+    assert f"hint: rlflame resume {out}" in spoken.err
+    assert "of 3 of 4 seeds" in spoken.out
+    states = [one["state"] for one in json.loads((out / "summary.json").read_text())["seeds"]]
+    assert states == ["finished", "failed", "finished", "finished"]
+    assert_resumed_as_alone(out, words, marker, "0-3")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_all_seeds_and_the_job_goes_on(tmp_path, held, number):
+    words, marker = held
+    out = tmp_path / "job"
+    running_ = process("train", *words, "--seeds", "1,0,2", "--out", out, "--json")
+    until(marker.with_suffix(".here").exists)
+    children = children_of(running_.pid)
+    running_.send_signal(number)
+    spoken = finished(running_)
+    assert spoken.code == 128 + number
+    assert not any(map(alive, children))
+    assert not spoken.json()["complete"]
+    assert "everything is saved" in spoken.err
+    assert f"hint: rlflame resume {out}" in spoken.err
+    assert_resumed_as_alone(out, words, marker, "1,0,2")
+
+
+def test_a_job_that_is_killed_leaves_no_process_and_goes_on(tmp_path, held):
+    words, marker = held
+    out = tmp_path / "job"
+    running_ = process("train", *words, "--seeds", "1-3", "--out", out, "--json")
+    until(marker.with_suffix(".here").exists)
+    children = children_of(running_.pid)
+    assert children
+    running_.kill()
+    finished(running_)
+    until(lambda: not any(map(alive, children)))
+    assert_resumed_as_alone(out, words, marker, "1-3")
+
+
+def test_a_seed_whose_environment_never_answers_is_ended_and_named(tmp_path, held):
+    words, marker = held
+    out = tmp_path / "job"
+    words = [*words, "--set", "runtime.step_deadline_s=2"]
+    spoken = rlflame("train", *words, "--seeds", "0-1", "--out", out)
+    assert spoken.code == 1
+    assert "Seed 1 failed: The environment did not answer within 2 s" in spoken.err
+    assert_resumed_as_alone(out, words, marker, "0-1")
+
+
+def test_an_environment_that_fails_fails_its_seed_alone(tmp_path):
+    wrong = reset_seed(1, Role.RESET, 0, 0, 3)
+    words = [*TINY, "--env", "fakes:Fake-v0", "--steps", "256", "--env-kwargs", "fault=raise"]
+    words += ["--env-kwargs", f"seed={wrong}"]
+    spoken = rlflame("train", *words, "--seeds", "0-2", "--out", tmp_path / "x", "--json")
+    assert spoken.code == 1
+    document = spoken.json()
+    assert [one["state"] for one in document["seeds"]] == ["finished", "failed", "finished"]
+    assert f"seed {wrong}" in document["seeds"][1]["error"]
+    assert "Seed 1 failed" in spoken.err
+    assert "the moon is wrong" in spoken.err
+
+
+def test_what_died_before_its_first_checkpoint_is_begun_anew(tmp_path):
+    out = tmp_path / "job"
+    words = ("train", *TINY, "--steps", "128", "--seeds", "0-1")
+    assert rlflame(*words, "--out", out).code == 0
+    expected = digest(out / "seed-1")
+    husk = out / "seed-1"
+    for path in sorted(husk.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (husk / ".lock").touch()
+    (husk / "metrics.jsonl").write_text('{"steps": 64')
+    assert rlflame("resume", out).code == 0
+    assert digest(out / "seed-1") == expected
+    assert not (out / "seed-1-2").exists()
+
+
+def test_a_damaged_checkpoint_is_that_seeds_trouble_alone(tmp_path):
+    out = tmp_path / "job"
+    assert rlflame("train", *TINY, "--steps", "128", "--seeds", "0-1", "--out", out).code == 0
+    for path in (out / "seed-0").rglob("*.safetensors"):
+        path.write_bytes(b"no")
+    spoken = rlflame("resume", out)
+    assert spoken.code == 1
+    assert "Seed 0 failed" in spoken.err
+    assert (out / "seed-0/latest.safetensors").read_bytes() == b"no"
+
+
+def test_two_processes_do_not_run_one_job(tmp_path):
+    out = tmp_path / "job"
+    assert rlflame("train", *TINY, "--steps", "64", "--seeds", "0", "--out", out).code == 0
+    lock = jobs.opened(out)
+    try:
+        spoken = rlflame("resume", out, "--steps", "128")
+        assert (spoken.code, "Another rlflame is training" in spoken.err) == (1, True)
+    finally:
+        lock.release()
+
+
+@pytest.mark.parametrize("text", ["", "[job]\nseeds = []\n", "stop_at_steps = 5\n", "\x00"])
+def test_a_damaged_job_file_is_a_sentence(tmp_path, text):
+    (tmp_path / "job.toml").write_text(text)
+    with pytest.raises(CheckpointError):
+        jobs.read(tmp_path)
+    spoken = rlflame("resume", tmp_path)
+    assert spoken.code in (1, 2)
+    assert "Traceback" not in spoken.err
+    assert "damaged" in rlflame("runs", tmp_path.parent).out
+
+
+def test_from_python(tmp_path):
+    result = api.train_seeds(config(**{"runtime.out": str(tmp_path / "job")}), [4, 2])
+    assert result.complete
+    assert [one.seed for one in result.summary.seeds] == [4, 2]
+    assert result.summary.final.seeds == 2
+    with pytest.raises(ConfigError):
+        api.resume_seeds(result.folder, config().runtime, steps=10)
+
+
+def test_a_dry_run_says_the_seeds_and_runs_none(tmp_path):
+    spoken = rlflame("train", *TINY, "--seeds", "2-4", "--dry-run", "--out", tmp_path / "x")
+    assert "# --seeds 2-4" in spoken.out
+    assert "seed = 2" in spoken.out
+    assert not (tmp_path / "x").exists()
+    assert rlflame("train", *TINY, "--seeds", "2-4", "--dry-run", "--json").json()["seeds"] == [
+        2,
+        3,
+        4,
+    ]
