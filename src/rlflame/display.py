@@ -11,7 +11,9 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -19,6 +21,9 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from rlflame import __version__
 from rlflame.board import Board
 from rlflame.facts import count, duration, interval
+
+#: What is said beside a word needs so much room, or it stands below it.
+_LEAST_BESIDE = 28
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,9 +187,41 @@ def again(event: FleetEvent) -> str:
     return f"Slot {event.slot} is collected again; its worker: {event.text}."
 
 
-def aligned(lines: Sequence[tuple[str, str]]) -> list[str]:
+def aligned(lines: Sequence[tuple[str, str]], columns: int | None = None) -> list[str]:
+    """Words, and beside them what there is to say; below them where that has no room."""
+    columns = columns or terminal_columns()
     width = max(len(word) for word, _ in lines)
-    return [f"  {word:{width}}  {text}" for word, text in lines]
+    beside = columns is None or columns - width - 4 >= _LEAST_BESIDE
+    indent = " " * (width + 4 if beside else 4)
+    found = []
+    for word, text in lines:
+        # A command stays in one line, so that it can be copied.
+        said = indent + text if text.startswith("rlflame ") else fitted(text, columns, indent)
+        found += [f"  {word:{width}}  {said.lstrip()}"] if beside else [f"  {word}", said]
+    return found
+
+
+def fitted(text: str, columns: int | None = None, indent: str = "") -> str:
+    """In lines no longer than a terminal is wide, all but the first further in."""
+    columns = columns or terminal_columns()
+    if columns is None or len(indent + text) <= columns:
+        return indent + text
+    further = indent or "  "
+    return textwrap.fill(
+        " ".join(text.split()),
+        max(columns, len(further) + 1),
+        initial_indent=indent,
+        subsequent_indent=further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def terminal_columns() -> int | None:
+    """How wide the terminal is that standard output goes to; None where it goes elsewhere."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -6,10 +6,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from rlflame.trainer import Progress
 
 _REFRESHES_PER_S = 4
+#: Below so many columns there is no bar, and text stands below its word.
+_NARROW, _WITH_TIME_GONE = 40, 60
 
 
 class LiveDisplay:
@@ -62,7 +66,7 @@ class LiveDisplay:
     def begin(self, run: RunStart) -> Iterator[None]:
         self.board.begin(run)
         self._console.print(Text(headline(run), style="bold"))
-        self._console.print(pairs(banner(run, self.board)))
+        self._console.print(Pairs(banner(run, self.board)))
         live = Live(
             get_renderable=self.view,
             console=self._console,
@@ -84,23 +88,24 @@ class LiveDisplay:
 
     def ended(self, result: RunResult) -> None:
         self._console.print(Text(ending(result), style="bold"))
-        self._console.print(pairs(closing(result, self.board)))
+        self._console.print(Pairs(closing(result, self.board)))
 
     def view(self) -> RenderableType:
         """The run now."""
         board = self.board
-        return Group(Text(), self._bar(), pairs(self._lines(board)))
+        return Group(Text(), self._bar(), Pairs(self._lines(board)))
 
     def _bar(self) -> RenderableType:
-        board = self.board
+        board, columns = self.board, self._console.width
         left = board.remaining_s
+        cells: list[RenderableType] = [Text(f"  {board.share:4.0%}", style="bold")]
+        if columns >= _NARROW:
+            cells.append(ProgressBar(total=1.0, completed=board.share, width=min(28, columns - 30)))
+        if columns >= _WITH_TIME_GONE:
+            cells.append(Text(f"{duration(board.elapsed_s)} gone"))
+        cells.append(Text(f"{duration(left)} left" if left is not None else ""))
         grid = Table.grid(padding=(0, 2), expand=False)
-        grid.add_row(
-            Text(f"  {board.share:4.0%}", style="bold"),
-            ProgressBar(total=1.0, completed=board.share, width=28),
-            Text(f"{duration(board.elapsed_s)} gone"),
-            Text(f"{duration(left)} left" if left is not None else ""),
-        )
+        grid.add_row(*cells)
         return grid
 
     def _lines(self, board: Board) -> list[tuple[str, str]]:
@@ -155,10 +160,21 @@ def learning(metrics: Mapping[str, Any]) -> str:
     return ", ".join(f"{word} {value:{form}}" for word, value, form in known if value is not None)
 
 
-def pairs(lines: Sequence[tuple[str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, style="dim", min_width=13)
-    grid.add_column(overflow="fold")
-    for word, text in lines:
-        grid.add_row(f"  {word}", text)
-    return grid
+@dataclass(frozen=True)
+class Pairs:
+    """Words and what there is to say of them: beside them, or below where there is no room."""
+
+    lines: Sequence[tuple[str, str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.max_width < _NARROW:
+            for word, text in self.lines:
+                yield Text(f"  {word}", style="dim")
+                yield Padding(Text(text, overflow="fold"), (0, 0, 0, 4))
+            return
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True, style="dim", min_width=13)
+        grid.add_column(overflow="fold")
+        for word, text in self.lines:
+            grid.add_row(f"  {word}", text)
+        yield grid

@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlflame.board import Board
-from rlflame.display import again, aligned, banner, closing, ending, headline, report, say_aside
+from rlflame.display import (
+    again,
+    aligned,
+    banner,
+    closing,
+    ending,
+    fitted,
+    headline,
+    report,
+    say_aside,
+)
 from rlflame.facts import duration, interval
 
 if TYPE_CHECKING:
@@ -57,7 +67,7 @@ class PlainDisplay:
 
     def evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None:
         mark = ", the best so far" if best else ""
-        self._out(f"Evaluation at step {steps:,}: {interval(record)}{mark}")
+        self._out(fitted(f"Evaluation at step {steps:,}: {interval(record)}{mark}"))
 
     def saved(self, path: Path, progress: Progress) -> None: ...
 
@@ -75,7 +85,7 @@ class PlainDisplay:
     def begin(self, run: RunStart) -> Iterator[None]:
         self.board.begin(run)
         self._said_at, self._said_part = self._clock(), int(self.board.share * _PARTS)
-        self._out(headline(run))
+        self._out(fitted(headline(run)))
         for line in aligned(banner(run, self.board)):
             self._out(line)
         yield
@@ -87,7 +97,7 @@ class PlainDisplay:
 
     def _say_progress(self, line: str) -> None:
         if self.board.iteration != self._said_iteration:
-            self._out(line)
+            self._out(fitted(line))
         self._said_at, self._said_part = self._clock(), int(self.board.share * _PARTS)
         self._said_iteration = self.board.iteration
 

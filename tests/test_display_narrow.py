@@ -1,0 +1,88 @@
+"""Terminals of few columns: what is said about a run is wrapped by us, at words, and whole."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from test_display import Clock, ended, metrics, record, started
+
+from rlflame import display
+from rlflame.live import LiveDisplay
+from rlflame.plain import PlainDisplay
+
+WIDTHS = (20, 30, 40, 60)
+#: What cannot be broken: a name of a setting, and a command that is to be copied.
+LONG = ("(learning.rollout.num_slots)", "rlflame eval runs/x/best.safetensors")
+
+
+def run_of() -> list[str]:
+    clock, said = Clock(), []
+    show = PlainDisplay(said.append, said.append, clock)
+    with show.begin(started(environment="cartpole", flags={"stop_at_steps": 4_096})):
+        for iteration in (1, 2):
+            clock.now += 2.0
+            show.iteration(metrics(iteration, 2048 * iteration, 9 * iteration), [12.5] * 9)
+        show.evaluation(4_096, record(100.0), True)
+    show.ended(ended(4_096, 18))
+    return said
+
+
+@pytest.fixture
+def columns(request, monkeypatch):
+    monkeypatch.setattr(display, "terminal_columns", lambda: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("columns", WIDTHS, indirect=True)
+def test_lines_fit_and_say_what_they_say_in_a_log(columns, monkeypatch):
+    narrow = run_of()
+    lines = "\n".join(narrow).splitlines()
+    long = [line for line in lines if len(line) > columns]
+    assert [line for line in long if not any(word in line for word in LONG)] == []
+    monkeypatch.setattr(display, "terminal_columns", lambda: None)
+    assert " ".join(narrow).split() == " ".join(run_of()).split()
+
+
+@pytest.mark.parametrize("columns", WIDTHS, indirect=True)
+def test_a_command_stays_in_one_line(columns):
+    lines = display.aligned([("next", "rlflame eval runs/a/best.safetensors --episodes 100")])
+    assert [line.strip() for line in lines][-1].endswith(
+        "rlflame eval runs/a/best.safetensors --episodes 100"
+    )
+
+
+def test_words_stand_beside_where_there_is_room_and_above_where_there_is_none():
+    said = [("time", "0:05, 10,240 steps"), ("evaluation", "435.4, 95% interval [395.0, 472.6]")]
+    assert display.aligned(said, 44) == [
+        "  time        0:05, 10,240 steps",
+        "  evaluation  435.4, 95% interval [395.0,\n              472.6]",
+    ]
+    assert display.aligned(said, 24) == [
+        "  time",
+        "    0:05, 10,240 steps",
+        "  evaluation",
+        "    435.4, 95% interval\n    [395.0, 472.6]",
+    ]
+
+
+@pytest.mark.parametrize("width", [20, 39, 40, 59])
+def test_the_live_view_fits_and_is_whole(width):
+    shows = []
+    for size in (width, 200):
+        console = Console(file=io.StringIO(), width=size, color_system=None, highlight=False)
+        show = LiveDisplay(console, Clock())
+        with show.begin(started(environment="cartpole", flags={"stop_at_steps": 8_192})):
+            show.iteration(metrics(1, 2048, 9, loss=0.5, clip_fraction=0.25), [12.5] * 9)
+            show.evaluation(2_048, record(100.0), True)
+            out = io.StringIO()
+            Console(file=out, width=size, color_system=None, highlight=False).print(show.view())
+        shows.append(out.getvalue())
+    narrow, wide = shows
+    assert all(len(line.rstrip()) <= width for line in narrow.splitlines())
+    assert "…" not in narrow
+    # The bar and the time that is gone are left out; the rest is whole.
+    assert f"{0.25:4.0%}" in narrow
+    whole = ("".join(text[text.index("progress") :].split()) for text in (narrow, wide))
+    assert next(whole) == next(whole)
