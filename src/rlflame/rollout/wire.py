@@ -4,7 +4,8 @@ Layout: 6 bytes of magic, the CRC-32 of all that follows it, 8 bytes little-endi
 the header, padding to 64, then the arrays, each aligned to 64. The header names the type, its
 plain fields, and dtype, shape and offset of each array. Encoding and decoding both refuse NaN
 everywhere and infinity in arrays; decoding checks types, dtypes and bounds before a value exists.
-Must not know: sockets, files, processes.
+A fragment has dozens of small arrays and hundreds of fields, so what can be known of a type is
+worked out once. Must not know: sockets, files, processes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import struct
 import typing
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -28,7 +29,10 @@ _HEAD = struct.Struct("<6sIQ")
 #: What the CRC covers: everything after itself.
 _COVERED = 10
 _ALIGN = 64
-_DTYPES = {"<f4", "<f8", "<i8", "|b1", "<i4", "|u1"}
+_DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i8", "|b1", "<i4", "|u1")}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+#: What JSON writes as it is; a number that may be NaN is not among them.
+_PLAIN = frozenset((bool, int, str, type(None)))
 _TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
@@ -41,6 +45,7 @@ _TYPES: dict[str, type] = {
         spec.RolloutFailure,
     )
 }
+_FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in _TYPES.values()}
 
 
 #: What reading a damaged or hostile header can raise on the way.
@@ -51,15 +56,16 @@ class WireError(ValueError):
     """Bytes that are not what they claim to be."""
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused, in a sentence
 def encode(value: Any) -> bytes:
     """One buffer for a spec dataclass, a dict of arrays, or plain JSON values around them."""
     arrays: list[np.ndarray[Any, Any]] = []
     body = _pack(value, arrays)
     offset = 0
-    table = []
+    table: list[tuple[str, tuple[int, ...], int]] = []
     for array in arrays:
         offset = -(-offset // _ALIGN) * _ALIGN
-        table.append([array.dtype.str, list(array.shape), offset])
+        table.append((_DTYPE_NAMES[array.dtype], array.shape, offset))
         offset += array.nbytes
     header = json.dumps(
         {"value": body, "arrays": table, "size": offset}, sort_keys=True, separators=(",", ":")
@@ -87,6 +93,7 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
         raise WireError(f"damaged message: {error}") from error
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _decode(view: memoryview) -> Any:
     if len(view) < _HEAD.size or bytes(view[: len(MAGIC)]) != MAGIC:
         raise WireError("not an rlflame message")
@@ -115,17 +122,17 @@ def _data_start(header_length: int) -> int:
     return -(-(_HEAD.size + header_length) // _ALIGN) * _ALIGN
 
 
-def _array(view: memoryview, start: int, dtype: str, shape: list[int], offset: int) -> Any:
-    if dtype not in _DTYPES:
-        raise WireError(f"array of unexpected type {dtype!r}")
-    if any(not isinstance(n, int) or n < 0 for n in shape) or offset < 0:
-        raise WireError(f"array of impossible shape {shape}")
+def _array(view: memoryview, start: int, name: str, shape: list[int], offset: int) -> Any:
+    dtype = _DTYPES.get(name)
+    if dtype is None:
+        raise WireError(f"array of unexpected type {name!r}")
     count = 1
     for n in shape:
+        if not isinstance(n, int) or n < 0:
+            raise WireError(f"array of impossible shape {shape}")
         count *= n
-    nbytes = count * np.dtype(dtype).itemsize
-    if start + offset + nbytes > len(view):
-        raise WireError(f"array of shape {shape} reaches past the end of the message")
+    if offset < 0 or start + offset + count * dtype.itemsize > len(view):
+        raise WireError(f"array of shape {shape} reaches past the message")
     flat = np.frombuffer(view, dtype=dtype, count=count, offset=start + offset if count else 0)
     array = flat.reshape(shape)
     _finite(array)
@@ -134,19 +141,26 @@ def _array(view: memoryview, start: int, dtype: str, shape: list[int], offset: i
 
 
 def _finite(array: np.ndarray[Any, Any]) -> None:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    """Refuse NaN and infinity; of a contiguous array."""
+    if array.dtype.kind != "f":
+        return
+    flat = array.reshape(-1)
+    # A sum of squares is finite only where all of them are, and one operation.
+    if not math.isfinite(flat.dot(flat)) and not np.isfinite(flat).all():
         raise WireError(f"an array of shape {array.shape} holds NaN or infinity")
 
 
 def _pack(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
     if isinstance(value, np.ndarray):
-        dtype = value.dtype.newbyteorder("<") if value.dtype.byteorder == ">" else value.dtype
-        array = np.ascontiguousarray(value, dtype=dtype).reshape(value.shape)
-        if array.dtype.str not in _DTYPES:
-            raise WireError(f"arrays of type {array.dtype} do not travel")
-        _finite(array)
-        arrays.append(array)
+        arrays.append(_ready(value))
         return {"$array": len(arrays) - 1}
+    names = _FIELDS.get(kind)
+    if names is not None:
+        fields = {name: _pack(getattr(value, name), arrays) for name in names}
+        return {"$type": kind.__name__, "fields": fields}
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and math.isnan(value):
@@ -161,16 +175,23 @@ def _pack(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
                 raise WireError(f"the key {key!r} does not travel")
         # Sorted, so that equal values have equal bytes whatever order their arrays came in.
         return {key: _pack(value[key], arrays) for key in sorted(value)}
-    name = type(value).__name__
-    if _TYPES.get(name) is type(value) and dataclasses.is_dataclass(value):
-        fields = {f.name: _pack(getattr(value, f.name), arrays) for f in dataclasses.fields(value)}
-        return {"$type": name, "fields": fields}
-    raise WireError(f"a {type(value).__name__} does not travel")
+    raise WireError(f"a {kind.__name__} does not travel")
+
+
+def _ready(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Contiguous, little-endian, of a type that travels, and finite."""
+    if array.dtype not in _DTYPE_NAMES or not array.flags.c_contiguous:
+        little = array.dtype.newbyteorder("<")
+        array = np.ascontiguousarray(array, dtype=little).reshape(array.shape)
+        if array.dtype not in _DTYPE_NAMES:
+            raise WireError(f"arrays of type {array.dtype} do not travel")
+    _finite(array)
+    return array
 
 
 def _unpack(value: Any, arrays: list[Any]) -> Any:
     if isinstance(value, list):
-        return tuple(_unpack(item, arrays) for item in value)
+        return tuple([_unpack(item, arrays) for item in value])
     if not isinstance(value, dict):
         return value
     if "$array" in value:
@@ -184,45 +205,57 @@ def _unpack(value: Any, arrays: list[Any]) -> Any:
     if kind is None:
         raise WireError(f"unknown type {value['$type']!r}")
     fields = {key: _unpack(item, arrays) for key, item in value["fields"].items()}
-    hints = _hints(kind)
-    if fields.keys() != hints.keys():
+    checks = _checks(kind)
+    if fields.keys() != checks.keys():
         raise WireError(f"{kind.__name__} with the fields {sorted(fields)}")
-    for name, item in fields.items():
-        if not _fits(item, hints[name]):
+    for name, (fits, is_float) in checks.items():
+        item = fields[name]
+        if not fits(item):
             raise WireError(f"{kind.__name__}.{name} cannot be {type(item).__name__}")
-        if hints[name] is float:
+        if is_float:
             fields[name] = float(item)
             if not math.isfinite(fields[name]):
                 raise WireError(f"{kind.__name__}.{name} is {item}")
     return kind(**fields)
 
 
+Check = Callable[[Any], bool]
+
+
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _checks(kind: type) -> dict[str, tuple[Check, bool]]:
+    """Of each field, whether a decoded item can stand in it, and whether it is a float."""
+    hints = typing.get_type_hints(kind)
+    return {name: (_check(hint), hint is float) for name, hint in hints.items()}
 
 
-def _fits(item: Any, hint: Any) -> bool:
-    """Whether a decoded item can stand in a field; array dtypes are checked by their hint."""
+def _check(hint: Any) -> Check:
+    """Whether an item is what a hint says; array dtypes are checked too."""
     origin = typing.get_origin(hint)
     if origin is np.ndarray:
-        if not isinstance(item, np.ndarray):
-            return False
-        scalar = typing.get_args(typing.get_args(hint)[1])[0]
-        return scalar is Any or item.dtype == np.dtype(scalar)
+        return _array_check(typing.get_args(typing.get_args(hint)[1])[0])
     if origin is typing.Literal:
-        return item in typing.get_args(hint)
+        words = typing.get_args(hint)
+        return lambda item: item in words
     if origin is tuple:
-        inner = typing.get_args(hint)[0]
-        return isinstance(item, tuple) and all(_fits(part, inner) for part in item)
+        inner = _check(typing.get_args(hint)[0])
+        return lambda item: isinstance(item, tuple) and all(map(inner, item))
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
-        return isinstance(item, dict)
+        return lambda item: isinstance(item, dict)
     if origin is not None:
-        return any(_fits(item, part) for part in typing.get_args(hint))
+        parts = [_check(part) for part in typing.get_args(hint)]
+        return lambda item: any(part(item) for part in parts)
     if hint is float:
-        return isinstance(item, float | int) and not isinstance(item, bool)
+        return lambda item: isinstance(item, float | int) and not isinstance(item, bool)
     if hint is int:
-        return isinstance(item, int) and not isinstance(item, bool)
-    if hint is type(None):
-        return item is None
-    return hint is Any or isinstance(item, hint)
+        return lambda item: isinstance(item, int) and not isinstance(item, bool)
+    if hint is Any:
+        return lambda item: True
+    return lambda item: isinstance(item, hint)
+
+
+def _array_check(scalar: Any) -> Check:
+    if scalar is Any:
+        return lambda item: isinstance(item, np.ndarray)
+    dtype = np.dtype(scalar)
+    return lambda item: isinstance(item, np.ndarray) and item.dtype == dtype
