@@ -11,6 +11,8 @@ import failpoints
 import gymnasium
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlflame import build
 from rlflame.evaluate import (
@@ -19,6 +21,7 @@ from rlflame.evaluate import (
     evaluate,
     interquartile_mean,
     paired_difference,
+    shared_out,
     summarise,
 )
 from rlflame.fleet.inline import InlineFleet
@@ -81,7 +84,22 @@ def test_neither_workers_nor_the_number_of_episodes_change_an_episode(stochastic
     for workers in (1, 3):
         with LocalFleet(workers) as fleet:
             assert scored(fleet, begun, episodes=19, **plan) == many
+            assert scored(fleet, begun, episodes=4, **plan).returns == many.returns[:4]
     assert len(set(many.returns)) > 3
+
+
+@given(st.integers(1, 70), st.sampled_from((8, 16, 64)), st.integers(1, 40))
+def test_every_episode_has_one_task_and_every_worker_has_one(episodes, width, workers):
+    shares = shared_out(episodes, width, workers)
+    covered = [first + k for first, count in shares for k in range(count)]
+    assert covered == list(range(episodes))
+    assert all(first // width == (first + count - 1) // width for first, count in shares)
+    # Groups of a whole width on their own are `episodes / width`, rounded up.
+    assert len(shares) >= -(-episodes // width)
+    if episodes <= workers:
+        assert len(shares) == episodes
+    # No task is longer than an even share.
+    assert max(count for _, count in shares) <= -(-episodes // workers)
 
 
 def test_episodes_that_do_not_end_are_cut():
@@ -95,6 +113,7 @@ class Backwards:
 
     def __init__(self, inner, fail=""):
         self.inner = inner
+        self.capacity = inner.capacity
         self.fail = fail
         self.policies = 0
         self.cancelled = 0

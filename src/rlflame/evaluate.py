@@ -85,15 +85,10 @@ def evaluate(
 ) -> EvaluationRecord:
     """Run the plan's episodes and summarise them."""
     name = fleet.put(policy)
-    width = policy_spec.width
-    groups = math.ceil(plan.episodes / width)
+    shares = shared_out(plan.episodes, policy_spec.width, fleet.capacity)
     tasks = [
-        replace(
-            task(env, policy_spec, plan, group * width, min(width, plan.episodes - group * width)),
-            run=run,
-            policy_id=name,
-        )
-        for group in range(groups)
+        replace(task(env, policy_spec, plan, first, count), run=run, slot=number, policy_id=name)
+        for number, (first, count) in enumerate(shares)
     ]
     try:
         submission = fleet.submit(tasks)
@@ -107,6 +102,19 @@ def evaluate(
     for fragment in fragments:
         episodes += sorted(fragment.episodes, key=lambda episode: episode.row)
     return summarise(plan, episodes)
+
+
+def shared_out(episodes: int, width: int, workers: int) -> list[tuple[int, int]]:
+    """The first episode of each task, and their number: none is idle where few are asked for.
+
+    A row's bits know nothing of its task, so the number of workers may decide.
+    """
+    most = max(1, min(width, math.ceil(episodes / workers)))
+    return [
+        (first, min(most, begin + width - first, episodes - first))
+        for begin in range(0, episodes, width)
+        for first in range(begin, min(begin + width, episodes), most)
+    ]
 
 
 def task(
