@@ -26,7 +26,7 @@ FLOORS = [
     ["errors", "rollout rollout.*"],
     ["toml", "config runtime", "metrics", "fleet", "learner", "env_file", "machine", "estimates"],
     ["seeds"],
-    ["graphics", "memory", "onnx_file", "event_file"],
+    ["torchrun", "graphics", "memory", "onnx_file", "event_file"],
     ["fleet.*", "learner.*", "presets", "plot plot.*", "evaluate", "recorded"],
     ["trainer", "facts", "learners"],
     ["grouping", "averaged", "tensorboard"],
@@ -37,8 +37,8 @@ FLOORS = [
     ["show", "scoring", "inspection", "doctor doctor.*"],
     ["display board live plain events"],
     ["build"],
-    ["fleets", "settings", "catalogue", "video clips", "export", "onward"],
-    ["running", "runs"],
+    ["fleets", "settings", "crew", "catalogue", "video clips", "export", "onward"],
+    ["running", "runs", "follower"],
     ["seeds.*"],
     ["api", "bench bench.*"],
     ["commands commands.*"],
@@ -48,7 +48,7 @@ FLOORS = [
 
 #: Third parties, and the only places that know them.
 GUESTS = {
-    "torch": {"learner.networks", "learner.torch_sac"},
+    "torch": {"learner.networks", "learner.torch_sac", "learner.torch_group"},
     "flamepy": {"fleet.flame.*"},
     "typer": {"cli", "commands", "commands.*"},
     "rich": {"live", "seeds.live"},

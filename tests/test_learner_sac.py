@@ -95,7 +95,7 @@ def owed(first: int, updates: int, seed: int = 0) -> ReplayBatch:
 
 def learner(settings: SacSettings, nets: SoftNetworks, threads: int = 1, seed: int = 7) -> Sac:
     lanes = Lanes(threads)
-    return Sac(settings, nets, NumpySac(nets, lanes), lanes, seed=seed)
+    return Sac(settings, nets, [NumpySac(nets, lanes)], lanes, seed=seed)
 
 
 # The squashed Gaussian
@@ -375,7 +375,7 @@ def test_autograd_and_hand_lead_to_the_same_weights() -> None:
     settings, one, other = SacSettings(learning_rate=1e-3), networks(), networks()
     by_hand = learner(settings, one)
     lanes = Lanes(1)
-    by_torch = Sac(settings, other, TorchSac(other), lanes, seed=7)
+    by_torch = Sac(settings, other, [TorchSac(other)], lanes, seed=7)
     for first in range(0, 100, 10):
         ours = by_hand.update(owed(first, 10), 0.0)
         theirs = by_torch.update(owed(first, 10), 0.0)
@@ -471,7 +471,7 @@ def test_an_actor_whose_loss_is_not_finite_stays_while_the_critics_learn() -> No
             return gradient, sums
 
     nets, lanes = networks(), Lanes(1)
-    sac = Sac(SacSettings(policy_delay=2), nets, Spoiled(nets, lanes), lanes, seed=7)
+    sac = Sac(SacSettings(policy_delay=2), nets, [Spoiled(nets, lanes)], lanes, seed=7)
     before = sac.state()
     metrics = sac.update(owed(0, 4), 0.0)
     after = sac.state()

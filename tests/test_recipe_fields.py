@@ -67,6 +67,8 @@ CHANGES: dict[str, Change] = {
     "horizon_steps": Change(2000, given={"horizon_steps": 1000}),
     "horizon_iterations": Change(9),
     "provider": Change("torch"),
+    # What is added in another order has other last bits.
+    "gradient_shards": Change(3),
     "environment.id": Change("Acrobot-v1"),
     "environment.kwargs": Change({"g": 5.0}, "pendulum"),
     "environment.max_episode_steps": Change(7),
@@ -227,7 +229,7 @@ def saved(tmp_path, name: str, *, evaluation: dict, runtime: dict) -> tuple[str,
     config = RunConfig.model_validate(
         {
             "stop_at_iterations": 3,
-            "learning": BASES["cartpole"],
+            "learning": {**BASES["cartpole"], "gradient_shards": 2},
             "evaluation": {"final_episodes": 1, **evaluation},
             "runtime": {"fleet": "inline", "out": str(tmp_path / name), **runtime},
         }
@@ -256,6 +258,7 @@ RUNTIMES: list[dict[str, Any]] = [
     {"out": "elsewhere", "progress": "json", "flame": {"cpu": 2, "dependencies": "install"}},
     {"fleet": "local", "workers": 1, "env_file": fakes.__file__, "tensorboard": True},
     {"fleet": "inline", "video_every_steps": 1},
+    {"learners": 2, "learner_deadline_s": 50.0, "compare_learners_every": 1},
 ]
 
 

@@ -11,6 +11,7 @@ from rlflame import build, checkpoint
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import Recipe
 from rlflame.fleet.inline import InlineFleet
+from rlflame.learner.group import Group
 from rlflame.rollout.spec import EnvSpec, Fragment, PolicyArrays
 from rlflame.trainer import Snapshot
 
@@ -65,13 +66,20 @@ class Run:
 
 
 def run(
-    data: dict[str, Any], start: PolicyArrays | None = None, recorded: Recording | None = None
+    data: dict[str, Any],
+    start: PolicyArrays | None = None,
+    recorded: Recording | None = None,
+    *,
+    group: Group | None = None,
+    compare_every: int | None = None,
+    saved: Snapshot | None = None,
 ) -> Run:
-    """Train by a recipe given as plain data, on the inline fleet."""
+    """Train by a recipe given as plain data, on the inline fleet; from where a run stood."""
     recipe = Recipe.model_validate(data).with_horizon()
     env = build.environment(recipe.learning.environment)
     beginning = build.beginning(recipe, env, start)
     recorded = recorded or Recording()
     with InlineFleet() as fleet:
-        build.trainer(beginning, fleet, recorded, recorded, "tiny", start).run()
+        begun = replace(beginning, snapshot=saved)
+        build.trainer(begun, fleet, recorded, recorded, "tiny", start, group, compare_every).run()
     return Run(recipe, env, beginning.policy, recorded, beginning)

@@ -23,8 +23,12 @@ from rlflame.errors import ConfigError
 from rlflame.evaluate import EvaluationPlan
 from rlflame.facts import Facts, replay_size, size
 from rlflame.fleet import Fleet
+from rlflame.learner import Algorithm
+from rlflame.learner.group import Group
+from rlflame.learner.leading import Leading, check_alike
 from rlflame.learner.replay import renewed
-from rlflame.learners import algorithm, blas_threads, experience
+from rlflame.learner.shards import Shards
+from rlflame.learners import algorithm, blas_threads, experience, fingerprint
 from rlflame.memory import available_bytes
 from rlflame.presets import ALIASES
 from rlflame.rollout import blas
@@ -226,13 +230,15 @@ def trainer(
     stop: Stop,
     run: str,
     start: PolicyArrays | None = None,
+    group: Group | None = None,
+    compare_every: int | None = None,
 ) -> Trainer[Any]:
-    """A trainer that stands where the checkpoint does."""
+    """A trainer that stands where the checkpoint does; in a group, the one that leads it."""
     learning = checkpoint.recipe.learning
     blas.set_threads(blas_threads(learning))
     result = Trainer(
         plan(checkpoint.recipe, checkpoint.env, run),
-        algorithm(learning, checkpoint.policy_spec, start),
+        _learner(learning, checkpoint.policy_spec, start, group, compare_every),
         experience(learning, checkpoint.env),
         fleet,
         recorder,
@@ -241,6 +247,30 @@ def trainer(
     if checkpoint.snapshot is not None:
         result.restore(checkpoint.snapshot)
     return result
+
+
+def _learner(
+    learning: LearningSettings,
+    spec: PolicySpec,
+    start: PolicyArrays | None,
+    group: Group | None,
+    compare_every: int | None,
+) -> Algorithm[Any]:
+    if group is None or group.size == 1:
+        return algorithm(learning, spec, start)
+    group.share(
+        {
+            "learning": learning.model_dump_json(),
+            "policy": spec,
+            "compare_every": compare_every or 0,
+        }
+    )
+    check_alike(group, fingerprint(learning))
+    shards = Shards(learning.gradient_shards, group)
+    found = algorithm(learning, spec, start, shards)
+    if compare_every:
+        shards.compare_every(compare_every, found.state)
+    return Leading(found, group)
 
 
 def _first_line(error: BaseException) -> str:

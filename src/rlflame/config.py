@@ -18,6 +18,8 @@ Rate = Annotated[float, Field(gt=0.0, le=10.0)]
 
 #: The algorithms, each with a section of its own name.
 SECTIONS = ("ppo", "reinforce", "sac")
+#: Parts of a minibatch where a run begins with several learners.
+SHARDS = 8
 #: A forward pass runs at a multiple of this many rows.
 WIDTH_UNIT = 8
 
@@ -242,6 +244,12 @@ class LearningSettings(Section):
     threads: Positive = Field(
         1, le=256, description="Threads of the learner: inside BLAS, or for SAC at most two lanes."
     )
+    gradient_shards: Positive = Field(
+        1,
+        le=4096,
+        description="Parts of each minibatch whose gradients are computed apart and then added in "
+        "order; the most learners that can share the work. 8 where a run begins with several.",
+    )
     init_policy: str | None = Field(
         None,
         pattern=r"^[0-9a-f]{32}$",
@@ -275,7 +283,20 @@ class LearningSettings(Section):
             raise ValueError("REINFORCE has no correction for stale data: set rollout.staleness=0")
         if self.algorithm == "sac" and self.rollout.unit != "steps":
             raise ValueError("SAC learns from single steps: set rollout.unit to steps")
+        if self.samples < self.gradient_shards:
+            raise ValueError(
+                f"{self.samples} samples cannot be cut into {self.gradient_shards} parts: set "
+                f"gradient_shards to {self.samples} or less, or learn from more samples at once"
+            )
         return self
+
+    @property
+    def samples(self) -> int:
+        """Those of one gradient, or at most so many where the length of episodes decides."""
+        batch = self.rollout.columns * self.rollout.steps
+        if self.sac is not None:
+            return self.sac.batch_size
+        return batch if self.ppo is None else min(batch, self.ppo.minibatch_size)
 
 
 class EvaluationSettings(Section):
@@ -334,6 +355,19 @@ class RunConfig(Recipe):
     """A recipe and the runtime it is to run on."""
 
     runtime: RuntimeSettings = RuntimeSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shared(cls, data: Any) -> Any:
+        """A run that begins with several learners has parts for them, unless it says how many."""
+        runtime = data.get("runtime") if isinstance(data, dict) else None
+        learning = data.get("learning", {}) if isinstance(data, dict) else None
+        asked = runtime.get("learners") if isinstance(runtime, dict) else None
+        if isinstance(runtime, RuntimeSettings):
+            asked = runtime.learners
+        if isinstance(asked, int) and asked > 1 and isinstance(learning, dict):
+            return {**data, "learning": {"gradient_shards": SHARDS, **learning}}
+        return data
 
     @property
     def recipe(self) -> Recipe:

@@ -47,6 +47,10 @@ class LearningError(RlflameError):
     """Learning went where no update can be trusted, for example several NaN losses in a row."""
 
 
+class LearnersLost(RlflameError):
+    """One of several learners ended, or did not answer in time."""
+
+
 class Interrupted(RlflameError):
     """A signal asked the run to end; everything was saved first."""
 

@@ -6,6 +6,8 @@ environments, fleets, files.
 
 from __future__ import annotations
 
+import platform
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -20,23 +22,32 @@ from rlflame.learner.ppo import NumpyPpo, Ppo
 from rlflame.learner.reinforce import NumpyReinforce, Reinforce
 from rlflame.learner.replay import ReplayBuffer
 from rlflame.learner.sac import Sac
+from rlflame.learner.shards import Shards
 from rlflame.learner.soft_actor_critic import NumpySac, SoftProvider, build_soft_networks
+from rlflame.rollout import blas
 from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays, PolicySpec
 
 
 def algorithm(
-    learning: LearningSettings, spec: PolicySpec, start: PolicyArrays | None = None
+    learning: LearningSettings,
+    spec: PolicySpec,
+    start: PolicyArrays | None = None,
+    shards: Shards | None = None,
 ) -> Algorithm[Any]:
-    """The learner of a recipe, at its beginning; with `start`, from that policy's weights."""
+    """The learner of a recipe, at its beginning; with `start`, from that policy's weights.
+
+    `shards` are those of a group of learners; otherwise this learner works on all of them.
+    """
+    shards = shards or Shards(learning.gradient_shards)
     settings = learning.ppo or learning.reinforce or learning.sac
     assert settings is not None
     result: Algorithm[Any]
     if isinstance(settings, SacSettings):
-        result = _sac(settings, learning, spec, start or {})
+        result = _sac(settings, learning, spec, start or {}, shards)
     elif isinstance(settings, PpoSettings):
-        result = _ppo(settings, learning, spec, start or {})
+        result = _ppo(settings, learning, spec, start or {}, shards)
     else:
-        result = _reinforce(settings, learning, spec, start or {})
+        result = _reinforce(settings, learning, spec, start or {}, shards)
     if start is not None and "normaliser.mean" in start:
         result.load_state({**result.state(), **adopted_moments(start)})
     return result
@@ -66,8 +77,20 @@ def blas_threads(learning: LearningSettings) -> int:
     return 1 if learning.sac is not None else learning.threads
 
 
+def fingerprint(learning: LearningSettings) -> dict[str, str]:
+    """What several learners must have in common to end in the same bits."""
+    found = {"python": platform.python_version(), **blas.fingerprint()}
+    if learning.provider == "torch":
+        found["torch"] = metadata.version("torch")
+    return found
+
+
 def _ppo(
-    settings: PpoSettings, learning: LearningSettings, spec: PolicySpec, start: PolicyArrays
+    settings: PpoSettings,
+    learning: LearningSettings,
+    spec: PolicySpec,
+    start: PolicyArrays,
+    shards: Shards,
 ) -> Ppo:
     network, parameters = build_network(spec, learning.network, learning.seed, critic=True)
     _begin_with(parameters, start)
@@ -79,11 +102,15 @@ def _ppo(
     else:
         provider = NumpyPpo(parameters, network)
     columns = learning.rollout.columns
-    return Ppo(settings, network, parameters, provider, seed=learning.seed, columns=columns)
+    return Ppo(settings, network, parameters, provider, shards, seed=learning.seed, columns=columns)
 
 
 def _reinforce(
-    settings: ReinforceSettings, learning: LearningSettings, spec: PolicySpec, start: PolicyArrays
+    settings: ReinforceSettings,
+    learning: LearningSettings,
+    spec: PolicySpec,
+    start: PolicyArrays,
+    shards: Shards,
 ) -> Reinforce:
     network, parameters = build_network(spec, learning.network, learning.seed, critic=False)
     _begin_with(parameters, start)
@@ -94,23 +121,27 @@ def _reinforce(
         provider = TorchReinforce(parameters, network, learning.threads)
     else:
         provider = NumpyReinforce(parameters, network)
-    return Reinforce(settings, network, parameters, provider)
+    return Reinforce(settings, network, parameters, provider, shards)
 
 
 def _sac(
-    settings: SacSettings, learning: LearningSettings, spec: PolicySpec, start: PolicyArrays
+    settings: SacSettings,
+    learning: LearningSettings,
+    spec: PolicySpec,
+    start: PolicyArrays,
+    shards: Shards,
 ) -> Sac:
     networks = build_soft_networks(spec, learning.network, learning.seed)
     _begin_with(networks.actor, start)
     lanes = Lanes(learning.threads)
-    provider: SoftProvider
+    providers: list[SoftProvider]
     if learning.provider == "torch":
         from rlflame.learner.torch_sac import TorchSac
 
-        provider = TorchSac(networks, learning.threads)
+        providers = [TorchSac(networks, learning.threads) for _ in range(shards.count)]
     else:
-        provider = NumpySac(networks, lanes)
-    return Sac(settings, networks, provider, lanes, seed=learning.seed)
+        providers = [NumpySac(networks, lanes) for _ in range(shards.count)]
+    return Sac(settings, networks, providers, lanes, shards, seed=learning.seed)
 
 
 def _begin_with(parameters: FlatVector, start: PolicyArrays) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from rlflame import (
     build,
     checkpoint,
+    crew,
     env_file,
     fleets,
     presets,
@@ -27,6 +28,7 @@ from rlflame.clips import filmed
 from rlflame.config import LearningSettings, Recipe, RunConfig
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.fleet import EventCount, Fleet, Observer, TrafficCount, policy_id
+from rlflame.learners import blas_threads
 from rlflame.machine_log import MachineLog
 from rlflame.onward import (
     check_environment,
@@ -42,6 +44,7 @@ from rlflame.rollout.child import versions
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
 from rlflame.run_folder import RunFolder, named_policy, newest_checkpoint
 from rlflame.runtime import RuntimeSettings
+from rlflame.settings import check_learners
 from rlflame.show import RunResult, RunStart, Show, Silent
 from rlflame.stop import NeverStop
 from rlflame.trainer import Stop, StopNow, Trainer
@@ -72,6 +75,7 @@ def train(
     recipe, runtime = config.recipe.with_horizon(), config.runtime
     if runtime.env_file is not None:
         env_file.admit(runtime.env_file)
+    check_learners(recipe.learning, runtime.learners)
     show = show or Silent()
     if recipe.learning.init_policy is not None and init_from is None:
         raise ConfigError(
@@ -149,6 +153,7 @@ def resume(
             found = build.with_fresh_replay(found)
         if finished(found) and scored(folder.path, found):
             return _result(folder, found, began=False)
+        check_learners(found.recipe.learning, runtime.learners)
         check_replay(found, target)
         for difference in machine_differences(found):
             show.note(f"This machine differs from the one before in {difference}; bits may too.")
@@ -206,8 +211,15 @@ def _run(
         if runtime.tensorboard:
             recorder.also(tensorboard.TensorBoard(folder.path, begun.recipe))
             show.note(tensorboard.note(folder.path))
-        with show.begin(described):
-            trainer = build.trainer(begun, fleet, filming, stop, folder.path.name, start)
+        threads = blas_threads(begun.recipe.learning)
+        with (
+            show.begin(described),
+            crew.learners(runtime, threads, folder.path) as group,
+        ):
+            trainer = build.trainer(
+                begun, fleet, filming, stop, folder.path.name, start, group,
+                runtime.compare_learners_every,
+            )  # fmt: skip
             complete = trainer.run()
             machines.note_workers()
             if complete:

@@ -78,6 +78,19 @@ class RuntimeSettings(Section):
         description="Worker processes, by default one per usable core; on Flame the most "
         "executors, by default as many as there is room for.",
     )
+    learners: Positive = Field(
+        1,
+        le=1024,
+        description="Processes here that compute gradients together; they must divide "
+        "learning.gradient_shards.",
+    )
+    learner_deadline_s: float = Field(
+        60.0, gt=0.0, description="A learner that the others wait longer for counts as hung."
+    )
+    compare_learners_every: Positive | None = Field(
+        None,
+        description="Updates between two comparisons of all that the learners hold; absent: none.",
+    )
     env_file: str | None = Field(
         None, description="A Python file with an environment of yours, shipped to every worker."
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlflame import tensor_file
 from rlflame.errors import CheckpointError
-from rlflame.learner import Segment, State, segment_digest
+from rlflame.learner import Segment, State, digest_of
 
 _NAME = re.compile(r"segment-\d{6,}-[0-9a-f]{16}\.safetensors")
 _FIELDS = ("kind", "segment", "digest")
@@ -52,7 +52,7 @@ def _read(path: Path, number: int, digest: str) -> State:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.", _ONWARD) from error
     try:
         metadata, arrays = tensor_file.opened(path, data, "segment", _FIELDS)
-        if metadata["segment"] != str(number) or segment_digest(arrays) != digest:
+        if metadata["segment"] != str(number) or digest_of(arrays) != digest:
             raise ValueError("it is not the segment that the checkpoint names")
     except CheckpointError as error:
         raise CheckpointError(error.message, _ONWARD) from error

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflame import presets, toml
-from rlflame.config import RunConfig
+from rlflame import presets, toml, torchrun
+from rlflame.config import SHARDS, LearningSettings, RunConfig
 from rlflame.env_file import admit
 from rlflame.errors import ConfigError
 from rlflame.runtime import RuntimeSettings
@@ -33,6 +33,7 @@ def limit_threads(count: int) -> None:
 def runtime_flags(
     *,
     workers: int | None,
+    learners: int | None = None,
     fleet: str | None,
     local: bool,
     debug: bool,
@@ -62,8 +63,10 @@ def runtime_flags(
             raise ConfigError(f"--out {str(out)!r} is not UTF-8.", "another name") from error
     if env_file is not None:
         admit(str(env_file.resolve()))
+    place = torchrun.place()
     found: dict[str, Any] = {
         "workers": workers,
+        "learners": learners or (place.size if place else None),
         "fleet": fleet or ("local" if local else None),
         "env_file": str(env_file.resolve()) if env_file else None,
         "out": str(out) if out else None,
@@ -114,6 +117,7 @@ def resolve(
         flags=flags,
         continuous=_continuous,
     )
+    check_learners(config.learning, config.runtime.learners)
     only_reinforce = {"--iterations": iterations, "--episodes-per-iter": episodes_per_iter}
     given = [flag for flag, value in only_reinforce.items() if value is not None]
     method = config.learning.algorithm
@@ -130,6 +134,21 @@ def resolve(
     if episodes_per_iter is not None:
         config = with_episodes(config, episodes_per_iter)
     return config, name
+
+
+def check_learners(learning: LearningSettings, learners: int) -> None:
+    """Every learner has as many of the recipe's shards as every other."""
+    shards = learning.gradient_shards
+    if shards % learners == 0:
+        return
+    fitting = learners * -(-SHARDS // learners)
+    wanted = f"--set learning.gradient_shards={fitting}"
+    possible = [str(n) for n in range(1, shards + 1) if shards % n == 0]
+    counts = " or ".join(filter(None, [", ".join(possible[:-1]), possible[-1]]))
+    raise ConfigError(
+        f"{learners} learners cannot share {shards} {'shard' if shards == 1 else 'shards'} evenly.",
+        f"--learners {counts}; or, in a new run, {wanted}",
+    )
 
 
 def with_episodes(config: RunConfig, episodes: int) -> RunConfig:

@@ -13,6 +13,12 @@ Workers = Annotated[
         metavar="N", help="Worker processes, or executors. [default: all there is room for]"
     ),
 ]
+Learners = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Processes here that compute gradients together, with equal bits.", min=1
+    ),
+]
 Fleet = Annotated[
     str | None,
     typer.Option(help="Where rollouts run: local, flame, inline, or auto.", metavar="NAME"),

@@ -12,6 +12,7 @@ from rlflame.commands.options import (
     EnvFile,
     Fleet,
     JsonLines,
+    Learners,
     Local,
     Plain,
     Quiet,
@@ -87,6 +88,7 @@ def train(
         typer.Option(metavar="DIR", help="The run folder. [default: runs/ENV-ALGO-SEED]"),
     ] = None,
     workers: Workers = None,
+    learners: Learners = None,
     fleet: Fleet = None,
     local: Local = False,
     env_file: EnvFile = None,
@@ -107,6 +109,7 @@ def train(
 
     Settings come from, strongest first: these options, --set, --config, the preset.
     """
+    _follow_if_launched()
     from rlflame import settings
     from rlflame.commands import seeds as several
 
@@ -114,7 +117,7 @@ def train(
     runtime = settings.runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, out=out, debug=debug,
         json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
-        video_every=video_every,
+        video_every=video_every, learners=learners,
     )  # fmt: skip
     resolved, name = settings.resolve(
         environment=env, algorithm=algo, preset=preset, config_file=config,
@@ -167,6 +170,7 @@ def resume(
     ] = False,
     sets: Sets = None,
     workers: Workers = None,
+    learners: Learners = None,
     fleet: Fleet = None,
     local: Local = False,
     env_file: EnvFile = None,
@@ -181,13 +185,14 @@ def resume(
 
     Workers, fleet and other runtime settings (--set runtime...) may differ from before.
     """
+    _follow_if_launched()
     from rlflame import settings
     from rlflame.commands import seeds as several
 
     flags = settings.runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, debug=debug,
         json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
-        video_every=video_every,
+        video_every=video_every, learners=learners,
     )  # fmt: skip
     from rlflame.seeds import is_job
 
@@ -207,6 +212,17 @@ def resume(
         )
     show.ended(result)
     _check_complete(result, stop)
+
+
+def _follow_if_launched() -> None:
+    """Of the processes that torchrun starts, the first one trains and the others learn with it."""
+    from rlflame import torchrun
+
+    here = torchrun.place()
+    if here is not None and here.rank > 0:
+        from rlflame import follower
+
+        raise typer.Exit(follower.launched(here))
 
 
 def _dry_run(

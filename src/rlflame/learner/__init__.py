@@ -92,7 +92,8 @@ class Segment:
     arrays: Callable[[], State] = field(compare=False, repr=False)
 
 
-def segment_digest(arrays: Mapping[str, Array]) -> str:
+def digest_of(arrays: Mapping[str, Array]) -> str:
+    """Of every byte, under which name and in which shape it stands."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name]

@@ -31,7 +31,7 @@ from .state_dependent import Spread, StateDependentHead
 CHUNK_ROWS = 1024
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 _ONE, _MINUS_HALF = np.array(1.0, np.float32), np.array(-0.5, np.float32)
-_WORKSPACES_KEPT = 4
+_WORKSPACES_KEPT = 8
 
 
 class _Workspace:

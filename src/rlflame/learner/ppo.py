@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from .actor_critic import Guard, Network, normalised, schedule, training_metrics
 from .kernel import CHUNK_ROWS, Perceptron, make_head
 from .parameters import Adam, FlatVector, clip_by_norm, restore, restored_count
 from .returns import advantages
+from .shards import Shard, Shards
 from .statistics import ObservationNormaliser, RewardScaler
 
 #: Epochs end when a minibatch's KL estimate exceeds the target by this factor, as is the custom.
@@ -45,6 +46,17 @@ class Minibatch:
     clip_range_value: float | None
     value_weight: float
     entropy_weight: float
+
+    def part(self, rows: slice) -> Minibatch:
+        return replace(
+            self,
+            observations=self.observations[rows],
+            actions=self.actions[rows],
+            log_probs=self.log_probs[rows],
+            advantages=self.advantages[rows],
+            returns=self.returns[rows],
+            old_values=self.old_values[rows],
+        )
 
 
 class NumpyPpo:
@@ -120,11 +132,13 @@ class Ppo:
         network: Network,
         parameters: FlatVector,
         provider: Provider[Minibatch],
+        shards: Shards | None = None,
         *,
         seed: int,
         columns: int,
     ) -> None:
         self._settings = settings
+        self._shards = shards or Shards()
         self._network = network
         self._parameters = parameters
         self._provider = provider
@@ -149,7 +163,8 @@ class Ppo:
         if settings.scale_rewards:
             ended = batch.terminated | batch.truncated
             rewards = rewards * self._scaler.scale(rewards, ended, batch.valid)
-        samples = _Samples(normalised(batch, self._network), self._provider, settings, rewards)
+        seen = normalised(batch, self._network)
+        samples = _Samples(seen, self._provider, self._shards, settings, rewards)
         metrics = {
             "explained_variance": samples.explained_variance(),
             "clip_range": clip_range,
@@ -162,6 +177,7 @@ class Ppo:
         self._iterations += 1
         if self._network.normalise:
             self._normaliser.merge(batch.observations, batch.valid)
+        self._shards.end()
         return metrics
 
     def state(self) -> State:
@@ -194,7 +210,7 @@ class Ppo:
                 samples.estimate()
             for minibatch in self._minibatches(samples, epoch, clip_range):
                 count = len(minibatch.returns)
-                gradient, sums = self._provider.gradient(minibatch, count)
+                gradient, sums = self._gradient(minibatch, count)
                 norm = clip_by_norm(gradient, settings.max_gradient_norm)
                 learned = {"returns": minibatch.returns, "observations": minibatch.observations}
                 if self._guard.refuses(norm, sums, **learned):
@@ -205,6 +221,12 @@ class Ppo:
                 self._adam.step(self._parameters.data, gradient, learning_rate)
                 self._updates += 1
         return totals.metrics(settings.epochs)
+
+    def _gradient(self, minibatch: Minibatch, count: int) -> tuple[Float32, Metrics]:
+        def part(shard: Shard) -> tuple[Float32, Metrics]:
+            return self._provider.gradient(minibatch.part(shard.rows), count)
+
+        return self._shards.gradient(count, part)
 
     def _too_far(self, kl: float) -> bool:
         target = self._settings.target_kl
@@ -253,11 +275,13 @@ class _Samples:
         self,
         batch: Batch,
         provider: Provider[Minibatch],
+        shards: Shards,
         settings: PpoSettings,
         rewards: Float64,
     ) -> None:
         self._batch = batch
         self._provider = provider
+        self._shards = shards
         self._settings = settings
         self._rewards = rewards
         self.observations: Float32 = batch.observations[batch.valid]
@@ -270,7 +294,9 @@ class _Samples:
         batch, settings = self._batch, self._settings
         steps, columns, size = batch.observations.shape
         seen = batch.observations.reshape(steps * columns, size)
-        values = self._provider.values(seen).reshape(steps, columns)
+        values = self._shards.values(
+            len(seen), lambda rows: self._provider.values(seen[rows])
+        ).reshape(steps, columns)
         last = self._provider.values(batch.last_observations)
         following = np.concatenate([values[1:], last[None]])
         step, column = batch.boundary_index.T

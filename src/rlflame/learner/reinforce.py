@@ -24,6 +24,7 @@ from .actor_critic import Guard, Network, normalised, schedule, training_metrics
 from .kernel import CHUNK_ROWS, Perceptron, make_head
 from .parameters import Adam, FlatVector, clip_by_norm, restore, restored_count
 from .returns import continued_returns, discounted_returns
+from .shards import Shard, Shards
 from .statistics import ObservationNormaliser
 
 _EPSILON = 1e-8
@@ -69,8 +70,10 @@ class Reinforce:
         network: Network,
         parameters: FlatVector,
         provider: Provider[Minibatch],
+        shards: Shards | None = None,
     ) -> None:
         self._settings = settings
+        self._shards = shards or Shards()
         self._network = network
         self._parameters = parameters
         self._provider = provider
@@ -114,6 +117,7 @@ class Reinforce:
             }
         if self._network.normalise:
             self._normaliser.merge(batch.observations, batch.valid)
+        self._shards.end()
         return {
             **metrics,
             **training_metrics(self._parameters, learning_rate, self._updates),
@@ -140,22 +144,26 @@ class Reinforce:
     def _whole_gradient(
         self, batch: Batch, weights: Float64, count: int
     ) -> tuple[Float32, Metrics]:
-        """The full batch's gradient, added up chunk by chunk in a fixed order."""
+        """The full batch's gradient, each shard's added up chunk by chunk in a fixed order."""
         valid = batch.valid
         observations, actions = batch.observations[valid], batch.actions[valid]
         chosen = weights[valid].astype(np.float32)
-        self._gradient[:] = 0.0
-        totals: Metrics = {}
-        for start in range(0, len(chosen), CHUNK_ROWS):
-            part = slice(start, start + CHUNK_ROWS)
-            minibatch = Minibatch(
-                observations[part], actions[part], chosen[part], self._settings.entropy_weight
-            )
-            gradient, sums = self._provider.gradient(minibatch, count)
-            self._gradient += gradient
-            for name, value in sums.items():
-                totals[name] = totals.get(name, 0.0) + value
-        return self._gradient, totals
+
+        def part(shard: Shard) -> tuple[Float32, Metrics]:
+            self._gradient[:] = 0.0
+            totals: Metrics = {}
+            for start in range(shard.rows.start, shard.rows.stop, CHUNK_ROWS):
+                rows = slice(start, min(start + CHUNK_ROWS, shard.rows.stop))
+                minibatch = Minibatch(
+                    observations[rows], actions[rows], chosen[rows], self._settings.entropy_weight
+                )
+                gradient, sums = self._provider.gradient(minibatch, count)
+                self._gradient += gradient
+                for name, value in sums.items():
+                    totals[name] = totals.get(name, 0.0) + value
+            return self._gradient, totals
+
+        return self._shards.gradient(len(chosen), part)
 
 
 def normalised_returns(returns: Float64, batch: Batch, how: str) -> Float64:

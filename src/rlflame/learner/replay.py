@@ -18,7 +18,7 @@ from rlflame.errors import LearningError
 from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import Array, Fragment, PolicyArrays
 
-from . import Batch, ReplayBatch, Segment, State, Transitions, segment_digest
+from . import Batch, ReplayBatch, Segment, State, Transitions, digest_of
 from .experience import side_by_side
 from .parameters import restore, restored_count
 from .ring import TransitionRing
@@ -168,7 +168,7 @@ class ReplayBuffer:
 
     def _seal(self, number: int) -> None:
         previous = self._chain
-        self._chain = segment_digest(self._content(number, previous))
+        self._chain = digest_of(self._content(number, previous))
         self._sealed.append((number, previous, self._chain))
 
     def _first_needed(self) -> int:

@@ -13,7 +13,7 @@ fragments come from, how long training lasts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from . import Metrics, ReplayBatch, State, Transitions
 from .actor_critic import Guard, schedule
 from .lanes import Lanes, half
 from .parameters import Adam, clip_by_norm, restore, restored_count
+from .shards import Shard, Shards
 from .soft_actor_critic import CRITICS, Minibatch, SoftNetworks, SoftProvider
 from .statistics import ObservationNormaliser
 
@@ -46,14 +47,17 @@ class Sac:
         self,
         settings: SacSettings,
         networks: SoftNetworks,
-        provider: SoftProvider,
+        providers: Sequence[SoftProvider],
         lanes: Lanes,
+        shards: Shards | None = None,
         *,
         seed: int,
     ) -> None:
         self._settings = settings
         self._networks = networks
-        self._provider = provider
+        self._shards = shards or Shards()
+        # One for each shard: what it keeps of its minibatch is needed again for the actor.
+        self._providers = providers
         self._lanes = lanes
         self._seed = seed
         size = networks.action_size
@@ -87,6 +91,7 @@ class Sac:
         moments = self._normaliser.arrays()
         for number, drawn in batch:
             totals.add(self._one(number, self._minibatch(number, drawn, moments), rates))
+        self._shards.end()
         return {
             **totals.metrics(),
             "ent_coef": self._entropy_weight(),
@@ -96,10 +101,10 @@ class Sac:
         }
 
     def _one(self, number: int, batch: Minibatch, rates: _Rates) -> Metrics:
-        settings, provider, count = self._settings, self._provider, len(batch.rewards)
+        settings, count = self._settings, len(batch.rewards)
         weight = self._entropy_weight()
-        log_probs = provider.act(batch)
-        gradient, sums = provider.critic_gradient(batch, weight, count)
+        gradient, sums = self._critic_gradient(batch, weight, count)
+        log_prob = sums.pop("log_prob") / count
         norms = [self._clip(gradient[self._networks.critics.span(name)]) for name in CRITICS]
         learned = {
             "rewards": batch.rewards,
@@ -113,14 +118,36 @@ class Sac:
         metrics = {"critic_loss": sums["critic_loss"] / count}
         if number % settings.policy_delay == 0:
             if self._fixed_weight is None:
-                metrics["ent_coef_loss"] = self._adapt_entropy(log_probs, rates.entropy)
-            gradient, sums = provider.actor_gradient(batch, weight, count)
+                metrics["ent_coef_loss"] = self._adapt_entropy(log_prob, rates.entropy)
+            gradient, sums = self._actor_gradient(batch, weight, count)
             if self._guard.refuses(self._clip(gradient), sums, **learned):
                 return metrics
             self._step_actor(gradient, rates.actor)
             metrics["actor_loss"] = sums["actor_loss"] / count
         self._updates += 1
         return metrics
+
+    def _critic_gradient(
+        self, batch: Minibatch, weight: float, count: int
+    ) -> tuple[Float32, Metrics]:
+        """With the log-densities of the actions that the actor would take now, summed."""
+
+        def part(shard: Shard) -> tuple[Float32, Metrics]:
+            provider, mine = self._providers[shard.number], batch.part(shard.rows)
+            log_probs = provider.act(mine)
+            gradient, sums = provider.critic_gradient(mine, weight, count)
+            return gradient, {**sums, "log_prob": float(log_probs.sum(dtype=np.float64))}
+
+        return self._shards.gradient(count, part)
+
+    def _actor_gradient(
+        self, batch: Minibatch, weight: float, count: int
+    ) -> tuple[Float32, Metrics]:
+        def part(shard: Shard) -> tuple[Float32, Metrics]:
+            provider = self._providers[shard.number]
+            return provider.actor_gradient(batch.part(shard.rows), weight, count)
+
+        return self._shards.gradient(count, part)
 
     def _minibatch(self, number: int, drawn: Transitions, moments: PolicyArrays) -> Minibatch:
         rows, size = drawn.actions.shape
@@ -144,9 +171,9 @@ class Sac:
             noise=noise,
         )
 
-    def _adapt_entropy(self, log_probs: Float32, learning_rate: float) -> float:
+    def _adapt_entropy(self, log_prob: float, learning_rate: float) -> float:
         """Raise the coefficient where the policy is less random than wanted, else lower it."""
-        short = float(log_probs.mean(dtype=np.float64)) + self._target_entropy
+        short = log_prob + self._target_entropy
         loss = -float(self._log_weight[0]) * short
         if np.isfinite(short):
             self._entropy_adam.step(self._log_weight, np.array([-short], np.float32), learning_rate)

@@ -49,6 +49,16 @@ class Minibatch:
     #: `[2, action, batch]`: of the actions drawn in `observations`, and in `next_observations`.
     noise: Float32
 
+    def part(self, rows: slice) -> Minibatch:
+        return Minibatch(
+            observations=self.observations[rows],
+            actions=self.actions[rows],
+            rewards=self.rewards[rows],
+            next_observations=self.next_observations[rows],
+            bootstrap=self.bootstrap[rows],
+            noise=self.noise[:, :, rows],
+        )
+
 
 class SoftProvider(Protocol):
     """Where the gradients come from. `act` comes first; a gradient is valid until the next call.

@@ -1,0 +1,113 @@
+"""The other learners of a run: started here, watched, and taken along when it ends.
+
+Or, where torchrun has started them all, only joined. Must not know: what is learned.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from rlflame.errors import ConfigError, LearnersLost
+from rlflame.learner.group import Alone, Group
+from rlflame.rollout import blas, wire
+from rlflame.rollout.child import Kind
+from rlflame.rollout.process import WorkerProcess, how_it_ended
+from rlflame.runtime import RuntimeSettings
+from rlflame.torchrun import Place, place
+
+#: Python and torch have to be loaded before a learner answers.
+JOINING_S = 180.0
+#: How a learner ends that has lost the others.
+LOST = 70
+_GRACE_S = 3.0
+
+
+@contextmanager
+def learners(runtime: RuntimeSettings, threads: int, run: Path) -> Iterator[Group]:
+    """The learners that the runtime asks for, this process among them as rank 0."""
+    found = place()
+    if found is not None:
+        if runtime.learners != found.size:
+            raise ConfigError(
+                f"torchrun has started {found.size} processes for {runtime.learners} learners.",
+                "leave out --learners: every process is one",
+            )
+        with _joined(runtime, found, None) as group:
+            yield group
+    elif runtime.learners == 1:
+        yield Alone()
+    else:
+        with _hired(runtime, threads, run) as group:
+            yield group
+
+
+@contextmanager
+def _hired(runtime: RuntimeSettings, threads: int, run: Path) -> Iterator[Group]:
+    with tempfile.TemporaryDirectory(prefix="rlflame-learners-") as folder, ExitStack() as leave:
+        meeting = str(Path(folder) / "meeting")
+        crew: dict[int, WorkerProcess] = {}
+        for rank in range(1, runtime.learners):
+            crew[rank] = WorkerProcess(
+                module="rlflame.follower",
+                show_output=runtime.debug,
+                environment={**blas.child_environment(threads), **_loopback()},
+            )
+            leave.callback(crew[rank].retire)
+            told = {"rank": rank, "size": runtime.learners, "meeting": meeting}
+            crew[rank].send(Kind.TASK, wire.encode(told))
+        os.environ.update(_loopback())
+        try:
+            with _joined(runtime, Place(0, runtime.learners), meeting) as group:
+                yield group
+        except LearnersLost as error:
+            raise _explained(error, crew, run) from error
+
+
+@contextmanager
+def _joined(runtime: RuntimeSettings, here: Place, meeting: str | None) -> Iterator[Group]:
+    from rlflame.learner.leading import release
+    from rlflame.learner.torch_group import TorchGroup
+
+    group = TorchGroup(
+        *here, deadline_s=runtime.learner_deadline_s, joining_s=JOINING_S, file=meeting
+    )
+    try:
+        yield group
+        release(group)
+    finally:
+        with suppress(RuntimeError):
+            group.close()
+
+
+def _loopback() -> dict[str, str]:
+    """Learners on one machine need no network, and no name of it that resolves."""
+    name = "lo0" if sys.platform == "darwin" else "lo"
+    return {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", name)}
+
+
+def _explained(error: LearnersLost, crew: Mapping[int, WorkerProcess], run: Path) -> LearnersLost:
+    """Who it was, how it ended and what it said last; those it took along are not meant."""
+    until = time.monotonic() + _GRACE_S
+    ended: dict[int, int] = {}
+    while not ended and time.monotonic() < until:
+        time.sleep(0.05)
+        gone = {rank: process.retire() for rank, process in crew.items() if process.exited}
+        ended = {rank: code for rank, code in gone.items() if code != LOST}
+    hint = f"rlflame resume {run} goes on from its last checkpoint"
+    if not ended:
+        return LearnersLost(error.message, hint, error.detail)
+    rank, code = min(ended.items())
+    said = crew[rank].printed().strip()
+    return LearnersLost(
+        f"Learner {rank} of {len(crew) + 1} was lost: it {_worded(how_it_ended(code))}.", hint, said
+    )
+
+
+def _worded(how: str) -> str:
+    return how if how.startswith("ended") else f"was {how}"

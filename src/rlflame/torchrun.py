@@ -1,0 +1,22 @@
+"""What torchrun says of a process that it has started. Must not know: what the process does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """A process among those that learn together."""
+
+    rank: int
+    size: int
+
+
+def place(environment: Mapping[str, str] = os.environ) -> Place | None:
+    """Ours, where torchrun has started this process beside others."""
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
+        return None
+    found = Place(int(environment["RANK"]), int(environment["WORLD_SIZE"]))
+    return found if found.size > 1 else None

@@ -1,0 +1,123 @@
+"""One learner, two or four: equal bits for every algorithm, whatever their shards look like."""
+
+from __future__ import annotations
+
+import itertools
+
+import crews
+import numpy as np
+import pytest
+from crews import learned_by
+from tiny_runs import run
+
+from rlflame.learner import kernel
+
+_ROLLOUT = {"num_slots": 2, "envs_per_slot": 3, "steps": 32}
+#: 192 samples: a minibatch of 50 has unequal parts, and the last of an epoch 42 samples.
+PPO = {
+    "gradient_shards": 4,
+    "rollout": _ROLLOUT,
+    "network": {"hidden": [16]},
+    "ppo": {"epochs": 2, "minibatch_size": 50, "learning_rate": 1e-2, "entropy_weight": 0.01},
+}
+REINFORCE = {
+    "algorithm": "reinforce",
+    "gradient_shards": 4,
+    "rollout": {"unit": "episodes", "num_slots": 2, "envs_per_slot": 3, "steps": 500},
+    "network": {"hidden": [16]},
+    "reinforce": {"learning_rate": 1e-2},
+}
+SAC = {
+    "algorithm": "sac",
+    "gradient_shards": 4,
+    "environment": {"id": "Pendulum-v1"},
+    "rollout": _ROLLOUT,
+    "network": {"hidden": [16]},
+    "sac": {"learning_starts": 100, "batch_size": 15, "updates_per_step": 0.05},
+}
+CASES = {
+    "ppo": PPO,
+    "ppo on numbers": PPO | {"environment": {"id": "Pendulum-v1"}},
+    "ppo, a minibatch with fewer samples than shards": PPO
+    | {"ppo": {"epochs": 2, "minibatch_size": 63}},
+    "ppo with all that is of a whole minibatch": PPO
+    | {"ppo": PPO["ppo"] | {"normalise_advantages": "minibatch", "target_kl": 0.01}},
+    "ppo with gsde and stale policies": PPO
+    | {
+        "environment": {"id": "Pendulum-v1"},
+        "network": {"hidden": [16], "exploration": "gsde"},
+        "rollout": _ROLLOUT | {"staleness": 1},
+    },
+    "ppo by torch": PPO | {"provider": "torch"},
+    "reinforce": REINFORCE,
+    "reinforce by torch": REINFORCE | {"provider": "torch"},
+    "sac": SAC,
+    "sac with gsde, two lanes and delays": SAC
+    | {
+        "threads": 2,
+        "network": {"hidden": [16], "exploration": "gsde"},
+        "sac": SAC["sac"] | {"policy_delay": 2, "max_gradient_norm": 0.1},
+    },
+    "sac by torch": SAC | {"provider": "torch"},
+}
+
+
+def recipe(learning, iterations=2):
+    return {"stop_at_iterations": iterations, "learning": learning}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_number_of_learners_changes_no_bit(case, tmp_path, monkeypatch):
+    # Chunks shorter than a shard, so that their bounds are seen to be those of the shards.
+    monkeypatch.setattr(kernel, "CHUNK_ROWS", 32)
+    wanted = recipe(CASES[case])
+    alone = run(wanted)
+    for learners in (2, 4):
+        found = learned_by(learners, wanted, compare_every=1)
+        assert found.state_digest(tmp_path) == alone.state_digest(tmp_path)
+        assert found.recorded.metrics == alone.recorded.metrics
+
+
+def test_the_number_of_shards_is_of_the_recipe(tmp_path):
+    digests = {
+        run(recipe(PPO | {"gradient_shards": shards})).state_digest(tmp_path)
+        for shards in (1, 2, 3, 4)
+    }
+    assert len(digests) == 4
+
+
+def test_a_run_may_go_on_with_another_number_of_learners(tmp_path):
+    """Two iterations by two learners, one by four and one alone, through all that is saved."""
+    whole = run(recipe(SAC, 4)).state_digest(tmp_path)
+    end = crews.resumed_by(recipe(SAC, 4), [(2, 2), (4, 1), (1, 1)])
+    assert end.state_digest(tmp_path) == whole
+
+
+def test_no_two_environments_are_alike_however_many_learners_there_are():
+    """Where every learner collects for itself it is easy to collect the same N times."""
+    found = learned_by(2, recipe(PPO, 1))
+    columns = [
+        fragment.observations[:, row]
+        for fragment in found.recorded.fragments[0]
+        for row in range(fragment.observations.shape[1])
+    ]
+    assert len(columns) == 6
+    for one, other in itertools.combinations(columns, 2):
+        assert not np.array_equal(one, other)
+
+
+def test_every_learner_makes_the_same_number_of_steps():
+    """Of unequal numbers of minibatches, one learner would wait for a gradient that never comes."""
+
+    def work(seat):
+        if seat.rank:
+            crews.follower.learn(seat)
+        else:
+            run(recipe(PPO), group=seat)
+            crews.release(seat)
+        return list(seat._table.gathers)
+
+    gathers = crews.together(4, work)[-1]
+    assert len(set(gathers)) == 1
+    # 2 iterations of 2 epochs with 4 minibatches; values once for each epoch; and the greeting.
+    assert gathers[0] == 2 * 2 * 4 + 2 * 2 + 1
