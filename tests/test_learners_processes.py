@@ -1,0 +1,244 @@
+"""Learners as processes: equal bits, and what is left when one of them dies, hangs or fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from commands import TINY, TINY_REINFORCE, TINY_SAC, finished, process, rlflame
+
+from rlflame import checkpoint
+
+SHARDS = ("--set", "learning.gradient_shards=4")
+ALGORITHMS = {
+    "ppo": (*TINY, *SHARDS, "--steps", "256"),
+    "reinforce": ("--algo", "reinforce", *TINY_REINFORCE, *SHARDS, "--iterations", "3"),
+    "sac": ("--algo", "sac", "--env", "pendulum", *TINY_SAC, *SHARDS),
+}
+ENDLESS = (*TINY, *SHARDS, "--set", "horizon_steps=9999999", "--steps", "9999999")
+
+
+def running_learners(pid: int) -> list[int]:
+    """The processes that a run has started to learn with it."""
+    shown = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    )
+    rows = [line.split(None, 2) for line in shown.stdout.splitlines()]
+    return [int(row[0]) for row in rows if int(row[1]) == pid and "rlflame.follower" in row[2]]
+
+
+def alive(pid: int) -> bool:
+    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return bool(shown.stdout.strip()) and not shown.stdout.strip().startswith("Z")
+
+
+def until(what, timeout_s: float = 120.0) -> None:
+    """Wait for something to become true, for as long as it may take on a slow machine."""
+    end = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < end, "it never became true"
+        time.sleep(0.02)
+
+
+def first_iteration(running: subprocess.Popen[str]) -> None:
+    for line in running.stdout:
+        if '"iteration"' in line:
+            return
+    raise AssertionError(f"no iteration: {running.stderr.read()}")
+
+
+def digest(folder: Path) -> str:
+    return checkpoint.load(folder / "latest.safetensors").digest
+
+
+def logs(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in ("metrics.jsonl", "episodes.csv")]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_processes_that_learn_together_end_in_the_bits_of_one(algorithm, tmp_path):
+    words = ("train", *ALGORITHMS[algorithm], "--quiet")
+    assert rlflame(*words, "--out", tmp_path / "1").code == 0
+    for learners in (2, 4) if algorithm == "ppo" else (2,):
+        out = tmp_path / str(learners)
+        shared = ("--learners", str(learners), "--set", "runtime.compare_learners_every=1")
+        spoken = finished(process(*words, *shared, "--out", out), 120.0)
+        assert spoken.code == 0, spoken.err
+        assert digest(out) == digest(tmp_path / "1")
+        assert logs(out) == logs(tmp_path / "1")
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A run without an end that two processes learn in, and the second of them."""
+    words = ("train", *ENDLESS, "--learners", "2", "--json", "--out", tmp_path / "x")
+    running = process(*words, "--set", "runtime.learner_deadline_s=3")
+    try:
+        first_iteration(running)
+        (learner,) = running_learners(running.pid)
+        yield running, learner
+    finally:
+        running.kill()
+
+
+def assert_ended(spoken, message: str, folder: Path) -> None:
+    error = spoken.events()[-1]
+    assert (spoken.code, error["event"]) == (1, "error")
+    assert re.search(message, error["message"]), error
+    assert error["hint"] == f"rlflame resume {folder} goes on from its last checkpoint"
+
+
+def test_a_learner_that_is_killed_ends_the_run_and_another_number_goes_on(begun, tmp_path):
+    running, learner = begun
+    os.kill(learner, signal.SIGKILL)
+    spoken = finished(running, 120.0)
+    assert_ended(spoken, r"^Learner 1 of 2 was lost: it was killed by signal 9", tmp_path / "x")
+    assert not alive(learner)
+
+    goal = ("--steps", "256", "--json")
+    resumed = rlflame("resume", tmp_path / "x", "--learners", "1", *goal).events()[-1]
+    words = ("train", *ENDLESS[:-2], *goal, "--out", tmp_path / "y")
+    assert resumed["state_digest"] == rlflame(*words).events()[-1]["state_digest"]
+    assert logs(tmp_path / "x") == logs(tmp_path / "y")
+
+
+def test_a_learner_that_hangs_ends_the_run_and_is_taken_along(begun, tmp_path):
+    running, learner = begun
+    os.kill(learner, signal.SIGSTOP)
+    spoken = finished(running, 120.0)
+    assert_ended(
+        spoken, r"has not answered for 3 s \(runtime\.learner_deadline_s\)", tmp_path / "x"
+    )
+    assert not alive(learner)
+    assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps == 0
+
+
+def test_no_learner_outlives_the_first(begun):
+    running, learner = begun
+    running.kill()
+    running.wait()
+    until(lambda: not alive(learner))
+
+
+def test_a_signal_saves_and_ends_all_learners(begun, tmp_path):
+    running, learner = begun
+    running.send_signal(signal.SIGINT)
+    spoken = finished(running, 120.0)
+    assert spoken.code == 130
+    assert not alive(learner)
+    assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps > 0
+
+
+#: Python runs this when it starts; only a learner that is not the first is broken by it.
+BREAKS = """
+import sys
+if "rlflame.follower" in sys.orig_argv:
+    from rlflame.learner import ppo
+    def gradient(self, batch, count):
+        raise ZeroDivisionError("the second learner's own")
+    ppo.NumpyPpo.gradient = gradient
+"""
+
+
+def test_the_traceback_of_a_learner_reaches_the_user(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(BREAKS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    out = tmp_path / "x"
+    words = ("train", *TINY, *SHARDS, "--steps", "256", "--learners", "2", "--out", out)
+    spoken = finished(process(*words), 120.0)
+    assert spoken.code == 1
+    assert "Learner 1 of 2 was lost: it ended with exit code 1." in spoken.err
+    assert "ZeroDivisionError: the second learner's own" in spoken.err
+    assert checkpoint.load(out / "latest.safetensors").progress.steps == 0
+
+
+# torchrun
+
+
+def launched(*words: str | Path, **launcher: str) -> subprocess.Popen[str]:
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in launcher.items()]
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *options,
+            "-m",
+            "rlflame",
+            *map(str, words),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+    )
+
+
+def free_port() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return str(taken.getsockname()[1])
+
+
+def test_processes_that_torchrun_starts_learn_as_one(tmp_path):
+    """As one group, and as two groups that meet at a port, as two machines would."""
+    words = ("train", *ALGORITHMS["ppo"], "--quiet")
+    assert rlflame(*words, "--out", tmp_path / "1").code == 0
+
+    running = launched(*words, "--out", tmp_path / "2", nproc_per_node="2", master_port=free_port())
+    spoken = finished(running, 180.0)
+    assert spoken.code == 0, spoken.err
+    assert spoken.out.splitlines() == [str(tmp_path / "2")]
+
+    meeting = {"nnodes": "2", "nproc_per_node": "1", "master_addr": "127.0.0.1"}
+    meeting["master_port"] = free_port()
+    groups = [launched(*words, "--out", tmp_path / "3", node_rank=n, **meeting) for n in "01"]
+    first, second = (finished(group, 180.0) for group in groups)
+    assert (first.code, second.code) == (0, 0), (first.err, second.err)
+    assert (first.out.splitlines(), second.out) == ([str(tmp_path / "3")], "")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3"]
+    assert digest(tmp_path / "1") == digest(tmp_path / "2") == digest(tmp_path / "3")
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--learners", "3"),
+            """
+            3 learners cannot share 8 shards evenly.
+            hint: --learners 1, 2, 4 or 8; or, in a new run, --set learning.gradient_shards=9""",
+        ),
+        (
+            ("--learners", "2", "--set", "gradient_shards=1"),
+            """
+            2 learners cannot share 1 shard evenly.
+            hint: --learners 1; or, in a new run, --set learning.gradient_shards=8""",
+        ),
+        (
+            ("--learners", "64", "--set", "gradient_shards=64"),
+            """
+            learning: 32 samples cannot be cut into 64 parts: set gradient_shards to 32 or less, or
+            learn from more samples at once.
+            hint: rlflame config lists all""",
+        ),
+    ],
+)
+def test_learners_that_cannot_share_are_refused_with_what_to_type(words, message, tmp_path):
+    spoken = rlflame("train", *TINY, "--steps", "64", *words, "--out", tmp_path / "x")
+    assert spoken.code == 2
+    said = " ".join(spoken.err.split())
+    assert " ".join(textwrap.dedent(message).split()) in said
+    assert not (tmp_path / "x").exists()
