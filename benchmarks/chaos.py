@@ -2,10 +2,14 @@
 
     python benchmarks/chaos.py --kills 50
     python benchmarks/chaos.py --kills 20 --env hopper --steps 40000 --workers 2
-    python benchmarks/chaos.py --kills 20 --env pendulum --algo sac --steps 12800 \\
-        --set rollout.steps=64 --set sac.buffer_size=6000 --set sac.updates_per_step=0.1
+    python benchmarks/chaos.py --kills 20 --env pendulum --algo sac --steps 40960 \\
+        --set rollout.steps=64 --set sac.buffer_size=6000 --set sac.updates_per_step=0.1 \\
+        --set network.hidden=[32,32] --set sac.batch_size=32
 
-Prints whether digest, metrics.jsonl and episodes.csv equal those of a run that nobody touched.
+A moment is so many checkpoints away, and then a fraction of a second; some come while a process
+starts, and with a replay every third comes while a file of it is being written. Prints how many
+came when, and whether digest, metrics.jsonl and episodes.csv equal those of a run that nobody
+touched.
 """
 
 from __future__ import annotations
@@ -19,7 +23,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+
+#: Parts of a run that all kills together let pass; what is left is run to its end.
+SHARE = 0.8
+POLL_S = 0.0005
 
 
 def main() -> int:
@@ -33,44 +42,87 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments, not of the run")
     parser.add_argument("--set", action="append", default=[], help="a setting of the run")
     options = parser.parse_args()
-    moments = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         whole, killed = folder / "whole", folder / "killed"
         started = time.monotonic()
         subprocess.run(train(options, whole), check=True, stdout=subprocess.DEVNULL)
-        length = time.monotonic() - started
-        print(f"untouched: {length:.1f} s", flush=True)
-        kills, resumes = 0, 0
-        command = train(options, killed)
-        while True:
-            patience = None
-            if kills < options.kills:
-                # Several kills within the time that the whole run takes, some during start-up.
-                patience = moments.uniform(0.3, max(3.0, length / 4))
-            process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-            )
-            try:
-                _, said = process.communicate(timeout=patience)
-            except subprocess.TimeoutExpired:
-                kill_tree(process.pid)
-                process.communicate()
-                kills += 1
-            else:
-                if process.returncode:
-                    print(said)
-                    return 1
-                break
-            if (killed / "latest.safetensors").exists():
-                command = [sys.executable, "-m", "rlflame", "resume", str(killed), "--quiet",
-                           "--set", "runtime.checkpoint_every_steps=1"]  # fmt: skip
-                resumes += 1
-            elif killed.exists():
-                # Killed before its first checkpoint: nothing to resume, begin again.
-                killed.rename(folder / f"stillborn-{kills}")
-        print(f"killed {kills} times, resumed {resumes} times")
+        iterations = len((whole / "timing.jsonl").read_text().splitlines())
+        print(f"untouched: {time.monotonic() - started:.1f} s, {iterations} iterations", flush=True)
+        kinds = ["start", "checkpoint", "segment" if (whole / "replay").exists() else "checkpoint"]
+        most = max(1, round(2 * SHARE * iterations / options.kills))
+        came, code = harassed(options, killed, Moments(kinds, most, options.seed))
+        if code:
+            return code
+        print(f"killed {sum(came.values())} times: {dict(came)}")
+        if sum(came.values()) < options.kills:
+            print("it was done before all kills had come: more --steps")
+            return 1
         return compare(whole, killed)
+
+
+class Moments:
+    """When the next kill comes: what is waited for, and how long after that."""
+
+    def __init__(self, kinds: list[str], most: int, seed: int) -> None:
+        self._kinds, self._most = kinds, most
+        self._random = random.Random(seed)
+
+    def wait(self, kill: int, folder: Path, process: subprocess.Popen[str]) -> str:
+        """Until the moment is there; its kind, or nothing where the process has ended before."""
+        kind = self._kinds[kill % len(self._kinds)] if folder.exists() else "checkpoint"
+        if kind == "start":
+            reached, after = (lambda: True), self._random.uniform(0.0, 3.0)
+        elif kind == "segment":
+            before = set(folder.glob("replay/.*"))
+            reached, after = (lambda: not before.issuperset(folder.glob("replay/.*"))), 0.0
+        else:
+            beyond = last(folder) + self._random.randint(1, self._most)
+            reached, after = (lambda: last(folder) >= beyond), self._random.uniform(0.0, 0.2)
+        while not reached():
+            if process.poll() is not None:
+                return ""
+            time.sleep(POLL_S)
+        try:
+            process.wait(after)
+        except subprocess.TimeoutExpired:
+            return kind
+        return ""
+
+
+def last(folder: Path) -> int:
+    """Iterations of a run that are on its record, those that a resume would undo included."""
+    with contextlib.suppress(FileNotFoundError):
+        return (folder / "timing.jsonl").read_bytes().count(b"\n")
+    return 0
+
+
+def harassed(
+    options: argparse.Namespace, folder: Path, moments: Moments
+) -> tuple[Counter[str], int]:
+    """A run that is killed so often and then let go on: how many kills came when, its exit code."""
+    came: Counter[str] = Counter()
+    command = train(options, folder)
+    while True:
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
+            kills = sum(came.values())
+            kind = moments.wait(kills, folder, process) if kills < options.kills else ""
+            if kind:
+                kill_tree(process.pid)
+            _, said = process.communicate()
+        if not kind:
+            if process.returncode:
+                print(said)
+            return came, process.returncode
+        if not (folder / "latest.safetensors").exists():
+            # Killed before its first checkpoint: nothing to resume, begin again.
+            folder.rename(folder.with_name(f"stillborn-{time.monotonic_ns()}"))
+            continue
+        came[kind] += 1
+        command = [sys.executable, "-m", "rlflame", "resume", str(folder), "--quiet",
+                   "--set", "runtime.checkpoint_every_steps=1"]  # fmt: skip
 
 
 def train(options: argparse.Namespace, out: Path) -> list[str]:

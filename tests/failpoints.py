@@ -18,7 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -294,16 +294,18 @@ def sweep(plan: dict[str, Any]) -> dict[str, Any]:
     error = getattr(errno, plan["error"]) if plan["error"] else None
     calls = attempt(wanted, Disk(folder))
     if calls["killed"] or calls["error"]:
-        return {"calls": [], "complaints": {"untouched": [str(calls)]}}
+        return {"calls": [], "moments": [], "complaints": {"untouched": [str(calls)]}}
     untouched, names = left_behind(folder), calls["calls"]
-    chains = plan["chains"] or [[at] for at in chosen(names, plan["of_each"])]
+    singles = [[at] for at in chosen(names, plan["of_each"]) if plan["about"] in names[at]]
+    chains = [*plan["chains"], *singles]
     complaints = {}
     for chain in chains:
         wrong = one(wanted, chain, error, plan["power"], untouched)
         if wrong:
             where = ", ".join(f"{at}: {names[at % len(names)]}" for at in chain)
             complaints[where] = wrong
-    return {"calls": names, "complaints": complaints, "runs": len(chains)}
+    moments = sorted({names[at] for at, *_ in chains if at < len(names)})
+    return {"calls": names, "moments": moments, "complaints": complaints, "runs": len(chains)}
 
 
 def chosen(names: list[str], of_each: int) -> list[int]:
@@ -324,22 +326,26 @@ def failing_runs(
     error: str = "",
     power: bool = False,
     of_each: int = 2,
-    chains: list[list[int]] | None = None,
+    about: str = "",
+    chains: Sequence[list[int]] = (),
     replay: bool = False,
 ) -> dict[str, Any]:
-    """Fail at so many calls of each name (or at chains of calls); resume; what was not equal.
+    """Fail at chains of calls, or at so many of each name; resume; what was not equal.
+
+    With `about`, at both; then of the names that have this word alone.
 
     Without an error's name the process is killed, in the middle of the call where that leaves
-    something behind, or with `power` the whole machine. The calls of the untouched run come back
-    too, so that a test can see that the kinds it cares about were among them. With `replay` the
-    segments of one are small.
+    something behind, or with `power` the whole machine. The names of the calls at which a run first
+    failed come back too, so that a test can see that the kinds it cares about were among them. With
+    `replay` the segments of one are small.
     """
     plan = {
         "config": json.loads(wanted.model_dump_json()),
         "error": error,
         "power": power,
-        "of_each": of_each,
-        "chains": chains,
+        "of_each": of_each if about or not chains else 0,
+        "chains": list(chains),
+        "about": about,
         "replay": replay,
     }
     ended = subprocess.run(

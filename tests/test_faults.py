@@ -38,7 +38,7 @@ def assert_unharmed(result):
 def test_a_run_killed_at_any_call_is_resumed_to_equal_bytes(tmp_path):
     result = failpoints.failing_runs(failpoints.config(out=tmp_path / "run"))
     assert_unharmed(result)
-    assert set(result["calls"]) >= KINDS
+    assert set(result["moments"]) >= KINDS
 
 
 def test_a_machine_that_loses_power_is_resumed_to_equal_bytes(tmp_path):
@@ -88,6 +88,7 @@ def test_a_disk_that_turns_read_only_is_a_sentence_too(tmp_path):
 # Runs that learn from a replay, whose segments are files of their own.
 
 REPLAY_KINDS = {
+    "open segment.safetensors (temporary)",
     "write segment.safetensors (temporary)",
     "fsync segment.safetensors (temporary)",
     "replace segment.safetensors",
@@ -100,16 +101,20 @@ def replaying(out, **learning):
 
 
 def test_a_replay_killed_at_any_call_is_resumed_to_equal_bytes(tmp_path):
-    chains = [[at] for at in range(5, 150, 7)]
-    result = failpoints.failing_runs(replaying(tmp_path / "run"), replay=True, chains=chains)
+    chains = [[at] for at in range(5, 150, 9)]
+    wanted = replaying(tmp_path / "run")
+    result = failpoints.failing_runs(wanted, replay=True, chains=chains, about="segment")
     assert_unharmed(result)
-    assert set(result["calls"]) >= REPLAY_KINDS
+    assert set(result["moments"]) >= REPLAY_KINDS
 
 
 def test_a_replay_on_a_machine_that_loses_power_is_resumed_to_equal_bytes(tmp_path):
     wanted = replaying(tmp_path / "run", rollout={"staleness": 1})
-    chains = [[at] for at in range(3, 140, 11)]
-    assert_unharmed(failpoints.failing_runs(wanted, replay=True, power=True, chains=chains))
+    chains = [[at] for at in range(3, 140, 16)]
+    asked = {"chains": chains, "about": "segment", "of_each": 1}
+    result = failpoints.failing_runs(wanted, replay=True, power=True, **asked)
+    assert_unharmed(result)
+    assert set(result["moments"]) >= REPLAY_KINDS
 
 
 def test_a_replay_killed_again_and_again_is_resumed_to_equal_bytes(tmp_path):
@@ -121,5 +126,9 @@ def test_a_replay_killed_again_and_again_is_resumed_to_equal_bytes(tmp_path):
 
 def test_a_replay_on_a_full_disk_is_a_sentence_and_the_old_checkpoint_stays(tmp_path):
     wanted = replaying(tmp_path / "run")
-    chains = [[at] for at in range(0, 140, 17)]
-    assert_unharmed(failpoints.failing_runs(wanted, replay=True, error="ENOSPC", chains=chains))
+    # That a file can still be removed is what a full disk leaves one.
+    kinds = REPLAY_KINDS - {"unlink segment.safetensors"}
+    asked = {"chains": [[at] for at in range(0, 140, 23)], "about": "segment", "of_each": 1}
+    result = failpoints.failing_runs(wanted, replay=True, error="ENOSPC", **asked)
+    assert_unharmed(result)
+    assert set(result["moments"]) >= kinds

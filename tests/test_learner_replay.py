@@ -111,12 +111,14 @@ def test_updates_owed_are_a_matter_of_steps_and_not_of_their_shape(
     assert list(buffer.batches()) == []
 
 
-def test_three_tenths_of_ten_are_three():
+@pytest.mark.parametrize(("steps", "ratio", "expected"), [(10, 0.3, 3), (100, 0.29, 29)])
+def test_three_tenths_of_ten_are_three(steps, ratio, expected):
+    """As floats, 0.3 is less than three tenths, and 100 times 0.29 less than 29."""
     world = World(1, 1, np.random.default_rng(0))
-    buffer = buffer_for(world, 50, updates_per_step=0.3)
-    buffer.add(world.iteration(10), {})
+    buffer = buffer_for(world, 50, updates_per_step=ratio)
+    buffer.add(world.iteration(steps), {})
     (batch,) = buffer.batches()
-    assert batch.updates == 3
+    assert batch.updates == expected
 
 
 def test_a_capacity_is_rounded_up_to_whole_rows():
@@ -242,6 +244,20 @@ def test_a_segment_never_changes_and_its_digest_stands_for_all_before_it():
     fragment.rewards[0, 1] += 1.0
     changed.add([fragment], {})
     assert not {s.digest for s in changed.segments()} & set(digests.values())
+
+
+def test_a_segments_digest_is_of_names_types_and_shapes_too():
+    content = np.arange(6, dtype=np.int32)
+    held = {"a": content, "b": content}
+    others = [
+        {"a": content, "c": content},
+        {"a": content.reshape(2, 3), "b": content},
+        {"a": content.view(np.float32), "b": content},
+        {"a": content + 1, "b": content},
+        {"a": content},
+    ]
+    digests = {segment_digest(arrays) for arrays in (held, dict(reversed(held.items())), *others)}
+    assert len(digests) == 1 + len(others)
 
 
 @few_rows

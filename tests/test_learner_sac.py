@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -483,22 +484,54 @@ def test_an_actor_whose_loss_is_not_finite_stays_while_the_critics_learn() -> No
     assert "actor_loss" not in metrics
 
 
+def normalising() -> SoftNetworks:
+    wanted = dataclasses.replace(spec(), normalise=True)
+    return build_soft_networks(wanted, NetworkSettings(), 0)
+
+
+def just_seen(seed: int = 0) -> Any:
+    """An iteration's own steps: fifty in each of four columns."""
+    generator = np.random.default_rng(seed)
+    seen = generator.normal(3.0, 2.0, (50, 4, OBSERVATIONS)).astype(np.float32)
+    return type("Fresh", (), {"observations": seen, "valid": np.ones((50, 4), bool)})
+
+
 def test_the_normaliser_learns_from_what_is_fresh_and_acts_in_the_policy() -> None:
-    wanted = PolicySpec(
-        **{
-            **{name: getattr(spec(), name) for name in PolicySpec.__dataclass_fields__},
-            "normalise": True,
-        }
-    )
-    nets = build_soft_networks(wanted, NetworkSettings(), 0)
-    sac = learner(SacSettings(), nets)
-    seen = np.random.default_rng(0).normal(3.0, 2.0, (50, 4, OBSERVATIONS)).astype(np.float32)
-    fresh: Any = type("Fresh", (), {"observations": seen, "valid": np.ones((50, 4), bool)})
+    sac, fresh = learner(SacSettings(), normalising()), just_seen()
     sac.update(ReplayBatch(fresh, 0, 0, transitions), 0.0)
     policy = sac.policy()
-    rows = seen.reshape(-1, OBSERVATIONS).astype(np.float64)
+    rows = fresh.observations.reshape(-1, OBSERVATIONS).astype(np.float64)
     np.testing.assert_allclose(policy["normaliser.mean"], rows.mean(axis=0), rtol=1e-5)
     np.testing.assert_allclose(policy["normaliser.scale"], 1.0 / rows.std(axis=0), rtol=1e-5)
+
+
+def test_what_is_drawn_is_normalised_by_the_statistics_of_now() -> None:
+    """As if a learner without a normaliser drew transitions that already are."""
+    fresh, plain = just_seen(), build_soft_networks(spec(), NetworkSettings(), 0)
+    rows = fresh.observations.reshape(-1, OBSERVATIONS).astype(np.float64)
+
+    def by_hand(update: int) -> Transitions:
+        drawn = transitions(update)
+        for name in ("observations", "next_observations"):
+            raw = getattr(drawn, name)
+            raw[:] = np.clip((raw - rows.mean(axis=0)) / rows.std(axis=0), -10.0, 10.0)
+        return drawn
+
+    nets = normalising()
+    learner(SacSettings(), nets).update(ReplayBatch(fresh, 0, 5, transitions), 0.0)
+    learner(SacSettings(), plain).update(ReplayBatch(fresh, 0, 5, by_hand), 0.0)
+    np.testing.assert_allclose(nets.actor.data, plain.actor.data, atol=2e-5)
+    np.testing.assert_allclose(nets.critics.data, plain.critics.data, atol=2e-5)
+
+
+def test_a_restored_normaliser_goes_on_as_the_one_that_was_saved() -> None:
+    first, second = (learner(SacSettings(), normalising()) for _ in range(2))
+    first.update(ReplayBatch(just_seen(0), 0, 2, transitions), 0.0)
+    second.load_state(first.state())
+    for sac in (first, second):
+        sac.update(ReplayBatch(just_seen(1), 2, 2, transitions), 0.0)
+    for name, array in first.state().items():
+        np.testing.assert_array_equal(array, second.state()[name], err_msg=name)
 
 
 # Lanes
