@@ -18,7 +18,7 @@ from rlflame.bench.published import Comparison
 from rlflame.bench.rates import Rates
 from rlflame.bench.rollouts import Collecting, Rate, alternate
 from rlflame.bench.scaling import Scaling
-from rlflame.bench.session import Session
+from rlflame.bench.session import Session, session
 from rlflame.bench.surroundings import look
 from rlflame.display import as_json_text, say, say_aside
 from rlflame.report import Document, markdown
@@ -40,38 +40,37 @@ def scale(
 ) -> None:
     folder = Folder(out, "scaling") if out is not None else None
     found = look()
-    session = Session(runtime, debug)
+    with session(runtime, debug) as here:
 
-    def result(complete: bool) -> worded.Result:
-        return worded.Result(work, timing.cells, found, complete, theirs)
+        def result(complete: bool) -> worded.Result:
+            return worded.Result(work, timing.cells, found, complete, theirs)
 
-    def keep(complete: bool = False) -> list[Path]:
-        if folder is None:
-            return []
-        so_far = result(complete)
-        return folder.write(listed.facts(so_far), worded.document(so_far), listed.table(so_far))
+        def keep(complete: bool = False) -> list[Path]:
+            if folder is None:
+                return []
+            so_far = result(complete)
+            return folder.write(listed.facts(so_far), worded.document(so_far), listed.table(so_far))
 
-    def kept() -> None:
-        keep()
+        def kept() -> None:
+            keep()
 
-    timing = Scaling(
-        work, kinds, counts, repeat, session.open, session.stop,
-        tell=session.tell, note=session.note, kept=kept,
-    )  # fmt: skip
-    complete = False
-    with session:
+        timing = Scaling(
+            work, kinds, counts, repeat, here.open, here.stop,
+            tell=here.tell, note=here.note, kept=kept,
+        )  # fmt: skip
+        complete = False
         try:
             complete = timing.run()
         finally:
-            session.tell("")
+            here.tell("")
             if timing.cells:
                 files = keep(complete)
                 if folder is not None and (drawn := folder.draw()) is not None:
                     files.append(drawn)
                 whole = result(complete)
                 _tell(listed.facts(whole), worded.document(whole), files, as_json=as_json)
-    if not complete:
-        session.check(bool(timing.cells))
+        if not complete:
+            here.check(bool(timing.cells))
 
 
 def collect(
@@ -89,28 +88,27 @@ def collect(
 ) -> None:
     folder = Folder(out, "rollouts") if out is not None else None
     found = look()
-    session = Session(runtime, debug)
     rates: list[Rate] = []
     complete = False
-    with session:
+    with session(runtime, debug) as here:
         try:
             complete = all(
-                _rate(session, case, Rate(kind, count), rates, seconds, repeat, limited)
+                _rate(here, case, Rate(kind, count), rates, seconds, repeat, limited)
                 for count in counts
             )
         finally:
-            session.tell("")
+            here.tell("")
             measured = [rate for rate in rates if rate.steps_per_s]
             if measured:
                 result = Rates(case, measured, found, complete)
                 files = folder.write(result.facts(), result.document()) if folder else []
                 _tell(result.facts(), result.document(), files, as_json=as_json)
-    if not complete:
-        session.check(bool(measured))
+        if not complete:
+            here.check(bool(measured))
 
 
 def _rate(
-    session: Session,
+    here: Session,
     case: Case,
     rate: Rate,
     into: list[Rate],
@@ -119,10 +117,10 @@ def _rate(
     limited: bool,
 ) -> bool:
     into.append(rate)
-    session.tell(f"{rate.fleet} with {rate.workers}: starting")
+    here.tell(f"{rate.fleet} with {rate.workers}: starting")
     with ExitStack() as stack:
-        fleet = stack.enter_context(session.open(rate.fleet, rate.workers))
-        collecting = Collecting(case, fleet, session.stop)
+        fleet = stack.enter_context(here.open(rate.fleet, rate.workers))
+        collecting = Collecting(case, fleet, here.stop)
         stack.callback(collecting.close)
         try:
             collecting.warm()
@@ -135,7 +133,7 @@ def _rate(
             for way in (WAYS if limited else ())
         }
         limits = {way: one.rate for way, one in bare.items() if one.possible}
-        return alternate(collecting, rate, limits, repeat, seconds, session.tell)
+        return alternate(collecting, rate, limits, repeat, seconds, here.tell)
 
 
 def _tell(

@@ -10,22 +10,20 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 from rlflame.errors import RlflameError
+from rlflame.fleet import Closing
 from rlflame.rollout import blas
 
 WAYS = ("gymnasium", "mj_step")
 
 
-class Bare:
+class Bare(Closing):
     """Processes that repeat a script in one way, alive until closed."""
 
     def __init__(self, script: Path, way: str, workers: int, seconds: float) -> None:
         self._children: list[subprocess.Popen[str]] = []
-        self._closing = ExitStack()
         # The current folder is on a module's path, as it is on a worker's.
         command = [sys.executable, "-m", "rlflame.bench.bare", str(script), way, f"{seconds:g}"]
         environment = {**os.environ, **blas.child_environment()}
@@ -36,13 +34,12 @@ class Bare:
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                     start_new_session=True,  # Ctrl-C is for its parent, which ends it
                 )  # fmt: skip
-                self._closing.callback(_end, child)
                 self._children.append(child)
             # All of them are heard: each has an answer of its own.
             said = [self._hear(child) for child in self._children]
             self.possible = all(word == "ready" for word in said)
         except BaseException:
-            self._closing.close()
+            self.close()
             raise
 
     def rate(self) -> float:
@@ -66,18 +63,8 @@ class Bare:
             )
         return line
 
-    def __enter__(self) -> Bare:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._closing.close()
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    child.kill()
-    child.communicate()
+    def close(self) -> None:
+        while self._children:
+            child = self._children.pop()
+            child.kill()
+            child.communicate()

@@ -5,8 +5,8 @@ Must not know: what is measured.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from rlflame import fleets
 from rlflame.display import Tally
@@ -16,14 +16,20 @@ from rlflame.runtime import RuntimeSettings
 from rlflame.stop import SignalStop
 
 
+@contextmanager
+def session(runtime: RuntimeSettings, debug: bool) -> Iterator[Session]:
+    """Signals are wishes inside, and the line of progress is gone behind it."""
+    with SignalStop() as stop, Tally() as tally:
+        yield Session(runtime.model_copy(update={"debug": debug or runtime.debug}), tally, stop)
+
+
 class Session:
     """`stop` holds the user's wish to end; progress goes to standard error."""
 
-    def __init__(self, runtime: RuntimeSettings, debug: bool) -> None:
-        self._runtime = runtime.model_copy(update={"debug": debug or runtime.debug})
-        self._tally = Tally()
-        self.tell, self.note = self._tally.status, self._tally.note
-        self.stop = SignalStop()
+    def __init__(self, runtime: RuntimeSettings, tally: Tally, stop: SignalStop) -> None:
+        self._runtime = runtime
+        self.tell, self.note = tally.status, tally.note
+        self.stop = stop
 
     def open(self, kind: str, workers: int) -> AbstractContextManager[Fleet]:
         wanted = self._runtime.model_copy(update={"fleet": kind, "workers": workers})
@@ -42,16 +48,3 @@ class Session:
             self.note(event.text)
         elif event.kind == "phase":
             self.tell(event.text)
-
-    def __enter__(self) -> Session:
-        self.stop.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._tally.__exit__()
-        self.stop.__exit__(kind, error, trace)

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutFailure, Rollout
 from rlflame.rollout.worker import RolloutWorker
 
 from . import (
+    Closing,
     EventKind,
     FleetEvent,
     FleetReport,
@@ -38,7 +38,7 @@ from . import (
 _TAIL = 4000
 
 
-class InlineFleet:
+class InlineFleet(Closing):
     """No parallelism and no isolation: the reference that the other fleets are compared with."""
 
     name = "inline"
@@ -102,17 +102,6 @@ class InlineFleet:
     def close(self) -> None:
         self._closed = True
         self._worker.close()
-
-    def __enter__(self) -> InlineFleet:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _Aside:

@@ -11,18 +11,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 
 from rlflame.errors import RlflameError
 from rlflame.rollout import wire
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
 
-from . import FleetEvent, FleetReport, Meter, Observer, Traffic, ignore, policy_id
+from . import Closing, FleetEvent, FleetReport, Meter, Observer, Traffic, ignore, policy_id
 from .dispatcher import Dispatcher
 from .jobs import Job
 
 
-class LocalFleet:
+class LocalFleet(Closing):
     """`capacity` child processes, alive from construction to `close()`."""
 
     name = "local"
@@ -97,17 +96,6 @@ class LocalFleet:
 
     def close(self) -> None:
         self._dispatcher.close()
-
-    def __enter__(self) -> LocalFleet:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _LocalSubmission:

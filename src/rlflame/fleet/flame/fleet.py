@@ -1,8 +1,7 @@
 """FlameFleet: the fleet contract on a Flame cluster.
 
 Keeps count of policies and submissions, opens and closes what a run has on the cluster; the desk
-does the work. Must not know: algorithms,
-files of a run, displays.
+does the work. Must not know: algorithms, files of a run, displays.
 """
 
 from __future__ import annotations
@@ -15,11 +14,18 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from rlflame.errors import FleetError, FleetUnreachable, RlflameError
-from rlflame.fleet import FleetEvent, FleetReport, Observer, Traffic, ignore, policy_id
+from rlflame.fleet import (
+    Closing,
+    FleetEvent,
+    FleetReport,
+    Observer,
+    Traffic,
+    ignore,
+    policy_id,
+)
 from rlflame.fleet.jobs import Job
 from rlflame.rollout import blas, wire
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
@@ -41,7 +47,7 @@ _DRAIN_S = 12.0
 _CLEAN_S = 16.0
 
 
-class FlameFleet:
+class FlameFleet(Closing):
     """Executors of a cluster, from construction to `close()`."""
 
     name = "flame"
@@ -311,14 +317,3 @@ class FlameFleet:
 
     def _clean(self) -> None:
         self._left = withdraw(self._cluster, self._application, self._starter.opened, _DRAIN_S)
-
-    def __enter__(self) -> FlameFleet:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
