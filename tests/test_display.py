@@ -68,6 +68,17 @@ def test_the_first_line_says_that_there_was_no_cluster_to_choose():
     assert display.headline(started()) == "rlflame 0.1.0"
 
 
+def test_the_first_line_says_that_both_sides_will_be_tried():
+    both = replace(started(fleet="auto"), candidates=(("local", 2), ("flame", 5)))
+    assert display.headline(both) == (
+        "rlflame 0.1.0 on this machine and on Flame in turn, and then on the faster of them"
+    )
+    board = Board()
+    board.begin(both)
+    assert ("rollouts", "2 local workers and 5 Flame executors; at most 8 can help "
+            "(learning.rollout.num_slots)") in display.banner(both, board)  # fmt: skip
+
+
 def record(mean: float, spread: float = 10.0) -> EvaluationRecord:
     low, high = mean - spread, mean + spread
     returns = (low, mean, high)

@@ -23,6 +23,7 @@ import rollouts
 
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.fleet import Fleet, FleetEvent, Observer, TrafficCount, checked, policy_id
+from rlflame.fleet.choosing import ChoosingFleet
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
 from rlflame.rollout import wire
@@ -39,6 +40,9 @@ FLEETS: dict[str, Callable[[Observer], Fleet]] = {
     "inline": InlineFleet,
     "local": lambda observer: LocalFleet(2, observer=observer),
     "flame": on_flame,
+    "choosing": lambda observer: ChoosingFleet(
+        LocalFleet(1, observer=observer), LocalFleet(2, observer=observer), observer=observer
+    ),
 }
 FAKE = rollouts.fake(length=5)
 ENDS = {"done", "lost", "cancelled"}

@@ -10,12 +10,13 @@ Never loads torch unless a recipe asks for it. Must not know: the command line, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlflame import checkpoint, video
+from rlflame import checkpoint, fleets, video
 from rlflame.checkpoint import Checkpoint
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
@@ -24,7 +25,7 @@ from rlflame.onward import check_environment
 from rlflame.render import Drawing
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array
-from rlflame.running import opened, resume, train
+from rlflame.running import resume, train
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds.conduct import resume as resume_seeds
 from rlflame.seeds.conduct import train as train_seeds
@@ -87,7 +88,9 @@ def evaluate(
     check_environment(source)
     groups = -(-plan.episodes // source.policy_spec.width)
     watched = EventCount((show or Silent()).fleet)
-    with opened(fleet, runtime or RuntimeSettings(), groups, watched) as fleet:
+    runtime = runtime or RuntimeSettings()
+    opened = fleets.fleet(runtime, groups, watched) if fleet is None else nullcontext(fleet)
+    with opened as fleet:
         return run_episodes(fleet, source.env, source.policy_spec, source.policy, plan)
 
 

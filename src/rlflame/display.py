@@ -132,6 +132,8 @@ def _finite(value: Any) -> Any:
 def headline(run: RunStart) -> str:
     """The first line: what runs, and where, if that was for rlflame to choose."""
     chosen = " on this machine: no Flame cluster is configured" if run.no_cluster else ""
+    if run.candidates:
+        chosen = " on this machine and on Flame in turn, and then on the faster of them"
     return f"rlflame {__version__}{chosen}"
 
 
@@ -139,10 +141,14 @@ def banner(run: RunStart, board: Board) -> list[tuple[str, str]]:
     """What is about to run, as pairs of a word and what there is to say about it."""
     facts = board.facts
     assert facts is not None
-    workers = count(run.workers, f"{'Flame executor' if run.fleet == 'flame' else 'local worker'}")
+    sides = run.candidates or ((run.fleet, run.workers),)
+    workers = " and ".join(
+        count(number, "Flame executor" if name == "flame" else "local worker")
+        for name, number in sides
+    )
     if run.fleet == "inline":
         workers = "in this process"
-    elif run.workers < facts.most_workers:
+    elif max(number for _, number in sides) < facts.most_workers:
         workers += f"; at most {facts.most_workers} can help (learning.rollout.num_slots)"
     else:
         workers += ", the most that can help (learning.rollout.num_slots)"

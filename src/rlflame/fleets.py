@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlflame import env_file
 from rlflame.fleet import Fleet, Observer, ignore
+from rlflame.fleet.choosing import ChoosingFleet
 from rlflame.fleet.local import LocalFleet
 from rlflame.rollout import blas
 from rlflame.runtime import RuntimeSettings
@@ -28,13 +29,24 @@ def fleet(runtime: RuntimeSettings, tasks: int | None = None, observer: Observer
     if kind == "flame":
         return _flame(runtime, tasks, observer)
     count = runtime.workers or blas.usable_cores()
-    return LocalFleet(
-        count if tasks is None else min(count, tasks),
-        step_deadline_s=runtime.step_deadline_s,
-        max_retries=runtime.max_retries,
-        show_output=runtime.debug,
-        observer=observer,
-    )
+    return _local(runtime, count if tasks is None else min(count, tasks), observer)
+
+
+def for_training(runtime: RuntimeSettings, slots: int, observer: Observer = ignore) -> Fleet:
+    """As `fleet`; but where `auto` has a cluster to choose, both sides are timed."""
+    if runtime.fleet != "auto" or choice(runtime) != "flame":
+        return fleet(runtime, slots, observer)
+    if runtime.env_file is not None:
+        env_file.admit(runtime.env_file)
+    # First, so that a cluster that cannot be reached ends it before anything has begun.
+    away = _flame(runtime, slots, observer, advises=False)
+    try:
+        cores = blas.usable_cores()
+        home = _local(runtime, min(runtime.workers or cores, cores, slots), observer)
+    except BaseException:
+        away.close()
+        raise
+    return ChoosingFleet(home, away, observer=observer)
 
 
 def inline(observer: Observer = ignore) -> InlineFleet:
@@ -58,7 +70,24 @@ def found_no_cluster(runtime: RuntimeSettings) -> bool:
     return runtime.fleet == "auto" and choice(runtime) == "local"
 
 
-def _flame(runtime: RuntimeSettings, tasks: int | None, observer: Observer) -> Fleet:
+def candidates(fleet: Fleet) -> tuple[tuple[str, int], ...]:
+    """Names and capacities of the fleets among which one is still to be chosen."""
+    return fleet.candidates if isinstance(fleet, ChoosingFleet) else ()
+
+
+def _local(runtime: RuntimeSettings, workers: int, observer: Observer) -> Fleet:
+    return LocalFleet(
+        workers,
+        step_deadline_s=runtime.step_deadline_s,
+        max_retries=runtime.max_retries,
+        show_output=runtime.debug,
+        observer=observer,
+    )
+
+
+def _flame(
+    runtime: RuntimeSettings, tasks: int | None, observer: Observer, *, advises: bool = True
+) -> Fleet:
     from rlflame.fleet.flame.fleet import FlameFleet
     from rlflame.fleet.flame.start import Wishes
 
@@ -83,6 +112,7 @@ def _flame(runtime: RuntimeSettings, tasks: int | None, observer: Observer) -> F
         reconnect_s=wanted.reconnect_s,
         max_retries=runtime.max_retries,
         observer=observer,
+        advises=advises,
     )
 
 

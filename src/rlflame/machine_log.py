@@ -38,6 +38,8 @@ class MachineLog:
 
     def note_workers(self) -> None:
         """Once they have worked: before, some may not have come yet."""
+        # Which fleet it is may have been decided on the way.
+        self._entry["fleet"], self._entry["capacity"] = self._fleet.name, self._fleet.capacity
         with contextlib.suppress(RlflameError):  # facts beside the point, at the end of a run
             self._entry["workers"] = _alike(self._fleet)
         self._write()

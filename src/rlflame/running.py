@@ -84,7 +84,7 @@ def train(
             "--init-from FILE, or --set learning.init_policy=none",
         )
     counts = _counts(fleet, counts, show)
-    with opened(fleet, runtime, recipe.learning.rollout.num_slots, counts) as fleet:
+    with _opened(fleet, runtime, recipe.learning.rollout.num_slots, counts) as fleet:
         env_spec = environment(recipe, stop or NeverStop())
         build.check_memory(recipe, env_spec, begun=False)
         start = None
@@ -94,10 +94,7 @@ def train(
         begun = build.beginning(recipe, env_spec, start)
         folder = RunFolder.create(run_path(recipe, runtime))
         try:
-            alone = fleets.found_no_cluster(runtime)
-            described = RunStart(
-                folder.path, begun, fleet.name, fleet.capacity, preset, False, alone
-            )
+            described = _start(folder, begun, runtime, fleet, preset=preset, resumed=False)
             return _run(
                 folder, begun, runtime, fleet, show, stop or NeverStop(), described, counts, start
             )
@@ -164,9 +161,8 @@ def resume(
         check_environment(found)
         slots = found.recipe.learning.rollout.num_slots
         counts = _counts(fleet, counts, show)
-        with opened(fleet, runtime, slots, counts) as fleet:
-            alone = fleets.found_no_cluster(runtime)
-            described = RunStart(path, found, fleet.name, fleet.capacity, "", True, alone)
+        with _opened(fleet, runtime, slots, counts) as fleet:
+            described = _start(folder, found, runtime, fleet, preset="", resumed=True)
             return _run(
                 folder, found, runtime, fleet, show, stop or NeverStop(), described, counts, None
             )
@@ -180,6 +176,27 @@ def run_path(recipe: Recipe, runtime: RuntimeSettings) -> Path:
     learning = recipe.learning
     name = f"{presets.short_name(learning.environment.id)}-{learning.algorithm}-{learning.seed}"
     return Path("runs") / name
+
+
+def _start(
+    folder: RunFolder,
+    begun: Checkpoint,
+    runtime: RuntimeSettings,
+    fleet: Fleet,
+    *,
+    preset: str,
+    resumed: bool,
+) -> RunStart:
+    return RunStart(
+        folder.path,
+        begun,
+        fleet.name,
+        fleet.capacity,
+        preset,
+        resumed,
+        fleets.found_no_cluster(runtime),
+        fleets.candidates(fleet),
+    )
 
 
 def _run(
@@ -249,11 +266,11 @@ def _result(
     )
 
 
-def opened(
-    fleet: Fleet | None, runtime: RuntimeSettings, tasks: int, observer: Observer
+def _opened(
+    fleet: Fleet | None, runtime: RuntimeSettings, slots: int, observer: Observer
 ) -> AbstractContextManager[Fleet]:
     """The fleet that was handed in, left open at the end, or one of this run's own."""
-    return fleets.fleet(runtime, tasks, observer) if fleet is None else nullcontext(fleet)
+    return fleets.for_training(runtime, slots, observer) if fleet is None else nullcontext(fleet)
 
 
 def _counts(fleet: Fleet | None, counts: EventCount | None, show: Show) -> EventCount:

@@ -70,7 +70,8 @@ class RuntimeSettings(Section):
     fleet: Literal["auto", "local", "flame", "inline"] = Field(
         "auto",
         description="Where rollouts run: worker processes here (local), a Flame cluster (flame), "
-        "inside this process (inline); auto is flame where one is configured, else local.",
+        "inside this process (inline); auto is local, and where a Flame is configured training "
+        "times both in its first iterations and goes on with the faster.",
     )
     workers: Positive | None = Field(
         None,

@@ -38,6 +38,8 @@ class RunStart:
     resumed: bool
     #: `--fleet auto` looked for a cluster and found none configured.
     no_cluster: bool = False
+    #: Names and capacities of the fleets that take turns until one of them is chosen.
+    candidates: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,11 @@ Learners = Annotated[
 ]
 Fleet = Annotated[
     str | None,
-    typer.Option(help="Where rollouts run: local, flame, inline, or auto.", metavar="NAME"),
+    typer.Option(
+        help="Where rollouts run: local, flame, inline, or auto; where a Flame is configured, auto "
+        "times training on both sides and takes the faster.",
+        metavar="NAME",
+    ),
 ]
 Local = Annotated[
     bool, typer.Option("--local", help="Stay on this machine, where a Flame cluster is configured.")

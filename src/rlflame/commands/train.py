@@ -139,7 +139,7 @@ def train(
     # Workers load their parts while this process loads its own.
     slots = resolved.learning.rollout.num_slots
     counts = EventCount(show.fleet)
-    with fleets.fleet(resolved.runtime, slots, counts) as opened:
+    with fleets.for_training(resolved.runtime, slots, counts) as opened:
         from rlflame import api
         from rlflame.stop import SignalStop
 

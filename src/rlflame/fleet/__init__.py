@@ -154,6 +154,10 @@ class Fleet(Protocol):
     def capacity(self) -> int:
         """How many tasks can run at one moment."""
 
+    @property
+    def ready(self) -> bool:
+        """Whether tasks need not wait for the fleet to start; true, too, where it never will."""
+
     def put(self, policy: PolicyArrays) -> str:
         """Make a version of the weights known; its name is its content. Release it once."""
 

@@ -43,6 +43,7 @@ class InlineFleet(Closing):
 
     name = "inline"
     capacity = 1
+    ready = True
 
     def __init__(self, observer: Observer = ignore) -> None:
         self._observer = observer

@@ -25,6 +25,7 @@ class LocalFleet(Closing):
     """`capacity` child processes, alive from construction to `close()`."""
 
     name = "local"
+    ready = True
 
     def __init__(
         self,

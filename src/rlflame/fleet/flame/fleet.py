@@ -62,8 +62,11 @@ class FlameFleet(Closing):
         reconnect_s: float = 120.0,
         max_retries: int = 3,
         observer: Observer = ignore,
+        advises: bool = True,
     ) -> None:
+        """`advises`: whether to say where less of it would be lost; not where others see to it."""
         self._observer = observer
+        self._advises = advises
         self._lock = threading.Lock()
         self._placing = threading.Lock()
         self._policies: dict[str, bytes] = {}
@@ -157,6 +160,10 @@ class FlameFleet(Closing):
             self._desk.end(self._failed)
         self._phase("")
 
+    @property
+    def ready(self) -> bool:
+        return self._settled.is_set()
+
     def _session(self) -> Any:
         """The session, once there is one."""
         self._settled.wait()
@@ -226,7 +233,8 @@ class FlameFleet(Closing):
                 self.release(task.policy_id)
             if whole and tasks and tasks[0].purpose == "train":
                 self._overhead.round_over(time.monotonic() - began, len(tasks), self.capacity)
-                self._note_once("overhead", self._overhead.sentence())
+                if self._advises:
+                    self._note_once("overhead", self._overhead.sentence())
 
         self._desk.add(jobs)
         return FlameSubmission(self._desk, jobs, answers, over)
