@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import signal
 import threading
 
@@ -115,6 +116,36 @@ def test_a_real_environment_is_timed_by_its_preset():
     assert (case["environment"], case["episode_ms"], case["iterations"]) == ("CartPole-v1", None, 3)
 
 
+def test_a_replay_is_filled_and_drawn_from():
+    spoken = rlflame(
+        "bench", "replay", "--transitions", "90", "--compare", "inline,local", "--workers", "2",
+        "--set", "rollout.num_slots=3", "--set", "rollout.steps=10", "--repeat", "2", "-o", "it",
+        "--json",
+    )  # fmt: skip
+    assert spoken.code == 0, spoken.err
+    facts = spoken.json()
+    assert [(one["fleet"], one["workers"]) for one in facts["fillings"]] == [
+        ("inline", 1),
+        ("local", 2),
+    ]
+    assert facts["same_bits"]
+    assert facts["iterations"] == 3
+    inline, local = (one["fills"] for one in facts["fillings"])
+    assert {fill["transitions"] for fill in inline + local} == {90}
+    for fill in inline + local:
+        seconds = fill["collect_s"] + fill["add_s"] + fill["sample_s"]
+        assert fill["transitions_per_s"] == pytest.approx(90 / seconds)
+    # What crosses a pipe is what is new: no more in the third iteration than in the first.
+    assert {sum(fill["bytes_in"]) for fill in inline} == {0}
+    for fill in local:
+        assert len(fill["bytes_in"]) == 3
+        assert fill["bytes_in"][2] == pytest.approx(fill["bytes_in"][0], rel=0.2)
+    said = (pathlib.Path("it") / "replay.md").read_text()
+    for theirs in ("223,376", "76,016", "6,960", "0.34 of their local rate", "not stated"):
+        assert theirs in said
+    assert facts["measurements"][1]["unit"] == "transitions/s"
+
+
 def test_without_a_cluster_flame_is_unreachable():
     spoken = rlflame("bench", "scaling", "--compare", "local,flame", "--workers", "1", *QUICK)
     assert spoken.code == 3
@@ -137,6 +168,10 @@ def test_without_a_cluster_flame_is_unreachable():
         (("scaling", "--env", "ant", "--episode-ms", "5"), "exclude each other"),
         (("scaling", "--algo", "ppo"), "are for --env"),
         (("rollouts", "--env", "hoper"), "did you mean"),
+        (("replay", "--env", "cartpole"), "actions that are numbers"),
+        (("replay", "--transitions", "0"), "--transitions"),
+        (("replay", "--env", "ant", "--transitions", "1000000000"), "fewer --transitions"),
+        (("replay", "--set", "rollout.stepps=3"), "stepps"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_words(words, sentence):

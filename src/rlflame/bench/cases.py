@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rlflame import build, env_file, presets, settings
 from rlflame.bench import Case
-from rlflame.bench.published import Comparison
+from rlflame.bench.published import REPLAY, Comparison
 from rlflame.config import Recipe, RunConfig
+from rlflame.errors import ConfigError
 from rlflame.runtime import RuntimeSettings
 
 SLEEPING = str(Path(__file__).with_name("shipped") / "sleeping.py")
@@ -70,6 +71,33 @@ def real(
     if episodes is not None:
         config = settings.with_episodes(config, episodes)
     case = _case(f"{environment} {name}", config, iterations or _ITERATIONS, None)
+    return case, config.runtime
+
+
+def replay(
+    environment: str, transitions: int, *, sets: Sequence[str] = ()
+) -> tuple[Case, RuntimeSettings]:
+    """Random actions into a replay that holds all of them, cut as the published example has it."""
+    config, name = presets.resolve(
+        environment=environment,
+        algorithm="sac",
+        sets=[
+            f"rollout.num_slots={REPLAY.collections}",
+            "rollout.envs_per_slot=1",
+            f"rollout.steps={REPLAY.steps}",
+            f"sac.batch_size={REPLAY.batch}",
+            f"sac.buffer_size={transitions}",
+            *sets,
+        ],
+        continuous=build.acts_continuously,
+    )
+    rollout = config.learning.rollout
+    each = rollout.columns * rollout.steps
+    case = _case(f"{environment} {name}", config, max(1, -(-transitions // each)), None)
+    try:
+        build.check_memory(case.recipe, case.env, begun=False)
+    except ConfigError as error:
+        raise ConfigError(error.message, "fewer --transitions") from error
     return case, config.runtime
 
 

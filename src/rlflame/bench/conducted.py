@@ -13,6 +13,8 @@ from typing import Any
 
 from rlflame.bench import Case, listed, worded
 from rlflame.bench.files import Folder
+from rlflame.bench.filled import Filled
+from rlflame.bench.filling import Filling, fill_in_turn
 from rlflame.bench.limits import WAYS, Bare
 from rlflame.bench.published import Comparison
 from rlflame.bench.rates import Rates
@@ -107,6 +109,43 @@ def collect(
             here.check(bool(measured))
 
 
+def fill(
+    case: Case,
+    runtime: RuntimeSettings,
+    kinds: Sequence[str],
+    counts: Sequence[int],
+    repeat: int,
+    out: Path | None,
+    *,
+    as_json: bool = False,
+    debug: bool = False,
+) -> None:
+    folder = Folder(out, "replay") if out is not None else None
+    found = look()
+    fillings: list[Filling] = []
+
+    def with_count(here: Session, count: int) -> bool:
+        with ExitStack() as stack:
+            # This process is one worker, whatever it is asked for.
+            mine = [kind for kind in kinds if kind != "inline" or count == min(counts)]
+            opened = {kind: stack.enter_context(here.open(kind, count)) for kind in mine}
+            return fill_in_turn(case, opened, count, repeat, here.stop, fillings, here.tell)
+
+    complete = False
+    with session(runtime, debug) as here:
+        try:
+            complete = all(with_count(here, count) for count in counts)
+        finally:
+            here.tell("")
+            measured = [filling for filling in fillings if filling.fills]
+            if measured:
+                result = Filled(case, measured, found, complete)
+                files = folder.write(result.facts(), result.document()) if folder else []
+                _tell(result.facts(), result.document(), files, as_json=as_json)
+        if not complete:
+            here.check(bool(measured))
+
+
 def _rate(
     here: Session,
     case: Case,
@@ -120,8 +159,7 @@ def _rate(
     here.tell(f"{rate.fleet} with {rate.workers}: starting")
     with ExitStack() as stack:
         fleet = stack.enter_context(here.open(rate.fleet, rate.workers))
-        collecting = Collecting(case, fleet, here.stop)
-        stack.callback(collecting.close)
+        collecting = stack.enter_context(Collecting(case, fleet, here.stop))
         try:
             collecting.warm()
         except StopNow:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from rlflame import build, learners
 from rlflame.bench import Case
 from rlflame.bench.script import Script
 from rlflame.bench.timing import Clock
-from rlflame.fleet import Fleet
+from rlflame.fleet import Closing, Fleet
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import EnvState, Fragment, RolloutTask
 from rlflame.trainer import Progress, Stop, StopNow, first_states, tasks_of
@@ -47,21 +48,51 @@ class Rate:
         return [ours / most for ours, most in zip(self.steps_per_s, self.limits[way], strict=False)]
 
 
-class Collecting:
-    """Rounds of rollouts on an open fleet, one after the other, from the first episode on."""
+class Rounds(Closing):
+    """Iterations of rollouts on an open fleet, from the first episode on, with nothing learned."""
 
-    def __init__(self, case: Case, fleet: Fleet, stop: Stop, clock: Clock = time.perf_counter):
-        self._fleet, self._stop, self._clock = fleet, stop, clock
+    def __init__(
+        self, case: Case, fleet: Fleet, stop: Stop, acting: Literal["sample", "uniform"]
+    ) -> None:
+        self._fleet, self._stop = fleet, stop
         plan = build.plan(case.recipe, case.env, "bench")
-        learner = learners.algorithm(case.recipe.learning, plan.policy)
-        arrays = learner.policy()
-        self._policy_id = fleet.put(arrays)
+        self.policy = learners.algorithm(case.recipe.learning, plan.policy).policy()
+        self.spec = plan.policy
+        self._policy_id = fleet.put(self.policy)
         self._tasks: list[RolloutTask] = [
-            # The policy acts, also where training would begin with random actions.
-            replace(task, policy_id=self._policy_id, acting="sample")
+            replace(task, policy_id=self._policy_id, acting=acting)
             for task in tasks_of(plan, Progress(), first_states(plan))
         ]
-        self.script = Script(case.env, Policy(plan.policy, arrays).to_environment)
+
+    def next(self) -> list[Fragment]:
+        """By slot; StopNow where somebody asks to stop meanwhile."""
+        with self._stop.interruptible():
+            submission = self._fleet.submit(self._tasks)
+            try:
+                fragments = sorted(submission, key=lambda fragment: fragment.slot)
+            finally:
+                submission.cancel()
+        self._tasks = [
+            replace(task, iteration=task.iteration + 1, states=_next(task, fragment))
+            for task, fragment in zip(self._tasks, fragments, strict=True)
+        ]
+        return fragments
+
+    def close(self) -> None:
+        self._fleet.release(self._policy_id)
+
+
+class Collecting(Closing):
+    """Rounds that are timed and remembered."""
+
+    def __init__(
+        self, case: Case, fleet: Fleet, stop: Stop, clock: Clock = time.perf_counter
+    ) -> None:
+        self._clock = clock
+        # The policy acts, also where training would begin with random actions.
+        self._rounds = Rounds(case, fleet, stop, "sample")
+        given = Policy(self._rounds.spec, self._rounds.policy).to_environment
+        self.script = Script(case.env, given)
 
     def warm(self) -> None:
         for _ in range(_WARM_ROUNDS):
@@ -79,20 +110,11 @@ class Collecting:
         into.steps += steps
 
     def close(self) -> None:
-        self._fleet.release(self._policy_id)
+        self._rounds.close()
 
     def _round(self) -> list[Fragment]:
-        with self._stop.interruptible():
-            submission = self._fleet.submit(self._tasks)
-            try:
-                fragments = sorted(submission, key=lambda fragment: fragment.slot)
-            finally:
-                submission.cancel()
+        fragments = self._rounds.next()
         self.script.add(fragments)
-        self._tasks = [
-            replace(task, iteration=task.iteration + 1, states=_next(task, fragment))
-            for task, fragment in zip(self._tasks, fragments, strict=True)
-        ]
         return fragments
 
 

@@ -64,7 +64,7 @@ def bench(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure rollouts and scaling on this machine and on Flame, warm-up apart.
+    """Measure rollouts, scaling and the replay on this machine and on Flame, warm-up apart.
 
     What was measured is kept when it is interrupted.
     """
@@ -82,7 +82,7 @@ def bench(
     if (recipe is None) == (diff is None):
         raise ConfigError(
             "bench needs one thing to do.",
-            "rlflame bench rollouts, rlflame bench scaling, --recipe NAME or --diff OLD NEW",
+            "rlflame bench rollouts, scaling or replay, --recipe NAME or --diff OLD NEW",
         )
     settings.limit_threads(1)
     if diff is not None:
@@ -208,6 +208,38 @@ def rollouts(
     )  # fmt: skip
 
 
+def replay(
+    transitions: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Taken into the replay.")
+    ] = 500_000,
+    env: Annotated[
+        str,
+        typer.Option(metavar="ENV", help="One whose actions are numbers."),
+    ] = "Pendulum-v1",
+    workers: Counts = None,
+    compare: Compare = None,
+    repeat: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Repetitions of each, in turn.")
+    ] = 3,
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Transitions a second into a replay and out of it, random actions, nothing learned.
+
+    Cut as the published example of Flame's has it, whose figures stand beside.
+    """
+    from rlflame import settings
+
+    settings.limit_threads(1)
+    from rlflame.bench import cases, conducted
+
+    kinds, counts = _kinds(compare), _counts(workers, [_cores()])
+    case, runtime = cases.replay(env, transitions, sets=sets or ())
+    conducted.fill(case, runtime, kinds, counts, repeat, out, as_json=as_json, debug=debug)
+
+
 def _cores() -> int:
     from rlflame.rollout import blas
 
@@ -271,3 +303,4 @@ group = typer.Typer(invoke_without_command=True, no_args_is_help=True, rich_mark
 group.callback()(spoken(bench))
 group.command("rollouts")(spoken(rollouts))
 group.command("scaling")(spoken(scaling))
+group.command("replay")(spoken(replay))

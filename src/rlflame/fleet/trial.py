@@ -73,8 +73,8 @@ class Trial:
         (self._rates if alone else self._shared)[side].append(steps_per_s)
 
     def verdict(self) -> Verdict | None:
-        """None where a side has not been seen at all."""
-        rates = {side: self._rates[side] or self._shared[side] for side in SIDES}
+        """None where the sides have not been seen under one condition."""
+        rates = self._rates if all(self._rates.values()) else self._shared
         if not all(rates.values()):
             return None
         found = {side: median(rates[side]) for side in SIDES}

@@ -1,0 +1,167 @@
+"""A replay benchmark as data and in words. Must not know: how it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from rlflame import __version__
+from rlflame.bench import Case, Surroundings
+from rlflame.bench.filling import Filling
+from rlflame.bench.published import REPLAY
+from rlflame.bench.worded import NOTHING, spread, surroundings
+from rlflame.estimates import Interval, compare_medians, median_interval
+from rlflame.report import Block, Document, Section, Table
+
+
+@dataclass(frozen=True)
+class Filled:
+    """All that a replay benchmark has seen."""
+
+    case: Case
+    fillings: Sequence[Filling]
+    surroundings: Surroundings
+    complete: bool
+
+    @property
+    def same_bits(self) -> bool:
+        return len({fill.content for filling in self.fillings for fill in filling.fills}) == 1
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "benchmark": "replay",
+            "rlflame": __version__,
+            "complete": self.complete,
+            **self.surroundings.as_dict(),
+            "environment": self.case.env.id,
+            "case": self.case.name,
+            "iterations": self.case.iterations,
+            "same_bits": self.same_bits,
+            "fillings": [
+                {
+                    "fleet": filling.fleet,
+                    "workers": filling.workers,
+                    "fills": [
+                        {
+                            **asdict(fill),
+                            "transitions_per_s": fill.per_s,
+                            "added_per_s": fill.added_per_s,
+                        }
+                        for fill in filling.fills
+                    ],
+                }
+                for filling in self.fillings
+            ],
+            "published": asdict(REPLAY),
+            "measurements": [
+                {
+                    "name": f"{self.case.name}, {filling.fleet} with {filling.workers}",
+                    "unit": "transitions/s",
+                    "better": "higher",
+                    "values": [fill.per_s for fill in filling.fills],
+                }
+                for filling in self.fillings
+            ],
+        }
+
+    def document(self) -> Document:
+        return Document(
+            f"Benchmark: a replay of {self.case.env.id}",
+            (
+                Section("Rate", tuple(self._rates())),
+                Section("Beside what was published", tuple(self._published())),
+                Section("Measured on", tuple(surroundings(self.surroundings, self.complete))),
+            ),
+        )
+
+    def _rates(self) -> list[Block]:
+        rollout = self.case.recipe.learning.rollout
+        head = ("fleet", "workers", "times", "transitions/s", "collecting", "adding alone, /s",
+                "sampling alone, /s", "bytes a transition")  # fmt: skip
+        body = []
+        for filling in self.fillings:
+            fills = filling.fills
+            rates = np.array([fill.per_s for fill in fills], np.float64)
+            crossed = median(sum(fill.bytes_in) / fill.transitions for fill in fills)
+            body.append((
+                filling.fleet,
+                str(filling.workers),
+                str(len(fills)),
+                spread(median_interval(rates), len(fills), 0),
+                f"{median(fill.collect_s / fill.seconds for fill in fills):.1%}",
+                f"{median(fill.added_per_s for fill in fills):,.0f}",
+                f"{median(fill.drawn_per_s for fill in fills):,.0f}",
+                f"{crossed:,.1f}" if crossed else NOTHING,
+            ))  # fmt: skip
+        return [
+            f"{self.fillings[0].fills[0].transitions:,} transitions of random actions: "
+            f"{self.case.iterations} iterations of {rollout.num_slots} fragments of "
+            f"{rollout.steps} steps, from the fleet into the replay, and a batch of "
+            f"{self._batch} out of it after each. Start-up is in no figure.",
+            Table(head, tuple(body), 2),
+            "Every replay held the same in the end, to the last bit."
+            if self.same_bits
+            else "The replays did not hold the same: their machines differ, and so do they.",
+            *self._flat(),
+        ]
+
+    @property
+    def _batch(self) -> int:
+        settings = self.case.recipe.learning.sac
+        assert settings is not None
+        return settings.batch_size
+
+    def _flat(self) -> list[str]:
+        """Whether what crosses the wire grows with what is stored."""
+        said = []
+        for filling in self.fillings:
+            came = filling.fills[-1].bytes_in
+            if len(came) > 1 and came[-1]:
+                said.append(
+                    f"From {filling.fleet} came {came[0]:,} bytes in the first iteration and "
+                    f"{came[-1]:,} in the last: what is new crosses, once, however much is stored."
+                )
+        return said
+
+    def _published(self) -> list[Block]:
+        theirs, machine = REPLAY, self.surroundings.machine
+        where = f"{machine['processor']}, {machine['usable_cores']} cores"
+        body = [
+            (theirs.source, mode, theirs.environment, theirs.hardware, f"{rate:,.0f}")
+            for mode, rate in theirs.rates.items()
+        ]
+        body += [
+            ("rlflame", f"{filling.fleet}, {filling.workers} workers", self.case.env.id, where,
+             f"{median(fill.per_s for fill in filling.fills):,.0f}")
+            for filling in self.fillings
+        ]  # fmt: skip
+        return [
+            "Another environment (ours learns from replays where actions are numbers) on other "
+            "hardware: rates across it compare nothing, the relation of one side's own rows does.",
+            Table(("source", "run", "environment", "hardware", "transitions/s"), tuple(body), 3),
+            f"Their Flame with incremental reads has {theirs.share:.2f} of their local rate.",
+            *self._relations(),
+        ]
+
+    def _relations(self) -> list[str]:
+        """Of ours, with as many workers."""
+        here = {f.workers: f for f in self.fillings if f.fleet == "local"}
+        said = []
+        for filling in self.fillings:
+            other = here.get(filling.workers)
+            if filling.fleet != "flame" or other is None:
+                continue
+            change = compare_medians(
+                # Of seconds, as everywhere: how much more a second goes through on Flame.
+                np.array([fill.seconds for fill in other.fills], np.float64),
+                np.array([fill.seconds for fill in filling.fills], np.float64),
+            )
+            share = Interval(
+                *(1.0 + value / 100.0 for value in (change.value, change.low, change.high))
+            )
+            said.append(f"Ours, with {filling.workers}: {spread(share, len(filling.fills), 2)}.")
+        return said

@@ -1,0 +1,121 @@
+"""How fast transitions come into a replay from a fleet, and out of it again in samples.
+
+Only what is new crosses the wire: the replay is where learning is. Nothing is learned, so that no
+learner hides what moving transitions costs. Must not know: how anything is shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlflame import learners
+from rlflame.bench import Case
+from rlflame.bench.rollouts import Rounds
+from rlflame.bench.timing import Clock, Stopwatch
+from rlflame.fleet import Fleet, TrafficCount
+from rlflame.learner import segment_digest
+from rlflame.trainer import Stop, StopNow
+
+#: Batches drawn from the full replay, for what sampling alone takes.
+_DRAWS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """One replay, filled; a batch is drawn after each iteration, as learning would."""
+
+    transitions: int
+    collect_s: float
+    add_s: float
+    sample_s: float
+    #: Of the fleet's answers, by iteration.
+    bytes_in: tuple[int, ...]
+    #: Transitions a second, of batches drawn one after the other at the end.
+    drawn_per_s: float
+    #: Names all that is in the replay by its content.
+    content: str
+
+    @property
+    def seconds(self) -> float:
+        return self.collect_s + self.add_s + self.sample_s
+
+    @property
+    def per_s(self) -> float:
+        return self.transitions / self.seconds
+
+    @property
+    def added_per_s(self) -> float:
+        return self.transitions / self.add_s
+
+
+@dataclass(slots=True)
+class Filling:
+    """A fleet with a number of workers."""
+
+    fleet: str
+    workers: int
+    fills: list[Fill] = field(default_factory=list)
+
+
+def fill(case: Case, fleet: Fleet, stop: Stop, clock: Clock = time.perf_counter) -> Fill | None:
+    """All iterations of the case; None where somebody asked to stop."""
+    # As wide as a learner's experience; this one is of a case that draws from it.
+    replay: Any = learners.experience(case.recipe.learning, case.env)
+    watch, traffic, came = Stopwatch(clock), TrafficCount(fleet), []
+    with Rounds(case, fleet, stop, "uniform") as rounds:
+        for iteration in range(case.iterations):
+            try:
+                with watch.phase("collect"):
+                    fragments = rounds.next()
+            except StopNow:
+                return None
+            came.append(traffic.take()["bytes_in"])
+            with watch.phase("add"):
+                replay.add(fragments, rounds.policy)
+            with watch.phase("sample"):
+                replay.draw(iteration)
+    drawn = 0
+    with watch.phase("draw"):
+        for number in range(_DRAWS):
+            drawn += len(replay.draw(number).rewards)
+    return Fill(
+        replay.total_added,
+        watch.spent_s["collect"],
+        watch.spent_s["add"],
+        watch.spent_s["sample"],
+        tuple(came),
+        drawn / watch.spent_s["draw"],
+        segment_digest(replay.state()),
+    )
+
+
+def fill_in_turn(
+    case: Case,
+    fleets: Mapping[str, Fleet],
+    workers: int,
+    repeat: int,
+    stop: Stop,
+    into: list[Filling],
+    tell: Callable[[str], None],
+) -> bool:
+    """Repetition by repetition, each fleet in turn; False where somebody asked to stop."""
+    for kind, fleet in fleets.items():
+        tell(f"{kind} with {workers}: starting")
+        try:
+            with Rounds(case, fleet, stop, "uniform") as rounds:
+                rounds.next()
+        except StopNow:
+            return False
+        into.append(Filling(kind, 1 if kind == "inline" else workers))
+    mine = into[-len(fleets) :]
+    for number in range(repeat):
+        for filling in mine:
+            tell(f"{filling.fleet} with {filling.workers}: {number + 1} of {repeat}")
+            found = fill(case, fleets[filling.fleet], stop)
+            if found is None:
+                return False
+            filling.fills.append(found)
+    return True
