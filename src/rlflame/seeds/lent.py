@@ -10,11 +10,10 @@ import itertools
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 
 from rlflame import errors
 from rlflame.errors import FleetError, RlflameError
-from rlflame.fleet import FleetReport, Traffic, checked, policy_id
+from rlflame.fleet import Closing, FleetReport, Traffic, checked, policy_id
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
 from rlflame.seeds.line import Line, Message
 
@@ -26,8 +25,11 @@ _KINDS: dict[str, type[RlflameError]] = {
 Answers = queue.SimpleQueue[Message]
 
 
-class LentFleet:
+class LentFleet(Closing):
     """Weights and tasks go out, fragments come back; nothing runs here."""
+
+    #: Whoever lends it waits for it.
+    ready = True
 
     def __init__(self, line: Line, name: str, capacity: int) -> None:
         self.name = name
@@ -94,17 +96,6 @@ class LentFleet:
             waiting = list(self._waiting)
         for number in waiting:
             self.cancel(number)
-
-    def __enter__(self) -> LentFleet:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _LentSubmission:
