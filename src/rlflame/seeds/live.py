@@ -16,7 +16,7 @@ from rich.text import Text
 from rlflame import __version__
 from rlflame.display import say_aside
 from rlflame.facts import duration
-from rlflame.live import pairs
+from rlflame.live import Pairs
 from rlflame.seeds.board import Row, SeedsBoard
 from rlflame.seeds.conduct import JobResult, JobStart
 from rlflame.seeds.crew import Outcome
@@ -49,7 +49,7 @@ class LiveSeeds:
     def begin(self, start: JobStart, board: SeedsBoard) -> Iterator[None]:
         self._board = board
         self._console.print(Text(f"rlflame {__version__}", style="bold"))
-        self._console.print(pairs(banner(start, board)))
+        self._console.print(Pairs(banner(start, board)))
         live = Live(
             get_renderable=self.view,
             console=self._console,
@@ -77,7 +77,7 @@ class LiveSeeds:
         self._console.print(Text(ending(result), style="bold"))
         for line in seeds_table(result.summary):
             self._console.print(Text(line))
-        self._console.print(pairs(closing(result, self._board)))
+        self._console.print(Pairs(closing(result, self._board)))
 
     def view(self) -> RenderableType:
         """The job now."""
