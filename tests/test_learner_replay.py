@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replays import World, buffer_for, copied, small_segments
 
 from rlflame.errors import LearningError
-from rlflame.learner import Segment, segment_digest
+from rlflame.learner import Segment, digest_of
 from rlflame.learner.replay import ReplayShape, renewed
 
 quick = settings(max_examples=60, deadline=None)
@@ -177,7 +177,7 @@ def saved(buffer):
     kept = []
     for segment in buffer.segments():
         arrays = {name: array.copy() for name, array in segment.arrays().items()}
-        assert segment_digest(arrays) == segment.digest
+        assert digest_of(arrays) == segment.digest
         kept.append(Segment(segment.number, segment.digest, lambda arrays=arrays: arrays))
     return {name: array.copy() for name, array in buffer.state().items()}, tuple(kept)
 
@@ -256,7 +256,7 @@ def test_a_segments_digest_is_of_names_types_and_shapes_too():
         {"a": content + 1, "b": content},
         {"a": content},
     ]
-    digests = {segment_digest(arrays) for arrays in (held, dict(reversed(held.items())), *others)}
+    digests = {digest_of(arrays) for arrays in (held, dict(reversed(held.items())), *others)}
     assert len(digests) == 1 + len(others)
 
 
