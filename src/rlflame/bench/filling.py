@@ -16,7 +16,7 @@ from rlflame.bench import Case
 from rlflame.bench.rollouts import Rounds
 from rlflame.bench.timing import Clock, Stopwatch
 from rlflame.fleet import Fleet, TrafficCount
-from rlflame.learner import segment_digest
+from rlflame.learner import digest_of
 from rlflame.trainer import Stop, StopNow
 
 #: Batches drawn from the full replay, for what sampling alone takes.
@@ -88,7 +88,7 @@ def fill(case: Case, fleet: Fleet, stop: Stop, clock: Clock = time.perf_counter)
         watch.spent_s["sample"],
         tuple(came),
         drawn / watch.spent_s["draw"],
-        segment_digest(replay.state()),
+        digest_of(replay.state()),
     )
 
 
