@@ -20,7 +20,7 @@ from gymnasium.envs.mujoco.hopper_v5 import HopperEnv
 from test_same_bits import Diary, run, saved, scenario
 
 from rlflame.fleet.inline import InlineFleet
-from rlflame.rollout import mujoco, wire
+from rlflame.rollout import mujoco, v5_known, wire
 from rlflame.rollout.lockstep import describe
 from rlflame.rollout.rows import GymnasiumRows, open_rows, stepped_by
 from rlflame.rollout.seeding import Role, reset_seed
@@ -168,12 +168,13 @@ def test_health_is_what_gymnasium_calls_healthy_wherever_the_body_may_be(name: s
     env = describe(name, {"healthy_z_range": (-0.5, 0.5), **wide, **angle}, None)
     rows, generator = open_rows(env, 400), np.random.default_rng(3)
     world: Any = gymnasium.make(name, **env.kwargs).unwrapped
-    state = rows._task._state  # type: ignore[attr-defined]
-    state[...] = generator.uniform(-0.2, 0.2, state.shape)
-    for line in state:
-        line[generator.integers(len(line))] = generator.choice([-1.5, -0.5, 0.5, 1.05, 1.5, np.nan])
+    bodies = rows._bodies  # type: ignore[attr-defined]
+    shape = (400, world.model.nq + world.model.nv)
+    state = generator.uniform(-0.2, 0.2, shape)
     expected = []
-    for line in state:
+    for row, line in enumerate(state):
+        line[generator.integers(len(line))] = generator.choice([-1.5, -0.5, 0.5, 1.05, 1.5, np.nan])
+        bodies.reset(row, *np.split(line, [world.model.nq]))
         world.data.qpos[:], world.data.qvel[:] = np.split(line, [world.model.nq])
         expected.append(bool(world.is_healthy))
     earned = np.zeros(400)
@@ -240,15 +241,15 @@ def test_what_is_not_known_is_left_to_gymnasium(id: str, kwargs: Any, reason: st
     ],
 )
 def test_another_gymnasium_steps_itself(module: str, monkeypatch: Any, tmp_path: Any) -> None:
-    file, changed = mujoco._file, tmp_path / "changed.py"
+    file, changed = v5_known._file, tmp_path / "changed.py"
     changed.write_bytes(Path(file(module)).read_bytes() + b"\n")
     hopper = describe("Hopper-v5", {}, None)
     assert stepped_by(hopper) == "stepped by rlflame's own MuJoCo loop"
-    mujoco._is_compared.cache_clear()
+    v5_known._is_compared.cache_clear()
     with monkeypatch.context() as patched:
-        patched.setattr(mujoco, "_file", lambda m: str(changed) if m == module else file(m))
+        patched.setattr(v5_known, "_file", lambda m: str(changed) if m == module else file(m))
         assert "not the version it was compared with" in stepped_by(hopper)
-        mujoco._is_compared.cache_clear()
+        v5_known._is_compared.cache_clear()
 
 
 def test_a_class_that_was_changed_while_running_is_left_to_gymnasium(monkeypatch: Any) -> None:
@@ -257,6 +258,28 @@ def test_a_class_that_was_changed_while_running_is_left_to_gymnasium(monkeypatch
 
     monkeypatch.setattr(HopperEnv, "control_cost", control_cost)
     assert "HopperEnv.control_cost was changed" in stepped_by(describe("Hopper-v5", {}, None))
+
+
+@pytest.mark.parametrize("name", ["Hopper-v5", "HalfCheetah-v5", "InvertedDoublePendulum-v5"])
+def test_an_older_mujoco_steps_bodies_one_by_one_to_the_same_bits(
+    name: str, monkeypatch: Any
+) -> None:
+    """One without `mujoco.batch`; either goes on from the other's states."""
+    env = describe(name, {}, 60)
+    task = rollouts.task(env, rows=5, first_row=2, steps=30)
+    together = RolloutWorker()
+    expected = rollouts.run(task, together)
+    assert isinstance(expected, Fragment)
+    with monkeypatch.context() as older:
+        older.setitem(sys.modules, "mujoco.batch", None)
+        follow(describe(name, {}, 9), 40)
+        apart = RolloutWorker()
+        assert wire.encode(rollouts.run(task, apart)) == wire.encode(expected)
+        following = rollouts.following(task, expected)
+        ended = wire.encode(rollouts.run(following, apart))
+        assert wire.encode(rollouts.run(following, RolloutWorker())) == ended
+    for worker in (together, RolloutWorker()):
+        assert wire.encode(rollouts.run(following, worker)) == ended
 
 
 def by_gymnasium() -> RolloutWorker:

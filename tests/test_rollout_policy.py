@@ -251,7 +251,7 @@ def test_the_normaliser_subtracts_scales_and_clips() -> None:
     out = np.zeros((2, 2), np.float32)
     x = np.array([[1.0, 100.0], [3.0, -100.0]], np.float32)
     result = normalise(
-        x, np.array([2.0, 0.0], np.float32), np.array([0.5, 1.0], np.float32), 5.0, out
+        x, np.array([2.0, 0.0], np.float32), np.array([0.5, 1.0], np.float32), -5.0, 5.0, out
     )
     assert result.tolist() == [[-0.5, 5.0], [0.5, -5.0]]
     assert x.tolist() == [[1.0, 100.0], [3.0, -100.0]]

@@ -6,8 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+from gymnasium.utils import seeding
 
-from rlflame.rollout.seeding import Role, reset_seed, stream
+from rlflame.rollout.seeding import Role, reset_seed, reset_stream, stream
 
 
 def test_a_stream_is_the_descendant_that_numpy_spawns_for_its_key() -> None:
@@ -64,3 +65,20 @@ def test_reset_seeds_fit_what_gymnasium_takes() -> None:
     assert all(isinstance(seed, int) and 0 <= seed < 2**32 for seed in seeds)
     assert len(set(seeds)) == 500
     assert max(seeds) > 2**31
+
+
+@pytest.mark.parametrize("seed", [0, 17, 2**32 - 1, 2**32, 2**64 + 5, 2**200])
+@pytest.mark.parametrize("key", [(), (0,), (3, 0, 5), (2**32 - 1, 1), (1, 2**32, 4), (1, 2, 3, 4)])
+def test_numbers_of_any_size_lead_where_numpys_own_spawning_leads(
+    seed: int, key: tuple[int, ...]
+) -> None:
+    expected = np.random.SeedSequence(seed, spawn_key=(int(Role.LEARN), *key)).generate_state(8)
+    drawn = stream(seed, Role.LEARN, *key).bit_generator.seed_seq
+    assert drawn.generate_state(8).tolist() == expected.tolist()
+    assert reset_seed(seed, Role.LEARN, *key) == expected[0]
+
+
+@pytest.mark.parametrize("seed", [0, 5, 2**32 - 1, 2**70])
+def test_a_reset_draws_what_gymnasium_draws(seed: int) -> None:
+    theirs, _ = seeding.np_random(seed)
+    assert reset_stream(seed).random(5).tolist() == theirs.random(5).tolist()

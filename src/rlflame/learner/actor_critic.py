@@ -102,7 +102,8 @@ def normalised(batch: Batch, network: Network) -> Batch:
     scale = batch.behaviour["normaliser.scale"]
 
     def seen(raw: Float32) -> Float32:
-        return normalise(raw, mean, scale, network.observation_clip, np.empty_like(raw))
+        clip = network.observation_clip
+        return normalise(raw, mean, scale, -clip, clip, np.empty_like(raw))
 
     return dataclasses.replace(
         batch,

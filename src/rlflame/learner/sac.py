@@ -160,7 +160,8 @@ class Sac:
             if not network.normalise:
                 return raw
             mean, scale = moments["normaliser.mean"], moments["normaliser.scale"]
-            return normalise(raw, mean, scale, network.observation_clip, np.empty_like(raw))
+            clip = network.observation_clip
+            return normalise(raw, mean, scale, -clip, clip, np.empty_like(raw))
 
         return Minibatch(
             observations=seen(drawn.observations),

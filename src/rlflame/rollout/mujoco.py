@@ -1,138 +1,42 @@
-"""Gymnasium's v5 MuJoCo environments straight on one MjModel and an MjData for each row.
+"""Gymnasium's v5 MuJoCo environments straight on MuJoCo, the rows of a slot together.
 
-What Gymnasium does between two calls of MuJoCo is done for all rows at once (`v5_*.py`);
-resets are Gymnasium's own, on our data. The bits are Gymnasium's: whatever is not exactly what was
-compared with it, down to the text of its source files, is refused. Must not know: policies, tasks,
-how states travel.
+What Gymnasium does between two calls of MuJoCo is done for all rows at once (`v5_*.py`, on
+`bodies.py`), and its resets are repeated draw by draw. The bits are Gymnasium's: whatever is not
+exactly what was compared with it is refused (`v5_known.py`). Must not know: policies, tasks, how
+states travel.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
-import mujoco
 import numpy as np
 from gymnasium.wrappers import TimeLimit
 
-from .lockstep import KNOWN_WRAPPERS, make, misbehaved, said, sealed
+from .bodies import make_bodies
+from .lockstep import make, misbehaved, said, sealed
 from .rows import Standing
+from .seeding import reset_stream
 from .spec import Array, EnvironmentFault, EnvSpec, EnvState, Float32, Float64
-from .v5_fixed import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
-from .v5_parts import Gathering, Task
-from .v5_runners import Ant, HalfCheetah, Hopper, Humanoid, Swimmer, Walker2d
+from .v5_known import task_of
+from .v5_parts import Task
 
-_ROOM = "gymnasium.envs.mujoco."
-#: By module and class of Gymnasium's.
-_TASKS: dict[str, type[Task]] = {
-    "ant_v5.AntEnv": Ant,
-    "half_cheetah_v5.HalfCheetahEnv": HalfCheetah,
-    "hopper_v5.HopperEnv": Hopper,
-    "humanoid_v5.HumanoidEnv": Humanoid,
-    "inverted_double_pendulum_v5.InvertedDoublePendulumEnv": InvertedDoublePendulum,
-    "inverted_pendulum_v5.InvertedPendulumEnv": InvertedPendulum,
-    "pusher_v5.PusherEnv": Pusher,
-    "reacher_v5.ReacherEnv": Reacher,
-    "swimmer_v5.SwimmerEnv": Swimmer,
-    "walker2d_v5.Walker2dEnv": Walker2d,
-}
-#: Beginnings of the SHA-256 of the files that were compared: those of Gymnasium 1.4.0.
-_SOURCES: Mapping[str, str] = {
-    "gymnasium.wrappers.common": "ef31d8b3c302ba12",
-    f"{_ROOM}mujoco_env": "77e8205c380d8e0d",
-    f"{_ROOM}ant_v5": "03be9596a1fbc171",
-    f"{_ROOM}half_cheetah_v5": "c6520e364985f471",
-    f"{_ROOM}hopper_v5": "daa2951970f5f558",
-    f"{_ROOM}humanoid_v5": "53792f8fd48efbee",
-    f"{_ROOM}inverted_double_pendulum_v5": "a4ce6cadb4daf557",
-    f"{_ROOM}inverted_pendulum_v5": "860e8436475689a4",
-    f"{_ROOM}pusher_v5": "e51893fd93ab0e72",
-    f"{_ROOM}reacher_v5": "be2f75d48b6b19e6",
-    f"{_ROOM}swimmer_v5": "5bdb513ea955bc2e",
-    f"{_ROOM}walker2d_v5": "10219f0e6b5208d6",
-}
-_INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
 _NO_LIMIT = sys.maxsize
-#: Up to here an integer and its float are the same number.
-_EXACT_INTEGER = 2**53
 _NO_PHYSICS: Float64 = np.zeros(0, np.float64)
 
 
 def open_rows(spec: EnvSpec, count: int) -> MujocoRows | str:
     """Rows of this environment, or why it is left to Gymnasium; raises what making it raises."""
     env = make(spec)
-    world: Any = env.unwrapped
-    kind = type(world)
-    name = f"{kind.__module__.removeprefix(_ROOM)}.{kind.__qualname__}"
-    task = _TASKS.get(name) if kind.__module__.startswith(_ROOM) else None
-    reason = "its rewards are not written here" if task is None else _refusal(env, task)
-    if task is None or reason is not None:
-        env.close()
-        return str(reason)
-    return MujocoRows(spec, count, env, task)
-
-
-def _refusal(env: gymnasium.Env[Any, Any], task: type[Task]) -> str | None:
-    """Why the bits might not be Gymnasium's."""
-    world: Any = env.unwrapped
-    layer: Any = env
-    while layer is not world:
-        if type(layer) not in KNOWN_WRAPPERS:
-            return f"it is wrapped in {type(layer).__name__}"
-        layer = layer.env
-    for module in ("gymnasium.wrappers.common", f"{_ROOM}mujoco_env", type(world).__module__):
-        if not _is_compared(module):
-            return f"Gymnasium {gymnasium.__version__} is not the version it was compared with"
-    for kind in type(world).__mro__[:2]:
-        for name, part in vars(kind).items():
-            code = getattr(getattr(part, "fget", part), "__code__", None)
-            if code is not None and code.co_filename != _file(kind.__module__):
-                return f"{kind.__name__}.{name} was changed"
-    if Path(world.fullpath) != Path(_file(f"{_ROOM}mujoco_env")).parent / "assets" / task.model:
-        return "it has a model file of its own"
-    if world.render_mode is not None:
-        return "it is drawn"
-    if type(world.frame_skip) is not int or world.frame_skip < 1:
-        return f"frame_skip is {world.frame_skip!r}"
-    for names, fits in (
-        (task.numbers, _is_number),
-        (task.ranges, _is_range),
-        (task.flags, lambda value: type(value) is bool),
-    ):
-        for name in names:
-            if not fits(getattr(world, name)):
-                return f"{name.lstrip('_')} is {getattr(world, name)!r}"
-    return None
-
-
-@cache
-def _is_compared(module: str) -> bool:
-    """Whether a module of Gymnasium's is word for word the one that was compared with."""
     try:
-        text = Path(_file(module)).read_bytes()
-    except OSError:
-        return False
-    return hashlib.sha256(text).hexdigest().startswith(_SOURCES[module])
-
-
-def _file(module: str) -> str:
-    return str(sys.modules[module].__file__)
-
-
-def _is_number(value: Any) -> bool:
-    if type(value) is int:
-        return abs(value) <= _EXACT_INTEGER
-    return type(value) is float
-
-
-def _is_range(value: Any) -> bool:
-    return type(value) in (list, tuple) and len(value) == 2 and all(map(_is_number, value))
+        task = task_of(env)
+        return task if isinstance(task, str) else MujocoRows(spec, count, env, task)
+    finally:
+        env.close()
 
 
 class MujocoRows:
@@ -142,23 +46,12 @@ class MujocoRows:
         self, spec: EnvSpec, count: int, env: gymnasium.Env[Any, Any], task: type[Task]
     ) -> None:
         self.spec = spec
-        self._env = env
         world: Any = env.unwrapped
-        self._world = world
-        self._model = world.model
-        self._skip: int = world.frame_skip
-        self._bodies = [mujoco.MjData(self._model) for _ in range(count)]
-        gathering = Gathering(self._bodies)
-        self._task = task(world, gathering)
-        self._reads_forces = task.reads_forces
-        self._given = np.zeros((count, spec.action_size), np.float64)
-        #: What a row's step touches: MuJoCo's controls and ours, its data, and what is copied.
-        self._moves: list[tuple[Array, Array, Any, list[tuple[Array, Array]]]] = [
-            (data.ctrl, given, data, copies)
-            for data, given, copies in zip(self._bodies, self._given, gathering.copies, strict=True)
-        ]
+        self._bodies = make_bodies(world.model, world.frame_skip, count, task.reads_forces)
+        self._task = task(world, self._bodies)
+        self._seen = np.zeros((count, spec.observation_size), np.float32)
         self._limit = _time_limit(env)
-        self._held = [_NO_PHYSICS] * count
+        self._held: Float64 = np.zeros((count, 0), np.float64)
         self._rewards = np.zeros(count, np.float64)
         self._returns = np.zeros(count, np.float64)
         self._episodes, self._seeds = [0] * count, [0] * count
@@ -167,41 +60,38 @@ class MujocoRows:
         self._begun = [0] * count
         #: Steps until a time limit may be reached.
         self._room = 0
-        self._current = 0
 
     def begin(self, row: int, episode: int, seed: int, out: Float32) -> None:
-        self._current = row
+        self._bodies.current = row
         self._episodes[row], self._seeds[row] = episode, seed
         self._begun[row] = self._clock
         self._returns[row] = 0.0
         self._room = min(self._room, self._limit)
         try:
-            self._world.data = self._bodies[row]
-            out[:], _ = self._world.reset(seed=seed)
+            self._bodies.reset(row, *self._task.start.draw(reset_stream(seed)))
         except BaseException as error:
             if not misbehaved(error):
                 raise
             raise self._fault(row, f"failed in reset: {said(error)}") from error
-        for to, source in self._moves[row][3]:
-            to[...] = source
         self._task.begin(row)
+        self._task.observe(self._seen)
+        out[:] = self._seen[row]
 
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
         self.begin(row, state.episode, state.seed, out)
         before = state.elapsed - len(state.actions)
         if state.kind == "mujoco":
-            if state.physics.shape != (mujoco.mj_stateSize(self._model, _INTEGRATION),):
+            if state.physics.shape != self._bodies.states().shape[1:]:
                 raise self._fault(row, "cannot take up a state of another MuJoCo model")
-            mujoco.mj_setState(self._model, self._bodies[row], state.physics, _INTEGRATION)
-        seen = np.zeros((len(self._bodies), len(out)), np.float32)
+            self._bodies.set_state(row, state.physics)
         for count, action in enumerate(state.actions, before + 1):
             self._begun[row] = self._clock - count
-            self._given[row] = action
+            self._bodies.controls[row] = action
             self._move([row])
             # The reward is in the state already; the rows that did not move are unharmed.
-            self._task.rate(self._given.astype(np.float32), self._rewards)
-            self._task.observe(seen)
-            out[:] = seen[row]
+            self._task.rate(self._bodies.controls.astype(np.float32), self._rewards)
+            self._task.observe(self._seen)
+            out[:] = self._seen[row]
         self._returns[row] = state.episode_return
         self._room = 0
         if state.observation.size and not np.array_equal(state.observation, out):
@@ -221,12 +111,12 @@ class MujocoRows:
         terminated: Array,
         truncated: Array,
     ) -> Sequence[int]:
-        self._given[...] = actions
+        self._bodies.controls[...] = actions
         # Counted before it is taken, so that an error names the step it happened in.
         self._clock += 1
         self._room -= 1
         self._move(active)
-        if len(active) == len(self._bodies):
+        if len(active) == self._bodies.count:
             ended = self._task.rate(actions, rewards)
         else:
             ended = self._task.rate(actions, self._rewards)
@@ -240,10 +130,7 @@ class MujocoRows:
         return self._ends(active, ended, terminated, truncated)
 
     def hold(self) -> None:
-        size = mujoco.mj_stateSize(self._model, _INTEGRATION)
-        self._held = [np.zeros(size, np.float64) for _ in self._bodies]
-        for data, held in zip(self._bodies, self._held, strict=True):
-            mujoco.mj_getState(self._model, data, held, _INTEGRATION)
+        self._held = self._bodies.states()
 
     def snapshot(self, row: int, observation: Float32) -> EnvState:
         at = self.standing(row)
@@ -251,7 +138,7 @@ class MujocoRows:
         if at.elapsed == 0:
             nothing = np.zeros((0, self.spec.action_size), np.float32)
             return sealed("fresh", at.episode, at.seed, 0, 0.0, nothing, _NO_PHYSICS, shown)
-        last = self._given[row : row + 1].astype(np.float32)
+        last = self._bodies.controls[row : row + 1].astype(np.float32)
         position = (at.episode, at.seed, at.elapsed, at.episode_return)
         return sealed("mujoco", *position, last, self._held[row], shown)
 
@@ -265,12 +152,12 @@ class MujocoRows:
         )
 
     def current(self) -> Standing:
-        return self.standing(self._current)
+        return self.standing(self._bodies.current)
 
     def check_finite(self, row: int, observation: Float32) -> None:
         if np.isfinite(observation).all():
             return
-        exact = np.zeros((len(self._bodies), len(observation)), np.float64)
+        exact = np.zeros((self._bodies.count, len(observation)), np.float64)
         self._task.observe(exact)
         if np.isfinite(exact[row]).all():
             raise self._fault(
@@ -281,25 +168,15 @@ class MujocoRows:
         raise self._fault(row, "returned NaN or infinity in its observation")
 
     def close(self) -> None:
-        self._env.close()
+        """Nothing is open."""
 
     def _move(self, active: Sequence[int]) -> None:
-        step, forces = mujoco.mj_step, mujoco.mj_rnePostConstraint
-        model, skip, reads_forces, moves = self._model, self._skip, self._reads_forces, self._moves
         try:
-            for row in active:
-                self._current = row
-                control, given, data, copies = moves[row]
-                control[...] = given
-                step(model, data, skip)
-                if reads_forces:
-                    forces(model, data)
-                for to, source in copies:
-                    to[...] = source
+            self._bodies.step(active)
         except BaseException as error:
             if not misbehaved(error):
                 raise
-            raise self._fault(self._current, f"failed in step: {said(error)}") from error
+            raise self._fault(self._bodies.current, f"failed in step: {said(error)}") from error
 
     def _ends(
         self, active: Sequence[int], ended: Array | None, terminated: Array, truncated: Array

@@ -30,13 +30,18 @@ def expected_shapes(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
 
 
 def normalise(
-    observations: Float32, mean: Float32, scale: Float32, clip: float, out: Float32
+    observations: Float32,
+    mean: Float32,
+    scale: Float32,
+    low: Float32 | float,
+    high: Float32 | float,
+    out: Float32,
 ) -> Float32:
     """`clip((x - mean) * scale)`, the one spelling that worker and learner share."""
-    np.subtract(observations, mean, out=out)
-    np.multiply(out, scale, out=out)
-    np.maximum(out, -clip, out=out)
-    return np.minimum(out, clip, out=out)
+    np.subtract(observations, mean, out)
+    np.multiply(out, scale, out)
+    np.maximum(out, low, out=out)
+    return np.minimum(out, high, out=out)
 
 
 class Policy:
@@ -54,6 +59,10 @@ class Policy:
         if spec.normalise:
             self._mean = repeated(arrays["normaliser.mean"], width)
             self._scale = repeated(arrays["normaliser.scale"], width)
+            # Arrays of bounds, because a number is made an array at each use, at three times the
+            # cost of comparing.
+            self._high = np.full_like(self._input, spec.observation_clip)
+            self._low = -self._high
         latent = self._layers[-2][2] if spec.hidden else self._input
         self._actions = make_distribution(spec, arrays, latent)
 
@@ -62,12 +71,12 @@ class Policy:
         hidden = observations
         if self.spec.normalise:
             hidden = normalise(
-                observations, self._mean, self._scale, self.spec.observation_clip, self._input
+                observations, self._mean, self._scale, self._low, self._high, self._input
             )
         last = len(self._layers) - 1
         tanh = self.spec.activation == "tanh"
         for layer, (weight, bias, out) in enumerate(self._layers):
-            np.dot(hidden, weight, out)
+            hidden.dot(weight, out)
             np.add(out, bias, out)
             if layer < last:
                 if tanh:

@@ -10,6 +10,9 @@ from enum import IntEnum
 
 import numpy as np
 
+#: What fits 32 bits.
+_WORD = 2**32 - 1
+
 
 class Role(IntEnum):
     """What a stream is for. The numbers are part of every recipe's meaning: never renumber."""
@@ -29,11 +32,25 @@ class Role(IntEnum):
 
 def stream(seed: int, role: Role, *key: int) -> np.random.Generator:
     """The generator of one purpose; counter based, so streams never overlap."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(int(role), *key))
-    return np.random.Generator(np.random.Philox(sequence))
+    return np.random.Generator(np.random.Philox(_sequence(seed, role, key)))
 
 
 def reset_seed(seed: int, role: Role, *key: int) -> int:
     """A 32-bit number to hand to `env.reset(seed=...)`, which wants an integer, not a stream."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(int(role), *key))
-    return int(sequence.generate_state(1, np.uint32)[0])
+    return int(_sequence(seed, role, key).generate_state(1, np.uint32)[0])
+
+
+def reset_stream(seed: int) -> np.random.Generator:
+    """What `env.reset(seed=...)` of Gymnasium's draws from."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+
+
+def _sequence(seed: int, role: Role, key: tuple[int, ...]) -> np.random.SeedSequence:
+    """`SeedSequence(seed, spawn_key=(role, *key))`.
+
+    Where each number is one word, the words are put together here as numpy would, which looks at
+    each by itself and takes twice as long.
+    """
+    if seed <= _WORD and max(key, default=0) <= _WORD:
+        return np.random.SeedSequence(np.array((seed, 0, 0, 0, role, *key), np.uint32))
+    return np.random.SeedSequence(seed, spawn_key=(int(role), *key))

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from .spec import Array, Float32, Float64
-from .v5_parts import Gathering, positions, velocities
+from .v5_parts import POSITIONS, VELOCITIES, Around, Part, Start, Tables
 
 
 class InvertedPendulum:
     model = "inverted_pendulum.xml"
-    numbers: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ("_reset_noise_scale",)
     ranges: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     reads_forces = False
 
-    def __init__(self, world: Any, gathering: Gathering) -> None:
-        del world
-        self._state = gathering.take(positions, velocities)
+    def __init__(self, world: Any, bodies: Tables) -> None:
+        self.start: Start = Around(world)
+        self._state = bodies.take(POSITIONS, VELOCITIES)
 
     def begin(self, row: int) -> None: ...
 
@@ -39,19 +39,19 @@ class InvertedPendulum:
 
 class InvertedDoublePendulum:
     model = "inverted_double_pendulum.xml"
-    numbers: tuple[str, ...] = ("_healthy_reward",)
+    numbers: tuple[str, ...] = ("_healthy_reward", "_reset_noise_scale")
     ranges: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     reads_forces = False
 
-    def __init__(self, world: Any, gathering: Gathering) -> None:
-        self._bodies = gathering.bodies
+    def __init__(self, world: Any, bodies: Tables) -> None:
+        self.start: Start = Around(world, normal_speeds=True)
         self._reward = world._healthy_reward
-        self._tip = gathering.take(lambda data: data.site_xpos[0])
-        self._cart = gathering.take(lambda data: data.qpos[:1])
-        self._angles = gathering.take(lambda data: data.qpos[1:])
-        self._speeds = gathering.take(velocities)
-        self._force = gathering.take(lambda data: data.qfrc_constraint[:1])
+        self._tip = bodies.take(Part("site_xpos", 0))
+        self._cart = bodies.take(Part("qpos", np.s_[:1]))
+        self._angles = bodies.take(Part("qpos", np.s_[1:]))
+        self._speeds = bodies.take(VELOCITIES)
+        self._force = bodies.take(Part("qfrc_constraint", np.s_[:1]))
 
     def begin(self, row: int) -> None: ...
 
@@ -87,9 +87,10 @@ class _Reaching:
     ranges: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     reads_forces = False
+    start: Start
 
-    def __init__(self, world: Any, gathering: Gathering) -> None:
-        self._gathering = gathering
+    def __init__(self, world: Any, bodies: Tables) -> None:
+        self._bodies = bodies
         self._world = world
         self._control_weight = world._reward_control_weight
         self._distance_weight = world._reward_dist_weight
@@ -98,22 +99,41 @@ class _Reaching:
 
     def _place(self, body: str) -> Float64:
         number = self._world.data.body(body).id
-        return self._gathering.take(lambda data: data.xpos[number])
+        return self._bodies.take(Part("xpos", number))
 
     def _effort(self, actions: Float32) -> Float32:
         effort: Float32 = -np.add.reduce(np.square(actions), 1) * self._control_weight
         return effort
 
 
+class _GoalInReach:
+    """The arm nearly straight, and a goal that is drawn until it is within reach."""
+
+    def __init__(self, world: Any) -> None:
+        self._qpos, self._qvel = world.init_qpos.copy(), world.init_qvel.copy()
+
+    def draw(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
+        qpos = generator.uniform(-0.1, 0.1, self._qpos.size) + self._qpos
+        while True:
+            goal = generator.uniform(-0.2, 0.2, 2)
+            if np.linalg.norm(goal) < 0.2:
+                break
+        qpos[-2:] = goal
+        qvel = self._qvel + generator.uniform(-0.005, 0.005, self._qvel.size)
+        qvel[-2:] = 0
+        return qpos, qvel
+
+
 class Reacher(_Reaching):
     model = "reacher.xml"
     numbers: tuple[str, ...] = ("_reward_dist_weight", "_reward_control_weight")
 
-    def __init__(self, world: Any, gathering: Gathering) -> None:
-        super().__init__(world, gathering)
+    def __init__(self, world: Any, bodies: Tables) -> None:
+        super().__init__(world, bodies)
+        self.start = _GoalInReach(world)
         self._tip, self._target = self._place("fingertip"), self._place("target")
-        self._angles = gathering.take(lambda data: data.qpos[:2])
-        self._rest = gathering.take(lambda data: data.qpos[2:], lambda data: data.qvel[:2])
+        self._angles = bodies.take(Part("qpos", np.s_[:2]))
+        self._rest = bodies.take(Part("qpos", np.s_[2:]), Part("qvel", np.s_[:2]))
 
     def rate(self, actions: Float32, rewards: Float64) -> Array | None:
         distance = -_lengths(self._tip - self._target) * self._distance_weight
@@ -128,14 +148,34 @@ class Reacher(_Reaching):
         out[:, -2:] = (self._tip - self._target)[:, :2]
 
 
+class _ObjectApart:
+    """The arm at rest, and an object that is drawn until it is off its goal."""
+
+    def __init__(self, world: Any) -> None:
+        self._qpos, self._qvel = world.init_qpos.copy(), world.init_qvel.copy()
+
+    def draw(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
+        while True:
+            across, along = generator.uniform(-0.3, 0, 1), generator.uniform(-0.2, 0.2, 1)
+            place = np.concatenate([across, along])
+            if np.linalg.norm(place) > 0.17:
+                break
+        qpos = self._qpos.copy()
+        qpos[-4:-2], qpos[-2:] = place, 0
+        qvel = self._qvel + generator.uniform(-0.005, 0.005, self._qvel.size)
+        qvel[-4:] = 0
+        return qpos, qvel
+
+
 class Pusher(_Reaching):
     model = "pusher_v5.xml"
     numbers: tuple[str, ...] = (*Reacher.numbers, "_reward_near_weight")
 
-    def __init__(self, world: Any, gathering: Gathering) -> None:
-        super().__init__(world, gathering)
+    def __init__(self, world: Any, bodies: Tables) -> None:
+        super().__init__(world, bodies)
+        self.start = _ObjectApart(world)
         self._near_weight = world._reward_near_weight
-        self._joints = gathering.take(lambda data: data.qpos[:7], lambda data: data.qvel[:7])
+        self._joints = bodies.take(Part("qpos", np.s_[:7]), Part("qvel", np.s_[:7]))
         self._tip, self._object = self._place("tips_arm"), self._place("object")
         self._goal = self._place("goal")
 

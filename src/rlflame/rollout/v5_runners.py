@@ -5,34 +5,42 @@ As in Gymnasium's classes of these names. Must not know: stepping, resets, episo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .spec import Array, Float32, Float64
-from .v5_parts import Control, Gathering, Health, Progress, positions, velocities
+from .v5_parts import POSITIONS, VELOCITIES, Around, Control, Health, Part, Progress, Start, Tables
 
 
 class _Runner:
     """Gets along; nothing ends it."""
 
-    numbers: tuple[str, ...] = ("_forward_reward_weight", "_ctrl_cost_weight")
+    numbers: tuple[str, ...] = (
+        "_forward_reward_weight",
+        "_ctrl_cost_weight",
+        "_reset_noise_scale",
+    )
     ranges: tuple[str, ...] = ()
     flags: tuple[str, ...] = ("_exclude_current_positions_from_observation",)
     reads_forces = False
     _hidden = 1
+    _normal_speeds = False
     _fastest: float | None = None
 
-    def __init__(self, world: Any, gathering: Gathering) -> None:
-        rows, nq = len(gathering.bodies), world.model.nq
-        self._state = gathering.take(positions, velocities)
+    def __init__(self, world: Any, bodies: Tables) -> None:
+        self.start: Start = Around(world, self._normal_speeds)
+        rows, nq = bodies.count, world.model.nq
+        self._state = bodies.take(POSITIONS, VELOCITIES)
         self._progress = Progress(world, self._state[:, 0])
         self._control = Control(world._ctrl_cost_weight, rows, world.model.nu)
         skipped = self._hidden if world._exclude_current_positions_from_observation else 0
         self._shown = self._state[:, skipped:]
         self._speeds = self._state[:, nq:]
-        self._health = self._bounds(world)
+        if self._fastest is not None:
+            self._fast = np.full_like(self._speeds, self._fastest)
+            self._fast_backwards = -self._fast
+        self._health = self._bounds(world, bodies)
 
     def begin(self, row: int) -> None:
         self._progress.begin(row)
@@ -45,17 +53,18 @@ class _Runner:
 
     def observe(self, out: Array) -> None:
         if self._fastest is not None:
-            np.maximum(self._speeds, -self._fastest, out=self._speeds)
-            np.minimum(self._speeds, self._fastest, out=self._speeds)
+            np.maximum(self._speeds, self._fast_backwards, out=self._speeds)
+            np.minimum(self._speeds, self._fast, out=self._speeds)
         out[...] = self._shown
 
-    def _bounds(self, world: Any) -> Health | None:
-        del world
+    def _bounds(self, world: Any, bodies: Tables) -> Health | None:
+        del world, bodies
         return None
 
 
 class HalfCheetah(_Runner):
     model = "half_cheetah.xml"
+    _normal_speeds = True
 
 
 class Swimmer(_Runner):
@@ -70,17 +79,17 @@ class Walker2d(_Runner):
     flags = (*_Runner.flags, "_terminate_when_unhealthy")
     _fastest = 10.0
 
-    def _bounds(self, world: Any) -> Health | None:
+    def _bounds(self, world: Any, bodies: Tables) -> Health | None:
         low, high = np.array([world._healthy_z_range, world._healthy_angle_range], np.float64).T
-        return Health(world, self._state[:, 1:3], low, high)
+        return Health(world, bodies.take(Part("qpos", np.s_[1:3])), low, high)
 
 
 class Hopper(Walker2d):
     model = "hopper.xml"
     ranges = (*Walker2d.ranges, "_healthy_state_range")
 
-    def _bounds(self, world: Any) -> Health | None:
-        columns = self._state[:, 1:]
+    def _bounds(self, world: Any, bodies: Tables) -> Health | None:
+        columns = bodies.take(Part("qpos", np.s_[1:]), VELOCITIES)
         low, high = (
             np.full(columns.shape[1], bound, np.float64) for bound in world._healthy_state_range
         )
@@ -98,16 +107,17 @@ class Ant:
     flags: tuple[str, ...] = (*Walker2d.flags, "_include_cfrc_ext_in_observation")
     reads_forces = True
 
-    def __init__(self, world: Any, gathering: Gathering) -> None:
-        rows = len(gathering.bodies)
+    def __init__(self, world: Any, bodies: Tables) -> None:
+        self.start: Start = Around(world, normal_speeds=True)
+        rows = bodies.count
         body = world.data.body(world._main_body).id
-        self._state = gathering.take(positions, velocities)
-        self._forces = gathering.take(lambda data: data.cfrc_ext)
+        self._state = bodies.take(POSITIONS, VELOCITIES)
+        self._forces = bodies.take(Part("cfrc_ext"))
         self._clipped = np.zeros_like(self._forces)
         self._squares = np.zeros_like(self._forces)
         self._force_range = tuple(world._contact_force_range)
-        self._contact_weight = world._contact_cost_weight
-        self._progress = Progress(world, gathering.take(lambda data: data.xpos[body, :1])[:, 0])
+        self._contact_weights = np.full(rows, world._contact_cost_weight, np.float64)
+        self._progress = Progress(world, bodies.take(Part("xpos", np.s_[body, :1]))[:, 0])
         self._control = Control(world._ctrl_cost_weight, rows, world.model.nu)
         self._health = self._bounds(world)
         self._shown = self._state[
@@ -126,6 +136,7 @@ class Ant:
 
     def begin(self, row: int) -> None:
         self._progress.begin(row)
+        self._clip()
 
     def rate(self, actions: Float32, rewards: Float64) -> Array | None:
         self._progress.reward(rewards)
@@ -133,7 +144,7 @@ class Ant:
         self._clip()
         np.square(self._clipped, self._squares)
         costs = np.add.reduce(self._squares, 1)
-        np.multiply(costs, self._contact_weight, costs)
+        np.multiply(costs, self._contact_weights, costs)
         np.add(self._control.cost(actions), costs, costs)
         np.subtract(rewards, costs, rewards)
         return ended
@@ -162,29 +173,30 @@ class Humanoid:
     )
     reads_forces = True
 
-    def __init__(self, world: Any, gathering: Gathering) -> None:
-        rows, bodies = len(gathering.bodies), world.model.nbody
+    def __init__(self, world: Any, bodies: Tables) -> None:
+        self.start: Start = Around(world)
+        rows, pieces = bodies.count, world.model.nbody
         hidden = 2 if world._exclude_current_positions_from_observation else 0
-        optional: list[tuple[bool, Callable[[Any], Array]]] = [
-            (world._include_cinert_in_observation, lambda data: data.cinert[1:]),
-            (world._include_cvel_in_observation, lambda data: data.cvel[1:]),
-            (world._include_qfrc_actuator_in_observation, lambda data: data.qfrc_actuator[6:]),
-            (world._include_cfrc_ext_in_observation, lambda data: data.cfrc_ext[1:]),
+        optional = [
+            (world._include_cinert_in_observation, Part("cinert", np.s_[1:])),
+            (world._include_cvel_in_observation, Part("cvel", np.s_[1:])),
+            (world._include_qfrc_actuator_in_observation, Part("qfrc_actuator", np.s_[6:])),
+            (world._include_cfrc_ext_in_observation, Part("cfrc_ext", np.s_[1:])),
         ]
-        self._shown = gathering.take(
-            lambda data: data.qpos[hidden:],
-            velocities,
+        self._shown = bodies.take(
+            Part("qpos", np.s_[hidden:]),
+            VELOCITIES,
             *(part for wanted, part in optional if wanted),
         )
-        self._forces = gathering.take(lambda data: data.cfrc_ext)
-        self._controls = gathering.take(lambda data: data.ctrl)
-        self._places = gathering.take(lambda data: data.xipos).reshape(rows, bodies, 3)
+        self._forces = bodies.take(Part("cfrc_ext"))
+        self._controls = bodies.take(Part("ctrl"))
+        self._places = bodies.take(Part("xipos")).reshape(rows, pieces, 3)
         self._mass = world.model.body_mass
         self._whole_mass = self._mass.sum()
         self._centre = np.zeros(rows)
         self._progress = Progress(world, self._centre)
         low, high = np.array([world._healthy_z_range], np.float64).T
-        self._health = Health(world, gathering.take(lambda data: data.qpos[2:3]), low, high)
+        self._health = Health(world, bodies.take(Part("qpos", np.s_[2:3])), low, high)
         self._cost_range = tuple(world._contact_cost_range)
         self._contact_weight = world._contact_cost_weight
         self._control_weight = world._ctrl_cost_weight

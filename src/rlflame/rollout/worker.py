@@ -225,12 +225,12 @@ class _Rollout:
             )
             if not whole and t == task.steps - 1:
                 ended = self._cut(active, t)
-            for row in ended:
-                self._end(row, t, mine)
             # A sum of squares is finite only where all of them are.
             if not math.isfinite(flat.dot(flat)):
                 for row in active:
                     rows.check_finite(row, mine[row])
+            for row in ended:
+                self._end(row, t, mine[row])
             t += 1
             if ended and not whole:
                 active = [row for row in active if row not in ended]
@@ -265,21 +265,23 @@ class _Rollout:
             self.truncated[t, row] = not self.terminated[t, row]
         return active
 
-    def _end(self, row: int, t: int, mine: Float32) -> None:
+    def _end(self, row: int, t: int, observation: Float32) -> None:
         """Close an episode, and begin the next where steps are counted."""
-        self.rows.check_finite(row, mine[row])
-        at = self.rows.standing(row)
+        task, rows = self.task, self.rows
+        at = rows.standing(row)
         truncated = bool(self.truncated[t, row])
         self.lengths[row] = t + 1
-        if truncated and self.task.record:
-            self.boundaries.append((t, row, mine[row].copy()))
+        if truncated and task.record:
+            self.boundaries.append((t, row, observation.copy()))
         self.episodes.append(
             EpisodeStat(row, at.episode, at.seed, at.episode_return, at.elapsed, truncated, t)
         )
-        if self.task.unit == "steps":
+        if task.unit == "steps":
             following = at.episode + 1
-            seed = reset_seed(self.task.seed, Role.RESET, self.task.slot, row, following)
-            self.rows.begin(row, following, seed, mine[row])
+            seed = reset_seed(task.seed, Role.RESET, task.slot, row, following)
+            rows.begin(row, following, seed, observation)
+            if not math.isfinite(observation.dot(observation)):
+                rows.check_finite(row, observation)
 
     def _check_actions(self) -> None:
         """Weights that have diverged give actions that not every environment minds."""
