@@ -48,6 +48,7 @@ class Filled:
                     "fills": [
                         {
                             **asdict(fill),
+                            "transitions": fill.transitions,
                             "transitions_per_s": fill.per_s,
                             "added_per_s": fill.added_per_s,
                         }
@@ -86,7 +87,7 @@ class Filled:
         for filling in self.fillings:
             fills = filling.fills
             rates = np.array([fill.per_s for fill in fills], np.float64)
-            crossed = median(sum(fill.bytes_in) / fill.transitions for fill in fills)
+            crossed = median(fill.bytes_in / fill.transitions for fill in fills)
             body.append((
                 filling.fleet,
                 str(filling.workers),
@@ -119,11 +120,12 @@ class Filled:
         """Whether what crosses the wire grows with what is stored."""
         said = []
         for filling in self.fillings:
-            came = filling.fills[-1].bytes_in
-            if len(came) > 1 and came[-1]:
+            first, last = (filling.fills[-1].iterations[place].bytes_in for place in (0, -1))
+            if first and self.case.iterations > 1:
+                grows = "" if last > 1.2 * first else ": what is new crosses, and nothing else"
                 said.append(
-                    f"From {filling.fleet} came {came[0]:,} bytes in the first iteration and "
-                    f"{came[-1]:,} in the last: what is new crosses, once, however much is stored."
+                    f"From {filling.fleet} came {first:,} bytes in the first iteration and "
+                    f"{last:,} in the last{grows}."
                 )
         return said
 

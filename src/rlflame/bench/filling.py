@@ -24,19 +24,45 @@ _DRAWS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
-    """One replay, filled; a batch is drawn after each iteration, as learning would."""
+class Pass:
+    """One iteration, and what the replay had taken by then; `bytes_in` are the fleet's answers."""
 
-    transitions: int
     collect_s: float
     add_s: float
     sample_s: float
-    #: Of the fleet's answers, by iteration.
-    bytes_in: tuple[int, ...]
+    bytes_in: int
+    total_added: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """One replay, filled; a batch is drawn after each iteration, as learning would."""
+
+    iterations: tuple[Pass, ...]
     #: Transitions a second, of batches drawn one after the other at the end.
     drawn_per_s: float
     #: Names all that is in the replay by its content.
     content: str
+
+    @property
+    def transitions(self) -> int:
+        return self.iterations[-1].total_added
+
+    @property
+    def collect_s(self) -> float:
+        return sum(one.collect_s for one in self.iterations)
+
+    @property
+    def add_s(self) -> float:
+        return sum(one.add_s for one in self.iterations)
+
+    @property
+    def sample_s(self) -> float:
+        return sum(one.sample_s for one in self.iterations)
+
+    @property
+    def bytes_in(self) -> int:
+        return sum(one.bytes_in for one in self.iterations)
 
     @property
     def seconds(self) -> float:
@@ -64,29 +90,28 @@ def fill(case: Case, fleet: Fleet, stop: Stop, clock: Clock = time.perf_counter)
     """All iterations of the case; None where somebody asked to stop."""
     # As wide as a learner's experience; this one is of a case that draws from it.
     replay: Any = learners.experience(case.recipe.learning, case.env)
-    watch, traffic, came = Stopwatch(clock), TrafficCount(fleet), []
+    traffic, passes = TrafficCount(fleet), []
     with Rounds(case, fleet, stop, "uniform") as rounds:
         for iteration in range(case.iterations):
+            watch = Stopwatch(clock)
             try:
                 with watch.phase("collect"):
                     fragments = rounds.next()
             except StopNow:
                 return None
-            came.append(traffic.take()["bytes_in"])
             with watch.phase("add"):
                 replay.add(fragments, rounds.policy)
             with watch.phase("sample"):
                 replay.draw(iteration)
-    drawn = 0
+            collect_s, add_s, sample_s = watch.spent_s.values()
+            came = traffic.take()["bytes_in"]
+            passes.append(Pass(collect_s, add_s, sample_s, came, replay.total_added))
+    watch, drawn = Stopwatch(clock), 0
     with watch.phase("draw"):
         for number in range(_DRAWS):
             drawn += len(replay.draw(number).rewards)
     return Fill(
-        replay.total_added,
-        watch.spent_s["collect"],
-        watch.spent_s["add"],
-        watch.spent_s["sample"],
-        tuple(came),
+        tuple(passes),
         drawn / watch.spent_s["draw"],
         digest_of(replay.state()),
     )
