@@ -60,6 +60,14 @@ def test_speed_up_is_beside_the_fastest_with_the_fewest_workers():
     assert wide.speedup.high == pytest.approx(12 / 4)
 
 
+def test_one_repetition_each_shows_no_difference():
+    cells = [cell([10.0]), cell([1.0], fleet="flame")]
+    found = worded.Result([case()], cells, look(), True)
+    assert "No difference was shown for 15 ms" in " ".join(found.advice())
+    assert "+900.0%" in _text(found)
+    assert "[+900.0%" not in _text(found)
+
+
 def test_workers_that_did_not_come_are_not_counted_on():
     (row,) = fitted.rows([case(tasks=8)], [cell([1.0], workers=4, there=2)])
     found = worded.Result([case()], [cell([1.0], workers=4, there=2)], look(), True)

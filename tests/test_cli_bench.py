@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import signal
+import sys
 import threading
 
 import pytest
@@ -59,6 +60,17 @@ def test_the_table_can_be_drawn_and_the_results_reported(measured):
     assert rlflame("report", folder / "scaling.json", "--json").json()["measurements"]
 
 
+def test_without_matplotlib_all_but_the_picture_is_there(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    spoken = rlflame(
+        "bench", "scaling", "--compare", "inline", "--workers", "1", *QUICK, "-o", "it"
+    )
+    assert spoken.code == 0, spoken.err
+    assert "no picture: matplotlib is not installed" in spoken.err
+    assert sorted(file.suffix for file in (tmp_path / "it").iterdir()) == [".csv", ".json", ".md"]
+    assert "## Measured on" in spoken.out
+
+
 def test_results_are_never_overwritten(measured):
     folder, _ = measured
     spoken = rlflame("bench", "scaling", *QUICK, "-o", folder)
@@ -102,7 +114,7 @@ def test_a_published_comparison_again():
     theirs = published.RECIPES["flame-report-cartpole"]
     assert f"{theirs.local.seconds:,.2f}" in spoken.out
     assert theirs.hardware in spoken.out
-    assert "Ours ran 1 iterations only." in spoken.out
+    assert "Ours ran 1 iteration only." in spoken.out
     assert "100 tasks an iteration, 1 iteration." in spoken.out
 
 

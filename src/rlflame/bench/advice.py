@@ -10,7 +10,7 @@ from statistics import median
 
 from rlflame.bench import Case, Cell
 from rlflame.bench.fitted import Overhead, Row, break_even_s, seconds_of
-from rlflame.estimates import compare_medians
+from rlflame.estimates import FEWEST_SEEDS, compare_medians
 
 #: The iteration that break-even times are said for, as in what others publish.
 EPISODES = 100
@@ -41,6 +41,9 @@ def _fastest(cases: Sequence[Case], cells: Sequence[Cell]) -> list[str]:
         }
         if len(best) < 2:
             continue
+        if min(len(cell.repetitions) for cell in best.values()) < FEWEST_SEEDS:
+            won[""].append(case.name)
+            continue
         change = compare_medians(seconds_of(best["local"]), seconds_of(best["flame"]))
         winner = "flame" if change.low > 0.0 else "local" if change.high < 0.0 else ""
         won[winner].append(case.name)
@@ -52,7 +55,7 @@ def _fastest(cases: Sequence[Case], cells: Sequence[Cell]) -> list[str]:
     if won[""]:
         said.append(
             f"No difference was shown for {', '.join(won[''])}: --local needs no cluster, and "
-            "--repeat tells them apart."
+            f"--repeat tells them apart, {FEWEST_SEEDS} or more."
         )
     return said
 

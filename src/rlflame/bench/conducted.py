@@ -23,6 +23,7 @@ from rlflame.bench.scaling import Scaling
 from rlflame.bench.session import Session, session
 from rlflame.bench.surroundings import look
 from rlflame.display import as_json_text, say, say_aside
+from rlflame.plot.picture import PlotUnavailable
 from rlflame.report import Document, markdown
 from rlflame.runtime import RuntimeSettings
 from rlflame.trainer import StopNow
@@ -66,11 +67,10 @@ def scale(
         finally:
             here.tell("")
             if timing.cells:
-                files = keep(complete)
-                if folder is not None and (drawn := folder.draw()) is not None:
-                    files.append(drawn)
-                whole = result(complete)
+                files, whole = keep(complete), result(complete)
                 _tell(listed.facts(whole), worded.document(whole), files, as_json=as_json)
+                if folder is not None:
+                    _draw(folder)
         if not complete:
             here.check(bool(timing.cells))
 
@@ -172,6 +172,14 @@ def _rate(
         }
         limits = {way: one.rate for way, one in bare.items() if one.possible}
         return alternate(collecting, rate, limits, repeat, seconds, here.tell)
+
+
+def _draw(folder: Folder) -> None:
+    """Last, so that nothing measured is lost where it cannot be drawn."""
+    try:
+        say_aside(f"written: {folder.draw()}")
+    except PlotUnavailable as error:
+        say_aside(f"no picture: {error.message} {error.hint}")
 
 
 def _tell(

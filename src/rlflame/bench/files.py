@@ -51,12 +51,9 @@ class Folder:
             write_atomically(self._file(suffix), text.encode())
         return [self._file(suffix) for suffix in contents]
 
-    def draw(self) -> Path | None:
-        """The picture of the table; None where there is nothing to draw with."""
-        try:
-            picture.check_available()
-        except picture.PlotUnavailable:
-            return None
+    def draw(self) -> Path:
+        """The picture of the table; PlotUnavailable where there is nothing to draw with."""
+        picture.check_available()
         out = self._file("png")
         write_atomically(out, picture.image(speedup(self._file("csv")), out))
         return out

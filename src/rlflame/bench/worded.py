@@ -10,7 +10,7 @@ from rlflame.bench import Case, Cell, Surroundings, advice
 from rlflame.bench.fitted import Overhead, Row, gains, overheads, rows, same_bits
 from rlflame.bench.published import SPEEDUPS, Comparison, benefit
 from rlflame.estimates import FEWEST_SEEDS, Interval
-from rlflame.facts import size
+from rlflame.facts import count, size
 from rlflame.report import Block, Document, Section, Table
 
 NOTHING = "-"
@@ -155,7 +155,7 @@ def _gains(result: Result, found: Sequence[Any]) -> list[Block]:
             str(gain.workers),
             f"{gain.seconds[0]:.3f}",
             f"{gain.seconds[1]:.3f}",
-            _percent(gain.percent),
+            _percent(gain.percent, _repeated(result.cells)),
             benefit(length) if (length := lengths[gain.case]) is not None else NOTHING,
         )
         for gain in found
@@ -197,7 +197,7 @@ def _published(result: Result) -> list[Block]:
         Table(("run", "hardware", "seconds", "episodes/s", "last mean reward"), tuple(body), 2),
         f"Their gain, (distributed - local) / local of the throughput, is {gain:+.1f}%; ours is "
         "in the section above where both fleets were measured.",
-        *([f"Ours ran {result.cases[0].iterations} iterations only."] if short else []),
+        *([f"Ours ran {count(result.cases[0].iterations, 'iteration')} only."] if short else []),
     ]
 
 
@@ -232,5 +232,11 @@ def spread(value: Interval, times: int, digits: int, unit: str = "") -> str:
     return f"{text} [{value.low:,.{digits}f}, {value.high:,.{digits}f}]"
 
 
-def _percent(value: Interval) -> str:
-    return f"{value.value:+.1f}% [{value.low:+.1f}%, {value.high:+.1f}%]"
+def _repeated(cells: Sequence[Cell]) -> bool:
+    """Whether there is enough of each for an interval to mean something."""
+    return min(len(cell.repetitions) for cell in cells) >= FEWEST_SEEDS
+
+
+def _percent(value: Interval, known: bool) -> str:
+    text = f"{value.value:+.1f}%"
+    return f"{text} [{value.low:+.1f}%, {value.high:+.1f}%]" if known else text
