@@ -6,21 +6,23 @@
     python benchmarks/learning.py run hopper ppo --steps 300000 --seeds 100-102 \
         --set ppo.minibatch_size=256
 
-Each seed is one process with an inline fleet, as many side by side as --jobs says. Finished
-seeds are kept in the CSV and not run again, so a study can be stopped and taken up later.
+The seeds of a study are one job, as `rlflame train --seeds` runs them, as many side by side as
+--jobs says. A seed that has finished is in the CSV at once and is not run again, so studies can be
+stopped and taken up later.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
-import subprocess
 import sys
-import time
+import tempfile
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 COLUMNS = ["study", "env", "algo", "preset", "seed", "step", "return_mean", "return_std",
            "episodes", "train_seconds", "final", "exploring_return"]  # fmt: skip
@@ -62,7 +64,7 @@ SAC = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["floors", "reinforce", "sac", "run", "one"])
+    parser.add_argument("what", choices=["floors", "reinforce", "sac", "run"])
     parser.add_argument("rest", nargs="*", help="for run: ENV ALGO; else the studies wanted")
     parser.add_argument("--steps", type=int, default=300_000)
     parser.add_argument("--seeds", default="0-4")
@@ -72,9 +74,6 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, default=Path("docs/results/learning.csv"))
     parser.add_argument("--name")
     options = parser.parse_args()
-    if options.what == "one":
-        train_one(Study(**json.loads(options.rest[0])), int(options.rest[1]))
-        return
     if options.what == "run":
         env, algo = options.rest
         name = options.name or "-".join([env, algo, *options.sets])
@@ -83,48 +82,23 @@ def main() -> None:
     else:
         studies = {"floors": FLOORS, "reinforce": REINFORCE, "sac": SAC}[options.what]
         studies = [study for study in studies if not options.rest or study.name in options.rest]
-    first, _, last = options.seeds.partition("-")
-    seeds = list(range(int(first), int(last or first) + 1))
-    run_all([(study, seed) for study in studies for seed in seeds], options.jobs, options.csv)
+    from rlflame.seeds import parse
+
+    seeds = list(parse(options.seeds))
+    for study in studies:
+        run(study, seeds, options.jobs, options.csv)
     report(studies, seeds, options.csv)
 
 
-def run_all(work: list[tuple[Study, int]], jobs: int, path: Path) -> None:
-    """Keep `jobs` seeds going until all are in the CSV."""
-    finished = {(row["study"], int(row["seed"])) for row in rows(path) if row["final"] == "1"}
-    waiting = [(study, seed) for study, seed in work if (study.name, seed) not in finished]
-    running: list[tuple[Study, int, subprocess.Popen[str]]] = []
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            study, seed = waiting.pop(0)
-            command = [sys.executable, __file__, "one", json.dumps(study.__dict__), str(seed)]
-            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-            running.append((study, seed, process))
-        for entry in list(running):
-            study, seed, process = entry
-            if process.poll() is None:
-                continue
-            running.remove(entry)
-            assert process.stdout is not None
-            text = process.stdout.read()
-            if process.returncode:
-                print(f"{study.name} seed {seed} failed:\n{text}", file=sys.stderr)
-                continue
-            append(path, json.loads(text.splitlines()[-1]))
-            last = json.loads(text.splitlines()[-1])[-1]
-            print(f"{study.name} seed {seed}: {last['return_mean']:.1f} "
-                  f"in {last['train_seconds']:.0f} s", flush=True)  # fmt: skip
-        time.sleep(0.5)
-
-
-def train_one(study: Study, seed: int) -> None:
-    """One seed, in this process; prints its curve as JSON."""
-    import tempfile
-
+def run(study: Study, seeds: list[int], jobs: int, path: Path) -> None:
+    """Those of the seeds that are not in the CSV yet."""
     from rlflame import api, build, presets
 
+    finished = {int(row["seed"]) for row in rows(path)
+                if row["study"] == study.name and row["final"] == "1"}  # fmt: skip
+    wanted = [seed for seed in seeds if seed not in finished]
+    if not wanted:
+        return
     with tempfile.TemporaryDirectory() as folder:
         config, preset = presets.resolve(
             environment=study.env,
@@ -134,34 +108,70 @@ def train_one(study: Study, seed: int) -> None:
             flags={
                 "stop_at_steps": study.steps,
                 "stop_at_iterations": None,
-                "learning.seed": seed,
                 "runtime.fleet": "inline",
-                "runtime.out": f"{folder}/run",
+                "runtime.workers": jobs,
+                "runtime.out": f"{folder}/job",
                 "runtime.checkpoint_every_steps": 10**9,
             },
             continuous=build.acts_continuously,
         )
-        started = time.monotonic()
-        result = api.train(config)
-        seconds = time.monotonic() - started
-        lines = [json.loads(x) for x in (Path(folder) / "run/metrics.jsonl").open()]
-        trained = list(csv.DictReader((Path(folder) / "run/episodes.csv").open()))[-100:]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        api.train_seeds(config, wanted, preset=preset, show=Keeper(study, preset, path))
+
+
+class Keeper:
+    """Hears of each seed as it ends, and puts its curve into the CSV."""
+
+    def __init__(self, study: Study, preset: str, path: Path) -> None:
+        self._study = study
+        self._preset = preset
+        self._path = path
+        self._folder = Path()
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr)
+
+    def begin(self, start: Any, board: Any) -> AbstractContextManager[None]:
+        del board
+        self._folder = start.folder
+        return nullcontext()
+
+    def event(self, seed: int, event: Mapping[str, Any]) -> None: ...
+
+    def ended(self, seed: int, outcome: Any) -> None:
+        name = f"{self._study.name} seed {seed}"
+        if outcome.end != "finished":
+            said = f"{outcome.error.message}\n{outcome.error.detail}" if outcome.error else ""
+            print(f"{name} {outcome.end}: {said}", file=sys.stderr)
+            return
+        lines = curve(self._study, self._preset, seed, self._folder / f"seed-{seed}")
+        append(self._path, lines)
+        last = lines[-1]
+        print(f"{name}: {last['return_mean']:.1f} in {last['train_seconds']:.0f} s", flush=True)
+
+
+def curve(study: Study, preset: str, seed: int, folder: Path) -> list[dict[str, Any]]:
+    """A finished run as lines of the CSV: every evaluation, and the final one last."""
+    from rlflame import recorded
+
+    found = recorded.read(folder)
+    last, clock = found.evaluation, found.clock("wall_s")
+    assert last is not None
+    assert clock is not None
+    returns, _ = found.episodes()
     common = {"study": study.name, "env": study.env, "algo": study.algo, "preset": preset,
-              "seed": seed, "train_seconds": round(seconds, 1)}  # fmt: skip
-    curve = [
+              "seed": seed, "train_seconds": round(float(clock[1][-1]), 1)}  # fmt: skip
+    lines = [
         {**common, "step": line["steps"], "return_mean": line["eval_return_mean"],
          "return_std": line["eval_return_std"], "episodes": int(line["eval_episodes"]),
          "final": 0, "exploring_return": ""}
-        for line in lines
+        for line in found.metrics
         if "eval_return_mean" in line
     ]  # fmt: skip
-    last = result.evaluation
-    assert last is not None
-    curve.append({**common, "step": result.progress.steps, "return_mean": last.mean,
-                  "return_std": last.std, "episodes": last.episodes, "final": 1,
-                  "exploring_return": sum(float(row["r"]) for row in trained) / len(trained)}
-                 )  # fmt: skip
-    print(json.dumps(curve))
+    final = {"step": found.steps, "return_mean": last["mean"], "return_std": last["std"],
+             "episodes": last["episodes"], "final": 1,
+             "exploring_return": float(returns[-100:].mean())}  # fmt: skip
+    return [*lines, {**common, **final}]
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -24,7 +24,6 @@ from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.seeds import MOST_SEEDS, folder_name, parse, written
 from rlflame.seeds import job as jobs
 from rlflame.seeds.shares import PROCESS_BYTES, Shares, shares
-from rlflame.seeds.summary import best_mean
 
 SAME = ("metrics.jsonl", "episodes.csv", "result.json")
 
@@ -136,13 +135,13 @@ def test_the_best_mean_over_seeds_and_the_last_evaluations_by_hand():
     steps = np.array([10.0, 20.0, 30.0])
     curves = [(steps, np.array(returns)) for returns in ([1.0, 8.0, 3.0], [3.0, 4.0, 9.0])]
     # Means over seeds 2, 6, 6: the first of the highest, where the seeds have 8 and 4.
-    at, over = best_mean(curves)
+    at, over = estimates.best_mean(curves)
     assert (at, over.mean) == (20, 6.0)
     assert over.std == pytest.approx(((8 - 6) ** 2 + (4 - 6) ** 2) ** 0.5)
     # One that ended early: 10 and 20 are what all of them have.
-    assert best_mean([*curves, (steps[:2], np.array([30.0, 0.0]))])[0] == 10
-    assert best_mean([]) is None
-    assert best_mean([*curves, (steps[:0], steps[:0])]) is None
+    assert estimates.best_mean([*curves, (steps[:2], np.array([30.0, 0.0]))])[0] == 10
+    assert estimates.best_mean([]) is None
+    assert estimates.best_mean([*curves, (steps[:0], steps[:0])]) is None
 
     forty = np.arange(40.0)
     assert estimates.tail_mean(forty) == (38 + 39) / 2

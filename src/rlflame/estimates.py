@@ -149,13 +149,23 @@ def over(values: Float64) -> Over:
     return Over(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0)
 
 
-def peak(curves: Float64) -> tuple[int, Over]:
-    """`[seeds, points]` -> where the mean over seeds is highest, and the seeds there.
+def best_mean(curves: Sequence[tuple[Float64, Float64]]) -> tuple[int, Over] | None:
+    """Of curves of steps and values, where their mean is highest, and the seeds there; over the
+    stretch that all of them have, and None where there is none.
 
     What is published as the best of a whole training; biased upwards, the more points the more.
     """
-    at = int(curves.mean(axis=0).argmax())
-    return at, over(curves[:, at])
+    if not curves or not all(len(steps) for steps, _ in curves):
+        return None
+    first, last = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    points = np.unique(np.concatenate([x for x, _ in curves]))
+    points = points[(points >= first) & (points <= last)]
+    if not len(points):
+        return None
+    # Where all were measured at the same steps, this changes no number.
+    values = np.stack([np.interp(points, x, y) for x, y in curves])
+    at = int(values.mean(axis=0).argmax())
+    return int(points[at]), over(values[:, at])
 
 
 def tail_mean(values: Float64, share: float = 0.05) -> float:

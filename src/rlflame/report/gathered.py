@@ -9,7 +9,7 @@ import numpy as np
 
 from rlflame.curves import EVALUATION
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.estimates import Comparison, compare, summarise
+from rlflame.estimates import Comparison, best_mean, compare, over, summarise, tail_mean
 from rlflame.grouping import Group, groups
 from rlflame.recorded import Recorded
 from rlflame.rollout.spec import Float64
@@ -164,4 +164,10 @@ def _group(group: Group) -> Facts:
     for name, values in (("final", finals), ("best", bests)):
         whole = len(values) == len(group.runs)
         facts[name] = summarise(np.array(values, np.float64)).as_dict() if whole else None
+    curves = [run.values(EVALUATION) for run in group.runs]
+    highest = best_mean(curves)
+    facts["p2"] = highest and {"steps": highest[0], **highest[1].as_dict()}
+    tails = [tail_mean(values) for _, values in curves if len(values)]
+    whole = len(tails) == len(curves)
+    facts["p4"] = over(np.array(tails, np.float64)).as_dict() if whole else None
     return facts

@@ -107,14 +107,21 @@ def _fleet(cluster: Facts) -> str:
     return text + (f" on {count(cluster['nodes'], 'node')}" if cluster["nodes"] else "")
 
 
+def _over(found: Facts | None, seeds: int) -> str:
+    """A mean over seeds and how far they scatter."""
+    if found is None:
+        return NOTHING
+    return number(found["mean"]) + (f" ± {number(found['std'])}" if seeds > 1 else "")
+
+
 def _reward(facts: Facts) -> list[Block]:
     head = ("recipe", "seeds", "IQM [95% interval]", "mean ± std", "worst seed",
-            "IQM of the best")  # fmt: skip
+            "P2", "P4", "IQM of the best")  # fmt: skip
     rows = []
     for group in facts["groups"]:
         final, best = group["final"], group["best"]
         if final is None:
-            rows.append((group["label"], str(len(group["runs"])), *[NOTHING] * 4))
+            rows.append((group["label"], str(len(group["runs"])), *[NOTHING] * 6))
             continue
         spread = f" ± {number(final['std'])}" if final["seeds"] > 1 else ""
         rows.append(
@@ -124,6 +131,7 @@ def _reward(facts: Facts) -> list[Block]:
                 _spread(final["iqm"]) if final["seeds"] > 1 else number(final["iqm"]["value"]),
                 number(final["mean"]) + spread,
                 number(final["worst"]),
+                *(_over(group[name], len(group["runs"])) for name in ("p2", "p4")),
                 number(best["iqm"]["value"]) if best else NOTHING,
             )
         )
@@ -135,7 +143,9 @@ def _reward(facts: Facts) -> list[Block]:
     few = any(len(group["runs"]) < FEWEST_SEEDS for group in facts["groups"])
     return [
         "Returns of the final policy without exploration; the interval is a stratified bootstrap "
-        "over seeds." + (" Fewer than three seeds tell little of the next one." if few else ""),
+        "over seeds. P2 is the best mean over seeds that any evaluation in training had, P4 the "
+        "mean of the last 5% of these evaluations."
+        + (" Fewer than three seeds tell little of the next one." if few else ""),
         Table(head, tuple(rows)),
         "Each run, with 95% bootstrap intervals over episodes. The best is chosen after the fact "
         "from all of a run's evaluations, and so is too good on average.",

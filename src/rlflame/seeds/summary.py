@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 from rlflame import recorded
 from rlflame.curves import EVALUATION
 from rlflame.errors import CheckpointError
-from rlflame.estimates import Over, SeedSummary, over, peak, summarise, tail_mean
+from rlflame.estimates import Over, SeedSummary, best_mean, over, summarise, tail_mean
 from rlflame.rollout.spec import Float64
 from rlflame.seeds.crew import Outcome
 from rlflame.seeds.job import Job, Standing, standing
@@ -119,20 +119,6 @@ def summary(folder: Path, job: Job, outcomes: Mapping[int, Outcome] | None = Non
         p2=best_mean([line for line in lines if line is not None]),
         p4=over(np.array(tails, np.float64)) if scored and None not in tails else None,
     )
-
-
-def best_mean(curves: Sequence[tuple[Float64, Float64]]) -> tuple[int, Over] | None:
-    """P2 of curves of steps and returns, over the stretch that all of them have."""
-    if not curves or not all(len(steps) for steps, _ in curves):
-        return None
-    first, last = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-    points = np.unique(np.concatenate([x for x, _ in curves]))
-    points = points[(points >= first) & (points <= last)]
-    if not len(points):
-        return None
-    # Where all seeds were evaluated at the same steps, this changes no number.
-    at, there = peak(np.stack([np.interp(points, x, y) for x, y in curves]))
-    return int(points[at]), there
 
 
 def _mean(result: SeedResult) -> float:

@@ -1,0 +1,162 @@
+"""What is said of a job of seeds while it runs and when it has ended, with times made up."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rlflame import build, estimates
+from rlflame.config import Recipe
+from rlflame.errors import RlflameError
+from rlflame.facts import Facts
+from rlflame.seeds import shown
+from rlflame.seeds.board import Row, SeedsBoard
+from rlflame.seeds.conduct import JobResult, JobStart
+from rlflame.seeds.crew import Outcome
+from rlflame.seeds.live import LiveSeeds
+from rlflame.seeds.shares import Shares
+from rlflame.seeds.summary import SeedResult, Summary
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def board(clock: Clock) -> SeedsBoard:
+    """Seed 0 at half of 1,000 steps after 5 s, seed 1 failed, seed 2 finished before, 3 waiting."""
+    found = SeedsBoard([0, 1, 2, 3], stop_at_steps=1000, stop_at_iterations=None, clock=clock)
+    found.stands(2, 1000, "finished", 30.0)
+    found.begun(0)
+    found.event(0, {"event": "start", "steps": 0})
+    found.event(0, {"event": "evaluation", "steps": 250, "mean": 10.0})
+    clock.now += 5.0
+    found.event(0, {"event": "iteration", "steps": 500, "iteration": 5})
+    found.begun(1)
+    found.ended(1, Outcome("failed", RlflameError("Its process was killed.")))
+    return found
+
+
+def start(board: SeedsBoard, **changes) -> JobStart:
+    recipe = Recipe(stop_at_steps=1000)
+    facts = Facts(recipe, build.environment(recipe.learning.environment), "cartpole-ppo")
+    given = {"fleet": "here", "workers": 2, "shares": Shares(2, 0), "resumed": False, **changes}
+    return JobStart(Path("runs/x"), facts, tuple(board.rows), **given)
+
+
+def result(**changes) -> JobResult:
+    def seed(number: int, mean: float) -> SeedResult:
+        scored = {"mean": mean, "low": mean - 1, "high": mean + 1, "std": 1.0, "episodes": 20}
+        return SeedResult(number, Path(f"runs/x/seed-{number}"), "finished", 1000, 10, 20, scored)
+
+    finals = np.array([10.0, 20.0, 30.0])
+    summary = Summary(
+        "CartPole-v1", "ppo", tuple(seed(i, mean) for i, mean in enumerate(finals)),
+        estimates.summarise(finals), 0, (750, estimates.Over(21.0, 2.0)), estimates.Over(19.5, 3.0),
+    )  # fmt: skip
+    return JobResult(Path("runs/x"), summary, {}, **{"began": True, "plot": None, **changes})
+
+
+def test_the_board_adds_up(board: SeedsBoard, clock: Clock) -> None:
+    assert board.steps == 1500
+    assert board.own_steps == 500
+    assert board.share == (0.5 + 0.0 + 1.0 + 0.0) / 4
+    assert board.steps_per_s == 100.0
+    # Of 10 and 30; the middle half of two is half of each.
+    assert board.iqm == (20.0, 2)
+    # 500 steps of seed 0 and 1,000 of seed 3 at 100 steps/s.
+    assert board.remaining_s == pytest.approx(15.0)
+    board.event(0, {"event": "end", "complete": True, "steps": 1000, "evaluation": {"mean": 50.0}})
+    board.ended(0, Outcome("finished"))
+    assert board.rows[0].evaluation == 50.0
+    assert board.steps_per_s == 0.0
+
+
+def test_lines_of_a_log(board: SeedsBoard) -> None:
+    said: list[str] = []
+    show = shown.PlainSeeds(said.append, said.append)
+    with show.begin(start(board, resumed=True), board):
+        assert any("0-3 (4 runs), 2 side by side, each in a process of its own" in x for x in said)
+        assert any("1 of 4 finished before" in line for line in said)
+        said.clear()
+        board.event(0, {"event": "iteration", "steps": 700, "iteration": 7})
+        show.event(0, {"event": "iteration"})
+        (line,) = said
+        assert line.startswith(" 42%  step 1,700, ")
+        assert "1 running, 1 finished, 1 failed; IQM so far 20.0 of 2 seeds" in line
+        show.event(0, {"event": "iteration"})
+        assert len(said) == 1
+        show.ended(1, Outcome("failed", RlflameError("It broke.", detail="Traceback\n")))
+        assert said[-1] == "Seed 1 failed: It broke.\nTraceback"
+    said.clear()
+    show.finished(result())
+    assert said[0] == "Finished"
+    words = {line.split()[0]: " ".join(line.split()[1:]) for line in said if line.strip()}
+    # Of three, the middle half is a quarter of the ends and the whole of the middle.
+    assert words["IQM"].startswith("20.0, 95% interval [")
+    assert words["IQM"].endswith("of 3 seeds, final evaluations")
+    assert words["mean"] == "20.0 ± 10.0"
+    assert words["worst"] == "10.0, seed 0"
+    assert words["P2"] == "21.0 ± 2.0, the best mean over seeds, at step 750"
+    assert words["P4"] == "19.5 ± 3.0, the last 5% of the evaluations"
+    assert words["next"] == "rlflame report runs/x"
+
+
+def test_where_seeds_run_is_said(board: SeedsBoard) -> None:
+    for changes, words in (
+        ({"shares": Shares(2, 4)}, "2 side by side, each with 4 local workers"),
+        (
+            {"fleet": "flame", "workers": 20, "shares": Shares(4, 0)},
+            "4 side by side, on one fleet: 20 executors at most",
+        ),
+    ):
+        assert words in dict(shown.banner(start(board, **changes), board))["seeds"]
+
+
+@pytest.mark.parametrize("height", [40, 9])
+def test_a_line_a_seed_on_a_terminal(board: SeedsBoard, height: int) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100, height=height, highlight=False)
+    show = LiveSeeds(console)
+    with show.begin(start(board), board):
+        console.print(show.view())
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).splitlines()
+
+    def rows(word: str) -> list[str]:
+        return [line for line in lines if f"  {word} " in line]
+
+    assert any("500" in line and "10.0" in line and "100" in line for line in rows("running"))
+    assert any("IQM so far 20.0 of 2 seeds" in line for line in lines)
+    assert any("0:05 gone, 0:15 left" in line for line in lines)
+    assert bool(rows("waiting")) == (height == 40)
+    assert any("and 2 more" in line for line in lines) == (height == 9)
+    assert "\x1b[?25h" in stream.getvalue()
+
+
+def test_those_that_run_are_shown_first() -> None:
+    states = ["finished", "running", "waiting", "failed", "running"]
+    rows = [Row(seed, state) for seed, state in enumerate(states)]
+    kept, left = shown.rows_shown(rows, 4)
+    assert ([row.seed for row in kept], left) == ([1, 3, 4], 2)
+    assert shown.rows_shown(rows, 5) == (rows, 0)
+
+
+def test_which_way_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {mode: type(shown.choose(mode)).__name__ for mode in ("json", "quiet", "plain", "live")}
+    assert kinds == {
+        "json": "JsonSeeds", "quiet": "QuietSeeds", "plain": "PlainSeeds", "live": "LiveSeeds"
+    }  # fmt: skip
+    assert type(shown.choose("auto")).__name__ == "PlainSeeds"
