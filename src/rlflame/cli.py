@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from rlflame import __version__
-from rlflame.commands import bench, spoken
+from rlflame.commands import bench, bench_learners, spoken
 from rlflame.commands.cluster_check import cluster_check
 from rlflame.commands.evaluate import evaluate
 from rlflame.commands.export import export
@@ -62,6 +62,7 @@ app.command("inspect")(spoken(inspect))
 app.command("plot")(spoken(plot))
 # Whatever looks like an option and is none, such as --vs, stays among the arguments, in its place.
 app.command("report", context_settings={"ignore_unknown_options": True})(spoken(report))
+bench.group.command("learners")(spoken(bench_learners.learners))
 app.add_typer(bench.group, name="bench")
 app.command("runs")(spoken(runs))
 app.command("envs")(spoken(envs))

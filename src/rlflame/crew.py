@@ -29,8 +29,11 @@ _GRACE_S = 3.0
 
 
 @contextmanager
-def learners(runtime: RuntimeSettings, threads: int, run: Path) -> Iterator[Group]:
-    """The learners that the runtime asks for, this process among them as rank 0."""
+def learners(runtime: RuntimeSettings, threads: int, hint: str) -> Iterator[Group]:
+    """The learners that the runtime asks for, this process among them as rank 0.
+
+    `hint` says what to do where one is lost.
+    """
     found = place()
     if found is not None:
         if runtime.learners != found.size:
@@ -43,12 +46,12 @@ def learners(runtime: RuntimeSettings, threads: int, run: Path) -> Iterator[Grou
     elif runtime.learners == 1:
         yield Alone()
     else:
-        with _hired(runtime, threads, run) as group:
+        with _hired(runtime, threads, hint) as group:
             yield group
 
 
 @contextmanager
-def _hired(runtime: RuntimeSettings, threads: int, run: Path) -> Iterator[Group]:
+def _hired(runtime: RuntimeSettings, threads: int, hint: str) -> Iterator[Group]:
     with tempfile.TemporaryDirectory(prefix="rlflame-learners-") as folder, ExitStack() as leave:
         meeting = str(Path(folder) / "meeting")
         crew: dict[int, WorkerProcess] = {}
@@ -66,7 +69,7 @@ def _hired(runtime: RuntimeSettings, threads: int, run: Path) -> Iterator[Group]
             with _joined(runtime, Place(0, runtime.learners), meeting) as group:
                 yield group
         except LearnersLost as error:
-            raise _explained(error, crew, run) from error
+            raise _explained(error, crew, hint) from error
 
 
 @contextmanager
@@ -91,7 +94,7 @@ def _loopback() -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", name)}
 
 
-def _explained(error: LearnersLost, crew: Mapping[int, WorkerProcess], run: Path) -> LearnersLost:
+def _explained(error: LearnersLost, crew: Mapping[int, WorkerProcess], hint: str) -> LearnersLost:
     """Who it was, how it ended and what it said last; those it took along are not meant."""
     until = time.monotonic() + _GRACE_S
     ended: dict[int, int] = {}
@@ -99,7 +102,6 @@ def _explained(error: LearnersLost, crew: Mapping[int, WorkerProcess], run: Path
         time.sleep(0.05)
         gone = {rank: process.retire() for rank, process in crew.items() if process.exited}
         ended = {rank: code for rank, code in gone.items() if code != LOST}
-    hint = f"rlflame resume {run} goes on from its last checkpoint"
     if not ended:
         return LearnersLost(error.message, hint, error.detail)
     rank, code = min(ended.items())

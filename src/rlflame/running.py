@@ -229,9 +229,10 @@ def _run(
             recorder.also(tensorboard.TensorBoard(folder.path, begun.recipe))
             show.note(tensorboard.note(folder.path))
         threads = blas_threads(begun.recipe.learning)
+        hint = f"rlflame resume {folder.path} goes on from its last checkpoint"
         with (
             show.begin(described),
-            crew.learners(runtime, threads, folder.path) as group,
+            crew.learners(runtime, threads, hint) as group,
         ):
             trainer = build.trainer(
                 begun, fleet, filming, stop, folder.path.name, start, group,

@@ -15,6 +15,8 @@ from rlflame.bench import Case, listed, worded
 from rlflame.bench.files import Folder
 from rlflame.bench.filled import Filled
 from rlflame.bench.filling import Filling, fill_in_turn
+from rlflame.bench.learned import Learned
+from rlflame.bench.learning import Together
 from rlflame.bench.limits import WAYS, Bare
 from rlflame.bench.published import Comparison
 from rlflame.bench.rates import Rates
@@ -142,6 +144,40 @@ def fill(
                 result = Filled(case, measured, found, complete)
                 files = folder.write(result.facts(), result.document()) if folder else []
                 _tell(result.facts(), result.document(), files, as_json=as_json)
+        if not complete:
+            here.check(bool(measured))
+
+
+def learn(
+    case: Case,
+    runtime: RuntimeSettings,
+    counts: Sequence[int],
+    repeat: int,
+    out: Path | None,
+    *,
+    as_json: bool = False,
+    debug: bool = False,
+) -> None:
+    folder = Folder(out, "learners") if out is not None else None
+    found = look()
+    complete = False
+    with session(runtime, debug) as here:
+        together = Together(
+            case, counts, repeat, runtime, lambda: here.open("inline", 1), here.stop, here.tell
+        )
+        try:
+            complete = together.run()
+        finally:
+            here.tell("")
+            measured = [side for side in together.sides if side.runs]
+            if measured:
+                result = Learned(case, measured, found, complete)
+                files: list[Path] = []
+                if folder is not None:
+                    files = folder.write(result.facts(), result.document(), result.table())
+                _tell(result.facts(), result.document(), files, as_json=as_json)
+                if folder is not None:
+                    _draw(folder)
         if not complete:
             here.check(bool(measured))
 

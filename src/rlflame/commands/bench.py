@@ -82,7 +82,7 @@ def bench(
     if (recipe is None) == (diff is None):
         raise ConfigError(
             "bench needs one thing to do.",
-            "rlflame bench rollouts, scaling or replay, --recipe NAME or --diff OLD NEW",
+            "rlflame bench rollouts, scaling, replay or learners, --recipe NAME or --diff OLD NEW",
         )
     settings.limit_threads(1)
     if diff is not None:
@@ -96,7 +96,7 @@ def bench(
         raise ConfigError(f"There is no recipe {recipe!r}.", f"--recipe {', '.join(RECIPES)}")
     case, runtime = cases.published(theirs, iterations=iterations, sets=sets or ())
     conducted.scale(
-        [case], runtime, _kinds(compare), _counts(workers, [_cores()]), repeat, out,
+        [case], runtime, _kinds(compare), counts_of(workers, [_cores()]), repeat, out,
         theirs=theirs, as_json=as_json, debug=debug,
     )  # fmt: skip
 
@@ -149,7 +149,7 @@ def scaling(
         raise ConfigError("--env and --episode-ms exclude each other.", "leave one out")
     if env is None and (algo, preset) != (None, None):
         raise ConfigError("--algo and --preset are for --env.", "--env ant")
-    counts = _counts(workers, list(dict.fromkeys((1, _cores()))))
+    counts = counts_of(workers, list(dict.fromkeys((1, _cores()))))
     kinds = _kinds(compare)
     if env is not None:
         case, runtime = cases.real(
@@ -200,7 +200,7 @@ def rollouts(
     from rlflame.bench import cases, conducted
 
     (kind,) = _known([fleet])
-    counts = [1] if kind == "inline" else _counts(workers, list(dict.fromkeys((1, _cores()))))
+    counts = [1] if kind == "inline" else counts_of(workers, list(dict.fromkeys((1, _cores()))))
     case, runtime = cases.real(env, algorithm=algo, preset=preset, sets=sets or ())
     conducted.collect(
         case, runtime, kind, counts, seconds, repeat, out, limited=limit and kind != "flame",
@@ -235,7 +235,7 @@ def replay(
     settings.limit_threads(1)
     from rlflame.bench import cases, conducted
 
-    kinds, counts = _kinds(compare), _counts(workers, [_cores()])
+    kinds, counts = _kinds(compare), counts_of(workers, [_cores()])
     case, runtime = cases.replay(env, transitions, sets=sets or ())
     conducted.fill(case, runtime, kinds, counts, repeat, out, as_json=as_json, debug=debug)
 
@@ -265,14 +265,14 @@ def _known(names: list[str]) -> list[str]:
     return found
 
 
-def _counts(text: str | None, otherwise: list[int]) -> list[int]:
+def counts_of(text: str | None, otherwise: list[int], flag: str = "--workers") -> list[int]:
     from rlflame.errors import ConfigError
 
     if text is None:
         return otherwise
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and 0 < int(word) <= 4096 for word in words):
-        raise ConfigError(f"--workers {text!r} is no list of numbers.", "--workers 1,2,4")
+        raise ConfigError(f"{flag} {text!r} is no list of numbers.", f"{flag} 1,2,4")
     return sorted({int(word) for word in words})
 
 

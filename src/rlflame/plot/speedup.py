@@ -12,18 +12,21 @@ from rlflame.errors import CheckpointError
 from rlflame.plot import Bars
 
 COLUMNS = ("workers", "backend", "seconds")
+#: What the first column may be called.
+UNITS = ("workers", "learners")
 #: A case and a backend.
 Side = tuple[str, str]
 
 
 def speedup(table: Path) -> Bars:
-    """Bars of a CSV with the columns workers, backend, seconds and, where they differ, steps.
+    """Bars of a CSV with the columns workers (or learners), backend, seconds and, where they
+    differ, steps.
 
     Rows with equal workers and backend are repetitions; their median counts. One is the fastest of
     the backends with the fewest workers, so that no backend is measured against its own overhead.
     A column `case` tells pieces of work apart, each of which has a one of its own.
     """
-    cost = _seconds_per_step(table)
+    unit, cost = _seconds_per_step(table)
     workers = sorted({count for count, _ in cost})
     sides = list(dict.fromkeys(side for _, side in cost))
     base = {
@@ -35,10 +38,10 @@ def speedup(table: Path) -> Bars:
     heights = np.array(
         [[base[side[0]] / cost.get((count, side), np.nan) for count in workers] for side in sides]
     )
-    first = f"{workers[0]} worker" + ("" if workers[0] == 1 else "s")
+    first = f"{workers[0]} {unit[:-1]}" + ("" if workers[0] == 1 else "s")
     return Bars(
         title=f"Speed-up: {table.stem}",
-        x_label="Workers",
+        x_label=unit.capitalize(),
         y_label=f"Times as fast as {first}",
         groups=tuple(map(str, workers)),
         names=tuple(f"{backend}, {case}" if len(base) > 1 else backend for case, backend in sides),
@@ -56,23 +59,26 @@ def _fewest(cost: Mapping[tuple[int, Side], float]) -> dict[str, int]:
     return found
 
 
-def _seconds_per_step(table: Path) -> dict[tuple[int, Side], float]:
-    """The median of each number of workers and side; per run where no steps are given."""
+def _seconds_per_step(table: Path) -> tuple[str, dict[tuple[int, Side], float]]:
+    """What is counted, and the median of each number of them and side; per run where no steps are
+    given."""
     found: dict[tuple[int, Side], list[float]] = {}
     try:
         with table.open(newline="", encoding="utf-8") as file:
             rows = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+            named = rows.fieldnames or ()
+            unit = next((name for name in UNITS if name in named), UNITS[0])
+            missing = [name for name in (unit, *COLUMNS[1:]) if name not in named]
             if missing:
                 raise CheckpointError(
                     f"{table} has no column {missing[0]!r}.",
                     f"a table of run times has the columns {', '.join(COLUMNS)}",
                 )
             for row in rows:
-                workers, seconds = int(row["workers"]), float(row["seconds"])
+                workers, seconds = int(row[unit]), float(row["seconds"])
                 seconds /= float(row.get("steps") or 1.0)
                 if workers < 1 or not 0.0 < seconds < np.inf:
-                    raise ValueError(f"{workers} workers in {seconds:g} seconds")
+                    raise ValueError(f"{workers} {unit} in {seconds:g} seconds")
                 side = (row.get("case") or "", row["backend"])
                 found.setdefault((workers, side), []).append(seconds)
     except OSError as error:
@@ -86,4 +92,4 @@ def _seconds_per_step(table: Path) -> dict[tuple[int, Side], float]:
         ) from error
     if not found:
         raise CheckpointError(f"{table} has no rows.", "it needs one for each run")
-    return {key: float(np.median(seconds)) for key, seconds in found.items()}
+    return unit, {key: float(np.median(seconds)) for key, seconds in found.items()}

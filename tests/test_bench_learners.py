@@ -1,0 +1,72 @@
+"""`rlflame bench learners`: what is timed, what comes of it, and what is said and written."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from commands import TINY, rlflame
+from crews import together
+
+from rlflame.bench.learned import Learned
+from rlflame.bench.learning import Learning, Side, Timed, shards_for
+
+
+def test_only_the_exchange_is_counted():
+    """A clock that goes on by one whenever it is looked at."""
+
+    def work(seat):
+        ticks = iter(range(100))
+        timed = Timed(seat, lambda: float(next(ticks)))
+        timed.gather(np.ones(2, np.float32))
+        shared = timed.share({"a": 1} if seat.rank == 0 else None)
+        return timed.spent_s, shared
+
+    assert together(2, work) == [(2.0, {"a": 1})] * 2
+
+
+@pytest.mark.parametrize(
+    ("counts", "fewest", "shards"), [([1, 2, 4], 8, 8), ([1, 3], 8, 9), ([1, 2, 16], 8, 16)]
+)
+def test_all_numbers_of_learners_share_the_same_shards(counts, fewest, shards):
+    assert shards_for(counts, fewest) == shards
+
+
+def side(learners, *learn_s, steps=100):
+    return Side(learners, [Learning(2 * s, s, 0.25, steps, 5, "w") for s in learn_s])
+
+
+def test_a_speed_up_is_of_the_time_for_as_many_steps():
+    """Twice the steps in the same time are twice as fast."""
+    sides = [side(2, 8.0), side(4, 8.0, steps=200), side(8, 2.0)]
+    result = Learned(None, sides, None, True)
+    speedups = [result.speedup(one, lambda run: run.learn_s).value for one in sides]
+    assert speedups == pytest.approx([1.0, 2.0, 4.0])
+    assert [result.ideal(one) for one in sides] == [1.0, 2.0, 4.0]
+
+
+def test_learners_are_timed_and_the_files_agree(tmp_path):
+    spoken = rlflame(
+        "bench", "learners", "--learners", "1,2", "--env", "cartpole", "--iterations", "1",
+        "--repeat", "1", *TINY, "--set", "network.hidden=[8]", "-o", tmp_path / "new",
+    )  # fmt: skip
+    assert spoken.code == 0, spoken.err
+    facts = json.loads((tmp_path / "new/learners.json").read_text())
+    assert facts["same_bits"]
+    assert (facts["gradient_shards"], facts["samples"]) == (8, 32)
+    one, two = facts["sides"]
+    (alone,), (shared,) = one["runs"], two["runs"]
+    # The second of two iterations: 64 steps, two epochs of two minibatches.
+    assert (alone["steps"], alone["updates"]) == (64, 4)
+    assert (shared["steps"], shared["updates"]) == (64, 4)
+    assert alone["exchange_s"] == 0.0 < shared["exchange_s"] < shared["learn_s"]
+    assert "All learned the same weights" in spoken.out
+    assert spoken.out.strip() == (tmp_path / "new/learners.md").read_text().strip()
+    assert "Learners" in rlflame("plot", tmp_path / "new/learners.csv", "-o", "-").out
+
+
+def test_numbers_of_learners_that_share_no_shards_are_refused():
+    spoken = rlflame("bench", "learners", "--learners", "1,3", "--set", "gradient_shards=8")
+    assert spoken.code == 2
+    assert "3 learners cannot share 8 shards evenly" in spoken.err
