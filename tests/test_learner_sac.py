@@ -181,6 +181,33 @@ def test_random_actions_fill_the_whole_range_evenly() -> None:
     np.testing.assert_allclose(log_probs, math.log(0.25), rtol=1e-6)
 
 
+# How it begins
+
+
+def test_the_critics_begin_apart_and_their_targets_where_they_are() -> None:
+    nets = build_soft_networks(spec(), NetworkSettings(), 0)
+    for layer in range(3):
+        one, other = (nets.critics[f"critic{j}.{layer}.weight"] for j in (0, 1))
+        assert not np.isclose(one, other).any()
+    np.testing.assert_array_equal(nets.targets.data, nets.critics.data)
+    assert nets.targets.data is not nets.critics.data
+
+
+def test_what_the_actor_begins_with_does_not_touch_the_critics() -> None:
+    plain, other = (
+        build_soft_networks(spec(), NetworkSettings(**settings), 0)
+        for settings in (
+            {"last_layer_scale": 1.0, "log_std_init": 0.0},
+            {"last_layer_scale": 0.5, "log_std_init": -1.5},
+        )
+    )
+    np.testing.assert_array_equal(plain.critics.data, other.critics.data)
+    last = "actor.2."
+    np.testing.assert_allclose(2.0 * other.actor[last + "weight"], plain.actor[last + "weight"])
+    # Orthogonal networks begin without biases; a log deviation of -1.5 is one.
+    assert other.actor[last + "bias"].tolist() == [0.0] * ACTIONS + [-1.5] * ACTIONS
+
+
 # Gradients
 
 
@@ -451,8 +478,11 @@ def test_an_update_that_is_not_finite_changes_nothing_and_the_fifth_in_a_row_end
     assert metrics["refused_minibatches"] == 4.0
     for name in ("actor", "critics", "targets", "log_entropy_weight", "critic_adam.count"):
         np.testing.assert_array_equal(before[name], sac.state()[name], err_msg=name)
-    with pytest.raises(LearningError, match=r"not finite 5 times .*with rewards of 3e\+38"):
-        sac.update(ReplayBatch(fresh, 7, 1, bad), 0.0)
+    restored = learner(SacSettings(), networks(seed=1))
+    restored.load_state(sac.state())
+    for same in (sac, restored):
+        with pytest.raises(LearningError, match=r"not finite 5 times .*with rewards of 3e\+38"):
+            same.update(ReplayBatch(fresh, 7, 1, bad), 0.0)
 
 
 def test_where_what_is_learned_from_is_small_the_learning_rate_is_blamed() -> None:
