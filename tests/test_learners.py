@@ -7,6 +7,7 @@ import itertools
 import crews
 import numpy as np
 import pytest
+from commands import rlflame
 from crews import learned_by
 from tiny_runs import run
 
@@ -121,3 +122,33 @@ def test_every_learner_makes_the_same_number_of_steps():
     assert len(set(gathers)) == 1
     # 2 iterations of 2 epochs with 4 minibatches; values once for each epoch; and the greeting.
     assert gathers[0] == 2 * 2 * 4 + 2 * 2 + 1
+
+
+def resolved(*words):
+    """What a command comes to."""
+    spoken = rlflame("train", *words, "--dry-run", "--json")
+    assert spoken.code == 0, spoken.err
+    return spoken.json()["config"]["learning"]
+
+
+def test_a_recipe_of_several_learners_is_scaled_as_theirs_is():
+    """By hand: world size 4 of a batch of 4096 at 0.001; every other field is as it was."""
+    words = ("--env", "cartpole", "--learners", "4", "--set", "ppo.minibatch_size=4096")
+    words = (*words, "--set", "ppo.learning_rate=0.001", "--set", "rollout.steps=2048")
+    exact, theirs = resolved(*words), resolved(*words, "--scale-batch", "--scale-lr")
+    assert theirs["ppo"] == exact["ppo"] | {"minibatch_size": 16384, "learning_rate": 0.004}
+    assert {**theirs, "ppo": None} == {**exact, "ppo": None}
+
+    words = ("--algo", "sac", "--env", "pendulum", "--learners", "2")
+    words = (*words, "--set", "sac.batch_size=2048", "--set", "sac.updates_per_step=1.0")
+    exact, theirs = resolved(*words), resolved(*words, "--scale-batch")
+    assert theirs["sac"] == exact["sac"] | {"batch_size": 4096, "updates_per_step": 0.5}
+
+    words = ("--algo", "reinforce", "--env", "cartpole", "--learners", "2")
+    exact, theirs = resolved(*words), resolved(*words, "--scale-batch")
+    assert theirs["rollout"]["num_slots"] == 2 * exact["rollout"]["num_slots"]
+
+
+def test_one_learner_scales_nothing():
+    words = ("--env", "cartpole", "--learners", "1")
+    assert resolved(*words, "--scale-batch", "--scale-lr") == resolved(*words)

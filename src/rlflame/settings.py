@@ -92,6 +92,8 @@ def resolve(
     seed: int | None,
     until_return: float | None,
     runtime: Mapping[str, Any],
+    scale_batch: bool = False,
+    scale_lr: bool = False,
 ) -> tuple[RunConfig, str]:
     """The config of `rlflame train` and the name of the preset under it."""
     flags: dict[str, Any] = dict(runtime)
@@ -133,7 +135,30 @@ def resolve(
         )
     if episodes_per_iter is not None:
         config = with_episodes(config, episodes_per_iter)
-    return config, name
+    return scaled(config, batch=scale_batch, learning_rate=scale_lr), name
+
+
+def scaled(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:
+    """The recipe of learners that each keep a batch of their own: N times the samples of an update,
+    as many updates from each learner's own steps, and N times the learning rate."""
+    learners = config.runtime.learners
+    if learners == 1 or not (batch or learning_rate):
+        return config
+    data = config.model_dump()
+    learning = data["learning"]
+    own = learning[config.learning.algorithm]
+    if batch and config.learning.ppo is not None:
+        own["minibatch_size"] *= learners
+    elif batch and config.learning.sac is not None:
+        own["batch_size"] *= learners
+        own["updates_per_step"] /= learners
+    elif batch:
+        learning["rollout"]["num_slots"] *= learners
+    if learning_rate:
+        for name in ("learning_rate", "critic_learning_rate", "entropy_learning_rate"):
+            if own.get(name) is not None:
+                own[name] *= learners
+    return presets.validated(data)
 
 
 def check_learners(learning: LearningSettings, learners: int) -> None:

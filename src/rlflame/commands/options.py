@@ -19,6 +19,13 @@ Learners = Annotated[
         metavar="N", help="Processes here that compute gradients together, with equal bits.", min=1
     ),
 ]
+ScaleBatch = Annotated[
+    bool,
+    typer.Option("--scale-batch", help="As many times the batch of an update as learners."),
+]
+ScaleLr = Annotated[
+    bool, typer.Option("--scale-lr", help="As many times the learning rate as learners.")
+]
 Fleet = Annotated[
     str | None,
     typer.Option(

@@ -21,9 +21,15 @@ if TYPE_CHECKING:
 
 def check(seeds: str, *, seed: int | None, plot: bool) -> tuple[int, ...]:
     """The seeds of `--seeds`; refuses what means nothing beside it."""
+    from rlflame import torchrun
     from rlflame.errors import ConfigError
     from rlflame.seeds import parse
 
+    if torchrun.place() is not None:
+        raise ConfigError(
+            "The processes that torchrun starts learn in one run, and --seeds are several.",
+            "rlflame train --seeds without torchrun, or one --seed",
+        )
     if seed is not None:
         raise ConfigError(
             f"--seed {seed} and --seeds {seeds} exclude each other.", "leave out --seed"

@@ -16,6 +16,8 @@ from rlflame.commands.options import (
     Local,
     Plain,
     Quiet,
+    ScaleBatch,
+    ScaleLr,
     Sets,
     TensorBoard,
     VideoEvery,
@@ -89,6 +91,8 @@ def train(
     ] = None,
     workers: Workers = None,
     learners: Learners = None,
+    scale_batch: ScaleBatch = False,
+    scale_lr: ScaleLr = False,
     fleet: Fleet = None,
     local: Local = False,
     env_file: EnvFile = None,
@@ -123,7 +127,7 @@ def train(
         environment=env, algorithm=algo, preset=preset, config_file=config,
         sets=sets or (), env_kwargs=env_kwargs or (), steps=steps, iterations=iterations,
         episodes_per_iter=episodes_per_iter, seed=many[0] if many else seed,
-        until_return=until_return, runtime=runtime,
+        until_return=until_return, runtime=runtime, scale_batch=scale_batch, scale_lr=scale_lr,
     )  # fmt: skip
     settings.limit_threads(resolved.learning.threads)
     if dry_run:
