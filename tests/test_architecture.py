@@ -48,7 +48,7 @@ FLOORS = [
 
 #: Third parties, and the only places that know them.
 GUESTS = {
-    "torch": {"learner.networks", "learner.torch_sac", "learner.torch_group"},
+    "torch": {"learner.networks", "learner.torch_sac", "learner.torch_group", "learner.leaves"},
     "flamepy": {"fleet.flame.*"},
     "typer": {"cli", "commands", "commands.*"},
     "rich": {"live", "seeds.live"},

@@ -241,6 +241,10 @@ class LearningSettings(Section):
     provider: Literal["numpy", "torch"] = Field(
         "numpy", description="Gradients derived by hand in numpy, or by torch's autograd."
     )
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu",
+        description="Where torch makes gradients; environments and policies stay on processors.",
+    )
     threads: Positive = Field(
         1, le=256, description="Threads of the learner: inside BLAS, or for SAC at most two lanes."
     )
@@ -283,6 +287,8 @@ class LearningSettings(Section):
             raise ValueError("REINFORCE has no correction for stale data: set rollout.staleness=0")
         if self.algorithm == "sac" and self.rollout.unit != "steps":
             raise ValueError("SAC learns from single steps: set rollout.unit to steps")
+        if self.device == "cuda" and self.provider != "torch":
+            raise ValueError("only torch makes gradients on cuda: set provider to torch")
         if self.samples < self.gradient_shards:
             raise ValueError(
                 f"{self.samples} samples cannot be cut into {self.gradient_shards} parts: set "

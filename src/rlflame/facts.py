@@ -108,7 +108,12 @@ class Facts:
 
     def learner(self) -> str:
         learning = self.recipe.learning
-        return f"{learning.provider}, {count(learning.threads, 'thread')}"
+        text = f"{learning.provider}, {count(learning.threads, 'thread')}"
+        if learning.device != "cpu":
+            text += f", on {learning.device}"
+        if learning.gradient_shards > 1:
+            text += f", {learning.gradient_shards} shards"
+        return text
 
     def learning_starts(self) -> str:
         """When learning from a replay begins; empty where there is none."""

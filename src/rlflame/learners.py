@@ -6,6 +6,7 @@ environments, fleets, files.
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib import metadata
 from typing import Any
@@ -81,7 +82,7 @@ def fingerprint(learning: LearningSettings) -> dict[str, str]:
     """What several learners must have in common to end in the same bits."""
     found = {"python": platform.python_version(), **blas.fingerprint()}
     if learning.provider == "torch":
-        found["torch"] = metadata.version("torch")
+        found |= {"torch": metadata.version("torch"), "device": learning.device}
     return found
 
 
@@ -98,7 +99,7 @@ def _ppo(
     if learning.provider == "torch":
         from rlflame.learner.networks import TorchPpo
 
-        provider = TorchPpo(parameters, network, learning.threads)
+        provider = TorchPpo(parameters, network, learning.threads, _device(learning, shards))
     else:
         provider = NumpyPpo(parameters, network)
     columns = learning.rollout.columns
@@ -118,7 +119,7 @@ def _reinforce(
     if learning.provider == "torch":
         from rlflame.learner.networks import TorchReinforce
 
-        provider = TorchReinforce(parameters, network, learning.threads)
+        provider = TorchReinforce(parameters, network, learning.threads, _device(learning, shards))
     else:
         provider = NumpyReinforce(parameters, network)
     return Reinforce(settings, network, parameters, provider, shards)
@@ -138,10 +139,19 @@ def _sac(
     if learning.provider == "torch":
         from rlflame.learner.torch_sac import TorchSac
 
-        providers = [TorchSac(networks, learning.threads) for _ in range(shards.count)]
+        device = _device(learning, shards)
+        providers = [TorchSac(networks, learning.threads, device) for _ in range(shards.count)]
     else:
         providers = [NumpySac(networks, lanes) for _ in range(shards.count)]
     return Sac(settings, networks, providers, lanes, shards, seed=learning.seed)
+
+
+def _device(learning: LearningSettings, shards: Shards) -> str:
+    """Of this learner's torch; the variable is read when the first card is touched."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    from rlflame.learner.leaves import device_for
+
+    return device_for(learning.device, shards.rank)
 
 
 def _begin_with(parameters: FlatVector, start: PolicyArrays) -> None:

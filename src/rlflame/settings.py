@@ -94,6 +94,7 @@ def resolve(
     runtime: Mapping[str, Any],
     scale_batch: bool = False,
     scale_lr: bool = False,
+    device: str | None = None,
 ) -> tuple[RunConfig, str]:
     """The config of `rlflame train` and the name of the preset under it."""
     flags: dict[str, Any] = dict(runtime)
@@ -103,6 +104,8 @@ def resolve(
         flags |= {"stop_at_steps": steps, "stop_at_iterations": iterations}
     if seed is not None:
         flags["learning.seed"] = seed
+    if device is not None:
+        flags |= _device_flags(device)
     if until_return is not None:
         flags["evaluation.until_return"] = until_return
     for text in env_kwargs:
@@ -136,6 +139,24 @@ def resolve(
     if episodes_per_iter is not None:
         config = with_episodes(config, episodes_per_iter)
     return scaled(config, batch=scale_batch, learning_rate=scale_lr), name
+
+
+def _device_flags(device: str) -> dict[str, str]:
+    """What `--device` says; auto is CUDA where torch finds it."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"There is no device {device!r}.", "--device cpu, cuda or auto")
+    if device == "cpu":
+        return {"learning.device": "cpu"}
+    limit_threads(1)
+    from rlflame.learner import leaves
+
+    if leaves.cuda_available():
+        return {"learning.device": "cuda", "learning.provider": "torch"}
+    if device == "cuda":
+        raise ConfigError(
+            "torch finds no CUDA device here.", "--device cpu, or auto to take what there is"
+        )
+    return {"learning.device": "cpu"}
 
 
 def scaled(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:

@@ -19,6 +19,12 @@ Learners = Annotated[
         metavar="N", help="Processes here that compute gradients together, with equal bits.", min=1
     ),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Where torch makes gradients: cpu, cuda, or auto. [default: cpu]"
+    ),
+]
 ScaleBatch = Annotated[
     bool,
     typer.Option("--scale-batch", help="As many times the batch of an update as learners."),

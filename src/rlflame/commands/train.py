@@ -9,6 +9,7 @@ import typer
 
 from rlflame.commands.options import (
     Debug,
+    Device,
     EnvFile,
     Fleet,
     JsonLines,
@@ -91,6 +92,7 @@ def train(
     ] = None,
     workers: Workers = None,
     learners: Learners = None,
+    device: Device = None,
     scale_batch: ScaleBatch = False,
     scale_lr: ScaleLr = False,
     fleet: Fleet = None,
@@ -128,6 +130,7 @@ def train(
         sets=sets or (), env_kwargs=env_kwargs or (), steps=steps, iterations=iterations,
         episodes_per_iter=episodes_per_iter, seed=many[0] if many else seed,
         until_return=until_return, runtime=runtime, scale_batch=scale_batch, scale_lr=scale_lr,
+        device=device,
     )  # fmt: skip
     settings.limit_threads(resolved.learning.threads)
     if dry_run:

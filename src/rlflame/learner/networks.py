@@ -1,7 +1,6 @@
 """The same losses as the hand-derived ones, with their gradients by torch's autograd.
 
-Torch works on the memory of the flat vector itself: what Adam or a checkpoint writes there is
-what the next pass sees. Imported only when a recipe asks for this provider, because importing
+Imported only when a recipe asks for this provider, because importing
 torch takes seconds. Must not know: optimisers, environments, how batches come about.
 """
 
@@ -18,6 +17,7 @@ from rlflame.rollout.spec import Array, Float32
 
 from . import Metrics
 from .actor_critic import Network
+from .leaves import Leaves
 from .parameters import FlatVector
 from .ppo import Minibatch as PpoMinibatch
 from .reinforce import Minibatch as ReinforceMinibatch
@@ -26,25 +26,22 @@ from .reinforce import Minibatch as ReinforceMinibatch
 class _ActorCritic:
     """Both networks as functions of leaf tensors that share the flat vectors' memory."""
 
-    def __init__(self, parameters: FlatVector, network: Network, threads: int = 1) -> None:
+    def __init__(
+        self, parameters: FlatVector, network: Network, threads: int = 1, device: str = "cpu"
+    ) -> None:
         # The recipe's number, never the machine's: sums split otherwise have other last bits.
         torch.set_num_threads(threads)
-        self._gradients = FlatVector(parameters.shapes)
         self._network = network
-        self._leaves: dict[str, Tensor] = {}
-        for name in parameters.shapes:
-            leaf = torch.from_numpy(parameters[name]).requires_grad_()
-            leaf.grad = torch.from_numpy(self._gradients[name])
-            self._leaves[name] = leaf
+        self.leaves = Leaves(parameters, device)
 
     def outputs(self, prefix: str, observations: Tensor) -> Tensor:
         return self._layer(prefix, self._network.layers - 1, self._latent(prefix, observations))
 
     def act(self, observations: Tensor, actions: Array) -> tuple[Tensor, Tensor]:
         """Log-density of each row's action, and the entropy of each row's distribution."""
-        latent, taken = self._latent("actor", observations), torch.as_tensor(actions)
+        latent, taken = self._latent("actor", observations), self.leaves.tensor(actions)
         out = self._layer("actor", self._network.layers - 1, latent)
-        log_std = self._leaves.get("actor.log_std")
+        log_std = self.leaves.tensors.get("actor.log_std")
         if log_std is None:
             return _categorical(out, taken)
         if log_std.dim() == 2:
@@ -52,15 +49,11 @@ class _ActorCritic:
         return _gaussian(out, log_std, taken)
 
     def values(self, observations: Float32) -> Float32:
+        self.leaves.refresh()
         with torch.no_grad():
-            result: Float32 = self.outputs("critic", torch.as_tensor(observations))[:, 0].numpy()
+            found = self.outputs("critic", self.leaves.tensor(observations))[:, 0]
+        result: Float32 = found.cpu().numpy()
         return result
-
-    def gradient_of(self, loss: Tensor) -> Float32:
-        """In one buffer, which the leaves' gradients are views of."""
-        self._gradients.data[:] = 0.0
-        torch.autograd.backward(loss)
-        return self._gradients.data
 
     def _latent(self, prefix: str, x: Tensor) -> Tensor:
         """What enters the last layer."""
@@ -70,8 +63,8 @@ class _ActorCritic:
         return x
 
     def _layer(self, prefix: str, layer: int, x: Tensor) -> Tensor:
-        weight = self._leaves[f"{prefix}.{layer}.weight"]
-        return torch.addmm(self._leaves[f"{prefix}.{layer}.bias"], x, weight)
+        weight = self.leaves.tensors[f"{prefix}.{layer}.weight"]
+        return torch.addmm(self.leaves.tensors[f"{prefix}.{layer}.bias"], x, weight)
 
 
 def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,14 +91,18 @@ def _state_dependent(
 class TorchPpo:
     """The loss of `ppo`."""
 
-    def __init__(self, parameters: FlatVector, network: Network, threads: int = 1) -> None:
-        self._networks = _ActorCritic(parameters, network, threads)
+    def __init__(
+        self, parameters: FlatVector, network: Network, threads: int = 1, device: str = "cpu"
+    ) -> None:
+        self._networks = _ActorCritic(parameters, network, threads, device)
 
     def gradient(self, batch: PpoMinibatch, count: int) -> tuple[Float32, Metrics]:
-        observations = torch.as_tensor(batch.observations)
+        tensor = self._networks.leaves.tensor
+        self._networks.leaves.refresh()
+        observations = tensor(batch.observations)
         log_probs, entropies = self._networks.act(observations, batch.actions)
-        log_ratio = log_probs - torch.as_tensor(batch.log_probs)
-        ratio, advantages = log_ratio.exp(), torch.as_tensor(batch.advantages)
+        log_ratio = log_probs - tensor(batch.log_probs)
+        ratio, advantages = log_ratio.exp(), tensor(batch.advantages)
         held = ratio.clamp(1.0 - batch.clip_range, 1.0 + batch.clip_range)
         objectives = torch.minimum(ratio * advantages, held * advantages)
         value_losses = self._value_losses(batch, observations)
@@ -114,7 +111,7 @@ class TorchPpo:
             - objectives.sum()
             - batch.entropy_weight * entropies.sum()
         )
-        gradient = self._networks.gradient_of(total / count)
+        gradient = self._networks.leaves.gradient_of(total / count)
         with torch.no_grad():
             return gradient, {
                 "policy_gradient_loss": -float(objectives.sum()),
@@ -129,12 +126,12 @@ class TorchPpo:
 
     def _value_losses(self, batch: PpoMinibatch, observations: Tensor) -> Tensor:
         values = self._networks.outputs("critic", observations)[:, 0]
-        returns = torch.as_tensor(batch.returns)
+        returns = self._networks.leaves.tensor(batch.returns)
         losses = (values - returns).square()
         limit = batch.clip_range_value
         if limit is None:
             return losses
-        old = torch.as_tensor(batch.old_values)
+        old = self._networks.leaves.tensor(batch.old_values)
         held = old + (values - old).clamp(-limit, limit)
         return torch.maximum(losses, (held - returns).square())
 
@@ -142,16 +139,20 @@ class TorchPpo:
 class TorchReinforce:
     """The loss of `reinforce`."""
 
-    def __init__(self, parameters: FlatVector, network: Network, threads: int = 1) -> None:
-        self._networks = _ActorCritic(parameters, network, threads)
+    def __init__(
+        self, parameters: FlatVector, network: Network, threads: int = 1, device: str = "cpu"
+    ) -> None:
+        self._networks = _ActorCritic(parameters, network, threads, device)
 
     def gradient(self, batch: ReinforceMinibatch, count: int) -> tuple[Float32, Metrics]:
-        log_probs, entropies = self._networks.act(
-            torch.as_tensor(batch.observations), batch.actions
-        )
-        loss = -(log_probs * torch.as_tensor(batch.weights)).sum()
+        tensor = self._networks.leaves.tensor
+        self._networks.leaves.refresh()
+        log_probs, entropies = self._networks.act(tensor(batch.observations), batch.actions)
+        loss = -(log_probs * tensor(batch.weights)).sum()
         entropy = entropies.sum()
-        gradient = self._networks.gradient_of((loss - batch.entropy_weight * entropy) / count)
+        gradient = self._networks.leaves.gradient_of(
+            (loss - batch.entropy_weight * entropy) / count
+        )
         return gradient, {"loss": float(loss.detach()), "entropy_loss": -float(entropy.detach())}
 
     def values(self, observations: Float32) -> Float32:

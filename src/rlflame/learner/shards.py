@@ -37,6 +37,11 @@ class Shards:
         self._total: Float32 = np.empty(0, np.float32)
         self._compare: Callable[[], None] = _never
 
+    @property
+    def rank(self) -> int:
+        """Of this learner."""
+        return self._group.rank
+
     def compare_every(self, updates: int, state: Callable[[], State]) -> None:
         """From now on see to it that all learners hold the same bytes after so many updates."""
         self._compare = _Comparison(self._group, updates, state)

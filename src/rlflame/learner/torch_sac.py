@@ -14,41 +14,45 @@ from rlflame.rollout.actions import LOG_STD_HIGH, LOG_STD_LOW, VARIANCE_FLOOR
 from rlflame.rollout.spec import Float32
 
 from . import Metrics
-from .parameters import FlatVector
+from .leaves import Leaves
 from .soft_actor_critic import CRITICS, Minibatch, SoftNetworks
 
 
 class TorchSac:
     """The counterpart of `NumpySac`."""
 
-    def __init__(self, networks: SoftNetworks, threads: int = 1) -> None:
+    def __init__(self, networks: SoftNetworks, threads: int = 1, device: str = "cpu") -> None:
         # The recipe's number, never the machine's: sums split otherwise have other last bits.
         torch.set_num_threads(threads)
         self._layers, self._tanh = networks.network.layers, networks.network.tanh
         self._size = networks.action_size
-        self._actor = _Leaves(networks.actor)
-        self._critics = _Leaves(networks.critics)
-        self._targets = _Leaves(networks.targets)
+        self._actor = Leaves(networks.actor, device)
+        self._critics = Leaves(networks.critics, device)
+        self._targets = Leaves(networks.targets, device)
         self._actions = self._log_probs = torch.empty(0)
         self._next_actions = self._next_log_probs = torch.empty(0)
 
     def act(self, batch: Minibatch) -> Float32:
-        noise = torch.from_numpy(batch.noise)
+        self._actor.refresh()
+        noise = self._actor.tensor(batch.noise)
         self._actions, self._log_probs = self._sample(batch.observations, noise[0].T)
         with torch.no_grad():
             drawn = self._sample(batch.next_observations, noise[1].T)
         self._next_actions, self._next_log_probs = drawn
-        log_probs: Float32 = self._log_probs.detach().numpy()
+        log_probs: Float32 = self._log_probs.detach().cpu().numpy()
         return log_probs
 
     def critic_gradient(
         self, batch: Minibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
+        self._critics.refresh()
+        self._targets.refresh()
+        tensor = self._critics.tensor
         with torch.no_grad():
             following = self._values(self._targets, batch.next_observations, self._next_actions)
             soft = following.min(dim=0).values - entropy_weight * self._next_log_probs
-            wanted = torch.as_tensor(batch.rewards) + torch.as_tensor(batch.bootstrap) * soft
-        taken = torch.as_tensor(batch.actions)
+            wanted = tensor(batch.rewards) + tensor(batch.bootstrap) * soft
+        taken = tensor(batch.actions)
         errors = self._values(self._critics, batch.observations, taken) - wanted
         loss = 0.5 * errors.square().sum()
         gradient = self._critics.gradient_of(loss / count)
@@ -57,13 +61,14 @@ class TorchSac:
     def actor_gradient(
         self, batch: Minibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
+        self._critics.refresh()
         values = self._values(self._critics, batch.observations, self._actions)
         loss = (entropy_weight * self._log_probs - values.min(dim=0).values).sum()
         gradient = self._actor.gradient_of(loss / count)
         return gradient, {"actor_loss": float(loss.detach())}
 
     def _sample(self, observations: Float32, noise: Tensor) -> tuple[Tensor, Tensor]:
-        latent = self._latent(self._actor, "actor", torch.as_tensor(observations))
+        latent = self._latent(self._actor, "actor", self._actor.tensor(observations))
         out = self._layer(self._actor, "actor", self._layers - 1, latent)
         mean, log_std = out[:, : self._size], self._log_std(latent, out)
         raw = mean + log_std.exp() * noise
@@ -78,38 +83,20 @@ class TorchSac:
             return out[:, self._size :].clamp(LOG_STD_LOW, LOG_STD_HIGH)
         return 0.5 * (latent.square() @ (2.0 * own).exp() + VARIANCE_FLOOR).log()
 
-    def _values(self, critics: _Leaves, observations: Float32, actions: Tensor) -> Tensor:
-        inputs = torch.cat((torch.as_tensor(observations), actions), dim=1)
+    def _values(self, critics: Leaves, observations: Float32, actions: Tensor) -> Tensor:
+        inputs = torch.cat((critics.tensor(observations), actions), dim=1)
         return torch.stack([self._forward(critics, name[:-1], inputs)[:, 0] for name in CRITICS])
 
-    def _forward(self, leaves: _Leaves, prefix: str, x: Tensor) -> Tensor:
+    def _forward(self, leaves: Leaves, prefix: str, x: Tensor) -> Tensor:
         return self._layer(leaves, prefix, self._layers - 1, self._latent(leaves, prefix, x))
 
-    def _latent(self, leaves: _Leaves, prefix: str, x: Tensor) -> Tensor:
+    def _latent(self, leaves: Leaves, prefix: str, x: Tensor) -> Tensor:
         """What enters the last layer."""
         for layer in range(self._layers - 1):
             x = self._layer(leaves, prefix, layer, x)
             x = torch.tanh(x) if self._tanh else torch.relu(x)
         return x
 
-    def _layer(self, leaves: _Leaves, prefix: str, layer: int, x: Tensor) -> Tensor:
+    def _layer(self, leaves: Leaves, prefix: str, layer: int, x: Tensor) -> Tensor:
         weight = leaves.tensors[f"{prefix}.{layer}.weight"]
         return torch.addmm(leaves.tensors[f"{prefix}.{layer}.bias"], x, weight)
-
-
-class _Leaves:
-    """Tensors that share a flat vector's memory, and whose gradients share another's."""
-
-    def __init__(self, parameters: FlatVector) -> None:
-        self._gradients = FlatVector(parameters.shapes)
-        self.tensors: dict[str, Tensor] = {}
-        for name in parameters.shapes:
-            leaf = torch.from_numpy(parameters[name]).requires_grad_()
-            leaf.grad = torch.from_numpy(self._gradients[name])
-            self.tensors[name] = leaf
-
-    def gradient_of(self, loss: Tensor) -> Float32:
-        """With respect to these leaves alone, in one buffer."""
-        self._gradients.data[:] = 0.0
-        torch.autograd.backward(loss, inputs=list(self.tensors.values()))
-        return self._gradients.data
