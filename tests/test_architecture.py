@@ -27,7 +27,7 @@ FLOORS = [
     ["toml", "config runtime", "metrics", "fleet", "learner", "env_file", "machine", "estimates"],
     ["seeds"],
     ["torchrun", "graphics", "memory", "onnx_file", "event_file"],
-    ["fleet.*", "learner.*", "presets", "plot plot.*", "evaluate", "recorded"],
+    ["fleet.*", "learner.*", "presets", "plot plot.*", "evaluate", "recorded decoded"],
     ["trainer", "facts", "learners"],
     ["grouping", "averaged", "tensorboard"],
     ["curves"],

@@ -41,6 +41,11 @@ def cells(markdown, title):
     return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
 
 
+def each_run(markdown):
+    """The rows of the second table about rewards."""
+    return cells("## Runs\n" + markdown.partition("Each run, with")[2], "Runs")
+
+
 # One run and its seeds
 
 
@@ -92,6 +97,53 @@ def test_runs_without_a_final_evaluation_have_none(tmp_path):
     make(tmp_path / "a", iterations=[(100, 1.0)])
     (row,) = cells(rlflame("report", "a").out, "Reward")
     assert row["mean ± std"] == "-"
+
+
+def test_an_unfinished_run_is_marked_and_shows_its_best_so_far(tmp_path):
+    # Stopped early: evaluations of 10, 40 and 20, and none at the end.
+    make(tmp_path / "a", iterations=[(300, 1.0)],
+         evaluations=[(100, 10.0), (200, 40.0), (300, 20.0)])  # fmt: skip
+    spoken = rlflame("report", "a")
+    (row,) = cells(spoken.out, "Reward")
+    assert row["IQM [95% interval]"] == "unfinished"
+    assert row["IQM of the best"] == "40.0 so far"
+    assert (row["mean ± std"], row["worst seed"]) == ("-", "-")
+    (run,) = each_run(spoken.out)
+    assert (run["final"], run["best"], run["at step"]) == ("unfinished", "40.0 [39.0, 42.0]", "200")
+    (facts,) = rlflame("report", "a", "--json").json()["runs"]
+    assert facts["unfinished"] is True
+    assert facts["best"]["mean"] == 40.0
+
+
+def test_a_run_that_has_gone_on_since_its_final_evaluation_is_unfinished(tmp_path):
+    make(tmp_path / "a", final=70.0, stop=1000, iterations=[(1000, 1.0), (1500, 2.0)],
+         evaluations=[(1000, 50.0), (1500, 60.0)])  # fmt: skip
+    (row,) = cells(rlflame("report", "a").out, "Reward")
+    assert row["IQM [95% interval]"] == "unfinished"
+    # It was the final evaluation of what it was then, and is the best until now.
+    assert row["IQM of the best"] == "70.0 so far"
+
+
+def test_of_seeds_some_may_be_finished_and_some_not_yet_evaluated(tmp_path):
+    side(tmp_path / "a", [100.0, 300.0])
+    make(tmp_path / "a/s2", seed=2, iterations=[(100, 1.0)])
+    (row,) = cells(rlflame("report", "a").out, "Reward")
+    assert row["seeds"] == "3"
+    assert row["IQM [95% interval]"] == "2 of 3 finished"
+    assert row["IQM of the best"] == "200.0 so far of 2 seeds"
+    (group,) = rlflame("report", "a", "--json").json()["groups"]
+    assert (group["unfinished"], group["final"]) == (1, None)
+
+
+def test_json_goes_to_standard_output_also_where_a_file_is_written(tmp_path):
+    side(tmp_path / "a", [1.0])
+    alone = rlflame("report", "a", "--json")
+    for name in ("r.html", "r.md", "r.json"):
+        both = rlflame("report", "a", "--json", "-o", name)
+        assert (both.code, both.out, both.err) == (0, alone.out, f"{name}\n")
+        assert (tmp_path / name).read_bytes() != b""
+    assert json.loads((tmp_path / "r.json").read_text()) == alone.json()
+    assert Links((tmp_path / "r.html").read_text()).tags[0] == "html"
 
 
 def test_a_cluster_s_executors_and_nodes_are_told(tmp_path):

@@ -242,7 +242,7 @@ def episode_positions(run: Recorded, lengths: Float64, axis: str) -> Float64:
 
 def _learners(run: Recorded) -> int:
     """How many learned together; a run that does not say had one."""
-    return int(run.runtime.get("learners") or 1)
+    return run.counted("learners") or 1
 
 
 def _processor(run: Recorded) -> tuple[Float64, Float64] | None:

@@ -83,8 +83,8 @@ def _fleet(run: Recorded) -> str:
     """Where and with how many workers it ran last, as far as that is known."""
     last = run.machines[-1] if run.machines else {}
     fleet = last.get("fleet") or run.runtime.get("fleet") or "auto"
-    workers = last.get("capacity") or run.runtime.get("workers")
-    return f"{fleet}, {count(int(workers), 'worker')}" if workers else str(fleet)
+    workers = last.get("capacity") or run.counted("workers")
+    return f"{fleet}, {count(workers, 'worker')}" if workers else str(fleet)
 
 
 def _labels(found: Sequence[Sequence[Recorded]]) -> list[str]:

@@ -5,22 +5,18 @@ Must not know: what is made of it.
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlflame import toml
+from rlflame import decoded, toml
+from rlflame.decoded import Line
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.spec import Float64
 from rlflame.seeds import is_job, runs_in
-
-Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -47,8 +43,7 @@ class Recorded:
 
     @property
     def environment(self) -> str:
-        section = self.learning.get("environment")
-        return str(section.get("id", "?")) if isinstance(section, dict) else "?"
+        return str(self.learning.get("environment", {}).get("id", "?"))
 
     @property
     def seed(self) -> int:
@@ -59,10 +54,18 @@ class Recorded:
         found = self.config.get("runtime")
         return found if isinstance(found, dict) else {}
 
+    def counted(self, setting: str) -> int:
+        """A number among the settings of the runtime; 0 where it is not known."""
+        found = self.runtime.get(setting)
+        return found if decoded.is_count(found) else 0
+
     @property
     def evaluation(self) -> Line | None:
-        found = (self.result or {}).get("evaluation")
-        return found if isinstance(found, dict) else None
+        """The final one; there is none any more where the run has gone on since."""
+        if self.result is None or self.result["steps"] < self.steps:
+            return None
+        found: Line = self.result["evaluation"]
+        return found
 
     @property
     def steps(self) -> int:
@@ -70,7 +73,7 @@ class Recorded:
 
     def values(self, metric: str) -> tuple[Float64, Float64]:
         """Steps and values of a metric where it was measured; a NaN is no measurement."""
-        found = [(line["steps"], line[metric]) for line in self.metrics if _is(line.get(metric))]
+        found = [(line["steps"], line[metric]) for line in self.metrics if metric in line]
         table = np.array(found, np.float64).reshape(-1, 2)
         return table[:, 0], table[:, 1]
 
@@ -102,7 +105,7 @@ class Recorded:
         kept: dict[int, float] = {}
         for line in self.timing:
             steps = int(line["steps"])
-            if not all(_is(line.get(name)) for name in names):
+            if not all(name in line for name in names):
                 return None
             for later in [s for s in reversed(kept) if s >= steps]:
                 del kept[later]
@@ -124,16 +127,27 @@ def read(folder: Path) -> Recorded:
         found = toml.read_file(config)
     except ConfigError as error:
         raise CheckpointError(error.message, "restore it from a copy") from error
-    learning = found.get("learning")
-    if not isinstance(learning, dict) or not isinstance(learning.get("seed", 0), int):
+    if not _names_a_run(found.get("learning")):
         raise CheckpointError(f"{config} is not the config of a run.", "rlflame runs lists them")
     return Recorded(
         folder=folder,
         config=found,
-        metrics=_lines(folder / "metrics.jsonl"),
-        timing=_readable_lines(folder / "timing.jsonl"),
-        machines=_machines(folder / "machines.json"),
-        result=_result(folder / "result.json"),
+        metrics=decoded.lines(folder / "metrics.jsonl"),
+        timing=decoded.readable_lines(folder / "timing.jsonl"),
+        machines=decoded.machines(folder / "machines.json"),
+        result=decoded.result(folder / "result.json"),
+    )
+
+
+def _names_a_run(learning: Any) -> bool:
+    """What runs are told apart by has to be of its type; the rest is only compared."""
+    if not isinstance(learning, dict) or not decoded.is_count(learning.get("seed", 0)):
+        return False
+    environment = learning.get("environment", {})
+    return (
+        isinstance(environment, dict)
+        and decoded.is_text(learning.get("algorithm", "ppo"))
+        and decoded.is_text(environment.get("id", "?"))
     )
 
 
@@ -177,94 +191,3 @@ def _inside(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [*found, *(run for job in jobs for run in _inside(job))]
-
-
-def _lines(path: Path) -> tuple[Line, ...]:
-    """The whole lines of a JSONL file, each with its steps; none where there is no file."""
-    lines: list[Line] = []
-    for number, text in enumerate(_text(path).split("\n")[:-1], 1):
-        try:
-            line = json.loads(text)
-            _check_steps(line)
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{path} is damaged: line {number} is not one of a run's.",
-                "rlflame resume cuts back to the last checkpoint",
-            ) from error
-        lines.append(line)
-    return tuple(lines)
-
-
-def _readable_lines(path: Path) -> tuple[Line, ...]:
-    """The same of a file that nothing is cut from, where a crash may have left half a line."""
-    lines = []
-    for text in _text(path).split("\n")[:-1]:
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            line = json.loads(text)
-            _check_steps(line)
-            lines.append(line)
-    return tuple(lines)
-
-
-def _result(path: Path) -> Line | None:
-    text = _text(path)
-    if not text:
-        return None
-    try:
-        found = json.loads(text)
-        if not isinstance(found["evaluation"]["mean"], int | float):
-            raise TypeError("no mean")
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} is damaged: it is not a final evaluation.",
-            f"remove it, then: rlflame resume {path.parent}",
-        ) from error
-    result: Line = found
-    return result
-
-
-def _machines(path: Path) -> tuple[Line, ...]:
-    """Facts beside the point: what cannot be read is unknown."""
-    try:
-        found = json.loads(_text(path) or "[]")
-    except ValueError:
-        return ()
-    lines = found if isinstance(found, list) else []
-    return tuple(_facts(line) for line in lines if isinstance(line, dict))
-
-
-def _facts(line: Line) -> Line:
-    """What has the shape that it is written in."""
-    shapes: dict[str, type] = {"machine": dict, "workers": list, "capacity": int, "fleet": str}
-    known: Line = {k: v for k, v in line.items() if isinstance(v, shapes.get(k, object))}
-    if not all(_counted(worker) for worker in known.get("workers", ())):
-        del known["workers"]
-    return known
-
-
-def _counted(worker: Any) -> bool:
-    return isinstance(worker, dict) and isinstance(worker.get("number", 1), int)
-
-
-def _is(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _check_steps(line: Line) -> None:
-    if not isinstance(line["steps"], int):
-        raise TypeError("steps are counted")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {error.strerror or error}.", "check its permissions"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise CheckpointError(
-            f"{path} is damaged: it is not text.", "rlflame resume cuts back to the last checkpoint"
-        ) from error

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rlflame.config import Recipe
+from rlflame.decoded import Line
 from rlflame.event_file import EventFile, Scalar
-from rlflame.recorded import Line, read
+from rlflame.recorded import read
 
 FOLDER = "tensorboard"
 _SUFFIX = ".rlflame"

@@ -29,7 +29,7 @@ def read_file(path: Path) -> dict[str, Any]:
         return parse(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.", "check --config") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}.", "check --config") from error
 
 
@@ -42,7 +42,7 @@ def parse_value(text: str) -> Any:
     """A TOML value, or else the text itself, so that plain words need no quotes."""
     try:
         found = tomllib.loads(f"x = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return _present(text)
     value = found["x"] if len(found) == 1 else text
     # A date is nothing that a setting could be; whoever types one means the text.

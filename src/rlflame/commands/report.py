@@ -77,11 +77,12 @@ def report(
     found = composed.compose(ours, theirs, margin / 100.0)
     for note in found.notes:
         say_aside(note)
-    if out is None:
-        say(_written(found, ".json" if as_json else ".md").rstrip())
-    else:
+    if out is not None:
         tensor_file.write_atomically(out, _written(found, out.suffix).encode())
-        say(str(out))
+        # Beside JSON, where it was written is no part of the result.
+        (say_aside if as_json else say)(str(out))
+    if as_json or out is None:
+        say(_written(found, ".json" if as_json else ".md").rstrip())
     if require is not None:
         composed.demand(found, require)
 

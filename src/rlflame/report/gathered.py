@@ -81,12 +81,12 @@ def _number(known: list[Facts], found: Facts) -> int:
 
 
 def _cluster(run: Recorded, last: Facts) -> Facts:
-    workers = [worker for worker in last.get("workers") or [] if isinstance(worker, dict)]
+    workers = last.get("workers") or []
     hosts = {worker["host"] for worker in workers if "host" in worker}
     return {
         "fleet": last.get("fleet") or run.runtime.get("fleet"),
         "capacity": last.get("capacity"),
-        "executors": sum(int(worker.get("number", 1)) for worker in workers) or None,
+        "executors": sum(worker.get("number", 1) for worker in workers) or None,
         "nodes": len(hosts) or None,
         "workers": workers,
     }
@@ -102,8 +102,9 @@ def _run(run: Recorded, machine: int, cluster: int) -> Facts:
         "cluster": cluster,
         "starts": len(run.machines) or None,
         **_speed(run),
-        "final": _record(run.evaluation, (run.result or {}).get("steps")),
+        "final": _record(run.evaluation, run.result),
         "best": _best(run),
+        "unfinished": run.evaluation is None,
     }
 
 
@@ -115,10 +116,7 @@ def _speed(run: Recorded) -> Facts:
     fleets = {machine.get("fleet") for machine in run.machines}
     if "flame" not in fleets and (cpu := run.clock("driver_cpu_s", "workers_cpu_s")):
         spent = float(cpu[1][-1])
-    phases = {
-        phase: round(sum(float(line.get(phase) or 0.0) for line in run.timing), 3)
-        for phase in PHASES
-    }
+    phases = {phase: round(sum(line.get(phase, 0.0) for line in run.timing), 3) for phase in PHASES}
     return {
         "steps": run.steps,
         "wall_s": seconds,
@@ -128,15 +126,15 @@ def _speed(run: Recorded) -> Facts:
     }
 
 
-def _record(evaluation: Facts | None, steps: Any) -> Facts | None:
-    if evaluation is None:
+def _record(evaluation: Facts | None, result: Facts | None) -> Facts | None:
+    if evaluation is None or result is None:
         return None
     kept = {name: evaluation.get(name) for name in ("mean", "low", "high", "episodes")}
-    return {"steps": steps, **kept}
+    return {"steps": result["steps"], **kept}
 
 
 def _best(run: Recorded) -> Facts | None:
-    """The evaluation with the highest mean, the final one among them."""
+    """The evaluation with the highest mean, final ones among them, until now."""
     found = [
         {
             "steps": line["steps"],
@@ -146,14 +144,14 @@ def _best(run: Recorded) -> Facts | None:
             "episodes": line.get("eval_episodes"),
         }
         for line in run.metrics
-        if isinstance(line.get(EVALUATION), int | float)
+        if EVALUATION in line
     ]
-    final = _record(run.evaluation, (run.result or {}).get("steps"))
+    final = _record((run.result or {}).get("evaluation"), run.result)
     return max([*found, *([final] if final else [])], key=lambda one: one["mean"], default=None)
 
 
 def _group(group: Group) -> Facts:
-    """Seeds together; only of runs that all have been evaluated."""
+    """Seeds together: the final ones once all are there, the best that there are until now."""
     facts: Facts = {
         "label": group.label,
         "environment": group.environment,
@@ -161,9 +159,10 @@ def _group(group: Group) -> Facts:
     }
     finals = [run.evaluation["mean"] for run in group.runs if run.evaluation]
     bests = [best["mean"] for run in group.runs if (best := _best(run))]
-    for name, values in (("final", finals), ("best", bests)):
-        whole = len(values) == len(group.runs)
-        facts[name] = summarise(np.array(values, np.float64)).as_dict() if whole else None
+    finished = len(finals) == len(group.runs)
+    facts["unfinished"] = len(group.runs) - len(finals)
+    for name, values in (("final", finals if finished else []), ("best", bests)):
+        facts[name] = summarise(np.array(values, np.float64)).as_dict() if values else None
     curves = [run.values(EVALUATION) for run in group.runs]
     highest = best_mean(curves)
     facts["p2"] = highest and {"steps": highest[0], **highest[1].as_dict()}

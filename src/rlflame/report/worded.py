@@ -121,7 +121,7 @@ def _reward(facts: Facts) -> list[Block]:
     for group in facts["groups"]:
         final, best = group["final"], group["best"]
         if final is None:
-            rows.append((group["label"], str(len(group["runs"])), *[NOTHING] * 6))
+            rows.append(_unfinished_row(group))
             continue
         spread = f" ± {number(final['std'])}" if final["seeds"] > 1 else ""
         rows.append(
@@ -136,7 +136,8 @@ def _reward(facts: Facts) -> list[Block]:
             )
         )
     each = tuple(
-        (run["folder"], str(run["seed"]), _evaluated(run["final"]), _episodes(run["final"]),
+        (run["folder"], str(run["seed"]),
+         "unfinished" if run["unfinished"] else _evaluated(run["final"]), _episodes(run["final"]),
          _evaluated(run["best"]), f"{run['best']['steps']:,}" if run["best"] else NOTHING)
         for run in facts["runs"]
     )  # fmt: skip
@@ -151,6 +152,18 @@ def _reward(facts: Facts) -> list[Block]:
         "from all of a run's evaluations, and so is too good on average.",
         Table(("run", "seed", "final", "episodes", "best", "at step"), each),
     ]
+
+
+def _unfinished_row(group: Facts) -> tuple[str, ...]:
+    """The best until now, over those of its seeds that have been evaluated at all."""
+    seeds, best = len(group["runs"]), group["best"]
+    finished = seeds - group["unfinished"]
+    said = f"{finished} of {seeds} finished" if finished else "unfinished"
+    so_far = NOTHING
+    if best is not None:
+        of = f" of {count(best['seeds'], 'seed')}" if best["seeds"] < seeds else ""
+        so_far = f"{number(best['iqm']['value'])} so far{of}"
+    return (group["label"], str(seeds), said, *[NOTHING] * 4, so_far)
 
 
 def _evaluated(record: Facts | None) -> str:
@@ -203,19 +216,20 @@ def _machines(facts: Facts) -> list[Block]:
     rows = []
     for place, machine in enumerate(facts["machines"], 1):
         packages = machine.get("packages") or {}
-        versions = [f"rlflame {machine.get('rlflame')}", f"Python {machine.get('python')}"]
+        known = (("rlflame", machine.get("rlflame")), ("Python", machine.get("python")))
+        versions = [f"{name} {version}" for name, version in known if version]
         versions += [f"{name} {packages[name]}" for name in _PACKAGES if name in packages]
-        if "processor" not in machine:
-            rows.append((str(place), *[NOTHING] * 5))
-            continue
+        blas = f" ({machine['blas']})" if "blas" in machine else ""
+        cores = [str(machine.get(name, NOTHING)) for name in ("usable_cores", "cores")]
+        memory = machine.get("memory_bytes")
         rows.append(
             (
                 str(place),
-                f"{machine['processor']} ({machine.get('blas', NOTHING)})",
-                f"{machine.get('usable_cores')} of {machine.get('cores')}",
-                f"{machine.get('memory_bytes', 0) / (1 << 30):.1f} GiB",
-                str(machine.get("system", NOTHING)),
-                ", ".join(versions),
+                f"{machine.get('processor', NOTHING)}{blas}",
+                " of ".join(cores) if {*cores} != {NOTHING} else NOTHING,
+                NOTHING if memory is None else f"{memory / (1 << 30):.1f} GiB",
+                machine.get("system", NOTHING),
+                ", ".join(versions) or NOTHING,
             )
         )
     head = ("", "processor (as the linear algebra sees it)", "cores used", "memory", "system",

@@ -1,0 +1,155 @@
+"""What a run's files say, whatever they hold: what is not of its type is as good as absent.
+
+What counts is refused by name where it is damaged: the record and the final evaluation. What stands
+beside the point, clocks and machines, is unknown where it cannot be read. Must not know: what is
+made of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from rlflame.errors import CheckpointError
+
+Line = dict[str, Any]
+#: Steps and bytes are counted in 64 bits.
+_MOST = 2**63
+_COUNTED = ("steps", "capacity", "cores", "usable_cores", "memory_bytes", "number")
+
+
+def text(path: Path) -> str:
+    """All of a file; nothing where there is none."""
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror or error}.", "check its permissions"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{path} is damaged: it is not text.", "rlflame resume cuts back to the last checkpoint"
+        ) from error
+
+
+def value(written: str) -> Any:
+    """A JSON value; a ValueError where it is none, or deeper than can be read."""
+    try:
+        return json.loads(written)
+    except RecursionError as error:
+        raise ValueError("too deep") from error
+
+
+def lines(path: Path) -> tuple[Line, ...]:
+    """The whole lines of a JSONL file, each with its steps; none where there is no file."""
+    found: list[Line] = []
+    for number, written in enumerate(text(path).split("\n")[:-1], 1):
+        try:
+            found.append(_measured(value(written)))
+        except ValueError as error:
+            raise CheckpointError(
+                f"{path} is damaged: line {number} is not one of a run's.",
+                "rlflame resume cuts back to the last checkpoint",
+            ) from error
+    return tuple(found)
+
+
+def readable_lines(path: Path) -> tuple[Line, ...]:
+    """The same of a file that nothing is cut from, where a crash may have left half a line."""
+    found: list[Line] = []
+    with contextlib.suppress(CheckpointError):
+        for written in text(path).split("\n")[:-1]:
+            with contextlib.suppress(ValueError):
+                found.append(_measured(value(written)))
+    return tuple(found)
+
+
+def result(path: Path) -> Line | None:
+    """`steps` and `evaluation` of a final evaluation, which has a mean at least."""
+    written = text(path)
+    if not written:
+        return None
+    try:
+        found = value(written)
+        evaluation = found.get("evaluation") if isinstance(found, dict) else None
+        if not isinstance(evaluation, dict) or not is_number(evaluation.get("mean")):
+            raise ValueError("no mean")
+        if not is_count(found.get("steps")):
+            raise ValueError("no steps")
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is damaged: it is not a final evaluation.",
+            f"remove it, then: rlflame resume {path.parent}",
+        ) from error
+    return {"steps": found["steps"], "evaluation": _numbers(evaluation)}
+
+
+def machines(path: Path) -> tuple[Line, ...]:
+    """The processes that trained somewhere, each with what is known of it."""
+    try:
+        found = value(text(path) or "[]")
+    except (ValueError, CheckpointError):
+        return ()
+    return tuple(map(_entry, _list(found)))
+
+
+def _entry(found: Any) -> Line:
+    entry = _table(found)
+    machine = _table(entry.get("machine"))
+    return {
+        **_facts(entry),
+        "machine": {**_facts(machine), "packages": _facts(machine.get("packages"))},
+        "workers": [_facts(worker) for worker in _list(entry.get("workers"))],
+    }
+
+
+def _facts(found: Any) -> Line:
+    """Words, and numbers of what is counted."""
+    return {
+        name: fact
+        for name, fact in _table(found).items()
+        if (is_count if name in _COUNTED else is_text)(fact)
+    }
+
+
+def _table(found: Any) -> Line:
+    return found if isinstance(found, dict) else {}
+
+
+def _list(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else []
+
+
+def is_number(found: Any) -> TypeGuard[int | float]:
+    """Neither NaN, nor beyond what a float can be."""
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return False
+    try:
+        return math.isfinite(found)
+    except OverflowError:
+        return False
+
+
+def is_text(found: Any) -> TypeGuard[str]:
+    return isinstance(found, str) and found.isprintable()
+
+
+def is_count(found: Any) -> TypeGuard[int]:
+    return isinstance(found, int) and not isinstance(found, bool) and 0 <= found < _MOST
+
+
+def _measured(line: Any) -> Line:
+    """The numbers of a line, and how many steps there were."""
+    if not isinstance(line, dict) or not is_count(line.get("steps")):
+        raise ValueError("no steps")
+    return _numbers(line)
+
+
+def _numbers(table: Mapping[str, Any]) -> Line:
+    return {name: number for name, number in table.items() if is_number(number)}

@@ -1,0 +1,139 @@
+"""A run's files damaged in every way: reports, plots and lists end in a sentence or a dash."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import damage
+import pytest
+from commands import TINY, rlflame
+
+from rlflame import curves, estimates, recorded, runs
+from rlflame.display import as_json_text
+from rlflame.errors import RlflameError
+from rlflame.plot import inline, terminal
+from rlflame.report import composed, markdown, page
+
+#: Of each file's some hundred ways to be damaged, every so manieth is tried; `python
+#: test_damaged_records.py` tries all, for an hour.
+STRIDE = 23
+DAMAGE = {
+    "config.toml": damage.of_toml,
+    "metrics.jsonl": damage.of_json_lines,
+    "timing.jsonl": damage.of_json_lines,
+    "episodes.csv": damage.of_table,
+    "machines.json": damage.of_json_file,
+    "result.json": damage.of_json_file,
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    spoken = rlflame("train", "--env", "cartpole", *TINY, "--steps", "512", "--out", folder)
+    assert spoken.code == 0, spoken.err
+    return folder
+
+
+@pytest.fixture
+def few_resamples(monkeypatch):
+    monkeypatch.setattr(estimates, "RESAMPLES", 20)
+    monkeypatch.setattr(estimates, "CURVE_RESAMPLES", 20)
+
+
+def look_at(folder: Path) -> None:
+    """All that reads a run's files; an RlflameError is how it may end."""
+    for work in (_reported, _drawn, runs.look):
+        with contextlib.suppress(RlflameError):
+            work(folder)
+
+
+def _reported(folder: Path) -> None:
+    found = composed.compose([folder], [], 0.1)
+    markdown.written(found.document)
+    page.written(found.document)
+    as_json_text(found.facts)
+
+
+def _drawn(folder: Path) -> None:
+    run = recorded.read(folder)
+    wanted = [(axis, curves.EVALUATION) for axis in curves.AXES]
+    for axis, metric in [*wanted, (None, None), (None, curves.EPISODE_RETURN)]:
+        try:
+            chart = curves.chart([run], axis, metric)
+        except RlflameError:
+            continue
+        terminal.text(chart, 60)
+        inline.svg(chart)
+
+
+def damaged(whole: Path, name: str, stride: int, folder: Path) -> None:
+    shutil.copytree(whole, folder)
+    text = (whole / name).read_bytes()
+    for number, (what, data) in enumerate(DAMAGE[name](text)):
+        if number % stride:
+            continue
+        (folder / name).write_bytes(data)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # numpy's would reach the user's terminal
+                look_at(folder)
+        except Exception as error:
+            raise AssertionError(f"{name} with {what}: {type(error).__name__}: {error}") from error
+
+
+@pytest.mark.usefixtures("few_resamples")
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_ends_in_a_sentence_or_a_dash(name, whole, tmp_path):
+    damaged(whole, name, STRIDE, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("machines.json", '[{"machine": {"memory_bytes": "x", "packages": [1]}, "workers": 3}]'),
+        ("machines.json", '[{"machine": [], "workers": [{"host": {}, "number": "x"}]}, 3, null]'),
+        ("machines.json", "[" * 100_000),
+        ("timing.jsonl", '{"steps": 1e400, "wall_s": "x"}\n{"steps": 3, "wall_s": 1e999}\n\x00\n'),
+        ("config.toml", "x = 1" + "0" * 5_000),
+        ("metrics.jsonl", '{"steps": ' + "9" * 400 + "}\n"),
+        ("metrics.jsonl", '{"steps": 3, "eval_return_mean": {"x": []}}\n'),
+        ("episodes.csv", "r,l\n" + "9" * 400 + ",nan\n\x00,\x00\n"),
+    ],
+)
+def test_no_command_calls_damage_a_bug(name, text, whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    (folder / name).write_text(text)
+    commands = (
+        ("report", folder),
+        ("report", folder, "--json"),
+        ("plot", folder, "-o", "-"),
+        ("plot", folder, "--metric", "episode_return", "-o", "-"),
+        ("plot", folder, "-x", "wall", "-o", "-"),
+        ("runs", folder),
+    )
+    for words in commands:
+        spoken = rlflame(*words)
+        said = spoken.out + spoken.err
+        assert spoken.code in (0, 1, 2), said
+        assert "bug" not in said
+        assert "Traceback" not in said
+        if name == "machines.json":
+            assert spoken.code == 0, said
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as made:
+        one = Path(made) / "whole"
+        rlflame("train", "--env", "cartpole", *TINY, "--steps", "512", "--out", one)
+        estimates.RESAMPLES = estimates.CURVE_RESAMPLES = 20
+        for file in sys.argv[1:] or DAMAGE:
+            damaged(one, file, 1, Path(made) / file)
+            print(file, "is done", flush=True)
