@@ -20,6 +20,7 @@ from test_cli_process import alive, children_of, until
 
 from rlflame import api, build, checkpoint, estimates, presets, running
 from rlflame.errors import CheckpointError, ConfigError
+from rlflame.plot import picture
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.seeds import MOST_SEEDS, folder_name, parse, written
 from rlflame.seeds import job as jobs
@@ -440,3 +441,19 @@ def test_a_dry_run_says_the_seeds_and_runs_none(tmp_path):
         3,
         4,
     ]
+
+
+def test_without_matplotlib_the_curves_are_drawn_here(tmp_path, monkeypatch):
+    def absent():
+        raise picture.PlotUnavailable("matplotlib is not installed.")
+
+    monkeypatch.setattr(picture, "check_available", absent)
+    words = ("train", *TINY, "--steps", "512", "--seeds", "0-1")
+    spoken = rlflame(*words, "--out", tmp_path / "x")
+    assert spoken.code == 0
+    assert not (tmp_path / "x/plot.png").exists()
+    drawn = spoken.out.partition("rlflame report")[2]
+    assert "CartPole-v1: PPO, 2 seeds" in drawn
+    assert "Environment steps" in drawn
+    document = rlflame("resume", tmp_path / "x", "--json").json()
+    assert document["plot"] is None

@@ -16,10 +16,10 @@ from rlflame.errors import RlflameError
 from rlflame.facts import Facts
 from rlflame.seeds import shown
 from rlflame.seeds.board import Row, SeedsBoard
-from rlflame.seeds.conduct import JobResult, JobStart
 from rlflame.seeds.crew import Outcome
 from rlflame.seeds.live import LiveSeeds
 from rlflame.seeds.shares import Shares
+from rlflame.seeds.show import JobResult, JobStart
 from rlflame.seeds.summary import SeedResult, Summary
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlflame.config import RunConfig
     from rlflame.errors import RlflameError
     from rlflame.runtime import RuntimeSettings
-    from rlflame.seeds.conduct import JobResult
+    from rlflame.seeds.show import JobResult
     from rlflame.seeds.shown import SeedsDisplay
     from rlflame.stop import SignalStop
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rlflame import build, curves, env_file, fleets, recorded, running, tensor_file
 from rlflame.config import RunConfig
@@ -31,71 +29,12 @@ from rlflame.seeds.crew import Crew, Outcome
 from rlflame.seeds.job import Job, Standing
 from rlflame.seeds.line import Message
 from rlflame.seeds.shares import PROCESS_BYTES, Shares, shares
-from rlflame.seeds.summary import Summary, summary
+from rlflame.seeds.show import JobResult, JobStart, SeedsShow, SilentSeeds
+from rlflame.seeds.summary import summary
 from rlflame.stop import NeverStop
 from rlflame.trainer import Stop
 
 _PATIENCE_S = 20.0
-
-
-@dataclass(frozen=True)
-class JobStart:
-    """What is about to run."""
-
-    folder: Path
-    facts: Facts
-    seeds: tuple[int, ...]
-    fleet: str
-    workers: int
-    shares: Shares
-    resumed: bool
-
-
-@dataclass(frozen=True)
-class JobResult:
-    """How a job ended."""
-
-    folder: Path
-    summary: Summary
-    outcomes: Mapping[int, Outcome]
-    #: False where all seeds were finished already.
-    began: bool
-    #: The picture, where one could be drawn.
-    plot: Path | None
-
-    @property
-    def complete(self) -> bool:
-        return self.summary.complete
-
-    @property
-    def failures(self) -> dict[int, RlflameError]:
-        return {seed: one.error for seed, one in self.outcomes.items() if one.error is not None}
-
-
-class SeedsShow(Protocol):
-    """Whoever shows a job. It is told after the board has been."""
-
-    def note(self, text: str) -> None: ...
-
-    def begin(self, start: JobStart, board: SeedsBoard) -> AbstractContextManager[None]: ...
-
-    def event(self, seed: int, event: Mapping[str, Any]) -> None: ...
-
-    def ended(self, seed: int, outcome: Outcome) -> None: ...
-
-
-class SilentSeeds:
-    """Shows nothing."""
-
-    def note(self, text: str) -> None: ...
-
-    def begin(self, start: JobStart, board: SeedsBoard) -> AbstractContextManager[None]:
-        del start, board
-        return nullcontext()
-
-    def event(self, seed: int, event: Mapping[str, Any]) -> None: ...
-
-    def ended(self, seed: int, outcome: Outcome) -> None: ...
 
 
 def train(
@@ -231,7 +170,7 @@ class _Conductor:
                 threads=blas_threads(job.config.learning),
                 lend=self._fleet, show_output=job.config.runtime.debug,
             ).run()  # fmt: skip
-        return _result(folder, job, outcomes, began=True)
+        return _result(folder, job, outcomes, began=True, seconds=board.elapsed_s)
 
     def _shares(self, seeds: int, facts: Facts) -> Shares:
         runtime, learning = self._job.config.runtime, self._job.config.learning
@@ -296,14 +235,16 @@ class _Conductor:
             self._show.note(event.text)
 
 
-def _result(folder: Path, job: Job, outcomes: Mapping[int, Outcome], *, began: bool) -> JobResult:
+def _result(
+    folder: Path, job: Job, outcomes: Mapping[int, Outcome], *, began: bool, seconds: float = 0.0
+) -> JobResult:
     """What the seeds come to, written down beside them."""
     found = summary(folder, job, outcomes)
     with writing(folder):
         tensor_file.write_atomically(folder / "seeds.csv", found.as_csv().encode())
         text = as_json_text({"folder": str(folder), **found.as_dict()}, indent=2) + "\n"
         tensor_file.write_atomically(folder / "summary.json", text.encode())
-    return JobResult(folder, found, outcomes, began, _drawn(folder))
+    return JobResult(folder, found, outcomes, began, _drawn(folder), seconds)
 
 
 def _drawn(folder: Path) -> Path | None:

@@ -18,8 +18,8 @@ from rlflame.display import say_aside
 from rlflame.facts import duration
 from rlflame.live import Pairs
 from rlflame.seeds.board import Row, SeedsBoard
-from rlflame.seeds.conduct import JobResult, JobStart
 from rlflame.seeds.crew import Outcome
+from rlflame.seeds.show import JobResult, JobStart
 from rlflame.seeds.shown import (
     banner,
     closing,

@@ -17,8 +17,8 @@ from rlflame.estimates import FEWEST_SEEDS
 from rlflame.facts import count, duration
 from rlflame.seeds import written
 from rlflame.seeds.board import Row, SeedsBoard
-from rlflame.seeds.conduct import JobResult, JobStart, SeedsShow
 from rlflame.seeds.crew import Outcome
+from rlflame.seeds.show import JobResult, JobStart, SeedsShow
 from rlflame.seeds.summary import SeedResult, Summary
 
 #: A line of all seeds together is due with every such part of the budget.
@@ -81,7 +81,7 @@ class JsonSeeds(QuietSeeds):
 
     def finished(self, result: JobResult) -> None:
         board = self._board
-        seconds = max(board.elapsed_s, 1e-9) if board is not None else None
+        seconds = max(result.seconds, 1e-9) if result.began else None
         report(
             as_json_text(
                 {
@@ -212,7 +212,7 @@ def closing(result: JobResult, board: SeedsBoard | None) -> list[tuple[str, str]
     """What the seeds say together."""
     found, lines = result.summary, []
     if board is not None and result.began:
-        seconds = max(board.elapsed_s, 1e-9)
+        seconds = max(result.seconds, 1e-9)
         speed = f"{count(board.own_steps, 'step')} ({board.own_steps / seconds:,.0f}/s)"
         lines.append(("time", f"{duration(seconds)}, {speed}"))
     lines += statistics(found)

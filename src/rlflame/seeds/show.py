@@ -1,0 +1,78 @@
+"""What a job of seeds tells whoever shows it. Must not know: how it is shown, how it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlflame.errors import RlflameError
+from rlflame.facts import Facts
+from rlflame.seeds.board import SeedsBoard
+from rlflame.seeds.crew import Outcome
+from rlflame.seeds.shares import Shares
+from rlflame.seeds.summary import Summary
+
+
+@dataclass(frozen=True)
+class JobStart:
+    """What is about to run."""
+
+    folder: Path
+    facts: Facts
+    seeds: tuple[int, ...]
+    fleet: str
+    workers: int
+    shares: Shares
+    resumed: bool
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended."""
+
+    folder: Path
+    summary: Summary
+    outcomes: Mapping[int, Outcome]
+    #: False where all seeds were finished already.
+    began: bool
+    #: The picture, where one could be drawn.
+    plot: Path | None
+    #: That this process took, without drawing it.
+    seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        return self.summary.complete
+
+    @property
+    def failures(self) -> dict[int, RlflameError]:
+        return {seed: one.error for seed, one in self.outcomes.items() if one.error is not None}
+
+
+class SeedsShow(Protocol):
+    """Whoever shows a job. It is told after the board has been."""
+
+    def note(self, text: str) -> None: ...
+
+    def begin(self, start: JobStart, board: SeedsBoard) -> AbstractContextManager[None]: ...
+
+    def event(self, seed: int, event: Mapping[str, Any]) -> None: ...
+
+    def ended(self, seed: int, outcome: Outcome) -> None: ...
+
+
+class SilentSeeds:
+    """Shows nothing."""
+
+    def note(self, text: str) -> None: ...
+
+    def begin(self, start: JobStart, board: SeedsBoard) -> AbstractContextManager[None]:
+        del start, board
+        return nullcontext()
+
+    def event(self, seed: int, event: Mapping[str, Any]) -> None: ...
+
+    def ended(self, seed: int, outcome: Outcome) -> None: ...
