@@ -24,7 +24,17 @@ SOURCE = Path(rlflame.__file__).parent
 #: one package, or names that stand in one string together.
 FLOORS = [
     ["errors", "rollout rollout.*"],
-    ["toml", "config runtime", "metrics", "fleet", "learner", "env_file", "machine", "estimates"],
+    ["toml", "config methods runtime", "metrics", "fleet", "learner", "env_file", "machine"],
+    ["estimates"],
+        "toml",
+        "config methods runtime",
+        "metrics",
+        "fleet",
+        "learner",
+        "env_file",
+        "machine",
+        "estimates",
+    ],
     ["seeds"],
     ["torchrun", "graphics", "memory", "onnx_file", "event_file"],
     ["fleet.*", "learner.*", "presets", "plot plot.*", "evaluate", "recorded decoded"],
@@ -58,7 +68,7 @@ GUESTS = {
     "PIL": {"render.panels", "render.files", "render.film"},
     "imageio_ffmpeg": {"render.files"},
     "safetensors": {"tensor_file"},
-    "pydantic": {"config", "runtime", "toml", "presets", "catalogue", "checkpoint"},
+    "pydantic": {"config", "methods", "runtime", "toml", "presets", "catalogue", "checkpoint"},
     "gymnasium": {
         "rollout.lockstep",
         "rollout.rows",
@@ -82,6 +92,7 @@ BLIND = {
     "evaluate": ["pathlib", "rlflame.trainer", "rlflame.checkpoint"],
     "errors": ["rlflame"],
     "config": ["rlflame.rollout", "rlflame.learner", "rlflame.fleet"],
+    "methods": ["rlflame.config", "rlflame.rollout", "rlflame.learner", "rlflame.fleet"],
     "runtime": ["rlflame.config", "rlflame.rollout", "rlflame.learner", "rlflame.fleet"],
 }
 

@@ -11,12 +11,12 @@ import reference
 from batches import floats, policy_spec, random_batch, random_network
 from reference import ReferencePpo
 
-from rlflame.config import PpoSettings
 from rlflame.errors import LearningError
 from rlflame.learner.experience import side_by_side
 from rlflame.learner.networks import TorchPpo
 from rlflame.learner.parameters import Adam, clip_by_norm
 from rlflame.learner.ppo import NumpyPpo, Ppo
+from rlflame.methods import PpoSettings
 from rlflame.rollout.spec import Fragment
 
 COLUMNS = 8

@@ -15,11 +15,11 @@ from batches import policy_spec, random_batch, random_network
 from tiny_runs import run
 
 import rlflame.presets
-from rlflame.config import ReinforceSettings
 from rlflame.errors import LearningError
 from rlflame.learner import Batch, reinforce
 from rlflame.learner.networks import TorchReinforce
 from rlflame.learner.reinforce import NumpyReinforce, Reinforce, normalised_returns
+from rlflame.methods import ReinforceSettings
 
 PROVIDERS = (NumpyReinforce, TorchReinforce)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlflame.config import NetworkSettings, SacSettings
+from rlflame.config import NetworkSettings
 from rlflame.errors import LearningError
 from rlflame.learner import ReplayBatch, Transitions
 from rlflame.learner.lanes import Lanes, half
@@ -24,6 +24,7 @@ from rlflame.learner.soft_actor_critic import (
 )
 from rlflame.learner.squashed import SquashedHead
 from rlflame.learner.torch_sac import TorchSac
+from rlflame.methods import SacSettings
 from rlflame.rollout.actions import SquashedGaussian, log_slope_of_tanh
 from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import Exploration, PolicySpec

@@ -23,9 +23,10 @@ from gymnasium import spaces
 from tiny_runs import Recording, Run, run
 
 from rlflame import build, checkpoint
-from rlflame.config import Recipe, SacSettings
+from rlflame.config import Recipe
 from rlflame.errors import EnvironmentFailure, LearningError
 from rlflame.fleet.local import LocalFleet
+from rlflame.methods import SacSettings
 from rlflame.run_folder import newest_checkpoint
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.config import LearningSettings, PpoSettings, ReinforceSettings, SacSettings
+from rlflame.config import LearningSettings
 from rlflame.learner import Algorithm, Experience, Provider
 from rlflame.learner.actor_critic import build_network
 from rlflame.learner.experience import OnPolicyStore
@@ -25,6 +25,7 @@ from rlflame.learner.replay import ReplayBuffer
 from rlflame.learner.sac import Sac
 from rlflame.learner.shards import Shards
 from rlflame.learner.soft_actor_critic import NumpySac, SoftProvider, build_soft_networks
+from rlflame.methods import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.rollout import blas
 from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays, PolicySpec
 

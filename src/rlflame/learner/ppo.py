@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlflame.config import PpoSettings
+from rlflame.methods import PpoSettings
 from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
 

@@ -1,0 +1,127 @@
+"""The part of the config model that belongs to one algorithm each: its hyperparameters.
+
+Must not know: the rest of a recipe, how an algorithm works.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rlflame.runtime import Positive, Section
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Rate = Annotated[float, Field(gt=0.0, le=10.0)]
+
+
+class PpoSettings(Section):
+    learning_rate: Rate = Field(3e-4, description="Adam's step size.")
+    anneal_learning_rate: bool = Field(True, description="Lower it linearly to 0 at the horizon.")
+    adam_epsilon: Rate = Field(1e-5, description="Adam's epsilon.")
+    discount: Fraction = Field(0.99, description="Weight of the next step's return.")
+    gae_lambda: Fraction = Field(0.95, description="Bias-variance mix of the advantages.")
+    clip_range: float = Field(0.2, gt=0.0, le=100.0, description="How far the ratio may move.")
+    anneal_clip_range: bool = Field(False, description="Lower it linearly to 0 at the horizon.")
+    clip_range_value: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+        None, description="How far a value may move in one update; absent: as far as it likes."
+    )
+    normalise_advantages: Literal["off", "batch", "minibatch"] = Field(
+        "off", description="Standardise advantages over the batch or over each minibatch."
+    )
+    recompute_advantages: bool = Field(
+        True, description="Estimate advantages anew before every epoch."
+    )
+    scale_rewards: bool = Field(
+        True, description="Divide rewards by the running deviation of the discounted return."
+    )
+    epochs: Positive = Field(10, le=1000, description="Passes over each batch.")
+    minibatch_size: Positive = Field(64, le=10_000_000, description="Samples per gradient step.")
+    entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
+    value_weight: float = Field(0.25, ge=0.0, le=100.0, description="Weight of the value loss.")
+    max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+        0.5, description="Longer gradients are scaled down to this norm."
+    )
+    target_kl: Annotated[float, Field(gt=0.0, le=100.0)] | None = Field(
+        None, description="End the epochs when a minibatch's KL estimate exceeds 1.5 times this."
+    )
+
+
+class ReinforceSettings(Section):
+    learning_rate: Rate = Field(1e-3, description="Adam's step size.")
+    anneal_learning_rate: bool = Field(False, description="Lower it linearly to 0 at the horizon.")
+    adam_epsilon: Rate = Field(1e-8, description="Adam's epsilon.")
+    discount: Fraction = Field(0.99, description="Weight of the next step's return.")
+    normalise_returns: Literal["off", "episode", "batch"] = Field(
+        "batch", description="Standardise reward-to-go within each episode or over the batch."
+    )
+    average: Literal["steps", "episodes"] = Field(
+        "steps", description="Divide the summed loss by the number of steps or of episodes."
+    )
+    continue_truncated: bool = Field(
+        False,
+        description="A truncated episode's reward-to-go continues at the batch's mean; needs "
+        "discount below 1.",
+    )
+    entropy_weight: float = Field(0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus.")
+    max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+        None, description="Longer gradients are scaled down to this norm."
+    )
+
+    @model_validator(mode="after")
+    def _finite(self) -> ReinforceSettings:
+        if self.continue_truncated and self.discount >= 1.0:
+            raise ValueError("continue_truncated needs a discount below 1")
+        return self
+
+
+class SacSettings(Section):
+    learning_rate: Rate = Field(3e-4, description="Adam's step size for the actor.")
+    critic_learning_rate: Rate | None = Field(
+        None, description="Adam's step size for the critics; absent: the actor's."
+    )
+    entropy_learning_rate: Rate | None = Field(
+        None, description="Adam's step size for the entropy coefficient; absent: the actor's."
+    )
+    anneal_learning_rate: bool = Field(False, description="Lower them linearly to 0.")
+    adam_epsilon: Rate = Field(1e-8, description="Adam's epsilon.")
+    discount: Fraction = Field(0.99, description="Weight of the next step's return.")
+    batch_size: Positive = Field(256, le=1_000_000, description="Transitions per update.")
+    buffer_size: Positive = Field(
+        1_000_000, le=1_000_000_000, description="Transitions kept for replay, the newest."
+    )
+    learning_starts: int = Field(
+        10_000,
+        ge=0,
+        le=1_000_000_000,
+        description="Steps of uniformly random actions before the first update.",
+    )
+    updates_per_step: float = Field(
+        1.0, gt=0.0, le=1000.0, description="Updates owed for each step after that."
+    )
+    n_step: Positive = Field(
+        1, le=1000, description="Rewards summed before the critics' estimate takes over."
+    )
+    target_update_rate: float = Field(
+        0.005, gt=0.0, le=1.0, description="How far the target critics move to the critics."
+    )
+    target_update_interval: Positive = Field(
+        1, le=1_000_000, description="Critic updates between two such moves."
+    )
+    policy_delay: Positive = Field(
+        1,
+        le=1_000_000,
+        description="Critic updates between two updates of actor and entropy coefficient.",
+    )
+    entropy_coefficient: Literal["auto"] | Annotated[float, Field(ge=0.0, le=1e6)] = Field(
+        "auto", description="Weight of the entropy; auto adapts it to the target entropy."
+    )
+    initial_entropy_coefficient: Annotated[float, Field(gt=0.0, le=1e6)] = Field(
+        1.0, description="Where auto begins."
+    )
+    target_entropy: Literal["auto"] | Annotated[float, Field(ge=-1e6, le=1e6)] = Field(
+        "auto", description="The entropy that auto aims at; auto is minus the size of an action."
+    )
+    max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+        None, description="Longer gradients, of the actor or of one critic, are scaled to this."
+    )
