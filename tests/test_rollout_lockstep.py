@@ -486,3 +486,21 @@ def test_closing_twice_and_an_environment_that_cannot_even_close_are_fine() -> N
     row._env.unwrapped.close = lambda: 1 / 0
     row.close()
     row.close()
+
+
+@pytest.mark.parametrize(("limit", "length"), [(5, 5), (None, 200)])
+def test_a_time_limit_counts_as_gymnasiums_wrapper_does(limit: int | None, length: int) -> None:
+    spec = describe("Pendulum-v1", {}, limit)
+    theirs = gymnasium.make("Pendulum-v1", max_episode_steps=limit)
+    row, seen = EnvRow(spec, 0), np.zeros(3, np.float32)
+    for episode in range(2):
+        row.begin(episode, 7 + episode, seen)
+        theirs.reset(seed=7 + episode)
+        action = np.array([0.3], np.float32)
+        ends = []
+        for _ in range(length):
+            observation, reward, terminal, limited, _ = theirs.step(action)
+            assert row.step(action, seen) == (reward, terminal, limited)
+            assert seen.tobytes() == observation.tobytes()
+            ends.append(limited)
+        assert ends == [False] * (length - 1) + [True]

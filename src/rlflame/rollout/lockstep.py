@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -194,6 +194,9 @@ class EnvRow:
         self.elapsed = 0
         self.episode_return = 0.0
         self._env: gymnasium.Env[Any, Any] | None = None
+        self._step: Callable[[Any], tuple[Any, Any, Any, Any, Any]]
+        #: Steps of an episode, where that is not left to Gymnasium's wrapper.
+        self._limit: float = math.inf
         self._reusable = False
         self._exact_mujoco = False
         self._held: Float64 = _NO_PHYSICS
@@ -239,8 +242,9 @@ class EnvRow:
                 given = action
             else:
                 given = action.reshape(self._action_shape)
-            observation, reward, terminated, truncated, _ = self._env.step(given)  # type: ignore[union-attr]
+            observation, reward, terminated, truncated, _ = self._step(given)
             reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+            truncated = truncated or self.elapsed >= self._limit
             self._write(observation, out)
         except EnvironmentFault:
             raise
@@ -331,6 +335,7 @@ class EnvRow:
         while layer is not env.unwrapped:
             plain = plain and type(layer) in KNOWN_WRAPPERS
             layer = layer.env
+        self._step, self._limit = _without_wrappers(env)
         self._reusable = plain and module in _REUSABLE
         self._exact_mujoco = plain and module in _EXACT_MUJOCO
         self._shape = env.observation_space.shape or ()
@@ -340,7 +345,7 @@ class EnvRow:
             raise self._fault(f"observes {size} numbers here, {expected} where it was described")
 
     def _write(self, observation: Any, out: Float32) -> None:
-        shape = np.shape(observation)
+        shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
         if shape != self._shape:
             raise self._fault(
                 f"returned an observation of shape {shape} where its space says {self._shape}"
@@ -382,6 +387,21 @@ class EnvRow:
         return EnvironmentFault(
             f"environment {self.spec.id} {message}", self.row, self.seed, self.elapsed
         )
+
+
+def _without_wrappers(env: gymnasium.Env[Any, Any]) -> tuple[Callable[[Any], Any], float]:
+    """An environment's step, and after how many of them an episode is truncated.
+
+    What only counts and looks on costs a microsecond a step, and is gone around.
+    """
+    limit, layer = math.inf, env
+    while layer is not env.unwrapped:
+        if type(layer) not in (TimeLimit, OrderEnforcing):
+            return env.step, math.inf
+        if isinstance(layer, TimeLimit):
+            limit = min(limit, layer._max_episode_steps)
+        layer = layer.env  # type: ignore[attr-defined]
+    return layer.step, limit
 
 
 def said(error: BaseException) -> str:
