@@ -1,82 +1,203 @@
 """PPO end to end beside stable-baselines3 with its defaults, in turn, on this machine.
 
-    python benchmarks/ppo_vs_sb3.py --sb3-python OTHER/bin/python --env Hopper-v5
+    python benchmarks/ppo_vs_sb3.py --sb3-python OTHER/bin/python --env hopper,halfcheetah \
+        --steps 1000000 --repeat 5 --csv docs/results/ppo_vs_sb3.csv
 
 Both are timed from the start of their process to the end of their last evaluation, A B A B, and
 the ratio is taken pair by pair. The two may live in different virtual environments; each should
-have the same versions of gymnasium, mujoco, numpy and torch, which are printed.
+have the same versions of gymnasium, mujoco, numpy and torch. With --csv every pair is written as
+soon as it is there, and pairs that the file already has are not measured again, so an
+interruption loses one. Of rlflame's side it is also written which share of all cores' time it
+used, the most memory that its processes held together (PSS, so what they share counts once) and
+the return of the final evaluation. --no-sb3 leaves the other side out; --set reaches rlflame.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 EVALUATION_EPISODES = 20
+SAMPLE_S = 2.0
+IDS = {"hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5", "walker2d": "Walker2d-v5",
+       "ant": "Ant-v5"}  # fmt: skip
+COLUMNS = ["env", "steps", "set", "pair", "load", "rlflame_s", "rlflame_busy", "rlflame_pss_mb",
+           "rlflame_return", "sb3_s", "sb3_return"]  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sb3-python", default=sys.executable)
-    parser.add_argument("--env", default="Hopper-v5")
+    parser.add_argument("--no-sb3", action="store_true")
+    parser.add_argument("--env", default="hopper", help="one or several, with commas")
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--set", action="append", default=[], help="given to rlflame train")
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--sb3", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.sb3:
         train_sb3(options.env, options.steps)
         return
-    busy = os.getloadavg()[0]
-    if busy > 0.5:
-        print(f"note: the load here is {busy:.1f}; a busy machine makes these numbers worthless")
-    results = []
-    for pair in range(options.repeat):
-        ours = timed(rlflame_command(options.env, options.steps, pair))
-        theirs = timed(
-            [options.sb3_python, str(Path(__file__).resolve()), "--sb3", "--env", options.env,
-             "--steps", str(options.steps)]
-        )  # fmt: skip
-        results.append((ours, theirs))
-        print(f"pair {pair + 1}: rlflame {options.steps / ours:,.0f} steps/s, "
-              f"stable-baselines3 {options.steps / theirs:,.0f}, "
-              f"ratio {theirs / ours:.2f}", flush=True)  # fmt: skip
-    ratios = sorted(theirs / ours for ours, theirs in results)
-    median = statistics.median(ratios)
-    print(f"{options.env}, {options.steps} steps, {len(os.sched_getaffinity(0))} cores: "
-          f"{median:.2f} times as fast (median of {len(ratios)}, "
-          f"{ratios[0]:.2f} to {ratios[-1]:.2f})")  # fmt: skip
-    if options.csv:
-        with options.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["env", "steps", "pair", "rlflame_s", "sb3_s"])
-            for pair, (ours, theirs) in enumerate(results):
-                writer.writerow(
-                    [options.env, options.steps, pair, round(ours, 3), round(theirs, 3)]
-                )
+    # A fresh clone compiles its modules once, not at every start.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    for name in options.env.split(","):
+        env = IDS.get(name, name)
+        said = " ".join(options.set)
+        rows = known(options.csv, env, options.steps, said)
+        if not options.no_sb3:
+            rows = [row for row in rows if row["sb3_s"]]
+        for pair in range(options.repeat):
+            if any(row["pair"] == str(pair) for row in rows):
+                continue
+            theirs = None if options.no_sb3 else options.sb3_python
+            found = {"env": env, "steps": options.steps, "set": said, "pair": pair}
+            found |= measured(env, options.steps, pair, options.set, theirs)
+            row = {column: str(found.get(column, "")) for column in COLUMNS}
+            rows.append(row)
+            print(", ".join(f"{key} {value}" for key, value in row.items() if value), flush=True)
+            if options.csv:
+                keep(options.csv, row)
+        print(summary(env, options.steps, rows), flush=True)
 
 
-def rlflame_command(env: str, steps: int, seed: int) -> list[str]:
-    """The defaults of the command line, nothing tuned for the benchmark."""
-    return [sys.executable, "-m", "rlflame", "train", "--local", "--env", env,
-            "--steps", str(steps), "--seed", str(seed), "--quiet"]  # fmt: skip
+def known(path: Path | None, env: str, steps: int, said: str) -> list[dict[str, str]]:
+    """The pairs of the same measurement that were written before."""
+    if path is None or not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file)
+                if (row["env"], row["steps"], row["set"]) == (env, str(steps), said)]  # fmt: skip
 
 
-def timed(command: list[str]) -> float:
+def keep(path: Path, row: dict[str, str]) -> None:
+    begun = path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if not begun:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def measured(
+    env: str, steps: int, seed: int, changes: list[str], sb3_python: str | None
+) -> dict[str, object]:
+    """One run of ours, then one of theirs."""
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"note: the load here is {load:.1f}; a busy machine makes these numbers worthless")
+    ours = rlflame_command(env, steps, seed, changes)
     with tempfile.TemporaryDirectory() as folder:
-        started = time.monotonic()
-        subprocess.run(
-            command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        seconds, cpu_s, pss_mb, _ = timed([*ours, "--out", "run"], folder)
+        result = json.loads((Path(folder) / "run" / "result.json").read_text())
+    row: dict[str, object] = {
+        "load": round(load, 2),
+        "rlflame_s": round(seconds, 3),
+        "rlflame_busy": round(cpu_s / seconds / len(os.sched_getaffinity(0)), 3),
+        "rlflame_pss_mb": round(pss_mb),
+        "rlflame_return": round(result["evaluation"]["mean"], 1),
+    }
+    if sb3_python is not None:
+        theirs = [sb3_python, str(Path(__file__).resolve()), "--sb3", "--env", env,
+                  "--steps", str(steps)]  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder:
+            seconds, _, _, said = timed(theirs, folder)
+        row["sb3_s"] = round(seconds, 3)
+        row["sb3_return"] = round(json.loads(said.splitlines()[-1])["mean"], 1)
+    return row
+
+
+def summary(env: str, steps: int, rows: list[dict[str, str]]) -> str:
+    def median(name: str) -> float:
+        return statistics.median(float(row[name]) for row in rows)
+
+    text = (
+        f"{env}, {steps:,} steps, {len(rows)} runs on {len(os.sched_getaffinity(0))} cores: "
+        f"{median('rlflame_s'):.1f} s ({steps / median('rlflame_s'):,.0f} steps/s), "
+        f"{median('rlflame_busy'):.0%} of the cores' time, {median('rlflame_pss_mb'):.0f} MB, "
+        f"returns {', '.join(row['rlflame_return'] for row in rows)}"
+    )
+    pairs = [row for row in rows if row["sb3_s"]]
+    if pairs:
+        ratios = sorted(float(row["sb3_s"]) / float(row["rlflame_s"]) for row in pairs)
+        text += (
+            f"; {statistics.median(ratios):.2f} times as fast as stable-baselines3 "
+            f"(median of {len(ratios)}, {ratios[0]:.2f} to {ratios[-1]:.2f}), "
+            f"which returned {', '.join(row['sb3_return'] for row in pairs)}"
         )
-        return time.monotonic() - started
+    return text
+
+
+def rlflame_command(env: str, steps: int, seed: int, changes: list[str]) -> list[str]:
+    """The defaults of the command line; what --set changes is written beside the numbers."""
+    return [sys.executable, "-m", "rlflame", "train", "--local", "--env", env,
+            "--steps", str(steps), "--seed", str(seed), "--quiet",
+            *(word for change in changes for word in ("--set", change))]  # fmt: skip
+
+
+def timed(command: list[str], folder: str) -> tuple[float, float, float, str]:
+    """Wall seconds, processor seconds with all children's, most memory in MB, and the output."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.monotonic()
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        memory = Memory(process.pid)
+        output, errors = process.communicate()
+        seconds = time.monotonic() - started
+        memory.stop()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{errors}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, spent, memory.most_mb, output
+
+
+class Memory(threading.Thread):
+    """The most that a process and its descendants hold, looked at now and then."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.most_mb = 0.0
+        self._pid = pid
+        self._over = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self._over.wait(SAMPLE_S):
+            self.most_mb = max(self.most_mb, sum(map(pss_mb, family(self._pid))))
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def family(pid: int) -> list[int]:
+    found = [pid]
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            words = Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+            found += [member for word in words for member in family(int(word))]
+    return found
+
+
+def pss_mb(pid: int) -> float:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
 
 
 def train_sb3(env: str, steps: int) -> None:

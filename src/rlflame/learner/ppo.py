@@ -48,6 +48,8 @@ class Minibatch:
     entropy_weight: float
 
     def part(self, rows: slice) -> Minibatch:
+        if rows == slice(0, len(self.returns)):
+            return self
         return replace(
             self,
             observations=self.observations[rows],

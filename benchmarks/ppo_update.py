@@ -1,0 +1,130 @@
+"""PPO's updates as a share of the matrix products in them, one thread.
+
+    python benchmarks/ppo_update.py --env hopper,ant --minibatch 64,256
+
+The learner of the environment's own preset learns from numbers drawn at random, and the moments
+between its optimizer steps are taken. In turn with it the products of one update, of the same
+shapes and in the same order, run without anything around them: what no way of writing numpy can
+go below. Both are the tenth percentile, so that a shared machine says nearly the same as an idle
+one; whole iterations, with values, advantages and shuffling, are the least processor time.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import itertools
+import time
+
+import numpy as np
+
+from rlflame import build, presets
+from rlflame.learner import Batch
+from rlflame.learner.parameters import Adam
+from rlflame.learners import algorithm
+
+ROUNDS = 7
+
+
+class Marked(Adam):
+    """Adam that says when each of its steps is over."""
+
+    marks: list[int]
+
+    def step(self, parameters, gradient, learning_rate) -> None:  # type: ignore[no-untyped-def]
+        super().step(parameters, gradient, learning_rate)
+        self.marks.append(time.perf_counter_ns())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--env", default="hopper,halfcheetah,ant")
+    parser.add_argument("--minibatch", default="64,256")
+    options = parser.parse_args()
+    print("environment   minibatch   update us   products us   share   iteration ms")
+    for env, rows in itertools.product(options.env.split(","), options.minibatch.split(",")):
+        update, products, iteration = measured(env, int(rows))
+        print(f"{env:13s} {rows:>9s} {update:11.1f} {products:13.1f} {products / update:7.0%} "
+              f"{iteration:14.1f}", flush=True)  # fmt: skip
+
+
+def measured(env: str, rows: int) -> tuple[float, float, float]:
+    """Microseconds of an update and of its products, milliseconds of an iteration's learning."""
+    config, _ = presets.resolve(
+        environment=env,
+        sets=[f"ppo.minibatch_size={rows}"],
+        continuous=build.acts_continuously,
+    )
+    learning = config.learning
+    described = build.environment(learning.environment)
+    spec = build.policy_spec(learning, described)
+    learner = algorithm(learning, spec)
+    learner._adam.__class__, learner._adam.marks = Marked, []
+    rollout = learning.rollout
+    batch = drawn(rollout.steps, rollout.columns, spec, learner.policy())
+    sizes = (spec.observation_size, *spec.hidden)
+    updates, bare, whole = [], [], []
+    for number in range(ROUNDS):
+        learner._adam.marks.clear()
+        begun = time.process_time()
+        learner.update(batch, 0.0)
+        whole.append(time.process_time() - begun)
+        between = np.diff(learner._adam.marks) / 1e3
+        if number:
+            # The longest are those with an epoch's beginning in between.
+            updates.append(np.quantile(between, 0.1))
+            bare.append(products_us(sizes, (spec.action_size, 1), rows, len(between)))
+    return min(updates), min(bare), 1e3 * min(whole)
+
+
+def products_us(hidden: tuple[int, ...], outputs: tuple[int, ...], rows: int, times: int) -> float:
+    """The products of one update: each network forward, then the gradients and down a layer."""
+    calls = []
+    for output in outputs:
+        sizes = (*hidden, output)
+        forward, backward = [], []
+        for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
+            weights = np.full((fan_in + 1, fan_out), 0.01, np.float32)
+            x = np.full((fan_in + 1, rows), 0.01, np.float32)
+            y = np.full((fan_out, rows), 0.01, np.float32)
+            forward.append((weights.T, x, y))
+            steps = [(x, y.T, np.empty_like(weights))]
+            if layer:
+                steps.append((weights[:-1], y, np.empty((fan_in, rows), np.float32)))
+            backward = [*steps, *backward]
+        calls += [*forward, *backward]
+    marks = [time.perf_counter_ns()]
+    for _ in range(times):
+        for a, b, out in calls:
+            np.dot(a, b, out=out)
+        marks.append(time.perf_counter_ns())
+    return float(np.quantile(np.diff(marks), 0.1)) / 1e3
+
+
+def drawn(steps: int, columns: int, spec, behaviour) -> Batch:  # type: ignore[no-untyped-def]
+    generator = np.random.default_rng(0)
+
+    def numbers(*shape: int) -> np.ndarray:
+        return generator.standard_normal(shape).astype(np.float32)
+
+    nobody = np.zeros((steps, columns), np.bool_)
+    return Batch(
+        observations=numbers(steps, columns, spec.observation_size),
+        actions=0.5 * numbers(steps, columns, spec.action_size),
+        log_probs=0.05 * numbers(steps, columns) - spec.action_size,
+        rewards=generator.standard_normal((steps, columns)),
+        terminated=generator.random((steps, columns)) < 0.005,
+        truncated=nobody,
+        valid=~nobody,
+        last_observations=numbers(columns, spec.observation_size),
+        boundary_index=np.empty((0, 2), np.int64),
+        boundary_observations=np.empty((0, spec.observation_size), np.float32),
+        behaviour=behaviour,
+    )
+
+
+if __name__ == "__main__":
+    main()
