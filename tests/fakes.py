@@ -174,6 +174,11 @@ class Fake(gymnasium.Env):
             os.kill(os.getpid(), signal.SIGKILL)
         return shown
 
+    def _doze(self, shown: Any) -> Any:
+        """Longer than a parent waits for a word before it looks around."""
+        time.sleep(0.5)
+        return shown
+
     def _start_program(self, shown: Any) -> Any:
         """Start a simulator, as robots do, and write down its process id."""
         program = subprocess.Popen(["sleep", "600"])

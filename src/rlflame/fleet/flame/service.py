@@ -85,8 +85,9 @@ class Service:
 
     def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
         """The answers' bytes; nothing a task does can raise out of here."""
+        lease = _Lease(self._lease)
         answers = [
-            self._answer(bytes(task), policy, endpoint, key)
+            self._answer(bytes(task), policy, endpoint, key, lease)
             for task in wire.decode(memoryview(tasks))["tasks"]
         ]
         worker = {
@@ -95,15 +96,18 @@ class Service:
         }  # fmt: skip
         return np.frombuffer(wire.encode({"worker": worker, "answers": answers}), np.uint8)
 
-    def _answer(self, task: bytes, policy: str, endpoint: str, key: str) -> dict[str, Any]:
+    def _answer(
+        self, task: bytes, policy: str, endpoint: str, key: str, lease: _Lease
+    ) -> dict[str, Any]:
         self._began = time.monotonic()
         body: bytes = b""
         details: dict[str, Any] = {}
         kind: AnswerKind
         try:
-            kind, body, details = self._run(task, policy, endpoint, key)
-        except BaseException:
-            kind, details = "broken", {"traceback": traceback.format_exc(), "printed": ""}
+            kind, body, details = self._run(task, policy, endpoint, key, lease)
+        except BaseException as error:  # no file, no process, no memory: another may have some
+            how = f"failed with {type(error).__name__}: {error}"
+            kind, details = "died", {"how": how, "printed": traceback.format_exc()}
             self._retire()
         return {
             "kind": kind,
@@ -113,7 +117,7 @@ class Service:
         }
 
     def _run(
-        self, task: bytes, policy: str, endpoint: str, key: str
+        self, task: bytes, policy: str, endpoint: str, key: str, lease: _Lease
     ) -> tuple[AnswerKind, bytes, dict[str, Any]]:
         if self._over:
             return "cancelled", b"", {}
@@ -132,18 +136,24 @@ class Service:
             old, _ = self._policies.popitem(last=False)
             child.send(Kind.FORGET, wire.encode({"id": old}))
         child.send(Kind.TASK, task)
-        return self._watch(child)
+        return self._watch(child, lease)
 
-    def _watch(self, child: WorkerProcess) -> tuple[AnswerKind, bytes, dict[str, Any]]:
+    def _watch(
+        self, child: WorkerProcess, lease: _Lease
+    ) -> tuple[AnswerKind, bytes, dict[str, Any]]:
         """Wait for the child's answer, its death, its silence, or the end of its run."""
         position: list[int] | None = None
-        moved_at = looked_at = time.monotonic()
-        lease = _Lease(self._lease)
+        moved_at = time.monotonic()
         while True:
-            for kind, payload in self._frames(child):
+            try:
+                frames = [
+                    (kind, payload, _plain(kind, payload)) for kind, payload in self._frames(child)
+                ]
+            except Garbled as error:
+                return self._mourn(position, f"sent {error}")
+            for kind, payload, message in frames:
                 if kind is Kind.RESULT:
                     return "result", payload, {"printed": child.printed()}
-                message = wire.decode(payload)
                 if kind is Kind.BROKEN:
                     return "broken", b"", {**message, "printed": child.printed()}
                 where = [message["row"], message["seed"], message["step"]]
@@ -157,13 +167,11 @@ class Service:
                 printed = child.printed()
                 self._retire()
                 return "hung", b"", {"position": position, "printed": printed}
-            if now - looked_at > _LEASE_EVERY_S:
-                looked_at = now
-                if lease.over():
-                    # A run that is merely silent may come back.
-                    self._over = lease.closing
-                    self._retire()
-                    return "cancelled", b"", {}
+            if lease.due(now) and lease.over():
+                # A run that is merely silent may come back.
+                self._over = lease.closing
+                self._retire()
+                return "cancelled", b"", {}
 
     def _frames(self, child: WorkerProcess) -> list[tuple[Kind, bytes]]:
         """What the child says within a tick; meanwhile it is fed what it has not taken yet."""
@@ -179,9 +187,6 @@ class Service:
                     return child.receive()
                 except (BlockingIOError, EOFError):
                     return []
-                except Garbled:
-                    self._retire()
-                    return []
         return []
 
     def _ready(self) -> WorkerProcess | None:
@@ -191,17 +196,21 @@ class Service:
         self._retire()
         child = self._child = WorkerProcess(environment=self._environment)
         deadline = time.monotonic() + _START_DEADLINE_S
-        while time.monotonic() < deadline and not child.exited:
-            for kind, payload in self._frames(child):
-                if kind is Kind.HELLO:
-                    self._hello = wire.decode(payload)
-                    return child
+        with contextlib.suppress(Garbled):
+            while time.monotonic() < deadline and not child.exited:
+                for kind, payload in self._frames(child):
+                    if kind is Kind.HELLO:
+                        self._hello = _plain(kind, payload)
+                        return child
         return None
 
-    def _mourn(self, position: list[int] | None) -> tuple[AnswerKind, bytes, dict[str, Any]]:
+    def _mourn(
+        self, position: list[int] | None, how: str = ""
+    ) -> tuple[AnswerKind, bytes, dict[str, Any]]:
         child = self._child
         assert child is not None
-        how = how_it_ended(child.retire(grace_s=0.0 if not child.exited else 1.0))
+        code = child.retire(grace_s=0.0 if not child.exited else 1.0)
+        how = how or how_it_ended(code)
         printed = child.printed()
         self._retire()
         return "died", b"", {"how": how, "position": position, "printed": printed}
@@ -213,14 +222,32 @@ class Service:
         self._policies.clear()
 
 
+def _plain(kind: Kind, payload: bytes) -> dict[str, Any]:
+    """A child's small talk; its results are for whoever asked."""
+    if kind is Kind.RESULT:
+        return {}
+    try:
+        message: dict[str, Any] = wire.decode(payload)
+    except wire.WireError as error:
+        raise Garbled(f"a damaged frame ({error})") from error
+    return message
+
+
 class _Lease:
-    """The run's sign of life, as seen from one task."""
+    """The run's sign of life, as seen from one call."""
 
     def __init__(self, reference: Mapping[str, str]) -> None:
         self._reference = reference
         self._beat: int | None = None
-        self._changed_at = time.monotonic()
+        self._changed_at = self._looked_at = time.monotonic()
         self.closing = False
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to look again."""
+        if now - self._looked_at < _LEASE_EVERY_S:
+            return False
+        self._looked_at = now
+        return True
 
     def over(self) -> bool:
         """Whether the run has said that it ends, or has said nothing for long."""

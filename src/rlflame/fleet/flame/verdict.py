@@ -37,7 +37,8 @@ def judge(
 ) -> Fragment | RlflameError | Again:
     """Counts deaths and hangs on the job, and ends it when there were too many."""
     kind, printed = answer["kind"], str(answer.get("printed", ""))
-    row, seed, step = answer.get("position") or (0, 0, 0)
+    told = answer.get("position")  # nothing of a child that died before its first word
+    position = (told[0], told[1], told[2]) if told else None
     if kind == "result":
         return _fragment(job, answer, printed)
     if kind == "broken":
@@ -46,12 +47,12 @@ def judge(
         job.hangs += 1
         # Once may be the machine's fault; a hang repeats itself.
         if job.hangs > 1:
-            return hung(job.task, (row, seed, step), step_deadline_s, printed)
+            return hung(job.task, position, step_deadline_s, printed)
         return Again("did not answer in time")
     if kind == "died":
         job.deaths += 1
         if job.deaths > max_retries:
-            return died(job, (row, seed, step), answer["how"], printed)
+            return died(job, position, str(answer["how"]), printed)
         return Again(str(answer["how"]))
     job.strays += 1
     reason = _STRAYS.get(kind, f"its worker answered {kind!r}")
@@ -62,6 +63,19 @@ def judge(
             "rlflame cluster-check; an object cache without a storage folder forgets what it holds",
         )
     return Again(reason, weights_lost=kind == "no_policy", pause_s=min(2.0, 0.05 * 2**job.strays))
+
+
+def late(job: Job, max_retries: int, task_deadline_s: float) -> RlflameError | None:
+    """Counts an attempt that took too long, and ends the job when there were too many."""
+    job.delays += 1
+    if job.delays <= max_retries:
+        return None
+    return FleetError(
+        f"Slot {job.task.slot} of iteration {job.task.iteration} took {job.delays} executors "
+        f"longer than {task_deadline_s:g} s.",
+        "if fragments really take that long: "
+        f"--set runtime.flame.task_deadline_s={10 * task_deadline_s:g}",
+    )
 
 
 def _fragment(job: Job, answer: dict[str, Any], printed: str) -> Fragment | RlflameError:

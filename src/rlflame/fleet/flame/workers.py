@@ -26,6 +26,8 @@ class Workers:
             return list(self._known.values())
 
     def met(self, worker: dict[str, Any]) -> None:
+        if "python" not in worker:  # it could not start the process that would say
+            return
         with self._lock:
             known = worker["name"] in self._known
             self._known[worker["name"]] = worker
@@ -37,7 +39,10 @@ class Workers:
         differ = [
             f"{name} {worker.get(name)} (here {here[name]})"
             for name in here
-            if name != "python" and worker.get(name) != here[name]
+            if name != "python"
+            and worker.get(name) != here[name]
+            # What one of the two lacks has no part in what both can run.
+            and "absent" not in (worker.get(name), here[name])
         ]
         if differ:
             self._warn(
