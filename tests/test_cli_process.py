@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from commands import TINY, finished, process, rlflame
+from flame_stub import Faults, FlameStub
 
 from rlflame import checkpoint
 
@@ -103,6 +104,17 @@ def test_a_signal_does_not_wait_for_a_rollout(tmp_path):
     assert spoken.code == 130
     assert not any(map(alive, children))
     assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps == 0
+
+
+def test_a_signal_does_not_wait_for_an_executor(tmp_path):
+    """A cluster has none to give."""
+    with FlameStub(faults=Faults(no_executors=True)) as stub:
+        words = ("train", *TINY, "--fleet", "flame", "--json", "--out", tmp_path / "x")
+        running = process(*words, environment=stub.environment())
+        events_until(running, "start")
+        running.send_signal(signal.SIGTERM)
+        assert finished(running).code == 143
+        assert not [name for name in stub.applications() if name.startswith("rlflame")]
 
 
 SLOW_TO_MAKE = """

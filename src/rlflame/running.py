@@ -239,7 +239,8 @@ def _run(
                 runtime.compare_learners_every,
             )  # fmt: skip
             complete = trainer.run()
-            machines.note_workers()
+            if trainer.progress.iteration > begun.progress.iteration:
+                machines.note_workers()  # who was stopped while waiting for them waits no longer
             if complete:
                 complete = _score(trainer, begun.recipe, recorder, stop)
     finally:

@@ -38,6 +38,8 @@ from .parcel import request
 PREFIX = "rlflame-"
 _LOOK_EVERY_S = 0.25
 _TELL_EVERY_S = 2.0
+#: A wait of so long is not usual.
+_LONG_S = 20.0
 _REFUSALS = 5
 
 
@@ -161,6 +163,8 @@ class Starter:
         session_id = f"{name}-{uuid.uuid4().hex[:6]}"
         # Before it is there: a call that was cut short may have come through.
         self.opened.append((name, session_id))
+        if self.stopped():
+            raise _closed()
         cluster.register(
             name,
             url=url,
@@ -216,7 +220,8 @@ class Starter:
                     )
                 failures = self._bind_failures(session_id)
                 now = self.clock()
-                if now - told >= _TELL_EVERY_S and news.state != RUNNING:
+                pause_s = _TELL_EVERY_S if now - began < _LONG_S else _LONG_S
+                if now - told >= pause_s and news.state != RUNNING:
                     told = now
                     self.tell(
                         self.situation(session_id, now - began, failures, installed=installed)
@@ -226,7 +231,7 @@ class Starter:
             if now - began > self.wishes.start_deadline_s:
                 raise self._nobody(session_id, installed=installed)
             time.sleep(_LOOK_EVERY_S if now - began > 1.0 else 0.02)
-        raise FleetError("The fleet was closed before it had started.")
+        raise _closed()
 
     def _answer(self, news: TaskNews) -> dict[str, Any]:
         assert news.output is not None
@@ -273,8 +278,10 @@ class Starter:
                 f"{len(executors)}, {most} alone {number}; rlflame cluster-check --clean removes "
                 "those of dead runs"
             )
-        if not states:
+        if not states and waited_s < _LONG_S:
             return f"waiting for an executor, {waited}"
+        if not states:
+            return f"waiting for an executor, {waited}; rlflame cluster-check tells why"
         doing = "installing on" if installed else "starting"
         plural = "" if states == 1 else "s"
         return f"{doing} {states} executor{plural}, {waited}"
@@ -289,6 +296,10 @@ class Starter:
             "rlflame cluster-check tells why; to wait longer: "
             "--set runtime.flame.start_deadline_s=900",
         )
+
+
+def _closed() -> FleetError:
+    return FleetError("The fleet was closed before it had started.")
 
 
 def _major(version: str) -> str:
