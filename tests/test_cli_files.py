@@ -271,6 +271,16 @@ def test_eval_in_lines(folder):
     ]
 
 
+def test_eval_knows_settings_of_the_runtime_and_no_others(folder):
+    """The remedies that errors of a fleet name are such settings."""
+    words = ("eval", policy(folder / "short"), "--episodes", "2", "--json")
+    asked = rlflame(*words, "--set", "runtime.fleet=inline").json()
+    assert asked["mean"] == rlflame(*words, *EVAL).json()["mean"]
+    refused = rlflame(*words, "--set", "ppo.epochs=3")
+    assert refused.code == 2
+    assert "ppo.epochs belongs to the recipe, and a policy is scored by its own." in refused.err
+
+
 # inspect
 
 

@@ -229,18 +229,13 @@ def resumed_runtime(
     known = before if isinstance(before, dict) else {}
     # How a run is shown is the present user's choice, not the past one's.
     kept = {key: value for key, value in known.items() if key not in ("progress", "debug")}
-    data: dict[str, Any] = {"runtime": kept}
-    for text in sets:
-        key, value = presets.parse_set(text)
-        if not key.startswith("runtime."):
-            raise ConfigError(
-                f"{key} belongs to the recipe, which resume does not change.",
-                "start a new run from this policy: rlflame train --init-from",
-            )
-        presets.put(data, key, value)
-    for key, value in flags.items():
-        presets.put(data, key, value)
-    return _runtime(data)
+    return _runtime(
+        {"runtime": kept},
+        flags,
+        sets,
+        "which resume does not change.",
+        "start a new run from this policy: rlflame train --init-from",
+    )
 
 
 def recorded_threads(recorded: Mapping[str, Any]) -> int:
@@ -249,15 +244,24 @@ def recorded_threads(recorded: Mapping[str, Any]) -> int:
     return found if isinstance(found, int) and found > 0 else 1
 
 
-def runtime_of(flags: Mapping[str, Any]) -> RuntimeSettings:
-    """A runtime of flags alone."""
-    data: dict[str, Any] = {}
+def runtime_of(flags: Mapping[str, Any], sets: Sequence[str]) -> RuntimeSettings:
+    """A runtime of flags and --set alone."""
+    return _runtime(
+        {}, flags, sets, "and a policy is scored by its own.", "name settings that begin: runtime."
+    )
+
+
+def _runtime(
+    data: dict[str, Any], flags: Mapping[str, Any], sets: Sequence[str], why: str, hint: str
+) -> RuntimeSettings:
+    """Flags over --set over what is in `data`; `why` no setting of a recipe may be there."""
+    for text in sets:
+        key, value = presets.parse_set(text)
+        if not key.startswith("runtime."):
+            raise ConfigError(f"{key} belongs to the recipe, {why}", hint)
+        presets.put(data, key, value)
     for key, value in flags.items():
         presets.put(data, key, value)
-    return _runtime(data)
-
-
-def _runtime(data: Mapping[str, Any]) -> RuntimeSettings:
     return presets.validated({"stop_at_steps": 1, **data}).runtime
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlflame.commands.options import Debug, EnvFile, Fleet, Json, Local, Workers
+from rlflame.commands.options import Debug, EnvFile, Fleet, Json, Local, RuntimeSets, Workers
 
 if TYPE_CHECKING:
     from rlflame.checkpoint import Checkpoint
@@ -42,6 +42,7 @@ def evaluate(
             help="Run the file's recorded evaluation again; exit 1 unless it comes out the same.",
         ),
     ] = False,
+    sets: RuntimeSets = None,
     workers: Workers = None,
     fleet: Fleet = None,
     local: Local = False,
@@ -55,7 +56,8 @@ def evaluate(
     runtime = settings.runtime_of(
         settings.runtime_flags(
             workers=workers, fleet=fleet, local=local, env_file=env_file, debug=debug
-        )
+        ),
+        sets or (),
     )
     settings.limit_threads(1)
     from rlflame import api, onward, scoring

@@ -71,3 +71,11 @@ Sets = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
+RuntimeSets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Any runtime setting of `rlflame config`, such as runtime.max_retries=5; repeatable.",
+        metavar="NAME=VALUE",
+    ),
+]
