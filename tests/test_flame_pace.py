@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rollouts
@@ -105,7 +106,7 @@ def test_only_tasks_of_one_kind_travel_together() -> None:
     assert waiting.more_like(waiting.take(None), 0) == []
 
 
-@pytest.mark.parametrize("what", ["deaths", "hangs", "strays"])
+@pytest.mark.parametrize("what", ["deaths", "hangs", "strays", "losses"])
 def test_a_task_that_went_wrong_travels_alone(what: str) -> None:
     waiting = JobQueue()
     a, b, c = jobs(*[("x", "train")] * 3)
@@ -122,16 +123,18 @@ def sociable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlflame.fleet.flame.pace._TOGETHER_S", 1e9)
 
 
+def ended_there(fleet: Any) -> int:
+    """How many tasks the cluster has answered."""
+    return int(fleet._cluster.session(fleet._started.session_id).succeed)
+
+
 def test_eight_short_tasks_are_four_of_the_cluster_s(bench: Bench, sociable: None) -> None:
     with bench.fleet() as fleet:
         assert run(fleet, slots(2)) == expected(slots(2))
 
-        def ended_there() -> int:
-            return int(fleet._cluster.session(fleet._started.session_id).succeed)
-
-        before = ended_there()
+        before = ended_there(fleet)
         assert run(fleet, slots(8)) == expected(slots(8))
-        assert ended_there() - before == 4
+        assert ended_there(fleet) - before == 4
     for slot in range(2, 8):
         kinds = [e.kind for e in bench.events if e.slot == slot and e.kind != "note"]
         assert kinds[:1] == ["submitted"]
@@ -151,8 +154,11 @@ def test_a_death_costs_none_but_its_own_task_a_retry(
 def test_a_group_that_the_cluster_loses_is_sent_again(bench: Bench, sociable: None) -> None:
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(2)) == expected(slots(2))
+        before = ended_there(fleet)
         bench.stub.faults.fail_tasks = 1
         assert run(fleet, slots(6)) == expected(slots(6))
+        # One of them may be why: none can harm another now.
+        assert ended_there(fleet) - before == 6
     # All of the one group, and the reason told for each.
     assert len([e for e in bench.events if e.kind == "retried"]) == 6
 
@@ -168,3 +174,13 @@ def test_weights_that_are_gone_are_put_again_for_a_whole_group(
         tasks = [rollouts.task(FAKE, slot=slot, policy_id=name) for slot in range(4)]
         assert len(list(fleet.submit(tasks))) == 4
     assert bench.kinds("retried") == ["its weights were gone from the cache"] * 4
+
+
+def test_what_came_to_nothing_says_nothing_of_the_pace(bench: Bench, tmp_path: Path) -> None:
+    """Neither a death, nor weights that were gone: only two tasks and one have run."""
+    env = rollouts.fake(fault="kill_once", marker=str(tmp_path / "once"))
+    with bench.fleet(1) as fleet:
+        assert run(fleet, slots(2)) == expected(slots(2))
+        assert run(fleet, slots(1, env)) == expected(slots(1, env))
+        assert len(bench.kinds("retried")) == 1
+        assert len(fleet._desk.pace.busy_s) == 3

@@ -24,7 +24,7 @@ from test_fleet import alone, eventually, slots
 
 from rlflame.errors import ConfigError, EnvironmentFailure, FleetError, FleetUnreachable
 from rlflame.fleet import FleetEvent
-from rlflame.fleet.flame import bundle
+from rlflame.fleet.flame import bundle, objects
 from rlflame.fleet.flame.cluster import Cluster
 from rlflame.fleet.flame.overhead import Overhead
 from rlflame.fleet.flame.start import Starter, Wishes
@@ -433,7 +433,7 @@ def test_a_service_whose_executor_manager_died_ends_itself_once_its_run_is_over(
 def test_executors_that_are_lost_and_cannot_start_again_end_the_run(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlflame.fleet.flame.desk._STALLED_S", 0.2)
+    monkeypatch.setattr("rlflame.fleet.flame.monitor._STALLED_S", 0.2)
     with bench.fleet() as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
         bench.stub.faults.bind_failure = "the disk is full of sand"
@@ -461,6 +461,120 @@ def test_a_session_manager_that_stays_away_ends_the_run(bench: Bench) -> None:
         with pytest.raises(FleetError, match=r"away for 0\.5 s"):
             run(fleet, slots(1))
         bench.stub.start_session_manager()
+
+
+def test_a_session_that_somebody_closed_is_said_to_be(bench: Bench) -> None:
+    """And not that the session manager is away: it answers."""
+    with bench.fleet(1) as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+        fleet._cluster.close_session(fleet._started.session_id)
+        with pytest.raises(FleetError, match="session no more, or as closed"):
+            run(fleet, slots(1))
+
+
+def test_a_task_that_is_always_late_ends_the_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt takes another executor, so there must be a last one."""
+    monkeypatch.setattr("rlflame.fleet.flame.monitor._SILENCE_S", 0.2)
+    with bench.fleet(task_deadline_s=1.0, max_retries=1) as fleet:
+        with pytest.raises(FleetError, match="took 2 executors longer than 1 s") as caught:
+            run(fleet, slots(1, rollouts.fake(fault="hang")))
+        assert "--set runtime.flame.task_deadline_s=10" in caught.value.hint
+    assert len(bench.kinds("retried")) == 1
+
+
+def test_an_observer_that_fails_is_an_end_and_no_wait(bench: Bench) -> None:
+    def shout(event: FleetEvent) -> None:
+        if event.kind == "running":
+            raise BrokenPipeError("nobody reads")
+
+    flames.settle(bench.stub.environment())
+    with flames.fleet(shout) as fleet, pytest.raises(FleetError, match="nobody reads"):
+        run(fleet, slots(4))
+
+
+def test_a_cache_that_is_away_is_waited_for_as_long_as_a_session_manager(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlflame.fleet.flame.desk._BREAKER_S", 0.0)
+    monkeypatch.setattr("rlflame.fleet.flame.desk._BREAKER", 1)
+    with bench.fleet(1) as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+        bench.stub.stop_cache()
+        submission = send(fleet, slots(2))
+        assert eventually(lambda: fleet._desk._seen_away)
+        bench.stub.start_cache()
+        assert {wire.encode(fragment) for fragment in submission} == expected(slots(2))
+    with bench.fleet(1, reconnect_s=0.1) as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+        bench.stub.stop_cache()
+        with pytest.raises(FleetError, match="object cache does not answer any more"):
+            run(fleet, slots(2))
+        bench.stub.start_cache()
+
+
+# What would be left in the cache.
+
+
+def test_an_answer_that_comes_when_nobody_waits_any_more_is_deleted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("rlflame.fleet.flame.monitor._SILENCE_S", 0.2)
+    monkeypatch.setattr("rlflame.fleet.flame.errand._ABANDONED_EVERY_S", 0.2)
+    gate = tmp_path / "gate"
+    env = rollouts.fake(fault="wait", marker=str(gate))
+    with bench.fleet(1) as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+        submission = send(fleet, slots(1, env))
+        assert eventually(gate.with_suffix(".here").exists)
+        submission.cancel()
+        assert eventually(lambda: not fleet._desk._attempts)
+        assert len(fleet._desk._errands._abandoned) == 1
+        gate.touch()
+        assert eventually(lambda: not fleet._desk._errands._abandoned)
+        # The code that executors load and the lease.
+        assert eventually(lambda: len(bench.ours()[1]) == 2)
+
+
+def test_weights_are_forgotten_where_they_were_missed_and_nowhere_else(bench: Bench) -> None:
+    with bench.fleet(1) as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+        name = fleet.put(rollouts.weights(slots(1)[0].policy, seed=3))
+        first = fleet._place(name)
+        fleet._forget_place(name, first)
+        second = fleet._place(name)
+        assert second != first
+        fleet._forget_place(name, first)  # somebody else comes late with the same news
+        assert fleet._place(name) == second
+        assert eventually(lambda: first.key not in bench.ours()[1])
+        assert second.key in bench.ours()[1]
+
+
+def test_weights_that_are_released_while_they_are_put_do_not_stay(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench.fleet(1) as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+        name = fleet.put(rollouts.weights(slots(1)[0].policy, seed=3))
+        put = objects.put
+
+        def slow(prefix: str, content: bytes) -> Any:
+            fleet.release(name)
+            return put(prefix, content)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(objects, "put", slow)
+            with pytest.raises(FleetError, match="Nobody holds these weights"):
+                fleet._place(name)
+        assert eventually(lambda: len(bench.ours()[1]) == 2)
+
+
+def test_no_sign_of_life_comes_after_the_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlflame.fleet.flame.lease.BEAT_EVERY_S", 0.002)
+    with bench.fleet(1) as fleet:
+        assert run(fleet, slots(1)) == expected(slots(1))
+    assert bench.ours() == ([], [])
 
 
 def test_a_first_answer_that_fails_is_asked_for_again(bench: Bench) -> None:

@@ -54,10 +54,12 @@ class FlameSettings(Section):
         300.0, gt=0.0, description="How long to wait for the first executor."
     )
     task_deadline_s: float = Field(
-        600.0, gt=0.0, description="A fragment that takes longer is given to another executor."
+        600.0,
+        gt=0.0,
+        description="A fragment that takes longer is given to another executor, max_retries times.",
     )
     reconnect_s: float = Field(
-        120.0, ge=0.0, description="How long a session manager may be away during a run."
+        120.0, ge=0.0, description="How long session manager and cache may be away during a run."
     )
     delay_release_s: int = Field(
         120, ge=1, le=86_400, description="How long idle executors stay with the run."

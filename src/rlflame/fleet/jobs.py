@@ -33,13 +33,16 @@ class Job:
     hangs: int = 0
     #: Answers that were no fault of its environment and no death either.
     strays: int = 0
+    #: Attempts that came to no answer at all, and those of them that took it alone too long.
+    losses: int = 0
+    delays: int = 0
     #: Answered or cancelled: whatever is still heard of it is of no interest.
     ended: bool = False
 
     @property
     def unlucky(self) -> bool:
         """It has cost a worker before, and may again."""
-        return bool(self.deaths or self.hangs or self.strays)
+        return bool(self.deaths or self.hangs or self.strays or self.losses)
 
     @property
     def affinity(self) -> tuple[str, int] | None:

@@ -29,6 +29,8 @@ _CONNECT_S = 12.0
 _CALL_S = 20.0
 #: What flamepy's states are called on the wire.
 PENDING, RUNNING, SUCCEED, FAILED, CANCELLED = range(5)
+#: The other state of a session than open.
+CLOSED = 1
 EXECUTOR_STATES = (
     "Unknown", "Void", "Idle", "Binding", "Bound", "Unbinding", "Releasing", "Released",
 )  # fmt: skip

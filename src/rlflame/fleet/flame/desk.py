@@ -1,37 +1,34 @@
 """Sees every job to its one end: hands out attempts, tries again, doubles stragglers, gives up.
 
-One thread attends one attempt, so that an attempt (`errand`) reads from top to bottom; a monitor
-looks for attempts that stand still; where one is lost another is made, which by design comes to
-the same fragment. Must not know: how applications start, what is displayed.
+One thread attends one attempt, so that an attempt (`errand`) reads from top to bottom; the
+`monitor` looks for attempts that stand still; where one is lost another is made, which by design
+comes to the same fragment. Must not know: how applications start, what is displayed.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlflame.errors import FleetError, RlflameError
-from rlflame.fleet import FleetEvent, Observer
+from rlflame.fleet import FleetEvent, Observer, ignore
 from rlflame.fleet.jobs import Job, JobQueue, tell
 
 from .bounded import said
 from .cluster import Cluster, close_quietly
-from .errand import Attempt, Away, Errands
+from .errand import Attempt, Away, Errands, Overdue
+from .monitor import Monitor
 from .objects import Litter, Reference
 from .overhead import Overhead
 from .pace import Pace
-from .verdict import Again, judge
+from .verdict import Again, judge, late
 
 #: Failures without a single answer between them, over such a time, that end the run.
 _BREAKER = 24
 _BREAKER_S = 45.0
-_MONITOR_S = 0.5
-#: A watched task that said nothing for so long is asked for.
-_SILENCE_S = 20.0
-#: Where no task runs for so long, the reason is looked for.
-_STALLED_S = 4.0
 #: Attempts under way: every executor has one and another in line, and there are some to spare.
 _IN_LINE, _SPARE, _MOST = 2, 4, 96
 
@@ -44,7 +41,7 @@ class Desk:
         cluster: Cluster,
         session: Callable[[], Any],
         weights: Callable[[str], Reference],
-        forget_weights: Callable[[str], None],
+        forget_weights: Callable[[str, Reference | None], None],
         *,
         capacity: int,
         max_retries: int,
@@ -63,13 +60,11 @@ class Desk:
         self._capacity = capacity
         self._max_retries = max_retries
         self._step_deadline_s = step_deadline_s
+        self._task_deadline_s = task_deadline_s
         self._observer = observer
         self._met = met
         self._trouble = trouble
-        #: Asked when nothing runs for a while; raises what ends the run.
-        self._stalled = stalled
-        self._told_at = 0.0
-        self._said_stalled = False
+        self._reconnect_s = reconnect_s
         self._clock = clock
         self._lock = threading.Condition()
         self._jobs = JobQueue()
@@ -80,6 +75,8 @@ class Desk:
         self._failures_in_row = 0
         self._failing_since = 0.0
         self._breaker_s = _BREAKER_S
+        #: The failures are those of a server that did not answer.
+        self._seen_away = False
         self._closing = False
         self._over: RlflameError | None = None
         self._litter = Litter()
@@ -98,8 +95,9 @@ class Desk:
         )
         self._overhead = overhead
         self.pace = Pace(capacity)
-        self._monitor = threading.Thread(target=self._look, name="rlflame-monitor", daemon=True)
-        self._monitor.start()
+        self._monitor = Monitor(
+            self, self._errands, self.pace, capacity=capacity, stalled=stalled, clock=clock
+        )
 
     # From any thread.
 
@@ -125,6 +123,23 @@ class Desk:
             self._abandon(error)
         self._speak()
 
+    # For the monitor.
+
+    def standing(self) -> tuple[list[Attempt], int]:
+        with self._lock:
+            return list(self._attempts), len(self._jobs)
+
+    def double(self, attempt: Attempt, jobs: list[Job]) -> None:
+        second = Attempt(jobs, self._clock(), speculative=True)
+        with self._lock:
+            if attempt not in self._attempts or attempt.over:
+                return
+            self._attempts.append(second)
+        self.tell(*(FleetEvent("speculated", job.task.purpose, job.task.slot) for job in jobs))
+        threading.Thread(target=self._see_through, args=(second,), daemon=True).start()
+
+    # Of the cache.
+
     def throw_away(self, key: str) -> None:
         """Delete an object of the cache, some time soon."""
         self._litter.throw(key)
@@ -138,6 +153,7 @@ class Desk:
             self._lock.notify_all()
             streams = [attempt.stream for attempt in self._attempts]
         self._speak()
+        self._monitor.close()
         for stream in streams:
             close_quietly(stream)
         self._litter.close()
@@ -178,6 +194,9 @@ class Desk:
             self._answered(attempt, self._errands.carry(attempt))
         except Away as error:
             self.end(error)
+        except Overdue as error:
+            self._late(attempt)
+            self._lost(attempt, error.message)
         except RlflameError as error:
             self._lost(attempt, error.message)
         except Exception as error:
@@ -201,11 +220,12 @@ class Desk:
         for job, answer in zip(attempt.jobs, answered["answers"], strict=True):
             busy_s = float(answer["busy_s"])
             with self._lock:
-                self._failures_in_row = 0
+                self._failures_in_row, self._seen_away = 0, False
                 if job.ended:  # somebody else was faster
                     continue
-                self.pace.took(job.task.purpose, busy_s)
-                self._overhead.worked(busy_s)
+                if answer["kind"] == "result":  # what came to nothing says nothing of the work
+                    self.pace.took(job.task.purpose, busy_s)
+                    self._overhead.worked(busy_s)
             outcome = judge(job, answer, self._max_retries, self._step_deadline_s)
             if isinstance(outcome, Again):
                 again.append((job, outcome))
@@ -217,7 +237,7 @@ class Desk:
         self._speak()  # of those that have come through, before the pause
         for job, outcome in again:
             if outcome.weights_lost:
-                self._forget_weights(job.task.policy_id)
+                self._forget_weights(job.task.policy_id, attempt.weights)
         time.sleep(max(outcome.pause_s for _, outcome in again))
         self._again(attempt, [(job, outcome.reason) for job, outcome in again])
 
@@ -232,6 +252,13 @@ class Desk:
             self._staff()
             self._lock.notify(len(failed))
 
+    def _late(self, attempt: Attempt) -> None:
+        """What one of a group took says nothing of the others."""
+        with self._lock:
+            for job in attempt.jobs if len(attempt.jobs) == 1 else ():
+                if ended := late(job, self._max_retries, self._task_deadline_s):
+                    self._jobs.end(job, ended)
+
     def _lost(self, attempt: Attempt, reason: str) -> None:
         """The cluster, and not an environment, failed the attempt."""
         if not attempt.wanted or self._closing:
@@ -242,16 +269,32 @@ class Desk:
                 self._failing_since = now
             self._failures_in_row += 1
             failures = self._failures_in_row
-        if failures >= _BREAKER and now - self._failing_since > self._breaker_s:
-            error = self._trouble(reason)
-            with self._lock:
-                self._abandon(error)
+            for job in attempt.jobs:
+                job.losses += 1
+        hopeless = self._hopeless(reason, now)
+        if hopeless is not None:
+            self.end(hopeless)
             return
         # One executor may be failing all that it is given: leave others time to take something,
         # and that one time to recover.
         time.sleep(min(2.0, 0.05 * 2 ** min(failures, 6)))
         said_once = reason if failures == 1 else ""
         self._again(attempt, [(job, said_once) for job in attempt.jobs])
+
+    def _hopeless(self, reason: str, now: float) -> RlflameError | None:
+        """Why there is no point in trying again, after failures without an answer between them."""
+        with self._lock:
+            since = self._failing_since
+            if self._failures_in_row < _BREAKER or now - since <= self._breaker_s:
+                return None
+        error = self._trouble(reason)
+        with self._lock:
+            if isinstance(error, Away):  # who is away may come back
+                self._seen_away = True
+                return error if now - since > self._reconnect_s else None
+            if self._seen_away:  # and has: what failed meanwhile counts no more
+                self._seen_away, self._failures_in_row = False, 0
+            return error if self._failures_in_row >= _BREAKER else None
 
     def _abandon(self, error: RlflameError) -> None:
         self._over = self._over or error
@@ -263,67 +306,20 @@ class Desk:
     def _speak(self) -> None:
         """Tell the observer, one thread at a time and without the lock."""
         with self._speaking:
-            tell(self._jobs, self._lock, self._observer)
-
-    # The monitor.
-
-    def _look(self) -> None:
-        while not self._closing:
-            time.sleep(_MONITOR_S)
-            now = self._clock()
-            with self._lock:
-                attempts = list(self._attempts)
-                waiting = len(self._jobs)
-            for attempt in attempts:
-                heard_at = max(attempt.created_at, attempt.running_at or 0.0, attempt.asked_at)
-                if now - heard_at > _SILENCE_S:
-                    attempt.asked_at = now
-                    close_quietly(attempt.stream)  # its thread then asks
-            if not waiting:
-                self._speculate(attempts, now)
-            self._look_at_start(attempts, now)
-
-    def _look_at_start(self, attempts: list[Attempt], now: float) -> None:
-        """Executors may be lost in the middle of a run, and new ones may fail to start."""
-        if not attempts or any(attempt.running_at is not None for attempt in attempts):
-            self._told_at = now
-            if self._said_stalled:
-                self._said_stalled = False
-                with self._speaking:
-                    self._observer(FleetEvent("phase", "", 0, ""))
-            return
-        oldest = min(attempts, key=lambda attempt: attempt.created_at)
-        waited_s = now - oldest.created_at
-        if waited_s < _STALLED_S or now - self._told_at < _STALLED_S:
-            return
-        self._told_at = now
-        self._errands.look(oldest)
-        if oldest.running_at is None:
-            self._said_stalled = True
             try:
-                self._stalled(waited_s)
-            except RlflameError as error:
-                self.end(error)
+                tell(self._jobs, self._lock, self._observer)
+            except Exception as error:
+                self._deafened(error)
 
-    def _speculate(self, attempts: list[Attempt], now: float) -> None:
-        """Give stragglers a second executor, where one is free."""
-        free = self._capacity - len(attempts)
-        doubled = {id(job) for attempt in attempts if attempt.speculative for job in attempt.jobs}
-        for attempt in attempts:
-            limit = self.pace.slow_s(attempt.jobs[0].task.purpose, len(attempt.jobs))
-            if limit is None:
-                continue
-            if free > 0 and attempt.running_at is None and now - attempt.created_at > limit:
-                self._errands.look(attempt)
-            slow = attempt.running_at is not None and now - attempt.running_at > limit
-            wanted = [job for job in attempt.jobs if not job.ended and id(job) not in doubled]
-            if free <= 0 or attempt.speculative or not slow or not wanted:
-                continue
-            free -= 1
-            with self._speaking:
-                for job in wanted:
-                    self._observer(FleetEvent("speculated", job.task.purpose, job.task.slot))
-            second = Attempt(wanted, now, speculative=True)
-            with self._lock:
-                self._attempts.append(second)
-            threading.Thread(target=self._see_through, args=(second,), daemon=True).start()
+    def tell(self, *events: FleetEvent) -> None:
+        with self._speaking:
+            try:
+                for event in events:
+                    self._observer(event)
+            except Exception as error:
+                self._deafened(error)
+
+    def _deafened(self, error: Exception) -> None:
+        """Whoever waits must hear that the observer failed, rather than wait for ever."""
+        self._observer = ignore
+        self.end(FleetError(f"Telling what happens failed: {error!r}.", "", traceback.format_exc()))

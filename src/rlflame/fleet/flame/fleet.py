@@ -34,6 +34,7 @@ from . import objects
 from .bounded import Unanswered, said
 from .cluster import EXECUTOR_STATES, Cluster
 from .desk import Desk
+from .errand import Away
 from .lease import Lease
 from .objects import Reference
 from .overhead import Overhead
@@ -204,12 +205,22 @@ class FlameFleet(Closing):
             place = objects.put(f"{self._application}/shared", content)
             self._cluster.meter.sent(len(content))
             with self._lock:
-                self._places[policy_id] = place
+                held = policy_id in self._policies
+                if held:
+                    self._places[policy_id] = place
+            if not held:  # released meanwhile
+                self._desk.throw_away(place.key)
+                raise FleetError("Nobody holds these weights any more.")
             return place
 
-    def _forget_place(self, policy_id: str) -> None:
+    def _forget_place(self, policy_id: str, place: Reference | None) -> None:
+        """They could not be had there; by now they may lie elsewhere."""
         with self._lock:
+            if self._places.get(policy_id) != place:
+                return
             self._places.pop(policy_id, None)
+        if place is not None:  # the cache may only have been away
+            self._desk.throw_away(place.key)
 
     # Tasks.
 
@@ -282,7 +293,7 @@ class FlameFleet(Closing):
             try:
                 ask()
             except FleetError as error:
-                return FleetError(
+                return Away(
                     f"The {what} does not answer any more: {error.message}",
                     "rlflame cluster-check, then rlflame resume",
                 )
@@ -324,4 +335,6 @@ class FlameFleet(Closing):
         self._cluster.close()
 
     def _clean(self) -> None:
-        self._left = withdraw(self._cluster, self._application, self._starter.opened, _DRAIN_S)
+        self._left = withdraw(
+            self._cluster, self._application, self._starter.opened, _DRAIN_S, self._lease.end
+        )

@@ -81,7 +81,7 @@ class Lease:
 
     def end(self) -> None:
         self._over.set()
-        self._thread.join(timeout=BEAT_EVERY_S)
+        self._thread.join(timeout=_WRITE_S + 1.0)
 
     def _keep(self) -> None:
         while not self._over.wait(BEAT_EVERY_S):

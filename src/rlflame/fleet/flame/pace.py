@@ -53,5 +53,5 @@ class Pace:
 
     def slow_s(self, purpose: str, tasks: int) -> float | None:
         """After how long so many together are stragglers; None as long as nothing is known."""
-        known = self._by_purpose.get(purpose)
+        known = list(self._by_purpose.get(purpose, ()))  # another thread may add to them
         return max(_SLOW_FLOOR_S, _SLOW * tasks * median(known)) if known else None

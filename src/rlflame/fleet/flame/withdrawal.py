@@ -17,11 +17,16 @@ from .cluster import Cluster
 
 
 def withdraw(
-    cluster: Cluster, application: str, opened: Sequence[tuple[str, str]], drain_s: float
+    cluster: Cluster,
+    application: str,
+    opened: Sequence[tuple[str, str]],
+    drain_s: float,
+    fall_silent: Callable[[], None],
 ) -> str:
     """Close sessions, delete objects, and last what those are found by; why not, or nothing.
 
-    `opened` are the applications and their sessions, the first one first.
+    `opened` are the applications and their sessions, the first one first. `fall_silent` ends what
+    would go on putting objects there.
     """
     deadline = time.monotonic() + drain_s
     latest = list(reversed(opened))
@@ -29,6 +34,7 @@ def withdraw(
     holders = {application, *(name for name, _ in latest)}
     steps: list[Callable[[], None]] = [
         *(partial(cluster.close_session, session_id) for _, session_id in latest),
+        fall_silent,
         *(partial(objects.delete, f"{name}/*") for name in holders),
         *(partial(cluster.unregister, name) for name, _ in latest),
     ]
