@@ -102,6 +102,7 @@ def test_what_libraries_say_is_made_short():
         ([], "failed", "no executor manager", "up -d"),
         (["Ready", "NotReady"], "failed", "1 of 2 ready; NotReady: n1", "n1 again, under the same"),
         (["Unknown", "Ready"], "warning", "lost within the last 30 s: n0", "wait 30 s"),
+        (["Unknown", "Unknown"], "failed", "0 of 2 ready; lost within the last 30 s", "wait 30 s"),
         (["Unknown", "NotReady"], "failed", "0 of 2 ready", "of n1 again"),
     ],
 )

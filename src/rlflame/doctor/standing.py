@@ -48,7 +48,8 @@ def nodes(look: Look) -> Finding:
         )
     lost = [node.name for node in look.nodes if node.state == "Unknown"]
     if lost:
-        return warning(
+        say = warning if states["Ready"] else failed  # nothing can run where all are away
+        return say(
             "nodes",
             f"{states['Ready']} of {len(look.nodes)} ready; lost within the last 30 s: "
             f"{_listed(lost)}",
