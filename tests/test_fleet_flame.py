@@ -319,6 +319,18 @@ def test_whoever_waits_is_told_who_has_the_executors() -> None:
     assert starter.situation("a", 3.0, [], installed=True) == "installing on 2 executors, 3 s"
 
 
+@pytest.mark.parametrize("asked", [{"cpu": 3}, {"memory_bytes": 9 << 30}])
+def test_whoever_asks_for_more_than_any_node_has_is_told_so(
+    bench: Bench, asked: dict[str, int]
+) -> None:
+    """The stub's node has two processors and 8 GiB."""
+    with (
+        bench.fleet(wishes={**asked, "start_deadline_s": 1.0}) as fleet,
+        pytest.raises(FleetUnreachable, match=r"no node is as large as runtime\.flame\.cpu"),
+    ):
+        run(fleet, slots(1))
+
+
 def test_another_python_of_a_worker_is_said_once(bench: Bench) -> None:
     with bench.fleet() as fleet:
         for name in ("one", "two"):

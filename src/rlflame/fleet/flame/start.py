@@ -278,13 +278,23 @@ class Starter:
                 f"{len(executors)}, {most} alone {number}; rlflame cluster-check --clean removes "
                 "those of dead runs"
             )
-        if not states and waited_s < _LONG_S:
-            return f"waiting for an executor, {waited}"
+        if not states and not self._fits():
+            return (
+                f"waiting for an executor, {waited}: no node is as large as runtime.flame.cpu and "
+                "memory want one to be"
+            )
         if not states:
-            return f"waiting for an executor, {waited}; rlflame cluster-check tells why"
+            why = "; rlflame cluster-check tells why" if waited_s > _LONG_S else ""
+            return f"waiting for an executor, {waited}{why}"
         doing = "installing on" if installed else "starting"
         plural = "" if states == 1 else "s"
         return f"{doing} {states} executor{plural}, {waited}"
+
+    def _fits(self) -> bool:
+        """Whether any node could hold an executor as it was asked for, were it empty."""
+        cpus, memory_bytes = self.wishes.cpu or 0, self.wishes.memory_bytes or 0
+        sizes = [node.status.capacity for node in self.cluster.nodes() if node.status.state == 1]
+        return not sizes or any(s.cpu >= cpus and s.memory >= memory_bytes for s in sizes)
 
     def _nobody(self, session_id: str, *, installed: bool) -> RlflameError:
         try:
