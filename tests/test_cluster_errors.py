@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlflame.errors import ConfigError, FleetUnreachable, RlflameError
+from rlflame.fleet.flame.bounded import said
 from rlflame.fleet.flame.cluster import Cluster
 from rlflame.fleets import fleet
 from rlflame.runtime import RuntimeSettings
@@ -266,3 +267,16 @@ def test_an_encrypted_address_without_an_authority_names_the_variable(
     monkeypatch.setenv("FLAME_CA_FILE", str(home / "ca.crt"))
     cluster = Cluster()
     assert "export FLAME_CA_FILE=" not in cluster.tls_hint(endpoint) + cluster.cache_hint()
+
+
+def test_what_arrow_says_twice_is_said_once() -> None:
+    """As pyarrow words it where nobody listens."""
+    flight = pytest.importorskip("pyarrow.flight")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens there
+        client = flight.FlightClient(f"grpc://127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(flight.FlightUnavailableError) as caught:
+            client.do_get(flight.Ticket(b"a/b/c:0")).read_all()
+    assert "gRPC client debug context" in str(caught.value)
+    assert said(caught.value).startswith("Flight returned unavailable error")
+    assert said(caught.value).count("failed to connect to all addresses") == 1

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from rlflame.errors import FleetError
 
 T = TypeVar("T")
+#: After this Arrow says the same again, at length.
+_REPEATED = " gRPC client debug context:"
 
 
 class Unanswered(FleetError):
@@ -85,4 +87,5 @@ def refused(error: BaseException, what: str) -> FleetError:
 def said(error: BaseException) -> str:
     """An error of flamepy, gRPC or Arrow in one line."""
     lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+    words = lines[0] if lines else type(error).__name__
+    return words.partition(_REPEATED)[0].rstrip(".")
