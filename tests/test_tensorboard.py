@@ -138,8 +138,13 @@ def test_of_reinforce_the_loss_is_the_policy_s(tmp_path):
 
 def test_hyperparameters_stand_beside_the_final_score(tmp_path):
     folder = train(tmp_path / "run", "--steps", "128", "--tensorboard", "--seed", "7")
-    loaded = EventAccumulator(str(folder / "tensorboard"))
+    loaded = EventAccumulator(str(folder / "tensorboard" / "hparams"))
     loaded.Reload()
+    # TensorBoard's table has a column for each number that lies beside the hyperparameters.
+    assert loaded.Tags()["scalars"] == ["Test/cumulative_reward"]
+    (score,) = loaded.Scalars("Test/cumulative_reward")
+    result = json.loads((folder / "result.json").read_text())
+    assert score.value == pytest.approx(result["evaluation"]["mean"])
     found = loaded.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     info = plugin_data_pb2.HParamsPluginData.FromString(found).session_start_info
     assert info.hparams["learning.seed"].number_value == 7
@@ -163,7 +168,8 @@ def test_a_resumed_run_goes_on_without_a_gap_or_a_doubling(tmp_path):
     assert without_time(curves(parts)) == without_time(curves(whole))
     times = [step for step, _ in curves(parts)["Time/step_per_second"]]
     assert times == list(range(64, 513, 64))
-    assert len([*(parts / "tensorboard").iterdir()]) == 1
+    for inside in ("tensorboard", "tensorboard/hparams"):
+        assert len([*(parts / inside).glob("events.*")]) == 1
 
 
 def test_a_run_that_goes_back_takes_its_curves_back(tmp_path):

@@ -22,6 +22,9 @@ from rlflame.event_file import EventFile, Scalar
 from rlflame.recorded import read
 
 FOLDER = "tensorboard"
+#: Hyperparameters are beside the numbers of their own folder alone: here the final score. Beside
+#: all curves, the table would show the first few of these by name.
+SESSION = f"{FOLDER}/hparams"
 _SUFFIX = ".rlflame"
 #: Names of the record under which TensorBoard's users look for something else.
 TAGS = {
@@ -42,6 +45,7 @@ TAGS = {
     "workers": "Fleet/workers",
     "final_return": "Test/cumulative_reward",
 }
+FINAL = TAGS["final_return"]
 RATE = "Time/step_per_second"
 _IMPLIED = ("steps", "iteration")
 
@@ -69,15 +73,13 @@ class TensorBoard:
         self._before = 0
         run = read(folder)
         measured = sum(_seconds(line) for line in run.timing)
-        inside = folder / FOLDER
-        inside.mkdir(exist_ok=True)
-        for old in inside.glob(f"events.out.tfevents.*{_SUFFIX}"):
-            old.unlink()
-        name = f"{clock():.6f}.{socket.gethostname()}.{os.getpid()}{_SUFFIX}"
         # As if it had ended just now, so that the time between its points is what it was.
         began = clock() - measured
-        self._file = EventFile(inside / f"events.out.tfevents.{name}", began)
-        self._file.begin_session(began, hyperparameters(recipe))
+        name = f"events.out.tfevents.{clock():.6f}.{socket.gethostname()}.{os.getpid()}{_SUFFIX}"
+        self._file, self._session = (
+            EventFile(_emptied(folder / inside) / name, began) for inside in (FOLDER, SESSION)
+        )
+        self._session.begin_session(began, hyperparameters(recipe))
         laps = {int(line["steps"]): line for line in run.timing}
         at = began
         for line in run.metrics:
@@ -89,8 +91,9 @@ class TensorBoard:
         self._put(self._clock(), step, metrics)
 
     def close(self) -> None:
-        self._file.end_session(self._clock())
-        self._file.close()
+        self._session.end_session(self._clock())
+        for file in (self._file, self._session):
+            file.close()
 
     def _put(self, wall_time: float, step: int, metrics: Mapping[str, Any]) -> None:
         values = {
@@ -105,6 +108,16 @@ class TensorBoard:
             values[RATE] = (step - self._before) / _seconds(metrics)
             self._before = step
         self._file.scalars(wall_time, step, values)
+        if FINAL in values:
+            self._session.scalars(wall_time, step, {FINAL: values[FINAL]})
+
+
+def _emptied(folder: Path) -> Path:
+    """Made, and rid of what an earlier process of this run wrote there."""
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
+        old.unlink()
+    return folder
 
 
 def tag(name: str) -> str:
