@@ -195,9 +195,8 @@ def report(studies: list[Study], seeds: list[int], path: Path) -> None:
     of the last 100 training episodes, with exploration."""
     import numpy as np
 
-    from rlflame.evaluate import interquartile_mean
+    from rlflame.estimates import iqm_interval
 
-    generator = np.random.default_rng(0)
     print("| study | seeds | IQM | 95% interval | worst | exploring | floor | met |")
     print("|---|---|---|---|---|---|---|---|")
     for study in studies:
@@ -209,14 +208,11 @@ def report(studies: list[Study], seeds: list[int], path: Path) -> None:
             continue
         values = np.array([float(row["return_mean"]) for row in ended])
         exploring = [float(row["exploring_return"]) for row in ended if row["exploring_return"]]
-        picks = generator.integers(0, len(values), (2000, len(values)))
-        low, high = np.quantile(
-            [interquartile_mean(values[pick]) for pick in picks], [0.025, 0.975]
-        )
-        iqm = interquartile_mean(values)
-        met = "" if study.floor is None else ("yes" if iqm >= study.floor else "no")
+        found = iqm_interval([values])
+        met = "" if study.floor is None else ("yes" if found.value >= study.floor else "no")
         noisy = f"{np.mean(exploring):.1f}" if exploring else ""
-        print(f"| {study.name} | {len(values)} | {iqm:.1f} | [{low:.1f}, {high:.1f}] "
+        print(f"| {study.name} | {len(values)} | {found.value:.1f} "
+              f"| [{found.low:.1f}, {found.high:.1f}] "
               f"| {values.min():.1f} | {noisy} | {study.floor or ''} | {met} |")  # fmt: skip
 
 

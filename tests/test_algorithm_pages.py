@@ -1,0 +1,130 @@
+"""A page for each algorithm: every metric explained, every number that of its data and command."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+import pytest
+from commands import TINY, TINY_REINFORCE, TINY_SAC, rlflame
+
+from rlflame import checkpoint
+from rlflame.estimates import iqm_interval
+from rlflame.metrics import NAMES
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+RUNS = {
+    "ppo": ("--env", "cartpole", *TINY, "--steps", "256", "--set", "ppo.clip_range_value=0.2"),
+    "reinforce": ("--env", "pendulum", "--algo", "reinforce", *TINY_REINFORCE, "--iterations", "2",
+                  "--set", "evaluation.every_steps=64", "--set", "evaluation.episodes=2"),
+    "sac": ("--env", "pendulum", "--algo", "sac", *TINY_SAC),
+}  # fmt: skip
+
+
+def page(algorithm: str) -> str:
+    return (DOCS / "algorithms" / f"{algorithm}.md").read_text("utf-8")
+
+
+def section(text: str, title: str) -> str:
+    _, found, rest = text.partition(f"# {title}\n")
+    assert found, f"no section {title}"
+    return re.split(r"^#", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    """The cells of a page's tables, without heads and rules."""
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        for line in table.splitlines()[2:]:
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def named(text: str) -> set[str]:
+    return {name for first, *_ in rows(text) for name in re.findall(r"`(\w+)`", first)}
+
+
+def table(name: str) -> list[dict[str, str]]:
+    with (DOCS / "results" / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def finals(data: str, study: str, column: str = "return_mean") -> list[float]:
+    """Of seeds 0 to 4, in their order."""
+    found = {
+        int(row["seed"]): float(row[column])
+        for row in table(data)
+        if row["study"] == study and row["final"] == "1"
+    }
+    assert set(found) == {0, 1, 2, 3, 4}, study
+    return [found[seed] for seed in range(5)]
+
+
+def middle(five: list[float]) -> float:
+    """The middle half of five is the third, and three quarters of its neighbours."""
+    _, low, third, high, _ = sorted(five)
+    return (0.75 * low + third + 0.75 * high) / 2.5
+
+
+@pytest.mark.parametrize("algorithm", RUNS)
+def test_a_page_has_its_parts(algorithm):
+    text = page(algorithm)
+    for title in ("Overview", "Metrics", "Details that matter", "Where others differ", "Results"):
+        assert section(text, title).strip()
+    assert re.search(r"^    \S.* = |^    \S+ +\S.*\(", section(text, "Overview"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("algorithm", RUNS)
+def test_every_metric_that_is_logged_is_explained(algorithm, tmp_path):
+    spoken = rlflame("train", *RUNS[algorithm], "--out", tmp_path / "run")
+    assert spoken.code == 0, spoken.err
+    record = (tmp_path / "run" / "metrics.jsonl").read_text()
+    logged = {name for line in record.splitlines() for name in json.loads(line)}
+    assert len(logged) > 15
+    every = named(section((DOCS / "json.md").read_text("utf-8"), "Metrics of every run"))
+    own = named(section(page(algorithm), "Metrics"))
+    assert logged - every - own == set()
+    # And nothing is explained that is not there; choices have no deviation.
+    assert own - logged <= {"std"}
+    assert every | own <= {*NAMES, "steps"}
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "reinforce"])
+def test_returns_over_seeds_are_those_of_the_data_and_each_has_its_command(algorithm):
+    found = [row for row in rows(section(page(algorithm), "Results")) if len(row) == 5]
+    assert found
+    for _, iqm, interval, worst, command in found:
+        study = re.fullmatch(r"`python benchmarks/learning\.py floors ([\w-]+)`", command)[1]
+        five = finals("learning.csv", study)
+        assert iqm == f"{middle(five):.1f}"
+        assert worst == f"{min(five):.1f}"
+        ends = iqm_interval([np.array(five)])
+        assert interval == f"[{ends.low:.1f}, {ends.high:.1f}]"
+
+
+def test_the_default_and_the_classic_of_reinforce_are_those_of_the_data():
+    found = [row for row in rows(section(page("reinforce"), "Results")) if len(row) == 4]
+    assert len(found) == 6
+    for _, study, exploring, without in found:
+        name = study.strip("`")
+        assert exploring == f"{mean(finals('reinforce.csv', name, 'exploring_return')):.1f}"
+        five = finals("reinforce.csv", name)
+        assert without == f"{middle(five):.1f} ({min(five):.1f})"
+
+
+def test_what_is_said_of_sac_is_what_was_recorded():
+    text = section(page("sac"), "Results")
+    record = checkpoint.load(ROOT / "checkpoints" / "pendulum.safetensors").best
+    said = f"{record.mean:.1f}, 95% interval [{record.low:.1f}, {record.high:.1f}]"
+    assert said in text
+    for environment in ("hopper", "halfcheetah"):
+        rates: dict[str, list[float]] = {}
+        for row in table(f"sac_vs_sb3_{environment}.csv"):
+            rates.setdefault(row["side"], []).append(float(row["updates_per_s"]))
+        ours = median(rates.pop("rlflame"))
+        theirs = max(median(values) for side, values in rates.items() if side != "limit")
+        assert f"{ours:.0f} to {theirs:.0f}, {ours / theirs:.1f} times as fast" in text
