@@ -121,6 +121,48 @@ def test_a_learner_that_hangs_ends_the_run_and_is_taken_along(begun, tmp_path):
     assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps == 0
 
 
+#: A learner that never gets as far as joining; it says so by a file.
+STALLS = """
+import sys
+if "rlflame.follower" in sys.orig_argv:
+    import time
+    from pathlib import Path
+    Path(__file__).with_name("stalled").touch()
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def stalled(tmp_path, monkeypatch):
+    """A run that waits for its second learner, and that learner."""
+    (tmp_path / "sitecustomize.py").write_text(STALLS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    running = process("train", *ENDLESS, "--learners", "2", "--json", "--out", tmp_path / "x")
+    try:
+        until((tmp_path / "stalled").exists)
+        (learner,) = running_learners(running.pid)
+        yield running, learner
+        if alive(learner):
+            os.kill(learner, signal.SIGKILL)
+    finally:
+        running.kill()
+
+
+def test_a_learner_that_dies_before_it_has_joined_ends_the_run(stalled, tmp_path):
+    running, learner = stalled
+    os.kill(learner, signal.SIGKILL)
+    # Torch itself would wait three minutes for it.
+    spoken = finished(running, 100.0)
+    assert_ended(spoken, r"^Learner 1 of 2 was lost: it was killed by signal 9", tmp_path / "x")
+
+
+def test_whoever_waits_for_learners_can_be_ended(stalled):
+    running, _ = stalled
+    running.send_signal(signal.SIGTERM)
+    running.send_signal(signal.SIGINT)  # one that saves, and one that means it
+    running.wait(timeout=100)
+
+
 def test_no_learner_outlives_the_first(begun):
     running, learner = begun
     running.kill()

@@ -6,6 +6,7 @@ Or, where torchrun has started them all, only joined. Must not know: what is lea
 from __future__ import annotations
 
 import os
+import select
 import sys
 import tempfile
 import time
@@ -23,6 +24,8 @@ from rlflame.torchrun import Place, place
 
 #: Python and torch have to be loaded before a learner answers.
 JOINING_S = 180.0
+#: The same where all have said that they are loaded.
+_MEETING_S = 60.0
 #: How a learner ends that has lost the others.
 LOST = 70
 _GRACE_S = 3.0
@@ -41,7 +44,7 @@ def learners(runtime: RuntimeSettings, threads: int, hint: str) -> Iterator[Grou
                 f"torchrun has started {found.size} processes for {runtime.learners} learners.",
                 "leave out --learners: every process is one",
             )
-        with _joined(runtime, found, None) as group:
+        with _joined(runtime, found, None, JOINING_S) as group:
             yield group
     elif runtime.learners == 1:
         yield Alone()
@@ -66,19 +69,43 @@ def _hired(runtime: RuntimeSettings, threads: int, hint: str) -> Iterator[Group]
             crew[rank].send(Kind.TASK, wire.encode(told))
         os.environ.update(_loopback())
         try:
-            with _joined(runtime, Place(0, runtime.learners), meeting) as group:
+            _await_loaded(crew)
+            here = Place(0, runtime.learners)
+            with _joined(runtime, here, meeting, _MEETING_S) as group:
                 yield group
         except LearnersLost as error:
             raise _explained(error, crew, hint) from error
 
 
+def _await_loaded(crew: Mapping[int, WorkerProcess]) -> None:
+    """Joining waits inside torch, where neither a signal nor the death of a learner is noticed: it
+    begins when all are there, and all load torch at the same time."""
+    import rlflame.learner.torch_group  # noqa: F401
+
+    waiting = {process.answers: rank for rank, process in crew.items()}
+    until = time.monotonic() + JOINING_S
+    while waiting:
+        if time.monotonic() > until:
+            first = min(waiting.values())
+            raise LearnersLost(f"Learner {first} did not load within {JOINING_S:g} s.")
+        ready, _, _ = select.select([*waiting], [], [], 0.2)
+        for answers in ready:
+            try:
+                crew[waiting[answers]].receive()
+            except EOFError as error:
+                raise LearnersLost("A learner has ended before it could join.") from error
+            del waiting[answers]
+
+
 @contextmanager
-def _joined(runtime: RuntimeSettings, here: Place, meeting: str | None) -> Iterator[Group]:
+def _joined(
+    runtime: RuntimeSettings, here: Place, meeting: str | None, joining_s: float
+) -> Iterator[Group]:
     from rlflame.learner.leading import release
     from rlflame.learner.torch_group import TorchGroup
 
     group = TorchGroup(
-        *here, deadline_s=runtime.learner_deadline_s, joining_s=JOINING_S, file=meeting
+        *here, deadline_s=runtime.learner_deadline_s, joining_s=joining_s, file=meeting
     )
     try:
         yield group

@@ -18,7 +18,7 @@ from rlflame.crew import JOINING_S, LOST
 from rlflame.errors import LearnersLost, LearningError
 from rlflame.learner.group import Group
 from rlflame.rollout import blas, wire
-from rlflame.rollout.child import read_frame
+from rlflame.rollout.child import HEADER, Kind, read_frame
 from rlflame.torchrun import Place
 
 
@@ -66,8 +66,10 @@ def launched(here: Place) -> int:
 
 
 def main() -> None:
-    """`python -m rlflame.follower ANSWERS`: nothing is answered, and the pipe's end is the end."""
-    os.close(int(sys.argv[1]))
+    """`python -m rlflame.follower ANSWERS`: one answer, that torch is loaded; and the end of the
+    pipe that it hears is its own."""
+    answers = int(sys.argv[1])
+    os.set_inheritable(answers, False)
     requests = os.fdopen(os.dup(0), "rb")
     frame = read_frame(requests)
     if frame is None:
@@ -75,6 +77,9 @@ def main() -> None:
     told = wire.decode(frame[1])
     threading.Thread(target=_end_with, args=(requests,), daemon=True).start()
     try:
+        import rlflame.learner.torch_group  # noqa: F401
+
+        os.write(answers, HEADER.pack(Kind.HELLO, 0))
         follow(Place(told["rank"], told["size"]), told["meeting"])
     except LearnersLost:
         _leave(LOST)
