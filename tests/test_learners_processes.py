@@ -251,6 +251,16 @@ def test_processes_that_torchrun_starts_learn_as_one(tmp_path):
     assert digest(tmp_path / "1") == digest(tmp_path / "2") == digest(tmp_path / "3")
 
 
+@pytest.mark.parametrize("words", [("resume", "x"), ("train", *TINY, "--dry-run")])
+def test_where_nothing_is_left_to_learn_torchrun_ends(words, tmp_path, monkeypatch):
+    """Nobody waits for a first process that has no need of the others."""
+    monkeypatch.chdir(tmp_path)
+    assert rlflame("train", *ALGORITHMS["ppo"], "--out", "x").code == 0
+    running = launched(*words, nproc_per_node="2", master_port=free_port())
+    spoken = finished(running, 100.0)
+    assert spoken.code == 0, spoken.err
+
+
 # What is refused
 
 

@@ -53,6 +53,14 @@ def learners(runtime: RuntimeSettings, threads: int, hint: str) -> Iterator[Grou
             yield group
 
 
+def excuse() -> None:
+    """Let those go that torchrun has started, where nothing is left to learn."""
+    found = place()
+    if found is not None:
+        with _joined(RuntimeSettings(), found, None, JOINING_S):
+            pass
+
+
 @contextmanager
 def _hired(runtime: RuntimeSettings, threads: int, hint: str) -> Iterator[Group]:
     with tempfile.TemporaryDirectory(prefix="rlflame-learners-") as folder, ExitStack() as leave:

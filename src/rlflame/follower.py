@@ -44,6 +44,8 @@ def learn(group: Group) -> None:
     from rlflame.learners import algorithm, blas_threads, fingerprint
 
     told = group.share(None)
+    if not told:
+        return
     learning = LearningSettings.model_validate_json(told["learning"])
     leading.check_alike(group, fingerprint(learning))
     blas.set_threads(blas_threads(learning))

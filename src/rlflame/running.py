@@ -149,6 +149,7 @@ def resume(
         if fresh_replay:
             found = build.with_fresh_replay(found)
         if finished(found) and scored(folder.path, found):
+            crew.excuse()
             return _result(folder, found, began=False)
         check_learners(found.recipe.learning, runtime.learners)
         check_replay(found, target)

@@ -115,7 +115,7 @@ def train(
 
     Settings come from, strongest first: these options, --set, --config, the preset.
     """
-    _follow_if_launched()
+    _follow_if_launched(dry_run=dry_run)
     from rlflame import settings
     from rlflame.commands import seeds as several
 
@@ -221,12 +221,14 @@ def resume(
     _check_complete(result, stop)
 
 
-def _follow_if_launched() -> None:
+def _follow_if_launched(*, dry_run: bool = False) -> None:
     """Of the processes that torchrun starts, the first one trains and the others learn with it."""
     from rlflame import torchrun
 
     here = torchrun.place()
     if here is not None and here.rank > 0:
+        if dry_run:
+            raise typer.Exit
         from rlflame import follower
 
         raise typer.Exit(follower.launched(here))
