@@ -114,9 +114,8 @@ def test_a_learner_that_hangs_ends_the_run_and_is_taken_along(begun, tmp_path):
     running, learner = begun
     os.kill(learner, signal.SIGSTOP)
     spoken = finished(running, 120.0)
-    assert_ended(
-        spoken, r"has not answered for 3 s \(runtime\.learner_deadline_s\)", tmp_path / "x"
-    )
+    named = r"^Learner 1 of 2 has not answered for 3 s \(runtime\.learner_deadline_s\)"
+    assert_ended(spoken, named, tmp_path / "x")
     assert not alive(learner)
     assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps == 0
 
@@ -161,6 +160,21 @@ def test_whoever_waits_for_learners_can_be_ended(stalled):
     running.send_signal(signal.SIGTERM)
     running.send_signal(signal.SIGINT)  # one that saves, and one that means it
     running.wait(timeout=100)
+
+
+def test_of_several_learners_the_one_that_hangs_is_named(tmp_path):
+    words = ("train", *ENDLESS, "--learners", "4", "--json", "--out", tmp_path / "x")
+    running = process(*words, "--set", "runtime.learner_deadline_s=3")
+    try:
+        first_iteration(running)
+        learners = sorted(running_learners(running.pid))  # they are started one after the other
+        os.kill(learners[1], signal.SIGSTOP)
+        spoken = finished(running, 120.0)
+    finally:
+        running.kill()
+    # One that passes on what it has not got itself may be late as well.
+    assert_ended(spoken, r"^Learners? (1 and )?2 (and 3 )?of 4 ha", tmp_path / "x")
+    assert not any(map(alive, learners))
 
 
 def test_no_learner_outlives_the_first(begun):

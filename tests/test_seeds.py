@@ -457,3 +457,33 @@ def test_without_matplotlib_the_curves_are_drawn_here(tmp_path, monkeypatch):
     assert "Environment steps" in drawn
     document = rlflame("resume", tmp_path / "x", "--json").json()
     assert document["plot"] is None
+
+
+# With several learners.
+
+
+def test_seeds_are_not_shared_by_learners(tmp_path):
+    words = ("train", *TINY, "--steps", "64", "--seeds", "0-1", "--out", tmp_path / "x")
+    for asked in (("--learners", "2"), ("--set", "runtime.learners=2")):
+        spoken = rlflame(*words, *asked)
+        assert spoken.code == 2
+        assert "better than 2 learners for each" in " ".join(spoken.err.split())
+        assert "leave out --learners" in spoken.err
+    assert not (tmp_path / "x").exists()
+
+    assert rlflame(*words).code == 0
+    spoken = rlflame("resume", tmp_path / "x", "--steps", "128", "--learners", "2")
+    assert spoken.code == 2
+    assert "better than 2 learners for each" in " ".join(spoken.err.split())
+
+
+def test_a_folder_of_seeds_is_not_resumed_by_what_torchrun_starts(tmp_path, monkeypatch):
+    words = ("train", *TINY, "--steps", "64", "--seeds", "0-1", "--out", tmp_path / "x")
+    assert rlflame(*words).code == 0
+    launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    spoken = rlflame("resume", tmp_path / "x", "--steps", "128")
+    assert spoken.code == 2
+    assert "--seeds are several" in spoken.err
+    assert f"rlflame resume {tmp_path / 'x'} without torchrun" in " ".join(spoken.err.split())

@@ -44,7 +44,7 @@ def learners(runtime: RuntimeSettings, threads: int, hint: str) -> Iterator[Grou
                 f"torchrun has started {found.size} processes for {runtime.learners} learners.",
                 "leave out --learners: every process is one",
             )
-        with _joined(runtime, found, None, JOINING_S) as group:
+        with _joined(runtime, found, JOINING_S) as group:
             yield group
     elif runtime.learners == 1:
         yield Alone()
@@ -64,7 +64,8 @@ def excuse() -> None:
 @contextmanager
 def _hired(runtime: RuntimeSettings, threads: int, hint: str) -> Iterator[Group]:
     with tempfile.TemporaryDirectory(prefix="rlflame-learners-") as folder, ExitStack() as leave:
-        meeting = str(Path(folder) / "meeting")
+        meeting, arrivals = str(Path(folder) / "meeting"), Path(folder) / "arrivals"
+        arrivals.write_bytes(bytes(8 * runtime.learners))
         crew: dict[int, WorkerProcess] = {}
         for rank in range(1, runtime.learners):
             crew[rank] = WorkerProcess(
@@ -74,12 +75,13 @@ def _hired(runtime: RuntimeSettings, threads: int, hint: str) -> Iterator[Group]
             )
             leave.callback(crew[rank].retire)
             told = {"rank": rank, "size": runtime.learners, "meeting": meeting}
+            told["arrivals"] = str(arrivals)
             crew[rank].send(Kind.TASK, wire.encode(told))
         os.environ.update(_loopback())
         try:
             _await_loaded(crew)
             here = Place(0, runtime.learners)
-            with _joined(runtime, here, meeting, _MEETING_S) as group:
+            with _joined(runtime, here, _MEETING_S, meeting, str(arrivals)) as group:
                 yield group
         except LearnersLost as error:
             raise _explained(error, crew, hint) from error
@@ -107,13 +109,21 @@ def _await_loaded(crew: Mapping[int, WorkerProcess]) -> None:
 
 @contextmanager
 def _joined(
-    runtime: RuntimeSettings, here: Place, meeting: str | None, joining_s: float
+    runtime: RuntimeSettings,
+    here: Place,
+    joining_s: float,
+    meeting: str | None = None,
+    arrivals: str | None = None,
 ) -> Iterator[Group]:
     from rlflame.learner.leading import release
     from rlflame.learner.torch_group import TorchGroup
 
     group = TorchGroup(
-        *here, deadline_s=runtime.learner_deadline_s, joining_s=joining_s, file=meeting
+        *here,
+        deadline_s=runtime.learner_deadline_s,
+        joining_s=joining_s,
+        file=meeting,
+        arrivals=arrivals,
     )
     try:
         yield group

@@ -22,11 +22,13 @@ from rlflame.rollout.child import HEADER, Kind, read_frame
 from rlflame.torchrun import Place
 
 
-def follow(here: Place, meeting: str | None) -> None:
+def follow(here: Place, meeting: str | None = None, arrivals: str | None = None) -> None:
     """Join the others, learn what is learned, and follow to the end."""
     from rlflame.learner.torch_group import TorchGroup
 
-    group = TorchGroup(*here, deadline_s=JOINING_S, joining_s=JOINING_S, file=meeting)
+    group = TorchGroup(
+        *here, deadline_s=JOINING_S, joining_s=JOINING_S, file=meeting, arrivals=arrivals
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
         # The first learner decides when it is over: it lets an update finish, and saves.
         signal.signal(number, signal.SIG_IGN)
@@ -59,7 +61,7 @@ def learn(group: Group) -> None:
 def launched(here: Place) -> int:
     """This process's part where torchrun started it; its exit code."""
     try:
-        follow(here, None)
+        follow(here)
     except LearnersLost:
         return LOST
     except LearningError:
@@ -82,7 +84,7 @@ def main() -> None:
         import rlflame.learner.torch_group  # noqa: F401
 
         os.write(answers, HEADER.pack(Kind.HELLO, 0))
-        follow(Place(told["rank"], told["size"]), told["meeting"])
+        follow(Place(told["rank"], told["size"]), told["meeting"], told["arrivals"])
     except LearnersLost:
         _leave(LOST)
     except BaseException:

@@ -21,15 +21,10 @@ if TYPE_CHECKING:
 
 def check(seeds: str, *, seed: int | None, plot: bool) -> tuple[int, ...]:
     """The seeds of `--seeds`; refuses what means nothing beside it."""
-    from rlflame import torchrun
     from rlflame.errors import ConfigError
     from rlflame.seeds import parse
 
-    if torchrun.place() is not None:
-        raise ConfigError(
-            "The processes that torchrun starts learn in one run, and --seeds are several.",
-            "rlflame train --seeds without torchrun, or one --seed",
-        )
+    _alone("rlflame train --seeds without torchrun, or one --seed")
     if seed is not None:
         raise ConfigError(
             f"--seed {seed} and --seeds {seeds} exclude each other.", "leave out --seed"
@@ -40,6 +35,28 @@ def check(seeds: str, *, seed: int | None, plot: bool) -> tuple[int, ...]:
             "leave out --plot; rlflame plot draws any run",
         )
     return parse(seeds)
+
+
+def check_learners(learners: int) -> None:
+    """Seeds need no help: each is one process, and as many run side by side as there are cores."""
+    from rlflame.errors import ConfigError
+
+    if learners > 1:
+        raise ConfigError(
+            f"--seeds has as many seeds side by side as there are cores, each with one learner, "
+            f"which uses the machine better than {learners} learners for each.",
+            "leave out --learners; or --seed N for one run",
+        )
+
+
+def _alone(hint: str) -> None:
+    from rlflame import torchrun
+    from rlflame.errors import ConfigError
+
+    if torchrun.place() is not None:
+        raise ConfigError(
+            "The processes that torchrun starts learn in one run, and --seeds are several.", hint
+        )
 
 
 def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Path | None) -> None:
@@ -61,6 +78,8 @@ def resume(
     from rlflame.seeds import conduct, shown
     from rlflame.stop import SignalStop
 
+    _alone(f"rlflame resume {folder} without torchrun")
+    check_learners(runtime.learners)
     if fresh_replay:
         raise ConfigError(
             f"--fresh-replay is for one run, and {folder} is a folder of seeds.",

@@ -132,6 +132,8 @@ def train(
         until_return=until_return, runtime=runtime, scale_batch=scale_batch, scale_lr=scale_lr,
         device=device,
     )  # fmt: skip
+    if many:
+        several.check_learners(resolved.runtime.learners)
     settings.limit_threads(resolved.learning.threads)
     if dry_run:
         _dry_run(resolved, name, init_from, many, as_json=json_lines)

@@ -16,7 +16,7 @@ from torch import distributed
 
 from rlflame.errors import LearnersLost
 from rlflame.rollout import wire
-from rlflame.rollout.spec import Float32
+from rlflame.rollout.spec import Array, Float32
 
 #: Longer than any run.
 _ENDLESS_S = 365.0 * 24 * 3600
@@ -26,15 +26,27 @@ class TorchGroup:
     """This process among the learners; one group in a process at a time.
 
     With a `file` the learners find each other there; without, as torchrun's variables say.
+    `arrivals` is a file of a number for each learner, how often it has come to an exchange: so
+    that the first one can say for whom it has waited in vain.
     """
 
     def __init__(
-        self, rank: int, size: int, *, deadline_s: float, joining_s: float, file: str | None = None
+        self,
+        rank: int,
+        size: int,
+        *,
+        deadline_s: float,
+        joining_s: float,
+        file: str | None = None,
+        arrivals: str | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self._deadline_s = deadline_s
         self._gathered: dict[int, Float32] = {}
+        self._arrived: Array = np.zeros(size, np.int64)
+        if arrivals is not None:
+            self._arrived = np.memmap(arrivals, np.int64, "r+", shape=(size,))
         try:
             distributed.init_process_group(
                 "gloo",
@@ -51,6 +63,7 @@ class TorchGroup:
             raise LearnersLost(f"The {size} learners did not come together: {error}") from error
 
     def gather(self, mine: Float32) -> Float32:
+        self._arrived[self.rank] += 1
         whole = self._gathered.get(mine.size)
         if whole is None:
             whole = self._gathered[mine.size] = np.empty((self.size, mine.size), np.float32)
@@ -62,6 +75,7 @@ class TorchGroup:
         return whole.reshape(self.size, *mine.shape)
 
     def share(self, value: Any) -> Any:
+        self._arrived[self.rank] += 1
         length = torch.zeros(1, dtype=torch.int64)
         data = torch.empty(0, dtype=torch.uint8)
         if self.rank == 0:
@@ -81,8 +95,13 @@ class TorchGroup:
 
     def _lost(self, error: RuntimeError) -> LearnersLost:
         first = (str(error).strip().splitlines() or [""])[0]
-        return LearnersLost(
-            "A learner has ended, or has not answered for "
-            f"{self._deadline_s:g} s (runtime.learner_deadline_s).",
-            detail=first,
-        )
+        waited = f"for {self._deadline_s:g} s (runtime.learner_deadline_s)."
+        late = [rank for rank in range(self.size) if self._arrived[rank] < self._arrived[self.rank]]
+        if not self._arrived.all() or not late:
+            who = "A learner has ended, or has"
+        elif len(late) == 1:
+            who = f"Learner {late[0]} of {self.size} has"
+        else:
+            named = ", ".join(map(str, late[:-1]))
+            who = f"Learners {named} and {late[-1]} of {self.size} have"
+        return LearnersLost(f"{who} not answered {waited}", detail=first)
