@@ -25,6 +25,7 @@ from rlflame.bench.scaling import Scaling
 from rlflame.bench.session import Session, session
 from rlflame.bench.surroundings import look
 from rlflame.display import as_json_text, say, say_aside
+from rlflame.plot import Drawing
 from rlflame.plot.picture import PlotUnavailable
 from rlflame.report import Document, markdown
 from rlflame.runtime import RuntimeSettings
@@ -70,9 +71,9 @@ def scale(
             here.tell("")
             if timing.cells:
                 files, whole = keep(complete), result(complete)
-                _tell(listed.facts(whole), worded.document(whole), files, as_json=as_json)
+                tell(listed.facts(whole), worded.document(whole), files, as_json=as_json)
                 if folder is not None:
-                    _draw(folder)
+                    draw(folder)
         if not complete:
             here.check(bool(timing.cells))
 
@@ -106,7 +107,7 @@ def collect(
             if measured:
                 result = Rates(case, measured, found, complete)
                 files = folder.write(result.facts(), result.document()) if folder else []
-                _tell(result.facts(), result.document(), files, as_json=as_json)
+                tell(result.facts(), result.document(), files, as_json=as_json)
         if not complete:
             here.check(bool(measured))
 
@@ -143,7 +144,7 @@ def fill(
             if measured:
                 result = Filled(case, measured, found, complete)
                 files = folder.write(result.facts(), result.document()) if folder else []
-                _tell(result.facts(), result.document(), files, as_json=as_json)
+                tell(result.facts(), result.document(), files, as_json=as_json)
         if not complete:
             here.check(bool(measured))
 
@@ -175,9 +176,9 @@ def learn(
                 files: list[Path] = []
                 if folder is not None:
                     files = folder.write(result.facts(), result.document(), result.table())
-                _tell(result.facts(), result.document(), files, as_json=as_json)
+                tell(result.facts(), result.document(), files, as_json=as_json)
                 if folder is not None:
-                    _draw(folder)
+                    draw(folder)
         if not complete:
             here.check(bool(measured))
 
@@ -210,15 +211,17 @@ def _rate(
         return alternate(collecting, rate, limits, repeat, seconds, here.tell)
 
 
-def _draw(folder: Folder) -> None:
+def draw(folder: Folder, curves: Drawing | None = None) -> None:
     """Last, so that nothing measured is lost where it cannot be drawn."""
     try:
         say_aside(f"written: {folder.draw()}")
+        if curves is not None:
+            say_aside(f"written: {folder.draw_curves(curves)}")
     except PlotUnavailable as error:
         say_aside(f"no picture: {error.message} {error.hint}")
 
 
-def _tell(
+def tell(
     facts: dict[str, Any], document: Document, files: Sequence[Path], *, as_json: bool
 ) -> None:
     say(as_json_text(facts, indent=1) if as_json else markdown.written(document).rstrip())

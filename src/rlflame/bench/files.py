@@ -13,7 +13,7 @@ from typing import Any
 
 from rlflame.display import as_json_text
 from rlflame.errors import ConfigError, RlflameError
-from rlflame.plot import picture
+from rlflame.plot import Drawing, picture
 from rlflame.plot.speedup import speedup
 from rlflame.report import Document, markdown
 from rlflame.tensor_file import write_atomically
@@ -56,6 +56,12 @@ class Folder:
         picture.check_available()
         out = self._file("png")
         write_atomically(out, picture.image(speedup(self._file("csv")), out))
+        return out
+
+    def draw_curves(self, drawing: Drawing) -> Path:
+        """A second picture, beside that of the table."""
+        out = self._file("curves.png")
+        write_atomically(out, picture.image(drawing, out))
         return out
 
     def _file(self, suffix: str) -> Path:

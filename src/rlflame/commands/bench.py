@@ -11,6 +11,8 @@ from rlflame.commands import spoken
 from rlflame.commands.options import Debug, Json, Sets
 
 FLEETS = ("local", "flame", "inline")
+#: As rlflame.bench.distributed has them.
+RACES = ("dppo", "dsac")
 #: In comparing results, what still counts as equal.
 MARGIN = 0.1
 
@@ -47,8 +49,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Run a published comparison again: flame-readme-ant, flame-report-ant or "
-            "flame-report-cartpole.",
+            help="Run a published comparison again: flame-readme-ant, flame-report-ant, "
+            "flame-report-cartpole; dppo or dsac, by several learners.",
         ),
     ] = None,
     diff: Annotated[
@@ -58,6 +60,13 @@ def bench(
     workers: Counts = None,
     compare: Compare = None,
     iterations: Iterations = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="dppo, dsac: of each training.")
+    ] = None,
+    learners: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="dppo, dsac: numbers of learners. [default: 1,2,4,8]"),
+    ] = None,
     repeat: Annotated[int, typer.Option(metavar="N", min=1, help="Repetitions.")] = 1,
     sets: Sets = None,
     out: Out = None,
@@ -72,8 +81,8 @@ def bench(
     from rlflame.errors import ConfigError
 
     if (name := context.invoked_subcommand) is not None:
-        said = (recipe, diff, workers, compare, iterations, sets, out, as_json, debug, repeat > 1)
-        if any(said):
+        given = (recipe, diff, workers, compare, iterations, steps, learners, sets, out)
+        if any((*given, as_json, debug, repeat > 1)):
             raise ConfigError(
                 f"Options before {name} are of bench itself, and would not count.",
                 f"rlflame bench {name} --help, and options behind {name}",
@@ -88,12 +97,32 @@ def bench(
     if diff is not None:
         _diff(*diff, as_json=as_json)
         return
+    if recipe in RACES:
+        from rlflame.commands.bench_race import race
+
+        if (workers, iterations) != (None, None):
+            raise ConfigError(
+                f"--recipe {recipe} has as many workers as learners, and counts steps.",
+                "--learners 1,2 --steps 10000",
+            )
+        counts = counts_of(learners, [1, 2, 4, 8], "--learners")
+        kinds = _known((compare or "local").split(","))
+        race(
+            recipe, counts, kinds, steps, repeat, sets or (), out, as_json=as_json, debug=debug
+        )  # fmt: skip
+        return
+    if (steps, learners) != (None, None):
+        raise ConfigError(
+            "--steps and --learners are for --recipe dppo and dsac.", "rlflame bench learners"
+        )
     from rlflame.bench import cases, conducted
     from rlflame.bench.published import RECIPES
 
     theirs = RECIPES.get(recipe or "")
     if theirs is None:
-        raise ConfigError(f"There is no recipe {recipe!r}.", f"--recipe {', '.join(RECIPES)}")
+        raise ConfigError(
+            f"There is no recipe {recipe!r}.", f"--recipe {', '.join((*RECIPES, *RACES))}"
+        )
     case, runtime = cases.published(theirs, iterations=iterations, sets=sets or ())
     conducted.scale(
         [case], runtime, _kinds(compare), counts_of(workers, [_cores()]), repeat, out,

@@ -1,0 +1,167 @@
+"""The two set-ups of the article on distributed PPO and SAC, for any number of learners.
+
+Each with the batch and the learning rate multiplied by the learners, as the article has it, and
+exactly as it is for one. Must not know: fleets, clocks, words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlflame import build, presets, settings
+from rlflame.bench import Case
+from rlflame.bench.learning import shards_for
+from rlflame.config import SHARDS, LearningSettings, RunConfig
+from rlflame.errors import ConfigError
+
+SOURCE = "the article on distributed PPO and SAC by Horovod on Spark"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a single process has there; all else is as in stable-baselines3, which it is built on.
+
+    Eight environments collect what one does there, so that eight workers have work.
+    """
+
+    environment: str
+    algorithm: str
+    steps: int
+    sets: tuple[str, ...]
+
+
+SETUPS = {
+    "dppo": Setup(
+        "CartPole-v1",
+        "ppo",
+        100_000,
+        (
+            "rollout.num_slots=8",
+            "rollout.envs_per_slot=1",
+            "rollout.steps=4096",
+            "network.normalise_observations=false",
+            "network.log_std_init=0.0",
+            "ppo.learning_rate=1e-3",
+            "ppo.anneal_learning_rate=false",
+            "ppo.minibatch_size=4096",
+            "ppo.epochs=10",
+            "ppo.discount=0.99",
+            "ppo.gae_lambda=0.95",
+            "ppo.normalise_advantages=minibatch",
+            "ppo.recompute_advantages=false",
+            "ppo.scale_rewards=false",
+            "ppo.value_weight=0.5",
+        ),
+    ),
+    "dsac": Setup(
+        "Pendulum-v1",
+        "sac",
+        10_000,
+        (
+            "rollout.num_slots=8",
+            "rollout.envs_per_slot=1",
+            "rollout.steps=1",
+            "sac.learning_rate=1e-3",
+            "sac.buffer_size=32768",
+            "sac.learning_starts=2048",
+            "sac.batch_size=2048",
+            "sac.updates_per_step=1.0",
+            "sac.discount=0.99",
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One recipe by one number of learners."""
+
+    kind: str
+    case: Case
+    config: RunConfig
+
+    @property
+    def learners(self) -> int:
+        return self.config.runtime.learners
+
+
+def variants(
+    setup: Setup, counts: Sequence[int], *, steps: int | None = None, sets: Sequence[str] = ()
+) -> list[Variant]:
+    """The exact recipe by every number of learners, and the scaled ones; of one learner nothing is
+    scaled."""
+    found = []
+    shards = f"learning.gradient_shards={shards_for(counts, SHARDS)}"
+    for kind in ("exact", "scaled"):
+        for learners in counts:
+            if kind == "scaled" and learners == 1:
+                continue
+            config, _ = presets.resolve(
+                environment=setup.environment,
+                algorithm=setup.algorithm,
+                sets=[*setup.sets, shards, *sets],
+                flags={
+                    "stop_at_steps": steps or setup.steps,
+                    "stop_at_iterations": None,
+                    "runtime.learners": learners,
+                },
+                continuous=build.acts_continuously,
+            )
+            settings.check_learners(config.learning, learners)
+            scaled = kind == "scaled"
+            config = settings.scaled(config, batch=scaled, learning_rate=scaled)
+            found.append(Variant(kind, _case(kind, config), config))
+    return found
+
+
+def _case(kind: str, config: RunConfig) -> Case:
+    recipe = config.recipe.with_horizon()
+    quiet = recipe.evaluation.model_copy(update={"every_steps": None, "until_return": None})
+    recipe = recipe.model_copy(update={"evaluation": quiet})
+    return Case(kind, recipe, build.environment(recipe.learning.environment))
+
+
+def chosen(name: str) -> Setup:
+    if name not in SETUPS:
+        raise ConfigError(f"There is no set-up {name!r}.", f"--recipe {', '.join(SETUPS)}")
+    return SETUPS[name]
+
+
+def theirs(learning: LearningSettings) -> dict[str, Any]:
+    """The same recipe in the words of stable-baselines3, by one environment."""
+    hidden, environment = list(learning.network.hidden), learning.environment
+    common = {"policy_kwargs": {"net_arch": hidden}, "seed": learning.seed}
+    if learning.ppo is not None:
+        ppo, rollout = learning.ppo, learning.rollout
+        arguments: dict[str, Any] = {
+            "learning_rate": ppo.learning_rate,
+            "n_steps": rollout.columns * rollout.steps,
+            "batch_size": ppo.minibatch_size,
+            "n_epochs": ppo.epochs,
+            "gamma": ppo.discount,
+            "gae_lambda": ppo.gae_lambda,
+            "clip_range": ppo.clip_range,
+            "ent_coef": ppo.entropy_weight,
+            "vf_coef": ppo.value_weight,
+            "max_grad_norm": ppo.max_gradient_norm or float(2**63),
+            "target_kl": ppo.target_kl,
+        }
+    else:
+        assert learning.sac is not None
+        sac = learning.sac
+        arguments = {
+            "learning_rate": sac.learning_rate,
+            "buffer_size": sac.buffer_size,
+            "learning_starts": sac.learning_starts,
+            "batch_size": sac.batch_size,
+            "tau": sac.target_update_rate,
+            "gamma": sac.discount,
+        }
+    return {
+        "algorithm": learning.algorithm.upper(),
+        "environment": environment.id,
+        "kwargs": environment.kwargs,
+        "arguments": {**arguments, **common},
+    }

@@ -1,0 +1,174 @@
+"""Whole trainings by several recipes and numbers of learners, in turn, with what they earned.
+
+Must not know: words, files, what the recipes are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlflame import build, crew
+from rlflame.bench import Case
+from rlflame.bench.distributed import Variant, theirs
+from rlflame.bench.learning import Timed
+from rlflame.bench.timing import Clock, Stopwatch, warm
+from rlflame.errors import RlflameError
+from rlflame.fleet import Fleet, policy_id
+from rlflame.learners import blas_threads
+from rlflame.rollout import blas
+from rlflame.rollout.spec import Fragment
+from rlflame.runtime import RuntimeSettings
+from rlflame.trainer import Progress, Stop, StopNow
+
+THEIRS = "stable-baselines3"
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """One training from its beginning to its end; an episode is its last step, when, its return."""
+
+    seconds: float
+    learn_s: float | None
+    exchange_s: float | None
+    steps: int
+    episodes: list[tuple[int, float, float]]
+    weights: str
+
+
+@dataclass(slots=True)
+class Runner:
+    """`variant` is None for stable-baselines3, whose `version` is said."""
+
+    kind: str
+    learners: int
+    variant: Variant | None
+    races: list[Race] = field(default_factory=list)
+    version: str = ""
+
+
+class _Watch(Stopwatch):
+    """A stopwatch that keeps every episode, its time read off its place in the iteration."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.episodes: list[tuple[int, float, float]] = []
+        self._began = self._then = clock()
+
+    def iteration(
+        self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
+    ) -> None:
+        before, now = self.progress.steps, self._clock()
+        found = []
+        for fragment in fragments:
+            length = len(fragment.rewards)
+            for episode in fragment.episodes:
+                share = (episode.end + 1) / length
+                steps = before + round(share * (progress.steps - before))
+                ended = self._then + share * (now - self._then) - self._began
+                found.append((steps, ended, episode.episode_return))
+        self.episodes += sorted(found)
+        self._then = now
+        super().iteration(progress, metrics, fragments)
+
+
+@dataclass
+class Racing:
+    """`runners` grows while it runs; they take turns."""
+
+    variants: Sequence[Variant]
+    repeat: int
+    runtime: RuntimeSettings
+    open: Callable[[int], AbstractContextManager[Fleet]]
+    stop: Stop
+    tell: Callable[[str], None] = lambda text: None
+    note: Callable[[str], None] = lambda text: None
+    clock: Clock = time.perf_counter
+    runners: list[Runner] = field(default_factory=list)
+
+    def run(self) -> bool:
+        """False where somebody asked to stop before the end."""
+        self.runners = [Runner(one.kind, one.learners, one) for one in self.variants]
+        self.runners.append(Runner(THEIRS, 1, None))
+        for number in range(self.repeat):
+            for runner in list(self.runners):
+                self.tell(f"{runner.kind}, {runner.learners}: {number + 1} of {self.repeat}")
+                try:
+                    found = self._one(runner.variant) if runner.variant else self._theirs(runner)
+                except StopNow:
+                    found = None
+                if found is not None:
+                    runner.races.append(found)
+                elif self.stop.requested:
+                    return False
+                else:
+                    self.runners.remove(runner)
+        return True
+
+    def _one(self, variant: Variant) -> Race | None:
+        case, learners = variant.case, variant.learners
+        runtime = self.runtime.model_copy(update={"learners": learners})
+        threads = blas_threads(case.recipe.learning)
+        with (
+            self.open(learners) as fleet,
+            crew.learners(runtime, threads, "the same command measures anew") as group,
+        ):
+            if not warm(_short(case), fleet, self.stop, self.clock):
+                return None
+            timed = Timed(group, self.clock)
+            begun = build.beginning(case.recipe, case.env)
+            watch = _Watch(self.clock)
+            trainer = build.trainer(begun, fleet, watch, self.stop, "bench", None, timed)
+            timed.spent_s, began = 0.0, self.clock()
+            if not trainer.run():
+                return None
+            seconds = self.clock() - began
+            weights = policy_id(trainer.snapshot().policy)
+        learn_s = watch.spent_s.get("learn", 0.0)
+        steps = watch.progress.steps
+        return Race(seconds, learn_s, timed.spent_s, steps, watch.episodes, weights)
+
+    def _theirs(self, runner: Runner) -> Race | None:
+        recipe = self.variants[0].case.recipe
+        asked = {**theirs(recipe.learning), "steps": recipe.stop_at_steps}
+        # One thread, as each of ours has; more of them wait for each other in networks so small.
+        environment = {**os.environ, **blas.child_environment()}
+        child = subprocess.Popen(
+            [sys.executable, "-m", "rlflame.bench.stable", json.dumps(asked)],
+            env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for its parent, which ends it
+        )  # fmt: skip
+        try:
+            with self.stop.interruptible():
+                out, err = child.communicate()
+        finally:
+            child.kill()
+            child.wait()
+        said = (out.strip().splitlines() or [""])[-1]
+        if said == "absent":
+            self.note("stable-baselines3 is not installed, so its curve is left out.")
+            return None
+        if child.returncode:
+            raise RlflameError("stable-baselines3 could not train.", "see what it said", err)
+        found = json.loads(said)
+        runner.version = found["version"]
+        episodes = [(int(a), float(b), float(c)) for a, b, c in found["episodes"]]
+        return Race(found["seconds"], None, None, found["steps"], episodes, "")
+
+
+def _short(case: Case) -> Case:
+    """A step of every environment, so that workers are there; nothing is shared."""
+    learning = case.recipe.learning
+    rollout = learning.rollout.model_copy(update={"steps": 1})
+    changes = {"rollout": rollout, "gradient_shards": 1}
+    recipe = case.recipe.model_copy(
+        update={"learning": learning.model_copy(update=changes), "stop_at_steps": None}
+    )
+    return replace(case, recipe=recipe)

@@ -1,0 +1,27 @@
+"""`rlflame bench --recipe dppo` and `dsac`. Must not know: how anything is timed or worded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def race(
+    name: str,
+    learners: Sequence[int],
+    kinds: Sequence[str],
+    steps: int | None,
+    repeat: int,
+    sets: Sequence[str],
+    out: Path | None,
+    *,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    from rlflame.bench import distributed, raced_through
+    from rlflame.errors import ConfigError
+
+    if len(kinds) > 1:
+        raise ConfigError(f"--recipe {name} collects in one place.", f"--compare {kinds[0]}")
+    variants = distributed.variants(distributed.chosen(name), learners, steps=steps, sets=sets)
+    raced_through.race(name, variants, kinds[0], repeat, out, as_json=as_json, debug=debug)
