@@ -389,6 +389,18 @@ def test_what_died_before_its_first_checkpoint_is_begun_anew(tmp_path):
     assert not (out / "seed-1-2").exists()
 
 
+def test_what_another_process_has_just_begun_is_not_cleared_away(tmp_path):
+    config, _ = presets.resolve(environment="cartpole", continuous=build.acts_continuously)
+    begun = running.RunFolder.create(tmp_path / "seed-3")
+    (begun.path / "config.toml").touch()
+    job = jobs.Job(config, (3,))
+    assert jobs.standing(tmp_path, job, 3).begun
+    assert (begun.path / "config.toml").exists()
+    begun.release()
+    assert not jobs.standing(tmp_path, job, 3).begun
+    assert not begun.path.exists()
+
+
 def test_a_damaged_checkpoint_is_that_seeds_trouble_alone(tmp_path):
     out = tmp_path / "job"
     assert rlflame("train", *TINY, "--steps", "128", "--seeds", "0-1", "--out", out).code == 0

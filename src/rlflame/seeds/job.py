@@ -16,7 +16,7 @@ from rlflame.checkpoint import Checkpoint
 from rlflame.config import RunConfig
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.onward import extended, finished, scored
-from rlflame.run_folder import RunFolder, newest_checkpoint, writing
+from rlflame.run_folder import RunFolder, is_locked, newest_checkpoint, writing
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import JOB_FILE, folder_name, is_job, seed_folder
 
@@ -124,6 +124,9 @@ def standing(folder: Path, job: Job, seed: int) -> Standing:
     if not path.exists():
         return Standing(seed, path)
     if not holds_anything(path):
+        if is_locked(path):
+            # Somebody is at it who has not come to a checkpoint; nothing there is anybody else's.
+            return Standing(seed, path, begun=True)
         with writing(folder):
             shutil.rmtree(path)
         return Standing(seed, path)
