@@ -57,7 +57,7 @@ def excuse() -> None:
     """Let those go that torchrun has started, where nothing is left to learn."""
     found = place()
     if found is not None:
-        with _joined(RuntimeSettings(), found, None, JOINING_S):
+        with _joined(RuntimeSettings(), found, JOINING_S):
             pass
 
 
