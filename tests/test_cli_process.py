@@ -59,6 +59,14 @@ def test_a_word_that_means_nothing_is_said_as_json_too():
 # Signals
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_no_room_for_the_results_is_a_sentence_and_nothing_else():
+    with open("/dev/full", "w") as full:
+        spoken = finished(process("envs", stdout=full))
+    assert spoken.code == 1
+    assert spoken.err == "rlflame: The system said: [Errno 28] No space left on device.\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     out = tmp_path / "x"

@@ -89,6 +89,12 @@ def test_what_cannot_be_read_or_drawn(easel, tmp_path):
     assert "x.gif is a folder" in rlflame("render", easel, "-o", "x.gif").err
 
 
+def test_a_folder_is_refused_with_a_file_in_it(easel, tmp_path):
+    spoken = rlflame("render", tmp_path)
+    assert spoken.code == 1
+    assert spoken.err == f"rlflame: {tmp_path} is a folder.\n  hint: a file in it: {easel}\n"
+
+
 def test_without_the_extra_for_video_there_is_a_sentence(easel, monkeypatch):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     spoken = rlflame("render", easel, "-o", "x.mp4")

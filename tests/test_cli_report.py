@@ -7,7 +7,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from commands import TINY, rlflame
+from commands import TINY, finished, process, rlflame
 from run_files import make
 
 from rlflame.report import worded
@@ -303,6 +303,30 @@ def test_what_cannot_be_reported_is_a_sentence(tmp_path, words, code, sentence):
     assert spoken.code == code, spoken.out
     assert sentence in spoken.err
     assert "  hint: " in spoken.err
+    assert ("hint: mkdir -p nowhere\n" in spoken.err) == ("nowhere" in sentence)
+
+
+def test_a_row_is_a_line_whatever_a_folder_is_called(tmp_path):
+    side(tmp_path / "two\nlines|and", [1.0])
+    (row,) = each_run(rlflame("report", "two\nlines|and").out.replace("\\|", "/"))
+    assert row["run"] == "two lines/and/s0"
+    listed = rlflame("runs", "two\nlines|and").out.splitlines()
+    assert len(listed) == 2
+
+
+def test_a_terminal_of_ascii_gets_a_report_of_ascii(tmp_path):
+    side(tmp_path / "a", [1.0, 2.0])
+    spoken = finished(process("report", "a", environment={"PYTHONIOENCODING": "ascii"}))
+    assert spoken.code == 0
+    assert spoken.out.isascii()
+    assert "\\" not in spoken.out
+    (row,) = cells(spoken.out, "Reward")
+    assert row["mean +- std"] == "1.5 +- 0.7"
+    written = finished(
+        process("report", "a", "-o", "r.md", environment={"PYTHONIOENCODING": "ascii"})
+    )
+    assert written.code == 0
+    assert "±" in (tmp_path / "r.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -270,8 +270,12 @@ def test_a_fine_grid_is_thinned():
 
 def test_what_cannot_be_drawn_is_a_sentence(tmp_path):
     made = run(tmp_path / "a", evaluations=[(s, 1.0) for s in STEPS])
-    with pytest.raises(ConfigError, match="no metric 'los'"):
+    with pytest.raises(ConfigError, match="no metric 'los'") as caught:
         curves.chart([made], metric="los")
+    assert caught.value.hint.startswith("--metric loss")
+    with pytest.raises(ConfigError, match="no metric 'xyz'") as caught:
+        curves.chart([made], metric="xyz")
+    assert "eval_return_mean" in caught.value.hint
     with pytest.raises(ConfigError, match="no x axis 'time'"):
         curves.chart([made], "time")
     with pytest.raises(ConfigError, match="--smooth is 0"):

@@ -6,6 +6,7 @@ Must not know: how a chart is drawn.
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -178,9 +179,9 @@ def _check(axis: str, metric: str, smooth: int) -> None:
     if axis not in AXES:
         raise ConfigError(f"There is no x axis {axis!r}.", f"-x {', '.join(AXES)}")
     if metric != EPISODE_RETURN and metric not in NAMES:
-        raise ConfigError(
-            f"There is no metric {metric!r}.", f"--metric {EPISODE_RETURN}, {', '.join(NAMES)}"
-        )
+        known = [EPISODE_RETURN, *NAMES]
+        close = difflib.get_close_matches(metric, known, n=3, cutoff=0.5) or known
+        raise ConfigError(f"There is no metric {metric!r}.", f"--metric {', '.join(close)}")
     if smooth < 1:
         raise ConfigError(f"--smooth is {smooth}.", "--smooth 5, the number of points to average")
 

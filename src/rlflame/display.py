@@ -111,6 +111,24 @@ def mute(stream: IO[str]) -> None:
         os.close(nowhere)
 
 
+def let_go_of_results() -> None:
+    """What standard output has no room for is not tried again when Python ends."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        mute(sys.stdout)
+
+
+def takes(text: str) -> bool:
+    """Whether standard output has these characters."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
 def report(text: str) -> None:
     """A line of a run's report."""
     _say_if_heard(sys.stdout, text)
@@ -231,7 +249,8 @@ def terminal_columns() -> int | None:
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns as wide as they need to be."""
+    """Columns as wide as they need to be, and each row a line, whatever folders are called."""
+    rows = [tuple(cell.replace("\n", " ") for cell in row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -145,10 +145,13 @@ def newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
 
 
 def named_policy(path: Path) -> Checkpoint:
-    """The policy in a file; for a run folder, an error with the file that may have been meant."""
-    best = path / "best.safetensors"
-    if path.is_dir() and best.exists():
-        raise CheckpointError(f"{path} is a folder.", f"the best policy in it: {best}")
+    """The policy in a file; for a folder, an error with the file that may have been meant."""
+    if path.is_dir():
+        best = path / "best.safetensors"
+        if best.exists():
+            raise CheckpointError(f"{path} is a folder.", f"the best policy in it: {best}")
+        if found := sorted(path.glob("*.safetensors")):
+            raise CheckpointError(f"{path} is a folder.", f"a file in it: {found[0]}")
     return files.load(path)
 
 

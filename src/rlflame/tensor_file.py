@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -95,9 +96,11 @@ def write_atomically(path: Path, data: bytes) -> None:
             raise
         sync_folder(path.parent)
     except OSError as error:
+        hint = "make room or choose another folder; what was there before is as it was"
+        if not path.parent.exists():
+            hint = f"mkdir -p {shlex.quote(str(path.parent))}"
         raise CheckpointError(
-            f"{path} could not be written: {error.strerror or error}.",
-            "make room or choose another folder; what was there before is as it was",
+            f"{path} could not be written: {error.strerror or error}.", hint
         ) from error
 
 

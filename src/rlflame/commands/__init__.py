@@ -31,7 +31,7 @@ def spoken(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int:
-    from rlflame.display import mute, say_failure
+    from rlflame.display import let_go_of_results, mute, say_failure
 
     as_json = bool(given.get("json_lines") or given.get("as_json"))
     try:
@@ -56,6 +56,7 @@ def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int
         return 1
     except OSError as error:
         say_failure(RlflameError(f"The system said: {error}."), debug=debug, as_json=as_json)
+        let_go_of_results()
         return 1
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise

@@ -98,16 +98,9 @@ def plot(
 
 def draw_here(drawing: Drawing) -> None:
     import shutil
-    import sys
 
-    from rlflame.display import say
+    from rlflame.display import say, takes
     from rlflame.plot import terminal
 
-    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    try:
-        "⣿└".encode(encoding)
-        braille = True
-    except (UnicodeEncodeError, LookupError):
-        braille = False
     width = min(120, max(20, shutil.get_terminal_size().columns))
-    say(terminal.text(drawing, width, braille=braille))
+    say(terminal.text(drawing, width, braille=takes(terminal.SYMBOLS)))

@@ -54,7 +54,7 @@ def report(
     """
     del debug
     from rlflame import tensor_file
-    from rlflame.display import say, say_aside
+    from rlflame.display import say, say_aside, takes
     from rlflame.errors import ConfigError
     from rlflame.report import composed
 
@@ -82,7 +82,8 @@ def report(
         # Beside JSON, where it was written is no part of the result.
         (say_aside if as_json else say)(str(out))
     if as_json or out is None:
-        say(_written(found, ".json" if as_json else ".md").rstrip())
+        readable = _written(found, ".json" if as_json else ".md", ascii_only=not takes("±⣿└"))
+        say(readable.rstrip())
     if require is not None:
         composed.demand(found, require)
 
@@ -111,7 +112,7 @@ def _sides(words: list[str]) -> tuple[list[Path], list[Path]]:
     return sides
 
 
-def _written(found: Composed, suffix: str) -> str:
+def _written(found: Composed, suffix: str, *, ascii_only: bool = False) -> str:
     from rlflame.display import as_json_text
     from rlflame.report import markdown, page
 
@@ -119,4 +120,4 @@ def _written(found: Composed, suffix: str) -> str:
         return as_json_text(found.facts, indent=2) + "\n"
     if suffix == ".html":
         return page.written(found.document)
-    return markdown.written(found.document)
+    return markdown.written(found.document, ascii_only=ascii_only)

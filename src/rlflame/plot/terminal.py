@@ -15,6 +15,8 @@ import numpy as np
 from rlflame.plot import Bars, Chart, Drawing, Panels, Series, short, ticks
 from rlflame.rollout.spec import Float64
 
+#: Beyond these, and the letters of all languages, nothing is drawn.
+SYMBOLS = "\u28ff└─┬│█┊"
 #: The bit of each dot in U+2800, by row and column.
 _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 _BLANK = 0x2800
