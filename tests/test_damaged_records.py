@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import shutil
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import damage
 import pytest
 from commands import TINY, rlflame
 
-from rlflame import curves, estimates, recorded, runs
+from rlflame import curves, estimates, recorded, running, runs
 from rlflame.display import as_json_text
 from rlflame.errors import RlflameError
 from rlflame.plot import inline, terminal
+from rlflame.plot.speedup import speedup
 from rlflame.report import composed, markdown, page
+from rlflame.runtime import RuntimeSettings
 
 #: Of each file's some hundred ways to be damaged, every so manieth is tried; `python
 #: test_damaged_records.py` tries all, for an hour.
@@ -73,23 +79,66 @@ def _drawn(folder: Path) -> None:
 
 def damaged(whole: Path, name: str, stride: int, folder: Path) -> None:
     shutil.copytree(whole, folder)
-    text = (whole / name).read_bytes()
-    for number, (what, data) in enumerate(DAMAGE[name](text)):
-        if number % stride:
-            continue
-        (folder / name).write_bytes(data)
+    tried(DAMAGE[name]((whole / name).read_bytes()), folder / name, stride, look_at, folder)
+
+
+def tried(
+    damages: Iterator[tuple[str, bytes]],
+    file: Path,
+    stride: int,
+    work: Callable[..., object],
+    *given: Any,
+) -> None:
+    """The work on a file that is damaged in one way after the other; an RlflameError is fine."""
+    for what, data in itertools.islice(damages, 0, None, stride):
+        file.write_bytes(data)
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), contextlib.suppress(RlflameError):
                 warnings.simplefilter("error")  # numpy's would reach the user's terminal
-                look_at(folder)
+                work(*given)
         except Exception as error:
-            raise AssertionError(f"{name} with {what}: {type(error).__name__}: {error}") from error
+            said = f"{file.name} with {what}: {type(error).__name__}: {error}"
+            raise AssertionError(said) from error
 
 
 @pytest.mark.usefixtures("few_resamples")
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_ends_in_a_sentence_or_a_dash(name, whole, tmp_path):
     damaged(whole, name, STRIDE, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["result.json", "machines.json"])
+def test_a_finished_run_with_damage_beside_its_checkpoints_goes_on(name, whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+
+    def go_on() -> None:
+        assert running.resume(folder, RuntimeSettings(fleet="inline")).complete
+
+    text = (whole / name).read_bytes()
+    tried(DAMAGE[name](text), folder / name, 4 * STRIDE, go_on)
+
+
+@pytest.mark.usefixtures("few_resamples")
+def test_damaged_results_of_a_benchmark_end_in_a_sentence(tmp_path):
+    whole, file = tmp_path / "whole.json", tmp_path / "damaged.json"
+    one = {"name": "start", "unit": "s", "better": "lower", "values": [1.0, 2.0, 3.0]}
+    whole.write_text(json.dumps({"measurements": [one]}))
+
+    def compare() -> None:
+        for sides in (([file], [whole]), ([whole], [file]), ([file], [])):
+            with contextlib.suppress(RlflameError):
+                found = composed.compose(*sides, 0.1)
+                markdown.written(found.document)
+                as_json_text(found.facts)
+
+    tried(damage.of_json_file(whole.read_bytes()), file, 3, compare)
+
+
+def test_a_damaged_table_of_run_times_ends_in_a_sentence(tmp_path):
+    file = tmp_path / "scaling.csv"
+    text = b"workers,backend,seconds,steps,case\n1,local,3.5,100,a\n2,flame,2.5,100,a\n"
+    tried(damage.of_table(text), file, 1, lambda: terminal.text(speedup(file), 60))
 
 
 @pytest.mark.parametrize(

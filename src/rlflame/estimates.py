@@ -215,6 +215,7 @@ def compare(ours: Float64, theirs: Float64, margin_share: float = 0.1) -> Compar
     )
 
 
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")  # percent of next to nothing
 def compare_medians(ours: Float64, theirs: Float64, level: float = 0.95) -> Interval:
     """By how many percent of theirs our median is the larger."""
 

@@ -179,7 +179,7 @@ class Finder:
     def _recall(self) -> dict[str, str]:
         try:
             found = json.loads(self._memory.read_text("utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 

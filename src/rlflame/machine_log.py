@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rlflame import __version__, machine
-from rlflame.errors import RlflameError
+from rlflame import __version__, decoded, machine
+from rlflame.errors import CheckpointError, RlflameError
 from rlflame.fleet import Fleet
 from rlflame.run_folder import writing
 from rlflame.tensor_file import write_atomically
@@ -51,8 +51,8 @@ class MachineLog:
 
     def _entries(self) -> list[Any]:
         try:
-            found = json.loads((self._folder / "machines.json").read_text("utf-8"))
-        except (OSError, ValueError):
+            found = decoded.value(decoded.text(self._folder / "machines.json"))
+        except (ValueError, CheckpointError):
             return []
         return found if isinstance(found, list) else []
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
-from rlflame import build, checkpoint
+from rlflame import build, checkpoint, decoded
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import Recipe
 from rlflame.errors import CheckpointError, ConfigError
@@ -21,10 +20,12 @@ def finished(found: Checkpoint) -> bool:
 def scored(folder: Path, found: Checkpoint) -> bool:
     """Whether the final evaluation is there, in the checkpoint and beside it."""
     try:
-        result = json.loads((folder / "result.json").read_text("utf-8"))
-    except (OSError, ValueError):
+        result = decoded.result(folder / "result.json")
+    except CheckpointError:
         return False
-    return found.evaluation is not None and result.get("steps") == found.progress.steps
+    if found.evaluation is None or result is None:
+        return False
+    return bool(result["steps"] == found.progress.steps)
 
 
 def extended(found: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlflame import checkpoint as files
-from rlflame import tensor_file
+from rlflame import decoded, tensor_file
 from rlflame.checkpoint import Checkpoint
 from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
@@ -213,12 +213,11 @@ class FileRecorder:
         record = self.best
         if record is None:
             return None
-        with contextlib.suppress(OSError, ValueError, CheckpointError):
-            text = (self._folder.path / "metrics.jsonl").read_text("utf-8")
-            for line in text.splitlines()[: self._metric_file.lines]:
-                said = json.loads(line)
-                if said.get("eval_return_mean") == record.mean:
-                    held = files.load(step_file(self._folder.path, int(said["steps"])))
+        with contextlib.suppress(CheckpointError):
+            lines = decoded.lines(self._folder.path / "metrics.jsonl")
+            for line in lines[: self._metric_file.lines]:
+                if line.get("eval_return_mean") == record.mean:
+                    held = files.load(step_file(self._folder.path, line["steps"]))
                     return files.policy_only(held, record)
         return None
 

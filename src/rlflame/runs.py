@@ -8,7 +8,6 @@ Must not know: display.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import toml
+from rlflame import decoded, toml
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.estimates import interquartile_means
 from rlflame.onward import finished
@@ -83,8 +82,8 @@ def look(folder: Path) -> Run:
     steps, iterations = progress.steps, progress.iteration
     if training:
         last = _last_metrics(folder)
-        steps = max(steps, int(last.get("steps", 0)))
-        iterations = max(iterations, int(last.get("iteration", 0)))
+        steps = max(steps, last.get("steps", 0))
+        iterations = max(iterations, last.get("iteration", 0))
     return Run(
         folder=str(folder),
         state=state,
@@ -150,13 +149,14 @@ def _changed_at(folder: Path) -> tuple[float, str]:
     return max(times), folder.name
 
 
-def _last_metrics(folder: Path) -> dict[str, Any]:
-    """The last whole line of the record; a running trainer may be writing the next."""
+def _last_metrics(folder: Path) -> dict[str, int]:
+    """What the last whole line of the record counts; a running trainer may be writing the next."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
-        value = json.loads(lines[-1]) if lines else {}
+        value = decoded.value(lines[-1].decode()) if lines else {}
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
+    said = value if isinstance(value, dict) else {}
+    return {name: number for name, number in said.items() if decoded.is_count(number)}

@@ -14,6 +14,7 @@ from rlflame.plot import Bars
 COLUMNS = ("workers", "backend", "seconds")
 #: What the first column may be called.
 UNITS = ("workers", "learners")
+_MOST_WORKERS = 1_000_000
 #: A case and a backend.
 Side = tuple[str, str]
 
@@ -77,7 +78,7 @@ def _seconds_per_step(table: Path) -> tuple[str, dict[tuple[int, Side], float]]:
             for row in rows:
                 workers, seconds = int(row[unit]), float(row["seconds"])
                 seconds /= float(row.get("steps") or 1.0)
-                if workers < 1 or not 0.0 < seconds < np.inf:
+                if not 1 <= workers <= _MOST_WORKERS or not 0.0 < seconds < np.inf:
                     raise ValueError(f"{workers} {unit} in {seconds:g} seconds")
                 side = (row.get("case") or "", row["backend"])
                 found.setdefault((workers, side), []).append(seconds)

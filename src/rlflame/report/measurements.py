@@ -5,7 +5,6 @@ Must not know: how they were measured.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlflame import decoded
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.estimates import Interval, Verdict, compare_medians
 from rlflame.report import Section, Table
@@ -54,13 +54,13 @@ class Change:
 def read(path: Path) -> list[Measurement]:
     """`{"measurements": [{"name", "unit", "better": "higher" | "lower", "values"}]}`."""
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = decoded.value(path.read_text("utf-8"))
         found = [_measurement(entry) for entry in data["measurements"]]
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror or error}.", "check its name"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise CheckpointError(
             f"{path} holds no results of a benchmark.",
             'it needs "measurements", each with name, unit, better (higher or lower) and values',
@@ -102,7 +102,7 @@ def _change(one: Measurement, other: Measurement, margin: float) -> Change:
             f"{one.name} was measured in {one.unit} and in {other.unit}.",
             "compare results of the same benchmark",
         )
-    if other.median == 0.0:
+    if 0.0 in other.values:
         raise ConfigError(f"{one.name} was 0, of which there are no percent.", "leave it out")
     sign = 1.0 if one.higher_is_better else -1.0
     ours, theirs = (sign * np.array(side.values, np.float64) for side in (one, other))
