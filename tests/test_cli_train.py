@@ -55,6 +55,7 @@ FLAGS = {
     "until_return": (["--until-return", "99.5"], {"evaluation.until_return": 99.5}),
     "out": (["--out", "there"], {"runtime.out": "there"}),
     "workers": (["--workers", "3"], {"runtime.workers": 3}),
+    "learners": (["--learners", "2"], {"runtime.learners": 2, "learning.gradient_shards": 8}),
     "fleet": (["--fleet", "inline"], {"runtime.fleet": "inline"}),
     "local": (["--local"], {"runtime.fleet": "local"}),
     "quiet": (["--quiet"], {"runtime.progress": "quiet"}),
@@ -64,7 +65,10 @@ FLAGS = {
     "video_every": (["--video-every", "5000"], {"runtime.video_every_steps": 5000}),
 }
 #: Flags that change what is done with a config, each with a test of its own below or elsewhere.
-NO_CONFIG = {"init_from", "plot", "dry_run", "json_lines", "env_file"}
+NO_CONFIG = {
+    *("init_from", "plot", "dry_run", "json_lines", "env_file"),
+    *("seeds", "device", "scale_batch", "scale_lr"),
+}
 
 
 def test_every_flag_has_a_test():
