@@ -94,11 +94,20 @@ def _terminable() -> Iterator[None]:
     """SIGTERM ends the command as Ctrl-C does, so that nothing stays on the cluster."""
     from rlflame.errors import Interrupted
 
+    heard: list[int] = []
+
     def end(number: int, frame: Any) -> None:
-        raise Interrupted("Terminated; what was opened on the cluster was closed.", "", number)
+        # Not our own error yet: checks go on after those, whatever they were doing.
+        heard.append(number)
+        raise KeyboardInterrupt
 
     previous = signal.signal(signal.SIGTERM, end)
     try:
         yield
+    except KeyboardInterrupt:
+        if not heard:
+            raise
+        said = "Terminated; what was opened on the cluster was closed."
+        raise Interrupted(said, "", heard[0]) from None
     finally:
         signal.signal(signal.SIGTERM, previous)
