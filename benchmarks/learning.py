@@ -3,12 +3,15 @@
     python benchmarks/learning.py floors                 # the learning floors, 5 seeds each
     python benchmarks/learning.py reinforce              # default against classic, equal steps
     python benchmarks/learning.py sac --seeds 0-2 --csv docs/results/sac.csv
+    python benchmarks/learning.py ppo --seeds 0-9 --csv docs/results/ppo.csv
     python benchmarks/learning.py run hopper ppo --steps 300000 --seeds 100-102 \
         --set ppo.minibatch_size=256
 
-The seeds of a study are one job, as `rlflame train --seeds` runs them, as many side by side as
---jobs says. A seed that has finished is in the CSV at once and is not run again, so studies can be
-stopped and taken up later.
+P4 is the mean of the last twentieth of the evaluations in training, P2 their best mean over seeds
+at any one step; where they are asked for, a study evaluates 20 episodes each 10,000 steps (each
+1,000 where it is short). The seeds of a study are one job, as `rlflame train --seeds` runs them, as
+many side by side as --jobs says. A seed that has finished is in the CSV at once and is not run
+again, so studies can be stopped and taken up later.
 """
 
 from __future__ import annotations
@@ -39,6 +42,15 @@ class Study:
     floor: float | None = None
     preset: str | None = None
     sets: tuple[str, ...] = ()
+    #: Evaluate as published figures were: 20 episodes each 10,000 steps.
+    published_plan: bool = False
+
+    def overrides(self) -> list[str]:
+        if not self.published_plan:
+            return [*self.sets]
+        every = 10_000 if self.steps >= 100_000 else 1_000
+        plan = {"every_steps": every, "episodes": 20, "final_episodes": 20}
+        return [*(f"evaluation.{name}={value}" for name, value in plan.items()), *self.sets]
 
 
 FLOORS = [
@@ -54,17 +66,22 @@ REINFORCE = [
     for kind, preset in (("default", None), ("classic", "reinforce-classic"))
 ]
 SAC = [
-    Study("sac-pendulum-20k", "pendulum", "sac", 20_000, -160),
-    *(
-        Study(f"sac-{env}-300k", env, "sac", 300_000, floor, sets=("learning.threads=1",))
-        for env, floor in (("hopper", 2500), ("halfcheetah", 7000))
-    ),
+    Study(f"sac-{env}-{steps // 1000}k", env, "sac", steps, floor,
+          sets=("learning.threads=1",), published_plan=True)
+    for env, steps, floor in (("pendulum", 20_000, -160), ("halfcheetah", 300_000, 7000),
+                              ("hopper", 300_000, 2500), ("walker2d", 300_000, 3500),
+                              ("ant", 300_000, 2500))
+]  # fmt: skip
+PPO = [
+    Study(f"ppo-{env}-1m", env, "ppo", 1_000_000, floor, published_plan=True)
+    for env, floor in (("hopper", 3000), ("halfcheetah", 5000), ("walker2d", 4200), ("ant", 2500))
 ]
+STUDIES = {"floors": FLOORS, "reinforce": REINFORCE, "sac": SAC, "ppo": PPO}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["floors", "reinforce", "sac", "run"])
+    parser.add_argument("what", choices=[*STUDIES, "run"])
     parser.add_argument("rest", nargs="*", help="for run: ENV ALGO; else the studies wanted")
     parser.add_argument("--steps", type=int, default=300_000)
     parser.add_argument("--seeds", default="0-4")
@@ -73,14 +90,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--csv", type=Path, default=Path("docs/results/learning.csv"))
     parser.add_argument("--name")
+    parser.add_argument("--published-plan", action="store_true", help="20 episodes each 10k steps")
     options = parser.parse_args()
     if options.what == "run":
         env, algo = options.rest
         name = options.name or "-".join([env, algo, *options.sets])
-        sets = tuple(options.sets)
-        studies = [Study(name, env, algo, options.steps, None, options.preset, sets)]
+        sets, plan = tuple(options.sets), options.published_plan
+        studies = [Study(name, env, algo, options.steps, None, options.preset, sets, plan)]
     else:
-        studies = {"floors": FLOORS, "reinforce": REINFORCE, "sac": SAC}[options.what]
+        studies = STUDIES[options.what]
         studies = [study for study in studies if not options.rest or study.name in options.rest]
     from rlflame.seeds import parse
 
@@ -104,7 +122,7 @@ def run(study: Study, seeds: list[int], jobs: int, path: Path) -> None:
             environment=study.env,
             algorithm=study.algo,
             preset=study.preset,
-            sets=[*study.sets],
+            sets=study.overrides(),
             flags={
                 "stop_at_steps": study.steps,
                 "stop_at_iterations": None,
@@ -191,29 +209,43 @@ def append(path: Path, lines: list[dict[str, object]]) -> None:
 
 
 def report(studies: list[Study], seeds: list[int], path: Path) -> None:
-    """IQM over seeds of the final evaluations, its interval, the worst seed; and the mean return
-    of the last 100 training episodes, with exploration."""
+    """Over seeds: IQM of the final evaluations with its interval, the worst, P4 and P2 (mean and
+    standard deviation), and the mean return of the last 100 training episodes, with exploration."""
     import numpy as np
 
-    from rlflame.estimates import iqm_interval
+    from rlflame.estimates import best_mean, iqm_interval, over, tail_mean
 
-    print("| study | seeds | IQM | 95% interval | worst | exploring | floor | met |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| study | seeds | IQM | 95% interval | worst | P4 | P2 | exploring | floor |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for study in studies:
-        ended = [
-            row for row in rows(path)
-            if row["study"] == study.name and row["final"] == "1" and int(row["seed"]) in seeds
-        ]  # fmt: skip
+        lines = [row for row in rows(path) if row["study"] == study.name]
+        ended = [row for row in lines if row["final"] == "1" and int(row["seed"]) in seeds]
         if not ended:
             continue
         values = np.array([float(row["return_mean"]) for row in ended])
+        curves = [evaluations([row for row in lines if row["seed"] == one["seed"]])
+                  for one in ended]  # fmt: skip
+        p4 = over(np.array([tail_mean(returns) for _, returns in curves]))
+        best = best_mean(curves)
+        p2 = f"{best[1].mean:.0f} ± {best[1].std:.0f}" if best else ""
         exploring = [float(row["exploring_return"]) for row in ended if row["exploring_return"]]
         found = iqm_interval([values])
-        met = "" if study.floor is None else ("yes" if found.value >= study.floor else "no")
         noisy = f"{np.mean(exploring):.1f}" if exploring else ""
         print(f"| {study.name} | {len(values)} | {found.value:.1f} "
-              f"| [{found.low:.1f}, {found.high:.1f}] "
-              f"| {values.min():.1f} | {noisy} | {study.floor or ''} | {met} |")  # fmt: skip
+              f"| [{found.low:.1f}, {found.high:.1f}] | {values.min():.1f} "
+              f"| {p4.mean:.1f} ± {p4.std:.1f} | {p2} | {noisy} "
+              f"| {study.floor or ''} |")  # fmt: skip
+
+
+def evaluations(lines: list[dict[str, str]]) -> tuple[Any, Any]:
+    """Steps and returns of one seed's evaluations in training."""
+    import numpy as np
+
+    found = [row for row in lines if row["final"] == "0"]
+    return (
+        np.array([float(row["step"]) for row in found]),
+        np.array([float(row["return_mean"]) for row in found]),
+    )
 
 
 if __name__ == "__main__":
