@@ -10,6 +10,7 @@ from typing import Any
 from rlflame import build, checkpoint
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import Recipe
+from rlflame.fleet import Fleet
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learner.group import Group
 from rlflame.rollout.spec import EnvSpec, Fragment, PolicyArrays
@@ -73,13 +74,15 @@ def run(
     group: Group | None = None,
     compare_every: int | None = None,
     saved: Snapshot | None = None,
+    fleet: Fleet | None = None,
 ) -> Run:
-    """Train by a recipe given as plain data, on the inline fleet; from where a run stood."""
+    """Train by a recipe given as plain data, on the inline fleet or the one that is handed in;
+    from where a run stood."""
     recipe = Recipe.model_validate(data).with_horizon()
     env = build.environment(recipe.learning.environment)
     beginning = build.beginning(recipe, env, start)
     recorded = recorded or Recording()
-    with InlineFleet() as fleet:
+    with InlineFleet() if fleet is None else contextlib.nullcontext(fleet) as fleet:
         begun = replace(beginning, snapshot=saved)
         build.trainer(begun, fleet, recorded, recorded, "tiny", start, group, compare_every).run()
     return Run(recipe, env, beginning.policy, recorded, beginning)
