@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-
 import crews
-import numpy as np
 import pytest
 from commands import rlflame
 from crews import learned_by
@@ -92,36 +89,6 @@ def test_a_run_may_go_on_with_another_number_of_learners(tmp_path):
     whole = run(recipe(SAC, 4)).state_digest(tmp_path)
     end = crews.resumed_by(recipe(SAC, 4), [(2, 2), (4, 1), (1, 1)])
     assert end.state_digest(tmp_path) == whole
-
-
-def test_no_two_environments_are_alike_however_many_learners_there_are():
-    """Where every learner collects for itself it is easy to collect the same N times."""
-    found = learned_by(2, recipe(PPO, 1))
-    columns = [
-        fragment.observations[:, row]
-        for fragment in found.recorded.fragments[0]
-        for row in range(fragment.observations.shape[1])
-    ]
-    assert len(columns) == 6
-    for one, other in itertools.combinations(columns, 2):
-        assert not np.array_equal(one, other)
-
-
-def test_every_learner_makes_the_same_number_of_steps():
-    """Of unequal numbers of minibatches, one learner would wait for a gradient that never comes."""
-
-    def work(seat):
-        if seat.rank:
-            crews.follower.learn(seat)
-        else:
-            run(recipe(PPO), group=seat)
-            crews.release(seat)
-        return list(seat._table.gathers)
-
-    gathers = crews.together(4, work)[-1]
-    assert len(set(gathers)) == 1
-    # 2 iterations of 2 epochs with 4 minibatches; values once for each epoch; and the greeting.
-    assert gathers[0] == 2 * 2 * 4 + 2 * 2 + 1
 
 
 def resolved(*words):

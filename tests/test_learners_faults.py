@@ -1,0 +1,153 @@
+"""What distributed learners elsewhere get wrong: what is of a whole minibatch, each does alone.
+
+Whether it is of the whole is seen against one learner with one shard: another order of the sums,
+and nothing else, so the weights are equal but for rounding. Each fault is put in, to see by how
+much more it would end elsewhere on the same rollouts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from crews import learned_by, together
+from test_learners import PPO, REINFORCE, SAC, recipe
+from tiny_runs import run
+
+from rlflame import follower
+from rlflame.learner import ppo
+from rlflame.learner.leading import release
+from rlflame.learner.parameters import clip_by_norm
+from rlflame.learner.shards import Shards
+
+#: A large epsilon, or Adam would make of a last bit in a small gradient a whole step.
+STRICT_PPO = PPO | {
+    "ppo": PPO["ppo"]
+    | {
+        "adam_epsilon": 1e-2,
+        "learning_rate": 0.05,
+        "normalise_advantages": "minibatch",
+        "max_gradient_norm": 0.1,
+        "target_kl": 0.004,
+        "epochs": 10,
+    }
+}
+STRICT = {
+    "ppo": STRICT_PPO,
+    "ppo, standardised over the batch": STRICT_PPO
+    | {"ppo": STRICT_PPO["ppo"] | {"normalise_advantages": "batch"}},
+    "reinforce": REINFORCE
+    | {"reinforce": {"learning_rate": 0.3, "adam_epsilon": 1e-2, "max_gradient_norm": 0.01}},
+    "sac": SAC
+    | {"sac": SAC["sac"] | {"learning_rate": 0.03, "adam_epsilon": 1e-2, "max_gradient_norm": 0.1}},
+}
+ROUNDING = 1e-5
+
+
+def weights(found) -> np.ndarray:
+    return np.concatenate([array.ravel() for _, array in sorted(found.last.policy.items())])
+
+
+def by_one(case: str):
+    return run(recipe(STRICT[case] | {"gradient_shards": 1}))
+
+
+def apart(one, other) -> float:
+    return float(np.abs(weights(one) - weights(other)).max())
+
+
+@pytest.mark.parametrize("case", STRICT)
+def test_four_learners_end_where_one_does_with_everything_in_one_piece(case):
+    alone, four = by_one(case), learned_by(4, recipe(STRICT[case]))
+    assert apart(alone, four) < ROUNDING
+    for mine, theirs in zip(alone.recorded.metrics, four.recorded.metrics, strict=True):
+        assert mine.get("n_updates") == theirs.get("n_updates")
+        assert mine.get("epochs_done") == theirs.get("epochs_done")
+
+
+def test_advantages_that_each_standardises_alone_would_end_elsewhere(monkeypatch):
+    whole = ppo.Minibatch.part
+
+    def part(self, rows):
+        mine = whole(self, rows)
+        return dataclasses.replace(mine, advantages=ppo.standardised(mine.advantages))
+
+    monkeypatch.setattr(ppo.Minibatch, "part", part)
+    assert apart(by_one("ppo"), learned_by(4, recipe(STRICT["ppo"]))) > 30 * ROUNDING
+
+
+def test_gradients_that_are_clipped_before_they_are_averaged_would_end_elsewhere(monkeypatch):
+    whole = Shards.gradient
+
+    def gradient(self, rows, part):
+        def clipped(shard):
+            found, sums = part(shard)
+            share = (shard.rows.stop - shard.rows.start) / rows
+            found /= share
+            clip_by_norm(found, 0.1)
+            found *= share
+            return found, sums
+
+        return whole(self, rows, clipped)
+
+    alone = by_one("ppo")
+    monkeypatch.setattr(Shards, "gradient", gradient)
+    assert apart(alone, learned_by(4, recipe(STRICT["ppo"]))) > 30 * ROUNDING
+
+
+def test_learners_that_each_watch_their_own_kl_would_stop_apart(monkeypatch):
+    """Each one's estimate on its own samples, beside that of all, at the same updates."""
+    own: dict[int, list[float]] = {rank: [] for rank in range(4)}
+    whole = Shards.gradient
+
+    def gradient(self, rows, part):
+        def noted(shard):
+            found, sums = part(shard)
+            own[self.rank].append(sums["approx_kl"] / (shard.rows.stop - shard.rows.start))
+            return found, sums
+
+        return whole(self, rows, noted)
+
+    monkeypatch.setattr(Shards, "gradient", gradient)
+    learned_by(4, recipe(STRICT["ppo"], iterations=1))
+    limit = ppo.KL_STOP_FACTOR * STRICT["ppo"]["ppo"]["target_kl"]
+    # All came to the same last minibatch, long before the epochs were used up.
+    assert len({len(seen) for seen in own.values()}) == 1
+    assert 1 < len(own[0]) < 10 * 4
+    alone = {next((n for n, kl in enumerate(seen) if kl > limit), None) for seen in own.values()}
+    assert len(alone) > 1, "they would have stopped at different minibatches"
+
+
+def test_no_two_environments_are_alike_however_many_learners_there_are():
+    """Where every learner collects for itself it is easy to collect the same N times."""
+    found = learned_by(2, recipe(PPO, 2))
+    columns = [
+        fragment.observations[:, row]
+        for fragment in found.recorded.fragments[0]
+        for row in range(fragment.observations.shape[1])
+    ]
+    assert len(columns) == 6
+    for one, other in itertools.combinations(columns, 2):
+        # From the first observation on, and after every reset.
+        assert not (one == other).all(axis=1).any()
+    episodes = [e for part in found.recorded.fragments for f in part for e in f.episodes]
+    assert len({episode.seed for episode in episodes}) == len(episodes) > 6
+
+
+def test_every_learner_makes_the_same_number_of_steps():
+    """Of unequal numbers of minibatches, one learner would wait for a gradient that never comes."""
+
+    def work(seat):
+        if seat.rank:
+            follower.learn(seat)
+        else:
+            run(recipe(PPO), group=seat)
+            release(seat)
+        return list(seat._table.gathers)
+
+    gathers = together(4, work)[-1]
+    assert len(set(gathers)) == 1
+    # 2 iterations of 2 epochs with 4 minibatches; values once for each epoch; and the greeting.
+    assert gathers[0] == 2 * 2 * 4 + 2 * 2 + 1
