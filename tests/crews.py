@@ -45,6 +45,9 @@ class Seat:
         self._table.barrier.wait()
         return whole
 
+    def meet_on(self, device: str) -> None:
+        assert device == "cpu"
+
     def share(self, value: Any) -> Any:
         if self.rank == 0:
             self._table.shared = wire.encode(value)

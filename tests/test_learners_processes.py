@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -93,14 +94,16 @@ def assert_ended(spoken, message: str, folder: Path) -> None:
     error = spoken.events()[-1]
     assert (spoken.code, error["event"]) == (1, "error")
     assert re.search(message, error["message"]), error
-    assert error["hint"] == f"rlflame resume {folder} goes on from its last checkpoint"
+    kept = folder / error["hint"].removeprefix(f"rlflame resume {folder} goes on from ")
+    assert checkpoint.load(kept).digest == digest(folder)
 
 
 def test_a_learner_that_is_killed_ends_the_run_and_another_number_goes_on(begun, tmp_path):
     running, learner = begun
     os.kill(learner, signal.SIGKILL)
     spoken = finished(running, 120.0)
-    assert_ended(spoken, r"^Learner 1 of 2 was lost: it was killed by signal 9", tmp_path / "x")
+    message = rf"^Learner 1 of 2 \(process {learner}\) was lost: it was killed by signal 9"
+    assert_ended(spoken, message, tmp_path / "x")
     assert not alive(learner)
 
     goal = ("--steps", "256", "--json")
@@ -110,15 +113,74 @@ def test_a_learner_that_is_killed_ends_the_run_and_another_number_goes_on(begun,
     assert logs(tmp_path / "x") == logs(tmp_path / "y")
 
 
+def hung(rank: int, pid: int, size: int) -> str:
+    return rf"^Learner {rank} of {size} \(process {pid}\) has not answered for 3 s \(runtime\."
+
+
 def test_a_learner_that_hangs_ends_the_run_and_is_taken_along(begun, tmp_path):
     running, learner = begun
     os.kill(learner, signal.SIGSTOP)
     spoken = finished(running, 120.0)
-    # Stopped between two exchanges it has a number; in the middle of one it looks as the others do.
-    message = r"^(Learner 1 of 2|A learner) .*not answered for 3 s \(runtime\.learner_deadline_s\)"
-    assert_ended(spoken, message, tmp_path / "x")
+    assert_ended(spoken, hung(1, learner, 2), tmp_path / "x")
     assert not alive(learner)
     assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps == 0
+
+
+#: Learner 2 is stopped when it has come to an exchange, and has given nothing yet.
+STOPS = """
+import sys
+if "rlflame.follower" in sys.orig_argv:
+    import os, signal
+    from torch import distributed
+    from pathlib import Path
+    whole, calls = distributed.all_gather, []
+    def all_gather(*words, **options):
+        calls.append(words)
+        if len(calls) == 20 and distributed.get_rank() == 2:
+            Path(__file__).with_name("stopped").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return whole(*words, **options)
+    distributed.all_gather = all_gather
+"""
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """Starts a run of four learners, of which one stops in the middle of an exchange."""
+    (tmp_path / "sitecustomize.py").write_text(STOPS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    words = ("train", *ENDLESS, "--learners", "4", "--json", "--out", tmp_path / "x")
+    with contextlib.ExitStack() as leave:
+
+        def start(deadline_s: int) -> tuple[subprocess.Popen[str], list[int], int]:
+            running = process(*words, "--set", f"runtime.learner_deadline_s={deadline_s}")
+            leave.callback(running.kill)
+            until((tmp_path / "stopped").exists)
+            learners = running_learners(running.pid)
+            assert len(learners) == 3
+            until(lambda: (tmp_path / "stopped").read_text())
+            return running, learners, int((tmp_path / "stopped").read_text())
+
+        yield start
+
+
+def test_a_learner_that_stops_in_the_middle_of_an_exchange_is_named(stopped, tmp_path):
+    """The other three wait in the same exchange, and are well."""
+    running, learners, pid = stopped(3)
+    spoken = finished(running, 120.0)
+    assert_ended(spoken, hung(2, pid, 4), tmp_path / "x")
+    assert not any(map(alive, learners))
+
+
+def test_the_second_signal_ends_a_run_that_waits_for_a_learner(stopped):
+    """At once, and not when its deadline of ten minutes is over."""
+    running, learners, _ = stopped(600)
+    running.send_signal(signal.SIGINT)
+    time.sleep(0.3)  # signals of one kind are one until they are delivered
+    running.send_signal(signal.SIGINT)
+    assert running.wait(timeout=60) in (130, -signal.SIGINT)
+    if sys.platform == "linux":  # elsewhere a process that is stopped stays until it goes on
+        until(lambda: not any(map(alive, learners)))
 
 
 #: A learner that never gets as far as joining; it says so by a file.
@@ -153,7 +215,11 @@ def test_a_learner_that_dies_before_it_has_joined_ends_the_run(stalled, tmp_path
     os.kill(learner, signal.SIGKILL)
     # Torch itself would wait three minutes for it.
     spoken = finished(running, 100.0)
-    assert_ended(spoken, r"^Learner 1 of 2 was lost: it was killed by signal 9", tmp_path / "x")
+    assert spoken.code == 1
+    said = " ".join(spoken.events()[-1]["message"].split())
+    assert said.startswith(
+        f"Learner 1 of 2 (process {learner}) was lost: it was killed by signal 9"
+    )
 
 
 def test_whoever_waits_for_learners_can_be_ended(stalled):
@@ -197,7 +263,8 @@ def test_the_traceback_of_a_learner_reaches_the_user(tmp_path, monkeypatch):
     words = ("train", *TINY, *SHARDS, "--steps", "256", "--learners", "2", "--out", out)
     spoken = finished(process(*words), 120.0)
     assert spoken.code == 1
-    assert "Learner 1 of 2 was lost: it ended with exit code 1." in spoken.err
+    said = " ".join(spoken.err.split())
+    assert re.search(r"Learner 1 of 2 \(process \d+\) was lost: it ended with exit code 1\.", said)
     assert "ZeroDivisionError: the second learner's own" in spoken.err
     assert checkpoint.load(out / "latest.safetensors").progress.steps == 0
 
@@ -211,7 +278,8 @@ def test_a_learner_that_does_not_come_to_an_exchange_is_named(tmp_path, monkeypa
     running = process(*words, "--set", "runtime.learner_deadline_s=3")
     spoken = finished(running, 120.0)
     assert spoken.code == 1
-    assert "Learner 1 of 2 has not answered for 3 s" in " ".join(spoken.err.split())
+    said = " ".join(spoken.err.split())
+    assert re.search(r"Learner 1 of 2 \(process \d+\) has not answered for 3 s", said)
 
 
 # torchrun

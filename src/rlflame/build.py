@@ -28,7 +28,7 @@ from rlflame.learner.group import Group
 from rlflame.learner.leading import Leading, check_alike
 from rlflame.learner.replay import renewed
 from rlflame.learner.shards import Shards
-from rlflame.learners import algorithm, blas_threads, experience, fingerprint
+from rlflame.learners import algorithm, blas_threads, device, experience, fingerprint
 from rlflame.memory import available_bytes
 from rlflame.presets import ALIASES
 from rlflame.rollout import blas
@@ -266,6 +266,7 @@ def _learner(
         }
     )
     check_alike(group, fingerprint(learning))
+    group.meet_on(device(learning, group.rank))
     shards = Shards(learning.gradient_shards, group)
     found = algorithm(learning, spec, start, shards)
     if compare_every:

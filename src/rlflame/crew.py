@@ -10,7 +10,7 @@ import select
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -32,11 +32,21 @@ _GRACE_S = 3.0
 
 
 @contextmanager
-def learners(runtime: RuntimeSettings, threads: int, hint: str) -> Iterator[Group]:
+def learners(runtime: RuntimeSettings, threads: int, hint: Callable[[], str]) -> Iterator[Group]:
     """The learners that the runtime asks for, this process among them as rank 0.
 
-    `hint` says what to do where one is lost.
+    `hint` says what to do when one was lost.
     """
+    try:
+        with _learners(runtime, threads) as group:
+            yield group
+    except LearnersLost as error:
+        error.hint = hint()
+        raise
+
+
+@contextmanager
+def _learners(runtime: RuntimeSettings, threads: int) -> Iterator[Group]:
     found = place()
     if found is not None:
         if runtime.learners != found.size:
@@ -49,7 +59,7 @@ def learners(runtime: RuntimeSettings, threads: int, hint: str) -> Iterator[Grou
     elif runtime.learners == 1:
         yield Alone()
     else:
-        with _hired(runtime, threads, hint) as group:
+        with _hired(runtime, threads) as group:
             yield group
 
 
@@ -62,7 +72,7 @@ def excuse() -> None:
 
 
 @contextmanager
-def _hired(runtime: RuntimeSettings, threads: int, hint: str) -> Iterator[Group]:
+def _hired(runtime: RuntimeSettings, threads: int) -> Iterator[Group]:
     with tempfile.TemporaryDirectory(prefix="rlflame-learners-") as folder, ExitStack() as leave:
         meeting, arrivals = str(Path(folder) / "meeting"), Path(folder) / "arrivals"
         arrivals.write_bytes(bytes(8 * runtime.learners))
@@ -84,7 +94,7 @@ def _hired(runtime: RuntimeSettings, threads: int, hint: str) -> Iterator[Group]
             with _joined(runtime, here, _MEETING_S, meeting, str(arrivals)) as group:
                 yield group
         except LearnersLost as error:
-            raise _explained(error, crew, hint) from error
+            raise _explained(error, crew, runtime.learner_deadline_s) from error
 
 
 def _await_loaded(crew: Mapping[int, WorkerProcess]) -> None:
@@ -139,21 +149,55 @@ def _loopback() -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", name)}
 
 
-def _explained(error: LearnersLost, crew: Mapping[int, WorkerProcess], hint: str) -> LearnersLost:
-    """Who it was, how it ended and what it said last; those it took along are not meant."""
+def _explained(
+    error: LearnersLost, crew: Mapping[int, WorkerProcess], deadline_s: float
+) -> LearnersLost:
+    """Who it was, how it ended and what it said last; those it took along are not meant.
+
+    Of those that are left, whoever is well answers, also while it waits for another.
+    """
+    for process in crew.values():
+        process.send(Kind.BEAT, b"")
+    silent = set(crew)
     until = time.monotonic() + _GRACE_S
     ended: dict[int, int] = {}
     while not ended and time.monotonic() < until:
         time.sleep(0.05)
+        silent = {rank for rank in silent if not _has_answered(crew[rank])}
         gone = {rank: process.retire() for rank, process in crew.items() if process.exited}
         ended = {rank: code for rank, code in gone.items() if code != LOST}
-    if not ended:
-        return LearnersLost(error.message, hint, error.detail)
-    rank, code = min(ended.items())
-    said = crew[rank].printed().strip()
+    if ended:
+        rank, code = min(ended.items())
+        return LearnersLost(
+            f"{_named([rank], crew)} was lost: it {_worded(how_it_ended(code))}.",
+            detail=crew[rank].printed().strip(),
+        )
+    hanging = sorted(silent or error.late or ())
+    if error.late is None or not hanging:
+        return error
     return LearnersLost(
-        f"Learner {rank} of {len(crew) + 1} was lost: it {_worded(how_it_ended(code))}.", hint, said
+        f"{_named(hanging, crew)} {'has' if len(hanging) == 1 else 'have'} not answered for "
+        f"{deadline_s:g} s (runtime.learner_deadline_s).",
+        detail=error.detail,
     )
+
+
+def _has_answered(process: WorkerProcess) -> bool:
+    try:
+        return process.exited or bool(process.receive())
+    except BlockingIOError:
+        return False
+    except EOFError:
+        return True
+
+
+def _named(ranks: Sequence[int], crew: Mapping[int, WorkerProcess]) -> str:
+    """Learner 1 of 2 (process 4711), or several."""
+    size, *pids = len(crew) + 1, *(str(crew[rank].pid) for rank in ranks)
+    if len(ranks) == 1:
+        return f"Learner {ranks[0]} of {size} (process {pids[0]})"
+    *most, last = map(str, ranks)
+    return f"Learners {', '.join(most)} and {last} of {size} (processes {', '.join(pids)})"
 
 
 def _worded(how: str) -> str:

@@ -50,6 +50,9 @@ class LearningError(RlflameError):
 class LearnersLost(RlflameError):
     """One of several learners ended, or did not answer in time."""
 
+    #: Where an exchange failed, those that are known not to have come to it.
+    late: tuple[int, ...] | None = None
+
 
 class Interrupted(RlflameError):
     """A signal asked the run to end; everything was saved first."""

@@ -7,6 +7,7 @@ environments, who watches.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -20,6 +21,9 @@ from rlflame.learner.group import Group
 from rlflame.rollout import blas, wire
 from rlflame.rollout.child import HEADER, Kind, read_frame
 from rlflame.torchrun import Place
+
+#: Of linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
 
 
 def follow(here: Place, meeting: str | None = None, arrivals: str | None = None) -> None:
@@ -43,13 +47,14 @@ def learn(group: Group) -> None:
     from rlflame.config import LearningSettings
     from rlflame.learner import leading
     from rlflame.learner.shards import Shards
-    from rlflame.learners import algorithm, blas_threads, fingerprint
+    from rlflame.learners import algorithm, blas_threads, device, fingerprint
 
     told = group.share(None)
     if not told:
         return
     learning = LearningSettings.model_validate_json(told["learning"])
     leading.check_alike(group, fingerprint(learning))
+    group.meet_on(device(learning, group.rank))
     blas.set_threads(blas_threads(learning))
     shards = Shards(learning.gradient_shards, group)
     learner = algorithm(learning, told["policy"], None, shards)
@@ -79,7 +84,8 @@ def main() -> None:
     if frame is None:
         return
     told = wire.decode(frame[1])
-    threading.Thread(target=_end_with, args=(requests,), daemon=True).start()
+    _die_with_parent()
+    threading.Thread(target=_attend, args=(requests, answers), daemon=True).start()
     try:
         import rlflame.learner.torch_group  # noqa: F401
 
@@ -93,10 +99,18 @@ def main() -> None:
     _leave(0)
 
 
-def _end_with(requests: BinaryIO) -> None:
-    """The first learner is gone when its pipe closes, however it went."""
-    requests.read()
+def _attend(requests: BinaryIO, answers: int) -> None:
+    """Say that this process is alive, whenever the first learner asks, also while the others are
+    waited for. It is gone when its pipe closes, however it went."""
+    while read_frame(requests) is not None:
+        os.write(answers, HEADER.pack(Kind.BEAT, 0))
     os._exit(LOST)
+
+
+def _die_with_parent() -> None:
+    """Where the system knows of it: a process that is stopped does not see a pipe close."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _leave(code: int) -> None:

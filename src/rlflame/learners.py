@@ -79,6 +79,18 @@ def blas_threads(learning: LearningSettings) -> int:
     return 1 if learning.sac is not None else learning.threads
 
 
+def device(learning: LearningSettings, rank: int) -> str:
+    """Where a learner's gradients are made; the first card that is touched reads the variables."""
+    if learning.device == "cpu":
+        return "cpu"
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # An exchange between cards that fails is an error then, and not the end of the process.
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    from rlflame.learner.leaves import device_for
+
+    return device_for(learning.device, rank)
+
+
 def fingerprint(learning: LearningSettings) -> dict[str, str]:
     """What several learners must have in common to end in the same bits."""
     found = {"python": platform.python_version(), **blas.fingerprint()}
@@ -100,7 +112,8 @@ def _ppo(
     if learning.provider == "torch":
         from rlflame.learner.networks import TorchPpo
 
-        provider = TorchPpo(parameters, network, learning.threads, _device(learning, shards))
+        where = device(learning, shards.rank)
+        provider = TorchPpo(parameters, network, learning.threads, where)
     else:
         provider = NumpyPpo(parameters, network)
     columns = learning.rollout.columns
@@ -120,7 +133,9 @@ def _reinforce(
     if learning.provider == "torch":
         from rlflame.learner.networks import TorchReinforce
 
-        provider = TorchReinforce(parameters, network, learning.threads, _device(learning, shards))
+        provider = TorchReinforce(
+            parameters, network, learning.threads, device(learning, shards.rank)
+        )
     else:
         provider = NumpyReinforce(parameters, network)
     return Reinforce(settings, network, parameters, provider, shards)
@@ -140,19 +155,11 @@ def _sac(
     if learning.provider == "torch":
         from rlflame.learner.torch_sac import TorchSac
 
-        device = _device(learning, shards)
-        providers = [TorchSac(networks, learning.threads, device) for _ in range(shards.count)]
+        where = device(learning, shards.rank)
+        providers = [TorchSac(networks, learning.threads, where) for _ in range(shards.count)]
     else:
         providers = [NumpySac(networks, lanes) for _ in range(shards.count)]
     return Sac(settings, networks, providers, lanes, shards, seed=learning.seed)
-
-
-def _device(learning: LearningSettings, shards: Shards) -> str:
-    """Of this learner's torch; the variable is read when the first card is touched."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    from rlflame.learner.leaves import device_for
-
-    return device_for(learning.device, shards.rank)
 
 
 def _begin_with(parameters: FlatVector, start: PolicyArrays) -> None:

@@ -144,6 +144,14 @@ def newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
     )
 
 
+def kept(folder: Path) -> str:
+    """What to type after a run has failed."""
+    found = step_files(folder)
+    if not found:
+        return f"begin again: rlflame train --config {folder / 'config.toml'}"
+    return f"rlflame resume {folder} goes on from {found[-1].relative_to(folder)}"
+
+
 def named_policy(path: Path) -> Checkpoint:
     """The policy in a file; for a folder, an error with the file that may have been meant."""
     if path.is_dir():

@@ -42,7 +42,7 @@ from rlflame.onward import (
 from rlflame.recorder import FileRecorder
 from rlflame.rollout.child import versions
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
-from rlflame.run_folder import RunFolder, named_policy, newest_checkpoint
+from rlflame.run_folder import RunFolder, kept, named_policy, newest_checkpoint
 from rlflame.runtime import RuntimeSettings
 from rlflame.settings import check_learners
 from rlflame.show import RunResult, RunStart, Show, Silent
@@ -230,10 +230,9 @@ def _run(
             recorder.also(tensorboard.TensorBoard(folder.path, begun.recipe))
             show.note(tensorboard.note(folder.path))
         threads = blas_threads(begun.recipe.learning)
-        hint = f"rlflame resume {folder.path} goes on from its last checkpoint"
         with (
             show.begin(described),
-            crew.learners(runtime, threads, hint) as group,
+            crew.learners(runtime, threads, lambda: kept(folder.path)) as group,
         ):
             trainer = build.trainer(
                 begun, fleet, filming, stop, folder.path.name, start, group,

@@ -6,13 +6,19 @@ Must not know: what is running.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 from rlflame.errors import Interrupted
 from rlflame.trainer import StopNow
+
+#: What the default action of a second signal has, before the process is ended from outside.
+_GRACE_S = 0.5
 
 
 class NeverStop:
@@ -32,6 +38,8 @@ class SignalStop:
         self.signal_number: int | None = None
         self._waiting = False
         self._previous: dict[int, Any] = {}
+        self._bell = -1
+        self._previous_bell = -1
 
     @property
     def requested(self) -> bool:
@@ -50,11 +58,17 @@ class SignalStop:
     def __enter__(self) -> SignalStop:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._previous[number] = signal.signal(number, self._handle)
+        rung, self._bell = os.pipe()
+        os.set_blocking(self._bell, False)
+        self._previous_bell = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
+        threading.Thread(target=_end_at_the_second, args=(rung,), daemon=True).start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_bell)
+        os.close(self._bell)
         # Python has one word for both signals, and it is that of Ctrl-C.
         if isinstance(error, KeyboardInterrupt) and self.signal_number == signal.SIGTERM:
             raise Interrupted("Terminated before the run had begun.", "", signal.SIGTERM) from None
@@ -69,3 +83,15 @@ class SignalStop:
         if self._waiting:
             self._waiting = False
             raise StopNow
+
+
+def _end_at_the_second(rung: int) -> None:
+    """Python calls a handler when the main thread is next in Python. Where it waits inside torch
+    for a learner that hangs, or a simulator does not return, that may be never."""
+    heard = 0
+    while number := os.read(rung, 1):
+        heard += number[0] in (signal.SIGINT, signal.SIGTERM)
+        if heard == 2:
+            time.sleep(_GRACE_S)
+            os._exit(128 + number[0])
+    os.close(rung)

@@ -60,6 +60,9 @@ class Timed:
         self.spent_s += self._clock() - began
         return found
 
+    def meet_on(self, device: str) -> None:
+        self._group.meet_on(device)
+
     def share(self, value: Any) -> Any:
         began = self._clock()
         found = self._group.share(value)
@@ -118,7 +121,7 @@ class Together:
         recipe = self.case.recipe
         runtime = self.runtime.model_copy(update={"learners": learners})
         threads = blas_threads(recipe.learning)
-        with crew.learners(runtime, threads, "the same command measures anew") as group:
+        with crew.learners(runtime, threads, lambda: "the same command measures anew") as group:
             timed = Timed(group, self.clock)
             watch = _FromTheSecond(self.clock, lambda: timed.spent_s)
             begun = build.beginning(recipe, self.case.env)

@@ -118,7 +118,7 @@ class Racing:
         threads = blas_threads(case.recipe.learning)
         with (
             self.open(learners) as fleet,
-            crew.learners(runtime, threads, "the same command measures anew") as group,
+            crew.learners(runtime, threads, lambda: "the same command measures anew") as group,
         ):
             if not warm(_short(case), fleet, self.stop, self.clock):
                 return None

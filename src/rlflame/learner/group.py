@@ -24,6 +24,9 @@ class Group(Protocol):
     def gather(self, mine: Float32) -> Float32:
         """Everybody's array, all of one shape, stacked by rank; valid until the next call."""
 
+    def meet_on(self, device: str) -> None:
+        """From now on gather where gradients are made, if that is possible: `device` of here."""
+
     def share(self, value: Any) -> Any:
         """What rank 0 gives, for everybody: a value that `wire` can carry. The others give None,
         and wait for as long as it takes."""
@@ -37,6 +40,9 @@ class Alone:
 
     def gather(self, mine: Float32) -> Float32:
         return mine[None]
+
+    def meet_on(self, device: str) -> None:
+        """There is nobody to meet."""
 
     def share(self, value: Any) -> Any:
         return value

@@ -1,4 +1,4 @@
-"""The learners of one run over torch.distributed: gloo between processors.
+"""The learners of one run over torch.distributed: gloo between processors, nccl between cards.
 
 Imported only where several learners are asked for. Rank 0 waits for the others no longer than its
 deadline; they wait for it as long as rollouts may take, and its death closes their connections.
@@ -7,6 +7,8 @@ Must not know: who started the processes, algorithms.
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,8 +20,16 @@ from rlflame.errors import LearnersLost
 from rlflame.rollout import wire
 from rlflame.rollout.spec import Array, Float32
 
+from . import digest_of
+
 #: Longer than any run.
 _ENDLESS_S = 365.0 * 24 * 3600
+
+
+def backend_for(device: str, places: Sequence[bytes]) -> str:
+    """What learners at these places exchange gradients by: nccl refuses two on one card."""
+    shared = len(set(places)) < len(places)
+    return "gloo" if device == "cpu" or shared else "nccl"
 
 
 class TorchGroup:
@@ -43,7 +53,8 @@ class TorchGroup:
         self.rank = rank
         self.size = size
         self._deadline_s = deadline_s
-        self._gathered: dict[int, Float32] = {}
+        self._device = torch.device("cpu")
+        self._gathered: dict[int, torch.Tensor] = {}
         self._arrived: Array = np.zeros(size, np.int64)
         if arrivals is not None:
             self._arrived = np.memmap(arrivals, np.int64, "r+", shape=(size,))
@@ -55,24 +66,36 @@ class TorchGroup:
                 world_size=size,
                 timeout=timedelta(seconds=joining_s),
             )
-            waiting_s = _ENDLESS_S if rank else deadline_s
-            group = distributed.new_group(timeout=timedelta(seconds=waiting_s))
-            assert isinstance(group, distributed.ProcessGroup)
-            self._group = group
+            self._group = self._exchange = self._made("gloo")
         except (RuntimeError, ValueError) as error:
+            _forget()
             raise LearnersLost(f"The {size} learners did not come together: {error}") from error
+
+    def meet_on(self, device: str) -> None:
+        here = f"{platform.node()} {device}".encode()
+        place = np.frombuffer(
+            bytearray.fromhex(digest_of({"place": np.frombuffer(here, np.uint8)})), np.float32
+        )
+        if backend_for(device, [row.tobytes() for row in self.gather(place)]) == "gloo":
+            return
+        self._device = torch.device(device)
+        torch.cuda.set_device(self._device)
+        self._gathered = {}
+        self._exchange = self._made("nccl")
 
     def gather(self, mine: Float32) -> Float32:
         self._arrived[self.rank] += 1
+        sent = torch.from_numpy(np.ascontiguousarray(mine).reshape(-1)).to(self._device)
         whole = self._gathered.get(mine.size)
         if whole is None:
-            whole = self._gathered[mine.size] = np.empty((self.size, mine.size), np.float32)
-        sent = torch.from_numpy(np.ascontiguousarray(mine).reshape(-1))
+            whole = torch.empty((self.size, mine.size), dtype=torch.float32, device=self._device)
+            self._gathered[mine.size] = whole
         try:
-            distributed.all_gather(list(torch.from_numpy(whole)), sent, group=self._group)
+            distributed.all_gather(list(whole), sent, group=self._exchange)
+            found: Float32 = whole.cpu().numpy()
         except RuntimeError as error:
             raise self._lost(error) from error
-        return whole.reshape(self.size, *mine.shape)
+        return found.reshape(self.size, *mine.shape)
 
     def share(self, value: Any) -> Any:
         self._arrived[self.rank] += 1
@@ -93,15 +116,28 @@ class TorchGroup:
     def close(self) -> None:
         distributed.destroy_process_group()
 
+    def _made(self, backend: str) -> distributed.ProcessGroup:
+        waiting_s = _ENDLESS_S if self.rank else self._deadline_s
+        group = distributed.new_group(backend=backend, timeout=timedelta(seconds=waiting_s))
+        assert isinstance(group, distributed.ProcessGroup)
+        return group
+
     def _lost(self, error: RuntimeError) -> LearnersLost:
         first = (str(error).strip().splitlines() or [""])[0]
-        waited = f"for {self._deadline_s:g} s (runtime.learner_deadline_s)."
-        late = [rank for rank in range(self.size) if self._arrived[rank] < self._arrived[self.rank]]
-        if not self._arrived.all() or not late:
-            who = "A learner has ended, or has"
-        elif len(late) == 1:
-            who = f"Learner {late[0]} of {self.size} has"
-        else:
-            named = ", ".join(map(str, late[:-1]))
-            who = f"Learners {named} and {late[-1]} of {self.size} have"
-        return LearnersLost(f"{who} not answered {waited}", detail=first)
+        lost = LearnersLost(
+            "A learner has ended, or has not answered for "
+            f"{self._deadline_s:g} s (runtime.learner_deadline_s).",
+            detail=first,
+        )
+        behind = self._arrived < self._arrived[self.rank] if self._arrived.all() else ()
+        lost.late = tuple(map(int, np.flatnonzero(behind)))
+        return lost
+
+
+def _forget() -> None:
+    """Torch numbers its groups, and a number that the others have not counted is one under which
+    nobody meets: it begins again where the last group ends."""
+    if not distributed.is_initialized():
+        store = distributed.HashStore()  # type: ignore[attr-defined]
+        distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    distributed.destroy_process_group()
