@@ -10,6 +10,7 @@ import csv
 import json
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from rlflame import api, build, checkpoint, estimates, presets, running
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.plot import picture
 from rlflame.rollout.seeding import Role, reset_seed
-from rlflame.seeds import MOST_SEEDS, folder_name, parse, written
+from rlflame.run_folder import RunFolder
+from rlflame.seeds import MOST_SEEDS, conduct, folder_name, parse, written
 from rlflame.seeds import job as jobs
 from rlflame.seeds.shares import PROCESS_BYTES, Shares, shares
 
@@ -410,6 +412,12 @@ def test_a_damaged_checkpoint_is_that_seeds_trouble_alone(tmp_path):
     assert spoken.code == 1
     assert "Seed 0 failed" in spoken.err
     assert (out / "seed-0/latest.safetensors").read_bytes() == b"no"
+    said = " ".join(spoken.err.split())
+    assert f"or begin the seed anew: rm -r {out}/seed-0; then rlflame resume {out}" in said
+    assert said.count("Trying an earlier checkpoint.") == 2
+
+    shutil.rmtree(out / "seed-0")
+    assert rlflame("resume", out).code == 0
 
 
 def test_two_processes_do_not_run_one_job(tmp_path):
@@ -421,6 +429,34 @@ def test_two_processes_do_not_run_one_job(tmp_path):
         assert (spoken.code, "Another rlflame is training" in spoken.err) == (1, True)
     finally:
         lock.release()
+
+
+def test_who_trains_in_a_seed_s_folder_is_waited_for_and_that_is_said(tmp_path, monkeypatch):
+    out = tmp_path / "job"
+    assert rlflame("train", *TINY, "--steps", "64", "--seeds", "0", "--out", out).code == 0
+    monkeypatch.setattr(conduct, "_PATIENCE_S", 0.2)
+    held = RunFolder.open(out / "seed-0")
+    try:
+        spoken = rlflame("resume", out, "--steps", "128")
+    finally:
+        held.release()
+    said = " ".join(spoken.err.split())
+    assert f"Another process is still training in {out}/seed-0: waiting up to 0.2 s" in said
+    assert f"Another rlflame is training in {out}/seed-0." in said
+
+
+@pytest.mark.parametrize("what", ["job", "job/seed-0"])
+def test_what_may_not_be_written_is_not_resumed_into_another_folder(tmp_path, what):
+    """There is no --out for what goes on."""
+    words = ("train", *TINY, "--steps", "64", "--seeds", "0", "--out", tmp_path / "job")
+    assert rlflame(*words).code == 0
+    folder = tmp_path / what
+    (folder / ".lock").unlink()
+    (folder / ".lock").mkdir()  # nobody can open that for writing, whatever their rights
+    spoken = rlflame("resume", folder, "--steps", "128")
+    said = " ".join(spoken.err.split())
+    assert f"{folder} cannot be written: Is a directory." in said
+    assert f"cp -r {folder} COPY; rlflame resume COPY" in said
 
 
 @pytest.mark.parametrize("text", ["", "[job]\nseeds = []\n", "stop_at_steps = 5\n", "\x00"])

@@ -29,6 +29,10 @@ class CheckpointError(RlflameError):
     """A file that cannot be read, verified or written."""
 
 
+class CheckpointsDamaged(CheckpointError):
+    """Of all the checkpoints of a run there is none that can be read."""
+
+
 class EnvironmentFailure(RlflameError):
     """The user's environment raised, hung, or returned something impossible."""
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from rlflame import checkpoint as files
 from rlflame import tensor_file
 from rlflame.checkpoint import Checkpoint
-from rlflame.errors import CheckpointError
+from rlflame.errors import CheckpointError, CheckpointsDamaged
 from rlflame.trainer import Progress
 
 _STEP_FILE = re.compile(r"step-(\d{9,})\.safetensors")
@@ -57,14 +57,15 @@ class RunFolder:
                 raise CheckpointError(
                     f"{path} cannot be made: {error.strerror}.", "choose another with --out"
                 ) from error
-        return cls(path, _locked(path))
+        return cls(path, _locked(path, "choose another folder with --out"))
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """An existing folder, rid of files that were half written when their process died."""
         if not path.is_dir():
             raise CheckpointError(f"{path} is no run folder.", "rlflame runs lists them")
-        folder = cls(path, _locked(path))
+        hint = f"make it writable, or go on in a copy: cp -r {path} COPY; rlflame resume COPY"
+        folder = cls(path, _locked(path, hint))
         with contextlib.suppress(OSError):
             for place in ("", "checkpoints/", "replay/"):
                 for leftover in path.glob(f"{place}.*{tensor_file.TEMPORARY}"):
@@ -126,16 +127,20 @@ def newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
         return files.load(target)
     latest = target / "latest.safetensors"
     candidates = [*reversed(step_files(target)), *([latest] if latest.exists() else ())]
+    config = target / "config.toml"
     first: CheckpointError | None = None
     for path in candidates:
         try:
             return files.load(path)
         except CheckpointError as error:
             first = first or error
-            note(f"{error.message} Trying an earlier checkpoint.")
+            another = path != candidates[-1]
+            note(f"{error.message}{' Trying an earlier checkpoint.' if another else ''}")
     if first is not None:
-        raise first
-    config = target / "config.toml"
+        raise CheckpointsDamaged(
+            f"{target} holds no checkpoint that can be read; of the newest: {first.message}",
+            f"restore one from a copy, or begin again: rlflame train --config {config}",
+        ) from first
     raise CheckpointError(
         f"{target} holds no checkpoint.",
         f"begin again: rlflame train --config {config}"
@@ -175,14 +180,15 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _locked(path: Path) -> int:
-    """An exclusive lock that ends with this process, however it ends."""
+def _locked(path: Path, hint: str) -> int:
+    """An exclusive lock that ends with this process, however it ends.
+
+    The `hint` is for whoever may not write there.
+    """
     try:
         lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be written: {error.strerror}.", "choose another folder with --out"
-        ) from error
+        raise CheckpointError(f"{path} cannot be written: {error.strerror}.", hint) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

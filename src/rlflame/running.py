@@ -313,5 +313,5 @@ def _write_config(folder: RunFolder, recipe: Recipe, runtime: RuntimeSettings) -
     except OSError as error:
         raise CheckpointError(
             f"{folder.path} cannot be written: {error.strerror or error}.",
-            "make room or choose another folder with --out",
+            "make room or make it writable; a new run may have another folder with --out",
         ) from error

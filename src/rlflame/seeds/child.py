@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlflame import fleets, presets, running
 from rlflame.config import RunConfig
-from rlflame.errors import EnvironmentFailure, RlflameError
+from rlflame.errors import CheckpointsDamaged, EnvironmentFailure, RlflameError
 from rlflame.events import JsonDisplay
 from rlflame.fleet import EventCount, Fleet
 from rlflame.rollout import own
@@ -36,6 +36,9 @@ def main() -> None:
     with SignalStop() as stop:
         try:
             _train(order, line, stop)
+        except CheckpointsDamaged as error:
+            error.hint = f"restore one from a copy, or begin the seed anew: rm -r {order['folder']}"
+            _fail(line, error)
         except RlflameError as error:
             _fail(line, error)
         except KeyboardInterrupt:

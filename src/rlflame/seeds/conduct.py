@@ -93,7 +93,7 @@ def resume(
     lock = jobs.opened(folder)
     try:
         job = jobs.read(folder).with_runtime(runtime)
-        _await_processes(folder, job)
+        _await_processes(folder, job, show)
         if steps is not None:
             jobs.check_goal(folder, job, steps)
             job = job.with_steps(steps)
@@ -110,11 +110,16 @@ def resume(
         lock.release()
 
 
-def _await_processes(folder: Path, job: Job) -> None:
+def _await_processes(folder: Path, job: Job, show: SeedsShow) -> None:
     """A job that was killed has seeds that notice it a moment later."""
     end = time.monotonic() + _PATIENCE_S
     for seed in job.seeds:
         path = seed_folder(folder, seed)
+        if path.exists() and is_locked(path) and time.monotonic() < end:
+            show.note(
+                f"Another process is still training in {path}: waiting up to {_PATIENCE_S:g} s "
+                "for its end."
+            )
         while path.exists() and is_locked(path) and time.monotonic() < end:
             time.sleep(0.1)
 
