@@ -59,6 +59,9 @@ def test_a_speed_up_is_of_the_time_for_as_many_steps_and_a_return_of_the_newest_
     ]
     result = Raced("dppo", runners, None, True)
     assert [result.speedup(one) for one in runners] == [1.0, 2.0, 4.0]
+    said = "The exact recipe learned the same weights by 1, 2 learners, to the last bit."
+    assert result.compared() == [said]
+    assert Raced("dppo", runners[:1], None, False).compared() == []  # stopped before the second
     # Thirty episodes, of which the newest twenty earned 11 to 30.
     assert final_return(race(1.0, returns=range(1, 31))) == pytest.approx(20.5)
     assert final_return(race(1.0)) is None

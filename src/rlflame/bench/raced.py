@@ -100,15 +100,12 @@ class Raced:
         head: tuple[str, ...] = ("recipe", "learners", "batch", "learning rate", "seconds")
         head += ("total steps", "speed-up", "ideal", "exchanging", "final return")
         first = self.runners[0]
-        said = (
+        said: tuple[str | Table, ...] = (
             f"After {SOURCE}: as many workers as learners. Speed-up is of the time for as many "
             f"steps, beside {first.learners} of {first.kind}; the final return is the mean of the "
-            f"newest {EPISODES} training episodes. Medians of {len(first.races)}.",
+            f"newest training episodes, {EPISODES} at most. Medians of {len(first.races)}.",
             Table(head, tuple(self._row(one) for one in self.runners)),
-            "The exact recipe learned the same weights with every number of learners, to the last "
-            "bit."
-            if self.same_bits
-            else "The exact recipe did not learn the same weights.",
+            *self.compared(),
             *(f"{THEIRS} {one.version}, one process with one thread." for one in self._of(THEIRS)),
         )
         found = tuple(surroundings(self.surroundings, self.complete))
@@ -131,15 +128,27 @@ class Raced:
                 if len(y):
                     lines.append(Series(f"{one.kind}, {one.learners}", x, y))
             charts.append(Chart("", label, "Return", tuple(lines)))
-        return Panels(tuple(charts), f"Lines: means of {EPISODES} episodes.")
+        return Panels(tuple(charts), f"Lines: means of {EPISODES} episodes, or of all.")
+
+    def compared(self) -> list[str]:
+        """Of one number of learners there is nothing to say."""
+        counts = [str(one.learners) for one in self._of("exact")]
+        if len(counts) < 2:
+            return []
+        if not self.same_bits:
+            return ["The exact recipe did not learn the same weights."]
+        return [f"The exact recipe learned the same weights by {', '.join(counts)} learners, to "
+                "the last bit."]  # fmt: skip
 
     def _of(self, kind: str) -> list[Runner]:
         return [one for one in self.runners if one.kind == kind]
 
     def _row(self, one: Runner) -> tuple[str, ...]:
-        batch = rate = exchanging = NOTHING
+        exchanging = NOTHING
+        variant = one.variant or self.runners[0].variant  # stable-baselines3 has what the first has
+        assert variant is not None
+        batch, rate = _batch_and_rate(variant.case.recipe.learning)
         if one.variant is not None:
-            batch, rate = _batch_and_rate(one.variant.case.recipe.learning)
             share = median((race.exchange_s or 0.0) / race.seconds for race in one.races)
             exchanging = f"{share:.1%}"
         earned = [found for race in one.races if (found := final_return(race)) is not None]
