@@ -357,14 +357,28 @@ def whole_message() -> tuple[bytes, dict[str, Any]]:
     return data, read_header(data)
 
 
-def typed_places(value: Any) -> list[tuple[dict[str, Any], str]]:
-    """Every dataclass in a header, with the name of each of its fields."""
+@dataclasses.dataclass
+class Place:
+    """A field of a dataclass in a header, or a column of a table of them."""
+
+    kind: str
+    name: str
+    holder: dict[str, Any]
+    column: bool
+
+    def put(self, value: Any) -> None:
+        self.holder[self.name] = [value] if self.column else value
+
+
+def typed_places(value: Any) -> list[Place]:
+    """Every field of every dataclass in a header."""
     if isinstance(value, list):
         return [place for item in value for place in typed_places(item)]
     if not isinstance(value, dict):
         return []
-    own = [(value, name) for name in value["fields"]] if "$type" in value else []
-    inner = value["fields"] if "$type" in value else value
+    kind = value.get("$type") or value.get("$table")
+    inner = value.get("fields") or value.get("columns") or value
+    own = [Place(kind, name, inner, "columns" in value) for name in inner] if kind else []
     return own + [place for item in inner.values() for place in typed_places(item)]
 
 
@@ -391,15 +405,15 @@ def test_a_field_of_a_wrong_type_is_refused_in_every_place() -> None:
     count = len(typed_places(read_header(data)["value"]))
     assert count > 80
     tried = 0
-    for place in range(count):
+    for number in range(count):
         for wrong in wrongs:
             header = read_header(data)
-            holder, name = typed_places(header["value"])[place]
-            annotation = getattr(spec, holder["$type"]).__annotations__[name]
+            place = typed_places(header["value"])[number]
+            annotation = getattr(spec, place.kind).__annotations__[place.name]
             is_array = annotation in ("Array", "Float32", "Float64") or "NDArray" in annotation
             if belongs(annotation, wrong) or (is_array and wrong == {"$array": 0}):
                 continue
-            holder["fields"][name] = wrong
+            place.put(wrong)
             if annotation == "Mapping[str, Any]" and isinstance(wrong, dict):
                 continue
             with pytest.raises(WireError):
@@ -410,14 +424,48 @@ def test_a_field_of_a_wrong_type_is_refused_in_every_place() -> None:
 
 def test_a_field_too_few_or_too_many_is_refused_in_every_place() -> None:
     data, _ = whole_message()
-    for place in range(len(typed_places(read_header(data)["value"]))):
+    for number in range(len(typed_places(read_header(data)["value"]))):
         header = read_header(data)
-        holder, name = typed_places(header["value"])[place]
-        value = holder["fields"].pop(name)
+        place = typed_places(header["value"])[number]
+        value = place.holder.pop(place.name)
         refused(with_header(data, header))
-        holder["fields"][name] = value
-        holder["fields"]["surprise"] = value
+        place.holder[place.name] = value
+        place.holder["surprise"] = value
         refused(with_header(data, header))
+
+
+def tables(value: Any) -> list[dict[str, Any]]:
+    """Every table in a header."""
+    own = [value] if isinstance(value, dict) and "$table" in value else []
+    inner = list(value.values()) if isinstance(value, dict) else value
+    return own + [t for item in inner for t in tables(item)] if isinstance(inner, list) else own
+
+
+def test_a_table_with_a_shorter_column_or_of_an_unknown_type_is_refused() -> None:
+    data, whole = whole_message()
+    assert len(tables(whole["value"])) == 3
+    for number in range(3):
+        columns = tables(whole["value"])[number]["columns"]
+        for name in columns:
+            for wrong in ([], 2 * columns[name] if isinstance(columns[name], list) else [], 7):
+                header = read_header(data)
+                tables(header["value"])[number]["columns"][name] = wrong
+                refused(with_header(data, header))
+        for name in ("Nobody", None, [], {}):
+            header = read_header(data)
+            tables(header["value"])[number]["$table"] = name
+            refused(with_header(data, header))
+
+
+def test_states_of_different_kinds_travel_together() -> None:
+    made = [
+        spec.EnvState("fresh", 0, 1, 0, 0.0, np.zeros(0, np.float32), np.zeros(0), shown, "a")
+        for shown in (np.zeros(0, np.float32), np.ones(3, np.float32))
+    ]
+    shown = np.ones(3, np.float32)
+    made.append(spec.EnvState("replay", 2, 3, 2, 1.5, np.arange(2), np.zeros(0), shown, "b"))
+    task = rollouts.task(rollouts.fake(), states=tuple(made))
+    assert same(wire.decode(wire.encode(task)), task)
 
 
 @pytest.mark.parametrize("dtype", ["<f8", "<i8", "<i4", "|b1", "|u1"])

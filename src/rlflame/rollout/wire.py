@@ -4,8 +4,9 @@ Layout: 6 bytes of magic, the CRC-32 of all that follows it, 8 bytes little-endi
 the header, padding to 64, then the arrays, each aligned to 64. The header names the type, its
 plain fields, and dtype, shape and offset of each array. Encoding and decoding both refuse NaN
 everywhere and infinity in arrays; decoding checks types, dtypes and bounds before a value exists.
-A fragment has dozens of small arrays and hundreds of fields, so what can be known of a type is
-worked out once. Must not know: sockets, files, processes.
+What a task or a fragment has many of, states and episodes, travels column by column, because a
+thousand small fields cost more to name than to send; and what can be known of a type is worked out
+once. Must not know: sockets, files, processes.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ import dataclasses
 import json
 import math
 import struct
-import typing
 import zlib
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from . import spec
+from .fields import checks_of
 
 MAGIC = b"RLFW1\n"
 _HEAD = struct.Struct("<6sIQ")
@@ -33,6 +33,8 @@ _DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i8", "|b1", "<i4", 
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 #: What JSON writes as it is; a number that may be NaN is not among them.
 _PLAIN = frozenset((bool, int, str, type(None)))
+#: What JSON is read as and stays.
+_SCALAR = _PLAIN | {float}
 _TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
@@ -46,7 +48,8 @@ _TYPES: dict[str, type] = {
     )
 }
 _FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in _TYPES.values()}
-
+#: Fields that are tables: as many of one type as there happen to be.
+_TABLES = {(spec.Fragment, "episodes"), (spec.Fragment, "states"), (spec.RolloutTask, "states")}
 
 #: What reading a damaged or hostile header can raise on the way.
 _DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -67,9 +70,7 @@ def encode(value: Any) -> bytes:
         offset = -(-offset // _ALIGN) * _ALIGN
         table.append((_DTYPE_NAMES[array.dtype], array.shape, offset))
         offset += array.nbytes
-    header = json.dumps(
-        {"value": body, "arrays": table, "size": offset}, sort_keys=True, separators=(",", ":")
-    ).encode()
+    header = _WRITER.encode({"value": body, "arrays": table, "size": offset}).encode()
     start = _data_start(len(header))
     buffer = bytearray(start + offset)
     _HEAD.pack_into(buffer, 0, MAGIC, 0, len(header))
@@ -102,8 +103,7 @@ def _decode(view: memoryview) -> Any:
         raise WireError("the message is cut short or its bits have changed")
     if length > len(view) - _HEAD.size:
         raise WireError(f"header of {length} bytes in a message of {len(view)}")
-    text = bytes(view[_HEAD.size : _HEAD.size + length])
-    header = json.loads(text, parse_constant=_constant)
+    header = _READER.decode(str(view[_HEAD.size : _HEAD.size + length], "utf-8"))
     start = _data_start(length)
     if header["size"] != max(0, len(view) - start):
         raise WireError(f"{max(0, len(view) - start)} bytes of arrays, {header['size']} announced")
@@ -116,6 +116,10 @@ def _constant(name: str) -> float:
     if name == "NaN":
         raise WireError("a number is NaN")
     return float(name)
+
+
+_WRITER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)
+_READER = json.JSONDecoder(parse_constant=_constant)
 
 
 def _data_start(header_length: int) -> int:
@@ -133,8 +137,7 @@ def _array(view: memoryview, start: int, name: str, shape: list[int], offset: in
         count *= n
     if offset < 0 or start + offset + count * dtype.itemsize > len(view):
         raise WireError(f"array of shape {shape} reaches past the message")
-    flat = np.frombuffer(view, dtype=dtype, count=count, offset=start + offset if count else 0)
-    array = flat.reshape(shape)
+    array: Any = np.ndarray(shape, dtype, view, start + offset if count else 0)
     _finite(array)
     array.flags.writeable = False
     return array
@@ -159,16 +162,19 @@ def _pack(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
         return {"$array": len(arrays) - 1}
     names = _FIELDS.get(kind)
     if names is not None:
-        fields = {name: _pack(getattr(value, name), arrays) for name in names}
+        fields = {
+            name: (_pack_table if (kind, name) in _TABLES else _pack)(getattr(value, name), arrays)
+            for name in names
+        }
         return {"$type": kind.__name__, "fields": fields}
+    if isinstance(value, tuple | list):
+        return _pack_items(value, arrays)
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and math.isnan(value):
         raise WireError("a number is NaN")
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, tuple | list):
-        return [_pack(item, arrays) for item in value]
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str) or key.startswith("$"):
@@ -176,6 +182,33 @@ def _pack(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
         # Sorted, so that equal values have equal bytes whatever order their arrays came in.
         return {key: _pack(value[key], arrays) for key in sorted(value)}
     raise WireError(f"a {kind.__name__} does not travel")
+
+
+def _pack_table(items: tuple[Any, ...], arrays: list[np.ndarray[Any, Any]]) -> Any:
+    if not items:
+        return []
+    kind = type(items[0])
+    columns = {
+        name: _pack_column([getattr(item, name) for item in items], arrays)
+        for name in _FIELDS[kind]
+    }
+    return {"$table": kind.__name__, "columns": columns}
+
+
+def _pack_column(column: list[Any], arrays: list[np.ndarray[Any, Any]]) -> Any:
+    """As `_pack` of a list, or one array for all of them where they are arrays alike."""
+    first = column[0]
+    if type(first) is np.ndarray and first.ndim:
+        dtype, shape = first.dtype, first.shape
+        if all(array.shape == shape and array.dtype == dtype for array in column):
+            return _pack(np.array(column), arrays)
+    return _pack_items(column, arrays)
+
+
+def _pack_items(items: Sequence[Any], arrays: list[np.ndarray[Any, Any]]) -> list[Any]:
+    if _SCALAR.issuperset(map(type, items)) and not any(item != item for item in items):
+        return list(items)
+    return [_pack(item, arrays) for item in items]
 
 
 def _ready(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -191,6 +224,8 @@ def _ready(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _unpack(value: Any, arrays: list[Any]) -> Any:
     if isinstance(value, list):
+        if _SCALAR.issuperset(map(type, value)):
+            return tuple(value)
         return tuple([_unpack(item, arrays) for item in value])
     if not isinstance(value, dict):
         return value
@@ -199,63 +234,43 @@ def _unpack(value: Any, arrays: list[Any]) -> Any:
         if index not in range(len(arrays)):
             raise WireError(f"array {index!r} of {len(arrays)}")
         return arrays[index]
+    if "$table" in value:
+        return _unpack_table(value, arrays)
     if "$type" not in value:
         return {key: _unpack(item, arrays) for key, item in value.items()}
-    kind = _TYPES.get(value["$type"])
-    if kind is None:
-        raise WireError(f"unknown type {value['$type']!r}")
+    kind = _known(value["$type"])
     fields = {key: _unpack(item, arrays) for key, item in value["fields"].items()}
-    checks = _checks(kind)
-    if fields.keys() != checks.keys():
-        raise WireError(f"{kind.__name__} with the fields {sorted(fields)}")
-    for name, (fits, is_float) in checks.items():
-        item = fields[name]
-        if not fits(item):
-            raise WireError(f"{kind.__name__}.{name} cannot be {type(item).__name__}")
-        if is_float:
-            fields[name] = float(item)
-            if not math.isfinite(fields[name]):
-                raise WireError(f"{kind.__name__}.{name} is {item}")
-    return kind(**fields)
+    columns = _checked(kind, {name: [item] for name, item in fields.items()})
+    return kind(*[item for (item,) in columns])
 
 
-Check = Callable[[Any], bool]
+def _unpack_table(value: dict[str, Any], arrays: list[Any]) -> Any:
+    kind = _known(value["$table"])
+    columns = {name: list(_unpack(column, arrays)) for name, column in value["columns"].items()}
+    return tuple([kind(*fields) for fields in zip(*_checked(kind, columns), strict=True)])
 
 
-@cache
-def _checks(kind: type) -> dict[str, tuple[Check, bool]]:
-    """Of each field, whether a decoded item can stand in it, and whether it is a float."""
-    hints = typing.get_type_hints(kind)
-    return {name: (_check(hint), hint is float) for name, hint in hints.items()}
+def _known(name: Any) -> type:
+    kind = _TYPES.get(name)
+    if kind is None:
+        raise WireError(f"unknown type {name!r}")
+    return kind
 
 
-def _check(hint: Any) -> Check:
-    """Whether an item is what a hint says; array dtypes are checked too."""
-    origin = typing.get_origin(hint)
-    if origin is np.ndarray:
-        return _array_check(typing.get_args(typing.get_args(hint)[1])[0])
-    if origin is typing.Literal:
-        words = typing.get_args(hint)
-        return lambda item: item in words
-    if origin is tuple:
-        inner = _check(typing.get_args(hint)[0])
-        return lambda item: isinstance(item, tuple) and all(map(inner, item))
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
-        return lambda item: isinstance(item, dict)
-    if origin is not None:
-        parts = [_check(part) for part in typing.get_args(hint)]
-        return lambda item: any(part(item) for part in parts)
-    if hint is float:
-        return lambda item: isinstance(item, float | int) and not isinstance(item, bool)
-    if hint is int:
-        return lambda item: isinstance(item, int) and not isinstance(item, bool)
-    if hint is Any:
-        return lambda item: True
-    return lambda item: isinstance(item, hint)
-
-
-def _array_check(scalar: Any) -> Check:
-    if scalar is Any:
-        return lambda item: isinstance(item, np.ndarray)
-    dtype = np.dtype(scalar)
-    return lambda item: isinstance(item, np.ndarray) and item.dtype == dtype
+def _checked(kind: type, columns: dict[str, list[Any]]) -> list[list[Any]]:
+    """The columns in the order of the type's fields, if every item may stand where it does."""
+    checks = checks_of(kind)
+    if columns.keys() != checks.keys():
+        raise WireError(f"{kind.__name__} with the fields {sorted(columns)}")
+    ordered = []
+    for name, (fits, exact) in checks.items():
+        column = columns[name]
+        for item in column:
+            if type(item) is not exact and not fits(item):
+                raise WireError(f"{kind.__name__}.{name} cannot be {type(item).__name__}")
+        if exact is float:
+            column = [float(item) for item in column]
+            if not all(map(math.isfinite, column)):
+                raise WireError(f"{kind.__name__}.{name} is not finite")
+        ordered.append(column)
+    return ordered
