@@ -174,7 +174,7 @@ def test_health_is_what_gymnasium_calls_healthy_wherever_the_body_may_be(name: s
     expected = []
     for row, line in enumerate(state):
         line[generator.integers(len(line))] = generator.choice([-1.5, -0.5, 0.5, 1.05, 1.5, np.nan])
-        bodies.reset(row, *np.split(line, [world.model.nq]))
+        bodies.begin(row, bodies.prepare(*np.split(line, [world.model.nq])))
         world.data.qpos[:], world.data.qvel[:] = np.split(line, [world.model.nq])
         expected.append(bool(world.is_healthy))
     earned = np.zeros(400)

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from gymnasium.utils import seeding
 
-from rlflame.rollout.seeding import Role, reset_seed, reset_stream, stream
+from rlflame.rollout.seeding import (
+    Role,
+    reset_seed,
+    reset_seeds,
+    reset_streams,
+    stream,
+    streams,
+)
 
 
 def test_a_stream_is_the_descendant_that_numpy_spawns_for_its_key() -> None:
@@ -81,4 +88,22 @@ def test_numbers_of_any_size_lead_where_numpys_own_spawning_leads(
 @pytest.mark.parametrize("seed", [0, 5, 2**32 - 1, 2**70])
 def test_a_reset_draws_what_gymnasium_draws(seed: int) -> None:
     theirs, _ = seeding.np_random(seed)
-    assert reset_stream(seed).random(5).tolist() == theirs.random(5).tolist()
+    assert reset_streams([5, seed])[1].random(5).tolist() == theirs.random(5).tolist()
+
+
+@pytest.mark.parametrize("seed", [0, 17, 2**32 - 1, 2**32])
+@pytest.mark.parametrize("size", range(5))
+def test_many_keys_at_once_give_what_each_gives(seed: int, size: int) -> None:
+    generator = np.random.default_rng(size)
+    keys = [tuple(key) for key in generator.integers(0, 2**32, (9, size)).tolist()]
+    keys += [(0,) * size, (2**32 - 1,) * size, (2**32,) * size][: 2 + seed % 2]
+    single = [stream(seed, Role.ACTION, *key) for key in keys]
+    together = streams(seed, Role.ACTION, keys)
+    assert [one.random(3).tolist() for one in together] == [
+        one.random(3).tolist() for one in single
+    ]
+    assert reset_seeds(seed, Role.RESET, keys) == [reset_seed(seed, Role.RESET, *k) for k in keys]
+
+
+def test_no_keys_are_no_streams() -> None:
+    assert streams(0, Role.ACTION, []) == reset_seeds(0, Role.RESET, []) == reset_streams([]) == []

@@ -18,6 +18,8 @@ from .spec import Array, Float64
 from .v5_parts import Part
 
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
+#: The beginning of an episode, as far as it can be computed before a body takes it up.
+Beginning = tuple[Float64, ...]
 
 
 class Bodies(Protocol):
@@ -30,7 +32,9 @@ class Bodies(Protocol):
     def take(self, *parts: Part) -> Float64:
         """A table `[N, columns]` of these parts, one after the other, renewed by whatever moves."""
 
-    def reset(self, row: int, qpos: Float64, qvel: Float64) -> None: ...
+    def prepare(self, qpos: Float64, qvel: Float64) -> Beginning: ...
+
+    def begin(self, row: int, beginning: Beginning) -> None: ...
 
     def step(self, active: Sequence[int]) -> None:
         """As many steps of physics as make one of the environment's."""
@@ -65,6 +69,32 @@ def _columns(table: Array, at: int, shape: tuple[int, ...]) -> Array:
     return table[..., at : at + size].reshape(*table.shape[:-1], *shape)
 
 
+def _joined(copies: list[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
+    """As few copies as do the same: positions and speeds stand side by side in a batch's states."""
+    joined: list[tuple[Array, Array]] = []
+    for columns, source in copies:
+        last = joined[-1] if joined else None
+        if last is not None and all(map(_touch, last, (columns, source))):
+            joined[-1] = _both(last[0], columns), _both(last[1], source)
+        else:
+            joined.append((columns, source))
+    return joined
+
+
+def _touch(left: Array, right: Array) -> bool:
+    """Whether two tables are one, cut between two columns."""
+    return (
+        left.ndim == right.ndim == 2
+        and left.strides == right.strides
+        and left.ctypes.data + left.shape[1] * left.strides[1] == right.ctypes.data
+    )
+
+
+def _both(left: Array, right: Array) -> Array:
+    shape = len(left), left.shape[1] + right.shape[1]
+    return np.lib.stride_tricks.as_strided(left, shape, left.strides)
+
+
 class Apart:
     """An `MjData` each, stepped one after the other."""
 
@@ -91,8 +121,12 @@ class Apart:
                 at += size
         return table
 
-    def reset(self, row: int, qpos: Float64, qvel: Float64) -> None:
+    def prepare(self, qpos: Float64, qvel: Float64) -> Beginning:
+        return qpos, qvel
+
+    def begin(self, row: int, beginning: Beginning) -> None:
         self.current = row
+        qpos, qvel = beginning
         _, _, data, copies = self._moves[row]
         mujoco.mj_resetData(self._model, data)
         data.qpos[:], data.qvel[:] = qpos, qvel
@@ -137,31 +171,46 @@ class Together:
         self.controls = self._batch.bind("ctrl")
         #: Where beginnings are computed: a batch's `forward` refuses positions that MuJoCo's takes.
         self._model, self._data = model, mujoco.MjData(model)
-        #: Columns of tables, what they show of all bodies, and of the one that begins.
-        self._copies: list[tuple[Array, Array, Array]] = []
+        #: Columns of tables, and what they show of all bodies.
+        self._copies: list[tuple[Array, Array]] = []
+        #: Tables, a line of each, and parts of that line with what they show of a beginning.
+        self._tables: list[tuple[Float64, Float64, list[tuple[Array, Array]]]] = []
         self._active: Sequence[int] = range(count)
         self._ids: Array | None = None
 
     def take(self, *parts: Part) -> Float64:
         shown = [_view(self._data, part) for part in parts]
         table = np.zeros((self.count, sum(view.size for view in shown)), np.float64)
+        line = np.zeros(table.shape[1], np.float64)
+        fills, copies = [], []
         at = 0
         for part, one in zip(parts, shown, strict=True):
             if one.size:
-                columns = _columns(table, at, one.shape)
-                self._copies.append((columns, self._view(part), one))
+                fills.append((_columns(line, at, one.shape), one))
+                copies.append((_columns(table, at, one.shape), self._view(part)))
             at += one.size
+        self._tables.append((table, line, fills))
+        self._copies += _joined(copies)
         return table
 
-    def reset(self, row: int, qpos: Float64, qvel: Float64) -> None:
-        self.current = row
+    def prepare(self, qpos: Float64, qvel: Float64) -> Beginning:
         model, data = self._model, self._data
         mujoco.mj_resetData(model, data)
         data.qpos[:], data.qvel[:] = qpos, qvel
         mujoco.mj_forward(model, data)
-        mujoco.mj_getState(model, data, self._states[row], _INTEGRATION)
-        for columns, _, one in self._copies:
-            columns[row] = one
+        state: Float64 = np.zeros(self._states.shape[1], np.float64)
+        mujoco.mj_getState(model, data, state, _INTEGRATION)
+        for _, _, fills in self._tables:
+            for columns, one in fills:
+                columns[...] = one
+        return state, *(line.copy() for _, line, _ in self._tables)
+
+    def begin(self, row: int, beginning: Beginning) -> None:
+        self.current = row
+        state, *lines = beginning
+        self._states[row] = state
+        for (table, _, _), line in zip(self._tables, lines, strict=True):
+            table[row] = line
 
     def step(self, active: Sequence[int]) -> None:
         if active is not self._active:
@@ -172,7 +221,7 @@ class Together:
         except self._failure as error:
             self.current = int(error.ids[0])  # type: ignore[attr-defined]
             raise
-        for columns, source, _ in self._copies:
+        for columns, source in self._copies:
             columns[...] = source
 
     def states(self) -> Float64:

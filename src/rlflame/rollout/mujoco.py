@@ -8,6 +8,7 @@ states travel.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Sequence
@@ -17,16 +18,18 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import TimeLimit
 
-from .bodies import make_bodies
+from .bodies import Beginning, make_bodies
 from .lockstep import make, misbehaved, said, sealed
 from .rows import Standing
-from .seeding import reset_stream
+from .seeding import reset_streams
 from .spec import Array, EnvironmentFault, EnvSpec, EnvState, Float32, Float64
 from .v5_known import task_of
 from .v5_parts import Task
 
 _NO_LIMIT = sys.maxsize
 _NO_PHYSICS: Float64 = np.zeros(0, np.float64)
+#: Beginnings that are kept for episodes which may never come.
+_MOST_PREPARED = 256
 
 
 def open_rows(spec: EnvSpec, count: int) -> MujocoRows | str:
@@ -60,6 +63,8 @@ class MujocoRows:
         self._begun = [0] * count
         #: Steps until a time limit may be reached.
         self._room = 0
+        #: By the seed of the reset.
+        self._prepared: dict[int, Beginning] = {}
 
     def begin(self, row: int, episode: int, seed: int, out: Float32) -> None:
         self._bodies.current = row
@@ -68,7 +73,9 @@ class MujocoRows:
         self._returns[row] = 0.0
         self._room = min(self._room, self._limit)
         try:
-            self._bodies.reset(row, *self._task.start.draw(reset_stream(seed)))
+            if seed not in self._prepared:
+                self._prepare([seed])
+            self._bodies.begin(row, self._prepared.pop(seed))
         except BaseException as error:
             if not misbehaved(error):
                 raise
@@ -76,6 +83,13 @@ class MujocoRows:
         self._task.begin(row)
         self._task.observe(self._seen)
         out[:] = self._seen[row]
+
+    def expect(self, seeds: Sequence[int]) -> None:
+        if len(self._prepared) + len(seeds) > _MOST_PREPARED:
+            self._prepared.clear()
+        # What is wrong shows again in the episode that begins so, and is told there.
+        with contextlib.suppress(Exception):
+            self._prepare(seeds)
 
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
         self.begin(row, state.episode, state.seed, out)
@@ -170,6 +184,11 @@ class MujocoRows:
     def close(self) -> None:
         """Nothing is open."""
 
+    def _prepare(self, seeds: Sequence[int]) -> None:
+        draw, prepare = self._task.start.draw, self._bodies.prepare
+        for seed, generator in zip(seeds, reset_streams(seeds), strict=True):
+            self._prepared[seed] = prepare(*draw(generator))
+
     def _move(self, active: Sequence[int]) -> None:
         try:
             self._bodies.step(active)
@@ -183,6 +202,11 @@ class MujocoRows:
     ) -> Sequence[int]:
         """Mark the rows whose episode is over, and count the steps until a limit anew."""
         over: list[int] = []
+        if ended is not None and self._room > 0:
+            flags = ended.tolist()
+            over = [row for row in active if flags[row]]
+            terminated[over] = True
+            return over
         self._room = self._limit
         for row in active:
             left = self._limit - (self._clock - self._begun[row])

@@ -37,6 +37,9 @@ class Rows(Protocol):
     def begin(self, row: int, episode: int, seed: int, out: Float32) -> None:
         """Start an episode."""
 
+    def expect(self, seeds: Sequence[int]) -> None:
+        """Episodes that begin with these seeds may come soon; for those who can prepare."""
+
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
         """Take up an episode where another process, or an earlier one, left it."""
 
@@ -87,6 +90,9 @@ class GymnasiumRows:
     def begin(self, row: int, episode: int, seed: int, out: Float32) -> None:
         self._current = self._rows[row]
         self._current.begin(episode, seed, out)
+
+    def expect(self, seeds: Sequence[int]) -> None:
+        """An instance is reset when it is needed."""
 
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
         self._current = self._rows[row]

@@ -6,9 +6,12 @@ know: environments, tasks, workers, time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
+
+from . import words
 
 #: What fits 32 bits.
 _WORD = 2**32 - 1
@@ -40,9 +43,38 @@ def reset_seed(seed: int, role: Role, *key: int) -> int:
     return int(_sequence(seed, role, key).generate_state(1, np.uint32)[0])
 
 
-def reset_stream(seed: int) -> np.random.Generator:
+def streams(seed: int, role: Role, keys: Sequence[tuple[int, ...]]) -> list[np.random.Generator]:
+    """`stream` of each key; keys are as long as each other."""
+    if not _are_words(seed, keys):
+        return [stream(seed, role, *key) for key in keys]
+    pools = words.descendants(seed, [(int(role), *key) for key in keys])
+    return [
+        np.random.Generator(np.random.Philox(known))
+        for known in map(words.given, words.generated_long(pools, 2))
+    ]
+
+
+def reset_seeds(seed: int, role: Role, keys: Sequence[tuple[int, ...]]) -> list[int]:
+    """`reset_seed` of each key; keys are as long as each other."""
+    if not _are_words(seed, keys):
+        return [reset_seed(seed, role, *key) for key in keys]
+    pools = words.descendants(seed, [(int(role), *key) for key in keys])
+    found: list[int] = words.generated(pools, 1)[:, 0].tolist()
+    return found
+
+
+def reset_streams(seeds: Sequence[int]) -> list[np.random.Generator]:
     """What `env.reset(seed=...)` of Gymnasium's draws from."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+    if max(seeds, default=0) > _WORD:
+        return [np.random.Generator(np.random.PCG64(np.random.SeedSequence(s))) for s in seeds]
+    return [
+        np.random.Generator(np.random.PCG64(known))
+        for known in map(words.given, words.generated_long(words.roots(seeds), 4))
+    ]
+
+
+def _are_words(seed: int, keys: Sequence[tuple[int, ...]]) -> bool:
+    return seed <= _WORD and all(max(key, default=0) <= _WORD for key in keys)
 
 
 def _sequence(seed: int, role: Role, key: tuple[int, ...]) -> np.random.SeedSequence:

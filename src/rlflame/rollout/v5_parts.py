@@ -81,11 +81,13 @@ class Around:
         self._normal_speeds = normal_speeds
 
     def draw(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
-        low, high = -self._scale, self._scale
-        qpos = self._qpos + generator.uniform(low, high, self._qpos.size)
+        low, high, size = -self._scale, self._scale, self._qpos.size
         if self._normal_speeds:
+            qpos = self._qpos + generator.uniform(low, high, size)
             return qpos, self._qvel + self._scale * generator.standard_normal(self._qvel.size)
-        return qpos, self._qvel + generator.uniform(low, high, self._qvel.size)
+        # The numbers of two calls, one for each.
+        drawn = generator.uniform(low, high, size + self._qvel.size)
+        return self._qpos + drawn[:size], self._qvel + drawn[size:]
 
 
 # Settings stand in arrays below: a number is made an array at each use, which takes as long as

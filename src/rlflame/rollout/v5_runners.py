@@ -40,7 +40,7 @@ class _Runner:
         if self._fastest is not None:
             self._fast = np.full_like(self._speeds, self._fastest)
             self._fast_backwards = -self._fast
-        self._health = self._bounds(world, bodies)
+        self._health = self._bounds(world)
 
     def begin(self, row: int) -> None:
         self._progress.begin(row)
@@ -57,8 +57,8 @@ class _Runner:
             np.minimum(self._speeds, self._fast, out=self._speeds)
         out[...] = self._shown
 
-    def _bounds(self, world: Any, bodies: Tables) -> Health | None:
-        del world, bodies
+    def _bounds(self, world: Any) -> Health | None:
+        del world
         return None
 
 
@@ -79,17 +79,17 @@ class Walker2d(_Runner):
     flags = (*_Runner.flags, "_terminate_when_unhealthy")
     _fastest = 10.0
 
-    def _bounds(self, world: Any, bodies: Tables) -> Health | None:
+    def _bounds(self, world: Any) -> Health | None:
         low, high = np.array([world._healthy_z_range, world._healthy_angle_range], np.float64).T
-        return Health(world, bodies.take(Part("qpos", np.s_[1:3])), low, high)
+        return Health(world, self._state[:, 1:3], low, high)
 
 
 class Hopper(Walker2d):
     model = "hopper.xml"
     ranges = (*Walker2d.ranges, "_healthy_state_range")
 
-    def _bounds(self, world: Any, bodies: Tables) -> Health | None:
-        columns = bodies.take(Part("qpos", np.s_[1:]), VELOCITIES)
+    def _bounds(self, world: Any) -> Health | None:
+        columns = self._state[:, 1:]
         low, high = (
             np.full(columns.shape[1], bound, np.float64) for bound in world._healthy_state_range
         )

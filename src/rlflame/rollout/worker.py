@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .actions import Drawn, noise_size
+from .ahead import NextSeeds
 from .noise import NOISE_BLOCK, HeldNoise, NoiseSource, StepNoise
 from .policy import Policy
 from .rows import Rows, Standing, open_rows
-from .seeding import Role, reset_seed, stream
+from .seeding import Role, reset_seed, streams
 from .spec import (
     Array,
     EnvironmentFault,
@@ -65,7 +66,7 @@ class RolloutWorker:
         self._moving = held.rows
         try:
             policy = self._policy(task, weights)
-            fragment = _Rollout(task, policy, held.rows, held.tokens).fragment()
+            fragment = _Rollout(task, policy, held).fragment()
         except EnvironmentFault as fault:
             held.rows.close()
             cause = fault.__cause__
@@ -91,7 +92,8 @@ class RolloutWorker:
             if (held.rows.spec, held.count) == (task.env, task.rows):
                 return held
             held.rows.close()
-        return _Held(self._new_rows(task.env, task.rows), task.rows)
+        rows = self._new_rows(task.env, task.rows)
+        return _Held(rows, task.rows, NextSeeds(rows))
 
     def _keep(self, task: RolloutTask, held: _Held) -> None:
         """Remember where a slot's environments stand, so that the next task need not restore."""
@@ -114,6 +116,7 @@ class _Held:
 
     rows: Rows
     count: int
+    seeds: NextSeeds
     tokens: tuple[str, ...] = ()
 
 
@@ -125,16 +128,10 @@ def _place(task: RolloutTask) -> tuple[str, int]:
 class _Rollout:
     """One run of one task: its growing arrays and the loop that fills them."""
 
-    def __init__(
-        self,
-        task: RolloutTask,
-        policy: Policy,
-        rows: Rows,
-        held: tuple[str, ...],
-    ) -> None:
+    def __init__(self, task: RolloutTask, policy: Policy, held: _Held) -> None:
         self.task = task
         self.policy = policy
-        self.rows = rows
+        self.rows = held.rows
         self.held = held
         self.episodes: list[EpisodeStat] = []
         self.boundaries: list[tuple[int, int, Float32]] = []
@@ -194,7 +191,8 @@ class _Rollout:
     def _position(self, mine: Float32) -> None:
         """Bring every row to where the task begins, and its observation into `mine`."""
         task = self.task
-        there = task.unit == "steps" and self.held == tuple(state.token for state in task.states)
+        tokens = tuple(state.token for state in task.states)
+        there = task.unit == "steps" and self.held.tokens == tokens
         states = task.states if task.unit == "steps" else (None,) * task.rows
         for row, state in zip(range(task.rows), states, strict=True):
             if state is None:
@@ -277,9 +275,8 @@ class _Rollout:
             EpisodeStat(row, at.episode, at.seed, at.episode_return, at.elapsed, truncated, t)
         )
         if task.unit == "steps":
-            following = at.episode + 1
-            seed = reset_seed(task.seed, Role.RESET, task.slot, row, following)
-            rows.begin(row, following, seed, observation)
+            seed = self.held.seeds.take(task, row, at.episode + 1)
+            rows.begin(row, at.episode + 1, seed, observation)
             if not math.isfinite(observation.dot(observation)):
                 rows.check_finite(row, observation)
 
@@ -307,17 +304,19 @@ class _Rollout:
             return reset_seed(self.task.seed, Role.EVALUATION_RESET, self._episode(row))
         return reset_seed(self.task.seed, Role.RESET, self.task.slot, row, self.task.iteration)
 
-    def _stream(self, row: int) -> np.random.Generator:
-        if self.task.purpose == "evaluate":
-            return stream(self.task.seed, Role.EVALUATION_ACTION, self._episode(row))
-        return stream(self.task.seed, Role.ACTION, self.task.slot, row, self.task.iteration)
+    def _streams(self, rows: Sequence[int]) -> list[np.random.Generator]:
+        task = self.task
+        if task.purpose == "evaluate":
+            keys = [(self._episode(row),) for row in rows]
+            return streams(task.seed, Role.EVALUATION_ACTION, keys)
+        return streams(task.seed, Role.ACTION, [(task.slot, row, task.iteration) for row in rows])
 
     def _noise_source(self) -> NoiseSource:
         task = self.task
         if task.acting == "sample" and task.policy.exploration == "gsde":
             return HeldNoise(task, self.rows)
         rows = range(task.rows) if task.acting != "best" else ()
-        return StepNoise(task, [self._stream(row) for row in rows])
+        return StepNoise(task, self._streams(rows))
 
     def _draw(self) -> None:
         """The numbers of the next block of steps."""
