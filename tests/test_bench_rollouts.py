@@ -171,9 +171,17 @@ def collected(one, rounds):
 
         running.script.add = added
         for _ in range(rounds):
-            running.measure(0.0, Rate("inline", 1))
+            running.write()
         running.close()
     return running.script, sum(rewards)
+
+
+def test_the_script_is_written_while_warming_up_until_it_is_long_enough(monkeypatch):
+    monkeypatch.setattr("rlflame.bench.script._ENOUGH", 4 * 28)
+    for clock, rounds in ((lambda: 0.0, 4), (ticking(), 4), ((0.0, 9.0).__iter__().__next__, 2)):
+        with InlineFleet() as fleet, Collecting(case(), fleet, NeverStop(), clock) as running:
+            running.warm()
+            assert sum(len(actions) for _, actions in running.script.pieces()) == rounds * 28
 
 
 @pytest.mark.parametrize("continuous", [True, False])

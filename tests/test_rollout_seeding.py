@@ -10,11 +10,11 @@ from gymnasium.utils import seeding
 
 from rlflame.rollout.seeding import (
     Role,
+    Streams,
     reset_seed,
     reset_seeds,
     reset_streams,
     stream,
-    streams,
 )
 
 
@@ -98,7 +98,10 @@ def test_many_keys_at_once_give_what_each_gives(seed: int, size: int) -> None:
     keys = [tuple(key) for key in generator.integers(0, 2**32, (9, size)).tolist()]
     keys += [(0,) * size, (2**32 - 1,) * size, (2**32,) * size][: 2 + seed % 2]
     single = [stream(seed, Role.ACTION, *key) for key in keys]
-    together = streams(seed, Role.ACTION, keys)
+    streams = Streams()
+    for used in streams.take(1, Role.RESET, [(0, 1), (0, 2), (0, 3)]):
+        used.random(5, np.float32)
+    together = streams.take(seed, Role.ACTION, keys)
     assert [one.random(3).tolist() for one in together] == [
         one.random(3).tolist() for one in single
     ]
@@ -106,4 +109,5 @@ def test_many_keys_at_once_give_what_each_gives(seed: int, size: int) -> None:
 
 
 def test_no_keys_are_no_streams() -> None:
-    assert streams(0, Role.ACTION, []) == reset_seeds(0, Role.RESET, []) == reset_streams([]) == []
+    assert Streams().take(0, Role.ACTION, []) == []
+    assert reset_seeds(0, Role.RESET, []) == reset_streams([]) == []

@@ -23,6 +23,8 @@ from rlflame.trainer import Progress, Stop, StopNow, first_states, tasks_of
 #: Steps a second of as many bare processes as there are workers.
 Limit = Callable[[], float]
 _WARM_ROUNDS = 2
+#: No longer than this, and two rounds, for a script that is long enough.
+_WRITING_S = 5.0
 
 
 @dataclass(slots=True)
@@ -95,14 +97,18 @@ class Collecting(Closing):
         self.script = Script(case.env, given)
 
     def warm(self) -> None:
+        """Some rounds, written down as the script, which takes time that is not measured."""
+        began = self._clock()
         for _ in range(_WARM_ROUNDS):
-            self._round()
+            self.write()
+        while not self.script.full and self._clock() - began < _WRITING_S:
+            self.write()
 
     def measure(self, seconds: float, into: Rate) -> None:
         """Whole rounds for at least so long."""
         began, steps = self._clock(), 0
         while (elapsed := self._clock() - began) < seconds or not steps:
-            fragments = self._round()
+            fragments = self._rounds.next()
             steps += sum(int(fragment.lengths.sum()) for fragment in fragments)
             into.episodes += sum(len(fragment.episodes) for fragment in fragments)
         into.steps_per_s.append(steps / elapsed)
@@ -112,10 +118,9 @@ class Collecting(Closing):
     def close(self) -> None:
         self._rounds.close()
 
-    def _round(self) -> list[Fragment]:
-        fragments = self._rounds.next()
-        self.script.add(fragments)
-        return fragments
+    def write(self) -> None:
+        """A round, as part of the script."""
+        self.script.add(self._rounds.next())
 
 
 def _next(task: RolloutTask, fragment: Fragment) -> tuple[EnvState, ...]:

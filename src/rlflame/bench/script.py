@@ -14,7 +14,7 @@ import numpy as np
 
 from rlflame.rollout.spec import Array, EnvSpec, Fragment
 
-#: Steps that are remembered; beyond, a repetition begins again at the first.
+#: Steps after which a repetition may well begin again at the first.
 _ENOUGH = 20_000
 
 
@@ -33,9 +33,8 @@ class Script:
 
     def add(self, fragments: Sequence[Fragment]) -> None:
         """The next round's; each slot's rows go on where its last fragment left them."""
-        if self._steps < _ENOUGH:
-            for fragment in fragments:
-                self._add(fragment)
+        for fragment in fragments:
+            self._add(fragment)
 
     def _add(self, fragment: Fragment) -> None:
         # Step by step, as it was acted; what is given back may be used again for the next step.
@@ -53,6 +52,10 @@ class Script:
             if fragment.states:
                 self._seeds[place] = fragment.states[row].seed
             self._steps += length
+
+    @property
+    def full(self) -> bool:
+        return self._steps >= _ENOUGH
 
     def pieces(self) -> list[tuple[int, Array]]:
         """Unfinished episodes too, as far as they have come."""

@@ -73,16 +73,20 @@ class LocalFleet(Closing):
 
     def submit(self, tasks: Sequence[RolloutTask]) -> _LocalSubmission:
         answers: queue.SimpleQueue[Fragment | RlflameError] = queue.SimpleQueue()
-        payloads = [wire.encode(task) for task in tasks]
         with self._lock:
             # Weights are bound now: releasing a policy never pulls it from under a submission.
-            jobs = [
-                Job(task, payload, self._policies[task.policy_id], answers)
-                for task, payload in zip(tasks, payloads, strict=True)
-            ]
+            weights = [self._policies[task.policy_id] for task in tasks]
         for task in tasks:
             self._observer(FleetEvent("submitted", task.purpose, task.slot))
-        self._dispatcher.add(jobs)
+        jobs: list[Job] = []
+        # Those that can begin at once need not wait until all are encoded.
+        for part in (slice(self.capacity), slice(self.capacity, None)):
+            begun = [
+                Job(task, wire.encode(task), policy, answers)
+                for task, policy in zip(tasks[part], weights[part], strict=True)
+            ]
+            jobs += begun
+            self._dispatcher.add(begun)
         return _LocalSubmission(self._dispatcher, jobs, answers)
 
     def probe(self) -> FleetReport:

@@ -15,6 +15,15 @@ from . import words
 
 #: What fits 32 bits.
 _WORD = 2**32 - 1
+_ZEROS = np.zeros(4, np.uint64)
+#: The state of a Philox that has drawn nothing yet, but for its key.
+_AT_REST = {
+    "bit_generator": "Philox",
+    "buffer": _ZEROS,
+    "buffer_pos": 4,
+    "has_uint32": 0,
+    "uinteger": 0,
+}
 
 
 class Role(IntEnum):
@@ -43,15 +52,26 @@ def reset_seed(seed: int, role: Role, *key: int) -> int:
     return int(_sequence(seed, role, key).generate_state(1, np.uint32)[0])
 
 
-def streams(seed: int, role: Role, keys: Sequence[tuple[int, ...]]) -> list[np.random.Generator]:
-    """`stream` of each key; keys are as long as each other."""
-    if not _are_words(seed, keys):
-        return [stream(seed, role, *key) for key in keys]
-    pools = words.descendants(seed, [(int(role), *key) for key in keys])
-    return [
-        np.random.Generator(np.random.Philox(known))
-        for known in map(words.given, words.generated_long(pools, 2))
-    ]
+class Streams:
+    """`stream` of many keys, by generators that are used again: making one takes ten times as long
+    as giving it another key."""
+
+    def __init__(self) -> None:
+        self._generators: list[np.random.Generator] = []
+
+    def take(
+        self, seed: int, role: Role, keys: Sequence[tuple[int, ...]]
+    ) -> list[np.random.Generator]:
+        """Of each key, until the next are taken; keys are as long as each other."""
+        if not _are_words(seed, keys):
+            return [stream(seed, role, *key) for key in keys]
+        while len(self._generators) < len(keys):
+            self._generators.append(stream(0, role))
+        pools = words.descendants(seed, [(int(role), *key) for key in keys])
+        taken = self._generators[: len(keys)]
+        for generator, key in zip(taken, words.generated_long(pools, 2), strict=True):
+            generator.bit_generator.state = {**_AT_REST, "state": {"counter": _ZEROS, "key": key}}
+        return taken
 
 
 def reset_seeds(seed: int, role: Role, keys: Sequence[tuple[int, ...]]) -> list[int]:

@@ -20,7 +20,7 @@ from .ahead import NextSeeds
 from .noise import NOISE_BLOCK, HeldNoise, NoiseSource, StepNoise
 from .policy import Policy
 from .rows import Rows, Standing, open_rows
-from .seeding import Role, reset_seed, streams
+from .seeding import Role, Streams, reset_seed
 from .spec import (
     Array,
     EnvironmentFault,
@@ -48,6 +48,7 @@ class RolloutWorker:
     def __init__(self, new_rows: Callable[[EnvSpec, int], Rows] = open_rows) -> None:
         self._new_rows = new_rows
         self._moving: Rows | None = None
+        self._generators = Streams()
         self._policies: OrderedDict[tuple[str, PolicySpec], Policy] = OrderedDict()
         #: Environments by slot, with the tokens of the states they were left in.
         self._slots: OrderedDict[tuple[str, int], _Held] = OrderedDict()
@@ -66,7 +67,7 @@ class RolloutWorker:
         self._moving = held.rows
         try:
             policy = self._policy(task, weights)
-            fragment = _Rollout(task, policy, held).fragment()
+            fragment = _Rollout(task, policy, held, self._generators).fragment()
         except EnvironmentFault as fault:
             held.rows.close()
             cause = fault.__cause__
@@ -128,7 +129,8 @@ def _place(task: RolloutTask) -> tuple[str, int]:
 class _Rollout:
     """One run of one task: its growing arrays and the loop that fills them."""
 
-    def __init__(self, task: RolloutTask, policy: Policy, held: _Held) -> None:
+    def __init__(self, task: RolloutTask, policy: Policy, held: _Held, generators: Streams) -> None:
+        self._generators = generators
         self.task = task
         self.policy = policy
         self.rows = held.rows
@@ -307,9 +309,10 @@ class _Rollout:
     def _streams(self, rows: Sequence[int]) -> list[np.random.Generator]:
         task = self.task
         if task.purpose == "evaluate":
-            keys = [(self._episode(row),) for row in rows]
-            return streams(task.seed, Role.EVALUATION_ACTION, keys)
-        return streams(task.seed, Role.ACTION, [(task.slot, row, task.iteration) for row in rows])
+            keys: list[tuple[int, ...]] = [(self._episode(row),) for row in rows]
+            return self._generators.take(task.seed, Role.EVALUATION_ACTION, keys)
+        keys = [(task.slot, row, task.iteration) for row in rows]
+        return self._generators.take(task.seed, Role.ACTION, keys)
 
     def _noise_source(self) -> NoiseSource:
         task = self.task
