@@ -272,6 +272,23 @@ assert refused.code == 1, refused
     assert done.returncode == 0, done.stderr
 
 
+def test_a_start_loads_nothing_that_draws_and_no_torch(tmp_path):
+    """With modules in the way that cannot be run, for this process and its workers."""
+    for name in ("torch", "glfw", "imageio", "PIL", "matplotlib"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} was asked for')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    words = ["train", "--env", "hopper", "--steps", "2048", "--workers", "2", "--out", "x"]
+    command = [sys.executable, "-X", "importtime", "-m", "rlflame", *words]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, cwd=tmp_path, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    loaded = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}
+    assert "mujoco" in loaded
+    assert not loaded & {"rlflame.video", "rlflame.clips", "rlflame.api", "flamepy"}
+
+
 SHOW_THREADS = """
 import os, sys
 from rlflame.cli import main

@@ -12,9 +12,10 @@ from commands import TINY, rlflame
 from drawing import begun
 from PIL import Image
 
-from rlflame import api, checkpoint, clips
-from rlflame.clips import Clips, FilmingRecorder
+from rlflame import api, checkpoint
+from rlflame.clips import Clips
 from rlflame.errors import RlflameError
+from rlflame.filming import FilmingRecorder, NoClips
 from rlflame.render import Drawing
 from rlflame.show import Silent
 from rlflame.trainer import Progress
@@ -186,7 +187,7 @@ def test_whoever_waits_for_the_last_film_is_told(tmp_path):
 
 
 def test_a_film_is_due_when_another_multiple_is_passed():
-    class Ledger(clips.NoClips):
+    class Ledger(NoClips):
         offered: list[int] = []  # noqa: RUF012
 
         def offer(self, progress, policy):

@@ -21,6 +21,7 @@ import rollouts
 from test_fleet import alone, eventually, slots
 from test_rollout_child import gone
 
+from rlflame.early import HeadStart
 from rlflame.errors import EnvironmentFailure, FleetError, RlflameError
 from rlflame.fleet import FleetEvent
 from rlflame.fleet.jobs import Job, JobQueue
@@ -446,6 +447,7 @@ def test_files_in_the_current_folder_are_not_mistaken_for_libraries(
 PARENT = """
 import sys, time
 import rollouts
+from rlflame.early import HeadStart
 from rlflame.fleet.local import LocalFleet
 import dataclasses
 
@@ -544,3 +546,34 @@ def test_an_idle_worker_takes_another_s_slot_rather_than_wait_but_nobody_s_first
     jobs.add([job(1)])
     assert [jobs.take(b).task.slot for _ in range(2)] == [1, 0]
     assert not jobs
+
+
+# A head start
+
+
+def test_processes_that_began_early_become_workers_and_the_others_end(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(8), raising=False)
+    with HeadStart() as early:
+        first = early.take(1)
+        (left,) = early._processes
+        with LocalFleet(2, begun=first, environment="Hopper-v5") as fleet:
+            assert first[0].pid in fleet.pids()
+            assert len(set(fleet.pids())) == 2
+            hellos = fleet.probe().workers
+            assert hellos[0] == hellos[1]
+            assert not left.exited
+    assert left.exited
+    assert first[0].exited
+
+
+def test_nobody_begins_early_where_there_is_one_processor_or_nobody_is_wanted(monkeypatch):
+    with HeadStart(0) as early:
+        assert early.take(9) == []
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(1), raising=False)
+    with HeadStart() as early:
+        assert early.take(9) == []
+
+
+def test_an_environment_that_cannot_be_loaded_ahead_is_blamed_when_it_is_made():
+    with LocalFleet(1, environment="no_such_module:Odd-v0") as fleet:
+        assert len(fleet.probe().workers) == 1

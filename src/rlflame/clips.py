@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
 from rlflame import tensor_file, video
 from rlflame.checkpoint import Checkpoint
 from rlflame.errors import RlflameError
-from rlflame.evaluate import EvaluationRecord
 from rlflame.facts import count
 from rlflame.render import Drawing, Job, camera, order
-from rlflame.rollout.spec import Fragment, PolicyArrays
-from rlflame.trainer import Progress, Recorder, Snapshot
+from rlflame.rollout.spec import PolicyArrays
+from rlflame.trainer import Progress
 
 _SECONDS = 10.0
 _WIDTH = 240
@@ -43,36 +40,6 @@ Draw = Callable[[Job, bool, Callable[[], bool]], Drawing]
 
 def drawn(job: Job, mujoco: bool, stopped: Callable[[], bool]) -> Drawing:
     return order.drawn(job, mujoco=mujoco, stopped=stopped)
-
-
-class Studio(Protocol):
-    """Where films are made while a run goes on."""
-
-    def offer(self, progress: Progress, policy: Callable[[], PolicyArrays]) -> None:
-        """Film this policy, as soon as nothing else is being filmed."""
-
-    def busy(self) -> bool:
-        """Whether a film is being made."""
-
-    def notes(self) -> list[str]:
-        """What there is to say since the last time."""
-
-    def close(self, hurry: Callable[[], bool]) -> None:
-        """Wait for what is being filmed, or end it where there is no time."""
-
-
-class NoClips:
-    """Nobody wants films."""
-
-    def offer(self, progress: Progress, policy: Callable[[], PolicyArrays]) -> None: ...
-
-    def busy(self) -> bool:
-        return False
-
-    def notes(self) -> list[str]:
-        return []
-
-    def close(self, hurry: Callable[[], bool]) -> None: ...
 
 
 class Clips:
@@ -168,60 +135,3 @@ class Clips:
         more = "more " if self._drawn else ""
         with self._lock:
             self._notes.append(f"There will be no {more}films of this run: {reason}")
-
-
-def filmed(
-    recorder: Recorder,
-    folder: Path,
-    source: Checkpoint,
-    every_steps: int | None,
-    note: Callable[[str], None],
-) -> FilmingRecorder:
-    """The recorder, and films in that folder if any are wanted."""
-    clips = NoClips() if every_steps is None else Clips(folder, source)
-    return FilmingRecorder(recorder, clips, every_steps or 1, note)
-
-
-class FilmingRecorder:
-    """A Recorder that also films the policy, every so many steps."""
-
-    def __init__(
-        self, recorder: Recorder, clips: Studio, every_steps: int, note: Callable[[str], None]
-    ) -> None:
-        self._recorder = recorder
-        self._clips = clips
-        self._every_steps = every_steps
-        self._note = note
-        self._filmed: int | None = None
-
-    def iteration(
-        self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
-    ) -> None:
-        self._recorder.iteration(progress, metrics, fragments)
-        self.pass_on()
-
-    def evaluation(
-        self, progress: Progress, record: EvaluationRecord, policy: PolicyArrays
-    ) -> None:
-        self._recorder.evaluation(progress, record, policy)
-
-    def snapshot(self, take: Callable[[], Snapshot], progress: Progress, final: bool) -> None:
-        self._recorder.snapshot(take, progress, final)
-        every, last = self._every_steps, self._filmed
-        if last is None or progress.steps // every > last // every:
-            self._filmed = progress.steps
-            self._clips.offer(progress, lambda: take().policy)
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._recorder.phase(name)
-
-    def pass_on(self) -> None:
-        """Notes are said here, by the thread that says everything else."""
-        for text in self._clips.notes():
-            self._note(text)
-
-    def close(self, hurry: Callable[[], bool]) -> None:
-        if self._clips.busy() and not hurry():
-            self._note("The last film is being drawn; Ctrl-C goes without it.")
-        self._clips.close(hurry)
-        self.pass_on()

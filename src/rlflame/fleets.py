@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlflame import env_file
+from rlflame.early import HeadStart
 from rlflame.fleet import Fleet, Observer, ignore
 from rlflame.fleet.choosing import ChoosingFleet
 from rlflame.fleet.local import LocalFleet
@@ -19,8 +20,18 @@ if TYPE_CHECKING:
     from rlflame.fleet.inline import InlineFleet
 
 
-def fleet(runtime: RuntimeSettings, tasks: int | None = None, observer: Observer = ignore) -> Fleet:
-    """Where rollouts run; never more workers than there can be tasks at once."""
+def fleet(
+    runtime: RuntimeSettings,
+    tasks: int | None = None,
+    observer: Observer = ignore,
+    environment: str | None = None,
+    early: HeadStart | None = None,
+) -> Fleet:
+    """Where rollouts run; never more workers than there can be tasks at once.
+
+    Workers here load what the named environment needs before there are tasks, and those that began
+    early are among them.
+    """
     if runtime.env_file is not None:
         env_file.admit(runtime.env_file)
     kind = choice(runtime)
@@ -29,13 +40,20 @@ def fleet(runtime: RuntimeSettings, tasks: int | None = None, observer: Observer
     if kind == "flame":
         return _flame(runtime, tasks, observer)
     count = runtime.workers or blas.usable_cores()
-    return _local(runtime, count if tasks is None else min(count, tasks), observer)
+    count = count if tasks is None else min(count, tasks)
+    return _local(runtime, count, observer, environment, early)
 
 
-def for_training(runtime: RuntimeSettings, slots: int, observer: Observer = ignore) -> Fleet:
+def for_training(
+    runtime: RuntimeSettings,
+    slots: int,
+    observer: Observer = ignore,
+    environment: str | None = None,
+    early: HeadStart | None = None,
+) -> Fleet:
     """As `fleet`; but where `auto` has a cluster to choose, both sides are timed."""
     if runtime.fleet != "auto" or choice(runtime) != "flame":
-        return fleet(runtime, slots, observer)
+        return fleet(runtime, slots, observer, environment, early)
     if runtime.env_file is not None:
         env_file.admit(runtime.env_file)
     # First, so that a cluster that cannot be reached ends it before anything has begun.
@@ -75,13 +93,21 @@ def candidates(fleet: Fleet) -> tuple[tuple[str, int], ...]:
     return fleet.candidates if isinstance(fleet, ChoosingFleet) else ()
 
 
-def _local(runtime: RuntimeSettings, workers: int, observer: Observer) -> Fleet:
+def _local(
+    runtime: RuntimeSettings,
+    workers: int,
+    observer: Observer,
+    environment: str | None = None,
+    early: HeadStart | None = None,
+) -> Fleet:
     return LocalFleet(
         workers,
         step_deadline_s=runtime.step_deadline_s,
         max_retries=runtime.max_retries,
         show_output=runtime.debug,
         observer=observer,
+        environment=environment,
+        begun=early.take(workers) if early is not None else (),
     )
 
 

@@ -24,9 +24,9 @@ from rlflame import (
     toml,
 )
 from rlflame.checkpoint import Checkpoint
-from rlflame.clips import filmed
 from rlflame.config import LearningSettings, Recipe, RunConfig
 from rlflame.errors import CheckpointError, ConfigError
+from rlflame.filming import filmed
 from rlflame.fleet import EventCount, Fleet, Observer, TrafficCount, policy_id
 from rlflame.learners import blas_threads
 from rlflame.machine_log import MachineLog

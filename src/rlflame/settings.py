@@ -11,23 +11,14 @@ from rlflame import presets, toml, torchrun
 from rlflame.config import SHARDS, LearningSettings, RunConfig
 from rlflame.env_file import admit
 from rlflame.errors import ConfigError
+from rlflame.rollout.threads import limited
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import JOB_FILE, is_job
-
-#: As rlflame.rollout.blas has them; repeated because that room loads numpy, and these only count
-#: before it is loaded.
-THREAD_VARIABLES = (
-    "OPENBLAS_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
 
 
 def limit_threads(count: int) -> None:
     """The recipe's number of threads for the learner's linear algebra, before numpy loads."""
-    for name in THREAD_VARIABLES:
-        os.environ[name] = str(count)
+    os.environ.update(limited(count))
 
 
 def runtime_flags(

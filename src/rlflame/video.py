@@ -10,7 +10,7 @@ from pathlib import Path
 from rlflame import build, tensor_file
 from rlflame.checkpoint import Checkpoint
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.render import KINDS, Drawing, Job, Kind, camera, files, order
+from rlflame.render import KINDS, Drawing, Job, Kind, camera, order
 from rlflame.rollout.spec import PolicyArrays
 
 #: What a GIF may weigh before it loses colours and frames.
@@ -40,6 +40,8 @@ def kind_of(out: Path) -> Kind:
             f"-o {out.stem.strip('-') or 'film'}.gif",
         )
     if kind == "mp4":
+        from rlflame.render import files  # needs Pillow, which takes long to load
+
         files.check_video()
     if out.is_dir():
         raise CheckpointError(f"{out} is a folder.", "-o with the name of a file")
@@ -61,6 +63,8 @@ def check(wish: Wish) -> None:
     if wish.kind == "window" and wish.versus_untrained:
         raise ConfigError("--human shows one policy.", "-o film.gif --vs-untrained")
     if wish.kind == "gif" and wish.fps is not None:
+        from rlflame.render import files
+
         files.check_gif_rate(wish.fps)
 
 

@@ -61,7 +61,10 @@ class Dispatcher:
         observer: Observer,
         clock: Callable[[], float],
         meter: Meter,
+        environment: str | None = None,
+        begun: Sequence[WorkerProcess] = (),
     ) -> None:
+        self._environment = environment
         self._meter = meter
         self._step_deadline_s = step_deadline_s
         self._max_retries = max_retries
@@ -84,7 +87,9 @@ class Dispatcher:
         self._children: list[_Child] = []
         self._thread = threading.Thread(target=self._serve, name="rlflame-fleet", daemon=True)
         try:
-            for _ in range(workers):
+            for process in begun:
+                self._children.append(self._start(process))
+            while len(self._children) < workers:
                 self._children.append(self._start())
             self._thread.start()
         except BaseException as error:
@@ -370,10 +375,12 @@ class Dispatcher:
         place = self._children.index(child)
         self._children[place : place + 1] = [self._start()] if self._over is None else []
 
-    def _start(self) -> _Child:
-        process = WorkerProcess(show_output=self._show_output)
+    def _start(self, process: WorkerProcess | None = None) -> _Child:
+        process = process or WorkerProcess(show_output=self._show_output)
         child = _Child(process, moved_at=self._clock())
         self._selector.register(process.answers, selectors.EVENT_READ, child)
+        if self._environment is not None:
+            self._send(child, Kind.PREPARE, wire.encode({"id": self._environment}))
         return child
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rlflame.errors import RlflameError
 from rlflame.rollout import wire
+from rlflame.rollout.process import WorkerProcess
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
 
 from . import Closing, FleetEvent, FleetReport, Meter, Observer, Traffic, ignore, policy_id
@@ -22,7 +23,11 @@ from .jobs import Job
 
 
 class LocalFleet(Closing):
-    """`capacity` child processes, alive from construction to `close()`."""
+    """`capacity` child processes, alive from construction to `close()`.
+
+    Where an `environment` is named, they load what it needs before there are tasks; some of them
+    may have `begun` already.
+    """
 
     name = "local"
     ready = True
@@ -36,6 +41,8 @@ class LocalFleet(Closing):
         show_output: bool = False,
         observer: Observer = ignore,
         clock: Callable[[], float] = time.monotonic,
+        environment: str | None = None,
+        begun: Sequence[WorkerProcess] = (),
     ) -> None:
         self.capacity = workers
         self._observer = observer
@@ -51,6 +58,8 @@ class LocalFleet(Closing):
             observer=observer,
             clock=clock,
             meter=self._meter,
+            environment=environment,
+            begun=begun,
         )
 
     def put(self, policy: PolicyArrays) -> str:

@@ -19,13 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-#: Set before numpy is imported in a child, these hold whichever BLAS numpy was built with.
-THREAD_VARIABLES = (
-    "OPENBLAS_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
+from .threads import limited
+
 CORE_VARIABLE = "OPENBLAS_CORETYPE"
 _PREFIXES = ("scipy_openblas", "openblas")
 _SUFFIXES = ("64_", "_64", "")
@@ -93,7 +88,7 @@ def one_thread() -> Iterator[None]:
 
 def child_environment(threads: int = 1) -> dict[str, str]:
     """Variables that give a child process the same kernels as this one, on `threads` threads."""
-    variables = dict.fromkeys(THREAD_VARIABLES, str(threads))
+    variables = limited(threads)
     if _symbol("get_corename") is not None:
         variables[CORE_VARIABLE] = core_name()
     return variables
@@ -101,7 +96,7 @@ def child_environment(threads: int = 1) -> dict[str, str]:
 
 def environment_like(core: str, threads: int = 1) -> dict[str, str]:
     """Variables that give a child here the kernels of another machine, where it can run them."""
-    variables = dict.fromkeys(THREAD_VARIABLES, str(threads))
+    variables = limited(threads)
     if _symbol("get_corename") is not None and can_run(core, _processor_flags()):
         variables[CORE_VARIABLE] = core
     return variables

@@ -30,6 +30,7 @@ class Kind(IntEnum):
     BEAT = 5  # child: where the task stands, twice a second
     RESULT = 6  # child: Fragment or RolloutFailure
     BROKEN = 7  # child: a bug or a message it could not read
+    PREPARE = 8  # parent: {"id"} of an environment that tasks will be about
 
 
 def read_frame(stream: BinaryIO) -> tuple[Kind, bytes] | None:
@@ -58,6 +59,7 @@ class Child:
     def serve(self) -> None:
         """Answer until the parent is gone."""
         from . import wire
+        from .rows import prepare
 
         self._send(Kind.HELLO, wire.encode(versions()))
         threading.Thread(target=self._beat, daemon=True).start()
@@ -68,6 +70,8 @@ class Child:
                 self._policies[message["id"]] = message["arrays"]
             elif kind is Kind.FORGET:
                 self._policies.pop(wire.decode(payload)["id"], None)
+            elif kind is Kind.PREPARE:
+                prepare(wire.decode(payload)["id"])
             else:
                 self._answer(payload)
         self._worker.close()

@@ -23,7 +23,10 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
+from .later import DRAWING, load_later
 from .spec import Array, EnvironmentFault, EnvSpec, EnvState, Float32, Float64
+
+load_later(*DRAWING)
 
 _MUJOCO = "gymnasium.envs.mujoco."
 _EXACT_MUJOCO = frozenset(
@@ -76,7 +79,7 @@ def make(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, An
         options["render_mode"] = render_mode
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _import_code(spec.id)
+        import_code(spec.id)
         # Before anything is made: loading a model may warn already.
         _quiet_mujoco()
         env: gymnasium.Env[Any, Any] = gymnasium.make(spec.id, disable_env_checker=True, **options)
@@ -84,7 +87,7 @@ def make(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, An
     return env
 
 
-def _import_code(id: str) -> None:
+def import_code(id: str) -> None:
     """Import what an id needs; what is wrong with it is for `gymnasium.make` to say."""
     module, _, name = id.rpartition(":")
     with contextlib.suppress(Exception):

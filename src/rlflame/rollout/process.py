@@ -14,7 +14,6 @@ import tempfile
 from collections import deque
 from collections.abc import Mapping
 
-from . import blas
 from .child import HEADER, Kind
 
 _PIPE_BYTES = 1 << 20
@@ -46,6 +45,10 @@ class WorkerProcess:
         self._code: int | None = None
         self.answers, write = os.pipe()
         output = 2 if show_output else self._output
+        if environment is None:
+            from . import blas  # loads numpy, which whoever begins early does without
+
+            environment = blas.child_environment()
         # The child finds what this process finds, in the same order; the current folder comes
         # last (so -P), where it hides nothing and a `module:Id` that lies in it is found.
         folders = dict.fromkeys(entry or os.getcwd() for entry in [*sys.path, os.getcwd()])
@@ -60,7 +63,7 @@ class WorkerProcess:
                 pass_fds=(write,),
                 env={
                     **os.environ,
-                    **(blas.child_environment() if environment is None else environment),
+                    **environment,
                     "PYTHONPATH": path,
                 },
                 start_new_session=True,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import gymnasium
 
-from .lockstep import EnvRow, misbehaved
+from .lockstep import EnvRow, import_code, misbehaved
 from .spec import Array, EnvSpec, EnvState, Float32, Float64
 
 _OWN_PHYSICS = "stepped by rlflame's own MuJoCo loop"
@@ -147,6 +147,18 @@ def open_rows(spec: EnvSpec, count: int) -> Rows:
     return GymnasiumRows(spec, count) if isinstance(rows, str) else rows
 
 
+def prepare(id: str) -> None:
+    """Load what an environment of this id will need, as far as that is known without making it."""
+    try:
+        import_code(id)
+        if _is_of_mujoco(id):
+            from . import mujoco  # noqa: F401
+    except BaseException as error:
+        # What is wrong shows again, and is told with its place, when an environment is made.
+        if not misbehaved(error):
+            raise
+
+
 def stepped_by(spec: EnvSpec) -> str:
     """Who steps an environment, and why it is not somebody faster, in a few words."""
     rows = _known_physics(spec, 1)
@@ -156,11 +168,15 @@ def stepped_by(spec: EnvSpec) -> str:
     return _OWN_PHYSICS
 
 
+def _is_of_mujoco(id: str) -> bool:
+    registered: Any = gymnasium.registry.get(id)
+    entry = getattr(registered, "entry_point", None)
+    return isinstance(entry, str) and entry.startswith("gymnasium.envs.mujoco.")
+
+
 def _known_physics(spec: EnvSpec, count: int) -> Rows | str:
     """Rows of `mujoco.py`, or the reason why there are none."""
-    registered: Any = gymnasium.registry.get(spec.id)
-    entry = getattr(registered, "entry_point", None)
-    if not isinstance(entry, str) or not entry.startswith("gymnasium.envs.mujoco."):
+    if not _is_of_mujoco(spec.id):
         return "it is none of Gymnasium's MuJoCo environments"
     from . import mujoco
 
