@@ -78,7 +78,7 @@ def choice(runtime: RuntimeSettings) -> str:
     """What `auto` comes to: Flame where one is configured, never silently something else."""
     if runtime.fleet != "auto":
         return runtime.fleet
-    from rlflame.fleet.flame.cluster import configured
+    from rlflame.fleet.flame.address import configured
 
     return "flame" if configured() else "local"
 
