@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 
+import gloo
 import pytest
 from commands import rlflame
 
 from rlflame.bench.distributed import SETUPS, theirs, variants
 from rlflame.bench.raced import Raced, final_return
 from rlflame.bench.racing import Race, Runner
+from rlflame.learner.leading import release
 
 SMALL = tuple(
     word
@@ -87,8 +90,17 @@ def with_library(folder, monkeypatch, text):
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
+@contextlib.contextmanager
+def forked(runtime, threads, hint):
+    """Learners as processes, without the seconds that each takes to load."""
+    with gloo.gathered(runtime.learners) as group:
+        yield group
+        release(group)
+
+
 def test_a_race_is_told_and_written(tmp_path, monkeypatch):
     with_library(tmp_path, monkeypatch, STAND_IN)
+    monkeypatch.setattr("rlflame.crew.learners", forked)
     spoken = rlflame(
         "bench", "--recipe", "dppo", "--learners", "1,2", "--steps", "300", *SMALL,
         "--compare", "inline", "-o", tmp_path / "new",
@@ -112,6 +124,11 @@ def test_a_race_is_told_and_written(tmp_path, monkeypatch):
     assert found["stable-baselines3", 1]["final_returns"] == [7.0]
     assert len(found["stable-baselines3", 1]["races"][0]["episodes"]) == 384 // 8
     assert (tmp_path / "new/dppo.curves.png").stat().st_size > 0
+    table = (tmp_path / "new/dppo.csv").read_text().splitlines()
+    assert table[0] == "learners,recipe,seconds,steps,case,final_return"
+    assert [row.split(",")[:2] for row in table[1:]] == [
+        ["1", "exact"], ["2", "exact"], ["2", "scaled"], ["1", "stable-baselines3"]
+    ]  # fmt: skip
     assert "Learners" in rlflame("plot", tmp_path / "new/dppo.csv", "-o", "-").out
 
 

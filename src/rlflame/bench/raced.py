@@ -22,7 +22,7 @@ from rlflame.config import LearningSettings
 from rlflame.plot import Chart, Panels, Series
 from rlflame.report import Document, Section, Table
 
-HEAD = ("learners", "backend", "seconds", "steps", "case", "final_return")
+HEAD = ("learners", "recipe", "seconds", "steps", "case", "final_return")
 #: What a return is the mean of, at the end and along a line.
 EPISODES = 20
 

@@ -14,14 +14,16 @@ from rlflame.plot import Bars
 COLUMNS = ("workers", "backend", "seconds")
 #: What the first column may be called.
 UNITS = ("workers", "learners")
+#: What the second may be.
+SIDES = ("backend", "recipe")
 _MOST_WORKERS = 1_000_000
 #: A case and a backend.
 Side = tuple[str, str]
 
 
 def speedup(table: Path) -> Bars:
-    """Bars of a CSV with the columns workers (or learners), backend, seconds and, where they
-    differ, steps.
+    """Bars of a CSV with the columns workers (or learners), backend (or recipe), seconds and,
+    where they differ, steps.
 
     Rows with equal workers and backend are repetitions; their median counts. One is the fastest of
     the backends with the fewest workers, so that no backend is measured against its own overhead.
@@ -69,7 +71,8 @@ def _seconds_per_step(table: Path) -> tuple[str, dict[tuple[int, Side], float]]:
             rows = csv.DictReader(file)
             named = rows.fieldnames or ()
             unit = next((name for name in UNITS if name in named), UNITS[0])
-            missing = [name for name in (unit, *COLUMNS[1:]) if name not in named]
+            kind = next((name for name in SIDES if name in named), SIDES[0])
+            missing = [name for name in (unit, kind, *COLUMNS[2:]) if name not in named]
             if missing:
                 raise CheckpointError(
                     f"{table} has no column {missing[0]!r}.",
@@ -80,7 +83,7 @@ def _seconds_per_step(table: Path) -> tuple[str, dict[tuple[int, Side], float]]:
                 seconds /= float(row.get("steps") or 1.0)
                 if not 1 <= workers <= _MOST_WORKERS or not 0.0 < seconds < np.inf:
                     raise ValueError(f"{workers} {unit} in {seconds:g} seconds")
-                side = (row.get("case") or "", row["backend"])
+                side = (row.get("case") or "", row[kind])
                 found.setdefault((workers, side), []).append(seconds)
     except OSError as error:
         raise CheckpointError(
