@@ -8,45 +8,50 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import socket
+import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from rlflame.errors import LearnersLost
 from rlflame.learner.group import Alone, Group
 
 JOINING_S = 60.0
+PATIENCE = {"deadline_s": JOINING_S, "joining_s": JOINING_S, "clock": time.monotonic}
 
 
-def _learn(rank: int, size: int, meeting: str) -> None:
+def _learn(rank: int, size: int, port: int) -> None:
     from rlflame import follower
     from rlflame.learner.torch_group import TorchGroup
+    from rlflame.roll_call import HERE, Meeting
 
-    group = TorchGroup(rank, size, deadline_s=JOINING_S, joining_s=JOINING_S, file=meeting)
+    store = Meeting(HERE, port).store(JOINING_S)
+    group = TorchGroup(rank, size, **PATIENCE, store=store)
     with contextlib.suppress(LearnersLost):  # the first has gone
         while True:
             follower.learn(group)
 
 
 @contextlib.contextmanager
-def gathered(size: int, folder: Path) -> Iterator[Group]:
+def gathered(size: int) -> Iterator[Group]:
     """So many learners, this process the first of them. Release them after each run."""
     if size == 1:
         yield Alone()
         return
     from rlflame.learner.torch_group import TorchGroup
+    from rlflame.roll_call import HERE, hosted
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    meeting = str(folder / f"meeting-{size}")
+    meeting, store = hosted(socket.create_server((HERE, 0)))
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["rlflame.learner.torch_group", "rlflame.learners"])
     others = [
-        server.Process(target=_learn, args=(rank, size, meeting), daemon=True)
+        server.Process(target=_learn, args=(rank, size, meeting.port), daemon=True)
         for rank in range(1, size)
     ]
     for other in others:
         other.start()
     try:
-        group = TorchGroup(0, size, deadline_s=JOINING_S, joining_s=JOINING_S, file=meeting)
+        group = TorchGroup(0, size, **PATIENCE, store=store)
         try:
             yield group
         finally:

@@ -27,7 +27,7 @@ FLOORS = [
     ["toml", "config methods runtime", "metrics", "fleet", "learner", "env_file", "machine"],
     ["estimates"],
     ["seeds"],
-    ["torchrun", "graphics", "memory", "onnx_file", "event_file"],
+    ["torchrun", "roll_call", "graphics", "memory", "onnx_file", "event_file"],
     ["fleet.*", "learner.*", "presets", "plot plot.*", "evaluate", "recorded decoded"],
     ["trainer", "facts", "learners"],
     ["grouping", "averaged", "tensorboard"],
@@ -50,7 +50,13 @@ FLOORS = [
 
 #: Third parties, and the only places that know them.
 GUESTS = {
-    "torch": {"learner.networks", "learner.torch_sac", "learner.torch_group", "learner.leaves"},
+    "torch": {
+        "learner.networks",
+        "learner.torch_sac",
+        "learner.torch_group",
+        "learner.leaves",
+        "roll_call",
+    },
     "flamepy": {"fleet.flame.*"},
     "typer": {"cli", "commands", "commands.*"},
     "rich": {"live", "seeds.live"},

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import time
+
 import gloo
 import pytest
 from torch import distributed
@@ -9,6 +12,7 @@ from torch import distributed
 from rlflame.errors import LearnersLost
 from rlflame.learner.leading import release
 from rlflame.learner.torch_group import TorchGroup, backend_for
+from rlflame.roll_call import HERE, hosted
 
 
 @pytest.mark.parametrize(
@@ -23,11 +27,12 @@ def test_cards_exchange_by_nccl_unless_two_learners_share_one(device, places, ba
     assert backend_for(device, places) == backend
 
 
-def test_a_meeting_that_fails_is_not_in_the_way_of_the_next(tmp_path):
-    for n in range(2):
+def test_a_meeting_that_fails_is_not_in_the_way_of_the_next():
+    for _ in range(2):
+        _, store = hosted(socket.create_server((HERE, 0)))
         with pytest.raises(LearnersLost, match="The 2 learners did not come together"):
-            TorchGroup(0, 2, deadline_s=1.0, joining_s=1.0, file=str(tmp_path / str(n)))
+            TorchGroup(0, 2, deadline_s=1.0, joining_s=1.0, clock=time.monotonic, store=store)
         assert not distributed.is_initialized()
-    with gloo.gathered(2, tmp_path) as group:
+    with gloo.gathered(2) as group:
         release(group)
     assert not distributed.is_initialized()

@@ -78,8 +78,10 @@ def test_processes_that_learn_together_end_in_the_bits_of_one(algorithm, tmp_pat
 
 
 @pytest.fixture
-def begun(tmp_path):
+def begun(tmp_path, monkeypatch):
     """A run without an end that two processes learn in, and the second of them."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     words = ("train", *ENDLESS, "--learners", "2", "--json", "--out", tmp_path / "x")
     running = process(*words, "--set", "runtime.learner_deadline_s=3")
     try:
@@ -229,11 +231,12 @@ def test_whoever_waits_for_learners_can_be_ended(stalled):
     running.wait(timeout=100)
 
 
-def test_no_learner_outlives_the_first(begun):
+def test_no_learner_and_no_file_outlives_the_first(begun, tmp_path):
     running, learner = begun
     running.kill()
     running.wait()
     until(lambda: not alive(learner))
+    assert not any((tmp_path / "temporary").iterdir())
 
 
 def test_a_signal_saves_and_ends_all_learners(begun, tmp_path):
@@ -329,6 +332,37 @@ def test_processes_that_torchrun_starts_learn_as_one(tmp_path):
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3"]
     assert digest(tmp_path / "1") == digest(tmp_path / "2") == digest(tmp_path / "3")
+
+
+#: The second learner stops, or never returns from its own arithmetic.
+HANGS = """
+import os
+if os.environ.get("RANK") == "1":
+    import signal, time
+    from pathlib import Path
+    from rlflame.learner import ppo
+    def gradient(self, batch, count):
+        Path(__file__).with_name("hung").write_text(str(os.getpid()))
+        {}
+    ppo.NumpyPpo.gradient = gradient
+"""
+
+
+@pytest.mark.parametrize("hang", ["os.kill(os.getpid(), signal.SIGSTOP)", "time.sleep(600)"])
+def test_a_learner_of_torchrun_that_hangs_is_named_and_nobody_waits_for_it(
+    hang, tmp_path, monkeypatch
+):
+    (tmp_path / "sitecustomize.py").write_text(HANGS.format(hang))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    words = ("train", *TINY, *SHARDS, "--steps", "256", "--json", "--out", tmp_path / "x")
+    late = ("--set", "runtime.learner_deadline_s=3")
+    running = launched(*words, *late, nproc_per_node="2", master_port=free_port())
+    spoken = finished(running, 120.0)
+    learner = int((tmp_path / "hung").read_text())
+    assert re.search(hung(1, learner, 2), spoken.events()[-1]["message"])
+    assert not alive(learner)
+    # What torchrun says where it had to kill a process, for which it waits half a minute.
+    assert "forcefully" not in spoken.err
 
 
 @pytest.mark.parametrize("words", [("resume", "x"), ("train", *TINY, "--dry-run")])

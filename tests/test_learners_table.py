@@ -27,7 +27,7 @@ ROWS = {
 
 @pytest.fixture(scope="module", params=[1, 2, 4, 8], ids="{} learners".format)
 def learners(request, tmp_path_factory):
-    with gloo.gathered(request.param, tmp_path_factory.mktemp("meeting")) as group:
+    with gloo.gathered(request.param) as group:
         yield group
 
 

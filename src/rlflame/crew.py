@@ -5,14 +5,16 @@ Or, where torchrun has started them all, only joined. Must not know: what is lea
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
+import signal
+import socket
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlflame.errors import ConfigError, LearnersLost
 from rlflame.learner.group import Alone, Group
@@ -21,6 +23,9 @@ from rlflame.rollout.child import Kind
 from rlflame.rollout.process import WorkerProcess, how_it_ended
 from rlflame.runtime import RuntimeSettings
 from rlflame.torchrun import Place, place
+
+if TYPE_CHECKING:
+    from rlflame.roll_call import Learner, RollCall
 
 #: Python and torch have to be loaded before a learner answers.
 JOINING_S = 180.0
@@ -54,7 +59,7 @@ def _learners(runtime: RuntimeSettings, threads: int) -> Iterator[Group]:
                 f"torchrun has started {found.size} processes for {runtime.learners} learners.",
                 "leave out --learners: every process is one",
             )
-        with _joined(runtime, found, JOINING_S) as group:
+        with _launched(runtime, found) as group:
             yield group
     elif runtime.learners == 1:
         yield Alone()
@@ -67,15 +72,39 @@ def excuse() -> None:
     """Let those go that torchrun has started, where nothing is left to learn."""
     found = place()
     if found is not None:
-        with _joined(RuntimeSettings(), found, JOINING_S):
+        with _launched(RuntimeSettings(), found):
             pass
 
 
 @contextmanager
+def _launched(runtime: RuntimeSettings, here: Place) -> Iterator[Group]:
+    with _joined(runtime, here, JOINING_S) as (group, roll_call):
+        try:
+            yield group
+        except LearnersLost as error:
+            late = roll_call.ask(_GRACE_S)
+            learners = {rank: roll_call.who(rank) for rank in late}
+            if error.hung:
+                # Torchrun ends this process when it sees the others gone: it has said why by then.
+                atexit.register(_end_those_here, [*learners.values()])
+            pids = {rank: learner.pid for rank, learner in learners.items()}
+            raise _worded(error, pids, here.size, runtime.learner_deadline_s) from error
+
+
+def _end_those_here(learners: Iterable[Learner]) -> None:
+    """Torchrun asks a process to end, which one that is stopped does not hear, and then waits."""
+    from rlflame.roll_call import Learner
+
+    for learner in learners:
+        if learner.machine == Learner.here().machine:
+            with suppress(OSError):
+                os.kill(learner.pid, signal.SIGKILL)
+
+
+@contextmanager
 def _hired(runtime: RuntimeSettings, threads: int) -> Iterator[Group]:
-    with tempfile.TemporaryDirectory(prefix="rlflame-learners-") as folder, ExitStack() as leave:
-        meeting, arrivals = str(Path(folder) / "meeting"), Path(folder) / "arrivals"
-        arrivals.write_bytes(bytes(8 * runtime.learners))
+    with ExitStack() as leave:
+        listening = leave.enter_context(socket.create_server(("127.0.0.1", 0)))
         crew: dict[int, WorkerProcess] = {}
         for rank in range(1, runtime.learners):
             crew[rank] = WorkerProcess(
@@ -84,17 +113,22 @@ def _hired(runtime: RuntimeSettings, threads: int) -> Iterator[Group]:
                 environment={**blas.child_environment(threads), **_loopback()},
             )
             leave.callback(crew[rank].retire)
-            told = {"rank": rank, "size": runtime.learners, "meeting": meeting}
-            told["arrivals"] = str(arrivals)
+            told = {"rank": rank, "size": runtime.learners, "meeting": listening.getsockname()}
             crew[rank].send(Kind.TASK, wire.encode(told))
         os.environ.update(_loopback())
         try:
             _await_loaded(crew)
             here = Place(0, runtime.learners)
-            with _joined(runtime, here, _MEETING_S, meeting, str(arrivals)) as group:
-                yield group
+            with _joined(runtime, here, _MEETING_S, listening) as (group, roll_call):
+                try:
+                    yield group
+                except LearnersLost as error:
+                    late = roll_call.ask(_GRACE_S, lambda: bool(_ended(crew)))
+                    pids = {rank: crew[rank].pid for rank in late}
+                    deadline_s = runtime.learner_deadline_s
+                    raise _worded(error, pids, runtime.learners, deadline_s) from error
         except LearnersLost as error:
-            raise _explained(error, crew, runtime.learner_deadline_s) from error
+            raise _explained(error, crew) from error
 
 
 def _await_loaded(crew: Mapping[int, WorkerProcess]) -> None:
@@ -122,21 +156,22 @@ def _joined(
     runtime: RuntimeSettings,
     here: Place,
     joining_s: float,
-    meeting: str | None = None,
-    arrivals: str | None = None,
-) -> Iterator[Group]:
+    listening: socket.socket | None = None,
+) -> Iterator[tuple[Group, RollCall]]:
     from rlflame.learner.leading import release
     from rlflame.learner.torch_group import TorchGroup
+    from rlflame.roll_call import RollCall, hosted, of_torchrun
 
+    meeting, store = hosted(listening) if listening is not None else (of_torchrun(), None)
     group = TorchGroup(
         *here,
         deadline_s=runtime.learner_deadline_s,
         joining_s=joining_s,
-        file=meeting,
-        arrivals=arrivals,
+        clock=time.monotonic,
+        store=store,
     )
     try:
-        yield group
+        yield group, RollCall(meeting, *here, joining_s, lambda: group.exchanges)
         release(group)
     finally:
         with suppress(RuntimeError):
@@ -149,56 +184,52 @@ def _loopback() -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", name)}
 
 
-def _explained(
-    error: LearnersLost, crew: Mapping[int, WorkerProcess], deadline_s: float
-) -> LearnersLost:
-    """Who it was, how it ended and what it said last; those it took along are not meant.
-
-    Of those that are left, whoever is well answers, also while it waits for another.
-    """
-    for process in crew.values():
-        process.send(Kind.BEAT, b"")
-    silent = set(crew)
+def _explained(error: LearnersLost, crew: Mapping[int, WorkerProcess]) -> LearnersLost:
+    """Who it was, how it ended and what it said last; those it took along are not meant."""
+    ended = _ended(crew)
     until = time.monotonic() + _GRACE_S
-    ended: dict[int, int] = {}
-    while not ended and time.monotonic() < until:
+    while not (ended or error.hung) and time.monotonic() < until:
         time.sleep(0.05)
-        silent = {rank for rank in silent if not _has_answered(crew[rank])}
-        gone = {rank: process.retire() for rank, process in crew.items() if process.exited}
-        ended = {rank: code for rank, code in gone.items() if code != LOST}
-    if ended:
-        rank, code = min(ended.items())
-        return LearnersLost(
-            f"{_named([rank], crew)} was lost: it {_worded(how_it_ended(code))}.",
-            detail=crew[rank].printed().strip(),
-        )
-    hanging = sorted(silent or error.late or ())
-    if error.late is None or not hanging:
+        ended = _ended(crew)
+    if not ended:
         return error
+    rank, code = min(ended.items())
+    how = how_it_ended(code)
     return LearnersLost(
-        f"{_named(hanging, crew)} {'has' if len(hanging) == 1 else 'have'} not answered for "
-        f"{deadline_s:g} s (runtime.learner_deadline_s).",
-        detail=error.detail,
+        f"{_named({rank: crew[rank].pid}, len(crew) + 1)} was lost: it "
+        f"{how if how.startswith('ended') else f'was {how}'}.",
+        detail=crew[rank].printed().strip(),
     )
 
 
-def _has_answered(process: WorkerProcess) -> bool:
-    try:
-        return process.exited or bool(process.receive())
-    except BlockingIOError:
-        return False
-    except EOFError:
-        return True
+def _ended(crew: Mapping[int, WorkerProcess]) -> dict[int, int]:
+    """The exit codes of those that ended by themselves."""
+    gone = {rank: process.retire() for rank, process in crew.items() if process.exited}
+    return {rank: code for rank, code in gone.items() if code != LOST}
 
 
-def _named(ranks: Sequence[int], crew: Mapping[int, WorkerProcess]) -> str:
+def _worded(
+    error: LearnersLost, pids: Mapping[int, int], size: int, deadline_s: float
+) -> LearnersLost:
+    """The same, with the names of those who are to blame."""
+    from rlflame.learner.torch_group import silent
+
+    if not pids:
+        return error
+    have = "has" if len(pids) == 1 else "have"
+    said = silent(deadline_s) if error.hung else "has ended."
+    found = LearnersLost(
+        f"{_named(pids, size)} {said.replace('has', have, 1)}", detail=error.detail
+    )
+    found.hung = error.hung
+    return found
+
+
+def _named(pids: Mapping[int, int], size: int) -> str:
     """Learner 1 of 2 (process 4711), or several."""
-    size, *pids = len(crew) + 1, *(str(crew[rank].pid) for rank in ranks)
-    if len(ranks) == 1:
-        return f"Learner {ranks[0]} of {size} (process {pids[0]})"
-    *most, last = map(str, ranks)
-    return f"Learners {', '.join(most)} and {last} of {size} (processes {', '.join(pids)})"
-
-
-def _worded(how: str) -> str:
-    return how if how.startswith("ended") else f"was {how}"
+    if len(pids) == 1:
+        ((rank, pid),) = pids.items()
+        return f"Learner {rank} of {size} (process {pid})"
+    *most, last = map(str, sorted(pids))
+    numbers = ", ".join(str(pids[rank]) for rank in sorted(pids))
+    return f"Learners {', '.join(most)} and {last} of {size} (processes {numbers})"

@@ -54,8 +54,8 @@ class LearningError(RlflameError):
 class LearnersLost(RlflameError):
     """One of several learners ended, or did not answer in time."""
 
-    #: Where an exchange failed, those that are known not to have come to it.
-    late: tuple[int, ...] | None = None
+    #: Whether the time was over; a learner that ended is noticed at once.
+    hung = False
 
 
 class Interrupted(RlflameError):

@@ -12,8 +12,11 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
-from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO
 
 from rlflame.crew import JOINING_S, LOST
 from rlflame.errors import LearnersLost, LearningError
@@ -22,24 +25,49 @@ from rlflame.rollout import blas, wire
 from rlflame.rollout.child import HEADER, Kind, read_frame
 from rlflame.torchrun import Place
 
+if TYPE_CHECKING:
+    from rlflame.roll_call import Meeting, RollCall
+
 #: Of linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
+_GRACE_S = 1.0
 
 
-def follow(here: Place, meeting: str | None = None, arrivals: str | None = None) -> None:
-    """Join the others, learn what is learned, and follow to the end."""
+def follow(
+    here: Place, meeting: Meeting | None = None, answered: Callable[[], None] = lambda: None
+) -> None:
+    """Join the others, where torchrun says if not at a `meeting`; learn what is learned, and follow
+    to the end. `answered` once the first learner has asked who is well: then the run is over."""
     from rlflame.learner.torch_group import TorchGroup
+    from rlflame.roll_call import RollCall, of_torchrun
 
+    store = meeting.store(JOINING_S) if meeting is not None else None
     group = TorchGroup(
-        *here, deadline_s=JOINING_S, joining_s=JOINING_S, file=meeting, arrivals=arrivals
+        *here, deadline_s=JOINING_S, joining_s=JOINING_S, clock=time.monotonic, store=store
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         # The first learner decides when it is over: it lets an update finish, and saves.
         signal.signal(number, signal.SIG_IGN)
     try:
-        learn(group)
+        roll_call = RollCall(meeting or of_torchrun(), *here, JOINING_S, lambda: group.exchanges)
+        roll_call.attend(answered)
+        with _leaving(roll_call):
+            learn(group)
     finally:
         group.close()
+
+
+@contextmanager
+def _leaving(roll_call: RollCall) -> Iterator[None]:
+    """Whoever ends says whether it was by itself, or because of another."""
+    try:
+        yield
+    except LearnersLost:
+        roll_call.leave(well=True)
+        raise
+    except BaseException:
+        roll_call.leave(well=False)
+        raise
 
 
 def learn(group: Group) -> None:
@@ -66,12 +94,18 @@ def learn(group: Group) -> None:
 def launched(here: Place) -> int:
     """This process's part where torchrun started it; its exit code."""
     try:
-        follow(here)
+        follow(here, answered=_leave_soon)
     except LearnersLost:
         return LOST
     except LearningError:
         return 1  # the first learner meets the same, and says it
     return 0
+
+
+def _leave_soon() -> None:
+    """Also where this learner's own thread hangs, which torchrun would wait for."""
+    time.sleep(_GRACE_S)
+    _leave(LOST)
 
 
 def main() -> None:
@@ -85,12 +119,13 @@ def main() -> None:
         return
     told = wire.decode(frame[1])
     _die_with_parent()
-    threading.Thread(target=_attend, args=(requests, answers), daemon=True).start()
+    threading.Thread(target=_attend, args=(requests,), daemon=True).start()
     try:
         import rlflame.learner.torch_group  # noqa: F401
+        from rlflame.roll_call import Meeting
 
         os.write(answers, HEADER.pack(Kind.HELLO, 0))
-        follow(Place(told["rank"], told["size"]), told["meeting"], told["arrivals"])
+        follow(Place(told["rank"], told["size"]), Meeting(*told["meeting"]))
     except LearnersLost:
         _leave(LOST)
     except BaseException:
@@ -99,11 +134,10 @@ def main() -> None:
     _leave(0)
 
 
-def _attend(requests: BinaryIO, answers: int) -> None:
-    """Say that this process is alive, whenever the first learner asks, also while the others are
-    waited for. It is gone when its pipe closes, however it went."""
+def _attend(requests: BinaryIO) -> None:
+    """This process is gone when the pipe of its parent closes, however that went."""
     while read_frame(requests) is not None:
-        os.write(answers, HEADER.pack(Kind.BEAT, 0))
+        pass
     os._exit(LOST)
 
 

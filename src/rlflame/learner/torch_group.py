@@ -8,17 +8,18 @@ Must not know: who started the processes, algorithms.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from rlflame.errors import LearnersLost
 from rlflame.rollout import wire
-from rlflame.rollout.spec import Array, Float32
+from rlflame.rollout.spec import Float32
 
 from . import digest_of
 
@@ -35,9 +36,8 @@ def backend_for(device: str, places: Sequence[bytes]) -> str:
 class TorchGroup:
     """This process among the learners; one group in a process at a time.
 
-    With a `file` the learners find each other there; without, as torchrun's variables say.
-    `arrivals` is a file of a number for each learner, how often it has come to an exchange: so
-    that the first one can say for whom it has waited in vain.
+    The learners find each other through a `store`, or without one as torchrun's variables say.
+    `exchanges` is how many this one has come to.
     """
 
     def __init__(
@@ -47,21 +47,22 @@ class TorchGroup:
         *,
         deadline_s: float,
         joining_s: float,
-        file: str | None = None,
-        arrivals: str | None = None,
+        clock: Callable[[], float],
+        store: Store | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
+        self.exchanges = 0
         self._deadline_s = deadline_s
+        self._clock = clock
         self._device = torch.device("cpu")
         self._gathered: dict[int, torch.Tensor] = {}
-        self._arrived: Array = np.zeros(size, np.int64)
-        if arrivals is not None:
-            self._arrived = np.memmap(arrivals, np.int64, "r+", shape=(size,))
         try:
+            if store is not None:
+                store.set_timeout(timedelta(seconds=joining_s))
             distributed.init_process_group(
                 "gloo",
-                init_method="env://" if file is None else f"file://{file}",
+                store=store,
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=joining_s),
@@ -84,7 +85,8 @@ class TorchGroup:
         self._exchange = self._made("nccl")
 
     def gather(self, mine: Float32) -> Float32:
-        self._arrived[self.rank] += 1
+        self.exchanges += 1
+        began = self._clock()
         sent = torch.from_numpy(np.ascontiguousarray(mine).reshape(-1)).to(self._device)
         whole = self._gathered.get(mine.size)
         if whole is None:
@@ -94,11 +96,12 @@ class TorchGroup:
             distributed.all_gather(list(whole), sent, group=self._exchange)
             found: Float32 = whole.cpu().numpy()
         except RuntimeError as error:
-            raise self._lost(error) from error
+            raise self._lost(error, began) from error
         return found.reshape(self.size, *mine.shape)
 
     def share(self, value: Any) -> Any:
-        self._arrived[self.rank] += 1
+        self.exchanges += 1
+        began = self._clock()
         length = torch.zeros(1, dtype=torch.int64)
         data = torch.empty(0, dtype=torch.uint8)
         if self.rank == 0:
@@ -110,7 +113,7 @@ class TorchGroup:
                 data = torch.empty(int(length), dtype=torch.uint8)
             distributed.broadcast(data, 0, group=self._group)
         except RuntimeError as error:
-            raise self._lost(error) from error
+            raise self._lost(error, began) from error
         return value if self.rank == 0 else wire.decode(data.numpy().data)
 
     def close(self) -> None:
@@ -122,16 +125,20 @@ class TorchGroup:
         assert isinstance(group, distributed.ProcessGroup)
         return group
 
-    def _lost(self, error: RuntimeError) -> LearnersLost:
+    def _lost(self, error: RuntimeError, began: float) -> LearnersLost:
         first = (str(error).strip().splitlines() or [""])[0]
+        if self._clock() - began < self._deadline_s:
+            return LearnersLost("A learner has ended.", detail=first)
         lost = LearnersLost(
-            "A learner has ended, or has not answered for "
-            f"{self._deadline_s:g} s (runtime.learner_deadline_s).",
+            f"A learner {silent(self._deadline_s)}",
             detail=first,
         )
-        behind = self._arrived < self._arrived[self.rank] if self._arrived.all() else ()
-        lost.late = tuple(map(int, np.flatnonzero(behind)))
+        lost.hung = True
         return lost
+
+
+def silent(seconds: float) -> str:
+    return f"has not answered for {seconds:g} s (runtime.learner_deadline_s)."
 
 
 def _forget() -> None:

@@ -1,0 +1,144 @@
+"""Where learners meet, and how the first asks who of them is well once an exchange has failed.
+
+Each has a thread that waits for the question, on a connection that is nobody's exchange: a learner
+that waits for another answers, and one that hangs in its own arithmetic says by the number of
+exchanges it has come to that it is behind. Must not know: who started the processes, what is
+exchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from rlflame.errors import LearnersLost
+
+HERE = "127.0.0.1"
+#: Longer than any run.
+_ENDLESS = timedelta(days=365)
+_LOOK_S = 0.05
+_ENDED = -1
+
+
+class Meeting(NamedTuple):
+    """A port that all learners know; `attempt` tells those apart who begin again at one port."""
+
+    host: str
+    port: int
+    attempt: str = "0"
+
+    def store(self, patience_s: float) -> Store:
+        """A new connection: one that waits is of no use for anything else."""
+        return TCPStore(
+            self.host, self.port, is_master=False, timeout=timedelta(seconds=patience_s)
+        )
+
+
+def of_torchrun(environment: Mapping[str, str] = os.environ) -> Meeting:
+    return Meeting(
+        environment["MASTER_ADDR"],
+        int(environment["MASTER_PORT"]),
+        environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+    )
+
+
+def hosted(listening: socket.socket) -> tuple[Meeting, Store]:
+    """A meeting where this process listens, open as long as the store is held."""
+    meeting = Meeting(*listening.getsockname())
+    store = TCPStore(
+        meeting.host,
+        meeting.port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+    return meeting, store
+
+
+class Learner(NamedTuple):
+    """A process that learns, and where its number means something."""
+
+    pid: int
+    machine: str
+
+    @classmethod
+    def here(cls) -> Learner:
+        numbers = ""
+        with contextlib.suppress(OSError):  # containers may share a name, and each counts from 1
+            numbers = os.readlink("/proc/self/ns/pid")
+        return cls(os.getpid(), f"{platform.node()} {numbers}".strip())
+
+
+class RollCall:
+    """One learner's part in it; `exchanges` says how many it has come to."""
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        rank: int,
+        size: int,
+        patience_s: float,
+        exchanges: Callable[[], int],
+    ) -> None:
+        self._rank = rank
+        self._others = [number for number in range(size) if number != rank]
+        self._exchanges = exchanges
+        attempt, here = f"rlflame/{meeting.attempt}", Learner.here()
+        try:
+            self._store = PrefixStore(attempt, meeting.store(patience_s))
+            self._asked = PrefixStore(attempt, meeting.store(patience_s))
+            self._store.set(f"who/{rank}", f"{here.pid} {here.machine}")
+        except RuntimeError as error:
+            raise LearnersLost(f"The {size} learners did not come together: {error}") from error
+
+    def attend(self, answered: Callable[[], None]) -> None:
+        """Answer from now on, when the first learner asks."""
+
+        def listen() -> None:
+            try:
+                self._asked.wait(["asked"], _ENDLESS)
+            except RuntimeError:
+                return  # whoever could ask is gone
+            self._answer(self._exchanges())
+            answered()
+
+        threading.Thread(target=listen, name="rlflame-roll-call", daemon=True).start()
+
+    def leave(self, *, well: bool) -> None:
+        """Answer before anybody asks: this learner ends, because of another or by itself."""
+        self._answer(self._exchanges() if well else _ENDED)
+
+    def _answer(self, exchanges: int) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"well/{self._rank}", str(exchanges))
+
+    def ask(self, patience_s: float, over: Callable[[], bool] = lambda: False) -> Sequence[int]:
+        """Those who say nothing within the time; if there are none, those who are most behind."""
+        said: dict[int, int] = {}
+        until = time.monotonic() + patience_s
+        try:
+            self._store.set("asked", "")
+            while len(said) < len(self._others) and time.monotonic() < until and not over():
+                for rank in self._others:
+                    if rank not in said and self._store.check([f"well/{rank}"]):
+                        said[rank] = int(self._store.get(f"well/{rank}"))
+                time.sleep(_LOOK_S)
+        except RuntimeError:
+            return ()  # the meeting is over, and nobody can be asked
+        silent = [rank for rank in self._others if rank not in said]
+        least, here = min(said.values(), default=0), self._exchanges()
+        behind = [rank for rank, come in sorted(said.items()) if come == least < here]
+        return silent or behind
+
+    def who(self, rank: int) -> Learner:
+        pid, machine = self._store.get(f"who/{rank}").decode().split(" ", 1)
+        return Learner(int(pid), machine)

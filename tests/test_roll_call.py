@@ -1,0 +1,81 @@
+"""Who of several learners is well, asked over the port where they met."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+
+from rlflame.roll_call import HERE, Learner, RollCall, hosted, of_torchrun
+
+
+class Called(RollCall):
+    """A part of it whose exchanges are said here."""
+
+    def __init__(self, meeting, rank, size):
+        self.exchanges, self.meeting = 0, meeting
+        super().__init__(meeting, rank, size, 10.0, lambda: self.exchanges)
+
+
+@pytest.fixture
+def calls():
+    """The parts of three learners, of which the first has come to five exchanges."""
+    meeting, store = hosted(socket.create_server((HERE, 0)))
+    found = [Called(meeting, rank, 3) for rank in range(3)]
+    found[0].exchanges = 5
+    yield found
+    del store
+
+
+def attended(call, exchanges):
+    call.exchanges = exchanges
+    answered = threading.Event()
+    call.attend(answered.set)
+    return answered
+
+
+def test_whoever_is_silent_is_meant_whoever_else_is_behind(calls):
+    answered = attended(calls[1], 3)
+    assert calls[0].ask(1.0) == [2]
+    assert answered.wait(10.0)
+    assert calls[0].who(2) == Learner.here()
+    assert Learner.here().pid == os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "meant"), [((5, 4), [2]), ((4, 4), [1, 2]), ((3, 4), [1]), ((5, 6), [])]
+)
+def test_where_all_answer_those_most_behind_are_meant(calls, exchanges, meant):
+    for call, come in zip(calls[1:], exchanges, strict=True):
+        attended(call, come)
+    assert calls[0].ask(60.0) == meant
+
+
+def test_one_that_ends_by_itself_is_meant_one_that_another_takes_along_is_not(calls):
+    calls[1].exchanges = 4
+    calls[1].leave(well=True)
+    calls[2].exchanges = 5
+    calls[2].leave(well=False)
+    assert calls[0].ask(60.0) == [2]
+
+
+def test_nobody_is_asked_any_longer_once_it_is_known(calls):
+    assert calls[0].ask(600.0, lambda: True) == [1, 2]
+
+
+def test_only_those_who_begin_together_answer(calls):
+    """Torchrun may begin again at the same port."""
+    again = calls[0].meeting._replace(attempt="1")
+    first, other = (Called(again, rank, 2) for rank in range(2))
+    other.leave(well=True)
+    assert first.ask(60.0) == []
+    assert calls[0].ask(0.2) == [1, 2]
+
+
+def test_torchrun_says_where_to_meet():
+    environment = {"MASTER_ADDR": "first", "MASTER_PORT": "29500"}
+    assert of_torchrun(environment) == ("first", 29500, "0")
+    again = {**environment, "TORCHELASTIC_RESTART_COUNT": "2"}
+    assert of_torchrun(again) == ("first", 29500, "2")
