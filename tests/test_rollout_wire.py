@@ -525,7 +525,7 @@ def test_a_space_may_be_unbounded() -> None:
         b"bytes",
         ValueError("no"),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_has_no_place_on_the_wire_is_refused_at_the_door(value: Any) -> None:
     with pytest.raises(WireError):
