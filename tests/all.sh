@@ -6,4 +6,4 @@ bin="${RLFLAME_BIN:-$PWD/.venv/bin}"
 "$bin/ruff" check .
 "$bin/ruff" format --check .
 "$bin/mypy"
-exec "$bin/python" -m pytest "$@"
+exec "$bin/python" -m pytest -n auto --dist worksteal "$@"
