@@ -126,7 +126,8 @@ def unreadable(error: Exception) -> Misconfigured:
     """The variables are read after the file, so a broken file is in their way."""
     path = file()
     if not isinstance(error, (AttributeError, KeyError, TypeError)):
-        cause = " ".join(str(error).split()).rstrip(".")
+        # A parser names the file too, which a long path leaves no room for.
+        cause = " ".join(str(error).split()).rstrip(".").replace(f' "{path}",', "")
     elif _is_blank(path):
         cause = "it is empty"
     else:
