@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--csv", type=Path, default=Path("docs/results/learning.csv"))
     parser.add_argument("--name")
+    parser.add_argument("--report", action="store_true", help="of what the CSV has; run nothing")
     parser.add_argument("--published-plan", action="store_true", help="20 episodes each 10k steps")
     options = parser.parse_args()
     if options.what == "run":
@@ -103,7 +104,7 @@ def main() -> None:
     from rlflame.seeds import parse
 
     seeds = list(parse(options.seeds))
-    for study in studies:
+    for study in studies if not options.report else []:
         run(study, seeds, options.jobs, options.csv)
     report(studies, seeds, options.csv)
 
