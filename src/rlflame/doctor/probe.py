@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rlflame.doctor import Pace
@@ -184,7 +185,7 @@ class Probe:
                     f"{self.pace.all_answers_s:g} s."
                 )
             for task, asked_at in list(open_tasks.items()):
-                news = self.cluster.ask(session, task)
+                news = bounded(partial(self.cluster.ask, session, task), _CALL_S, "get task")
                 if news.state in _ENDED:
                     del open_tasks[task]
                     said = json.loads(str(self._result(news)))

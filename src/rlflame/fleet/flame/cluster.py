@@ -26,7 +26,7 @@ from .parcel import supervised
 
 _KNOCK_S = 3.0
 _CONNECT_S = 12.0
-_CALL_S = 20.0
+CALL_S = 20.0
 #: What flamepy's states are called on the wire.
 PENDING, RUNNING, SUCCEED, FAILED, CANCELLED = range(5)
 #: The other state of a session than open.
@@ -146,10 +146,10 @@ class Cluster:
     # Applications and sessions.
 
     def application(self, name: str) -> Any | None:
-        return bounded(lambda: self.connection.get_application(name), _CALL_S, "get application")
+        return bounded(lambda: self.connection.get_application(name), CALL_S, "get application")
 
     def applications(self) -> list[Any]:
-        return bounded(lambda: list(self.connection.list_applications()), _CALL_S, "applications")
+        return bounded(lambda: list(self.connection.list_applications()), CALL_S, "applications")
 
     def register(
         self,
@@ -183,10 +183,10 @@ class Cluster:
             url=url,
             installer=model.installer,
         )
-        bounded(lambda: self.connection.register_application(name, attributes), _CALL_S, "register")
+        bounded(lambda: self.connection.register_application(name, attributes), CALL_S, "register")
 
     def unregister(self, name: str) -> None:
-        bounded(lambda: self.connection.unregister_application(name), _CALL_S, "unregister")
+        bounded(lambda: self.connection.unregister_application(name), CALL_S, "unregister")
 
     def open_session(
         self,
@@ -217,23 +217,23 @@ class Cluster:
             resreq=need,
         )
         return bounded(
-            lambda: self.connection.open_session(session, attributes), _CALL_S, "open session"
+            lambda: self.connection.open_session(session, attributes), CALL_S, "open session"
         )
 
     def session(self, session: str) -> Any:
-        return bounded(lambda: self.connection.get_session(session), _CALL_S, "get session")
+        return bounded(lambda: self.connection.get_session(session), CALL_S, "get session")
 
     def sessions(self) -> list[Any]:
-        return bounded(lambda: list(self.connection.list_sessions()), _CALL_S, "sessions")
+        return bounded(lambda: list(self.connection.list_sessions()), CALL_S, "sessions")
 
     def close_session(self, session: str) -> None:
-        bounded(lambda: self.connection.close_session(session), _CALL_S, "close session")
+        bounded(lambda: self.connection.close_session(session), CALL_S, "close session")
 
     def nodes(self) -> list[Any]:
-        return bounded(lambda: list(self.connection.list_nodes()), _CALL_S, "nodes")
+        return bounded(lambda: list(self.connection.list_nodes()), CALL_S, "nodes")
 
     def executors(self) -> list[Any]:
-        return bounded(lambda: list(self.connection.list_executors()), _CALL_S, "executors")
+        return bounded(lambda: list(self.connection.list_executors()), CALL_S, "executors")
 
     # Tasks. The two that are called most have gRPC's own deadline; the watch has none, and is
     # called from threads of the fleet's own, which may wait.
@@ -285,7 +285,7 @@ def _limit(connection: Any) -> None:
     that watches over it would cost more than the call."""
     frontend = connection._frontend
     for name in ("CreateTask", "GetTask"):
-        setattr(frontend, name, partial(getattr(frontend, name), timeout=_CALL_S))
+        setattr(frontend, name, partial(getattr(frontend, name), timeout=CALL_S))
 
 
 def close_quietly(stream: Any) -> None:

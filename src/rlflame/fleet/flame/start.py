@@ -14,15 +14,17 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from rlflame.errors import FleetError, FleetUnreachable, RlflameError
 from rlflame.rollout.greeting import greeting
 
 from . import bundle, objects
-from .bounded import Unanswered
+from .bounded import Unanswered, bounded
 from .cluster import (
     BIND_FAILED,
+    CALL_S,
     CANCELLED,
     FAILED,
     RUNNING,
@@ -198,19 +200,25 @@ class Starter:
             return  # it is tried again at the end
         self.opened.pop()
 
+    def _asked(self, session: Any) -> str:
+        """In another thread, as `bounded` does: Ctrl-C in the middle of a call of gRPC may leave
+        its channel without answers, and what was opened could not be closed any more."""
+        create = partial(self.cluster.create, session, request("greet"))
+        return bounded(create, CALL_S, "create task")
+
     def _first_answer(self, session: Any, session_id: str, *, installed: bool) -> dict[str, Any]:
         """Ask until an executor answers; say meanwhile what stands in the way."""
         began = told = self.clock()
         refusals = 0
-        task = self.cluster.create(session, request("greet"))
+        task = self._asked(session)
         while not self.stopped():
             try:
-                news = self.cluster.ask(session, task)
+                news = bounded(partial(self.cluster.ask, session, task), CALL_S, "get task")
                 if news.state == SUCCEED:
                     return self._answer(news)
                 if news.state in (FAILED, CANCELLED) and refusals < _REFUSALS:
                     refusals += 1
-                    task = self.cluster.create(session, request("greet"))
+                    task = self._asked(session)
                     continue
                 if news.state in (FAILED, CANCELLED):
                     raise FleetError(
