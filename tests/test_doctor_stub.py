@@ -113,6 +113,24 @@ def test_a_healthy_cluster(stub):
     assert leaves_nothing(stub)
 
 
+def test_no_call_is_made_where_ctrl_c_is_heard(stub, monkeypatch):
+    """In the middle of one it could leave the channel without answers."""
+    threads = set()
+
+    def noted(call):
+        def noting(*given):
+            threads.add(threading.current_thread())
+            return call(*given)
+
+        return noting
+
+    for name in ("create", "ask"):
+        monkeypatch.setattr(Cluster, name, noted(getattr(Cluster, name)))
+    assert examine(PATIENT).verdict == "healthy"
+    assert threads
+    assert threading.main_thread() not in threads
+
+
 def test_workers_bound_how_many_are_asked(stub):
     diagnosis = examine(PATIENT, workers=1)
     assert finding(diagnosis, "probe").facts["executors"] == 1
