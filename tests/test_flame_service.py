@@ -87,9 +87,9 @@ def test_a_death_before_any_word_names_no_place(run: Run) -> None:
     ended = judge(job, answer, 0, 1.0)
     assert isinstance(ended, FleetError)
     assert ended.message.endswith("the last one killed by signal 9, SIGKILL.")
-    known = judge(job, {**answer, "position": (1, 5, 7)}, 0, 1.0)
+    known = judge(job, {**answer, "position": (0, 1, 5, 7)}, 0, 1.0)
     assert isinstance(known, FleetError)
-    assert known.message.endswith("SIGKILL (near row 1, seed 5, step 7).")
+    assert known.message.endswith("SIGKILL (near slot 0, row 1, seed 5, step 7).")
 
 
 def test_who_could_not_start_a_child_is_not_compared() -> None:

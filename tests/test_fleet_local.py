@@ -83,7 +83,7 @@ class Bench:
         return list(self.fleet._dispatcher._children)
 
     def stands_at(self, step: int) -> bool:
-        return any(child.position and child.position[2] == step for child in self.children())
+        return any(child.position and child.position[3] == step for child in self.children())
 
     def later(self) -> None:
         self.clock.now += 1000.0

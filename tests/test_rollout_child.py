@@ -191,7 +191,7 @@ def test_beats_tell_where_a_task_stands(lasting: Conversation, tmp_path: Path) -
     while where["step"] < 4:
         kind, where = lasting.hear(beats=True)
     assert kind is Kind.BEAT
-    assert where == {"row": 0, "seed": task.states[0].seed, "step": 4}
+    assert where == {"slot": 0, "row": 0, "seed": task.states[0].seed, "step": 4}
     gate.touch()
     assert lasting.hear()[0] is Kind.RESULT
 

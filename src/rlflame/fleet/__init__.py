@@ -234,7 +234,7 @@ def checked(task: RolloutTask, fragment: object) -> Fragment:
 def _differences(task: RolloutTask, fragment: Fragment) -> list[str]:
     """The parts of a fragment that cannot belong to the task."""
     policy, whole = task.policy, task.unit == "episodes"
-    rows, size = task.rows, policy.observation_size
+    rows, size = task.columns, policy.observation_size
     steps, ends = len(fragment.rewards), len(fragment.boundary_index)
     choice = policy.action_kind == "discrete"
     action = () if choice else (policy.action_size,)
@@ -256,7 +256,8 @@ def _differences(task: RolloutTask, fragment: Fragment) -> list[str]:
     longest = int(fragment.lengths.max(initial=0))
     recorded = longest if task.record else 0
     fits = {
-        "identity": (fragment.iteration, fragment.slot) == (task.iteration, task.slot),
+        "identity": (fragment.iteration, fragment.slot) == (task.iteration, task.slot)
+        and fragment.beside == task.beside,
         "steps": steps == recorded,
         "lengths": bool((fragment.lengths >= 1).all())
         and (longest <= task.steps if whole else bool((fragment.lengths == task.steps).all())),

@@ -41,7 +41,7 @@ class _Child:
     hello: dict[str, str] | None = None
     job: Job | None = None
     policies: set[str] = field(default_factory=set)
-    #: Row, seed and step of its task at the last beat, and when that last changed.
+    #: Where its task stood at the last beat, and when that last changed.
     position: Position | None = None
     moved_at: float = 0.0
     #: Whether the selector tells when its pipe has room again.
@@ -230,7 +230,7 @@ class Dispatcher:
         message = _plain(payload)
         with self._lock:
             if kind is Kind.BEAT:
-                position = (message["row"], message["seed"], message["step"])
+                position = (message["slot"], message["row"], message["seed"], message["step"])
                 if position != child.position:
                     child.position, child.moved_at = position, self._clock()
             elif kind is Kind.HELLO:

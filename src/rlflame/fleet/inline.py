@@ -20,7 +20,8 @@ from rlflame.errors import FleetError, RlflameError
 from rlflame.rollout import blas
 from rlflame.rollout.child import versions
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutFailure, RolloutTask
-from rlflame.rollout.worker import RolloutWorker
+from rlflame.rollout.stack import apart, stacked
+from rlflame.rollout.worker import RolloutWorker, Whereabouts
 
 from . import (
     Closing,
@@ -53,10 +54,9 @@ class InlineFleet(Closing):
         self._closed = False
 
     @property
-    def standing(self) -> tuple[int, int, int] | None:
-        """Row, seed and step of the environment that is stepped now; for whoever watches it."""
-        row = self._worker.current
-        return None if row is None else (row.row, row.seed, row.elapsed)
+    def standing(self) -> Whereabouts | None:
+        """The environment that is stepped now; for whoever watches it."""
+        return self._worker.current
 
     def put(self, policy: PolicyArrays) -> str:
         name = policy_id(policy)
@@ -77,9 +77,9 @@ class InlineFleet(Closing):
         weights = {task.policy_id: self._policies[task.policy_id] for task in tasks}
         for task in tasks:
             self._observer(FleetEvent("submitted", task.purpose, task.slot))
-        return _InlineSubmission(self, list(tasks), weights, self._observer)
+        return _InlineSubmission(self, stacked(tasks, self.capacity), weights, self._observer)
 
-    def run(self, task: RolloutTask, weights: PolicyArrays) -> Fragment:
+    def run(self, task: RolloutTask, weights: PolicyArrays) -> Iterator[Fragment]:
         if self._closed:
             raise FleetError("The fleet was closed.")
         printed = io.StringIO()
@@ -92,7 +92,7 @@ class InlineFleet(Closing):
         if isinstance(result, RolloutFailure):
             result = dataclasses.replace(result, output=printed.getvalue()[-_TAIL:])
             raise environment_failure(task, result)
-        return checked(task, result)
+        return apart(checked(task, result))
 
     def probe(self) -> FleetReport:
         return FleetReport(self.name, self.capacity, (versions(),))
@@ -139,17 +139,18 @@ class _InlineSubmission:
             task = self._tasks.pop(0)
             self._say("running", task)
             try:
-                fragment = self._fleet.run(task, self._weights[task.policy_id])
+                fragments = self._fleet.run(task, self._weights[task.policy_id])
             except RlflameError:
                 self._say("lost", task)
                 self.cancel()
                 raise
             self._say("done", task)
-            yield fragment
+            yield from fragments
 
     def cancel(self) -> None:
         while self._tasks:
             self._say("cancelled", self._tasks.pop(0))
 
     def _say(self, kind: EventKind, task: RolloutTask) -> None:
-        self._observer(FleetEvent(kind, task.purpose, task.slot))
+        for slot in task.slots:
+            self._observer(FleetEvent(kind, task.purpose, slot))

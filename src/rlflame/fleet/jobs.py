@@ -17,8 +17,8 @@ from rlflame.rollout.spec import Fragment, RolloutFailure, RolloutTask
 
 from . import EventKind, FleetEvent, Observer, environment_failure
 
-Position = tuple[int, int, int]
-_NOWHERE: Position = (0, 0, 0)
+#: Slot, row, seed of the episode and its step.
+Position = tuple[int, int, int, int]
 
 
 @dataclass(eq=False, repr=False)
@@ -45,15 +45,15 @@ class Job:
         return bool(self.deaths or self.hangs or self.strays or self.losses)
 
     @property
-    def affinity(self) -> tuple[str, int] | None:
-        return (self.task.run, self.task.slot) if self.task.unit == "steps" else None
+    def affinity(self) -> tuple[str, tuple[int, ...]] | None:
+        return (self.task.run, self.task.slots) if self.task.unit == "steps" else None
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """An event to be told, and then, if it is an end, the outcome to be handed over."""
+    """Events to be told, and then, if they are an end, the outcome to be handed over."""
 
-    event: FleetEvent
+    events: tuple[FleetEvent, ...]
     job: Job
     outcome: Fragment | RlflameError | None = None
 
@@ -70,7 +70,7 @@ class JobQueue:
         self.news: deque[News] = deque()
         self._waiting: deque[Job] = deque()
         #: Which worker ran a slot last, and so holds its environments.
-        self._homes: dict[tuple[str, int], object] = {}
+        self._homes: dict[tuple[str, tuple[int, ...]], object] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -151,8 +151,9 @@ class JobQueue:
         text: str = "",
         outcome: Fragment | RlflameError | None = None,
     ) -> None:
-        event = FleetEvent(kind, job.task.purpose, job.task.slot, text)
-        self.news.append(News(event, job, outcome))
+        purpose = job.task.purpose
+        events = tuple(FleetEvent(kind, purpose, slot, text) for slot in job.task.slots)
+        self.news.append(News(events, job, outcome))
 
 
 def tell(jobs: JobQueue, lock: AbstractContextManager[Any], observer: Observer) -> None:
@@ -163,7 +164,8 @@ def tell(jobs: JobQueue, lock: AbstractContextManager[Any], observer: Observer) 
                 return
             news = jobs.news.popleft()
         try:
-            observer(news.event)
+            for event in news.events:
+                observer(event)
         finally:
             news.deliver()
 
@@ -172,18 +174,18 @@ def hung(
     task: RolloutTask, position: Position | None, deadline_s: float, printed: str
 ) -> RlflameError:
     """The error of an environment that does not come back."""
-    row, seed, step = position or _NOWHERE
+    slot, row, seed, step = position or (task.slot, 0, 0, 0)
     message = f"environment {task.env.id} did not answer within {deadline_s:g} s"
-    failure = RolloutFailure(task.iteration, task.slot, row, seed, step, message, "", printed)
+    failure = RolloutFailure(task.iteration, slot, row, seed, step, message, "", printed)
     hint = "if its steps really take that long: --set runtime.step_deadline_s=600"
     return environment_failure(task, failure, hint)
 
 
 def died(job: Job, position: Position | None, how: str, printed: str) -> RlflameError:
     """The error of a task that took too many workers with it."""
-    near = " (near row {}, seed {}, step {})".format(*position) if position else ""
+    near = " (near slot {}, row {}, seed {}, step {})".format(*position) if position else ""
     return FleetError(
-        f"Worker processes died {job.deaths} times over slot {job.task.slot} of iteration "
+        f"Worker processes died {job.deaths} times over {_slots(job.task)} of iteration "
         f"{job.task.iteration}, the last one {how}{near}.",
         "signal 9 often means that memory ran out: try fewer --workers"
         if "signal 9" in how
@@ -195,7 +197,13 @@ def died(job: Job, position: Position | None, how: str, printed: str) -> Rlflame
 def broken(task: RolloutTask, trace: str, printed: str) -> RlflameError:
     """The error of a worker that met something it does not understand."""
     return FleetError(
-        f"A worker could not run slot {task.slot}: {trace.strip().splitlines()[-1]}.",
+        f"A worker could not run {_slots(task)}: {trace.strip().splitlines()[-1]}.",
         "this is a fault in rlflame, not in the environment",
         trace + printed,
     )
+
+
+def _slots(task: RolloutTask) -> str:
+    if not task.beside:
+        return f"slot {task.slot}"
+    return f"slots {', '.join(map(str, task.slots[:-1]))} and {task.slots[-1]}"

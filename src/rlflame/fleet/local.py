@@ -16,6 +16,7 @@ from rlflame.errors import RlflameError
 from rlflame.rollout import wire
 from rlflame.rollout.process import WorkerProcess
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
+from rlflame.rollout.stack import apart, stacked
 
 from . import Closing, FleetEvent, FleetReport, Meter, Observer, Traffic, ignore, policy_id
 from .dispatcher import Dispatcher
@@ -84,18 +85,17 @@ class LocalFleet(Closing):
         answers: queue.SimpleQueue[Fragment | RlflameError] = queue.SimpleQueue()
         with self._lock:
             # Weights are bound now: releasing a policy never pulls it from under a submission.
-            weights = [self._policies[task.policy_id] for task in tasks]
+            weights = {task.policy_id: self._policies[task.policy_id] for task in tasks}
         for task in tasks:
             self._observer(FleetEvent("submitted", task.purpose, task.slot))
-        jobs: list[Job] = []
-        # Those that can begin at once need not wait until all are encoded.
-        for part in (slice(self.capacity), slice(self.capacity, None)):
-            begun = [
-                Job(task, wire.encode(task), policy, answers)
-                for task, policy in zip(tasks[part], weights[part], strict=True)
-            ]
-            jobs += begun
-            self._dispatcher.add(begun)
+        stacks, jobs = stacked(tasks, self.capacity), []
+        for number, task in enumerate(stacks):
+            job = Job(task, wire.encode(task), weights[task.policy_id], answers)
+            jobs.append(job)
+            # Those that can begin at once need not wait until all are encoded.
+            if number < self.capacity:
+                self._dispatcher.add([job])
+        self._dispatcher.add(jobs[self.capacity :])
         return _LocalSubmission(self._dispatcher, jobs, answers)
 
     def probe(self) -> FleetReport:
@@ -131,7 +131,7 @@ class _LocalSubmission:
                 self.cancel()
                 raise outcome
             self._waiting -= 1
-            yield outcome
+            yield from apart(outcome)
 
     def cancel(self) -> None:
         if self._waiting:

@@ -20,18 +20,18 @@ class NextSeeds:
         self._rows = rows
         self._known: dict[tuple[int, int, int, int], int] = {}
 
-    def take(self, task: RolloutTask, row: int, episode: int) -> int:
-        """The seed of the episode that follows in a row."""
-        wanted = (task.seed, task.slot, row, episode)
+    def take(self, task: RolloutTask, column: int, episode: int) -> int:
+        """The seed of the episode that follows in a row of one of the task's slots."""
+        wanted = (task.seed, *task.place(column), episode)
         if wanted not in self._known:
             self._look_ahead(task)
         return self._known.pop(wanted)
 
     def _look_ahead(self, task: RolloutTask) -> None:
         keys = []
-        for row in range(task.rows):
-            first = self._rows.standing(row).episode + 1
-            keys += [(task.slot, row, episode) for episode in range(first, first + _FAR)]
+        for column in range(task.columns):
+            first = self._rows.standing(column).episode + 1
+            keys += [(*task.place(column), episode) for episode in range(first, first + _FAR)]
         before = self._known
         seeds = reset_seeds(task.seed, Role.RESET, keys)
         self._known = {(task.seed, *key): seed for key, seed in zip(keys, seeds, strict=True)}

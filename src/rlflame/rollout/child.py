@@ -96,9 +96,9 @@ class Child:
         pause = threading.Event()
         while True:
             pause.wait(BEAT_S)
-            row = self._worker.current
-            if row is not None:
-                where = {"row": row.row, "seed": row.seed, "step": row.elapsed}
+            place = self._worker.current
+            if place is not None:
+                where = dict(zip(("slot", "row", "seed", "step"), place, strict=True))
                 self._send(Kind.BEAT, wire.encode(where))
             elif os.getppid() != self._parent:
                 _end()

@@ -1,11 +1,12 @@
 """The numpy forward pass that acts, normaliser inside.
 
-Every pass runs at the spec's one width on contiguous arrays, because a row's last bits in a
+Every product is of the spec's one width on contiguous arrays, because a row's last bits in a
 float32 product depend on how many rows share it. Must not know: environments, learning, time.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -45,29 +46,34 @@ def normalise(
 
 
 class Policy:
-    """One version of the weights, with its buffers; rows of `observations` are filled in place."""
+    """One version of the weights, with its buffers; rows of `observations` are filled in place.
 
-    def __init__(self, spec: PolicySpec, arrays: PolicyArrays) -> None:
+    For several slots at once it is as many widths high: each has products of its own, and all else,
+    in which a row is not touched by others, is done for all rows.
+    """
+
+    def __init__(self, spec: PolicySpec, arrays: PolicyArrays, slots: int = 1) -> None:
         self.spec = spec
-        width = spec.width
+        height = slots * spec.width
+        self._parts = [slice(first, first + spec.width) for first in range(0, height, spec.width)]
         self._layers: list[tuple[Float32, Float32, Float32]] = []
         for layer in range(len(spec.hidden) + 1):
             weight = np.ascontiguousarray(arrays[f"actor.{layer}.weight"], dtype=np.float32)
-            out = np.zeros((width, weight.shape[1]), np.float32)
-            self._layers.append((weight, repeated(arrays[f"actor.{layer}.bias"], width), out))
-        self._input = np.zeros((width, spec.observation_size), np.float32)
+            out = np.zeros((height, weight.shape[1]), np.float32)
+            self._layers.append((weight, repeated(arrays[f"actor.{layer}.bias"], height), out))
+        self._input = np.zeros((height, spec.observation_size), np.float32)
         if spec.normalise:
-            self._mean = repeated(arrays["normaliser.mean"], width)
-            self._scale = repeated(arrays["normaliser.scale"], width)
+            self._mean = repeated(arrays["normaliser.mean"], height)
+            self._scale = repeated(arrays["normaliser.scale"], height)
             # Arrays of bounds, because a number is made an array at each use, at three times the
             # cost of comparing.
             self._high = np.full_like(self._input, spec.observation_clip)
             self._low = -self._high
         latent = self._layers[-2][2] if spec.hidden else self._input
-        self._actions = make_distribution(spec, arrays, latent)
+        self._actions = make_distribution(replace(spec, width=height), arrays, latent)
 
     def forward(self, observations: Float32) -> Float32:
-        """The outputs `[width, output_size]`; the buffer is overwritten by the next call."""
+        """The outputs of every row; the buffer is overwritten by the next call."""
         hidden = observations
         if self.spec.normalise:
             hidden = normalise(
@@ -76,7 +82,7 @@ class Policy:
         last = len(self._layers) - 1
         tanh = self.spec.activation == "tanh"
         for layer, (weight, bias, out) in enumerate(self._layers):
-            hidden.dot(weight, out)
+            self._multiply(hidden, weight, out)
             np.add(out, bias, out)
             if layer < last:
                 if tanh:
@@ -85,6 +91,13 @@ class Policy:
                     np.maximum(out, 0.0, out=out)
             hidden = out
         return hidden
+
+    def _multiply(self, rows: Float32, weight: Float32, out: Float32) -> None:
+        if len(self._parts) == 1:
+            rows.dot(weight, out)
+        else:
+            for part in self._parts:
+                rows[part].dot(weight, out[part])
 
     def sample(self, observations: Float32, noise: Float32) -> tuple[Array, Float32]:
         """Actions drawn with the given noise (`draw_noise` for each row) and log-densities."""

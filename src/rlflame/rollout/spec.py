@@ -108,7 +108,9 @@ class EnvState:
 
 @dataclass(frozen=True, slots=True)
 class RolloutTask:
-    """One slot's share of one iteration, or one group of evaluation episodes."""
+    """One slot's share of one iteration, or of several slots that are stepped together; or one
+    group of evaluation episodes.
+    """
 
     run: str
     seed: int
@@ -123,14 +125,29 @@ class RolloutTask:
     unit: Literal["steps", "episodes"]
     #: Steps per environment, or the cap on an episode's length.
     steps: int
-    #: How many environments, and at which row of the policy's width the first one sits.
+    #: How many environments a slot has, and at which row of the policy's width the first one sits.
     rows: int
     first_row: int
     acting: Acting
     #: False ships the statistics of the episodes and nothing else.
     record: bool
-    #: One state for each row; empty for whole episodes.
+    #: One state for each row, slot by slot; empty for whole episodes.
     states: tuple[EnvState, ...]
+    #: Slots that are stepped together with the first (`stack.py`).
+    beside: tuple[int, ...] = ()
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return (self.slot, *self.beside)
+
+    @property
+    def columns(self) -> int:
+        """Environments of all its slots."""
+        return self.rows * (1 + len(self.beside))
+
+    def place(self, column: int) -> tuple[int, int]:
+        """The slot of a column, and its row in there."""
+        return self.slots[column // self.rows], column % self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +166,10 @@ class EpisodeStat:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """What a task brought back. Arrays are `[T, N, ...]`; rows past `lengths` are idle."""
+    """What a task brought back. Arrays are `[T, N, ...]`; rows past `lengths` are idle.
+
+    Of several slots, N are the rows of the first, then those of the next.
+    """
 
     iteration: int
     slot: int
@@ -168,6 +188,7 @@ class Fragment:
     boundary_observations: Float32
     episodes: tuple[EpisodeStat, ...]
     states: tuple[EnvState, ...]
+    beside: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

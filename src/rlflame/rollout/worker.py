@@ -19,7 +19,7 @@ from .actions import Drawn, noise_size
 from .ahead import NextSeeds
 from .noise import NOISE_BLOCK, HeldNoise, NoiseSource, StepNoise
 from .policy import Policy
-from .rows import Rows, Standing, open_rows
+from .rows import Rows, open_rows
 from .seeding import Role, Streams, reset_seed
 from .spec import (
     Array,
@@ -38,6 +38,9 @@ from .spec import (
 _POLICIES_KEPT = 4
 _SLOTS_KEPT = 64
 
+#: Slot, row, seed of the episode and steps since its beginning.
+Whereabouts = tuple[int, int, int, int]
+
 
 class RolloutWorker:
     """What runs inside every worker process, on every fleet.
@@ -47,24 +50,28 @@ class RolloutWorker:
 
     def __init__(self, new_rows: Callable[[EnvSpec, int], Rows] = open_rows) -> None:
         self._new_rows = new_rows
-        self._moving: Rows | None = None
+        self._moving: tuple[RolloutTask, Rows] | None = None
         self._generators = Streams()
-        self._policies: OrderedDict[tuple[str, PolicySpec], Policy] = OrderedDict()
-        #: Environments by slot, with the tokens of the states they were left in.
-        self._slots: OrderedDict[tuple[str, int], _Held] = OrderedDict()
+        self._policies: OrderedDict[tuple[str, PolicySpec, int], Policy] = OrderedDict()
+        #: Environments by their slots, with the tokens of the states they were left in.
+        self._slots: OrderedDict[tuple[str, tuple[int, ...]], _Held] = OrderedDict()
 
     @property
-    def current(self) -> Standing | None:
-        """The row being stepped now, for whoever watches over a hang."""
+    def current(self) -> Whereabouts | None:
+        """What is being stepped now, for whoever watches over a hang."""
         moving = self._moving
-        return None if moving is None else moving.current()
+        if moving is None:
+            return None
+        task, rows = moving
+        at = rows.current()
+        return (*task.place(at.row), at.seed, at.elapsed)
 
     def run(
         self, task: RolloutTask, weights: Callable[[], PolicyArrays]
     ) -> Fragment | RolloutFailure:
         """The fragment of a task; an environment's misbehaviour comes back as a value."""
         held = self._take(task)
-        self._moving = held.rows
+        self._moving = task, held.rows
         try:
             policy = self._policy(task, weights)
             fragment = _Rollout(task, policy, held, self._generators).fragment()
@@ -72,8 +79,9 @@ class RolloutWorker:
             held.rows.close()
             cause = fault.__cause__
             text = "".join(traceback.format_exception(cause)) if cause is not None else ""
+            slot, row = task.place(fault.row)
             return RolloutFailure(
-                task.iteration, task.slot, fault.row, fault.seed, fault.step, str(fault), text, ""
+                task.iteration, slot, row, fault.seed, fault.step, str(fault), text, ""
             )
         finally:
             self._moving = None
@@ -90,11 +98,11 @@ class RolloutWorker:
         """The slot's environments and where they stand; out of the cache while they move."""
         held = self._slots.pop(_place(task), None)
         if held is not None:
-            if (held.rows.spec, held.count) == (task.env, task.rows):
+            if (held.rows.spec, held.count) == (task.env, task.columns):
                 return held
             held.rows.close()
-        rows = self._new_rows(task.env, task.rows)
-        return _Held(rows, task.rows, NextSeeds(rows))
+        rows = self._new_rows(task.env, task.columns)
+        return _Held(rows, task.columns, NextSeeds(rows))
 
     def _keep(self, task: RolloutTask, held: _Held) -> None:
         """Remember where a slot's environments stand, so that the next task need not restore."""
@@ -103,8 +111,9 @@ class RolloutWorker:
             self._slots.popitem(last=False)[1].rows.close()
 
     def _policy(self, task: RolloutTask, weights: Callable[[], PolicyArrays]) -> Policy:
-        key = (task.policy_id, task.policy)
-        policy = self._policies.pop(key, None) or Policy(task.policy, weights())
+        key = (task.policy_id, task.policy, len(task.slots))
+        policy = self._policies.pop(key, None)
+        policy = policy or Policy(task.policy, weights(), len(task.slots))
         self._policies[key] = policy
         while len(self._policies) > _POLICIES_KEPT:
             self._policies.popitem(last=False)
@@ -113,7 +122,7 @@ class RolloutWorker:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A slot's environments, and the tokens of the states they were left in."""
+    """The environments of a task's slots, and the tokens of the states they were left in."""
 
     rows: Rows
     count: int
@@ -121,9 +130,9 @@ class _Held:
     tokens: tuple[str, ...] = ()
 
 
-def _place(task: RolloutTask) -> tuple[str, int]:
+def _place(task: RolloutTask) -> tuple[str, tuple[int, ...]]:
     """Where a task's environments are kept: whole episodes share theirs, whatever their slot."""
-    return task.run, task.slot if task.unit == "steps" else -1 - task.rows
+    return task.run, task.slots if task.unit == "steps" else (-1 - task.rows,)
 
 
 class _Rollout:
@@ -138,7 +147,7 @@ class _Rollout:
         self.episodes: list[EpisodeStat] = []
         self.boundaries: list[tuple[int, int, Float32]] = []
         self.capacity = task.steps if task.unit == "steps" else min(task.steps, NOISE_BLOCK)
-        n, size = task.rows, task.policy.observation_size
+        n, size = task.columns, task.policy.observation_size
         recorded = self.capacity if task.record else 0
         continuous = task.policy.action_kind == "continuous"
         self.observations: Array = np.zeros((recorded, n, size), np.float32)
@@ -155,20 +164,21 @@ class _Rollout:
         self._source = self._noise_source()
         self._block = self._source.steps
         numbers = noise_size(task.policy, task.acting)
-        self._noise = np.zeros((self._block, task.policy.width, numbers), np.float32)
+        self._height = task.policy.width * len(task.slots)
+        self._noise = np.zeros((self._block, self._height, numbers), np.float32)
         self._drawn: Drawn | None = None
 
     def fragment(self) -> Fragment:
         task = self.task
         # Rows past the task's own stay zero: every pass has the policy's full width.
-        full = np.zeros((task.policy.width, task.policy.observation_size), np.float32)
+        full = np.zeros((self._height, task.policy.observation_size), np.float32)
         first = task.first_row
-        mine = full[first : first + task.rows]
+        mine = full[first : first + task.columns]
         self._position(mine)
         steps = self._loop(full, mine, first)
         states: tuple[EnvState, ...] = ()
         if task.unit == "steps":
-            states = tuple(self.rows.snapshot(row, mine[row]) for row in range(task.rows))
+            states = tuple(self.rows.snapshot(row, mine[row]) for row in range(task.columns))
         index = np.array([(t, row) for t, row, _ in self.boundaries], np.int64).reshape(-1, 2)
         hidden = [observation for _, _, observation in self.boundaries]
         size = task.policy.observation_size
@@ -188,6 +198,7 @@ class _Rollout:
             boundary_observations=np.array(hidden, np.float32).reshape(-1, size),
             episodes=tuple(self.episodes),
             states=states,
+            beside=task.beside,
         )
 
     def _position(self, mine: Float32) -> None:
@@ -196,7 +207,7 @@ class _Rollout:
         tokens = tuple(state.token for state in task.states)
         there = task.unit == "steps" and self.held.tokens == tokens
         states = task.states if task.unit == "steps" else (None,) * task.rows
-        for row, state in zip(range(task.rows), states, strict=True):
+        for row, state in zip(range(task.columns), states, strict=True):
             if state is None:
                 self.rows.begin(row, self._episode(row), self._reset_seed(row), mine[row])
             elif there:
@@ -207,10 +218,10 @@ class _Rollout:
 
     def _loop(self, full: Float32, mine: Float32, first: int) -> int:
         task, rows = self.task, self.rows
-        last = first + task.rows
+        last = first + task.columns
         whole = task.unit == "steps"
         flat = mine.reshape(-1)
-        active: Sequence[int] = range(task.rows)
+        active: Sequence[int] = range(task.columns)
         t = 0
         while active and t < task.steps:
             if t == self.capacity:
@@ -242,7 +253,7 @@ class _Rollout:
     def _act(self, full: Float32, t: int) -> Array:
         """What every row of the policy's width is given; the action and its log-density kept."""
         task, policy, first = self.task, self.policy, self.task.first_row
-        last = first + task.rows
+        last = first + task.columns
         if task.acting == "best":
             actions = policy.best(full)
         else:
@@ -311,14 +322,14 @@ class _Rollout:
         if task.purpose == "evaluate":
             keys: list[tuple[int, ...]] = [(self._episode(row),) for row in rows]
             return self._generators.take(task.seed, Role.EVALUATION_ACTION, keys)
-        keys = [(task.slot, row, task.iteration) for row in rows]
+        keys = [(*task.place(row), task.iteration) for row in rows]
         return self._generators.take(task.seed, Role.ACTION, keys)
 
     def _noise_source(self) -> NoiseSource:
         task = self.task
         if task.acting == "sample" and task.policy.exploration == "gsde":
             return HeldNoise(task, self.rows)
-        rows = range(task.rows) if task.acting != "best" else ()
+        rows = range(task.columns) if task.acting != "best" else ()
         return StepNoise(task, self._streams(rows))
 
     def _draw(self) -> None:

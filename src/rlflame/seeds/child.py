@@ -18,13 +18,12 @@ from rlflame.errors import CheckpointsDamaged, EnvironmentFailure, RlflameError
 from rlflame.events import JsonDisplay
 from rlflame.fleet import EventCount, Fleet
 from rlflame.rollout import own
+from rlflame.rollout.worker import Whereabouts
 from rlflame.seeds.lent import LentFleet
 from rlflame.seeds.line import Line, Message, end_here
 from rlflame.stop import SignalStop
 
 _LOOK_S = 1.0
-#: Row, seed and step.
-Position = tuple[int, int, int]
 
 
 def main() -> None:
@@ -99,7 +98,7 @@ def _fleet(wanted: Message, config: RunConfig, counts: EventCount, line: Line) -
         yield local
 
 
-def _watch(standing: Callable[[], Position | None], deadline_s: float, line: Line) -> None:
+def _watch(standing: Callable[[], Whereabouts | None], deadline_s: float, line: Line) -> None:
     """An environment that never answers holds this thread for good: another ends the process."""
 
     def look() -> None:
@@ -110,10 +109,10 @@ def _watch(standing: Callable[[], Position | None], deadline_s: float, line: Lin
             if now is None or now != before:
                 before, since = now, time.monotonic()
             elif time.monotonic() - since > deadline_s:
-                row, seed, step = now
+                slot, row, seed, step = now
                 _fail(line, EnvironmentFailure(
                     f"The environment did not answer within {deadline_s:g} s "
-                    f"(row {row}, seed {seed}, step {step}).",
+                    f"(slot {slot}, row {row}, seed {seed}, step {step}).",
                     "if its steps really take that long: --set runtime.step_deadline_s=600",
                 ))  # fmt: skip
                 end_here()

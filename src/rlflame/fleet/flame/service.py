@@ -156,7 +156,7 @@ class Service:
                     return "result", payload, {"printed": child.printed()}
                 if kind is Kind.BROKEN:
                     return "broken", b"", {**message, "printed": child.printed()}
-                where = [message["row"], message["seed"], message["step"]]
+                where = [message["slot"], message["row"], message["seed"], message["step"]]
                 if where != position:
                     position, moved_at = where, time.monotonic()
             if child.exited:

@@ -38,7 +38,7 @@ def judge(
     """Counts deaths and hangs on the job, and ends it when there were too many."""
     kind, printed = answer["kind"], str(answer.get("printed", ""))
     told = answer.get("position")  # nothing of a child that died before its first word
-    position = (told[0], told[1], told[2]) if told else None
+    position = (told[0], told[1], told[2], told[3]) if told else None
     if kind == "result":
         return _fragment(job, answer, printed)
     if kind == "broken":
