@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.rollout.lockstep import describe, fresh_state
+from rlflame.rollout.making import describe
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec, RolloutTask
+from rlflame.rollout.states import fresh_state
 from rlflame.rollout.worker import RolloutWorker
 
 MUJOCO = (

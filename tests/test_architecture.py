@@ -68,7 +68,8 @@ GUESTS = {
     "safetensors": {"tensor_file"},
     "pydantic": {"config", "methods", "runtime", "toml", "presets", "catalogue", "checkpoint"},
     "gymnasium": {
-        "rollout.lockstep",
+        "rollout.making",
+        "rollout.gymnasium_row",
         "rollout.rows",
         "rollout.mujoco",
         "rollout.v5_known",
@@ -77,7 +78,7 @@ GUESTS = {
         "bench.stable",
     },
     "stable_baselines3": {"bench.stable"},
-    "mujoco": {"rollout.lockstep", "rollout.bodies", "bench.bare"},
+    "mujoco": {"rollout.gymnasium_row", "rollout.bodies", "bench.bare"},
     "cloudpickle": {"fleet.flame.parcel"},
     "numpy": {"*"},
 }
@@ -86,6 +87,7 @@ GUESTS = {
 BLIND = {
     "rollout.*": ["rlflame.errors", "logging", "time"],
     "rollout.worker": ["subprocess", "multiprocessing", "random", "datetime"],
+    "rollout.loop": ["subprocess", "multiprocessing", "random", "datetime"],
     "learner.*": ["rlflame.fleet", "gymnasium", "pathlib", "os", "time", "logging", "random"],
     "fleet.*": ["rlflame.learner", "pathlib", "logging"],
     "trainer": ["time", "pathlib", "os", "json", "rlflame.fleet.local", "rlflame.learner.ppo"],

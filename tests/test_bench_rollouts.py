@@ -17,7 +17,7 @@ from rlflame.bench.scaling import Scaling
 from rlflame.config import Recipe
 from rlflame.fleet import policy_id
 from rlflame.fleet.inline import InlineFleet
-from rlflame.rollout.lockstep import describe, make
+from rlflame.rollout.making import describe, make
 from rlflame.stop import NeverStop
 from rlflame.trainer import StopNow
 

@@ -27,7 +27,7 @@ from rlflame.fleet.choosing import ChoosingFleet
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
 from rlflame.rollout import wire
-from rlflame.rollout.lockstep import describe
+from rlflame.rollout.making import describe
 from rlflame.rollout.spec import Fragment, RolloutTask
 
 

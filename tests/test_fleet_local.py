@@ -27,7 +27,7 @@ from rlflame.fleet import FleetEvent
 from rlflame.fleet.jobs import Job, JobQueue
 from rlflame.fleet.local import LocalFleet
 from rlflame.rollout import wire
-from rlflame.rollout.lockstep import describe
+from rlflame.rollout.making import describe
 from rlflame.rollout.spec import RolloutTask
 
 FAKE = rollouts.fake(length=5)

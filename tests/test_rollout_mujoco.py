@@ -21,7 +21,7 @@ from test_same_bits import Diary, run, saved, scenario
 
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout import mujoco, v5_known, wire
-from rlflame.rollout.lockstep import describe
+from rlflame.rollout.making import describe
 from rlflame.rollout.rows import GymnasiumRows, open_rows, stepped_by
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.rollout.spec import EnvironmentFault, EnvSpec, Fragment, RolloutFailure
@@ -366,7 +366,7 @@ def test_a_run_ends_in_equal_bits_whoever_steps_and_however_they_take_turns(
 def test_mujoco_is_not_imported_for_an_environment_without_it() -> None:
     script = (
         "import sys, numpy as np\n"
-        "from rlflame.rollout.lockstep import describe\n"
+        "from rlflame.rollout.making import describe\n"
         "from rlflame.rollout.rows import open_rows\n"
         "rows = open_rows(describe('CartPole-v1', {}, None), 1)\n"
         "rows.begin(0, 0, 1, np.zeros(4, np.float32))\n"

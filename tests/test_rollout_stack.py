@@ -12,7 +12,7 @@ from rlflame.errors import RlflameError
 from rlflame.fleet import FleetEvent
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout import wire
-from rlflame.rollout.lockstep import describe
+from rlflame.rollout.making import describe
 from rlflame.rollout.spec import EnvSpec, Fragment, RolloutFailure, RolloutTask
 from rlflame.rollout.stack import apart, stacked
 from rlflame.rollout.worker import RolloutWorker

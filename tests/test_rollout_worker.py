@@ -15,7 +15,7 @@ import rollouts
 
 from rlflame.rollout import wire
 from rlflame.rollout.actions import draw_noise
-from rlflame.rollout.lockstep import describe
+from rlflame.rollout.making import describe
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.seeding import Role, reset_seed, stream
 from rlflame.rollout.spec import EnvSpec, Fragment, RolloutFailure, RolloutTask

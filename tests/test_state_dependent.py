@@ -23,7 +23,7 @@ from rlflame.learner.soft_actor_critic import build_soft_networks
 from rlflame.learner.state_dependent import Spread, StateDependentSquashedHead
 from rlflame.rollout import wire
 from rlflame.rollout.actions import draw_noise, noise_size
-from rlflame.rollout.lockstep import describe
+from rlflame.rollout.making import describe
 from rlflame.rollout.policy import Policy, expected_shapes
 from rlflame.rollout.spec import EnvSpec, Float64, Fragment, PolicyArrays, PolicySpec, RolloutTask
 from rlflame.rollout.worker import RolloutWorker

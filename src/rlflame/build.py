@@ -33,7 +33,7 @@ from rlflame.memory import available_bytes
 from rlflame.presets import ALIASES
 from rlflame.rollout import blas
 from rlflame.rollout.child import versions
-from rlflame.rollout.lockstep import UnsupportedSpace, describe
+from rlflame.rollout.making import UnsupportedSpace, describe
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec
 from rlflame.trainer import EXPERIENCE, Plan, Progress, Recorder, Stop, Trainer

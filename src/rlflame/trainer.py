@@ -23,7 +23,6 @@ from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord, evaluate
 from rlflame.fleet import Fleet, Submission
 from rlflame.learner import Algorithm, Experience, Metrics, Segment, State
-from rlflame.rollout.lockstep import fresh_state
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.rollout.spec import (
     EnvSpec,
@@ -33,6 +32,7 @@ from rlflame.rollout.spec import (
     PolicySpec,
     RolloutTask,
 )
+from rlflame.rollout.states import fresh_state
 
 EnvStates = tuple[tuple[EnvState, ...], ...]
 #: What an experience yields and an algorithm learns from; the loop only hands it on.

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rlflame.rollout import own
-from rlflame.rollout.lockstep import make
+from rlflame.rollout.making import make
 from rlflame.rollout.spec import Array, EnvSpec
 
 #: (seed of the reset, actions after it)

@@ -9,20 +9,20 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from rlflame.bench import Case, listed, worded
+from rlflame.bench import Case, Cell, listed, worded
 from rlflame.bench.files import Folder
 from rlflame.bench.filled import Filled
 from rlflame.bench.filling import Filling, fill_in_turn
 from rlflame.bench.learned import Learned
-from rlflame.bench.learning import Together
+from rlflame.bench.learning import Side, Together
 from rlflame.bench.limits import WAYS, Bare
 from rlflame.bench.published import Comparison
 from rlflame.bench.rates import Rates
 from rlflame.bench.rollouts import Collecting, Rate, alternate
 from rlflame.bench.scaling import Scaling
-from rlflame.bench.session import Session, session
+from rlflame.bench.session import Session, measured
 from rlflame.bench.surroundings import look
 from rlflame.display import as_json_text, say, say_aside
 from rlflame.plot import Drawing
@@ -46,36 +46,35 @@ def scale(
 ) -> None:
     folder = Folder(out, "scaling") if out is not None else None
     found = look()
-    with session(runtime, debug) as here:
+    cells: list[Cell] = []
 
-        def result(complete: bool) -> worded.Result:
-            return worded.Result(work, timing.cells, found, complete, theirs)
+    def result(complete: bool) -> worded.Result:
+        return worded.Result(work, cells, found, complete, theirs)
 
-        def keep(complete: bool = False) -> list[Path]:
-            if folder is None:
-                return []
-            so_far = result(complete)
-            return folder.write(listed.facts(so_far), worded.document(so_far), listed.table(so_far))
+    def keep(complete: bool = False) -> list[Path]:
+        if folder is None:
+            return []
+        so_far = result(complete)
+        return folder.write(listed.facts(so_far), worded.document(so_far), listed.table(so_far))
 
-        def kept() -> None:
-            keep()
+    def kept() -> None:
+        keep()
 
-        timing = Scaling(
+    def measure(here: Session) -> bool:
+        return Scaling(
             work, kinds, counts, repeat, here.open, here.stop,
-            tell=here.tell, note=here.note, kept=kept,
-        )  # fmt: skip
-        complete = False
-        try:
-            complete = timing.run()
-        finally:
-            here.tell("")
-            if timing.cells:
-                files, whole = keep(complete), result(complete)
-                tell(listed.facts(whole), worded.document(whole), files, as_json=as_json)
-                if folder is not None:
-                    draw(folder)
-        if not complete:
-            here.check(bool(timing.cells))
+            tell=here.tell, note=here.note, kept=kept, cells=cells,
+        ).run()  # fmt: skip
+
+    def told(complete: bool) -> bool:
+        if cells:
+            files, whole = keep(complete), result(complete)
+            tell(listed.facts(whole), worded.document(whole), files, as_json=as_json)
+            if folder is not None:
+                draw(folder)
+        return bool(cells)
+
+    measured(runtime, debug, measure, told)
 
 
 def collect(
@@ -94,22 +93,22 @@ def collect(
     folder = Folder(out, "rollouts") if out is not None else None
     found = look()
     rates: list[Rate] = []
-    complete = False
-    with session(runtime, debug) as here:
-        try:
-            complete = all(
-                _rate(here, case, Rate(kind, count), rates, seconds, repeat, limited)
-                for count in counts
-            )
-        finally:
-            here.tell("")
-            measured = [rate for rate in rates if rate.steps_per_s]
-            if measured:
-                result = Rates(case, measured, found, complete)
-                files = folder.write(result.facts(), result.document()) if folder else []
-                tell(result.facts(), result.document(), files, as_json=as_json)
-        if not complete:
-            here.check(bool(measured))
+
+    def measure(here: Session) -> bool:
+        return all(
+            _rate(here, case, Rate(kind, count), rates, seconds, repeat, limited)
+            for count in counts
+        )
+
+    def told(complete: bool) -> bool:
+        some = [rate for rate in rates if rate.steps_per_s]
+        if some:
+            result = Rates(case, some, found, complete)
+            files = folder.write(result.facts(), result.document()) if folder else []
+            tell(result.facts(), result.document(), files, as_json=as_json)
+        return bool(some)
+
+    measured(runtime, debug, measure, told)
 
 
 def fill(
@@ -134,19 +133,15 @@ def fill(
             opened = {kind: stack.enter_context(here.open(kind, count)) for kind in mine}
             return fill_in_turn(case, opened, count, repeat, here.stop, fillings, here.tell)
 
-    complete = False
-    with session(runtime, debug) as here:
-        try:
-            complete = all(with_count(here, count) for count in counts)
-        finally:
-            here.tell("")
-            measured = [filling for filling in fillings if filling.fills]
-            if measured:
-                result = Filled(case, measured, found, complete)
-                files = folder.write(result.facts(), result.document()) if folder else []
-                tell(result.facts(), result.document(), files, as_json=as_json)
-        if not complete:
-            here.check(bool(measured))
+    def told(complete: bool) -> bool:
+        some = [filling for filling in fillings if filling.fills]
+        if some:
+            result = Filled(case, some, found, complete)
+            files = folder.write(result.facts(), result.document()) if folder else []
+            tell(result.facts(), result.document(), files, as_json=as_json)
+        return bool(some)
+
+    measured(runtime, debug, lambda here: all(with_count(here, count) for count in counts), told)
 
 
 def learn(
@@ -161,26 +156,41 @@ def learn(
 ) -> None:
     folder = Folder(out, "learners") if out is not None else None
     found = look()
-    complete = False
-    with session(runtime, debug) as here:
-        together = Together(
-            case, counts, repeat, runtime, lambda: here.open("inline", 1), here.stop, here.tell
-        )
-        try:
-            complete = together.run()
-        finally:
-            here.tell("")
-            measured = [side for side in together.sides if side.runs]
-            if measured:
-                result = Learned(case, measured, found, complete)
-                files: list[Path] = []
-                if folder is not None:
-                    files = folder.write(result.facts(), result.document(), result.table())
-                tell(result.facts(), result.document(), files, as_json=as_json)
-                if folder is not None:
-                    draw(folder)
-        if not complete:
-            here.check(bool(measured))
+    sides: list[Side] = []
+
+    def measure(here: Session) -> bool:
+        return Together(
+            case, counts, repeat, runtime, lambda: here.open("inline", 1), here.stop, here.tell,
+            sides=sides,
+        ).run()  # fmt: skip
+
+    def told(complete: bool) -> bool:
+        some = [side for side in sides if side.runs]
+        if some:
+            tell_whole(Learned(case, some, found, complete), folder, as_json=as_json)
+        return bool(some)
+
+    measured(runtime, debug, measure, told)
+
+
+class Whole(Protocol):
+    """What has a table of its own, from which a picture is drawn."""
+
+    def facts(self) -> dict[str, Any]: ...
+
+    def document(self) -> Document: ...
+
+    def table(self) -> list[tuple[object, ...]]: ...
+
+
+def tell_whole(
+    result: Whole, folder: Folder | None, curves: Drawing | None = None, *, as_json: bool
+) -> None:
+    facts, document = result.facts(), result.document()
+    files = folder.write(facts, document, result.table()) if folder is not None else []
+    tell(facts, document, files, as_json=as_json)
+    if folder is not None:
+        draw(folder, curves)
 
 
 def _rate(

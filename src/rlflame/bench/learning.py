@@ -106,7 +106,7 @@ class Together:
         """False where somebody asked to stop before the end."""
         for count in self.counts:
             check_learners(self.case.recipe.learning, count)
-        self.sides = [Side(count) for count in self.counts]
+        self.sides += [Side(count) for count in self.counts]
         with self.open() as fleet:
             for number in range(self.repeat):
                 for side in self.sides:

@@ -95,7 +95,7 @@ class Racing:
 
     def run(self) -> bool:
         """False where somebody asked to stop before the end."""
-        self.runners = [Runner(one.kind, one.learners, one) for one in self.variants]
+        self.runners += [Runner(one.kind, one.learners, one) for one in self.variants]
         self.runners.append(Runner(THEIRS, 1, None))
         for number in range(self.repeat):
             for runner in list(self.runners):

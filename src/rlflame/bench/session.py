@@ -5,7 +5,7 @@ Must not know: what is measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from rlflame import fleets
@@ -21,6 +21,27 @@ def session(runtime: RuntimeSettings, debug: bool) -> Iterator[Session]:
     """Signals are wishes inside, and the line of progress is gone behind it."""
     with SignalStop() as stop, Tally() as tally:
         yield Session(runtime.model_copy(update={"debug": debug or runtime.debug}), tally, stop)
+
+
+def measured(
+    runtime: RuntimeSettings,
+    debug: bool,
+    measure: Callable[[Session], bool],
+    tell: Callable[[bool], bool],
+) -> None:
+    """What was measured is told however it ends; `tell` hears whether that is all of it.
+
+    `measure` returns whether it came to its end, and `tell` whether there was anything.
+    """
+    complete = found = False
+    with session(runtime, debug) as here:
+        try:
+            complete = measure(here)
+        finally:
+            here.tell("")
+            found = tell(complete)
+        if not complete:
+            here.check(found)
 
 
 class Session:

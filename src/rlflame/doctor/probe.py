@@ -18,7 +18,7 @@ from rlflame.doctor import Pace
 from rlflame.doctor.removal import withdraw
 from rlflame.errors import FleetError
 from rlflame.fleet.flame import objects
-from rlflame.fleet.flame.bounded import Unanswered, bounded
+from rlflame.fleet.flame.bounded import CALL_S, Unanswered, bounded
 from rlflame.fleet.flame.cluster import (
     CANCELLED,
     FAILED,
@@ -31,7 +31,6 @@ from rlflame.fleet.flame.lease import Lease
 from rlflame.fleet.flame.parcel import request
 from rlflame.fleet.flame.start import PREFIX, Starter, Wishes
 
-_CALL_S = 20.0
 _LEASE_S = 10.0
 _PINGS = 20
 _ASK_EVERY_S = 0.05
@@ -185,7 +184,7 @@ class Probe:
                     f"{self.pace.all_answers_s:g} s."
                 )
             for task, asked_at in list(open_tasks.items()):
-                news = bounded(partial(self.cluster.ask, session, task), _CALL_S, "get task")
+                news = bounded(partial(self.cluster.ask, session, task), CALL_S, "get task")
                 if news.state in _ENDED:
                     del open_tasks[task]
                     said = json.loads(str(self._result(news)))
@@ -198,7 +197,7 @@ class Probe:
         task = self._create(session, request("ping"))
         streams: list[Any] = []
         try:
-            news = bounded(lambda: self._watched(session, task, streams), _CALL_S, "small task")
+            news = bounded(lambda: self._watched(session, task, streams), CALL_S, "small task")
         finally:
             for stream in streams:
                 close_quietly(stream)
@@ -207,7 +206,7 @@ class Probe:
         return took_s
 
     def _create(self, session: Any, payload: bytes) -> str:
-        return bounded(lambda: self.cluster.create(session, payload), _CALL_S, "create task")
+        return bounded(lambda: self.cluster.create(session, payload), CALL_S, "create task")
 
     def _watched(self, session: Any, task: str, streams: list[Any]) -> TaskNews:
         """How the task ended, as soon as it has; a watch that ends early is asked after."""
@@ -215,13 +214,13 @@ class Probe:
             for news in self.cluster.watch(session, task, streams.append):
                 if news.state in _ENDED:
                     return self.cluster.ask(session, task) if news.state == FAILED else news
-        end_s = self.pace.clock() + _CALL_S
+        end_s = self.pace.clock() + CALL_S
         while self.pace.clock() < end_s:
             news = self.cluster.ask(session, task)
             if news.state in _ENDED:
                 return news
             self.pace.pause(_ASK_EVERY_S)
-        raise Unanswered(f"A small task did not end within {_CALL_S:g} s.")
+        raise Unanswered(f"A small task did not end within {CALL_S:g} s.")
 
     def _result(self, news: TaskNews) -> Any:
         if news.state != SUCCEED or news.output is None:

@@ -16,7 +16,8 @@ import numpy as np
 from rlflame.evaluate import EvaluationPlan, task
 from rlflame.fleet import environment_failure
 from rlflame.render import Job, Played
-from rlflame.rollout.lockstep import EnvRow, make
+from rlflame.rollout.gymnasium_row import EnvRow
+from rlflame.rollout.making import make
 from rlflame.rollout.rows import GymnasiumRows
 from rlflame.rollout.spec import (
     Array,

@@ -19,15 +19,15 @@ import numpy as np
 from gymnasium.wrappers import TimeLimit
 
 from .bodies import Beginning, make_bodies
-from .lockstep import make, misbehaved, said, sealed
+from .making import make, misbehaved, said
 from .rows import Standing
 from .seeding import reset_streams
 from .spec import Array, EnvironmentFault, EnvSpec, EnvState, Float32, Float64
+from .states import NO_PHYSICS, sealed
 from .v5_known import task_of
 from .v5_parts import Task
 
 _NO_LIMIT = sys.maxsize
-_NO_PHYSICS: Float64 = np.zeros(0, np.float64)
 #: Beginnings that are kept for episodes which may never come.
 _MOST_PREPARED = 256
 
@@ -151,7 +151,7 @@ class MujocoRows:
         shown = observation.copy()
         if at.elapsed == 0:
             nothing = np.zeros((0, self.spec.action_size), np.float32)
-            return sealed("fresh", at.episode, at.seed, 0, 0.0, nothing, _NO_PHYSICS, shown)
+            return sealed("fresh", at.episode, at.seed, 0, 0.0, nothing, NO_PHYSICS, shown)
         last = self._bodies.controls[row : row + 1].astype(np.float32)
         position = (at.episode, at.seed, at.elapsed, at.episode_return)
         return sealed("mujoco", *position, last, self._held[row], shown)

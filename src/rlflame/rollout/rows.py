@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import gymnasium
 
-from .lockstep import EnvRow, import_code, misbehaved
+from .gymnasium_row import EnvRow
+from .making import import_code, misbehaved
 from .spec import Array, EnvSpec, EnvState, Float32, Float64
 
 _OWN_PHYSICS = "stepped by rlflame's own MuJoCo loop"

@@ -15,7 +15,7 @@ from typing import Any
 
 import gymnasium
 
-from .lockstep import KNOWN_WRAPPERS
+from .gymnasium_row import KNOWN_WRAPPERS
 from .v5_fixed import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
 from .v5_parts import Task
 from .v5_runners import Ant, HalfCheetah, Hopper, Humanoid, Swimmer, Walker2d

@@ -7,27 +7,19 @@ pipes, clusters, learning.
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
-import numpy as np
-
-from .actions import Drawn, noise_size
 from .ahead import NextSeeds
-from .noise import NOISE_BLOCK, HeldNoise, NoiseSource, StepNoise
+from .loop import Held, Rollout
 from .policy import Policy
 from .rows import Rows, open_rows
-from .seeding import Role, Streams, reset_seed
+from .seeding import Streams
 from .spec import (
-    Array,
     EnvironmentFault,
     EnvSpec,
-    EnvState,
-    EpisodeStat,
-    Float32,
     Fragment,
     PolicyArrays,
     PolicySpec,
@@ -54,7 +46,7 @@ class RolloutWorker:
         self._generators = Streams()
         self._policies: OrderedDict[tuple[str, PolicySpec, int], Policy] = OrderedDict()
         #: Environments by their slots, with the tokens of the states they were left in.
-        self._slots: OrderedDict[tuple[str, tuple[int, ...]], _Held] = OrderedDict()
+        self._slots: OrderedDict[tuple[str, tuple[int, ...]], Held] = OrderedDict()
 
     @property
     def current(self) -> Whereabouts | None:
@@ -74,7 +66,7 @@ class RolloutWorker:
         self._moving = task, held.rows
         try:
             policy = self._policy(task, weights)
-            fragment = _Rollout(task, policy, held, self._generators).fragment()
+            fragment = Rollout(task, policy, held, self._generators).fragment()
         except EnvironmentFault as fault:
             held.rows.close()
             cause = fault.__cause__
@@ -94,7 +86,7 @@ class RolloutWorker:
             held.rows.close()
         self._slots.clear()
 
-    def _take(self, task: RolloutTask) -> _Held:
+    def _take(self, task: RolloutTask) -> Held:
         """The slot's environments and where they stand; out of the cache while they move."""
         held = self._slots.pop(_place(task), None)
         if held is not None:
@@ -102,9 +94,9 @@ class RolloutWorker:
                 return held
             held.rows.close()
         rows = self._new_rows(task.env, task.columns)
-        return _Held(rows, task.columns, NextSeeds(rows))
+        return Held(rows, task.columns, NextSeeds(rows))
 
-    def _keep(self, task: RolloutTask, held: _Held) -> None:
+    def _keep(self, task: RolloutTask, held: Held) -> None:
         """Remember where a slot's environments stand, so that the next task need not restore."""
         self._slots[_place(task)] = held
         while len(self._slots) > _SLOTS_KEPT:
@@ -120,231 +112,6 @@ class RolloutWorker:
         return policy
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """The environments of a task's slots, and the tokens of the states they were left in."""
-
-    rows: Rows
-    count: int
-    seeds: NextSeeds
-    tokens: tuple[str, ...] = ()
-
-
 def _place(task: RolloutTask) -> tuple[str, tuple[int, ...]]:
     """Where a task's environments are kept: whole episodes share theirs, whatever their slot."""
     return task.run, task.slots if task.unit == "steps" else (-1 - task.rows,)
-
-
-class _Rollout:
-    """One run of one task: its growing arrays and the loop that fills them."""
-
-    def __init__(self, task: RolloutTask, policy: Policy, held: _Held, generators: Streams) -> None:
-        self._generators = generators
-        self.task = task
-        self.policy = policy
-        self.rows = held.rows
-        self.held = held
-        self.episodes: list[EpisodeStat] = []
-        self.boundaries: list[tuple[int, int, Float32]] = []
-        self.capacity = task.steps if task.unit == "steps" else min(task.steps, NOISE_BLOCK)
-        n, size = task.columns, task.policy.observation_size
-        recorded = self.capacity if task.record else 0
-        continuous = task.policy.action_kind == "continuous"
-        self.observations: Array = np.zeros((recorded, n, size), np.float32)
-        self.actions: Array = (
-            np.zeros((recorded, n, task.policy.action_size), np.float32)
-            if continuous
-            else np.zeros((recorded, n), np.int64)
-        )
-        self.log_probs: Array = np.zeros((recorded, n), np.float32)
-        self.rewards: Array = np.zeros((self.capacity, n), np.float64)
-        self.terminated: Array = np.zeros((self.capacity, n), np.bool_)
-        self.truncated: Array = np.zeros((self.capacity, n), np.bool_)
-        self.lengths = np.zeros(n, np.int64)
-        self._source = self._noise_source()
-        self._block = self._source.steps
-        numbers = noise_size(task.policy, task.acting)
-        self._height = task.policy.width * len(task.slots)
-        self._noise = np.zeros((self._block, self._height, numbers), np.float32)
-        self._drawn: Drawn | None = None
-
-    def fragment(self) -> Fragment:
-        task = self.task
-        # Rows past the task's own stay zero: every pass has the policy's full width.
-        full = np.zeros((self._height, task.policy.observation_size), np.float32)
-        first = task.first_row
-        mine = full[first : first + task.columns]
-        self._position(mine)
-        steps = self._loop(full, mine, first)
-        states: tuple[EnvState, ...] = ()
-        if task.unit == "steps":
-            states = tuple(self.rows.snapshot(row, mine[row]) for row in range(task.columns))
-        index = np.array([(t, row) for t, row, _ in self.boundaries], np.int64).reshape(-1, 2)
-        hidden = [observation for _, _, observation in self.boundaries]
-        size = task.policy.observation_size
-        recorded = steps if task.record else 0
-        return Fragment(
-            iteration=task.iteration,
-            slot=task.slot,
-            observations=self.observations[:recorded],
-            actions=self.actions[:recorded],
-            log_probs=self.log_probs[:recorded],
-            rewards=self.rewards[:recorded],
-            terminated=self.terminated[:recorded],
-            truncated=self.truncated[:recorded],
-            lengths=self.lengths,
-            last_observations=mine.copy(),
-            boundary_index=index,
-            boundary_observations=np.array(hidden, np.float32).reshape(-1, size),
-            episodes=tuple(self.episodes),
-            states=states,
-            beside=task.beside,
-        )
-
-    def _position(self, mine: Float32) -> None:
-        """Bring every row to where the task begins, and its observation into `mine`."""
-        task = self.task
-        tokens = tuple(state.token for state in task.states)
-        there = task.unit == "steps" and self.held.tokens == tokens
-        states = task.states if task.unit == "steps" else (None,) * task.rows
-        for row, state in zip(range(task.columns), states, strict=True):
-            if state is None:
-                self.rows.begin(row, self._episode(row), self._reset_seed(row), mine[row])
-            elif there:
-                mine[row] = state.observation
-            else:
-                self.rows.restore(row, state, mine[row])
-            self.rows.check_finite(row, mine[row])
-
-    def _loop(self, full: Float32, mine: Float32, first: int) -> int:
-        task, rows = self.task, self.rows
-        last = first + task.columns
-        whole = task.unit == "steps"
-        flat = mine.reshape(-1)
-        active: Sequence[int] = range(task.columns)
-        t = 0
-        while active and t < task.steps:
-            if t == self.capacity:
-                self._grow()
-            if task.record:
-                self.observations[t] = mine
-            given = self._act(full, t)[first:last]
-            if whole and t == task.steps - 1:
-                rows.hold()
-            ended = rows.step(
-                active, given, mine, self.rewards[t], self.terminated[t], self.truncated[t]
-            )
-            if not whole and t == task.steps - 1:
-                ended = self._cut(active, t)
-            # A sum of squares is finite only where all of them are.
-            if not math.isfinite(flat.dot(flat)):
-                for row in active:
-                    rows.check_finite(row, mine[row])
-            for row in ended:
-                self._end(row, t, mine[row])
-            t += 1
-            if ended and not whole:
-                active = [row for row in active if row not in ended]
-        if whole:
-            self.lengths[:] = t
-        self._check_actions()
-        return t
-
-    def _act(self, full: Float32, t: int) -> Array:
-        """What every row of the policy's width is given; the action and its log-density kept."""
-        task, policy, first = self.task, self.policy, self.task.first_row
-        last = first + task.columns
-        if task.acting == "best":
-            actions = policy.best(full)
-        else:
-            at = t % self._block
-            if at == 0:
-                self._draw()
-            if self._drawn is None:
-                actions, log_probs = policy.uniform(self._noise[at])
-            else:
-                actions, log_probs = policy.act(full, self._drawn, at)
-            if task.record:
-                self.log_probs[t] = log_probs[first:last]
-        if task.record:
-            self.actions[t] = actions[first:last]
-        return policy.to_environment(actions)
-
-    def _cut(self, active: Sequence[int], t: int) -> Sequence[int]:
-        """The cap on an episode's length truncates whatever has not ended by itself."""
-        for row in active:
-            self.truncated[t, row] = not self.terminated[t, row]
-        return active
-
-    def _end(self, row: int, t: int, observation: Float32) -> None:
-        """Close an episode, and begin the next where steps are counted."""
-        task, rows = self.task, self.rows
-        at = rows.standing(row)
-        truncated = bool(self.truncated[t, row])
-        self.lengths[row] = t + 1
-        if truncated and task.record:
-            self.boundaries.append((t, row, observation.copy()))
-        self.episodes.append(
-            EpisodeStat(row, at.episode, at.seed, at.episode_return, at.elapsed, truncated, t)
-        )
-        if task.unit == "steps":
-            seed = self.held.seeds.take(task, row, at.episode + 1)
-            rows.begin(row, at.episode + 1, seed, observation)
-            if not math.isfinite(observation.dot(observation)):
-                rows.check_finite(row, observation)
-
-    def _check_actions(self) -> None:
-        """Weights that have diverged give actions that not every environment minds."""
-        if np.isfinite(self.log_probs).all() and np.isfinite(self.actions).all():
-            return
-        fine = np.isfinite(self.actions.reshape(*self.log_probs.shape, -1)).all(axis=2)
-        t, row = np.argwhere(~(np.isfinite(self.log_probs) & fine))[0]
-        raise EnvironmentFault(
-            f"environment {self.task.env.id} was given NaN or infinity: the policy has diverged",
-            int(row),
-            self.rows.standing(int(row)).seed,
-            int(t),
-        )
-
-    def _episode(self, row: int) -> int:
-        """The number of a whole episode: of the slot's row, or of the evaluation."""
-        if self.task.purpose == "evaluate":
-            return self.task.iteration * self.task.policy.width + self.task.first_row + row
-        return self.task.iteration
-
-    def _reset_seed(self, row: int) -> int:
-        if self.task.purpose == "evaluate":
-            return reset_seed(self.task.seed, Role.EVALUATION_RESET, self._episode(row))
-        return reset_seed(self.task.seed, Role.RESET, self.task.slot, row, self.task.iteration)
-
-    def _streams(self, rows: Sequence[int]) -> list[np.random.Generator]:
-        task = self.task
-        if task.purpose == "evaluate":
-            keys: list[tuple[int, ...]] = [(self._episode(row),) for row in rows]
-            return self._generators.take(task.seed, Role.EVALUATION_ACTION, keys)
-        keys = [(*task.place(row), task.iteration) for row in rows]
-        return self._generators.take(task.seed, Role.ACTION, keys)
-
-    def _noise_source(self) -> NoiseSource:
-        task = self.task
-        if task.acting == "sample" and task.policy.exploration == "gsde":
-            return HeldNoise(task, self.rows)
-        rows = range(task.columns) if task.acting != "best" else ()
-        return StepNoise(task, self._streams(rows))
-
-    def _draw(self) -> None:
-        """The numbers of the next block of steps."""
-        self._source.draw(self._noise)
-        if self.task.acting == "sample":
-            self._drawn = self.policy.drawn(self._noise)
-
-    def _grow(self) -> None:
-        self.capacity = min(self.task.steps, 2 * self.capacity)
-        names = ["rewards", "terminated", "truncated"]
-        if self.task.record:
-            names += ["observations", "actions", "log_probs"]
-        for name in names:
-            old: Array = getattr(self, name)
-            new = np.zeros((self.capacity, *old.shape[1:]), old.dtype)
-            new[: len(old)] = old
-            setattr(self, name, new)

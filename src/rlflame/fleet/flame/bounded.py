@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from rlflame.errors import FleetError
 
 T = TypeVar("T")
+#: What a call may take that waits for nothing but the cluster's answer.
+CALL_S = 20.0
 #: After this Arrow says the same again, at length.
 _REPEATED = " gRPC client debug context:"
 

@@ -20,13 +20,12 @@ from rlflame.fleet import Meter
 from . import address, objects
 from .address import CACHE, MANAGER, Server
 from .address import configured as configured
-from .bounded import Unanswered, bounded, refused
+from .bounded import CALL_S, Unanswered, bounded, refused
 from .objects import Reference
 from .parcel import supervised
 
 _KNOCK_S = 3.0
 _CONNECT_S = 12.0
-CALL_S = 20.0
 #: What flamepy's states are called on the wire.
 PENDING, RUNNING, SUCCEED, FAILED, CANCELLED = range(5)
 #: The other state of a session than open.

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from .bounded import Unanswered, bounded
+from .bounded import CALL_S, Unanswered, bounded
 from .parcel import context
 
-_CALL_S = 20.0
 _TRANSFER_S = 80.0
 
 
@@ -81,7 +80,7 @@ def get(where: Reference) -> Any:
 
 
 def delete(prefix: str) -> None:
-    bounded(lambda: forget(prefix), _CALL_S, "delete objects")
+    bounded(lambda: forget(prefix), CALL_S, "delete objects")
 
 
 def forget(prefix: str) -> None:

@@ -21,10 +21,9 @@ from rlflame.errors import FleetError, FleetUnreachable, RlflameError
 from rlflame.rollout.greeting import greeting
 
 from . import bundle, objects
-from .bounded import Unanswered, bounded
+from .bounded import CALL_S, Unanswered, bounded
 from .cluster import (
     BIND_FAILED,
-    CALL_S,
     CANCELLED,
     FAILED,
     RUNNING,

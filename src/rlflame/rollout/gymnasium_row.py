@@ -7,26 +7,17 @@ slot and a process. Must not know: policies, batches, how states travel.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib
-import io
 import math
-import signal
-import sys
-import traceback
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from .later import DRAWING, load_later
+from .making import make, misbehaved, said
 from .spec import Array, EnvironmentFault, EnvSpec, EnvState, Float32, Float64
-
-load_later(*DRAWING)
+from .states import NO_PHYSICS, sealed
 
 _MUJOCO = "gymnasium.envs.mujoco."
 _EXACT_MUJOCO = frozenset(
@@ -53,136 +44,6 @@ _REUSABLE = _EXACT_MUJOCO | {
 }
 _REUSABLE |= {"gymnasium.envs.box2d.lunar_lander"}
 KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
-_NO_PHYSICS: Float64 = np.zeros(0, np.float64)
-_NO_OBSERVATION: Float32 = np.zeros(0, np.float32)
-
-
-def misbehaved(error: BaseException) -> bool:
-    """Whether it is the environment that raised this; `sys.exit()` is a favourite.
-
-    A KeyboardInterrupt is the user's, except where Ctrl-C is ignored, as in worker processes.
-    """
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    return ignored or not isinstance(error, KeyboardInterrupt)
-
-
-class UnsupportedSpace(ValueError):
-    """A space that this project does not learn in, named."""
-
-
-def make(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-    """The environment of a spec, without Gymnasium's own chatter."""
-    options: dict[str, Any] = {key: _listed(value) for key, value in spec.kwargs.items()}
-    if spec.max_episode_steps is not None:
-        options["max_episode_steps"] = spec.max_episode_steps
-    if render_mode is not None:
-        options["render_mode"] = render_mode
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import_code(spec.id)
-        # Before anything is made: loading a model may warn already.
-        _quiet_mujoco()
-        env: gymnasium.Env[Any, Any] = gymnasium.make(spec.id, disable_env_checker=True, **options)
-    _quiet_mujoco()
-    return env
-
-
-def import_code(id: str) -> None:
-    """Import what an id needs; what is wrong with it is for `gymnasium.make` to say."""
-    module, _, name = id.rpartition(":")
-    with contextlib.suppress(Exception):
-        if module:
-            importlib.import_module(module)
-        entry = gymnasium.spec(name).entry_point
-        if isinstance(entry, str):
-            importlib.import_module(entry.partition(":")[0])
-
-
-def _listed(value: Any) -> Any:
-    """Sequences as lists, whether a spec was written here or has travelled (as tuples)."""
-    if isinstance(value, tuple | list):
-        return [_listed(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _listed(item) for key, item in value.items()}
-    return value
-
-
-def _quiet_mujoco() -> None:
-    """MuJoCo's warnings would go to the terminal and to MUJOCO_LOG.TXT in the user's folder."""
-    mujoco = sys.modules.get("mujoco")
-    if mujoco is not None and mujoco.get_mju_user_warning() is None:
-        mujoco.set_mju_user_warning(_ignore_warning)
-
-
-def _ignore_warning(message: str) -> None:
-    del message
-
-
-def describe(id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> EnvSpec:
-    """Read the spaces of an environment; raises UnsupportedSpace, or whatever making it raises."""
-    blank = EnvSpec(id, kwargs, max_episode_steps, 0, "discrete", 0, 0, (), ())
-    # What a constructor prints here would stand between the user's own results.
-    with contextlib.redirect_stdout(io.StringIO()):
-        env = make(blank)
-    try:
-        observed, acted = env.observation_space, env.action_space
-        if not isinstance(observed, spaces.Box):
-            raise UnsupportedSpace(f"observations of type {type(observed).__name__}")
-        if observed.dtype == np.uint8 and len(observed.shape) >= 2:
-            raise UnsupportedSpace(f"image observations of shape {observed.shape}")
-        size = int(np.prod(observed.shape, dtype=np.int64))
-        if size == 0:
-            raise UnsupportedSpace(f"empty observations of shape {observed.shape}")
-        if isinstance(acted, spaces.Discrete):
-            start = int(acted.start)
-            return EnvSpec(
-                id, kwargs, max_episode_steps, size, "discrete", int(acted.n), start, (), (), ()
-            )
-        if isinstance(acted, spaces.Box) and acted.dtype is not None and acted.dtype.kind == "f":
-            if acted.low.size == 0:
-                raise UnsupportedSpace(f"empty actions of shape {acted.shape}")
-            low = tuple(float(x) for x in acted.low.ravel())
-            high = tuple(float(x) for x in acted.high.ravel())
-            n, shape = len(low), tuple(int(length) for length in acted.shape)
-            return EnvSpec(
-                id, kwargs, max_episode_steps, size, "continuous", n, 0, low, high, shape
-            )
-        dtype = f" of {acted.dtype}" if isinstance(acted, spaces.Box) else ""
-        raise UnsupportedSpace(f"actions of type {type(acted).__name__}{dtype}")
-    finally:
-        env.close()
-
-
-def fresh_state(episode: int, seed: int) -> EnvState:
-    """The state of an episode that has not begun anywhere yet."""
-    return sealed("fresh", episode, seed, 0, 0.0, np.zeros(0, np.float32), _NO_PHYSICS)
-
-
-def sealed(
-    kind: Any,
-    episode: int,
-    seed: int,
-    elapsed: int,
-    episode_return: float,
-    actions: Array,
-    physics: Float64,
-    observation: Float32 = _NO_OBSERVATION,
-) -> EnvState:
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(f"{kind}|{episode}|{seed}|{elapsed}|{episode_return!r}".encode())
-    for array in (actions, physics, observation):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return EnvState(
-        kind,
-        episode,
-        seed,
-        elapsed,
-        episode_return,
-        actions,
-        physics,
-        observation,
-        digest.hexdigest(),
-    )
 
 
 class EnvRow:
@@ -202,7 +63,7 @@ class EnvRow:
         self._limit: float = math.inf
         self._reusable = False
         self._exact_mujoco = False
-        self._held: Float64 = _NO_PHYSICS
+        self._held: Float64 = NO_PHYSICS
         self._last_action: Any = None
         #: The last observation as the environment returned it.
         self._given: Any = None
@@ -272,13 +133,13 @@ class EnvRow:
         shown = observation.copy()
         if self.elapsed == 0:
             empty = self._history[:0].copy()
-            return sealed("fresh", self.episode, self.seed, 0, 0.0, empty, _NO_PHYSICS, shown)
+            return sealed("fresh", self.episode, self.seed, 0, 0.0, empty, NO_PHYSICS, shown)
         position = (self.episode, self.seed, self.elapsed, self.episode_return)
         if self._exact_mujoco:
             last = np.array(self._last_action, np.float32).reshape(1, -1)
             return sealed("mujoco", *position, last, self._held, shown)
         history = self._history[: self.elapsed].copy()
-        return sealed("replay", *position, history, _NO_PHYSICS, shown)
+        return sealed("replay", *position, history, NO_PHYSICS, shown)
 
     def restore(self, state: EnvState, out: Float32) -> None:
         """Take up an episode where another process, or an earlier one, left it."""
@@ -405,8 +266,3 @@ def _without_wrappers(env: gymnasium.Env[Any, Any]) -> tuple[Callable[[Any], Any
             limit = min(limit, layer._max_episode_steps)
         layer = layer.env  # type: ignore[attr-defined]
     return layer.step, limit
-
-
-def said(error: BaseException) -> str:
-    last = traceback.format_exception_only(type(error), error)[-1].strip()
-    return last if len(last) < 500 else last[:500] + " ..."

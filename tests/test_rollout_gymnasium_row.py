@@ -20,10 +20,12 @@ import numpy as np
 import pytest
 import rollouts
 
-from rlflame.rollout import lockstep, wire
-from rlflame.rollout.lockstep import EnvRow, UnsupportedSpace, describe, fresh_state, make
+from rlflame.rollout import gymnasium_row, wire
+from rlflame.rollout.gymnasium_row import EnvRow
+from rlflame.rollout.making import UnsupportedSpace, describe, make
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.rollout.spec import EnvironmentFault, EnvSpec, EnvState
+from rlflame.rollout.states import fresh_state, sealed
 from rlflame.trainer import StopNow
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -202,7 +204,7 @@ def test_every_type_on_the_reuse_list_is_tried() -> None:
     tried = {
         type(gymnasium.make(id, **kwargs).unwrapped).__module__ for id, kwargs in REUSED.values()
     }
-    assert tried == lockstep._REUSABLE
+    assert tried == gymnasium_row._REUSABLE
 
 
 def test_a_used_bipedal_walker_begins_differently_and_so_is_never_reused() -> None:
@@ -293,7 +295,7 @@ def test_tokens_name_the_whole_state() -> None:
             for field in dataclasses.fields(state)
             if field.name != "token"
         }
-        tokens.add(lockstep.sealed(**{**values, **change}).token)
+        tokens.add(sealed(**{**values, **change}).token)
     assert len(tokens) == len(changes) + 1
 
 
@@ -367,7 +369,8 @@ import numpy as np
 import gymnasium
 import fakes
 if sys.argv[1] == "ours":
-    from rlflame.rollout.lockstep import EnvRow, describe
+    from rlflame.rollout.gymnasium_row import EnvRow
+    from rlflame.rollout.making import describe
     env = describe("fakes:UnstableHopper-v0", {}, None)
     row, out = EnvRow(env, 0), np.zeros(11, np.float32)
     row.begin(0, 0, out)
@@ -384,7 +387,7 @@ else:
 MADE = """
 import sys
 import gymnasium
-from rlflame.rollout.lockstep import describe
+from rlflame.rollout.making import describe
 if sys.argv[1] == "ours":
     describe("HalfCheetah-v5", {}, None)
 else:
