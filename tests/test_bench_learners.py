@@ -9,6 +9,7 @@ import pytest
 from commands import TINY, rlflame
 from crews import together
 
+from rlflame.bench import cases
 from rlflame.bench.learned import Learned
 from rlflame.bench.learning import Learning, Side, Timed, shards_for
 
@@ -44,6 +45,13 @@ def test_a_speed_up_is_of_the_time_for_as_many_steps():
     speedups = [result.speedup(one, lambda run: run.learn_s).value for one in sides]
     assert speedups == pytest.approx([1.0, 2.0, 4.0])
     assert [result.ideal(one) for one in sides] == [1.0, 2.0, 4.0]
+
+
+def test_an_ideal_that_is_no_whole_number_is_said():
+    sides = [side(4, 2.0), side(1, 8.0), side(6, 2.0)]
+    case, _ = cases.real("cartpole", algorithm=None, preset=None, iterations=2, sets=[])
+    found = Learned(case, sides, None, True)._speedups()[1]
+    assert [row[4] for row in found.rows] == ["1x", "0.25x", "1.5x"]
 
 
 def test_learners_are_timed_and_the_files_agree(tmp_path):

@@ -91,7 +91,7 @@ def with_library(folder, monkeypatch, text):
 
 
 @contextlib.contextmanager
-def forked(runtime, threads, hint):
+def forked(runtime, threads, hint, stop):
     """Learners as processes, without the seconds that each takes to load."""
     with gloo.gathered(runtime.learners) as group:
         yield group

@@ -116,6 +116,18 @@ def test_a_recipe_of_several_learners_is_scaled_as_theirs_is():
     assert theirs["rollout"]["num_slots"] == 2 * exact["rollout"]["num_slots"]
 
 
+def test_no_minibatch_is_scaled_beyond_what_is_collected():
+    """8 times 32 samples, where an iteration has 4 environments of 32 steps."""
+    words = ("train", "--env", "cartpole", "--learners", "8", "--scale-batch", "--dry-run")
+    shape = ("rollout.num_slots=2", "rollout.envs_per_slot=2", "ppo.minibatch_size=32")
+    words = (*words, *(word for setting in shape for word in ("--set", setting)))
+    spoken = rlflame(*words, "--set", "rollout.steps=32")
+    assert spoken.code == 2
+    assert "minibatches of 256 samples, and an iteration collects 128." in spoken.err
+    assert "--set rollout.steps=64, or --learners 4" in spoken.err
+    assert rlflame(*words, "--set", "rollout.steps=64").code == 0
+
+
 def test_one_learner_scales_nothing():
     words = ("--env", "cartpole", "--learners", "1")
     assert resolved(*words, "--scale-batch", "--scale-lr") == resolved(*words)

@@ -196,6 +196,10 @@ if "rlflame.follower" in sys.orig_argv:
 """
 
 
+#: The same of what torchrun has started.
+IN_TORCHRUN = ('"rlflame.follower" in sys.orig_argv', '__import__("os").environ.get("RANK") == "1"')
+
+
 @pytest.fixture
 def stalled(tmp_path, monkeypatch):
     """A run that waits for its second learner, and that learner."""
@@ -363,6 +367,30 @@ def test_a_learner_of_torchrun_that_hangs_is_named_and_nobody_waits_for_it(
     assert not alive(learner)
     # What torchrun says where it had to kill a process, for which it waits half a minute.
     assert "forcefully" not in spoken.err
+
+
+def test_ctrl_c_does_not_wait_for_a_learner_that_it_has_ended(tmp_path, monkeypatch):
+    """It reaches the others too, while torch still loads."""
+    (tmp_path / "sitecustomize.py").write_text(STALLS.replace(*IN_TORCHRUN))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    words = ("train", *ENDLESS, "--json", "--out", tmp_path / "x")
+    running = launched(*words, nproc_per_node="2", master_port=free_port())
+    until(lambda: (tmp_path / "stalled").exists() and (tmp_path / "x/config.toml").exists())
+    running.send_signal(signal.SIGINT)
+    spoken = finished(running, 100.0)
+    said = spoken.events()[-1]
+    assert (said["message"], said["exit_code"]) == ("Interrupted.", 130)
+    assert "forcefully" not in spoken.err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody hears of a parent's end")
+def test_a_run_whose_torchrun_is_killed_saves_and_ends(tmp_path):
+    words = ("train", *ENDLESS, "--json", "--out", tmp_path / "x")
+    running = launched(*words, nproc_per_node="2", master_port=free_port())
+    first_iteration(running)
+    running.kill()
+    spoken = finished(running, 100.0)  # what it has started holds its streams open until it ends
+    assert re.search("^Stopped at step .* everything is saved", spoken.events()[-1]["message"])
 
 
 @pytest.mark.parametrize("words", [("resume", "x"), ("train", *TINY, "--dry-run")])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import threading
 
 import pytest
 
-from rlflame.roll_call import HERE, Learner, RollCall, hosted, of_torchrun
+from rlflame import roll_call
+from rlflame.errors import LearnersLost
+from rlflame.roll_call import HERE, Learner, RollCall, gather, hosted, of_torchrun
 
 
 class Called(RollCall):
@@ -72,6 +75,29 @@ def test_only_those_who_begin_together_answer(calls):
     other.leave(well=True)
     assert first.ask(60.0) == []
     assert calls[0].ask(0.2) == [1, 2]
+
+
+def test_nobody_begins_before_all_are_there(calls):
+    meeting, began = calls[0].meeting, []
+
+    def come(rank):
+        gather(meeting, rank, 3, 60.0)
+        began.append(rank)
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    assert not began
+    come(2)
+    for thread in threads:
+        thread.join()
+    assert sorted(began) == [0, 1, 2]
+
+
+def test_whoever_does_not_come_is_named(calls, monkeypatch):
+    monkeypatch.setattr(roll_call.time, "monotonic", itertools.count(0.0, 50.0).__next__)
+    with pytest.raises(LearnersLost, match=r"^60 s were not enough for learner 1, 2 to join"):
+        gather(calls[0].meeting, 0, 3, 60.0)
 
 
 def test_torchrun_says_where_to_meet():

@@ -26,6 +26,7 @@ from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.run_folder import RunFolder
 from rlflame.seeds import MOST_SEEDS, conduct, folder_name, parse, written
 from rlflame.seeds import job as jobs
+from rlflame.seeds.job import Job
 from rlflame.seeds.shares import PROCESS_BYTES, Shares, shares
 
 SAME = ("metrics.jsonl", "episodes.csv", "result.json")
@@ -468,6 +469,62 @@ def test_a_damaged_job_file_is_a_sentence(tmp_path, text):
     assert spoken.code in (1, 2)
     assert "Traceback" not in spoken.err
     assert "damaged" in rlflame("runs", tmp_path.parent).out
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        ("[0, 0]", "names seed 0 twice"),
+        ("[9223372036854775808]", "is beyond 2**63 - 1"),
+        ("[-1]", "is not a list"),
+        ("[true]", "seeds = [True]"),
+        ('"0-3"', "seeds = '0-3'"),
+        ("[]", "is not a list"),
+    ],
+)
+def test_seeds_that_train_would_refuse_are_refused_in_a_job_file(seeds, said, tmp_path):
+    """One that stands there twice would be two processes in one folder."""
+    jobs.write(tmp_path, Job(config(), (0, 1)))
+    file = tmp_path / "job.toml"
+    file.write_text(file.read_text().replace("seeds = [0, 1]", f"seeds = {seeds}"))
+    with pytest.raises(CheckpointError) as refused:
+        jobs.read(tmp_path)
+    assert said in refused.value.message
+
+
+def test_a_seed_whose_record_is_damaged_is_not_left_out_of_a_mean_unsaid(tmp_path):
+    out = tmp_path / "job"
+    words = ("--set", "evaluation.every_steps=64", "--steps", "128")
+    assert rlflame("train", *TINY, *words, "--seeds", "0-1", "--out", out).code == 0
+    assert json.loads((out / "summary.json").read_text())["p2"] is not None
+    (out / "seed-1/metrics.jsonl").write_text("no\n")
+    assert rlflame("resume", out).code == 0
+    found = json.loads((out / "summary.json").read_text())
+    assert (found["p2"], found["p4"], found["final"]["seeds"]) == (None, None, 2)
+
+
+def test_a_job_file_that_cannot_be_read_is_not_one_to_remove(tmp_path):
+    (tmp_path / "job.toml").write_text("[job\n")
+    said = " ".join(rlflame("resume", tmp_path).err.split())
+    assert "every seed in it is a run that rlflame resume takes alone" in said
+    assert "rm " not in said
+
+
+def test_seeds_of_two_recipes_do_not_become_one_job(tmp_path):
+    """Where the file was edited, what has not begun would be counted with what it is unlike."""
+    out = tmp_path / "job"
+    assert rlflame("train", *TINY, "--steps", "64", "--seeds", "0-1", "--out", out).code == 0
+    shutil.rmtree(out / "seed-1")
+    file = out / "job.toml"
+    before = file.read_text()
+    file.write_text(before.replace("\ndiscount = 0.98\n", "\ndiscount = 0.5\n"))
+    spoken = rlflame("resume", out)
+    said = " ".join(spoken.err.split())
+    assert spoken.code == 2
+    assert f"Seed 0 was begun with learning.ppo.discount = 0.98, and {file} has 0.5." in said
+    assert not (out / "seed-1").exists()
+    file.write_text(before)
+    assert rlflame("resume", out).code == 0
 
 
 def test_from_python(tmp_path):

@@ -146,6 +146,31 @@ def test_a_line_a_seed_on_a_terminal(board: SeedsBoard, height: int) -> None:
     assert "\x1b[?25h" in stream.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (60, "seed steps evaluation steps/s"),
+        (50, "seed steps evaluation steps/s"),
+        (40, "seed steps evaluation"),
+        (30, "seed evaluation"),
+        (20, "seed"),
+    ],
+)
+def test_a_narrow_terminal_has_fewer_columns_and_whole_ones(
+    board: SeedsBoard, width: int, columns: str
+) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, height=40, highlight=False)
+    show = LiveSeeds(console)
+    show._board = board
+    console.print(show.view())
+    lines = stream.getvalue().splitlines()
+    assert "…" not in stream.getvalue()
+    assert " ".join(lines[1].split()) == columns
+    assert any("running" in line for line in lines)
+    assert max(map(len, lines)) <= width
+
+
 def test_those_that_run_are_shown_first() -> None:
     states = ["finished", "running", "waiting", "failed", "running"]
     rows = [Row(seed, state) for seed, state in enumerate(states)]

@@ -6,6 +6,7 @@ Or, where torchrun has started them all, only joined. Must not know: what is lea
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import select
 import signal
@@ -16,13 +17,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from rlflame import torchrun
 from rlflame.errors import ConfigError, LearnersLost
 from rlflame.learner.group import Alone, Group
 from rlflame.rollout import blas, wire
 from rlflame.rollout.child import Kind
 from rlflame.rollout.process import WorkerProcess, how_it_ended
 from rlflame.runtime import RuntimeSettings
+from rlflame.stop import NeverStop
 from rlflame.torchrun import Place, place
+from rlflame.trainer import Stop, StopNow
 
 if TYPE_CHECKING:
     from rlflame.roll_call import Learner, RollCall
@@ -34,16 +38,20 @@ _MEETING_S = 60.0
 #: How a learner ends that has lost the others.
 LOST = 70
 _GRACE_S = 3.0
+#: Of linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
-def learners(runtime: RuntimeSettings, threads: int, hint: Callable[[], str]) -> Iterator[Group]:
+def learners(
+    runtime: RuntimeSettings, threads: int, hint: Callable[[], str], stop: Stop
+) -> Iterator[Group]:
     """The learners that the runtime asks for, this process among them as rank 0.
 
     `hint` says what to do when one was lost.
     """
     try:
-        with _learners(runtime, threads) as group:
+        with _learners(runtime, threads, stop) as group:
             yield group
     except LearnersLost as error:
         error.hint = hint()
@@ -51,7 +59,7 @@ def learners(runtime: RuntimeSettings, threads: int, hint: Callable[[], str]) ->
 
 
 @contextmanager
-def _learners(runtime: RuntimeSettings, threads: int) -> Iterator[Group]:
+def _learners(runtime: RuntimeSettings, threads: int, stop: Stop) -> Iterator[Group]:
     found = place()
     if found is not None:
         if runtime.learners != found.size:
@@ -59,7 +67,7 @@ def _learners(runtime: RuntimeSettings, threads: int) -> Iterator[Group]:
                 f"torchrun has started {found.size} processes for {runtime.learners} learners.",
                 "leave out --learners: every process is one",
             )
-        with _launched(runtime, found) as group:
+        with _launched(runtime, found, stop) as group:
             yield group
     elif runtime.learners == 1:
         yield Alone()
@@ -72,12 +80,21 @@ def excuse() -> None:
     """Let those go that torchrun has started, where nothing is left to learn."""
     found = place()
     if found is not None:
-        with _launched(RuntimeSettings(), found):
+        with _launched(RuntimeSettings(), found, NeverStop()):
             pass
 
 
 @contextmanager
-def _launched(runtime: RuntimeSettings, here: Place) -> Iterator[Group]:
+def _launched(runtime: RuntimeSettings, here: Place, stop: Stop) -> Iterator[Group]:
+    end_with_parent(signal.SIGTERM)  # without torchrun nobody would end it: it saves
+    try:
+        with stop.interruptible():
+            from rlflame.roll_call import gather, of_torchrun  # loads torch
+
+            if torchrun.hosts():
+                gather(of_torchrun(), *here, JOINING_S)
+    except StopNow:  # nothing has been learned
+        raise KeyboardInterrupt from None
     with _joined(runtime, here, JOINING_S) as (group, roll_call):
         try:
             yield group
@@ -89,6 +106,12 @@ def _launched(runtime: RuntimeSettings, here: Place) -> Iterator[Group]:
                 atexit.register(_end_those_here, [*learners.values()])
             pids = {rank: learner.pid for rank, learner in learners.items()}
             raise _worded(error, pids, here.size, runtime.learner_deadline_s) from error
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """This signal when the parent has ended, however that went; where the system knows of it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _end_those_here(learners: Iterable[Learner]) -> None:

@@ -7,7 +7,6 @@ environments, who watches.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -18,7 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
-from rlflame.crew import JOINING_S, LOST
+from rlflame import torchrun
+from rlflame.crew import JOINING_S, LOST, end_with_parent
 from rlflame.errors import LearnersLost, LearningError
 from rlflame.learner.group import Group
 from rlflame.rollout import blas, wire
@@ -28,8 +28,6 @@ from rlflame.torchrun import Place
 if TYPE_CHECKING:
     from rlflame.roll_call import Meeting, RollCall
 
-#: Of linux/prctl.h.
-_PR_SET_PDEATHSIG = 1
 _GRACE_S = 1.0
 
 
@@ -39,15 +37,18 @@ def follow(
     """Join the others, where torchrun says if not at a `meeting`; learn what is learned, and follow
     to the end. `answered` once the first learner has asked who is well: then the run is over."""
     from rlflame.learner.torch_group import TorchGroup
-    from rlflame.roll_call import RollCall, of_torchrun
+    from rlflame.roll_call import RollCall, gather, of_torchrun
 
+    if meeting is None and torchrun.hosts():
+        # Until all are there each can still be ended alone, as by the Ctrl-C that all hear.
+        gather(of_torchrun(), *here, JOINING_S)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The first learner decides when it is over: it lets an update finish, and saves.
+        signal.signal(number, signal.SIG_IGN)
     store = meeting.store(JOINING_S) if meeting is not None else None
     group = TorchGroup(
         *here, deadline_s=JOINING_S, joining_s=JOINING_S, clock=time.monotonic, store=store
     )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # The first learner decides when it is over: it lets an update finish, and saves.
-        signal.signal(number, signal.SIG_IGN)
     try:
         roll_call = RollCall(meeting or of_torchrun(), *here, JOINING_S, lambda: group.exchanges)
         roll_call.attend(answered)
@@ -118,7 +119,8 @@ def main() -> None:
     if frame is None:
         return
     told = wire.decode(frame[1])
-    _die_with_parent()
+    # One that is stopped does not see a pipe close.
+    end_with_parent(signal.SIGKILL)
     threading.Thread(target=_attend, args=(requests,), daemon=True).start()
     try:
         import rlflame.learner.torch_group  # noqa: F401
@@ -139,12 +141,6 @@ def _attend(requests: BinaryIO) -> None:
     while read_frame(requests) is not None:
         pass
     os._exit(LOST)
-
-
-def _die_with_parent() -> None:
-    """Where the system knows of it: a process that is stopped does not see a pipe close."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _leave(code: int) -> None:

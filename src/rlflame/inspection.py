@@ -148,13 +148,19 @@ def machines_differ(a: Checkpoint, b: Checkpoint) -> list[str]:
     return fingerprint_differences(a.fingerprint, b.fingerprint)
 
 
-def _fields(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
+def first_field(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first name, with dots, under which two tables differ, and what each has there."""
     ours, theirs = dict(_leaves(a)), dict(_leaves(b))
     for path in [*ours, *(path for path in theirs if path not in ours)]:
         one, other = ours.get(path, "absent"), theirs.get(path, "absent")
         if one != other:
-            return f"{name} {path}: {one!r} and {other!r}"
+            return path, one, other
     return None
+
+
+def _fields(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
+    found = first_field(a, b)
+    return found and f"{name} {found[0]}: {found[1]!r} and {found[2]!r}"
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -64,6 +64,26 @@ def hosted(listening: socket.socket) -> tuple[Meeting, Store]:
     return meeting, store
 
 
+def gather(meeting: Meeting, rank: int, size: int, patience_s: float) -> None:
+    """Wait until all are there. What comes after waits inside torch, where no signal is heard; and
+    whom a signal has ended is waited for there all the same."""
+    try:
+        store = PrefixStore(f"rlflame/{meeting.attempt}/there", meeting.store(patience_s))
+        store.set(str(rank), "")
+        awaited = ["all"] if rank else [str(number) for number in range(1, size)]
+        until = time.monotonic() + patience_s
+        while not store.check(awaited):
+            if time.monotonic() > until:
+                missing = ", ".join(name for name in awaited if not store.check([name]))
+                who = "the first learner" if rank else f"learner {missing}"
+                raise LearnersLost(f"{patience_s:g} s were not enough for {who} to join.")
+            time.sleep(_LOOK_S)
+        if rank == 0:
+            store.set("all", "")
+    except RuntimeError as error:
+        raise LearnersLost(f"The {size} learners did not come together: {error}") from error
+
+
 class Learner(NamedTuple):
     """A process that learns, and where its number means something."""
 

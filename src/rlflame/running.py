@@ -232,7 +232,7 @@ def _run(
         threads = blas_threads(begun.recipe.learning)
         with (
             show.begin(described),
-            crew.learners(runtime, threads, lambda: kept(folder.path)) as group,
+            crew.learners(runtime, threads, lambda: kept(folder.path), stop) as group,
         ):
             trainer = build.trainer(
                 begun, fleet, filming, stop, folder.path.name, start, group,

@@ -13,7 +13,7 @@ from rlflame.env_file import admit
 from rlflame.errors import ConfigError
 from rlflame.rollout.threads import limited
 from rlflame.runtime import RuntimeSettings
-from rlflame.seeds import JOB_FILE, is_job
+from rlflame.seeds import JOB_FILE, RESTORED, is_job
 
 
 def limit_threads(count: int) -> None:
@@ -129,6 +129,8 @@ def resolve(
         )
     if episodes_per_iter is not None:
         config = with_episodes(config, episodes_per_iter)
+    if scale_batch:
+        check_scale(config)
     return scaled(config, batch=scale_batch, learning_rate=scale_lr), name
 
 
@@ -173,6 +175,21 @@ def scaled(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:
     return presets.validated(data)
 
 
+def check_scale(config: RunConfig) -> None:
+    """A minibatch has no more samples than an iteration collects: what is asked for would not be
+    what is learned from, under a learning rate that is made for it."""
+    ppo, rollout, learners = config.learning.ppo, config.learning.rollout, config.runtime.learners
+    collected = rollout.columns * rollout.steps
+    if ppo is None or rollout.unit != "steps" or ppo.minibatch_size * learners <= collected:
+        return
+    enough = -(-ppo.minibatch_size * learners // rollout.columns)
+    raise ConfigError(
+        f"--scale-batch makes minibatches of {ppo.minibatch_size * learners:,} samples, and an "
+        f"iteration collects {collected:,}.",
+        f"--set rollout.steps={enough}, or --learners {max(1, collected // ppo.minibatch_size)}",
+    )
+
+
 def check_learners(learning: LearningSettings, learners: int) -> None:
     """Every learner has as many of the recipe's shards as every other."""
     shards = learning.gradient_shards
@@ -206,10 +223,12 @@ def recorded_config(target: Path) -> dict[str, Any]:
     if folder.name == "checkpoints":
         folder = folder.parent
     file = folder / (JOB_FILE if is_job(folder) else "config.toml")
+    # A run goes on without its config, which its checkpoints hold; a job is what its file says.
+    hint = RESTORED if is_job(folder) else f"mend it or remove it: rm {file}"
     try:
         return toml.read_file(file) if file.is_file() else {}
     except ConfigError as error:
-        raise ConfigError(error.message, f"mend it or remove it: rm {file}") from error
+        raise ConfigError(error.message, hint) from error
 
 
 def resumed_runtime(

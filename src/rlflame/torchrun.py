@@ -20,3 +20,8 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
         return None
     found = Place(int(environment["RANK"]), int(environment["WORLD_SIZE"]))
     return found if found.size > 1 else None
+
+
+def hosts(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether it keeps the place where processes meet, before any of them has come there."""
+    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

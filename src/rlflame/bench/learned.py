@@ -109,7 +109,7 @@ class Learned:
                 str(len(side.runs)),
                 spread(_median(side, _learning), len(side.runs), 3),
                 spread(self.speedup(side, _learning), len(side.runs), 2, "x"),
-                f"{self.ideal(side):.0f}x",
+                f"{self.ideal(side):.3g}x",
                 spread(_median(side, _whole), len(side.runs), 3),
                 spread(self.speedup(side, _whole), len(side.runs), 2, "x"),
             )

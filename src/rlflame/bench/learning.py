@@ -23,6 +23,9 @@ from rlflame.runtime import RuntimeSettings
 from rlflame.settings import check_learners
 from rlflame.trainer import Progress, Stop
 
+#: What to do when a learner was lost.
+AGAIN = "the same command measures anew"
+
 
 @dataclass(frozen=True, slots=True)
 class Learning:
@@ -121,7 +124,7 @@ class Together:
         recipe = self.case.recipe
         runtime = self.runtime.model_copy(update={"learners": learners})
         threads = blas_threads(recipe.learning)
-        with crew.learners(runtime, threads, lambda: "the same command measures anew") as group:
+        with crew.learners(runtime, threads, lambda: AGAIN, self.stop) as group:
             timed = Timed(group, self.clock)
             watch = _FromTheSecond(self.clock, lambda: timed.spent_s)
             begun = build.beginning(recipe, self.case.env)

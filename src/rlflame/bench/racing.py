@@ -18,7 +18,7 @@ from typing import Any
 from rlflame import build, crew
 from rlflame.bench import Case
 from rlflame.bench.distributed import Variant, theirs
-from rlflame.bench.learning import Timed
+from rlflame.bench.learning import AGAIN, Timed
 from rlflame.bench.timing import Clock, Stopwatch, warm
 from rlflame.errors import RlflameError
 from rlflame.fleet import Fleet, policy_id
@@ -118,7 +118,7 @@ class Racing:
         threads = blas_threads(case.recipe.learning)
         with (
             self.open(learners) as fleet,
-            crew.learners(runtime, threads, lambda: "the same command measures anew") as group,
+            crew.learners(runtime, threads, lambda: AGAIN, self.stop) as group,
         ):
             if not warm(_short(case), fleet, self.stop, self.clock):
                 return None

@@ -7,13 +7,14 @@ what the commands do.
 from __future__ import annotations
 
 import functools
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
 import typer
 
-from rlflame.errors import RlflameError
+from rlflame.errors import Interrupted, RlflameError
 
 P = ParamSpec("P")
 
@@ -42,8 +43,9 @@ def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int
         say_failure(error, debug=debug, as_json=as_json)
         return error.exit_code
     except KeyboardInterrupt:
-        say_failure(RlflameError("Interrupted."), debug=debug, as_json=as_json)
-        return 130
+        interrupted = Interrupted("Interrupted.", "", signal.SIGINT)
+        say_failure(interrupted, debug=debug, as_json=as_json)
+        return interrupted.exit_code
     except BrokenPipeError:
         mute(sys.stdout)
         return 1

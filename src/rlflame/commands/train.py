@@ -239,9 +239,13 @@ def _follow_if_launched(*, dry_run: bool = False) -> None:
     if here is not None and here.rank > 0:
         if dry_run:
             raise typer.Exit
-        from rlflame import follower
+        try:
+            from rlflame import follower
 
-        raise typer.Exit(follower.launched(here))
+            code = follower.launched(here)
+        except KeyboardInterrupt:
+            code = 130  # the first one hears it too, and says it
+        raise typer.Exit(code)
 
 
 def _dry_run(

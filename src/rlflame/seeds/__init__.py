@@ -18,6 +18,8 @@ from pathlib import Path
 from rlflame.errors import ConfigError
 
 JOB_FILE = "job.toml"
+#: What to do where it is damaged.
+RESTORED = "restore it from a copy; every seed in it is a run that rlflame resume takes alone"
 #: More seeds than anybody has published of one recipe; a slip of the finger lies beyond.
 MOST_SEEDS = 1000
 _PART = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?")

@@ -94,6 +94,7 @@ def resume(
     try:
         job = jobs.read(folder).with_runtime(runtime)
         _await_processes(folder, job, show)
+        jobs.check_recipe(folder, job)
         if steps is not None:
             jobs.check_goal(folder, job, steps)
             job = job.with_steps(steps)

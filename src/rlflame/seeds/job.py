@@ -15,10 +15,11 @@ from rlflame import presets, tensor_file, toml
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import RunConfig
 from rlflame.errors import CheckpointError, ConfigError
+from rlflame.inspection import first_field
 from rlflame.onward import extended, finished, scored
 from rlflame.run_folder import RunFolder, is_locked, newest_checkpoint, writing
 from rlflame.runtime import RuntimeSettings
-from rlflame.seeds import JOB_FILE, folder_name, is_job, seed_folder
+from rlflame.seeds import JOB_FILE, RESTORED, folder_name, is_job, parse, seed_folder
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def read_tables(folder: Path) -> dict[str, Any]:
     try:
         return toml.read_file(folder / JOB_FILE)
     except ConfigError as error:
-        raise CheckpointError(error.message, "restore it from a copy") from error
+        raise CheckpointError(error.message, RESTORED) from error
 
 
 def read(folder: Path) -> Job:
@@ -96,7 +97,7 @@ def read(folder: Path) -> Job:
     except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder / JOB_FILE} is not what a job of seeds is written as ({error}).",
-            "restore it from a copy; every seed in it is a run that rlflame resume takes alone",
+            RESTORED,
         ) from error
     return Job(config, seeds, preset, init_from)
 
@@ -105,10 +106,10 @@ def _about(about: Any) -> tuple[tuple[int, ...], str, str | None]:
     if not isinstance(about, Mapping):
         raise TypeError("no [job] in it")
     seeds, init_from = about["seeds"], about.get("init_from")
-    if not seeds or not all(isinstance(seed, int) and seed >= 0 for seed in seeds):
+    if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
         raise ValueError(f"seeds = {seeds!r}")
     return (
-        tuple(seeds),
+        parse(",".join(map(str, seeds))),
         str(about.get("preset") or ""),
         None if init_from is None else str(init_from),
     )
@@ -145,6 +146,30 @@ def holds_anything(folder: Path) -> bool:
     """Whether a run folder has a checkpoint of any kind, whole or not."""
     places = ("*.safetensors*", "checkpoints/*", "replay/*")
     return any(path for place in places for path in folder.glob(place))
+
+
+def check_recipe(folder: Path, job: Job) -> None:
+    """Refuse a job whose file names another recipe than its seeds were begun with: what has not
+    begun would be of another kind, and counted with the others."""
+    for seed in job.seeds:
+        found = standing(folder, job, seed).found
+        if found is None:
+            continue
+        config = job.config_of(seed, folder)
+        parts = ("learning", "evaluation")
+        had, named = (
+            {part: getattr(recipe, part).model_dump() for part in parts}
+            for recipe in (found.recipe, config)
+        )
+        differing = first_field(had, named)
+        if differing is not None:
+            path, before, now = differing
+            raise ConfigError(
+                f"Seed {seed} was begun with {path} = {toml.written(before)}, and "
+                f"{folder / JOB_FILE} has {toml.written(now)}.",
+                f"write {toml.written(before)} there again; another recipe is another job: "
+                "rlflame train --seeds",
+            )
 
 
 def check_goal(folder: Path, job: Job, steps: int) -> None:

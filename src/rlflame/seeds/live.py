@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -33,6 +33,11 @@ from rlflame.seeds.shown import (
 _REFRESHES_PER_S = 4
 #: Lines of the view that are not seeds.
 _OTHER_LINES = 6
+#: What is said of a seed, and how wide that is; the bar takes more where there is room.
+_COLUMNS = {"seed": 4, "state": 8, "bar": 6, "steps": 9, "evaluation": 10, "steps/s": 7}
+#: What goes first where there is no room for all.
+_DISPENSABLE = ("bar", "steps/s", "steps", "evaluation")
+_UNNAMED = ("state", "bar")
 
 
 class LiveSeeds:
@@ -83,20 +88,20 @@ class LiveSeeds:
         """The job now."""
         board = self._board
         assert board is not None
+        columns = _fitting(self._console.size.width)
         grid = Table.grid(padding=(0, 2))
-        grid.add_column(justify="right", style="bold")
-        for _ in range(2):
-            grid.add_column()
-        for _ in range(3):
-            grid.add_column(justify="right")
+        for name in columns:
+            justify: JustifyMethod = "left" if name in _UNNAMED else "right"
+            grid.add_column(justify=justify, style="bold" if name == "seed" else "")
         room = self._console.size.height - _OTHER_LINES
-        shown, left = rows_shown(list(board.rows.values()), room)
-        grid.add_row("seed", "", "", "steps", "evaluation", "steps/s", style="dim")
+        shown, more = rows_shown(list(board.rows.values()), room)
+        grid.add_row(*("" if name in _UNNAMED else name for name in columns), style="dim")
         for row in shown:
-            grid.add_row(*_cells(row))
+            cells = _cells(row)
+            grid.add_row(*(cells[name] for name in columns))
         parts: list[RenderableType] = [Text(), grid]
-        if left:
-            parts.append(Text(f"  and {left} more", style="dim"))
+        if more:
+            parts.append(Text(f"  and {more} more", style="dim"))
         if board.phase:
             parts.append(Text(f"  {board.phase}", style="dim"))
         parts.append(Text(f"  {board.share:4.0%}  {together(board)}", style="bold"))
@@ -104,15 +109,25 @@ class LiveSeeds:
         return Group(*parts)
 
 
-def _cells(row: Row) -> tuple[RenderableType, ...]:
-    return (
-        f"  {row.seed}",
-        row.state,
-        ProgressBar(total=1.0, completed=row.share, width=20),
-        f"{row.steps:,}",
-        "-" if row.evaluation is None else f"{row.evaluation:,.1f}",
-        f"{row.steps_per_s:,.0f}" if row.state == "running" else "",
-    )
+def _fitting(width: int) -> list[str]:
+    """The columns that a terminal has room for: half a number is worse than none."""
+    columns = [*_COLUMNS]
+    for name in _DISPENSABLE:
+        if sum(_COLUMNS[kept] + 2 for kept in columns) - 2 <= width:
+            break
+        columns.remove(name)
+    return columns
+
+
+def _cells(row: Row) -> dict[str, RenderableType]:
+    return {
+        "seed": f"  {row.seed}",
+        "state": row.state,
+        "bar": ProgressBar(total=1.0, completed=row.share, width=20),
+        "steps": f"{row.steps:,}",
+        "evaluation": "-" if row.evaluation is None else f"{row.evaluation:,.1f}",
+        "steps/s": f"{row.steps_per_s:,.0f}" if row.state == "running" else "",
+    }
 
 
 def _times(board: SeedsBoard) -> str:

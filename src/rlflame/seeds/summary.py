@@ -116,7 +116,8 @@ def summary(folder: Path, job: Job, outcomes: Mapping[int, Outcome] | None = Non
         seeds=results,
         final=summarise(finals) if scored else None,
         worst_seed=scored[int(finals.argmin())].seed if scored else None,
-        p2=best_mean([line for line in lines if line is not None]),
+        # Of all that were scored or of none: a seed whose record is damaged is not left out unsaid.
+        p2=best_mean([line for line in lines if line is not None]) if None not in lines else None,
         p4=over(np.array(tails, np.float64)) if scored and None not in tails else None,
     )
 
