@@ -160,7 +160,7 @@ class Raced:
             f"{median(race.seconds for race in one.races):,.2f}",
             f"{one.races[0].steps:,}",
             f"{self.speedup(one):.2f}x",
-            f"{one.learners / self.runners[0].learners:.0f}x",
+            f"{one.learners / self.runners[0].learners:.3g}x",
             exchanging,
             f"{median(earned):,.1f}" if earned else NOTHING,
         )
