@@ -383,7 +383,6 @@ def test_ctrl_c_does_not_wait_for_a_learner_that_it_has_ended(tmp_path, monkeypa
     assert "forcefully" not in spoken.err
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody hears of a parent's end")
 def test_a_run_whose_torchrun_is_killed_saves_and_ends(tmp_path):
     words = ("train", *ENDLESS, "--json", "--out", tmp_path / "x")
     running = launched(*words, nproc_per_node="2", master_port=free_port())

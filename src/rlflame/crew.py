@@ -6,12 +6,12 @@ Or, where torchrun has started them all, only joined. Must not know: what is lea
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -38,8 +38,7 @@ _MEETING_S = 60.0
 #: How a learner ends that has lost the others.
 LOST = 70
 _GRACE_S = 3.0
-#: Of linux/prctl.h.
-_PR_SET_PDEATHSIG = 1
+_LOOK_S = 1.0
 
 
 @contextmanager
@@ -86,7 +85,7 @@ def excuse() -> None:
 
 @contextmanager
 def _launched(runtime: RuntimeSettings, here: Place, stop: Stop) -> Iterator[Group]:
-    end_with_parent(signal.SIGTERM)  # without torchrun nobody would end it: it saves
+    _stop_without_parent()
     try:
         with stop.interruptible():
             from rlflame.roll_call import gather, of_torchrun  # loads torch
@@ -108,10 +107,20 @@ def _launched(runtime: RuntimeSettings, here: Place, stop: Stop) -> Iterator[Gro
             raise _worded(error, pids, here.size, runtime.learner_deadline_s) from error
 
 
-def end_with_parent(number: signal.Signals) -> None:
-    """This signal when the parent has ended, however that went; where the system knows of it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+def _stop_without_parent() -> None:
+    """Where torchrun is killed nobody else would end this run: it saves.
+
+    Linux would tell it by a signal, but once for every thread that torchrun has, and a second
+    signal means not to save.
+    """
+    parent = os.getppid()
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=look, name="rlflame-orphan", daemon=True).start()
 
 
 def _end_those_here(learners: Iterable[Learner]) -> None:
