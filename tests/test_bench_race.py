@@ -137,9 +137,12 @@ def test_without_stable_baselines3_its_curve_is_left_out_in_a_line(tmp_path, mon
     words = ("--set", "sac.batch_size=16", "--set", "sac.learning_starts=16")
     spoken = rlflame(
         "bench", "--recipe", "dsac", "--learners", "1", "--steps", "32", *words,
-        "--set", "network.hidden=[8]", "--compare", "inline", "--json",
+        "--set", "network.hidden=[8]", "--compare", "inline", "--json", "-o", tmp_path / "new",
     )  # fmt: skip
     assert spoken.code == 0, spoken.err
+    # Pendulum's episodes have 200 steps.
+    assert "No episode has ended, so there are no curves of returns." in spoken.err
+    assert not (tmp_path / "new/dsac.curves.png").exists()
     assert [one["recipe"] for one in spoken.json()["runners"]] == ["exact"]
     assert "stable-baselines3 is not installed, so its curve is left out." in spoken.err
 

@@ -113,8 +113,10 @@ class Raced:
             f"Benchmark: {self.name}", (Section("Races", said), Section("Measured on", found))
         )
 
-    def curves(self) -> Panels:
-        """Return by all steps, by those of one learner, and by time."""
+    def curves(self) -> Panels | None:
+        """Return by all steps, by those of one learner, and by time; None of no episodes."""
+        if not any(one.races[0].episodes for one in self.runners):
+            return None
         charts = []
         for label in ("Steps, all learners together", "Steps per learner", "Seconds"):
             lines = []

@@ -15,6 +15,7 @@ from rlflame.bench.raced import Raced
 from rlflame.bench.racing import Racing, Runner
 from rlflame.bench.session import Session, measured
 from rlflame.bench.surroundings import look
+from rlflame.display import say_aside
 
 
 def race(
@@ -43,6 +44,8 @@ def race(
             result = Raced(name, some, found, complete)
             curves = result.curves() if folder is not None else None
             tell_whole(result, folder, curves, as_json=as_json)
+            if folder is not None and curves is None:
+                say_aside("No episode has ended, so there are no curves of returns.")
         return bool(some)
 
     measured(runtime, debug, measure, told)
