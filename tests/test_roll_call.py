@@ -87,7 +87,9 @@ def test_nobody_begins_before_all_are_there(calls):
     threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
         thread.start()
-    assert not began
+    for thread in threads:
+        thread.join(0.2)  # whoever does not wait is over by then
+        assert thread.is_alive()
     come(2)
     for thread in threads:
         thread.join()

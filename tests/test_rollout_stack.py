@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import rollouts
 
@@ -92,6 +93,9 @@ def test_ends_and_hidden_observations_come_to_their_slots() -> None:
     """Episodes of both kinds of end lie in the fragments that are compared above."""
     fragments = together(slots(HOPPER, steps=40), RolloutWorker())
     for fragment in fragments:
+        arrays = [getattr(fragment, field.name) for field in dataclasses.fields(fragment)]
+        # Or sums over them would add in another order than over those of a lone slot.
+        assert all(x.flags.c_contiguous for x in arrays if isinstance(x, np.ndarray))
         assert {episode.row for episode in fragment.episodes} == set(range(8))
         assert {episode.truncated for episode in fragment.episodes} == {True, False}
         assert len(fragment.boundary_index) == fragment.truncated.sum() > 0

@@ -21,10 +21,10 @@ from rlflame.errors import FleetError, RlflameError
 from rlflame.rollout import wire
 from rlflame.rollout.child import Kind
 from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
-from rlflame.rollout.spec import Fragment, RolloutFailure
+from rlflame.rollout.spec import Fragment, RolloutFailure, Whereabouts
 
 from . import Meter, Observer, checked, environment_failure, ignore
-from .jobs import Job, JobQueue, Position, broken, died, hung, tell
+from .jobs import Job, JobQueue, broken, died, hung, tell
 
 _TICK_S = 0.2
 #: Starts that may fail in a row; more when somebody kills them, which says less of the next one.
@@ -42,7 +42,7 @@ class _Child:
     job: Job | None = None
     policies: set[str] = field(default_factory=set)
     #: Where its task stood at the last beat, and when that last changed.
-    position: Position | None = None
+    position: Whereabouts | None = None
     moved_at: float = 0.0
     #: Whether the selector tells when its pipe has room again.
     backlog: bool = False

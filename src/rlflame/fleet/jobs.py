@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlflame.errors import FleetError, RlflameError
-from rlflame.rollout.spec import Fragment, RolloutFailure, RolloutTask
+from rlflame.rollout.spec import Fragment, RolloutFailure, RolloutTask, Whereabouts
 
 from . import EventKind, FleetEvent, Observer, environment_failure
-
-#: Slot, row, seed of the episode and its step.
-Position = tuple[int, int, int, int]
 
 
 @dataclass(eq=False, repr=False)
@@ -171,7 +168,7 @@ def tell(jobs: JobQueue, lock: AbstractContextManager[Any], observer: Observer) 
 
 
 def hung(
-    task: RolloutTask, position: Position | None, deadline_s: float, printed: str
+    task: RolloutTask, position: Whereabouts | None, deadline_s: float, printed: str
 ) -> RlflameError:
     """The error of an environment that does not come back."""
     slot, row, seed, step = position or (task.slot, 0, 0, 0)
@@ -181,7 +178,7 @@ def hung(
     return environment_failure(task, failure, hint)
 
 
-def died(job: Job, position: Position | None, how: str, printed: str) -> RlflameError:
+def died(job: Job, position: Whereabouts | None, how: str, printed: str) -> RlflameError:
     """The error of a task that took too many workers with it."""
     near = " (near slot {}, row {}, seed {}, step {})".format(*position) if position else ""
     return FleetError(

@@ -27,6 +27,8 @@ Activation = Literal["tanh", "relu"]
 Exploration = Literal["independent", "gsde"]
 #: The most likely action, one drawn from the policy, or one drawn evenly from all there are.
 Acting = Literal["best", "sample", "uniform"]
+#: Where a task stands: slot, row, seed of the episode and steps since its beginning.
+Whereabouts = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,11 @@ from .spec import (
     PolicySpec,
     RolloutFailure,
     RolloutTask,
+    Whereabouts,
 )
 
 _POLICIES_KEPT = 4
 _SLOTS_KEPT = 64
-
-#: Slot, row, seed of the episode and steps since its beginning.
-Whereabouts = tuple[int, int, int, int]
 
 
 class RolloutWorker:

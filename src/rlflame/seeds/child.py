@@ -18,7 +18,7 @@ from rlflame.errors import CheckpointsDamaged, EnvironmentFailure, RlflameError
 from rlflame.events import JsonDisplay
 from rlflame.fleet import EventCount, Fleet
 from rlflame.rollout import own
-from rlflame.rollout.worker import Whereabouts
+from rlflame.rollout.spec import Whereabouts
 from rlflame.seeds.lent import LentFleet
 from rlflame.seeds.line import Line, Message, end_here
 from rlflame.stop import SignalStop
