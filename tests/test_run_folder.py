@@ -19,10 +19,10 @@ import failpoints
 import numpy as np
 import pytest
 
-from rlflame import api, checkpoint
+from rlflame import api, checkpoint, tensor_file
 from rlflame.errors import CheckpointError
 from rlflame.recorder import FileRecorder
-from rlflame.run_folder import RunFolder, is_locked, newest_checkpoint, step_files
+from rlflame.run_folder import RunFolder, is_locked, newest_checkpoint, step_files, writing
 from rlflame.runtime import RuntimeSettings
 
 
@@ -560,3 +560,38 @@ def test_a_log_that_cannot_be_closed_is_no_traceback(tmp_path, whole, monkeypatc
         monkeypatch.setattr(recorder._metrics, "close", full)
         recorder.close()
         assert recorder._timing.closed
+
+
+@pytest.mark.parametrize(
+    ("number", "files", "hint"),
+    [
+        (errno.ENOSPC, (), "make room, then begin again with the same command"),
+        (errno.EROFS, (), "see that it can be written, then begin again with the same command"),
+        (errno.ENOSPC, ("config.toml",), "make room, then begin again: rlflame train --config"),
+        (
+            errno.EDQUOT,
+            ("config.toml", "checkpoints/step-000000096.safetensors"),
+            "goes on from checkpoints/step-000000096.safetensors",
+        ),
+    ],
+)
+def test_after_a_failed_write_what_is_advised_is_possible(number, files, hint, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for name in files:
+        (tmp_path / name).touch()
+    with pytest.raises(CheckpointError) as failed, writing(tmp_path):
+        raise OSError(number, os.strerror(number))
+    assert failed.value.message == f"{tmp_path} could not be written: {os.strerror(number)}."
+    assert hint in failed.value.hint
+
+
+def test_a_file_that_cannot_be_put_in_its_place_is_told_as_the_run_it_belongs_to(tmp_path):
+    (tmp_path / "latest.safetensors").mkdir()
+    with pytest.raises(CheckpointError) as failed, writing(tmp_path):
+        tensor_file.write_atomically(tmp_path / "latest.safetensors", b"")
+    assert failed.value.message.startswith(f"{tmp_path} could not be written: ")
+    assert failed.value.hint.endswith("begin again with the same command")
+    refused = CheckpointError("It is another run's.", "leave it")
+    with pytest.raises(CheckpointError) as told, writing(tmp_path):
+        raise refused
+    assert told.value is refused

@@ -18,6 +18,7 @@ Must not know: the loop, algorithms, display.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -31,6 +32,10 @@ from rlflame.checkpoint import Checkpoint
 from rlflame.errors import CheckpointError, CheckpointsDamaged
 from rlflame.trainer import Progress
 
+#: What to type where nothing stands in a folder yet.
+AGAIN = "begin again with the same command"
+#: There is no room, as against no right to write.
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _STEP_FILE = re.compile(r"step-(\d{9,})\.safetensors")
 
 
@@ -151,10 +156,10 @@ def newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
 
 def kept(folder: Path) -> str:
     """What to type after a run has failed."""
-    found = step_files(folder)
-    if not found:
-        return f"begin again: rlflame train --config {folder / 'config.toml'}"
-    return f"rlflame resume {folder} goes on from {found[-1].relative_to(folder)}"
+    found, config = step_files(folder), folder / "config.toml"
+    if found:
+        return f"rlflame resume {folder} goes on from {found[-1].relative_to(folder)}"
+    return f"begin again: rlflame train --config {config}" if config.exists() else AGAIN
 
 
 def named_policy(path: Path) -> Checkpoint:
@@ -169,15 +174,22 @@ def named_policy(path: Path) -> Checkpoint:
 
 
 @contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """A full or read-only disk is a sentence; what was committed before stays as it was."""
+def writing(folder: Path, onward: str | None = None) -> Iterator[None]:
+    """A full or read-only disk is a sentence; what was committed before stays as it was.
+
+    What to type then is the way on of a run, unless it is said.
+    """
     try:
         yield
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError):
+            raise
+        remedy = "make room" if cause.errno in _FULL else "see that it can be written"
         raise CheckpointError(
-            f"{folder} could not be written: {error.strerror or error}.",
-            f"make room, then: rlflame resume {folder}",
-        ) from error
+            f"{folder} could not be written: {cause.strerror or cause}.",
+            f"{remedy}, then {onward or kept(folder)}",
+        ) from cause
 
 
 def _locked(path: Path, hint: str) -> int:

@@ -42,7 +42,7 @@ from rlflame.onward import (
 from rlflame.recorder import FileRecorder
 from rlflame.rollout.child import versions
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
-from rlflame.run_folder import RunFolder, kept, named_policy, newest_checkpoint
+from rlflame.run_folder import RunFolder, kept, named_policy, newest_checkpoint, writing
 from rlflame.runtime import RuntimeSettings
 from rlflame.settings import check_learners
 from rlflame.show import RunResult, RunStart, Show, Silent
@@ -308,10 +308,5 @@ def _write_config(folder: RunFolder, recipe: Recipe, runtime: RuntimeSettings) -
     config = RunConfig(
         **{name: getattr(recipe, name) for name in Recipe.model_fields}, runtime=runtime
     )
-    try:
+    with writing(folder.path):
         tensor_file.write_atomically(folder.path / "config.toml", toml.to_toml(config).encode())
-    except OSError as error:
-        raise CheckpointError(
-            f"{folder.path} cannot be written: {error.strerror or error}.",
-            "make room or make it writable; a new run may have another folder with --out",
-        ) from error

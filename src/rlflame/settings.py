@@ -13,7 +13,7 @@ from rlflame.env_file import admit
 from rlflame.errors import ConfigError
 from rlflame.rollout.threads import limited
 from rlflame.runtime import RuntimeSettings
-from rlflame.seeds import JOB_FILE, RESTORED, is_job
+from rlflame.seeds import JOB_FILE, RESTORED, is_job, runs_in
 
 
 def limit_threads(count: int) -> None:
@@ -223,6 +223,10 @@ def recorded_config(target: Path) -> dict[str, Any]:
     if folder.name == "checkpoints":
         folder = folder.parent
     file = folder / (JOB_FILE if is_job(folder) else "config.toml")
+    if not file.is_file() and runs_in(folder):
+        raise ConfigError(
+            f"{folder} holds seeds, and no {JOB_FILE} that says what runs them.", RESTORED
+        )
     # A run goes on without its config, which its checkpoints hold; a job is what its file says.
     hint = RESTORED if is_job(folder) else f"mend it or remove it: rm {file}"
     try:

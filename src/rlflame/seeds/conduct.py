@@ -246,7 +246,7 @@ def _result(
 ) -> JobResult:
     """What the seeds come to, written down beside them."""
     found = summary(folder, job, outcomes)
-    with writing(folder):
+    with writing(folder, f"rlflame resume {folder}"):
         tensor_file.write_atomically(folder / "seeds.csv", found.as_csv().encode())
         text = as_json_text({"folder": str(folder), **found.as_dict()}, indent=2) + "\n"
         tensor_file.write_atomically(folder / "summary.json", text.encode())

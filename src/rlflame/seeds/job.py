@@ -17,7 +17,7 @@ from rlflame.config import RunConfig
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.inspection import first_field
 from rlflame.onward import extended, finished, scored
-from rlflame.run_folder import RunFolder, is_locked, newest_checkpoint, writing
+from rlflame.run_folder import AGAIN, RunFolder, is_locked, newest_checkpoint, writing
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import JOB_FILE, RESTORED, folder_name, is_job, parse, seed_folder
 
@@ -74,7 +74,7 @@ def write(folder: Path, job: Job) -> None:
         f"preset = {toml.written(job.preset)}",
         f"init_from = {toml.written(job.init_from)}",
     ]
-    with writing(folder):
+    with writing(folder, AGAIN):
         tensor_file.write_atomically(folder / JOB_FILE, ("\n".join(lines) + "\n").encode())
 
 
@@ -128,7 +128,7 @@ def standing(folder: Path, job: Job, seed: int) -> Standing:
         if is_locked(path):
             # Somebody is at it who has not come to a checkpoint; nothing there is anybody else's.
             return Standing(seed, path, begun=True)
-        with writing(folder):
+        with writing(folder, f"rlflame resume {folder}"):
             shutil.rmtree(path)
         return Standing(seed, path)
     try:
