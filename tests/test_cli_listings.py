@@ -28,17 +28,17 @@ def test_envs_says_the_sizes_that_gymnasium_says():
 
 
 def test_envs_in_lines_and_an_environment_whose_package_is_missing(monkeypatch):
-    from rlflame import build
+    from rlflame import environments
     from rlflame.errors import ConfigError
 
-    right = build.environment
+    right = environments.look_at
 
     def without_box2d(settings):
         if settings.id == "LunarLander-v3":
             raise ConfigError("LunarLander-v3 needs a package that is missing: box2d.", "")
         return right(settings)
 
-    monkeypatch.setattr(build, "environment", without_box2d)
+    monkeypatch.setattr(environments, "look_at", without_box2d)
     spoken = rlflame("envs")
     assert spoken.code == 0
     rows = {line.split()[0]: line.split() for line in spoken.lines if line}

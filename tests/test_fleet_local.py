@@ -562,8 +562,35 @@ def test_processes_that_began_early_become_workers_and_the_others_end(monkeypatc
             hellos = fleet.probe().workers
             assert hellos[0] == hellos[1]
             assert not left.exited
-    assert left.exited
+            early.end()
+            assert left.exited
     assert first[0].exited
+    with HeadStart() as early:
+        (*_, left) = early._processes
+    assert left.exited
+
+
+@pytest.mark.parametrize(
+    ("words", "rank", "begins"),
+    [
+        (["train"], None, True),
+        (["train", "--env", "hopper", "--workers", "2"], None, True),
+        (["train"], "0", True),
+        (["train"], "1", False),
+        (["train", "--set", "runtime.fleet=inline"], None, False),
+        (["train", "--fleet=flame"], None, False),
+        (["train", "--help"], None, False),
+        (["resume", "train"], None, False),
+        ([], None, False),
+    ],
+)
+def test_they_begin_for_what_is_typed(words, rank, begins, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2), raising=False)
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    with HeadStart.of_command(words) as early:
+        assert len(early.take(9)) == begins
 
 
 def test_nobody_begins_early_where_there_is_one_processor_or_nobody_is_wanted(monkeypatch):

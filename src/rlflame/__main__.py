@@ -4,18 +4,37 @@ Loading what follows takes a moment in which Ctrl-C ends the process without a w
 nothing has begun yet.
 """
 
+import contextlib
+import os
 import signal
+import sys
 
 
 def main() -> None:
     begun_in_front = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if begun_in_front:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from rlflame.cli import main as command
+    _open_standard_streams()
+    early = None
+    if sys.argv[1:2] == ["train"]:  # all others do without, and without loading what it needs
+        from rlflame.early import HeadStart
 
-    if begun_in_front:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    command()
+        early = HeadStart.of_command(sys.argv[1:])
+    with early or contextlib.nullcontext():
+        from rlflame.cli import main as command
+
+        if begun_in_front:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        command(early)
+
+
+def _open_standard_streams() -> None:
+    """A closed one would lend its number to the next file or pipe that is opened."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,12 @@ concrete classes. Must not know: the command line, how anything is shown.
 
 from __future__ import annotations
 
-import difflib
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import gymnasium
 import numpy as np
 
-from rlflame import graphics
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import EnvironmentSettings, LearningSettings, Recipe
 from rlflame.errors import ConfigError
@@ -30,65 +25,27 @@ from rlflame.learner.replay import renewed
 from rlflame.learner.shards import Shards
 from rlflame.learners import algorithm, blas_threads, device, experience, fingerprint
 from rlflame.memory import available_bytes
-from rlflame.presets import ALIASES
-from rlflame.rollout import blas
+from rlflame.rollout import blas, v5_spaces
 from rlflame.rollout.child import versions
-from rlflame.rollout.making import UnsupportedSpace, describe
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec
 from rlflame.trainer import EXPERIENCE, Plan, Progress, Recorder, Stop, Trainer
 
 
 def environment(settings: EnvironmentSettings) -> EnvSpec:
-    """Look at an environment; refuses what cannot be learned in, by name."""
-    if ":" in settings.id and os.getcwd() not in map(os.path.abspath, sys.path):
-        # A console script does not have the current folder on its path; users expect it.
-        sys.path.append(os.getcwd())
-    name = settings.id
-    try:
-        return describe(name, dict(settings.kwargs), settings.max_episode_steps)
-    except UnsupportedSpace as error:
-        raise ConfigError(
-            f"{name} has {error}, which rlflame does not learn in.",
-            "it takes Box observations (no images), and Discrete or Box actions",
-        ) from error
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{name} could not be imported: {_first_line(error)}.", "is its folder the current one?"
-        ) from error
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(
-            f"{name} needs a package that is missing: {_first_line(error)}.",
-            "install it into the environment that rlflame runs in",
-        ) from error
-    except gymnasium.error.UnregisteredEnv as error:
-        raise ConfigError(f"There is no environment {name!r}.", nearest(name)) from error
-    except gymnasium.error.Error as error:
-        raise ConfigError(
-            f"{name} cannot be made: {_first_line(error)}.", "rlflame envs"
-        ) from error
-    except (Exception, SystemExit) as error:
-        if graphics.hindered(error):
-            raise graphics.hindrance(_first_line(error)) from error
-        raise ConfigError(
-            f"{name} cannot be made with {dict(settings.kwargs)}: {_first_line(error)}.",
-            "check --env-kwargs",
-        ) from error
+    """The shapes of an environment; refuses what cannot be learned in, by name."""
+    known = v5_spaces.known(settings.id, dict(settings.kwargs), settings.max_episode_steps)
+    if known is not None:
+        return known
+    from rlflame.environments import look_at  # loads Gymnasium
+
+    return look_at(settings)
 
 
 def acts_continuously(id: str, kwargs: Mapping[str, Any] | None = None) -> bool:
     """Whether an environment wants numbers rather than a choice."""
     settings = EnvironmentSettings(id=id, kwargs=dict(kwargs or {}))
     return environment(settings).action_kind == "continuous"
-
-
-def nearest(name: str) -> str:
-    """The registered ids that a misspelt one may have meant."""
-    known = {key.lower(): key for key in gymnasium.registry} | {key: key for key in ALIASES}
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    if not close:
-        return "rlflame envs lists them"
-    return f"did you mean {', '.join(known[key] for key in close)}? rlflame envs lists them"
 
 
 def policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
@@ -272,8 +229,3 @@ def _learner(
     if compare_every:
         shards.compare_every(compare_every, found.state)
     return Leading(found, group)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(".") if text else type(error).__name__

@@ -35,13 +35,13 @@ class Environment:
 
 def environments() -> list[Environment]:
     """All aliases, looked at as they are installed here."""
-    from rlflame import build
+    from rlflame.environments import look_at  # loads Gymnasium
 
     found = []
     for alias, meant in presets.ALIASES.items():
         names = tuple(presets.preset_for(meant.id, method) for method in presets.ALGORITHMS)
         try:
-            spec = build.environment(EnvironmentSettings(id=meant.id))
+            spec = look_at(EnvironmentSettings(id=meant.id))
         except ConfigError as error:
             found.append(
                 Environment(alias, meant.id, None, None, None, names, problem=error.message)

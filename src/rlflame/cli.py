@@ -10,7 +10,7 @@ import contextlib
 import io
 import os
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,6 +25,9 @@ from rlflame.commands.plot import plot
 from rlflame.commands.render import render
 from rlflame.commands.report import report
 from rlflame.commands.train import resume, train
+
+if TYPE_CHECKING:
+    from rlflame.early import HeadStart
 
 app = typer.Typer(
     name="rlflame",
@@ -70,10 +73,11 @@ app.command("config")(spoken(config))
 app.command("cluster-check")(spoken(cluster_check))
 
 
-def main() -> None:
+def main(early: HeadStart | None = None) -> None:
+    """With the workers that have begun before anything was read, if any have."""
     try:
-        _settle_streams()
-        code = app(standalone_mode=False)
+        _accept_any_text()
+        code = app(standalone_mode=False, obj=early)
     except KeyboardInterrupt:  # before any command has begun
         code = 130
     except Exception as error:
@@ -105,14 +109,8 @@ def _say_usage(error: Any) -> int:
     return int(error.exit_code)
 
 
-def _settle_streams() -> None:
-    """A closed standard stream would lend its number to the next file opened, and no text is
-    worth an error about its encoding."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
+def _accept_any_text() -> None:
+    """No text is worth an error about its encoding."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

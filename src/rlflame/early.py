@@ -1,13 +1,15 @@
 """Worker processes that begin to load while it is still being found out what they are for.
 
 Loading is most of what a start takes, and until the settings are known all processors but one have
-nothing to do. Must not know: settings, fleets.
+nothing to do; so they begin with the command itself, before there is anybody to read its words.
+Must not know: settings, fleets.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from typing import Self
 
 from rlflame.rollout.process import WorkerProcess
@@ -15,18 +17,29 @@ from rlflame.rollout.threads import limited
 
 #: More are worth starting only once it is known how many there will be.
 _MOST = 2
+#: Of a training with one of these, workers are not wanted here, hardly wanted, or begin otherwise.
+_OTHERWISE = {"-h", "--help", "--dry-run", "--seeds", "--fleet", "--debug"}
+_OTHERWISE |= {"--env-file", "--config", "--set"}
 
 
 class HeadStart:
-    """Some processes, until they are taken or the `with` is over."""
+    """Some processes, until they are taken or it is over."""
 
-    def __init__(self, most: int | None = None) -> None:
+    @classmethod
+    def of_command(cls, words: Sequence[str]) -> Self:
+        """For what is typed after `rlflame`; of learners that torchrun starts, the first one has
+        a fleet."""
+        trains = words[:1] == ["train"] and os.environ.get("RANK", "0") == "0"
+        otherwise = any(word.partition("=")[0] in _OTHERWISE for word in words)
+        return cls(_MOST if trains and not otherwise else 0)
+
+    def __init__(self, most: int = _MOST) -> None:
         affinity = getattr(os, "sched_getaffinity", None)
         cores = len(affinity(0)) if affinity else os.cpu_count() or 1
         self._processes: list[WorkerProcess] = []
         # A machine without room for them says so where they are needed.
         with contextlib.suppress(OSError):
-            for _ in range(min(_MOST, cores - 1, most if most is not None else _MOST)):
+            for _ in range(min(_MOST, cores - 1, most)):
                 self._processes.append(WorkerProcess(environment=limited(1)))
 
     def take(self, count: int) -> list[WorkerProcess]:
@@ -34,9 +47,13 @@ class HeadStart:
         taken, self._processes = self._processes[:count], self._processes[count:]
         return taken
 
+    def end(self) -> None:
+        """Nobody else is wanted."""
+        for process in self.take(_MOST):
+            process.retire()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.take(_MOST):
-            process.retire()
+        self.end()

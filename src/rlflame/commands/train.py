@@ -28,11 +28,13 @@ from rlflame.commands.options import (
 if TYPE_CHECKING:
     from rlflame.config import RunConfig
     from rlflame.display import Display
+    from rlflame.early import HeadStart
     from rlflame.show import RunResult
     from rlflame.stop import SignalStop
 
 
 def train(
+    context: typer.Context,
     env: Annotated[
         str | None,
         typer.Option(
@@ -116,59 +118,55 @@ def train(
     Settings come from, strongest first: these options, --set, --config, the preset.
     """
     _follow_if_launched(dry_run=dry_run)
-    from rlflame.early import HeadStart
+    from rlflame import settings
+    from rlflame.commands import seeds as several
 
-    # Workers load their parts while this process finds out what it is to do. Those whose beginning
-    # depends on settings, or who will hardly be wanted, begin when these are known.
-    elsewhere = dry_run or seeds is not None or fleet not in (None, "auto", "local")
-    unlike = debug or env_file is not None or config is not None or bool(sets)
-    with HeadStart(0 if elsewhere or unlike else workers) as early:
-        from rlflame import settings
-        from rlflame.commands import seeds as several
+    many = several.check(seeds, seed=seed, plot=plot) if seeds is not None else ()
+    runtime = settings.runtime_flags(
+        workers=workers, fleet=fleet, local=local, env_file=env_file, out=out, debug=debug,
+        json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
+        video_every=video_every, learners=learners,
+    )  # fmt: skip
+    resolved, name = settings.resolve(
+        environment=env, algorithm=algo, preset=preset, config_file=config,
+        sets=sets or (), env_kwargs=env_kwargs or (), steps=steps, iterations=iterations,
+        episodes_per_iter=episodes_per_iter, seed=many[0] if many else seed,
+        until_return=until_return, runtime=runtime, scale_batch=scale_batch, scale_lr=scale_lr,
+        device=device,
+    )  # fmt: skip
+    if many:
+        several.check_learners(resolved.runtime.learners)
+    settings.limit_threads(resolved.learning.threads)
+    if dry_run:
+        _dry_run(resolved, name, init_from, many, as_json=json_lines)
+        return
+    if many:
+        several.train(resolved, name, many, init_from)
+        return
+    from rlflame import display, fleets
+    from rlflame.fleet import EventCount
 
-        many = several.check(seeds, seed=seed, plot=plot) if seeds is not None else ()
-        runtime = settings.runtime_flags(
-            workers=workers, fleet=fleet, local=local, env_file=env_file, out=out, debug=debug,
-            json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
-            video_every=video_every, learners=learners,
-        )  # fmt: skip
-        resolved, name = settings.resolve(
-            environment=env, algorithm=algo, preset=preset, config_file=config,
-            sets=sets or (), env_kwargs=env_kwargs or (), steps=steps, iterations=iterations,
-            episodes_per_iter=episodes_per_iter, seed=many[0] if many else seed,
-            until_return=until_return, runtime=runtime, scale_batch=scale_batch, scale_lr=scale_lr,
-            device=device,
-        )  # fmt: skip
-        if many:
-            several.check_learners(resolved.runtime.learners)
-        settings.limit_threads(resolved.learning.threads)
-        if dry_run:
-            _dry_run(resolved, name, init_from, many, as_json=json_lines)
-            return
-        if many:
-            several.train(resolved, name, many, init_from)
-            return
-        from rlflame import display, fleets
-        from rlflame.fleet import EventCount
+    show = display.choose(resolved.runtime.progress)
+    # Workers load their parts while this process loads its own.
+    slots = resolved.learning.rollout.num_slots
+    counts = EventCount(show.fleet)
+    id = resolved.learning.environment.id
+    early: HeadStart | None = context.obj
+    with fleets.for_training(resolved.runtime, slots, counts, id, early) as opened:
+        if early is not None:
+            early.end()
+        from rlflame import running
+        from rlflame.stop import SignalStop
 
-        show = display.choose(resolved.runtime.progress)
-        # Workers load their parts while this process loads its own.
-        slots = resolved.learning.rollout.num_slots
-        counts = EventCount(show.fleet)
-        id = resolved.learning.environment.id
-        with fleets.for_training(resolved.runtime, slots, counts, id, early) as opened:
-            from rlflame import running
-            from rlflame.stop import SignalStop
-
-            with SignalStop() as stop:
-                result = running.train(
-                    resolved, preset=name, init_from=init_from, fleet=opened, show=show, stop=stop,
-                    counts=counts,
-                )  # fmt: skip
-        if plot:
-            _plot(result, resolved, show)
-        show.ended(result)
-        _check_complete(result, stop)
+        with SignalStop() as stop:
+            result = running.train(
+                resolved, preset=name, init_from=init_from, fleet=opened, show=show, stop=stop,
+                counts=counts,
+            )  # fmt: skip
+    if plot:
+        _plot(result, resolved, show)
+    show.ended(result)
+    _check_complete(result, stop)
 
 
 def resume(

@@ -1,0 +1,70 @@
+"""An environment looked at by making it; what cannot be learned in is refused by name.
+
+Must not know: recipes, policies.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+
+import gymnasium
+
+from rlflame import graphics
+from rlflame.config import EnvironmentSettings
+from rlflame.errors import ConfigError
+from rlflame.presets import ALIASES
+from rlflame.rollout.making import UnsupportedSpace, describe
+from rlflame.rollout.spec import EnvSpec
+
+
+def look_at(settings: EnvironmentSettings) -> EnvSpec:
+    """Its shapes, or an error that says what is wrong with it."""
+    if ":" in settings.id and os.getcwd() not in map(os.path.abspath, sys.path):
+        # A console script does not have the current folder on its path; users expect it.
+        sys.path.append(os.getcwd())
+    name = settings.id
+    try:
+        return describe(name, dict(settings.kwargs), settings.max_episode_steps)
+    except UnsupportedSpace as error:
+        raise ConfigError(
+            f"{name} has {error}, which rlflame does not learn in.",
+            "it takes Box observations (no images), and Discrete or Box actions",
+        ) from error
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{name} could not be imported: {_first_line(error)}.", "is its folder the current one?"
+        ) from error
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ConfigError(
+            f"{name} needs a package that is missing: {_first_line(error)}.",
+            "install it into the environment that rlflame runs in",
+        ) from error
+    except gymnasium.error.UnregisteredEnv as error:
+        raise ConfigError(f"There is no environment {name!r}.", _nearest(name)) from error
+    except gymnasium.error.Error as error:
+        raise ConfigError(
+            f"{name} cannot be made: {_first_line(error)}.", "rlflame envs"
+        ) from error
+    except (Exception, SystemExit) as error:
+        if graphics.hindered(error):
+            raise graphics.hindrance(_first_line(error)) from error
+        raise ConfigError(
+            f"{name} cannot be made with {dict(settings.kwargs)}: {_first_line(error)}.",
+            "check --env-kwargs",
+        ) from error
+
+
+def _nearest(name: str) -> str:
+    """The registered ids that a misspelt one may have meant."""
+    known = {key.lower(): key for key in gymnasium.registry} | {key: key for key in ALIASES}
+    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    if not close:
+        return "rlflame envs lists them"
+    return f"did you mean {', '.join(known[key] for key in close)}? rlflame envs lists them"
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__

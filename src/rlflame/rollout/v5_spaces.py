@@ -1,0 +1,46 @@
+"""What Gymnasium's MuJoCo environments of version 5 look like, known without loading them.
+
+A process that steps nothing need not load Gymnasium and MuJoCo to learn what `v5` promises for
+ever. Must not know: how they are made, how they are stepped.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .spec import EnvSpec
+
+#: Numbers observed, numbers acted, and the bound of each of these.
+_SPACES: Mapping[str, tuple[int, int, float]] = {
+    "Ant-v5": (105, 8, 1.0),
+    "HalfCheetah-v5": (17, 6, 1.0),
+    "Hopper-v5": (11, 3, 1.0),
+    "Humanoid-v5": (348, 17, 0.4),
+    "InvertedDoublePendulum-v5": (9, 1, 1.0),
+    "InvertedPendulum-v5": (4, 1, 3.0),
+    "Pusher-v5": (23, 7, 2.0),
+    "Reacher-v5": (10, 2, 1.0),
+    "Swimmer-v5": (8, 2, 1.0),
+    "Walker2d-v5": (17, 6, 1.0),
+}
+#: With these, whether MuJoCo can be loaded at all is for trying it to say.
+_RENDERING = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
+
+
+def known(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> EnvSpec | None:
+    """What `making.describe` would read, or None where it has to look."""
+    if id not in _SPACES or kwargs or any(name in os.environ for name in _RENDERING):
+        return None
+    if any(importlib.util.find_spec(package) is None for package in ("gymnasium", "mujoco")):
+        return None
+    observed, acted, bound = _SPACES[id]
+    high = (float(np.float32(bound)),) * acted
+    low = tuple(-x for x in high)
+    return EnvSpec(
+        id, kwargs, max_episode_steps, observed, "continuous", acted, 0, low, high, (acted,)
+    )
