@@ -14,6 +14,7 @@ from unittest.mock import patch
 from typer.testing import CliRunner
 
 from rlflame.cli import app
+from rlflame.early import HeadStart
 
 #: CartPole in batches of 64 steps: an iteration takes a few milliseconds.
 TINY = tuple(
@@ -85,11 +86,11 @@ class Spoken:
         return [json.loads(line) for line in self.lines]
 
 
-def rlflame(*words: str | Path) -> Spoken:
-    """Run a command inside this process."""
+def rlflame(*words: str | Path, early: HeadStart | None = None) -> Spoken:
+    """Run a command inside this process; with workers that began before it, if there are any."""
     # Commands limit the threads of the process that they expect to be their own.
     with patch.dict(os.environ):
-        result = CliRunner().invoke(app, [str(word) for word in words])
+        result = CliRunner().invoke(app, [str(word) for word in words], obj=early)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Spoken(result.exit_code, result.stdout, result.stderr)

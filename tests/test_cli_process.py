@@ -290,6 +290,32 @@ def test_a_start_loads_nothing_that_draws_no_torch_and_what_steps_only_where_it_
     assert not loaded & {*elsewhere, "rlflame.video", "rlflame.clips", "rlflame.api", "flamepy"}
 
 
+COUNT_WORKERS = """
+import os, sys
+os.sched_getaffinity = lambda pid: range(2)
+from rlflame.__main__ import main
+from rlflame.rollout.process import WorkerProcess
+begin, begun = WorkerProcess.__init__, []
+def counted(self, **named):
+    begun.append("typer" in sys.modules)
+    begin(self, **named)
+WorkerProcess.__init__ = counted
+sys.argv = ["rlflame", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print("BEGUN", begun)
+"""
+
+
+def test_a_worker_begins_before_the_command_is_read_and_is_one_of_those_that_work(tmp_path):
+    words = ["train", "--steps", "2048", "--workers", "2", "--out", str(tmp_path / "x")]
+    command = [sys.executable, "-c", COUNT_WORKERS, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "BEGUN [False, True]" in done.stdout.splitlines()
+
+
 SHOW_THREADS = """
 import os, sys
 from rlflame.cli import main

@@ -12,7 +12,11 @@ import pytest
 from commands import TINY, TINY_REINFORCE, rlflame
 
 from rlflame import presets, toml
+from rlflame import running as running_module
 from rlflame.commands.train import train
+from rlflame.early import HeadStart
+from rlflame.rollout.child import Kind
+from rlflame.rollout.process import WorkerProcess
 
 
 @pytest.fixture(autouse=True)
@@ -397,3 +401,28 @@ def test_a_dry_run_looks_at_the_policy_to_start_from():
     other = rlflame(*words, "--env", "acrobot", "--dry-run")
     assert other.code == 2
     assert "does not fit" in other.err
+
+
+@pytest.mark.parametrize("fleet", ["inline", "local"])
+def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2), raising=False)
+    worked, ended = [], []
+    send, real = WorkerProcess.send, running_module.train
+
+    def sent(self, kind, payload):
+        if kind is Kind.TASK:
+            worked.append(self)
+        send(self, kind, payload)
+
+    def trained(*given, **named):
+        ended.append(process.exited)
+        return real(*given, **named)
+
+    monkeypatch.setattr(WorkerProcess, "send", sent)
+    monkeypatch.setattr(running_module, "train", trained)
+    words = ("--fleet", fleet, "--workers", "1", "--steps", "64", "--out", "run")
+    with HeadStart() as early:
+        (process,) = early._processes
+        assert rlflame("train", *TINY[2:], *words, early=early).code == 0
+    assert ended == [fleet == "inline"]  # when training begins
+    assert {*worked} == ({process} if fleet == "local" else set())
