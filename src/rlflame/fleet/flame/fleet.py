@@ -73,9 +73,6 @@ class FlameFleet(Closing):
         self._policies: dict[str, bytes] = {}
         self._places: dict[str, Reference] = {}
         self._uses: Counter[str] = Counter()
-        self._workers = Workers(
-            lambda number: observer(FleetEvent("workers", "", 0, str(number))), self._note_once
-        )
         self._said: set[str] = set()
         self._closed = False
         #: What keeps the cluster from being as it was before; empty once it is.
@@ -86,6 +83,11 @@ class FlameFleet(Closing):
         self._cluster = Cluster().open()
         self._note(f"flame: the cluster at {self._cluster.endpoint} ({self._cluster.source})")
         self.capacity = self._most(tasks, wishes)
+        self._workers = Workers(
+            self.capacity,
+            lambda number: observer(FleetEvent("workers", "", 0, str(number))),
+            self._note_once,
+        )
         self._application = f"{PREFIX}{uuid.uuid4().hex[:12]}"
         try:
             self._lease = Lease(self._cluster.cache_endpoint, self._application)
@@ -255,7 +257,7 @@ class FlameFleet(Closing):
         return self._cluster.meter.read()
 
     def probe(self) -> FleetReport:
-        """Of the workers that have answered so far; executors come and go."""
+        """Of the workers that have answered; executors come and go."""
         if threading.current_thread() is not self._thread:  # an observer asks while it is told
             self._session()
         workers = self._workers.seen()

@@ -13,9 +13,17 @@ from rlflame.rollout.child import versions
 
 
 class Workers:
-    """Whom a run has met. `told` hears their number, `warn` a topic and what to say of it once."""
+    """Who works for a run, as far as they have answered.
 
-    def __init__(self, told: Callable[[int], None], warn: Callable[[str, str], None]) -> None:
+    Executors come and go, and nobody says which have gone; but there are at most `most` at a time,
+    so of more than that the ones that have not answered for longest are no more. `told` hears the
+    number of those that are there, `warn` a topic and what to say of it once.
+    """
+
+    def __init__(
+        self, most: int, told: Callable[[int], None], warn: Callable[[str, str], None]
+    ) -> None:
+        self._most = most
         self._told = told
         self._warn = warn
         self._lock = threading.Lock()
@@ -29,12 +37,16 @@ class Workers:
         if "python" not in worker:  # it could not start the process that would say
             return
         with self._lock:
-            known = worker["name"] in self._known
+            known = self._known.pop(worker["name"], None) is not None
             self._known[worker["name"]] = worker
+            gone = len(self._known) > self._most
+            if gone:
+                del self._known[next(iter(self._known))]
             count = len(self._known)
         if known:
             return
-        self._told(count)
+        if not gone:
+            self._told(count)
         here = versions()
         differ = [
             f"{name} {worker.get(name)} (here {here[name]})"
