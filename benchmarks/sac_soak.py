@@ -48,7 +48,9 @@ def watched(options: argparse.Namespace, full: int, out: Path) -> list[tuple[int
                "--workers", str(options.workers),
                "--set", f"sac.buffer_size={full}", "--set", f"sac.learning_starts={full // 2}",
                "--set", f"sac.updates_per_step={options.updates}",
-               "--set", f"runtime.checkpoint_every_steps={max(1, full)}"]  # fmt: skip
+               "--set", f"runtime.checkpoint_every_steps={max(1, full)}",
+               # The first evaluation makes environments of its own, which stay.
+               "--set", f"evaluation.every_steps={max(1, full // 2)}"]  # fmt: skip
     looks: list[tuple[int, float]] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
