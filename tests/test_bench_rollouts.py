@@ -12,7 +12,7 @@ import tiny_runs
 from rlflame import build
 from rlflame.bench import Case, bare, timing
 from rlflame.bench.limits import Bare
-from rlflame.bench.rollouts import Collecting, Rate, alternate
+from rlflame.bench.rollouts import Collecting, Rate, SideBySide, alternate
 from rlflame.bench.scaling import Scaling
 from rlflame.config import Recipe
 from rlflame.fleet import policy_id
@@ -240,6 +240,19 @@ def test_processes_that_step_and_do_nothing_else(tmp_path):
     assert all(child.returncode is not None for child in stepping._children)
 
 
+def test_processes_that_collect_each_with_rounds_of_its_own(tmp_path):
+    """Two processes for no time at all: a round each, of four rows and seven steps."""
+    rate = Rate("inline", 2)
+    with SideBySide(tmp_path, case(), 2, 0.0, NeverStop()) as beside:
+        beside.measure(rate)
+        assert (len(rate.steps_per_s), rate.steps) == (1, 2 * 28)
+        beside.measure(rate)
+    assert (len(rate.steps_per_s), rate.steps) == (2, 4 * 28)
+    # Each was busy for less than both together, and all the steps were taken in that time.
+    assert rate.steps_per_s[0] > 28 / rate.seconds
+    assert beside._children == []
+
+
 def test_workers_and_limits_take_turns_and_shares_are_of_pairs():
     rate = Rate("local", 2)
 
@@ -249,7 +262,8 @@ def test_workers_and_limits_take_turns_and_shares_are_of_pairs():
             into.seconds, into.episodes = into.seconds + 3.0, into.episodes + 4
 
     limits = {"gymnasium": iter([100.0, 100.0]).__next__}
-    assert alternate(Played(), rate, limits, 2, 1.0, lambda text: None)
+    played = Played()
+    assert alternate(lambda: played.measure(1.0, rate), rate, limits, 2, lambda text: None)
     assert rate.shares("gymnasium") == [0.6, 0.9]
     # Two workers for six seconds, and eight episodes.
     assert rate.ms_per_episode == 1500.0

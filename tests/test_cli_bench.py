@@ -92,15 +92,17 @@ def test_two_results_are_compared_by_medians_and_percent(tmp_path):
 def test_rates_of_workers(tmp_path):
     spoken = rlflame(
         "bench", "rollouts", "--env", "cartpole", "--fleet", "inline", "--seconds", "0",
-        "--repeat", "2", "--set", "rollout.steps=32", "--json", "-o", tmp_path / "it",
+        "--workers", "1,2", "--repeat", "2", "--set", "rollout.steps=32", "--json",
+        "-o", tmp_path / "it",
     )  # fmt: skip
     assert spoken.code == 0, spoken.err
     facts = spoken.json()
-    (rate,) = facts["rates"]
     assert facts["environment"] == "CartPole-v1"
-    assert rate["limits"].keys() == {"gymnasium"}
-    assert rate["ms_per_episode"] > 0.0
-    assert len(rate["steps_per_s"]) == len(rate["shares"]["gymnasium"]) == 2
+    assert [rate["workers"] for rate in facts["rates"]] == [1, 2]
+    for rate in facts["rates"]:
+        assert rate["limits"].keys() == {"gymnasium"}
+        assert rate["ms_per_episode"] > 0.0
+        assert len(rate["steps_per_s"]) == len(rate["shares"]["gymnasium"]) == 2
     assert json.loads((tmp_path / "it" / "rollouts.json").read_text()) == facts
     assert "Flame's README" in (tmp_path / "it" / "rollouts.md").read_text()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from rlflame.bench.learning import Side, Together
 from rlflame.bench.limits import WAYS, Bare
 from rlflame.bench.published import Comparison
 from rlflame.bench.rates import Rates
-from rlflame.bench.rollouts import Collecting, Rate, alternate
+from rlflame.bench.rollouts import Collecting, Rate, SideBySide, alternate
 from rlflame.bench.scaling import Scaling
 from rlflame.bench.session import Session, measured
 from rlflame.bench.surroundings import look
@@ -211,14 +212,19 @@ def _rate(
             collecting.warm()
         except StopNow:
             return False
-        script = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "script.npz"
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        script = place / "script.npz"
         collecting.script.save(script)
         bare = {
             way: stack.enter_context(Bare(script, way, rate.workers, seconds))
             for way in (WAYS if limited else ())
         }
         limits = {way: one.rate for way, one in bare.items() if one.possible}
-        return alternate(collecting, rate, limits, repeat, seconds, here.tell)
+        measure = partial(collecting.measure, seconds, rate)
+        if rate.fleet == "inline" and rate.workers > 1:
+            apart = SideBySide(place, case, rate.workers, seconds, here.stop)
+            measure = partial(stack.enter_context(apart).measure, rate)
+        return alternate(measure, rate, limits, repeat, here.tell)
 
 
 def draw(folder: Folder, curves: Drawing | None = None) -> None:

@@ -64,7 +64,8 @@ class Rates:
             "Environment steps a second through the fleet and its workers, with a policy that acts "
             "and does not learn, in rounds of one iteration. The limits are bare stepping, with as "
             "many processes at once, of the same resets and actions, measured in turn; a share is "
-            "the median over those pairs.",
+            "the median over those pairs. Several workers inline are as many processes with rounds "
+            "of their own.",
             self._table(),
             f"{self.case.name}: an untrained policy, {self.case.tasks} tasks a round.",
         ]

@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from rlflame import build, learners
 from rlflame.bench import Case
+from rlflame.bench.children import Children, together
 from rlflame.bench.script import Script
 from rlflame.bench.timing import Clock
 from rlflame.fleet import Closing, Fleet
@@ -99,9 +101,13 @@ class Collecting(Closing):
     def warm(self) -> None:
         """Some rounds, written down as the script, which takes time that is not measured."""
         began = self._clock()
-        for _ in range(_WARM_ROUNDS):
-            self.write()
+        self.settle()
         while not self.script.full and self._clock() - began < _WRITING_S:
+            self.write()
+
+    def settle(self) -> None:
+        """The first rounds, in which everything is made."""
+        for _ in range(_WARM_ROUNDS):
             self.write()
 
     def measure(self, seconds: float, into: Rate) -> None:
@@ -127,19 +133,43 @@ def _next(task: RolloutTask, fragment: Fragment) -> tuple[EnvState, ...]:
     return fragment.states if task.unit == "steps" else ()
 
 
+class SideBySide(Children):
+    """As many processes as workers, each with rounds and a fleet of its own, as seeds have them."""
+
+    def __init__(self, folder: Path, case: Case, workers: int, seconds: float, stop: Stop) -> None:
+        self._stop = stop
+        recipe = folder / "recipe.json"
+        recipe.write_text(case.recipe.model_dump_json())
+        super().__init__(
+            [
+                ("rlflame.bench.acting", str(recipe), str(number), f"{seconds:g}")
+                for number in range(workers)
+            ],
+            "A process could not collect on its own.",
+            "rlflame bench rollouts --fleet inline --workers 1",
+        )
+
+    def measure(self, into: Rate) -> None:
+        with self._stop.interruptible():
+            heard = self.step()
+        into.steps_per_s.append(together(heard))
+        into.seconds += sum(one["seconds"] for one in heard) / len(heard)
+        into.steps += sum(one["steps"] for one in heard)
+        into.episodes += sum(one["episodes"] for one in heard)
+
+
 def alternate(
-    collecting: Collecting,
+    measure: Callable[[], None],
     rate: Rate,
     limits: Mapping[str, Limit],
     repeat: int,
-    seconds: float,
     tell: Callable[[str], None],
 ) -> bool:
     """Workers and bare stepping in turn; False where somebody asked to stop."""
     try:
         for number in range(repeat):
             tell(f"{rate.fleet} with {rate.workers}: {number + 1} of {repeat}")
-            collecting.measure(seconds, rate)
+            measure()
             for way, limit in limits.items():
                 rate.limits.setdefault(way, []).append(limit())
     except StopNow:

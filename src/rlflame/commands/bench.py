@@ -200,7 +200,12 @@ def rollouts(
     ] = "hopper",
     workers: Counts = None,
     fleet: Annotated[
-        str, typer.Option(metavar="NAME", help="Where: local, flame or inline.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Where: local, flame, or inline: each worker a process that has its own rounds, "
+            "as seeds side by side have.",
+        ),
     ] = "local",
     seconds: Annotated[
         float, typer.Option(metavar="S", min=0.0, help="Of each measurement.")
@@ -229,7 +234,7 @@ def rollouts(
     from rlflame.bench import cases, conducted
 
     (kind,) = _known([fleet])
-    counts = [1] if kind == "inline" else counts_of(workers, list(dict.fromkeys((1, _cores()))))
+    counts = counts_of(workers, list(dict.fromkeys((1, _cores()))))
     case, runtime = cases.real(env, algorithm=algo, preset=preset, sets=sets or ())
     conducted.collect(
         case, runtime, kind, counts, seconds, repeat, out, limited=limit and kind != "flame",
