@@ -9,6 +9,7 @@ import numpy as np
 
 from rlflame.rollout.making import describe
 from rlflame.rollout.policy import expected_shapes
+from rlflame.rollout.process import WorkerProcess
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec, RolloutTask
 from rlflame.rollout.states import fresh_state
@@ -106,3 +107,16 @@ def following(before: RolloutTask, fragment: Any, **changes: Any) -> RolloutTask
 
 def run(task: RolloutTask, worker: RolloutWorker | None = None, seed: int = 0) -> Any:
     return (worker or RolloutWorker()).run(task, lambda: weights(task.policy, seed))
+
+
+def recorded_processes(monkeypatch, module):
+    """All that this module begins from now on."""
+    begun = []
+
+    class Recorded(WorkerProcess):
+        def __init__(self, **given):
+            super().__init__(**given)
+            begun.append(self)
+
+    monkeypatch.setattr(f"{module}.WorkerProcess", Recorded)
+    return begun

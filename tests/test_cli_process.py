@@ -358,12 +358,13 @@ def test_a_resumed_run_has_the_threads_of_its_recipe(tmp_path):
 # Surroundings
 
 
-def test_closed_streams_and_no_home(tmp_path):
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", ">&- 2>&-"])
+def test_closed_streams_and_no_home(closed, tmp_path):
     """An environment that writes past Python would write into whatever took a stream's number."""
     environment = {key: value for key, value in os.environ.items() if key != "HOME"}
     env = ("--env", "fakes:Fake-v0", "--env-kwargs", "fault=print")
     words = " ".join(f"'{word}'" for word in (*env, *TINY, "--steps", "128"))
-    command = f"'{sys.executable}' -m rlflame train {words} --out x <&- >&- 2>&-"
+    command = f"'{sys.executable}' -m rlflame train {words} --out x {closed}"
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, timeout=60)
     assert done.returncode == 0
     assert json.loads((tmp_path / "x/result.json").read_text())["steps"] == 128
@@ -371,6 +372,42 @@ def test_closed_streams_and_no_home(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]
     for file in (tmp_path / "x").rglob("*"):
         assert not file.is_file() or b"a word" not in file.read_bytes(), file
+
+
+def test_a_current_folder_that_is_gone_is_a_sentence(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    run = (
+        f"cd '{gone}' && rmdir '{gone}' && exec '{sys.executable}' -m rlflame train --env cartpole"
+    )
+    done = subprocess.run(["sh", "-c", run], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("rlflame: The current folder is gone: removed, or renamed.")
+
+
+def test_commands_that_do_not_train_do_without_what_begins_early():
+    code = "import sys\nfrom rlflame.__main__ import main\nsys.argv = ['rlflame', '--version']\n"
+    code += "try:\n    main()\nexcept SystemExit:\n    print('rlflame.early' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_a_mujoco_that_cannot_be_loaded_is_the_environment_s_trouble(tmp_path):
+    """It is there, so that only whoever loads it finds out."""
+    broken = tmp_path / "broken" / "mujoco"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libOdd.so: cannot open it')")
+    words = ("train", "--env", "hopper", "--steps", "2048", "--workers", "1", "--out", "run")
+    for more, code in (((), 1), (("--dry-run",), 2)):
+        running = process(
+            *words, *more, cwd=tmp_path, environment={"PYTHONPATH": str(broken.parent)}
+        )
+        spoken = finished(running)
+        assert spoken.code == code, spoken.err
+        assert "Hopper-v5" in spoken.err
+        assert "libOdd" in spoken.err
+        assert "fault in rlflame" not in spoken.err
+        assert "bug" not in spoken.err
 
 
 def test_a_list_cut_short_by_its_reader_is_quiet():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+import rollouts
 from commands import TINY, TINY_REINFORCE, rlflame
 
 from rlflame import presets, toml
@@ -289,12 +290,12 @@ def test_json_says_an_error_on_both_sides():
 
 
 def test_a_bug_is_one_sentence_and_with_debug_a_traceback(monkeypatch):
-    from rlflame import build
+    from rlflame import environments
 
     def broken(settings):
         raise ZeroDivisionError("a wonderful bug")
 
-    monkeypatch.setattr(build, "environment", broken)
+    monkeypatch.setattr(environments, "look_at", broken)
     quiet = rlflame("train", "--dry-run")
     assert quiet.code == 1
     assert quiet.err.splitlines() == [
@@ -421,8 +422,9 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
     monkeypatch.setattr(WorkerProcess, "send", sent)
     monkeypatch.setattr(running_module, "train", trained)
     words = ("--fleet", fleet, "--workers", "1", "--steps", "64", "--out", "run")
+    begun = rollouts.recorded_processes(monkeypatch, "rlflame.early")
     with HeadStart() as early:
-        (process,) = early._processes
+        (process,) = begun
         assert rlflame("train", *TINY[2:], *words, early=early).code == 0
     assert ended == [fleet == "inline"]  # when training begins
     assert {*worked} == ({process} if fleet == "local" else set())

@@ -20,6 +20,7 @@ from test_same_bits import Diary, outcome, scenario
 from test_same_bits import run as trained
 
 from rlflame import fleets
+from rlflame.early import HeadStart
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.fleet import FleetEvent
 from rlflame.fleet.choosing import ChoosingFleet
@@ -359,6 +360,18 @@ def test_the_first_line_says_where_it_begins(stub, tmp_path, monkeypatch):
     assert both.lines[0].endswith("on this machine and on Flame in turn, and then on the faster "
                                   "of them")  # fmt: skip
     assert any("local worker" in line and "2 Flame executors" in line for line in both.lines)
+
+
+def test_workers_that_began_early_are_those_here(stub, monkeypatch):
+    from rlflame.config import RuntimeSettings
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2), raising=False)
+    begun = rollouts.recorded_processes(monkeypatch, "rlflame.early")
+    with HeadStart() as early, fleets.for_training(RuntimeSettings(), 2, early=early) as fleet:
+        assert isinstance(fleet, ChoosingFleet)
+        assert len(early) == 0
+        assert not begun[0].exited
+    assert begun[0].exited
 
 
 @pytest.mark.parametrize("asked", ["local", "flame"])

@@ -18,9 +18,13 @@ from typing import Any
 
 import pytest
 import rollouts
+import typer
 from test_fleet import alone, eventually, slots
 from test_rollout_child import gone
 
+from rlflame import early as early_module
+from rlflame.__main__ import main as command
+from rlflame.cli import app
 from rlflame.early import HeadStart
 from rlflame.errors import EnvironmentFailure, FleetError, RlflameError
 from rlflame.fleet import FleetEvent
@@ -553,35 +557,74 @@ def test_an_idle_worker_takes_another_s_slot_rather_than_wait_but_nobody_s_first
 
 def test_processes_that_began_early_become_workers_and_the_others_end(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(8), raising=False)
+    begun = rollouts.recorded_processes(monkeypatch, "rlflame.early")
     with HeadStart() as early:
+        assert len(early) == len(begun) == 2
         first = early.take(1)
-        (left,) = early._processes
         with LocalFleet(2, begun=first, environment="Hopper-v5") as fleet:
             assert first[0].pid in fleet.pids()
             assert len(set(fleet.pids())) == 2
             hellos = fleet.probe().workers
             assert hellos[0] == hellos[1]
-            assert not left.exited
+            assert [process.exited for process in begun] == [False, False]
             early.end()
-            assert left.exited
-    assert first[0].exited
+            assert [process.exited for process in begun] == [False, True]
+    assert begun[0].exited
     with HeadStart() as early:
-        (*_, left) = early._processes
-    assert left.exited
+        assert len(early) == 2
+    assert all(process.exited for process in begun)
+
+
+@pytest.mark.parametrize("words", [["train", "--bogus"], ["train", "--env", "nosuch"]])
+def test_a_command_that_is_refused_leaves_none_of_them(words, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2), raising=False)
+    monkeypatch.setattr("sys.argv", ["rlflame", *words])
+    monkeypatch.setattr("rlflame.cli._leave", sys.exit)  # other tests have loaded gRPC
+    begun = rollouts.recorded_processes(monkeypatch, "rlflame.early")
+    with pytest.raises(SystemExit) as ended:
+        command()
+    assert ended.value.code == 2
+    assert [process.exited for process in begun] == [True]
+
+
+def test_ctrl_c_while_the_thread_begins_leaves_no_worker(monkeypatch):
+    """It looks at children that end, and would put others in their places."""
+    begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.dispatcher")
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        if thread.name == "rlflame-fleet":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        LocalFleet(2)
+    assert len(begun) == 2
+    assert all(process.exited for process in begun)
+
+
+def test_ctrl_c_before_the_thread_begins_is_not_waited_for_long(monkeypatch):
+    def interrupted(thread):
+        if thread.name == "rlflame-fleet":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    monkeypatch.setattr("rlflame.fleet.dispatcher._INTERRUPTED_S", 0.01)
+    with pytest.raises(KeyboardInterrupt):
+        LocalFleet(1)
 
 
 @pytest.mark.parametrize(
     ("words", "rank", "begins"),
     [
-        (["train"], None, True),
-        (["train", "--env", "hopper", "--workers", "2"], None, True),
-        (["train"], "0", True),
-        (["train"], "1", False),
-        (["train", "--set", "runtime.fleet=inline"], None, False),
-        (["train", "--fleet=flame"], None, False),
-        (["train", "--help"], None, False),
-        (["resume", "train"], None, False),
-        ([], None, False),
+        ([], None, True),
+        (["--env", "hopper", "--workers", "2"], None, True),
+        ([], "0", True),
+        ([], "1", False),
+        (["--set", "runtime.fleet=inline"], None, False),
+        (["--fleet=flame"], None, False),
+        *(([word], None, False) for word in sorted(early_module._ELSEWHERE | early_module._TOLD)),
     ],
 )
 def test_they_begin_for_what_is_typed(words, rank, begins, monkeypatch):
@@ -589,8 +632,16 @@ def test_they_begin_for_what_is_typed(words, rank, begins, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
-    with HeadStart.of_command(words) as early:
+    with HeadStart.of_training(words) as early:
         assert len(early.take(9)) == begins
+
+
+def test_what_they_must_not_begin_with_is_what_training_takes():
+    """Those that decide what a worker is told; and no option that there is not."""
+    training = typer.main.get_command(app).commands["train"]
+    options = {word for one in training.params for word in one.opts} | {"-h", "--help"}
+    assert options >= early_module._ELSEWHERE | early_module._TOLD
+    assert {"--env-file", "--debug", "--config", "--set"} <= early_module._TOLD
 
 
 def test_nobody_begins_early_where_there_is_one_processor_or_nobody_is_wanted(monkeypatch):

@@ -54,6 +54,25 @@ def test_it_trains_resumes_and_evaluates_from_its_folder(tmp_path: Path, fleet: 
     assert "best" in rlflame("eval", "run/best.safetensors", "--episodes", "2", "--workers", "1")
 
 
+def test_a_name_of_gymnasium_s_own_may_be_given_to_another(tmp_path: Path) -> None:
+    """Then what is known of the one says nothing of the other."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE.replace("Mine-v0", "Hopper-v5"))
+    words = ("train", "--env", "hopper", "--env-file", "mine.py", "--workers", "2", "--steps", "64",
+             "--set", "rollout.num_slots=2", "--set", "rollout.envs_per_slot=2",
+             "--set", "rollout.steps=16", "--out", "run")  # fmt: skip
+    shown, trained = (
+        subprocess.run(
+            [sys.executable, "-m", "rlflame", *words, *more],
+            cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        )
+        for more in (("--dry-run",), ("--quiet",))
+    )  # fmt: skip
+    assert "2 observations, 2 discrete actions" in shown.stdout, shown.stdout + shown.stderr
+    assert trained.returncode == 0, trained.stderr
+    assert (tmp_path / "run" / "result.json").exists()
+
+
 def test_a_file_elsewhere_is_named_once_and_remembered(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     mine = tmp_path / "lib" / "my_env.py"

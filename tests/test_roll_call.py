@@ -10,8 +10,9 @@ import threading
 import pytest
 
 from rlflame import roll_call
-from rlflame.errors import LearnersLost
+from rlflame.errors import ConfigError, LearnersLost
 from rlflame.roll_call import HERE, Learner, RollCall, gather, hosted, of_torchrun
+from rlflame.torchrun import place
 
 
 class Called(RollCall):
@@ -107,3 +108,12 @@ def test_torchrun_says_where_to_meet():
     assert of_torchrun(environment) == ("first", 29500, "0")
     again = {**environment, "TORCHELASTIC_RESTART_COUNT": "2"}
     assert of_torchrun(again) == ("first", 29500, "2")
+
+
+@pytest.mark.parametrize("odd", [{"RANK": "x"}, {"WORLD_SIZE": ""}])
+def test_what_torchrun_would_not_set_is_a_sentence(odd) -> None:
+    named = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert place(named) == (0, 2)
+    with pytest.raises(ConfigError, match="numbers where torchrun sets them") as refused:
+        place({**named, **odd})
+    assert repr(next(iter(odd.values()))) in refused.value.message

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import importlib.metadata
 import importlib.util
+import subprocess
+import sys
 from typing import Any
 
 import gymnasium
 import pytest
+from gymnasium.envs.registration import WrapperSpec
 
 from rlflame.rollout import v5_spaces
 from rlflame.rollout.making import describe
@@ -32,11 +38,57 @@ def test_where_it_may_be_otherwise_nothing_is_known(monkeypatch: Any) -> None:
     assert v5_spaces.known("Hopper-v4", {}, None) is None
     kwargs = {"exclude_current_positions_from_observation": False}
     assert v5_spaces.known("Hopper-v5", kwargs, None) is None
-    with monkeypatch.context() as drawing:
-        drawing.setenv("MUJOCO_GL", "egl")
-        assert v5_spaces.known("Hopper-v5", {}, None) is None
+
+
+@pytest.mark.parametrize("name", ["MUJOCO_GL", "PYOPENGL_PLATFORM"])
+def test_what_drawing_needs_is_for_trying_to_say(name: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv(name, "egl")
+    assert v5_spaces.known("Hopper-v5", {}, None) is None
+
+
+@pytest.mark.parametrize("absent", ["gymnasium", "mujoco"])
+def test_of_a_package_that_is_absent_nothing_is_known(absent: str, monkeypatch: Any) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "mujoco" else find(name)
+        importlib.util, "find_spec", lambda name: None if name == absent else find(name)
     )
     assert v5_spaces.known("Hopper-v5", {}, None) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"entry_point": "mine:Hopper"},
+        {"entry_point": lambda: None},
+        {"kwargs": {"reset_noise_scale": 0.1}},
+        {"additional_wrappers": (WrapperSpec("Odd", "mine:Odd", None),)},
+        None,
+    ],
+)
+def test_a_name_that_stands_for_another_is_not_known(other: Any, monkeypatch: Any) -> None:
+    registered = gymnasium.registry["Hopper-v5"]
+    if other is None:
+        monkeypatch.delitem(gymnasium.registry, "Hopper-v5")
+    else:
+        changed = dataclasses.replace(copy.deepcopy(registered), **other)
+        monkeypatch.setitem(gymnasium.registry, "Hopper-v5", changed)
+    assert v5_spaces.known("Hopper-v5", {}, None) is None
+    assert v5_spaces.known("Ant-v5", {}, None) is not None
+
+
+def test_packages_that_gymnasium_loads_may_register_anything(monkeypatch: Any) -> None:
+    def found(group: str) -> list[str]:
+        return ["somebody"] if group == "gymnasium.envs" else []
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", found)
+    assert v5_spaces.known("Hopper-v5", {}, None) is None
+
+
+def test_whoever_has_not_loaded_gymnasium_knows_without_it() -> None:
+    code = (
+        "import sys; from rlflame.rollout import v5_spaces as v\n"
+        "known = v.known('Hopper-v5', {}, None)\n"
+        "print(known.observation_size, 'gymnasium' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["11", "False"]

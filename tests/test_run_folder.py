@@ -566,6 +566,7 @@ def test_a_log_that_cannot_be_closed_is_no_traceback(tmp_path, whole, monkeypatc
     ("number", "files", "hint"),
     [
         (errno.ENOSPC, (), "make room, then begin again with the same command"),
+        (errno.EFBIG, (), "make room, then begin again with the same command"),
         (errno.EROFS, (), "see that it can be written, then begin again with the same command"),
         (errno.ENOSPC, ("config.toml",), "make room, then begin again: rlflame train --config"),
         (
@@ -576,20 +577,23 @@ def test_a_log_that_cannot_be_closed_is_no_traceback(tmp_path, whole, monkeypatc
     ],
 )
 def test_after_a_failed_write_what_is_advised_is_possible(number, files, hint, tmp_path):
-    (tmp_path / "checkpoints").mkdir()
+    tmp_path = tmp_path / "my run"
+    (tmp_path / "checkpoints").mkdir(parents=True)
     for name in files:
         (tmp_path / name).touch()
     with pytest.raises(CheckpointError) as failed, writing(tmp_path):
         raise OSError(number, os.strerror(number))
     assert failed.value.message == f"{tmp_path} could not be written: {os.strerror(number)}."
     assert hint in failed.value.hint
+    if files:
+        assert f"'{tmp_path}" in failed.value.hint  # as a shell reads it
 
 
 def test_a_file_that_cannot_be_put_in_its_place_is_told_as_the_run_it_belongs_to(tmp_path):
     (tmp_path / "latest.safetensors").mkdir()
     with pytest.raises(CheckpointError) as failed, writing(tmp_path):
         tensor_file.write_atomically(tmp_path / "latest.safetensors", b"")
-    assert failed.value.message.startswith(f"{tmp_path} could not be written: ")
+    assert failed.value.message.startswith(f"{tmp_path}/latest.safetensors could not be written: ")
     assert failed.value.hint.endswith("begin again with the same command")
     refused = CheckpointError("It is another run's.", "leave it")
     with pytest.raises(CheckpointError) as told, writing(tmp_path):

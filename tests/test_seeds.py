@@ -10,6 +10,7 @@ import csv
 import json
 import math
 import os
+import resource
 import shutil
 import signal
 from pathlib import Path
@@ -418,6 +419,20 @@ def test_a_damaged_checkpoint_is_that_seeds_trouble_alone(tmp_path):
     assert said.count("Trying an earlier checkpoint.") == 2
 
     shutil.rmtree(out / "seed-0")
+    assert rlflame("resume", out).code == 0
+
+
+def test_after_a_full_disk_one_command_is_for_all_seeds(tmp_path):
+    def little():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+
+    out = tmp_path / "my job"
+    words = ("train", *TINY, "--steps", "128", "--seeds", "0-1", "--out", out)
+    spoken = finished(process(*words, preexec_fn=little))
+    assert spoken.code == 1
+    said = " ".join(spoken.err.split())
+    assert "could not be written: File too large" in said
+    assert said.endswith(f"make room; then rlflame resume '{out}'")
     assert rlflame("resume", out).code == 0
 
 

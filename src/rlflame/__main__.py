@@ -19,8 +19,8 @@ def main() -> None:
     if sys.argv[1:2] == ["train"]:  # all others do without, and without loading what it needs
         from rlflame.early import HeadStart
 
-        early = HeadStart.of_command(sys.argv[1:])
-    with early or contextlib.nullcontext():
+        early = HeadStart.of_training(sys.argv[2:])
+    with early if early is not None else contextlib.nullcontext():
         from rlflame.cli import main as command
 
         if begun_in_front:

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import EnvironmentSettings, LearningSettings, Recipe
-from rlflame.errors import ConfigError
+from rlflame.errors import ConfigError, typed
 from rlflame.evaluate import EvaluationPlan
 from rlflame.facts import Facts, replay_size, size
 from rlflame.fleet import Fleet
@@ -161,7 +161,8 @@ def starting_policy(start: Checkpoint, spec: PolicySpec, name: str) -> PolicyArr
             raise ConfigError(
                 f"{name} does not fit this recipe: {tensor} is {found.get(tensor, 'absent')} "
                 f"there and {expected.get(tensor, 'absent')} here.",
-                f"set learning.network and the environment as in that file: rlflame inspect {name}",
+                "set learning.network and the environment as in that file: "
+                f"{typed('inspect', name)}",
             )
     return start.policy
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from rlflame.errors import CheckpointError
+from rlflame.errors import CheckpointError, typed
 
 Line = dict[str, Any]
 #: Steps and bytes are counted in 64 bits.
@@ -85,7 +85,7 @@ def result(path: Path) -> Line | None:
     except ValueError as error:
         raise CheckpointError(
             f"{path} is damaged: it is not a final evaluation.",
-            f"remove it, then: rlflame resume {path.parent}",
+            f"remove it, then: {typed('resume', path.parent)}",
         ) from error
     return {"steps": found["steps"], "evaluation": _numbers(evaluation)}
 

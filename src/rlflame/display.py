@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from rlflame import __version__
 from rlflame.board import Board
+from rlflame.errors import RlflameError, typed
 from rlflame.facts import count, duration, interval
 
 #: What is said beside a word needs so much room, or it stands below it.
@@ -28,7 +29,6 @@ _LEAST_BESIDE = 28
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rlflame.errors import RlflameError
     from rlflame.evaluate import EvaluationRecord
     from rlflame.fleet import FleetEvent
     from rlflame.show import RunResult, RunStart, Show
@@ -197,7 +197,7 @@ def closing(result: RunResult, board: Board) -> list[tuple[str, str]]:
     if not result.began:
         lines.append(("to go on", result.onward))
     if result.complete and result.best is not None:
-        lines.append(("next", f"rlflame eval {result.folder / 'best.safetensors'}"))
+        lines.append(("next", typed("eval", result.folder / "best.safetensors")))
     return lines
 
 

@@ -17,21 +17,22 @@ from rlflame.rollout.threads import limited
 
 #: More are worth starting only once it is known how many there will be.
 _MOST = 2
-#: Of a training with one of these, workers are not wanted here, hardly wanted, or begin otherwise.
-_OTHERWISE = {"-h", "--help", "--dry-run", "--seeds", "--fleet", "--debug"}
-_OTHERWISE |= {"--env-file", "--config", "--set"}
+#: With one of these, workers are not wanted here, or hardly wanted.
+_ELSEWHERE = {"-h", "--help", "--dry-run", "--seeds", "--fleet"}
+#: With these they must not have begun: of what they may say, workers are told when they begin.
+_TOLD = {"--env-file", "--debug", "--config", "--set"}
 
 
 class HeadStart:
     """Some processes, until they are taken or it is over."""
 
     @classmethod
-    def of_command(cls, words: Sequence[str]) -> Self:
-        """For what is typed after `rlflame`; of learners that torchrun starts, the first one has
-        a fleet."""
-        trains = words[:1] == ["train"] and os.environ.get("RANK", "0") == "0"
-        otherwise = any(word.partition("=")[0] in _OTHERWISE for word in words)
-        return cls(_MOST if trains and not otherwise else 0)
+    def of_training(cls, words: Sequence[str]) -> Self:
+        """For what is typed after `rlflame train`; of learners that torchrun starts, the first one
+        has a fleet."""
+        first = os.environ.get("RANK", "0") == "0"
+        otherwise = any(word.partition("=")[0] in _ELSEWHERE | _TOLD for word in words)
+        return cls(_MOST if first and not otherwise else 0)
 
     def __init__(self, most: int = _MOST) -> None:
         affinity = getattr(os, "sched_getaffinity", None)
@@ -41,6 +42,9 @@ class HeadStart:
         with contextlib.suppress(OSError):
             for _ in range(min(_MOST, cores - 1, most)):
                 self._processes.append(WorkerProcess(environment=limited(1)))
+
+    def __len__(self) -> int:
+        return len(self._processes)
 
     def take(self, count: int) -> list[WorkerProcess]:
         """At most so many; whoever takes them ends them."""

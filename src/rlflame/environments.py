@@ -37,6 +37,14 @@ def look_at(settings: EnvironmentSettings) -> EnvSpec:
             f"{name} could not be imported: {_first_line(error)}.", "is its folder the current one?"
         ) from error
     except gymnasium.error.DependencyNotInstalled as error:
+        cause = error.__cause__
+        if cause is not None and graphics.hindered(error):
+            raise graphics.hindrance(_first_line(cause)) from error
+        if isinstance(cause, ImportError) and not isinstance(cause, ModuleNotFoundError):
+            raise ConfigError(
+                f"{name} needs a package that cannot be loaded: {_first_line(cause)}.",
+                "install what that package needs, or the package anew",
+            ) from error
         raise ConfigError(
             f"{name} needs a package that is missing: {_first_line(error)}.",
             "install it into the environment that rlflame runs in",

@@ -5,6 +5,13 @@ Knows nothing of the rest of rlflame. Anything that is not an RlflameError is a 
 
 from __future__ import annotations
 
+import shlex
+
+
+def typed(*words: object) -> str:
+    """A command of rlflame's as a shell reads it, whatever is in its words."""
+    return shlex.join(["rlflame", *map(str, words)])
+
 
 class RlflameError(Exception):
     """An end the user can understand: `message` says what was seen, `hint` what to type next."""
@@ -27,6 +34,17 @@ class ConfigError(RlflameError):
 
 class CheckpointError(RlflameError):
     """A file that cannot be read, verified or written."""
+
+
+class NotWritten(CheckpointError):
+    """A disk that is full or may not be written; what was committed before stays as it was.
+
+    `remedy` is what to see to before anything is typed.
+    """
+
+    def __init__(self, message: str, remedy: str, onward: str) -> None:
+        super().__init__(message, f"{remedy}, then {onward}")
+        self.remedy = remedy
 
 
 class CheckpointsDamaged(CheckpointError):

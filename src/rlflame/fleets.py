@@ -60,7 +60,8 @@ def for_training(
     away = _flame(runtime, slots, observer, advises=False)
     try:
         cores = blas.usable_cores()
-        home = _local(runtime, min(runtime.workers or cores, cores, slots), observer)
+        workers = min(runtime.workers or cores, cores, slots)
+        home = _local(runtime, workers, observer, environment, early)
     except BaseException:
         away.close()
         raise

@@ -8,7 +8,7 @@ from pathlib import Path
 from rlflame import build, checkpoint, decoded
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import Recipe
-from rlflame.errors import CheckpointError, ConfigError
+from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.rollout.child import versions
 
 
@@ -53,7 +53,7 @@ def extended(found: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
 
 def train_from(recipe: Recipe, policy: Path) -> str:
     """The command that starts a new run from a policy of this recipe."""
-    return f"rlflame train --env {recipe.learning.environment.id} --init-from {policy}"
+    return typed("train", "--env", recipe.learning.environment.id, "--init-from", policy)
 
 
 def machine_differences(found: Checkpoint) -> list[str]:
@@ -81,6 +81,6 @@ def check_replay(found: Checkpoint, target: Path) -> None:
         except CheckpointError as error:
             raise CheckpointError(
                 error.message,
-                f"rlflame resume {target} --fresh-replay goes on with its weights and an empty "
-                "replay",
+                f"{typed('resume', target, '--fresh-replay')} goes on with its weights and an "
+                "empty replay",
             ) from error

@@ -23,13 +23,14 @@ import fcntl
 import itertools
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rlflame import checkpoint as files
 from rlflame import tensor_file
 from rlflame.checkpoint import Checkpoint
-from rlflame.errors import CheckpointError, CheckpointsDamaged
+from rlflame.errors import CheckpointError, CheckpointsDamaged, NotWritten, typed
 from rlflame.trainer import Progress
 
 #: What to type where nothing stands in a folder yet.
@@ -69,7 +70,10 @@ class RunFolder:
         """An existing folder, rid of files that were half written when their process died."""
         if not path.is_dir():
             raise CheckpointError(f"{path} is no run folder.", "rlflame runs lists them")
-        hint = f"make it writable, or go on in a copy: cp -r {path} COPY; rlflame resume COPY"
+        hint = (
+            f"make it writable, or go on in a copy: {shlex.join(['cp', '-r', str(path), 'COPY'])}; "
+            "rlflame resume COPY"
+        )
         folder = cls(path, _locked(path, hint))
         with contextlib.suppress(OSError):
             for place in ("", "checkpoints/", "replay/"):
@@ -144,11 +148,11 @@ def newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
     if first is not None:
         raise CheckpointsDamaged(
             f"{target} holds no checkpoint that can be read; of the newest: {first.message}",
-            f"restore one from a copy, or begin again: rlflame train --config {config}",
+            f"restore one from a copy, or begin again: {typed('train', '--config', config)}",
         ) from first
     raise CheckpointError(
         f"{target} holds no checkpoint.",
-        f"begin again: rlflame train --config {config}"
+        f"begin again: {typed('train', '--config', config)}"
         if config.exists()
         else "rlflame runs lists the runs that can be resumed",
     )
@@ -158,8 +162,8 @@ def kept(folder: Path) -> str:
     """What to type after a run has failed."""
     found, config = step_files(folder), folder / "config.toml"
     if found:
-        return f"rlflame resume {folder} goes on from {found[-1].relative_to(folder)}"
-    return f"begin again: rlflame train --config {config}" if config.exists() else AGAIN
+        return f"{typed('resume', folder)} goes on from {found[-1].relative_to(folder)}"
+    return f"begin again: {typed('train', '--config', config)}" if config.exists() else AGAIN
 
 
 def named_policy(path: Path) -> Checkpoint:
@@ -175,20 +179,20 @@ def named_policy(path: Path) -> Checkpoint:
 
 @contextlib.contextmanager
 def writing(folder: Path, onward: str | None = None) -> Iterator[None]:
-    """A full or read-only disk is a sentence; what was committed before stays as it was.
-
-    What to type then is the way on of a run, unless it is said.
-    """
+    """A full or read-only disk is a sentence. What to type then is the way on of a run, unless it
+    is said."""
     try:
         yield
     except (OSError, CheckpointError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError):
             raise
-        remedy = "make room" if cause.errno in _FULL else "see that it can be written"
-        raise CheckpointError(
-            f"{folder} could not be written: {cause.strerror or cause}.",
-            f"{remedy}, then {onward or kept(folder)}",
+        place = cause.filename2 or cause.filename or folder
+        message = f"{place} could not be written: {cause.strerror or cause}."
+        raise NotWritten(
+            error.message if isinstance(error, CheckpointError) else message,
+            "make room" if cause.errno in _FULL else "see that it can be written",
+            onward or kept(folder),
         ) from cause
 
 

@@ -25,7 +25,7 @@ from rlflame import (
 )
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import LearningSettings, Recipe, RunConfig
-from rlflame.errors import CheckpointError, ConfigError
+from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.filming import filmed
 from rlflame.fleet import EventCount, Fleet, Observer, TrafficCount, policy_id
 from rlflame.learners import blas_threads
@@ -143,7 +143,7 @@ def resume(
         if not found.resumable:
             raise CheckpointError(
                 f"{target} holds a policy alone, without the state that training needs.",
-                f"start a new run from it: rlflame train --init-from {target}",
+                f"start a new run from it: {typed('train', '--init-from', target)}",
             )
         found = extended(found, steps, folder.best if folder.best.exists() else target)
         if fresh_replay:
@@ -264,7 +264,7 @@ def _result(
         # A run that has reached its return does not go on.
         train_from(saved.recipe, folder.best)
         if saved.progress.reached
-        else f"rlflame resume {folder.path} --steps {2 * saved.progress.steps}",
+        else typed("resume", folder.path, "--steps", 2 * saved.progress.steps),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflame.checkpoint import Checkpoint
-from rlflame.errors import CheckpointError, ConfigError
+from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 
 
@@ -32,7 +32,7 @@ def recorded_plan(source: Checkpoint, file: Path) -> EvaluationPlan:
     recorded = source.evaluation
     if recorded is None:
         raise CheckpointError(
-            f"{file} has no recorded evaluation.", f"score it: rlflame eval {file}"
+            f"{file} has no recorded evaluation.", f"score it: {typed('eval', file)}"
         )
     return EvaluationPlan(
         recorded.episodes, recorded.seed, recorded.stochastic, recorded.max_episode_steps

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from rlflame.errors import ConfigError
+
 
 class Place(NamedTuple):
     """A process among those that learn together."""
@@ -18,7 +20,14 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
     """Ours, where torchrun has started this process beside others."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
         return None
-    found = Place(int(environment["RANK"]), int(environment["WORLD_SIZE"]))
+    try:
+        found = Place(int(environment["RANK"]), int(environment["WORLD_SIZE"]))
+    except ValueError:
+        rank, size = environment["RANK"], environment["WORLD_SIZE"]
+        raise ConfigError(
+            f"RANK is {rank!r} and WORLD_SIZE {size!r}; they are numbers where torchrun sets them.",
+            "unset RANK WORLD_SIZE",
+        ) from None
     return found if found.size > 1 else None
 
 

@@ -7,6 +7,7 @@ what the commands do.
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -29,6 +30,15 @@ def spoken(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(code)
 
     return run
+
+
+def _refused(error: OSError) -> RlflameError:
+    """What the system would not do."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return RlflameError("The current folder is gone: removed, or renamed.", "cd to another one")
+    return RlflameError(f"The system said: {error}.")
 
 
 def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int:
@@ -57,7 +67,7 @@ def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int
         )
         return 1
     except OSError as error:
-        say_failure(RlflameError(f"The system said: {error}."), debug=debug, as_json=as_json)
+        say_failure(_refused(error), debug=debug, as_json=as_json)
         let_go_of_results()
         return 1
     except (typer.Exit, typer.Abort, typer.BadParameter):

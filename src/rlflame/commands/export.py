@@ -40,7 +40,7 @@ def export(
     from rlflame import export as files
     from rlflame import onnx_file, onward, presets
     from rlflame.display import aligned, as_json_text, say, say_aside
-    from rlflame.errors import ConfigError, RlflameError
+    from rlflame.errors import ConfigError, RlflameError, typed
     from rlflame.facts import interval
     from rlflame.run_folder import named_policy
 
@@ -63,7 +63,7 @@ def export(
     else:
         size = files.write_policy(source, out)
         if source.evaluation is None:
-            say_aside(f"The policy has no recorded evaluation. rlflame eval {out} scores it.")
+            say_aside(f"The policy has no recorded evaluation. {typed('eval', out)} scores it.")
     passed = difference is None or difference <= files.TOLERANCE
     if as_json:
         said = {"file": str(out), "bytes": size, "environment": source.env.id,

@@ -30,7 +30,7 @@ def inspect(
     del debug
     from rlflame import inspection, toml
     from rlflame.display import aligned, as_json_text, say, say_aside
-    from rlflame.errors import ConfigError
+    from rlflame.errors import ConfigError, typed
     from rlflame.run_folder import newest_checkpoint
     from rlflame.seeds import is_job
 
@@ -69,7 +69,7 @@ def inspect(
                 say(replay.problem)
     broken = [path for path, one in zip(files, looked, strict=False) if one and one.problem]
     for path in broken:
-        say_aside(f"rlflame resume {path} --fresh-replay goes on with an empty replay.")
+        say_aside(f"{typed('resume', path, '--fresh-replay')} goes on with an empty replay.")
     if any(differences) or broken:
         raise typer.Exit(1)
 

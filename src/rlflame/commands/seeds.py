@@ -74,16 +74,16 @@ def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Pat
 def resume(
     folder: Path, runtime: RuntimeSettings, steps: int | None, *, fresh_replay: bool
 ) -> None:
-    from rlflame.errors import ConfigError
+    from rlflame.errors import ConfigError, typed
     from rlflame.seeds import conduct, shown
     from rlflame.stop import SignalStop
 
-    _alone(f"rlflame resume {folder} without torchrun")
+    _alone(f"{typed('resume', folder)} without torchrun")
     check_learners(runtime.learners)
     if fresh_replay:
         raise ConfigError(
             f"--fresh-replay is for one run, and {folder} is a folder of seeds.",
-            f"the seed that needs it: rlflame resume {folder}/seed-0 --fresh-replay",
+            "the seed that needs it: " + typed("resume", f"{folder}/seed-0", "--fresh-replay"),
         )
     show = shown.choose(runtime.progress)
     with SignalStop() as stop:
@@ -109,10 +109,10 @@ def _end(result: JobResult, runtime: RuntimeSettings, show: SeedsDisplay, stop: 
 
 def _failure(result: JobResult, stop: SignalStop) -> RlflameError | None:
     """Why the command does not end well, if it does not."""
-    from rlflame.errors import Interrupted, RlflameError
+    from rlflame.errors import Interrupted, RlflameError, typed
     from rlflame.facts import count
 
-    again = f"rlflame resume {result.folder}"
+    again = typed("resume", result.folder)
     if not result.complete and stop.signal_number is not None:
         finished = sum(one.state == "finished" for one in result.summary.seeds)
         return Interrupted(

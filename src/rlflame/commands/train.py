@@ -254,12 +254,13 @@ def _dry_run(
     *,
     as_json: bool,
 ) -> None:
-    from rlflame import build, toml
+    from rlflame import toml
     from rlflame.display import aligned, as_json_text, say
+    from rlflame.environments import look_at
     from rlflame.facts import Facts
     from rlflame.rollout.rows import stepped_by
 
-    env = build.environment(config.learning.environment)
+    env = look_at(config.learning.environment)
     if init_from is not None:
         from rlflame import running
 
@@ -307,11 +308,11 @@ def _plot(result: RunResult, config: RunConfig, show: Display) -> None:
 
 
 def _check_complete(result: RunResult, stop: SignalStop) -> None:
-    from rlflame.errors import Interrupted
+    from rlflame.errors import Interrupted, typed
 
     if not result.complete and stop.signal_number is not None:
         raise Interrupted(
             f"Stopped at step {result.progress.steps:,}; everything is saved.",
-            f"rlflame resume {result.folder}",
+            typed("resume", result.folder),
             stop.signal_number,
         )

@@ -31,6 +31,8 @@ _TICK_S = 0.2
 _START_ATTEMPTS = 3
 _KILLED_START_ATTEMPTS = 12
 _START_DEADLINE_S = 120.0
+#: Of a thread that may have begun when Ctrl-C came, or may not.
+_INTERRUPTED_S = 2.0
 
 
 @dataclass(eq=False, repr=False)
@@ -85,16 +87,25 @@ class Dispatcher:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._children: list[_Child] = []
+        self._served = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="rlflame-fleet", daemon=True)
+        serves = False
         try:
             for process in begun:
                 self._children.append(self._start(process))
             while len(self._children) < workers:
                 self._children.append(self._start())
+            serves = True
             self._thread.start()
         except BaseException as error:
+            # Ctrl-C may have come while the thread began, which must not see its children end.
+            with self._lock:
+                self._wake()
+                self._closing = True
+            if serves:
+                self._served.wait(timeout=_INTERRUPTED_S)
             self._dispose()
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                 raise FleetError(
                     f"{workers} worker processes could not be started: {error}.",
                     "try fewer --workers",
@@ -179,6 +190,8 @@ class Dispatcher:
                 )
             self._observer = ignore
             self._speak()
+        finally:
+            self._served.set()
 
     def _serve_until_closed(self) -> None:
         while not self._closing:

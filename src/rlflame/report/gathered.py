@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlflame.curves import EVALUATION
-from rlflame.errors import CheckpointError, ConfigError
+from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.estimates import Comparison, best_mean, compare, over, summarise, tail_mean
 from rlflame.grouping import Group, groups
 from rlflame.recorded import Recorded
@@ -69,7 +69,7 @@ def _scores(group: Group) -> Float64:
     for run in group.runs:
         if run.evaluation is None:
             raise CheckpointError(
-                f"{run.folder} has no final evaluation yet.", f"rlflame resume {run.folder}"
+                f"{run.folder} has no final evaluation yet.", typed("resume", run.folder)
             )
     return np.array([(run.evaluation or {})["mean"] for run in group.runs], np.float64)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlflame.errors import typed
 from rlflame.estimates import FEWEST_SEEDS, Comparison
 from rlflame.facts import count, duration
 from rlflame.plot import Chart
@@ -255,8 +255,7 @@ def _machines(facts: Facts) -> list[Block]:
 
 def _again(facts: Facts) -> list[Block]:
     lines = tuple(
-        f"rlflame train --config {shlex.quote(run['folder'] + '/config.toml')}"
-        for run in facts["runs"]
+        typed("train", "--config", f"{run['folder']}/config.toml") for run in facts["runs"]
     )
     return [
         "Equal recipes end in equal weights on machines with equal fingerprints; a new folder "

@@ -38,6 +38,10 @@ class WorkerProcess:
         environment: Mapping[str, str] | None = None,
         module: str = "rlflame.rollout.child",
     ) -> None:
+        # The child finds what this process finds, in the same order; the current folder comes
+        # last (so -P), where it hides nothing and a `module:Id` that lies in it is found.
+        folders = dict.fromkeys(entry or os.getcwd() for entry in [*sys.path, os.getcwd()])
+        path = os.pathsep.join(folders)
         self._output = tempfile.TemporaryFile("ab+", buffering=0)  # noqa: SIM115
         self._kept = b""
         self._received = bytearray()
@@ -49,10 +53,6 @@ class WorkerProcess:
             from . import blas  # loads numpy, which whoever begins early does without
 
             environment = blas.child_environment()
-        # The child finds what this process finds, in the same order; the current folder comes
-        # last (so -P), where it hides nothing and a `module:Id` that lies in it is found.
-        folders = dict.fromkeys(entry or os.getcwd() for entry in [*sys.path, os.getcwd()])
-        path = os.pathsep.join(folders)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-u", "-m", module, str(write)],

@@ -179,9 +179,9 @@ def _known_physics(spec: EnvSpec, count: int) -> Rows | str:
     """Rows of `mujoco.py`, or the reason why there are none."""
     if not _is_of_mujoco(spec.id):
         return "it is none of Gymnasium's MuJoCo environments"
-    from . import mujoco
-
     try:
+        from . import mujoco
+
         return mujoco.open_rows(spec, count)
     except BaseException as error:
         if not misbehaved(error):

@@ -1,13 +1,16 @@
 """What Gymnasium's MuJoCo environments of version 5 look like, known without loading them.
 
 A process that steps nothing need not load Gymnasium and MuJoCo to learn what `v5` promises for
-ever. Must not know: how they are made, how they are stepped.
+ever, as long as nobody can have put something else under that name. Must not know: how they are
+made, how they are stepped.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,9 +41,30 @@ def known(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> 
         return None
     if any(importlib.util.find_spec(package) is None for package in ("gymnasium", "mujoco")):
         return None
+    if not _means_its_own(id):
+        return None
     observed, acted, bound = _SPACES[id]
     high = (float(np.float32(bound)),) * acted
     low = tuple(-x for x in high)
     return EnvSpec(
         id, kwargs, max_episode_steps, observed, "continuous", acted, 0, low, high, (acted,)
+    )
+
+
+def _means_its_own(id: str) -> bool:
+    """Whether the name still stands for Gymnasium's own environment.
+
+    A user's file may have registered another under it, and so may a package that Gymnasium loads.
+    """
+    if importlib.metadata.entry_points(group="gymnasium.envs"):
+        return False
+    gymnasium: Any = sys.modules.get("gymnasium")
+    if gymnasium is None:
+        return True
+    registered = gymnasium.registry.get(id)
+    return (
+        registered is not None
+        and str(registered.entry_point).startswith("gymnasium.envs.mujoco.")
+        and not registered.kwargs
+        and not registered.additional_wrappers
     )

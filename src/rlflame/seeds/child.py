@@ -5,6 +5,7 @@ Must not know: other seeds, display.
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 import traceback
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from rlflame import fleets, presets, running
 from rlflame.config import RunConfig
-from rlflame.errors import CheckpointsDamaged, EnvironmentFailure, RlflameError
+from rlflame.errors import CheckpointsDamaged, EnvironmentFailure, NotWritten, RlflameError
 from rlflame.events import JsonDisplay
 from rlflame.fleet import EventCount, Fleet
 from rlflame.rollout import own
@@ -36,7 +37,11 @@ def main() -> None:
         try:
             _train(order, line, stop)
         except CheckpointsDamaged as error:
-            error.hint = f"restore one from a copy, or begin the seed anew: rm -r {order['folder']}"
+            anew = shlex.join(["rm", "-r", order["folder"]])
+            error.hint = f"restore one from a copy, or begin the seed anew: {anew}"
+            _fail(line, error)
+        except NotWritten as error:
+            error.hint = error.remedy  # what to type is one for all seeds
             _fail(line, error)
         except RlflameError as error:
             _fail(line, error)

@@ -13,7 +13,7 @@ from typing import Any
 from rlflame import build, curves, env_file, fleets, recorded, running, tensor_file
 from rlflame.config import RunConfig
 from rlflame.display import as_json_text
-from rlflame.errors import ConfigError, RlflameError
+from rlflame.errors import ConfigError, RlflameError, typed
 from rlflame.facts import Facts
 from rlflame.fleet import Fleet, FleetEvent
 from rlflame.learners import blas_threads
@@ -246,7 +246,7 @@ def _result(
 ) -> JobResult:
     """What the seeds come to, written down beside them."""
     found = summary(folder, job, outcomes)
-    with writing(folder, f"rlflame resume {folder}"):
+    with writing(folder, typed("resume", folder)):
         tensor_file.write_atomically(folder / "seeds.csv", found.as_csv().encode())
         text = as_json_text({"folder": str(folder), **found.as_dict()}, indent=2) + "\n"
         tensor_file.write_atomically(folder / "summary.json", text.encode())

@@ -14,7 +14,7 @@ from typing import Any
 from rlflame import presets, tensor_file, toml
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import RunConfig
-from rlflame.errors import CheckpointError, ConfigError
+from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.inspection import first_field
 from rlflame.onward import extended, finished, scored
 from rlflame.run_folder import AGAIN, RunFolder, is_locked, newest_checkpoint, writing
@@ -128,7 +128,7 @@ def standing(folder: Path, job: Job, seed: int) -> Standing:
         if is_locked(path):
             # Somebody is at it who has not come to a checkpoint; nothing there is anybody else's.
             return Standing(seed, path, begun=True)
-        with writing(folder, f"rlflame resume {folder}"):
+        with writing(folder, typed("resume", folder)):
             shutil.rmtree(path)
         return Standing(seed, path)
     try:

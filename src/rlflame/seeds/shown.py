@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from rlflame import __version__
 from rlflame.display import aligned, as_json_text, draws, report, say_aside, table
+from rlflame.errors import typed
 from rlflame.estimates import FEWEST_SEEDS
 from rlflame.facts import count, duration
 from rlflame.seeds import written
@@ -218,7 +219,7 @@ def closing(result: JobResult, board: SeedsBoard | None) -> list[tuple[str, str]
     lines += statistics(found)
     lines.append(("files", str(result.folder)))
     if result.complete:
-        lines.append(("next", f"rlflame report {result.folder}"))
+        lines.append(("next", typed("report", result.folder)))
     return lines
 
 

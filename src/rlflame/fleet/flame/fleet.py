@@ -82,9 +82,10 @@ class FlameFleet(Closing):
         self._failed: RlflameError | None = None
         self._cluster = Cluster().open()
         self._note(f"flame: the cluster at {self._cluster.endpoint} ({self._cluster.source})")
-        self.capacity = self._most(tasks, wishes)
+        room = self._room(wishes)
+        self.capacity = room if tasks is None else min(room, tasks)
         self._workers = Workers(
-            self.capacity,
+            lambda: self._room_now(wishes),
             lambda number: observer(FleetEvent("workers", "", 0, str(number))),
             self._note_once,
         )
@@ -128,18 +129,24 @@ class FlameFleet(Closing):
         self._thread = threading.Thread(target=self._start, name="rlflame-start", daemon=True)
         self._thread.start()
 
-    def _most(self, tasks: int | None, wishes: Wishes) -> int:
-        """How many executors can be busy at once: what was asked, what is there, what there is
-        to do."""
+    def _room(self, wishes: Wishes) -> int:
+        """How many executors there can be at a time: what was asked, and what is there."""
         room = 0
         for node in self._cluster.nodes():
             if node.status.state == 1:
                 cpus = int(node.status.capacity.cpu)
                 room += cpus // wishes.cpu if wishes.cpu else cpus or 1
-        bounds = [bound for bound in (wishes.most, tasks, max(room, 1)) if bound is not None]
-        if wishes.cpu == 0 and wishes.most is not None:  # the cluster does not count processors
-            bounds.remove(max(room, 1))
-        return min(bounds)
+        if wishes.most is None:
+            return max(room, 1)
+        # Where the cluster does not count processors, they are no bound.
+        return wishes.most if wishes.cpu == 0 else min(wishes.most, max(room, 1))
+
+    def _room_now(self, wishes: Wishes) -> int:
+        """One at least, who has just answered; a cluster that does not say has room for no more."""
+        try:
+            return self._room(wishes)
+        except FleetError:
+            return 1
 
     # Starting.
 

@@ -15,15 +15,20 @@ from rlflame.rollout.child import versions
 class Workers:
     """Who works for a run, as far as they have answered.
 
-    Executors come and go, and nobody says which have gone; but there are at most `most` at a time,
-    so of more than that the ones that have not answered for longest are no more. `told` hears the
-    number of those that are there, `warn` a topic and what to say of it once.
+    Executors come and go, and nobody says which have gone; but there is `room` for so many at a
+    time, so of more than that the ones that have not answered for longest are no more. Room is
+    asked for again when it seems to be full: nodes may have joined. `told` hears the number of
+    those that are there, `warn` a topic and what to say of it once.
     """
 
     def __init__(
-        self, most: int, told: Callable[[int], None], warn: Callable[[str, str], None]
+        self,
+        room: Callable[[], int],
+        told: Callable[[int], None],
+        warn: Callable[[str, str], None],
     ) -> None:
-        self._most = most
+        self._room = room
+        self._most = 0
         self._told = told
         self._warn = warn
         self._lock = threading.Lock()
@@ -37,6 +42,10 @@ class Workers:
         if "python" not in worker:  # it could not start the process that would say
             return
         with self._lock:
+            full = worker["name"] not in self._known and len(self._known) >= self._most
+        room = self._room() if full else 0
+        with self._lock:
+            self._most = max(self._most, room)
             known = self._known.pop(worker["name"], None) is not None
             self._known[worker["name"]] = worker
             gone = len(self._known) > self._most
