@@ -10,7 +10,7 @@ import pytest
 import tiny_runs
 
 from rlflame import build
-from rlflame.bench import Case, bare, timing
+from rlflame.bench import Case, acting, bare, timing
 from rlflame.bench.limits import Bare
 from rlflame.bench.rollouts import Collecting, Rate, SideBySide, alternate
 from rlflame.bench.scaling import Scaling
@@ -251,6 +251,8 @@ def test_processes_that_collect_each_with_rounds_of_its_own(tmp_path):
     # Each was busy for less than both together, and all the steps were taken in that time.
     assert rate.steps_per_s[0] > 28 / rate.seconds
     assert beside._children == []
+    seeds = [acting.case(tmp_path / "recipe.json", n).recipe.learning.seed for n in range(2)]
+    assert seeds == [0, 1]
 
 
 def test_workers_and_limits_take_turns_and_shares_are_of_pairs():

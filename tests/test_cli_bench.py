@@ -12,7 +12,7 @@ import pytest
 from commands import finished, process, rlflame
 from flame_stub import FlameStub
 
-from rlflame.bench import published
+from rlflame.bench import conducted, published
 
 QUICK = ("--episode-ms", "0", "--episodes", "2", "--repeat", "2")
 
@@ -89,7 +89,15 @@ def test_two_results_are_compared_by_medians_and_percent(tmp_path):
     assert "+20.0%" in rlflame("bench", "--diff", "old.json", "new.json").out
 
 
-def test_rates_of_workers(tmp_path):
+def test_rates_of_workers(tmp_path, monkeypatch):
+    beside = []
+
+    class Recorded(conducted.SideBySide):
+        def __init__(self, folder, case, workers, seconds, stop):
+            super().__init__(folder, case, workers, seconds, stop)
+            beside.append(workers)
+
+    monkeypatch.setattr(conducted, "SideBySide", Recorded)
     spoken = rlflame(
         "bench", "rollouts", "--env", "cartpole", "--fleet", "inline", "--seconds", "0",
         "--workers", "1,2", "--repeat", "2", "--set", "rollout.steps=32", "--json",
@@ -99,6 +107,7 @@ def test_rates_of_workers(tmp_path):
     facts = spoken.json()
     assert facts["environment"] == "CartPole-v1"
     assert [rate["workers"] for rate in facts["rates"]] == [1, 2]
+    assert beside == [2]  # one worker is this process
     for rate in facts["rates"]:
         assert rate["limits"].keys() == {"gymnasium"}
         assert rate["ms_per_episode"] > 0.0

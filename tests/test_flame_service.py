@@ -118,7 +118,7 @@ def test_where_room_is_made_all_are_counted() -> None:
     told: list[int] = []
     rooms = iter([2, 3, 1])
     workers = Workers(lambda: next(rooms), told.append, lambda topic, text: None)
-    for name in ("a", "b", "a", "c", "b", "c", "d"):
+    for name in ("a", "b", "a", "c", "b", "c", "d", "d"):
         workers.met({**versions(), "name": name, "host": "here"})
     assert told == [1, 2, 3]
     assert [worker["name"] for worker in workers.seen()] == ["b", "c", "d"]

@@ -595,6 +595,7 @@ def test_ctrl_c_while_the_thread_begins_leaves_no_worker(monkeypatch):
     def interrupted(thread):
         start(thread)
         if thread.name == "rlflame-fleet":
+            assert thread._target.__self__._greeted.wait(60.0)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)

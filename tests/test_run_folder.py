@@ -595,6 +595,11 @@ def test_a_file_that_cannot_be_put_in_its_place_is_told_as_the_run_it_belongs_to
         tensor_file.write_atomically(tmp_path / "latest.safetensors", b"")
     assert failed.value.message.startswith(f"{tmp_path}/latest.safetensors could not be written: ")
     assert failed.value.hint.endswith("begin again with the same command")
+    with pytest.raises(CheckpointError) as full, writing(tmp_path):
+        # What the system says of a file that is already open has no name in it.
+        raise CheckpointError("a/b could not be written.", "") from OSError(errno.ENOSPC, "full")
+    assert full.value.message == "a/b could not be written."
+    assert full.value.hint.startswith("make room, then ")
     refused = CheckpointError("It is another run's.", "leave it")
     with pytest.raises(CheckpointError) as told, writing(tmp_path):
         raise refused

@@ -26,18 +26,23 @@ from rlflame.stop import NeverStop
 def main() -> None:
     file, number, seconds = sys.argv[1:]
     own.load_told()
-    recipe = Recipe.model_validate_json(Path(file).read_text())
-    learning = recipe.learning.model_copy(update={"seed": recipe.learning.seed + int(number)})
-    env = build.environment(learning.environment)
-    case = Case("alone", recipe.model_copy(update={"learning": learning}), env)
+    one = case(Path(file), int(number))
     inside = RuntimeSettings(fleet="inline")
-    with fleets.fleet(inside) as fleet, Collecting(case, fleet, NeverStop()) as collecting:
+    with fleets.fleet(inside) as fleet, Collecting(one, fleet, NeverStop()) as collecting:
         collecting.settle()
         print("ready", flush=True)
         for _ in sys.stdin:
             rate = Rate("inline", 1)
             collecting.measure(float(seconds), rate)
             print(json.dumps(asdict(rate)), flush=True)
+
+
+def case(file: Path, number: int) -> Case:
+    """What this one of several processes does."""
+    recipe = Recipe.model_validate_json(file.read_text())
+    learning = recipe.learning.model_copy(update={"seed": recipe.learning.seed + number})
+    env = build.environment(learning.environment)
+    return Case("alone", recipe.model_copy(update={"learning": learning}), env)
 
 
 if __name__ == "__main__":
