@@ -94,7 +94,7 @@ def test_a_death_before_any_word_names_no_place(run: Run) -> None:
 
 def test_who_could_not_start_a_child_is_not_compared() -> None:
     told: list[Any] = []
-    workers = Workers(lambda: 2, told.append, lambda topic, text: told.append(text))
+    workers = Workers(2, lambda: 2, told.append, lambda topic, text: told.append(text))
     workers.met({"name": "a", "host": "far", "pid": 1, "child": 0})
     assert (told, workers.seen()) == ([], [])
     workers.met({**versions(), "name": "a", "host": "far"})
@@ -103,7 +103,7 @@ def test_who_could_not_start_a_child_is_not_compared() -> None:
 
 def test_of_more_workers_than_there_can_be_those_not_heard_of_for_longest_are_gone() -> None:
     told: list[Any] = []
-    workers = Workers(lambda: 2, told.append, lambda topic, text: told.append(text))
+    workers = Workers(2, lambda: 2, told.append, lambda topic, text: told.append(text))
     for name in ("a", "b", "a", "c", "a", "c"):
         workers.met({**versions(), "name": name, "host": "here"})
     assert [worker["name"] for worker in workers.seen()] == ["a", "c"]
@@ -116,8 +116,8 @@ def test_of_more_workers_than_there_can_be_those_not_heard_of_for_longest_are_go
 def test_where_room_is_made_all_are_counted() -> None:
     """It is asked for only when it seems to be full, and once it was there it may be used."""
     told: list[int] = []
-    rooms = iter([2, 3, 1])
-    workers = Workers(lambda: next(rooms), told.append, lambda topic, text: None)
+    rooms = iter([3, 1])
+    workers = Workers(2, lambda: next(rooms), told.append, lambda topic, text: None)
     for name in ("a", "b", "a", "c", "b", "c", "d", "d"):
         workers.met({**versions(), "name": name, "host": "here"})
     assert told == [1, 2, 3]
@@ -127,7 +127,7 @@ def test_where_room_is_made_all_are_counted() -> None:
 
 def test_a_package_that_one_of_two_machines_lacks_changes_no_bit() -> None:
     told: list[Any] = []
-    workers = Workers(lambda: 2, lambda count: None, lambda topic, text: told.append(text))
+    workers = Workers(2, lambda: 2, lambda count: None, lambda topic, text: told.append(text))
     workers.met({**versions(), "name": "a", "host": "far", "box2d": "absent"})
     assert told == []
     workers.met({**versions(), "name": "b", "host": "far", "mujoco": "1.0.0"})

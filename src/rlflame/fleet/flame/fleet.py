@@ -85,6 +85,7 @@ class FlameFleet(Closing):
         room = self._room(wishes)
         self.capacity = room if tasks is None else min(room, tasks)
         self._workers = Workers(
+            room,
             lambda: self._room_now(wishes),
             lambda number: observer(FleetEvent("workers", "", 0, str(number))),
             self._note_once,

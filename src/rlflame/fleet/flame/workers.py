@@ -15,20 +15,21 @@ from rlflame.rollout.child import versions
 class Workers:
     """Who works for a run, as far as they have answered.
 
-    Executors come and go, and nobody says which have gone; but there is `room` for so many at a
-    time, so of more than that the ones that have not answered for longest are no more. Room is
-    asked for again when it seems to be full: nodes may have joined. `told` hears the number of
-    those that are there, `warn` a topic and what to say of it once.
+    Executors come and go, and nobody says which have gone; but there are at most `most` at a time,
+    so of more than that the ones that have not answered for longest are no more. When there seem to
+    be as many, it is asked how much `room` there is now: nodes may have joined. `told` hears the
+    number of those that are there, `warn` a topic and what to say of it once.
     """
 
     def __init__(
         self,
+        most: int,
         room: Callable[[], int],
         told: Callable[[int], None],
         warn: Callable[[str, str], None],
     ) -> None:
+        self._most = most
         self._room = room
-        self._most = 0
         self._told = told
         self._warn = warn
         self._lock = threading.Lock()
