@@ -142,3 +142,24 @@ def test_what_is_said_of_sac_is_what_was_recorded():
     said = f"{min(ratios):.1f} to {max(ratios):.1f} times as"
     assert said in text
     assert said in (DOCS / "benchmarks.md").read_text("utf-8")
+
+
+def test_the_page_of_results_has_the_control_s_returns_beside_ours() -> None:
+    """Means over seeds at the evaluation nearest to each of the control's."""
+    control = table("sac_control.csv")
+    ours = [row for row in table("sac.csv") if row["final"] == "0"]
+    told = list(rows(section((DOCS / "results.md").read_text("utf-8"), "Beside stable-baselines3")))
+    assert [line[0] for line in told] == [f"{step:,}" for step in range(50_000, 300_001, 50_000)]
+    for steps, *cells in told:
+        step = int(steps.replace(",", ""))
+        expected = []
+        for name in ("HalfCheetah", "Hopper"):
+            here = [row for row in ours if row["study"] == f"sac-{name.lower()}-300k"]
+            near = min((int(row["step"]) for row in here), key=lambda at: abs(at - step))
+            assert abs(near - step) < 100
+            for found in (
+                [row for row in here if int(row["step"]) == near],
+                [r for r in control if r["env"] == f"{name}-v5" and int(r["step"]) == step],
+            ):
+                expected.append(f"{mean(float(row['return_mean']) for row in found):,.0f}")
+        assert cells == expected, steps
