@@ -138,6 +138,19 @@ def test_work_done_twice_after_a_crash_counts_once(tmp_path):
     assert chart.series[0].x.tolist() == [1.0, 3.0, 6.0]
 
 
+def test_what_follows_the_last_iteration_counts_with_it(tmp_path):
+    folder = make(tmp_path / "a", iterations=[(100, 1.0), (200, 2.0), (300, 3.0)])
+    # It was interrupted after 200 and resumed.
+    laps = [(100, 1.0), (200, 1.0), (200, 0.5, 1), (300, 1.0), (300, 2.0, 1)]
+    named = [{"steps": s, "wall_s": t, **({"closing": 1} if x else {})} for s, t, *x in laps]
+    write_lines(folder / "timing.jsonl", named)
+    chart = curves.chart([recorded.read(folder)], "wall")
+    assert chart.series[0].x.tolist() == [1.0, 2.5, 5.5]
+    # What it collects anew takes the place of what was lost, its closing line too.
+    write_lines(folder / "timing.jsonl", [*named, {"steps": 200, "wall_s": 4.0}])
+    assert recorded.read(folder).clock("wall_s")[1].tolist() == [1.0, 5.0]
+
+
 def test_half_a_line_of_timing_from_a_crash_is_passed_over(tmp_path):
     folder = make(tmp_path / "a", iterations=[(100, 1.0), (200, 2.0)])
     laps = ['{"steps": 100, "wall_s": 5}', '{"steps": 20{"steps": 200, "wall_s": 7}', "[]"]

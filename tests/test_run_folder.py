@@ -534,7 +534,10 @@ def test_an_iterations_episodes_stand_row_by_row_and_not_as_they_ended(tmp_path)
 
 def test_times_are_kept_apart(untouched):
     lines = [json.loads(line) for line in (untouched / "timing.jsonl").read_text().splitlines()]
-    assert [line["steps"] for line in lines] == [32, 64, 96]
+    assert [line["steps"] for line in lines] == [32, 64, 96, 96]
+    assert [line.get("closing", 0) for line in lines] == [0, 0, 0, 1]
+    closing = lines.pop()
+    assert {"evaluate_s", "checkpoint_s", "wall_s"} <= closing.keys()
     for line in lines:
         spent = {"wall_s", "driver_cpu_s", "collect_s", "transfer_s", "learn_s"}
         # Nothing leaves this process; what a fleet of processes sends is another test's business.

@@ -256,8 +256,36 @@ def test_a_replay_that_is_not_whole_is_refused_before_anything_is_written(stoppe
     assert HARMS[harm] in message
     assert message.endswith(".")
     assert "\n" not in message
-    assert caught.value.hint.startswith(f"rlflame resume {stopped} --fresh-replay")
+    assert f"rlflame resume {stopped} --fresh-replay" in caught.value.hint
     assert content(stopped) == before
+
+
+def test_where_an_earlier_checkpoint_is_whole_it_is_named_first(stopped, untouched):
+    """A segment that only the newest one needs; what is advised leads to the same end."""
+    last, others = newest(stopped), sorted(stopped.glob("checkpoints/step-*"))[:-1]
+    spared = set().union(*map(checkpoint.segments_named_in, others))
+    only = min(checkpoint.segments_named_in(last) - spared)
+    flipped(stopped / "replay" / only)
+    said = rlflame("resume", stopped, "--set", "runtime.fleet=inline")
+    assert said.code == 1
+    assert "goes on from before, to the same bits; rlflame resume" in said.err.replace("\n", " ")
+    advised = Path(re.search(r"rlflame resume (\S+step-\d+\.safetensors) ", said.err)[1])
+    assert advised == others[-1]
+    resumed(advised)
+    assert digest_of(stopped) == digest_of(untouched)
+
+
+def test_no_earlier_checkpoint_is_named_that_is_not_whole_either(stopped):
+    shutil.rmtree(stopped / "replay")
+    with pytest.raises(CheckpointError) as caught:
+        resumed(stopped)
+    # Before the first step no segment is needed.
+    first = stopped / "checkpoints" / step(0)
+    assert caught.value.hint.startswith(f"rlflame resume {first} ")
+    first.unlink()
+    with pytest.raises(CheckpointError) as caught:
+        resumed(stopped)
+    assert caught.value.hint.startswith(f"rlflame resume {stopped} --fresh-replay")
 
 
 def test_a_segment_with_any_bit_flipped_is_refused(copied):
@@ -319,6 +347,23 @@ def test_a_fresh_replay_is_exact_in_its_turn(stopped, tmp_path):
 def test_a_fresh_replay_of_a_whole_one_is_told_apart_too(stopped, untouched):
     resumed(stopped, fresh_replay=True)
     assert digest_of(stopped) != digest_of(untouched)
+
+
+def test_what_a_fresh_replay_replaces_is_kept_with_its_segments(stopped, untouched):
+    there = newest(stopped)
+    before = checkpoint.load(there)
+    resumed(stopped, fresh_replay=True)
+    kept = there.with_name(f"{there.name}.replaced")
+    again = stopped / "checkpoints" / there.name
+    kept.replace(again)
+    assert checkpoint.load(again).digest == before.digest
+    resumed(again)
+    assert digest_of(stopped) == digest_of(untouched)
+
+
+def test_a_run_that_goes_on_as_it_was_replaces_nothing(stopped):
+    resumed(stopped)
+    assert not [*stopped.rglob("*.replaced")]
 
 
 def test_without_a_replay_there_is_none_to_begin_anew(tmp_path):

@@ -90,6 +90,11 @@ def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, state_digest=state_digest, digest=digest)
 
 
+def state_digest(checkpoint: Checkpoint) -> str:
+    """Of the state that it holds now, which may not be the one it was read with."""
+    return _state_digest(tensors_of(checkpoint), checkpoint.progress)
+
+
 def load(path: Path) -> Checkpoint:
     """Read and verify a file. Raises CheckpointError with a sentence for anything amiss."""
     try:

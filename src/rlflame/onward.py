@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from rlflame import build, checkpoint, decoded
+from rlflame import build, checkpoint, decoded, segments
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import Recipe
 from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.rollout.child import versions
+from rlflame.run_folder import step_files
 
 
 def finished(found: Checkpoint) -> bool:
@@ -75,12 +77,34 @@ def check_environment(found: Checkpoint) -> None:
 
 def check_replay(found: Checkpoint, target: Path) -> None:
     """Every segment that the checkpoint needs is there and whole; before anything is written."""
+    try:
+        _read_segments(found)
+    except CheckpointError as error:
+        raise CheckpointError(error.message, without_replay(found, target)) from error
+
+
+def without_replay(found: Checkpoint, target: Path) -> str:
+    """What to type where the replay is not whole, what loses nothing first."""
+    anew = typed("resume", target, "--fresh-replay")
+    anew = f"{anew} goes on with its weights and an empty replay"
+    earlier = _newest_whole(target, found.progress.steps)
+    if earlier is None:
+        return anew
+    return f"{typed('resume', earlier)} goes on from before, to the same bits; {anew}"
+
+
+def _newest_whole(target: Path, before: int) -> Path | None:
+    """An earlier checkpoint of the run whose replay is all there."""
+    run = target if target.is_dir() else segments.run_of(target)
+    for path in reversed(step_files(run)):
+        with contextlib.suppress(CheckpointError):
+            found = checkpoint.load(path)
+            if found.resumable and found.progress.steps < before:
+                _read_segments(found)
+                return path
+    return None
+
+
+def _read_segments(found: Checkpoint) -> None:
     for segment in found.snapshot.segments if found.snapshot is not None else ():
-        try:
-            segment.arrays()
-        except CheckpointError as error:
-            raise CheckpointError(
-                error.message,
-                f"{typed('resume', target, '--fresh-replay')} goes on with its weights and an "
-                "empty replay",
-            ) from error
+        segment.arrays()

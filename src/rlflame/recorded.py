@@ -107,9 +107,13 @@ class Recorded:
             steps = int(line["steps"])
             if not all(name in line for name in names):
                 return None
+            seconds = sum(line[name] for name in names)
+            if line.get("closing") and steps in kept:
+                kept[steps] += seconds
+                continue
             for later in [s for s in reversed(kept) if s >= steps]:
                 del kept[later]
-            kept[steps] = sum(line[name] for name in names)
+            kept[steps] = seconds
         if not kept:
             return None
         return np.array([*kept], np.float64), np.cumsum([*kept.values()], dtype=np.float64)

@@ -76,6 +76,7 @@ class FileRecorder:
         self._saved: Progress | None = None
         self.best = template.best
         self._times = PhaseTimes(children_cpu_s)
+        self._steps = template.progress.steps
         begun = template.snapshot
         self._segments = SegmentFiles(folder.path, begun.segments if begun else ())
         with writing(folder.path), contextlib.ExitStack() as opened:
@@ -125,8 +126,8 @@ class FileRecorder:
                     f"{slot},{e.row},{e.episode},{int(e.truncated)}"
                 )
             self._metrics.write(progress.steps, summary)
-            timing = {"steps": progress.steps, **self._times.lap(), **self._counts()}
-            self._timing.write(json.dumps(timing) + "\n")
+            self._steps = progress.steps
+            timing = self._timed()
             for sink in self._beside:
                 sink.write(progress.steps, {**timing, **summary})
         self._watcher.iteration({"steps": progress.steps, **summary}, returns)
@@ -182,7 +183,17 @@ class FileRecorder:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
+            if self._saved is not None:
+                # What came after the last iteration: an evaluation, a checkpoint.
+                self._timed(closing=1)
+        with contextlib.suppress(OSError):
             self._open.close()
+
+    def _timed(self, **more: int) -> dict[str, Any]:
+        """A line of what has passed since the one before."""
+        timing = {"steps": self._steps, **more, **self._times.lap(), **self._counts()}
+        self._timing.write(json.dumps(timing) + "\n")
+        return timing
 
     def _save(self, snapshot: Snapshot) -> None:
         """Logs first, then the checkpoint that counts their lines."""
@@ -196,6 +207,7 @@ class FileRecorder:
     def _go_back(self, snapshot: Snapshot) -> None:
         """Commit where the run goes on from; its best policy is then of no later step either."""
         progress, file = snapshot.progress, self._folder.best
+        self._set_aside(snapshot)
         if not (later_files(self._folder.path, progress) and is_later(file, progress)):
             self._commit(snapshot)
             return
@@ -207,6 +219,19 @@ class FileRecorder:
         file.replace(f"{file}.later")
         if best is not None:
             files.save(file, best)
+
+    def _set_aside(self, snapshot: Snapshot) -> None:
+        """A run that goes on with another state than a checkpoint of this step holds keeps that
+        file, and with it what it names, as `*.replaced`."""
+        path = step_file(self._folder.path, snapshot.progress.steps)
+        kept = path.with_name(f"{path.name}.replaced")
+        if kept.exists():
+            return
+        with contextlib.suppress(CheckpointError):
+            held = files.load(path)
+            if held.state_digest != files.state_digest(self._template):
+                _point(kept, path)
+                self._watcher.note(f"What stood at step {snapshot.progress.steps} is kept: {kept}.")
 
     def _best_until_now(self) -> Checkpoint | None:
         """The best policy that the run had when it stood here, if a checkpoint still holds it."""

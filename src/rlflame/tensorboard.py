@@ -80,7 +80,7 @@ class TensorBoard:
             EventFile(_emptied(folder / inside) / name, began) for inside in (FOLDER, SESSION)
         )
         self._session.begin_session(began, hyperparameters(recipe))
-        laps = {int(line["steps"]): line for line in run.timing}
+        laps = {int(line["steps"]): line for line in run.timing if not line.get("closing")}
         at = began
         for line in run.metrics:
             lap = laps.pop(int(line["steps"]), {}) if "eval_return_mean" not in line else {}

@@ -28,7 +28,7 @@ def inspect(
     Of several files, the first recipe field or tensor that differs; exit 1 if any does.
     """
     del debug
-    from rlflame import inspection, toml
+    from rlflame import inspection, onward, toml
     from rlflame.display import aligned, as_json_text, say, say_aside
     from rlflame.errors import ConfigError, typed
     from rlflame.run_folder import newest_checkpoint
@@ -67,9 +67,9 @@ def inspect(
         for replay in looked:
             if replay is not None and replay.problem is not None:
                 say(replay.problem)
-    broken = [path for path, one in zip(files, looked, strict=False) if one and one.problem]
-    for path in broken:
-        say_aside(f"{typed('resume', path, '--fresh-replay')} goes on with an empty replay.")
+    broken = [i for i, one in enumerate(looked) if one and one.problem]
+    for i in broken:
+        say_aside(f"{onward.without_replay(found[i], files[i])}.")
     if any(differences) or broken:
         raise typer.Exit(1)
 

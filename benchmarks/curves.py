@@ -1,0 +1,76 @@
+"""Learning curves of CSVs in docs/results as one picture, a panel for each environment.
+
+    python benchmarks/curves.py docs/results/sac.csv docs/results/sac_control.csv \
+        --envs halfcheetah,hopper -o docs/images/sac.svg
+
+A line is a study's seeds together: the interquartile mean of their evaluations and its 95% bootstrap
+interval, or one seed as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from rlflame import curves, presets
+from rlflame.averaged import Curve, alone, together
+from rlflame.plot import Chart, Panels, Series, picture
+from rlflame.tensor_file import write_atomically
+
+PEER = "stable-baselines3"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("csvs", nargs="+", type=Path)
+    parser.add_argument("--envs", required=True, help="names with commas, a panel each")
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    options = parser.parse_args()
+    rows = [row for path in options.csvs for row in read(path)]
+    charts = tuple(panel(rows, presets.environment_id(name)) for name in options.envs.split(","))
+    panels = Panels(charts, curves.LINE_NOTE, "Band: 95% bootstrap interval over seeds.")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(options.out, picture.image(panels, options.out))
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Evaluations in training; the one after it repeats their last step."""
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row.get("final") != "1"]
+
+
+def panel(rows: list[dict[str, str]], id: str) -> Chart:
+    mine = [row for row in rows if presets.environment_id(row["env"]) == id]
+    if not mine:
+        raise SystemExit(f"None of these files has {id}.")
+    lines = {label(row): None for row in mine}
+    drawn = tuple(series(name, [row for row in mine if label(row) == name]) for name in lines)
+    return Chart(id, curves.AXES["steps"], "Evaluation return", drawn)
+
+
+def label(row: dict[str, str]) -> str:
+    return PEER if row["algo"].endswith("-sb3") else f"rlflame, {row['preset']}"
+
+
+def series(name: str, rows: list[dict[str, str]]) -> Series:
+    found = [curve(rows, seed) for seed in sorted({int(row["seed"]) for row in rows})]
+    title = f"{name} ({len(found)} seed{'s' if len(found) > 1 else ''})"
+    line = together(title, found) if len(found) > 1 else alone(title, found[0])
+    if line is None:
+        raise SystemExit(f"The seeds of {name} have no steps in common.")
+    return line
+
+
+def curve(rows: list[dict[str, str]], seed: int) -> Curve:
+    mine = [row for row in rows if int(row["seed"]) == seed]
+    return Curve(
+        np.array([float(row["step"]) for row in mine]),
+        np.array([float(row["return_mean"]) for row in mine]),
+    )
+
+
+if __name__ == "__main__":
+    main()
