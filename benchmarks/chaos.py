@@ -47,7 +47,7 @@ def main() -> int:
         whole, killed = folder / "whole", folder / "killed"
         started = time.monotonic()
         subprocess.run(train(options, whole), check=True, stdout=subprocess.DEVNULL)
-        iterations = len((whole / "timing.jsonl").read_text().splitlines())
+        iterations = last(whole)
         print(f"untouched: {time.monotonic() - started:.1f} s, {iterations} iterations", flush=True)
         kinds = ["start", "checkpoint", "segment" if (whole / "replay").exists() else "checkpoint"]
         most = max(1, round(2 * SHARE * iterations / options.kills))
@@ -93,7 +93,8 @@ class Moments:
 def last(folder: Path) -> int:
     """Iterations of a run that are on its record, those that a resume would undo included."""
     with contextlib.suppress(FileNotFoundError):
-        return (folder / "timing.jsonl").read_bytes().count(b"\n")
+        record = (folder / "timing.jsonl").read_bytes()
+        return record.count(b"\n") - record.count(b'"closing"')
     return 0
 
 

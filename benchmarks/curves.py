@@ -3,8 +3,8 @@
     python benchmarks/curves.py docs/results/sac.csv docs/results/sac_control.csv \
         --envs halfcheetah,hopper -o docs/images/sac.svg
 
-A line is a study's seeds together: the interquartile mean of their evaluations and its 95% bootstrap
-interval, or one seed as it is.
+A line is a study's seeds together: the interquartile mean of their evaluations and its 95%
+bootstrap interval, or one seed as it is.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ def example(source: Path) -> float:
 def own_rate(folder: Path) -> tuple[float, float]:
     """Episodes a second after the first iteration, from the run's own clock, and their length."""
     lines = [json.loads(line) for line in (folder / "timing.jsonl").open()]
-    spent = [line["wall_s"] for line in lines if "collect_s" in line]
+    spent = [line["wall_s"] for line in lines if "closing" not in line]
     with (folder / "episodes.csv").open(newline="") as file:
         lengths = [float(row["l"]) for row in csv.DictReader(file)][50:]
     return (len(spent) - 1) * 50 / sum(spent[1:]), statistics.mean(lengths)

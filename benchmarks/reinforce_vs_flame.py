@@ -108,7 +108,7 @@ def own(preset: str, iterations: int) -> tuple[float, float]:
         environment = {**os.environ, "FLAME_ENDPOINT": ""}
         subprocess.run(command, check=True, capture_output=True, env=environment)
         lines = [json.loads(line) for line in (Path(folder) / "run/timing.jsonl").open()]
-        spent = [line["wall_s"] for line in lines if "collect_s" in line][1:]
+        spent = [line["wall_s"] for line in lines if "closing" not in line][1:]
         with (Path(folder) / "run/episodes.csv").open(newline="") as file:
             lengths = [int(row["l"]) for row in csv.DictReader(file)][EPISODES:]
     return len(lengths) / sum(spent), sum(lengths) / sum(spent)

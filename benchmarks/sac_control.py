@@ -35,7 +35,16 @@ def main() -> None:
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
     for seed in range(int(first), int(last or first) + 1):
+        if recorded(options.csv, options.env, seed):
+            raise SystemExit(f"{options.csv} has seed {seed} of {options.env}: another --csv.")
         train(options, seed)
+
+
+def recorded(path: Path, env: str, seed: int) -> bool:
+    if not path.exists():
+        return False
+    with path.open(newline="") as file:
+        return any(row["env"] == env and row["seed"] == str(seed) for row in csv.DictReader(file))
 
 
 def train(options: argparse.Namespace, seed: int) -> None:

@@ -93,6 +93,8 @@ def ours(env: str, steps: int, threads: int, seed: int, sets: list[str]) -> floa
         seconds, taken = 0.0, 0
         for line in Path(out, "timing.jsonl").read_text().splitlines():
             lap = json.loads(line)
+            if "closing" in lap:
+                continue
             if lap["steps"] > 2 * WARM_UP:
                 seconds += lap["wall_s"]
             else:

@@ -14,7 +14,7 @@ import pytest
 from commands import TINY, TINY_REINFORCE, TINY_SAC, rlflame
 
 from rlflame import checkpoint
-from rlflame.estimates import iqm_interval
+from rlflame.estimates import best_mean, iqm_interval, over, tail_mean
 from rlflame.metrics import NAMES
 
 ROOT = Path(__file__).parent.parent
@@ -142,6 +142,39 @@ def test_what_is_said_of_sac_is_what_was_recorded():
     said = f"{min(ratios):.1f} to {max(ratios):.1f} times as"
     assert said in text
     assert said in (DOCS / "benchmarks.md").read_text("utf-8")
+
+
+def test_the_table_of_sac_s_studies_is_that_of_its_record() -> None:
+    """And the page of SAC quotes it."""
+    results = section((DOCS / "results.md").read_text("utf-8"), "SAC")
+    text, told = page("sac"), list(rows(results))
+    assert [line[0] for line in told] == [
+        "Pendulum-v1, 20k steps",
+        "HalfCheetah-v5, 300k",
+        "Hopper-v5, 300k",
+    ]
+    for what, seeds, iqm, interval, worst, p4, p2, floor in told:
+        study = f"sac-{what.partition('-')[0].lower()}-{re.search(r'[0-9]+k', what)[0]}"
+        first, last = map(int, seeds.split(" to "))
+        mine = [row for row in table("sac.csv") if row["study"] == study]
+        ended = {int(row["seed"]): float(row["return_mean"]) for row in mine if row["final"] == "1"}
+        assert sorted(ended) == list(range(first, last + 1))
+        curves = []
+        for seed in ended:
+            seen = [row for row in mine if row["final"] == "0" and int(row["seed"]) == seed]
+            curves.append(
+                tuple(np.array([float(row[n]) for row in seen]) for n in ("step", "return_mean"))
+            )
+        places = 1 if study == "sac-pendulum-20k" else 0
+        found = iqm_interval([np.array([*ended.values()])])
+        tail, best = over(np.array([tail_mean(y) for _, y in curves])), best_mean(curves)[1]
+        assert iqm == f"{found.value:.{places}f}"
+        assert interval == f"[{found.low:.{places}f}, {found.high:.{places}f}]"
+        assert worst == f"{min(ended.values()):.{places}f}"
+        assert p4 == f"{tail.mean:.{places}f} ± {tail.std:.{places}f}"
+        assert p2 == f"{best.mean:.0f}"
+        assert found.value > float(floor)
+        assert f"{what.partition('-')[0]} {found.value:,.{places}f}" in text
 
 
 def test_the_page_of_results_has_the_control_s_returns_beside_ours() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import tomllib
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 import rollouts
 from commands import TINY, TINY_REINFORCE, rlflame
 
-from rlflame import presets, toml
+from rlflame import build, presets, toml
 from rlflame import running as running_module
 from rlflame.commands.train import train
+from rlflame.config import EnvironmentSettings
 from rlflame.early import HeadStart
 from rlflame.rollout.child import Kind
+from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.process import WorkerProcess
 
 
@@ -240,6 +243,11 @@ def test_arguments_reach_the_environment_as_they_were_typed():
         ),
         ([*SAC, "--set", "network.hidden=[0,0]"], 2, ["learning.network.hidden (", "to 1, seen 0"]),
         ([*SAC, "--set", "sac.updates_per_step=0"], 2, ["learning.sac.updates_per_step", "seen 0"]),
+        (
+            [*SAC, "--set", "sac.target_entropy=1"],
+            2,
+            ["sac.target_entropy is 1,", "1 action in [-1, 1] stays below 0.69", "=-1"],
+        ),
         ([*SAC, "--set", "rollout.unit=episodes"], 2, ["SAC learns from single steps"]),
         ([*SAC, "--iterations", "5"], 2, ["SAC counts steps"]),
     ],
@@ -251,7 +259,31 @@ def test_what_is_refused_leaves_nothing_behind(words, code, said, tmp_path):
         assert text in spoken.err
     assert "Traceback" not in spoken.err
     assert "bug" not in spoken.err
+    dry = rlflame("train", "--set", "runtime.fleet=inline", *words, "--dry-run")
+    assert (dry.code, dry.err) == (spoken.code, spoken.err)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_entropy_that_a_fixed_coefficient_ignores_may_be_any():
+    words = ("--set", "sac.target_entropy=1", "--set", "sac.entropy_coefficient=0.2")
+    assert rlflame("train", *SAC, *words, "--dry-run").code == 0
+    assert rlflame("train", *SAC, "--set", "sac.target_entropy=0.69", "--dry-run").code == 0
+
+
+@pytest.mark.parametrize(("words", "last"), [((), 6), (("--set", "network.exploration=gsde"), 3)])
+def test_the_layers_of_sac_end_with_means_and_deviations(words, last):
+    shown = resolved("--env", "hopper", "--algo", "sac", *words)
+    assert shown["layers"] == [11, 256, 256, last]
+    layers = shown["layers"]
+    env = build.environment(EnvironmentSettings(id="Hopper-v5"))
+    config, _ = presets.resolve(
+        environment="hopper", algorithm="sac", sets=words[1:], continuous=build.acts_continuously
+    )
+    expected = expected_shapes(build.policy_spec(config.learning, env))
+    weights = [shape for name, shape in expected.items() if name.endswith("weight")]
+    assert sorted(map(sorted, weights)) == sorted(
+        sorted(pair) for pair in itertools.pairwise(layers)
+    )
 
 
 @pytest.mark.parametrize(

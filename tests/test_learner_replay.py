@@ -14,6 +14,7 @@ from replays import World, buffer_for, copied, small_segments
 from rlflame.errors import LearningError
 from rlflame.learner import Segment, digest_of
 from rlflame.learner.replay import ReplayShape, renewed
+from rlflame.learner.ring import TransitionRing
 
 quick = settings(max_examples=60, deadline=None)
 few_rows = small_segments(8)
@@ -157,6 +158,25 @@ def test_a_million_steps_of_ant_fit_into_a_gigabyte():
     world = World(1, 16, np.random.default_rng(0), observation_size=105, action_size=8)
     buffer = buffer_for(world, 1_000_000)
     assert buffer.nbytes == pytest.approx(shape.nbytes, abs=100_000)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 50])
+def test_what_time_limits_hide_is_counted(limit):
+    """Every episode as long as its limit, in all columns at once."""
+    shape, plain = (ReplayShape(5000, 4, 30, 2, one) for one in (limit, None))
+    ring = TransitionRing(shape.held_rows, 4, 30, 2)
+    most = 0
+    for first in range(0, 6000, 30):
+        ends = (np.arange(first + 1, first + 31) % limit == 0)[:, None].repeat(4, axis=1)
+        steps = {name: np.zeros(of, kind) for name, (kind, of) in ring.shapes(30).items()
+                 if not name.startswith("boundary")}  # fmt: skip
+        index = np.argwhere(ends)
+        hidden = np.zeros((len(index), 30), np.float32)
+        ring.append({**steps, "truncated": ends, "boundary_index": index,
+                     "boundary_observations": hidden})  # fmt: skip
+        most = max(most, ring.nbytes)
+    assert most <= shape.nbytes
+    assert most - plain.nbytes > (shape.nbytes - plain.nbytes) / 5
 
 
 def test_the_table_of_hidden_observations_does_not_grow_with_the_run():

@@ -513,6 +513,13 @@ def test_an_actor_whose_loss_is_not_finite_stays_while_the_critics_learn() -> No
     # Of four, the first and the third wanted to move the actor.
     assert metrics["refused_minibatches"] == 2.0
     assert "actor_loss" not in metrics
+    # That the critics learn meanwhile does not make it the first in a row again, nor does a resume.
+    restored = Sac(SacSettings(policy_delay=2), nets, [Spoiled(nets, lanes)], lanes, seed=7)
+    restored.load_state(after)
+    for same in (sac, restored):
+        assert same.update(owed(4, 4), 0.0)["refused_minibatches"] == 4.0
+        with pytest.raises(LearningError, match="not finite 5 times in a row"):
+            same.update(owed(8, 1), 0.0)
 
 
 def normalising() -> SoftNetworks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 
 import pytest
 
@@ -77,3 +78,11 @@ def test_groups_of_the_first_version_count_too(tmp_path):
         "sys/fs/cgroup/memory/job/memory.stat": "total_inactive_file 100\n",
     }
     assert available_bytes(machine(tmp_path, files)) == 2 * GB + 100
+
+
+def test_a_limit_on_addresses_counts_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (3 * GB, resource.RLIM_INFINITY))
+    here = machine(tmp_path, {**MEMINFO, "proc/self/statm": "1000 7 7 7 0 7 0\n"})
+    assert available_bytes(here) == min(AVAILABLE, 3 * GB - 1000 * resource.getpagesize())
+    (tmp_path / "proc/self/statm").unlink()
+    assert available_bytes(here) == AVAILABLE

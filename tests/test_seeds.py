@@ -22,13 +22,14 @@ from test_cli_process import alive, children_of, until
 
 from rlflame import api, build, checkpoint, estimates, presets, running
 from rlflame.errors import CheckpointError, ConfigError
+from rlflame.memory import PROCESS_BYTES
 from rlflame.plot import picture
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.run_folder import RunFolder
 from rlflame.seeds import MOST_SEEDS, conduct, folder_name, parse, written
 from rlflame.seeds import job as jobs
 from rlflame.seeds.job import Job
-from rlflame.seeds.shares import PROCESS_BYTES, Shares, shares
+from rlflame.seeds.shares import Shares, shares
 
 SAME = ("metrics.jsonl", "episodes.csv", "result.json")
 

@@ -23,6 +23,7 @@ from rlflame import api, build, checkpoint, tensor_file
 from rlflame.errors import CheckpointError
 from rlflame.learner import replay
 from rlflame.learner.replay import ReplayShape
+from rlflame.memory import PROCESS_BYTES
 from rlflame.rollout.spec import Fragment
 from rlflame.runtime import RuntimeSettings
 from rlflame.segments import SegmentFiles
@@ -433,17 +434,21 @@ def test_inspect_names_what_is_damaged_and_fails(copied):
 
 def test_a_replay_that_memory_cannot_hold_is_refused_with_one_that_it_can(stopped, monkeypatch):
     available = 123_456_789
-    monkeypatch.setattr(build, "available_bytes", lambda: available)
+    monkeypatch.setattr(build, "available_bytes", lambda: available + PROCESS_BYTES)
     words = ("train", "--env", "ant", "--algo", "sac", "--set", "runtime.fleet=inline")
     out = stopped / "refused"
     said = rlflame(*words, "--out", out)
     assert said.code == 2
     # Eight columns; 105 observations, 8 actions and a reward of four bytes, and one for the end.
     assert "A replay of 1,000,000 transitions takes 457 MB of memory" in said.err
-    assert "and 123 MB are available" in said.err
+    assert "and 123 MB are available for it" in said.err
     assert not out.exists()
     (smaller,) = re.findall(r"--set learning\.sac\.buffer_size=(\d+)", said.err)
     assert 0.9 * available < ReplayShape(int(smaller), 8, 105, 8).nbytes <= available
+    # A dry run may be for another machine.
+    said = rlflame(*words, "--dry-run")
+    assert said.code == 0
+    assert "Not on this machine: A replay of" in said.err.replace("\n", " ")
     monkeypatch.setattr(build, "available_bytes", lambda: 1000)
     said = rlflame("resume", stopped, "--set", "runtime.fleet=inline")
     assert said.code == 2

@@ -6,6 +6,7 @@ concrete classes. Must not know: the command line, how anything is shown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from rlflame.checkpoint import Checkpoint
 from rlflame.config import EnvironmentSettings, LearningSettings, Recipe
 from rlflame.errors import ConfigError, typed
 from rlflame.evaluate import EvaluationPlan
-from rlflame.facts import Facts, replay_size, size
+from rlflame.facts import Facts, count, replay_size, size
 from rlflame.fleet import Fleet
 from rlflame.learner import Algorithm
 from rlflame.learner.group import Group
@@ -24,7 +25,8 @@ from rlflame.learner.leading import Leading, check_alike
 from rlflame.learner.replay import renewed
 from rlflame.learner.shards import Shards
 from rlflame.learners import algorithm, blas_threads, device, experience, fingerprint
-from rlflame.memory import available_bytes
+from rlflame.memory import PROCESS_BYTES, available_bytes
+from rlflame.methods import SacSettings
 from rlflame.rollout import blas, v5_spaces
 from rlflame.rollout.child import versions
 from rlflame.rollout.policy import expected_shapes
@@ -53,6 +55,7 @@ def policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:
     network = learning.network
     if learning.sac is not None:
         _check_squashable(env)
+        _check_entropy(learning.sac, env)
     if network.exploration == "gsde" and env.action_kind == "discrete":
         raise ConfigError(
             f"gsde needs actions that are numbers, and {env.id} has {env.action_size} choices.",
@@ -89,18 +92,32 @@ def _check_squashable(env: EnvSpec) -> None:
         )
 
 
+def _check_entropy(settings: SacSettings, env: EnvSpec) -> None:
+    """An entropy that no policy reaches lets the coefficient grow without end."""
+    wanted, highest = settings.target_entropy, env.action_size * math.log(2.0)
+    if wanted != "auto" and wanted >= highest and settings.entropy_coefficient == "auto":
+        actions = count(env.action_size, "action")
+        raise ConfigError(
+            f"sac.target_entropy is {wanted:g}, and a policy over {actions} in [-1, 1] stays below "
+            f"{highest:.2f}.",
+            f"--set sac.target_entropy={-env.action_size}, which is what auto takes",
+        )
+
+
 def check_memory(recipe: Recipe, env: EnvSpec, *, begun: bool) -> None:
     """Refuse a replay that the machine cannot hold, before hours have filled it."""
-    replay, available = Facts(recipe, env, "").replay, available_bytes()
+    # What stands in the machine's memory besides is there already, but for this process.
+    replay, available = Facts(recipe, env, "").replay, available_bytes() - PROCESS_BYTES
     if replay is None or replay.nbytes <= available:
         return
-    fitting = replay.fitting(available)
+    fitting = replay.fitting(max(0, available))
     # Two digits, rounded down: a number that one would type, and that leaves something over.
     unit = 10 ** max(0, len(str(fitting)) - 2)
     smaller = f"--set learning.sac.buffer_size={fitting // unit * unit}"
     needed = replay_size(replay)
     raise ConfigError(
-        f"{needed[0].upper()}{needed[1:]} of memory, and {size(available)} are available.",
+        f"{needed[0].upper()}{needed[1:]} of memory, and {size(max(0, available))} are available "
+        "for it.",
         "free some or resume on a larger machine" if begun else smaller,
     )
 

@@ -29,9 +29,12 @@ class Facts:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Units of the policy's layers, from observation to action."""
-        hidden = self.recipe.learning.network.hidden
-        return (self.env.observation_size, *hidden, self.env.action_size)
+        """Units of the policy's layers, from the observation to what the actions follow from."""
+        learning, actions = self.recipe.learning, self.env.action_size
+        # SAC's network gives the deviations too, where they do not follow from its last layer.
+        both = learning.sac is not None and learning.network.exploration == "independent"
+        hidden = learning.network.hidden
+        return (self.env.observation_size, *hidden, 2 * actions if both else actions)
 
     @property
     def episodes_per_iteration(self) -> int | None:
@@ -104,6 +107,7 @@ class Facts:
             learning.rollout.columns,
             self.env.observation_size,
             self.env.action_size,
+            self.env.max_episode_steps,
         )
 
     def learner(self) -> str:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+#: What a process that trains takes besides a replay: interpreter, numpy, environments, networks.
+PROCESS_BYTES = 150_000_000
 _ROOT = Path("/")
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """What the machine has left, or a container's limit where that is less."""
-    found = [_machine(root), *_limits(root)]
+    """What the machine has left, or a limit of this process or its container where that is less."""
+    found = [_machine(root), *_address_space(root), *_limits(root)]
     return max(0, min(found))
+
+
+def _address_space(root: Path) -> Iterator[int]:
+    """Of `ulimit -v`, what this process has not taken yet."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            pages = int((root / "proc/self/statm").read_text().split()[0])
+            yield limit - pages * resource.getpagesize()
 
 
 def _machine(root: Path) -> int:

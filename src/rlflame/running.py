@@ -77,12 +77,7 @@ def train(
         env_file.admit(runtime.env_file)
     check_learners(recipe.learning, runtime.learners)
     show = show or Silent()
-    if recipe.learning.init_policy is not None and init_from is None:
-        raise ConfigError(
-            f"The recipe starts from a policy (learning.init_policy = "
-            f"{recipe.learning.init_policy}), and no file was given.",
-            "--init-from FILE, or --set learning.init_policy=none",
-        )
+    check_start(recipe.learning, init_from)
     counts = _counts(fleet, counts, show)
     with _opened(fleet, runtime, recipe.learning.rollout.num_slots, counts) as fleet:
         env_spec = environment(recipe, stop or NeverStop())
@@ -100,6 +95,15 @@ def train(
             )
         finally:
             folder.release()
+
+
+def check_start(learning: LearningSettings, file: Path | None) -> None:
+    if learning.init_policy is not None and file is None:
+        raise ConfigError(
+            f"The recipe starts from a policy (learning.init_policy = {learning.init_policy}), and "
+            "no file was given.",
+            "--init-from FILE, or --set learning.init_policy=none",
+        )
 
 
 def started_from(

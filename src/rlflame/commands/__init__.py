@@ -61,7 +61,11 @@ def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int
         return 1
     except MemoryError:
         say_failure(
-            RlflameError("Memory ran out.", "fewer environments: --set rollout.envs_per_slot=4"),
+            RlflameError(
+                "Memory ran out.",
+                "take less at a time: a smaller rollout.steps or rollout.num_slots, and of SAC a "
+                "smaller sac.buffer_size",
+            ),
             debug=debug,
             as_json=as_json,
         )

@@ -30,7 +30,7 @@ def inspect(
     del debug
     from rlflame import inspection, onward, toml
     from rlflame.display import aligned, as_json_text, say, say_aside
-    from rlflame.errors import ConfigError, typed
+    from rlflame.errors import ConfigError
     from rlflame.run_folder import newest_checkpoint
     from rlflame.seeds import is_job
 

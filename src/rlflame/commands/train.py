@@ -254,18 +254,23 @@ def _dry_run(
     *,
     as_json: bool,
 ) -> None:
-    from rlflame import toml
-    from rlflame.display import aligned, as_json_text, say
+    from rlflame import build, running, toml
+    from rlflame.display import aligned, as_json_text, say, say_aside
     from rlflame.environments import look_at
+    from rlflame.errors import ConfigError
     from rlflame.facts import Facts
     from rlflame.rollout.rows import stepped_by
 
     env = look_at(config.learning.environment)
+    running.check_start(config.learning, init_from)
     if init_from is not None:
-        from rlflame import running
-
         learning, _ = running.started_from(config.learning, env, init_from)
         config = config.model_copy(update={"learning": learning})
+    build.policy_spec(config.learning, env)  # refuses what would not be trained
+    try:
+        build.check_memory(config.recipe, env, begun=False)
+    except ConfigError as error:  # it may be meant for another machine
+        say_aside(f"Not on this machine: {error.message} {error.hint}")
     facts = Facts(config.recipe, env, preset)
     if as_json:
         whole = {

@@ -174,10 +174,10 @@ class Guard:
             self.remedies[name] if blamed else smaller,
         )
 
-    def state(self) -> dict[str, Array]:
-        return {"guard": np.array([self.refused, self._in_a_row], np.int64)}
+    def state(self, name: str = "guard") -> dict[str, Array]:
+        return {name: np.array([self.refused, self._in_a_row], np.int64)}
 
-    def load_state(self, state: Mapping[str, Array]) -> None:
+    def load_state(self, state: Mapping[str, Array], name: str = "guard") -> None:
         counts = np.zeros(2, np.int64)
-        restore(counts, "guard", state)
+        restore(counts, name, state)
         self.refused, self._in_a_row = (int(count) for count in counts)

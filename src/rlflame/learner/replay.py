@@ -6,6 +6,7 @@ need not hold what an earlier one has written. Must not know: algorithms, files.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from rlflame.rollout.spec import Array, Fragment, PolicyArrays
 from . import Batch, ReplayBatch, Segment, State, Transitions, digest_of
 from .experience import side_by_side
 from .parameters import restore, restored_count
-from .ring import TransitionRing
+from .ring import TransitionRing, hidden_bytes
 
 #: A segment is as many whole rows as hold about this many transitions. Part of every run's files.
 SEGMENT_TRANSITIONS = 2048
@@ -43,6 +44,8 @@ class ReplayShape:
     columns: int
     observation_size: int
     action_size: int
+    #: A limit that ends an episode at the latest; None where the environment's own does, if any.
+    episode_steps: int | None = None
 
     @property
     def rows(self) -> int:
@@ -60,18 +63,21 @@ class ReplayShape:
 
     @property
     def nbytes(self) -> int:
-        """Memory of a full replay, but for the few observations that time limits hide."""
-        return (self.held_rows + 1) * self.columns * self._bytes_each
+        """Memory of a full replay; what an environment's own time limit hides is little."""
+        return math.ceil((self.held_rows + 1) * self.columns * self._bytes_each)
 
     def fitting(self, nbytes: int) -> int:
         """A capacity that takes no more than that."""
         besides = (self.segment_rows + 1) * self.columns
-        return max(1, nbytes // self._bytes_each - besides)
+        return max(1, int(nbytes / self._bytes_each) - besides)
 
     @property
-    def _bytes_each(self) -> int:
-        """Of a transition: its numbers, and how it ended."""
-        return 4 * (self.observation_size + self.action_size + 1) + 1
+    def _bytes_each(self) -> float:
+        """Of a transition: its numbers, how it ended, and its share of what time limits hide."""
+        each = 4.0 * (self.observation_size + self.action_size + 1) + 1.0
+        if self.episode_steps is None:
+            return each
+        return each + hidden_bytes(self.observation_size) / self.episode_steps
 
 
 class ReplayBuffer:

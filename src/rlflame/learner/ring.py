@@ -151,6 +151,11 @@ class TransitionRing:
         return np.arange(first * self.columns, stop * self.columns) % self._cells
 
 
+def hidden_bytes(observation_size: int) -> int:
+    """The most that one hidden observation takes: the table may be a quarter full."""
+    return 4 * (4 * observation_size + 8)
+
+
 class HiddenObservations:
     """What was seen last before a time limit's reset, by position; the oldest are dropped."""
 

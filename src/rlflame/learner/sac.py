@@ -74,7 +74,8 @@ class Sac:
         self._entropy_adam = Adam(1, epsilon)
         self._scratch = np.empty_like(networks.targets.data)
         self._normaliser = ObservationNormaliser(networks.network.observation_size)
-        self._guard = Guard("sac")
+        # Each counts its own in a row: critics that learn do not excuse an actor that never does.
+        self._guard, self._actor_guard = Guard("sac"), Guard("sac")
         self._updates = 0
 
     def policy(self) -> PolicyArrays:
@@ -97,14 +98,13 @@ class Sac:
             "ent_coef": self._entropy_weight(),
             "learning_rate": rates.actor,
             "n_updates": float(self._updates),
-            "refused_minibatches": float(self._guard.refused),
+            "refused_minibatches": float(self._guard.refused + self._actor_guard.refused),
         }
 
     def _one(self, number: int, batch: Minibatch, rates: _Rates) -> Metrics:
         settings, count = self._settings, len(batch.rewards)
         weight = self._entropy_weight()
         gradient, sums = self._critic_gradient(batch, weight, count)
-        log_prob = sums.pop("log_prob") / count
         norms = [self._clip(gradient[self._networks.critics.span(name)]) for name in CRITICS]
         learned = {
             "rewards": batch.rewards,
@@ -116,11 +116,12 @@ class Sac:
         follow = (number + 1) % settings.target_update_interval == 0
         self._step_critics(gradient, rates.critic, follow)
         metrics = {"critic_loss": sums["critic_loss"] / count}
+        log_prob = sums["log_prob"] / count
         if number % settings.policy_delay == 0:
             if self._fixed_weight is None:
                 metrics["ent_coef_loss"] = self._adapt_entropy(log_prob, rates.entropy)
             gradient, sums = self._actor_gradient(batch, weight, count)
-            if self._guard.refuses(self._clip(gradient), sums, **learned):
+            if self._actor_guard.refuses(self._clip(gradient), sums, **learned):
                 return metrics
             self._step_actor(gradient, rates.actor)
             metrics["actor_loss"] = sums["actor_loss"] / count
@@ -176,8 +177,7 @@ class Sac:
         """Raise the coefficient where the policy is less random than wanted, else lower it."""
         short = log_prob + self._target_entropy
         loss = -float(self._log_weight[0]) * short
-        if np.isfinite(short):
-            self._entropy_adam.step(self._log_weight, np.array([-short], np.float32), learning_rate)
+        self._entropy_adam.step(self._log_weight, np.array([-short], np.float32), learning_rate)
         return loss
 
     def _step_critics(self, gradient: Float32, learning_rate: float, follow: bool) -> None:
@@ -231,6 +231,7 @@ class Sac:
             "log_entropy_weight": self._log_weight.copy(),
             "updates": np.array(self._updates, np.int64),
             **self._guard.state(),
+            **self._actor_guard.state("actor_guard"),
             **self._actor_adam.state("actor_adam"),
             **self._critic_adam.state("critic_adam"),
             **self._entropy_adam.state("entropy_adam"),
@@ -245,6 +246,7 @@ class Sac:
         restore(self._log_weight, "log_entropy_weight", state)
         self._updates = restored_count("updates", state)
         self._guard.load_state(state)
+        self._actor_guard.load_state(state, "actor_guard")
         self._actor_adam.load_state("actor_adam", state)
         self._critic_adam.load_state("critic_adam", state)
         self._entropy_adam.load_state("entropy_adam", state)

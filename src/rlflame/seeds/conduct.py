@@ -17,7 +17,7 @@ from rlflame.errors import ConfigError, RlflameError, typed
 from rlflame.facts import Facts
 from rlflame.fleet import Fleet, FleetEvent
 from rlflame.learners import blas_threads
-from rlflame.memory import available_bytes
+from rlflame.memory import PROCESS_BYTES, available_bytes
 from rlflame.plot import picture
 from rlflame.rollout import blas
 from rlflame.run_folder import RunFolder, is_locked, writing
@@ -28,7 +28,7 @@ from rlflame.seeds.board import SeedsBoard
 from rlflame.seeds.crew import Crew, Outcome
 from rlflame.seeds.job import Job, Standing
 from rlflame.seeds.line import Message
-from rlflame.seeds.shares import PROCESS_BYTES, Shares, shares
+from rlflame.seeds.shares import Shares, shares
 from rlflame.seeds.show import JobResult, JobStart, SeedsShow, SilentSeeds
 from rlflame.seeds.summary import summary
 from rlflame.stop import NeverStop

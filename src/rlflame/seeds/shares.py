@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: What the process of a seed takes besides a replay: interpreter, numpy, environments, networks.
-PROCESS_BYTES = 150_000_000
+from rlflame.memory import PROCESS_BYTES
 
 
 @dataclass(frozen=True, slots=True)
