@@ -292,7 +292,32 @@ def unstable_hopper(**kwargs: Any) -> gymnasium.Env:
     return _hopper(Unstable, **kwargs)
 
 
+class Loud(gymnasium.Env):
+    """Says a lot at each step, in one way or another; or does not come back."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, how="print", render_mode=None):
+        self.how = how
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        if self.how == "hang":
+            time.sleep(3600.0)
+        words = "so loud " * 2000 + "\n"
+        if self.how == "print":
+            print(words)
+        else:
+            os.write(int(self.how.split()[1]), words.encode())
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
 gymnasium.register("Fake-v0", entry_point=Fake)
+gymnasium.register("Loud-v0", entry_point=Loud, max_episode_steps=10)
 gymnasium.register("Odd-v0", entry_point=Odd)
 gymnasium.register("ShiftedHopper-v0", entry_point=shifted_hopper, max_episode_steps=1000)
 gymnasium.register("UnstableHopper-v0", entry_point=unstable_hopper, max_episode_steps=1000)

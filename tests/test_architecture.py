@@ -27,7 +27,7 @@ FLOORS = [
     ["toml", "config methods runtime", "metrics", "fleet", "learner", "env_file", "machine"],
     ["estimates"],
     ["seeds"],
-    ["torchrun", "roll_call", "graphics", "memory", "onnx_file", "event_file"],
+    ["torchrun", "roll_call", "graphics", "memory", "onnx_file", "event_file", "line"],
     ["fleet.*", "learner.*", "presets", "plot plot.*", "evaluate", "recorded decoded"],
     ["trainer", "facts", "learners"],
     ["grouping", "averaged", "tensorboard"],

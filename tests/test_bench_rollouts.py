@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -15,8 +17,11 @@ from rlflame.bench.limits import Bare
 from rlflame.bench.rollouts import Collecting, Rate, SideBySide, alternate
 from rlflame.bench.scaling import Scaling
 from rlflame.config import Recipe
+from rlflame.errors import RlflameError
 from rlflame.fleet import policy_id
 from rlflame.fleet.inline import InlineFleet
+from rlflame.rollout import wire
+from rlflame.rollout.child import Kind
 from rlflame.rollout.making import describe, make
 from rlflame.stop import NeverStop
 from rlflame.trainer import StopNow
@@ -230,29 +235,89 @@ def test_bare_steps_are_counted_until_the_time_is_over():
 
 
 def test_processes_that_step_and_do_nothing_else(tmp_path):
-    script, _ = collected(case(), 2)
-    script.save(tmp_path / "script.npz")
-    with Bare(tmp_path / "script.npz", "gymnasium", 2, 0.001) as stepping:
+    written, _ = collected(case(), 2)
+    written.save(tmp_path / "script.npz")
+    script = tmp_path / "script.npz"
+    with Bare(script, "gymnasium", 2, 0.001, NeverStop()) as stepping:
         assert stepping.possible
         assert stepping.rate() > 0.0
-    with Bare(tmp_path / "script.npz", "mj_step", 1, 0.001) as stepping:
+        processes = [*stepping._children]
+    assert len(processes) == 2
+    assert all(process.exited for process in processes)
+    with Bare(script, "mj_step", 1, 0.001, NeverStop()) as stepping:
         assert not stepping.possible
-    assert all(child.returncode is not None for child in stepping._children)
 
 
-def test_processes_that_collect_each_with_rounds_of_its_own(tmp_path):
+def test_processes_that_collect_each_with_rounds_of_its_own():
     """Two processes for no time at all: a round each, of four rows and seven steps."""
     rate = Rate("inline", 2)
-    with SideBySide(tmp_path, case(), 2, 0.0, NeverStop()) as beside:
-        beside.measure(rate)
+    with SideBySide(case(), 2, NeverStop()) as beside:
+        processes = [*beside._children]
+        beside.measure(0.0, rate)
         assert (len(rate.steps_per_s), rate.steps) == (1, 2 * 28)
-        beside.measure(rate)
+        beside.measure(0.0, rate)
     assert (len(rate.steps_per_s), rate.steps) == (2, 4 * 28)
-    # Each was busy for less than both together, and all the steps were taken in that time.
-    assert rate.steps_per_s[0] > 28 / rate.seconds
-    assert beside._children == []
-    seeds = [acting.case(tmp_path / "recipe.json", n).recipe.learning.seed for n in range(2)]
-    assert seeds == [0, 1]
+    assert [process.exited for process in processes] == [True, True]
+    text = case().recipe.model_dump_json()
+    assert [acting.case(text, n).recipe.learning.seed for n in range(2)] == [0, 1]
+
+
+def test_what_several_processes_did_is_their_steps_in_the_time_of_one(monkeypatch):
+    rate = Rate("inline", 2)
+    answers = [
+        {"what": "stepped", "steps": 30, "seconds": 2.0, "episodes": 1},
+        {"what": "stepped", "steps": 40, "seconds": 4.0, "episodes": 2},
+    ]
+    with SideBySide(case(), 2, NeverStop()) as beside:
+        monkeypatch.setattr(beside, "step", lambda seconds: answers)
+        beside.measure(1.0, rate)
+    assert (rate.steps_per_s, rate.seconds, rate.steps, rate.episodes) == ([25.0], 3.0, 70, 3)
+
+
+def loud(how):
+    return case(env="fakes:Loud-v0", kwargs={"how": how})
+
+
+@pytest.mark.parametrize("how", ["print", "descriptor 1", "descriptor 2"])
+def test_what_an_environment_prints_is_no_answer_and_fills_no_pipe(how):
+    rate = Rate("inline", 2)
+    with SideBySide(loud(how), 2, NeverStop()) as beside:
+        for _ in range(2):
+            beside.measure(0.0, rate)
+    assert rate.steps == 4 * 28
+
+
+def test_a_process_that_dies_is_told_with_how_and_what_it_said():
+    with SideBySide(loud("descriptor 2"), 2, NeverStop()) as beside:
+        os.kill(beside._children[1].pid, signal.SIGKILL)
+        with pytest.raises(
+            RlflameError, match=r"on its own\. Process \d+: killed by signal 9"
+        ) as caught:
+            beside.measure(0.0, Rate("inline", 2))
+        assert "so loud" in caught.value.detail
+        assert "--workers 1" in caught.value.hint
+
+
+def test_processes_of_which_one_hangs_are_ended_at_once_by_a_stop():
+    """Nothing is waited for: neither while they start nor while they step."""
+    with pytest.raises(StopNow):
+        SideBySide(loud("hang"), 2, StopAfter(0))
+    rate = Rate("inline", 2)
+    with SideBySide(loud("print"), 2, NeverStop()) as beside:
+        processes = [*beside._children]
+        beside._stop = StopAfter(0)
+        with pytest.raises(StopNow):
+            beside.measure(0.0, rate)
+    assert [process.exited for process in processes] == [True, True]
+
+
+def test_a_process_ends_with_its_parent_in_the_middle_of_a_measurement():
+    """It would step for an hour, and notices all the same that nobody listens."""
+    with SideBySide(case(), 1, NeverStop()) as beside:
+        (process,) = beside._children
+        process.send(Kind.TASK, wire.encode({"what": "step", "seconds": 3600.0}))
+        process.hang_up()
+        process._process.wait(60)
 
 
 def test_workers_and_limits_take_turns_and_shares_are_of_pairs():

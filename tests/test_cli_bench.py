@@ -93,8 +93,8 @@ def test_rates_of_workers(tmp_path, monkeypatch):
     beside = []
 
     class Recorded(conducted.SideBySide):
-        def __init__(self, folder, case, workers, seconds, stop):
-            super().__init__(folder, case, workers, seconds, stop)
+        def __init__(self, case, workers, stop):
+            super().__init__(case, workers, stop)
             beside.append(workers)
 
     monkeypatch.setattr(conducted, "SideBySide", Recorded)
@@ -113,7 +113,9 @@ def test_rates_of_workers(tmp_path, monkeypatch):
         assert rate["ms_per_episode"] > 0.0
         assert len(rate["steps_per_s"]) == len(rate["shares"]["gymnasium"]) == 2
     assert json.loads((tmp_path / "it" / "rollouts.json").read_text()) == facts
-    assert "Flame's README" in (tmp_path / "it" / "rollouts.md").read_text()
+    written = (tmp_path / "it" / "rollouts.md").read_text()
+    assert "Flame's README" in written
+    assert "several are as many processes" in written
 
 
 def test_a_published_comparison_again():

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from rlflame.cli import app
 from rlflame.early import HeadStart
 from rlflame.errors import EnvironmentFailure, FleetError, RlflameError
 from rlflame.fleet import FleetEvent
+from rlflame.fleet.dispatcher import Dispatcher
 from rlflame.fleet.jobs import Job, JobQueue
 from rlflame.fleet.local import LocalFleet
 from rlflame.rollout import wire
@@ -603,6 +605,46 @@ def test_ctrl_c_while_the_thread_begins_leaves_no_worker(monkeypatch):
         LocalFleet(2)
     assert len(begun) == 2
     assert all(process.exited for process in begun)
+
+
+def test_children_are_retired_only_when_the_thread_is_over(monkeypatch):
+    held, seen = threading.Event(), []
+    serve, dispose = Dispatcher._serve_until_closed, Dispatcher._dispose
+    start = threading.Thread.start
+
+    def slowly(self):
+        serve(self)
+        held.wait(60.0)
+
+    def disposing(self):
+        seen.append(self._served.is_set())
+        dispose(self)
+
+    def interrupted(thread):
+        start(thread)
+        if thread.name == "rlflame-fleet":
+            threading.Timer(0.2, held.set).start()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Dispatcher, "_serve_until_closed", slowly)
+    monkeypatch.setattr(Dispatcher, "_dispose", disposing)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    monkeypatch.setattr("rlflame.fleet.dispatcher._INTERRUPTED_S", 60.0)
+    with pytest.raises(KeyboardInterrupt):
+        LocalFleet(1)
+    assert seen == [True]
+
+
+def test_a_thread_that_cannot_begin_is_a_sentence_and_not_waited_for(monkeypatch):
+    def none_left(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    began = time.monotonic()
+    monkeypatch.setattr("rlflame.fleet.dispatcher._INTERRUPTED_S", 60.0)
+    with pytest.raises(FleetError, match="could not be started: can't start new thread"):
+        LocalFleet(1)
+    assert time.monotonic() - began < 60.0
 
 
 def test_ctrl_c_before_the_thread_begins_is_not_waited_for_long(monkeypatch):

@@ -102,6 +102,9 @@ def test_a_file_elsewhere_is_named_once_and_remembered(tmp_path: Path) -> None:
     assert third.returncode == 0, third.stderr
     (tmp_path / "lib" / "this.py").write_text(MINE)  # no module that is loaded, but Python's own
     (tmp_path / "lib" / "gone_env.py").write_text("raise SystemExit(0)")
+    (tmp_path / "lib" / "two words.py").write_text(MINE)
+    refused = rlflame("train", "--env-file", "lib/two words.py", "--env", "my_env:Mine-v0")
+    assert "mv 'lib/two words.py' lib/my_env.py" in refused.stderr
     for name, words_said in (
         ("random", "rename it"),
         ("this", "rename it"),

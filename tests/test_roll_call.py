@@ -110,10 +110,17 @@ def test_torchrun_says_where_to_meet():
     assert of_torchrun(again) == ("first", 29500, "2")
 
 
-@pytest.mark.parametrize("odd", [{"RANK": "x"}, {"WORLD_SIZE": ""}])
+@pytest.mark.parametrize("odd", [{"RANK": "x"}, {"WORLD_SIZE": ""}, {"MASTER_PORT": "abc"}])
 def test_what_torchrun_would_not_set_is_a_sentence(odd) -> None:
     named = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert place(named) == (0, 2)
-    with pytest.raises(ConfigError, match="numbers where torchrun sets them") as refused:
+    with pytest.raises(ConfigError, match="a number where torchrun sets it") as refused:
         place({**named, **odd})
     assert repr(next(iter(odd.values()))) in refused.value.message
+
+
+@pytest.mark.parametrize("rank", ["-1", "2", "5"])
+def test_a_rank_beyond_its_group_is_a_sentence(rank) -> None:
+    named = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    with pytest.raises(ConfigError, match=f"RANK is {rank} and WORLD_SIZE 2"):
+        place(named)

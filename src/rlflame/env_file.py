@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
-from rlflame.errors import ConfigError
+from rlflame.errors import ConfigError, shell
 from rlflame.rollout import own
 
 
@@ -22,7 +23,7 @@ def admit(path: str) -> None:
         raise ConfigError(
             f"--env-file {path!r} has the name of a module that Python or rlflame uses, or one "
             "that cannot be imported.",
-            f"rename it: mv {os.path.basename(path)} my_env.py",
+            f"rename it: {shell('mv', Path(path), Path(path).with_name('my_env.py'))}",
         )
     try:
         own.load(path)
@@ -31,6 +32,6 @@ def admit(path: str) -> None:
     except BaseException as error:
         raise ConfigError(
             f"--env-file {path!r} does not load: {type(error).__name__}: {error}.",
-            f"python {path} shows where",
+            f"{shell('python', Path(path))} shows where",
         ) from error
     os.environ[own.VARIABLE] = path

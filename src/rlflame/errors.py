@@ -6,11 +6,20 @@ Knows nothing of the rest of rlflame. Anything that is not an RlflameError is a 
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 
 def typed(*words: object) -> str:
     """A command of rlflame's as a shell reads it, whatever is in its words."""
-    return shlex.join(["rlflame", *map(str, words)])
+    return shell("rlflame", *words)
+
+
+def shell(*words: object) -> str:
+    """The same of any command; a path that begins with a dash would be taken for an option."""
+    return shlex.join(
+        f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
+        for word in words
+    )
 
 
 class RlflameError(Exception):

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlflame import checkpoint, onnx_file, tensor_file
 from rlflame.checkpoint import Checkpoint
-from rlflame.errors import ConfigError
+from rlflame.errors import ConfigError, shell
 from rlflame.evaluate import EvaluationPlan, task
 from rlflame.fleet import environment_failure
 from rlflame.rollout.policy import Policy
@@ -29,12 +29,12 @@ def check_target(file: Path, out: Path, onnx: bool) -> None:
     wanted = ".onnx" if onnx else ".safetensors"
     if out.suffix.lower() != wanted:
         raise ConfigError(
-            f"-o {str(out)!r} does not end {wanted}.", f"-o {out.with_suffix(wanted)}"
+            f"-o {str(out)!r} does not end {wanted}.", shell("-o", out.with_suffix(wanted))
         )
     if out.exists() and out.samefile(file):
         raise ConfigError(
             f"-o {str(out)!r} is the checkpoint itself, which holds more than its policy.",
-            f"-o {out.with_name(f'small{wanted}')}",
+            shell("-o", out.with_name(f"small{wanted}")),
         )
 
 

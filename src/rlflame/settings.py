@@ -10,7 +10,7 @@ from typing import Any
 from rlflame import presets, toml, torchrun
 from rlflame.config import SHARDS, LearningSettings, RunConfig
 from rlflame.env_file import admit
-from rlflame.errors import ConfigError
+from rlflame.errors import ConfigError, shell
 from rlflame.rollout.threads import limited
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import JOB_FILE, RESTORED, is_job, runs_in
@@ -228,7 +228,7 @@ def recorded_config(target: Path) -> dict[str, Any]:
             f"{folder} holds seeds, and no {JOB_FILE} that says what runs them.", RESTORED
         )
     # A run goes on without its config, which its checkpoints hold; a job is what its file says.
-    hint = RESTORED if is_job(folder) else f"mend it or remove it: rm {file}"
+    hint = RESTORED if is_job(folder) else f"mend it or remove it: {shell('rm', file)}"
     try:
         return toml.read_file(file) if file.is_file() else {}
     except ConfigError as error:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from rlflame.errors import ConfigError
 
+_UNSET = "start the processes by torchrun, or: unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT"
+
 
 class Place(NamedTuple):
     """A process among those that learn together."""
@@ -20,15 +22,22 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
     """Ours, where torchrun has started this process beside others."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
         return None
+    rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+    if size <= 1:
+        return None
+    _number(environment, "MASTER_PORT")
+    if not 0 <= rank < size:
+        raise ConfigError(f"RANK is {rank} and WORLD_SIZE {size}; ranks begin at 0.", _UNSET)
+    return Place(rank, size)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
     try:
-        found = Place(int(environment["RANK"]), int(environment["WORLD_SIZE"]))
+        return int(environment[name])
     except ValueError:
-        rank, size = environment["RANK"], environment["WORLD_SIZE"]
         raise ConfigError(
-            f"RANK is {rank!r} and WORLD_SIZE {size!r}; they are numbers where torchrun sets them.",
-            "unset RANK WORLD_SIZE",
+            f"{name} is {environment[name]!r}, and a number where torchrun sets it.", _UNSET
         ) from None
-    return found if found.size > 1 else None
 
 
 def hosts(environment: Mapping[str, str] = os.environ) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlflame import build, tensor_file
 from rlflame.checkpoint import Checkpoint
-from rlflame.errors import CheckpointError, ConfigError
+from rlflame.errors import CheckpointError, ConfigError, shell
 from rlflame.render import KINDS, Drawing, Job, Kind, camera, order
 from rlflame.rollout.spec import PolicyArrays
 
@@ -37,7 +37,7 @@ def kind_of(out: Path) -> Kind:
     if kind is None:
         raise ConfigError(
             f"-o {str(out)!r} ends neither .gif nor .mp4 nor .png.",
-            f"-o {out.stem.strip('-') or 'film'}.gif",
+            shell("-o", f"{out.stem.strip('-') or 'film'}.gif"),
         )
     if kind == "mp4":
         from rlflame.render import files  # needs Pillow, which takes long to load

@@ -1,21 +1,17 @@
 """A process that collects with a fleet of its own inside it, as each of several seeds does.
 
-    python -m rlflame.bench.acting RECIPE.json NUMBER SECONDS
-
-The recipe is the file's with NUMBER added to its seed. It says `ready`, then for each line on
-standard input collects for so long and answers with a line of JSON. Must not know: what else runs
-beside it.
+Its order is a `recipe` and a `number` to be added to the recipe's seed. Must not know: what else
+runs beside it.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 from rlflame import build, fleets
 from rlflame.bench import Case
+from rlflame.bench.children import Ordered
 from rlflame.bench.rollouts import Collecting, Rate
 from rlflame.config import Recipe
 from rlflame.rollout import own
@@ -24,22 +20,24 @@ from rlflame.stop import NeverStop
 
 
 def main() -> None:
-    file, number, seconds = sys.argv[1:]
+    here = Ordered()
     own.load_told()
-    one = case(Path(file), int(number))
+    one = case(here.order["recipe"], here.order["number"])
     inside = RuntimeSettings(fleet="inline")
     with fleets.fleet(inside) as fleet, Collecting(one, fleet, NeverStop()) as collecting:
         collecting.settle()
-        print("ready", flush=True)
-        for _ in sys.stdin:
+
+        def collect(seconds: float) -> dict[str, Any]:
             rate = Rate("inline", 1)
-            collecting.measure(float(seconds), rate)
-            print(json.dumps(asdict(rate)), flush=True)
+            collecting.measure(seconds, rate)
+            return asdict(rate)
+
+        here.answer(collect)
 
 
-def case(file: Path, number: int) -> Case:
+def case(text: str, number: int) -> Case:
     """What this one of several processes does."""
-    recipe = Recipe.model_validate_json(file.read_text())
+    recipe = Recipe.model_validate_json(text)
     learning = recipe.learning.model_copy(update={"seed": recipe.learning.seed + number})
     env = build.environment(learning.environment)
     return Case("alone", recipe.model_copy(update={"learning": learning}), env)

@@ -1,16 +1,13 @@
 """A process that steps an environment with recorded actions and does nothing else.
 
-    python -m rlflame.bench.bare SCRIPT.npz gymnasium|mj_step SECONDS
-
-The reference that rollouts are measured against: the same resets and actions, open loop. It says
-`ready` (or `absent`, where there is no MuJoCo model to step), then for each line on standard input
-steps for so long and answers with a line of JSON. Must not know: workers, policies, fleets.
+The reference that rollouts are measured against: the same resets and actions, open loop. Its order
+is the file of a `script` and a `way`, `gymnasium` or `mj_step`; it is `absent` where there is no
+MuJoCo model to step. Must not know: workers, policies, fleets.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rlflame.bench.children import Ordered
 from rlflame.rollout import own
 from rlflame.rollout.making import make
 from rlflame.rollout.spec import Array, EnvSpec
@@ -97,18 +95,21 @@ def timed(
 
 
 def main() -> None:
-    path, how, seconds = sys.argv[1:]
+    here = Ordered()
     own.load_told()
-    spec, pieces = read(Path(path))
-    steps = (gymnasium_steps if how == "gymnasium" else mujoco_steps)(spec, pieces)
+    spec, pieces = read(Path(here.order["script"]))
+    way = gymnasium_steps if here.order["way"] == "gymnasium" else mujoco_steps
+    steps = way(spec, pieces)
     if steps is None:
-        print("absent", flush=True)
+        here.answer(None)
         return
     next(steps)
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        taken, elapsed = timed(steps, float(seconds))
-        print(json.dumps({"steps": taken, "seconds": elapsed}), flush=True)
+
+    def step(seconds: float) -> dict[str, Any]:
+        taken, elapsed = timed(steps, seconds)
+        return {"steps": taken, "seconds": elapsed}
+
+    here.answer(step)
 
 
 if __name__ == "__main__":

@@ -1,72 +1,102 @@
 """Processes that step for so long whenever they are told to, all of them at once.
 
-Each says a word when it is ready, and answers every line on its standard input with one of JSON:
-`steps` and the `seconds` they took. Must not know: what is stepped, and how.
+Each is told its order, says whether it is `ready`, and answers every `step` with the `steps` it
+took and their `seconds`. Must not know: what is stepped, and how.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
+import select
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from rlflame.errors import RlflameError
 from rlflame.fleet import Closing
-from rlflame.rollout import blas
+from rlflame.line import Line, Message
+from rlflame.rollout import wire
+from rlflame.rollout.child import Kind
+from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
+from rlflame.trainer import Stop
 
 
 class Children(Closing):
-    """Alive until closed; a command is a module of Python and its arguments."""
+    """Alive until closed, each with an order of its own; StopNow where somebody asks to stop."""
 
-    def __init__(self, commands: Sequence[Sequence[str]], refusal: str, hint: str) -> None:
-        self._refusal, self._hint = refusal, hint
-        self._children: list[subprocess.Popen[str]] = []
-        environment = {**os.environ, **blas.child_environment()}
+    def __init__(
+        self, module: str, orders: Sequence[Message], refusal: str, hint: str, stop: Stop
+    ) -> None:
+        self._refusal, self._hint, self._stop = refusal, hint, stop
+        self._children: list[WorkerProcess] = []
         try:
-            for command in commands:
-                # The current folder is on a module's path, as it is on a worker's.
-                child = subprocess.Popen(
-                    [sys.executable, "-m", *command], env=environment, text=True,
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                    start_new_session=True,  # Ctrl-C is for its parent, which ends it
-                )  # fmt: skip
-                self._children.append(child)
+            for order in orders:
+                self._children.append(WorkerProcess(module=module))
+                _tell(self._children[-1], "order", **order)
             # All of them are heard: each has an answer of its own.
-            said = [self._hear(child) for child in self._children]
-            self.possible = all(word == "ready" for word in said)
+            words = {answer["what"] for answer in self._heard()}
         except BaseException:
             self.close()
             raise
+        self.possible = words == {"ready"}
 
-    def step(self) -> list[dict[str, Any]]:
+    def step(self, seconds: float) -> list[dict[str, Any]]:
         """What each has done meanwhile."""
         for child in self._children:
-            assert child.stdin is not None
-            child.stdin.write("\n")
-            child.stdin.flush()
-        return [json.loads(self._hear(child)) for child in self._children]
+            _tell(child, "step", seconds=seconds)
+        return self._heard()
 
-    def rate(self) -> float:
-        return together(self.step())
+    def _heard(self) -> list[Message]:
+        """A message of each, in their order."""
+        found: dict[int, Message] = {}
+        waiting = {child.answers: number for number, child in enumerate(self._children)}
+        while waiting:
+            with self._stop.interruptible():
+                ready, _, _ = select.select([*waiting], [], [])
+            for answers in ready:
+                child = self._children[waiting[answers]]
+                try:
+                    frames = child.receive()
+                except (EOFError, Garbled) as error:
+                    raise self._lost(child, error) from error
+                if frames:
+                    found[waiting.pop(answers)] = wire.decode(frames[0][1])
+        for child in self._children:
+            child.trim_output()
+        return [found[number] for number in range(len(self._children))]
 
-    def _hear(self, child: subprocess.Popen[str]) -> str:
-        assert child.stdout is not None
-        assert child.stderr is not None
-        line = child.stdout.readline().strip()
-        if not line:
-            raise RlflameError(self._refusal, self._hint, child.stderr.read())
-        return line
+    def _lost(self, child: WorkerProcess, error: Exception) -> RlflameError:
+        how = str(error) or how_it_ended(child.retire())
+        return RlflameError(
+            f"{self._refusal} Process {child.pid}: {how}.", self._hint, child.printed().strip()
+        )
 
     def close(self) -> None:
         while self._children:
-            child = self._children.pop()
-            child.kill()
-            child.communicate()
+            self._children.pop().retire()
 
 
 def together(heard: Sequence[dict[str, Any]]) -> float:
     """Steps a second of all of them."""
     return sum(float(one["steps"] / one["seconds"]) for one in heard)
+
+
+def _tell(child: WorkerProcess, what: str, **values: Any) -> None:
+    child.send(Kind.TASK, wire.encode({"what": what, **values}))
+
+
+class Ordered:
+    """The same, as one of these processes sees it."""
+
+    def __init__(self) -> None:
+        self._line = Line.opened()
+        order = self._line.hear()
+        assert order is not None
+        self.order = order
+        self._asked: SimpleQueue[Message] = SimpleQueue()
+        self._line.attend(self._asked.put)
+
+    def answer(self, step: Callable[[float], dict[str, Any]] | None) -> None:
+        """For as long as the other side is there; without a way to step, it is told so."""
+        self._line.tell("absent" if step is None else "ready")
+        while step is not None:
+            self._line.tell("stepped", **step(self._asked.get()["seconds"]))

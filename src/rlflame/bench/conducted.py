@@ -21,8 +21,9 @@ from rlflame.bench.learning import Side, Together
 from rlflame.bench.limits import WAYS, Bare
 from rlflame.bench.published import Comparison
 from rlflame.bench.rates import Rates
-from rlflame.bench.rollouts import Collecting, Rate, SideBySide, alternate
+from rlflame.bench.rollouts import Collecting, Limit, Rate, SideBySide, alternate
 from rlflame.bench.scaling import Scaling
+from rlflame.bench.script import Script
 from rlflame.bench.session import Session, measured
 from rlflame.bench.surroundings import look
 from rlflame.display import as_json_text, say, say_aside
@@ -69,8 +70,9 @@ def scale(
 
     def told(complete: bool) -> bool:
         if cells:
-            files, whole = keep(complete), result(complete)
-            tell(listed.facts(whole), worded.document(whole), files, as_json=as_json)
+            whole = result(complete)
+            tell(listed.facts(whole), worded.document(whole), as_json=as_json)
+            say_written(keep(complete))
             if folder is not None:
                 draw(folder)
         return bool(cells)
@@ -105,8 +107,9 @@ def collect(
         some = [rate for rate in rates if rate.steps_per_s]
         if some:
             result = Rates(case, some, found, complete)
-            files = folder.write(result.facts(), result.document()) if folder else []
-            tell(result.facts(), result.document(), files, as_json=as_json)
+            tell(result.facts(), result.document(), as_json=as_json)
+            if folder is not None:
+                say_written(folder.write(result.facts(), result.document()))
         return bool(some)
 
     measured(runtime, debug, measure, told)
@@ -138,8 +141,9 @@ def fill(
         some = [filling for filling in fillings if filling.fills]
         if some:
             result = Filled(case, some, found, complete)
-            files = folder.write(result.facts(), result.document()) if folder else []
-            tell(result.facts(), result.document(), files, as_json=as_json)
+            tell(result.facts(), result.document(), as_json=as_json)
+            if folder is not None:
+                say_written(folder.write(result.facts(), result.document()))
         return bool(some)
 
     measured(runtime, debug, lambda here: all(with_count(here, count) for count in counts), told)
@@ -188,9 +192,9 @@ def tell_whole(
     result: Whole, folder: Folder | None, curves: Drawing | None = None, *, as_json: bool
 ) -> None:
     facts, document = result.facts(), result.document()
-    files = folder.write(facts, document, result.table()) if folder is not None else []
-    tell(facts, document, files, as_json=as_json)
+    tell(facts, document, as_json=as_json)
     if folder is not None:
+        say_written(folder.write(facts, document, result.table()))
         draw(folder, curves)
 
 
@@ -205,26 +209,33 @@ def _rate(
 ) -> bool:
     into.append(rate)
     here.tell(f"{rate.fleet} with {rate.workers}: starting")
+    apart = rate.fleet == "inline" and rate.workers > 1
     with ExitStack() as stack:
-        fleet = stack.enter_context(here.open(rate.fleet, rate.workers))
-        collecting = stack.enter_context(Collecting(case, fleet, here.stop))
         try:
-            collecting.warm()
+            fleet = stack.enter_context(here.open(rate.fleet, rate.workers))
+            collecting = stack.enter_context(Collecting(case, fleet, here.stop))
+            limits = {}
+            if limited:
+                collecting.warm()
+                limits = _limits(here, collecting.script, rate.workers, seconds, stack)
+            elif not apart:
+                collecting.settle()
+            measure = collecting.measure
+            if apart:
+                measure = stack.enter_context(SideBySide(case, rate.workers, here.stop)).measure
         except StopNow:
             return False
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        script = place / "script.npz"
-        collecting.script.save(script)
-        bare = {
-            way: stack.enter_context(Bare(script, way, rate.workers, seconds))
-            for way in (WAYS if limited else ())
-        }
-        limits = {way: one.rate for way, one in bare.items() if one.possible}
-        measure = partial(collecting.measure, seconds, rate)
-        if rate.fleet == "inline" and rate.workers > 1:
-            apart = SideBySide(place, case, rate.workers, seconds, here.stop)
-            measure = partial(stack.enter_context(apart).measure, rate)
-        return alternate(measure, rate, limits, repeat, here.tell)
+        return alternate(partial(measure, seconds, rate), rate, limits, repeat, here.tell)
+
+
+def _limits(
+    here: Session, script: Script, workers: int, seconds: float, stack: ExitStack
+) -> dict[str, Limit]:
+    """Bare stepping, where it is possible, of what a script has."""
+    file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "script.npz"
+    script.save(file)
+    bare = {way: stack.enter_context(Bare(file, way, workers, seconds, here.stop)) for way in WAYS}
+    return {way: one.rate for way, one in bare.items() if one.possible}
 
 
 def draw(folder: Folder, curves: Drawing | None = None) -> None:
@@ -237,9 +248,11 @@ def draw(folder: Folder, curves: Drawing | None = None) -> None:
         say_aside(f"no picture: {error.message} {error.hint}")
 
 
-def tell(
-    facts: dict[str, Any], document: Document, files: Sequence[Path], *, as_json: bool
-) -> None:
+def tell(facts: dict[str, Any], document: Document, *, as_json: bool) -> None:
+    """Before anything is written, which may fail."""
     say(as_json_text(facts, indent=1) if as_json else markdown.written(document).rstrip())
+
+
+def say_written(files: Sequence[Path]) -> None:
     for file in files:
         say_aside(f"written: {file}")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import csv
 import io
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlflame.display import as_json_text
-from rlflame.errors import ConfigError, RlflameError
+from rlflame.errors import ConfigError, RlflameError, shell
 from rlflame.plot import Drawing, picture
 from rlflame.plot.speedup import speedup
 from rlflame.report import Document, markdown
@@ -26,12 +27,16 @@ class Folder:
         self._path, self._name = path, name
         there = self._file("json")
         if there.exists():
-            raise ConfigError(f"{there} is there already, and stays as it is.", f"-o {path}-2")
+            raise ConfigError(
+                f"{there} is there already, and stays as it is.", shell("-o", Path(f"{path}-2"))
+            )
         try:
             path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):  # before anything is measured
+                pass
         except OSError as error:
             raise RlflameError(
-                f"{path} cannot be made: {error.strerror or error}.", "another folder: -o DIR"
+                f"{path} cannot be written: {error.strerror or error}.", "another folder: -o DIR"
             ) from error
 
     def write(

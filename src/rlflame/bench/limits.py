@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlflame.bench.children import Children
+from rlflame.bench.children import Children, together
+from rlflame.trainer import Stop
 
 WAYS = ("gymnasium", "mj_step")
 
@@ -16,9 +17,15 @@ WAYS = ("gymnasium", "mj_step")
 class Bare(Children):
     """Processes that repeat a script in one way."""
 
-    def __init__(self, script: Path, way: str, workers: int, seconds: float) -> None:
+    def __init__(self, script: Path, way: str, workers: int, seconds: float, stop: Stop) -> None:
+        self._seconds = seconds
         super().__init__(
-            [("rlflame.bench.bare", str(script), way, f"{seconds:g}")] * workers,
+            "rlflame.bench.bare",
+            [{"script": str(script), "way": way}] * workers,
             "The environment could not be stepped on its own.",
-            "rlflame bench rollouts --no-limit leaves that out",
+            "the same command with --no-limit leaves that out",
+            stop,
         )
+
+    def rate(self) -> float:
+        return together(self.step(self._seconds))

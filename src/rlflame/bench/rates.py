@@ -63,9 +63,8 @@ class Rates:
         blocks: list[Block] = [
             "Environment steps a second through the fleet and its workers, with a policy that acts "
             "and does not learn, in rounds of one iteration. The limits are bare stepping, with as "
-            "many processes at once, of the same resets and actions, measured in turn; a share is "
-            "the median over those pairs. Several workers inline are as many processes with rounds "
-            "of their own.",
+            "many processes at once, of one worker's resets and actions, measured in turn; a share "
+            "is the median over those pairs." + self._apart(),
             self._table(),
             f"{self.case.name}: an untrained policy, {self.case.tasks} tasks a round.",
         ]
@@ -75,6 +74,14 @@ class Rates:
                 Section("Rate", tuple(blocks)),
                 Section("Measured on", tuple(surroundings(self.surroundings, self.complete))),
             ),
+        )
+
+    def _apart(self) -> str:
+        if not any(rate.fleet == "inline" and rate.workers > 1 for rate in self.rates):
+            return ""
+        return (
+            " One worker inline is this process; several are as many processes, each with rounds "
+            "of its own, as several seeds have them."
         )
 
     def _table(self) -> Table:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 from rlflame import build, learners
@@ -136,22 +135,18 @@ def _next(task: RolloutTask, fragment: Fragment) -> tuple[EnvState, ...]:
 class SideBySide(Children):
     """As many processes as workers, each with rounds and a fleet of its own, as seeds have them."""
 
-    def __init__(self, folder: Path, case: Case, workers: int, seconds: float, stop: Stop) -> None:
-        self._stop = stop
-        recipe = folder / "recipe.json"
-        recipe.write_text(case.recipe.model_dump_json())
+    def __init__(self, case: Case, workers: int, stop: Stop) -> None:
+        recipe = case.recipe.model_dump_json()
         super().__init__(
-            [
-                ("rlflame.bench.acting", str(recipe), str(number), f"{seconds:g}")
-                for number in range(workers)
-            ],
+            "rlflame.bench.acting",
+            [{"recipe": recipe, "number": number} for number in range(workers)],
             "A process could not collect on its own.",
-            "rlflame bench rollouts --fleet inline --workers 1",
+            "the same command with --workers 1 is this process alone",
+            stop,
         )
 
-    def measure(self, into: Rate) -> None:
-        with self._stop.interruptible():
-            heard = self.step()
+    def measure(self, seconds: float, into: Rate) -> None:
+        heard = self.step(seconds)
         into.steps_per_s.append(together(heard))
         into.seconds += sum(one["seconds"] for one in heard) / len(heard)
         into.steps += sum(one["steps"] for one in heard)

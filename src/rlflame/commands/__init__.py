@@ -32,13 +32,14 @@ def spoken(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def _refused(error: OSError) -> RlflameError:
-    """What the system would not do."""
+def _check_folder() -> None:
+    """Where the shell stands in a folder that is gone, no name in it is found and no file made."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        return RlflameError("The current folder is gone: removed, or renamed.", "cd to another one")
-    return RlflameError(f"The system said: {error}.")
+        raise RlflameError(
+            "The current folder is gone: removed, or renamed.", "cd to another one"
+        ) from None
 
 
 def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int:
@@ -46,6 +47,7 @@ def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int
 
     as_json = bool(given.get("json_lines") or given.get("as_json"))
     try:
+        _check_folder()
         work()
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -71,7 +73,8 @@ def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int
         )
         return 1
     except OSError as error:
-        say_failure(_refused(error), debug=debug, as_json=as_json)
+        refused = RlflameError(f"The system said: {error}.")
+        say_failure(refused, debug=debug, as_json=as_json)
         let_go_of_results()
         return 1
     except (typer.Exit, typer.Abort, typer.BadParameter):

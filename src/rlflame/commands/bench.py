@@ -203,8 +203,8 @@ def rollouts(
         str,
         typer.Option(
             metavar="NAME",
-            help="Where: local, flame, or inline: each worker a process that has its own rounds, "
-            "as seeds side by side have.",
+            help="Where: local, flame, or inline: this process, or several that each have rounds "
+            "of their own, as seeds side by side have.",
         ),
     ] = "local",
     seconds: Annotated[

@@ -55,7 +55,7 @@ def report(
     del debug
     from rlflame import tensor_file
     from rlflame.display import say, say_aside, takes
-    from rlflame.errors import ConfigError
+    from rlflame.errors import ConfigError, shell
     from rlflame.report import composed
 
     ours, theirs = _sides(runs)
@@ -72,7 +72,7 @@ def report(
     if out is not None and out.suffix not in SUFFIXES:
         raise ConfigError(
             f"A report is written as {', '.join(s[1:] for s in SUFFIXES)}, not {out.name!r}.",
-            f"-o {out.with_suffix('.html')}",
+            shell("-o", out.with_suffix(".html")),
         )
     found = composed.compose(ours, theirs, margin / 100.0)
     for note in found.notes:

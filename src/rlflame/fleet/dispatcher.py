@@ -102,10 +102,11 @@ class Dispatcher:
             with self._lock:
                 self._wake()
                 self._closing = True
-            if serves:
+            # One that could not begin is a RuntimeError.
+            if serves and not isinstance(error, RuntimeError):
                 self._served.wait(timeout=_INTERRUPTED_S)
             self._dispose()
-            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            if isinstance(error, OSError | RuntimeError):
                 raise FleetError(
                     f"{workers} worker processes could not be started: {error}.",
                     "try fewer --workers",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlflame.errors import ConfigError, RlflameError
+from rlflame.errors import ConfigError, RlflameError, shell
 from rlflame.plot import COLOURS, Bars, Chart, Drawing, Panels, Series, short
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def check_suffix(out: Path) -> None:
     if out.suffix.lower() not in SUFFIXES:
         raise ConfigError(
             f"A picture is drawn as {', '.join(s[1:] for s in SUFFIXES)}, not {out.name!r}.",
-            f"-o {out.with_suffix('.png')}",
+            shell("-o", out.with_suffix(".png")),
         )
 
 

@@ -18,10 +18,10 @@ from rlflame.config import RunConfig
 from rlflame.errors import CheckpointsDamaged, EnvironmentFailure, NotWritten, RlflameError
 from rlflame.events import JsonDisplay
 from rlflame.fleet import EventCount, Fleet
+from rlflame.line import Line, Message, end_here
 from rlflame.rollout import own
 from rlflame.rollout.spec import Whereabouts
 from rlflame.seeds.lent import LentFleet
-from rlflame.seeds.line import Line, Message, end_here
 from rlflame.stop import SignalStop
 
 _LOOK_S = 1.0

@@ -17,6 +17,7 @@ from rlflame.errors import ConfigError, RlflameError, typed
 from rlflame.facts import Facts
 from rlflame.fleet import Fleet, FleetEvent
 from rlflame.learners import blas_threads
+from rlflame.line import Message
 from rlflame.memory import PROCESS_BYTES, available_bytes
 from rlflame.plot import picture
 from rlflame.rollout import blas
@@ -27,7 +28,6 @@ from rlflame.seeds import seed_folder
 from rlflame.seeds.board import SeedsBoard
 from rlflame.seeds.crew import Crew, Outcome
 from rlflame.seeds.job import Job, Standing
-from rlflame.seeds.line import Message
 from rlflame.seeds.shares import Shares, shares
 from rlflame.seeds.show import JobResult, JobStart, SeedsShow, SilentSeeds
 from rlflame.seeds.summary import summary

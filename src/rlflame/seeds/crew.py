@@ -19,12 +19,12 @@ from typing import Any, Literal, Protocol
 
 from rlflame.errors import RlflameError
 from rlflame.fleet import Fleet
+from rlflame.line import Message
 from rlflame.rollout import blas, wire
 from rlflame.rollout.child import Kind
 from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
 from rlflame.seeds.lending import Lending
 from rlflame.seeds.lent import error_of
-from rlflame.seeds.line import Message
 from rlflame.trainer import Stop
 
 MODULE = "rlflame.seeds.child"

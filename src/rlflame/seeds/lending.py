@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from rlflame.errors import RlflameError
 from rlflame.fleet import Fleet, Submission
+from rlflame.line import Message
 from rlflame.rollout import wire
 from rlflame.seeds.lent import as_message
-from rlflame.seeds.line import Message
 
 #: Bytes for the seed, from any thread.
 Answer = Callable[[bytes], None]

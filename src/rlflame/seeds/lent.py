@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from rlflame import errors
 from rlflame.errors import FleetError, RlflameError
 from rlflame.fleet import Closing, FleetReport, Traffic, checked, policy_id
+from rlflame.line import Line, Message
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
-from rlflame.seeds.line import Line, Message
 
 _PROBE_S = 10.0
 _KINDS: dict[str, type[RlflameError]] = {

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from rlflame.errors import ConfigError, FleetUnreachable
+from rlflame.errors import ConfigError, FleetUnreachable, shell
 
 from .bounded import said
 
@@ -134,7 +134,7 @@ def unreadable(error: Exception) -> Misconfigured:
         cause = "it is not laid out as Flame's configuration is"
     return Misconfigured(
         f"{path} cannot be read: {cause}.",
-        f"correct it, or put it away: mv {path} {path}.old; and {EXPORT}",
+        f"correct it, or put it away: {shell('mv', path, f'{path}.old')}; and {EXPORT}",
     )
 
 

@@ -17,8 +17,9 @@ class Workers:
 
     Executors come and go, and nobody says which have gone; but there are at most `most` at a time,
     so of more than that the ones that have not answered for longest are no more. When there seem to
-    be as many, it is asked how much `room` there is now: nodes may have joined. `told` hears the
-    number of those that are there, `warn` a topic and what to say of it once.
+    be as many, it is asked how much `room` there is now: nodes may have joined. Those of a node
+    that has left stay counted until others have taken their places. `told` hears the number of
+    those that are there, `warn` a topic and what to say of it once.
     """
 
     def __init__(

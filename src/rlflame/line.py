@@ -1,9 +1,11 @@
-"""The two pipes between a job and the process of one of its seeds, as that process sees them.
+"""The two pipes between a process and a `WorkerProcess` that it started, as the latter sees them.
 
-Messages are plain values in `wire`'s bytes, each with a word that says what it is, in the frames of
-`rollout.child`. From the job: `order` first, then `stop`, and what a fleet that is lent answers.
-To the job: `event`, `ended`, `failed`, `broken`, and what is asked of a fleet that is lent. When
-the job's end of the pipe closes, this process ends. Must not know: what is trained, what fleets do.
+Messages are plain values in `wire`'s bytes, each with a word, `what`, that says what it is, in the
+frames of `rollout.child`. Of a job's seed: from the job `order` first, then `stop`, and what a
+fleet that is lent answers; to the job `event`, `ended`, `failed`, `broken`, and what is asked of a
+fleet that is lent. Of a benchmark's process: `order`, then `step` again and again; `ready` or
+`absent`, then `stepped` each time. When the other end of the pipe closes, this process ends,
+whatever it does just then. Must not know: what is trained or measured, what fleets do.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ Message = dict[str, Any]
 
 
 class Line:
-    """What the process of a seed hears and says."""
+    """What the process that was started hears and says."""
 
     def __init__(self, requests: BinaryIO, answers: int) -> None:
         self._requests = requests
