@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from rlflame.rollout import wire
-from rlflame.rollout.child import HEADER, Kind, read_frame
+from rlflame.rollout.child import HEADER, Kind, pipes, read_frame
 
 Message = dict[str, Any]
 
@@ -34,13 +33,7 @@ class Line:
     @classmethod
     def opened(cls) -> Line:
         """Of this process: requests on standard input, answers on the descriptor it was told."""
-        answers = int(sys.argv[1])
-        os.set_inheritable(answers, False)
-        requests = os.fdopen(os.dup(0), "rb")
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
-        return cls(requests, answers)
+        return cls(*pipes())
 
     def tell(self, what: str, **values: Any) -> None:
         payload = wire.encode({"what": what, **values})

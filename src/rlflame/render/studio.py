@@ -9,25 +9,19 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import traceback
 from typing import Any, BinaryIO
 
 from rlflame.errors import RlflameError
 from rlflame.rollout import own, wire
-from rlflame.rollout.child import HEADER, Kind, read_frame
+from rlflame.rollout.child import HEADER, Kind, pipes, read_frame
 
 
 def main() -> None:
     """`python -m rlflame.render.studio ANSWERS`, where ANSWERS is an open descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = int(sys.argv[1])
-    os.set_inheritable(answers, False)
-    requests = os.fdopen(os.dup(0), "rb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    requests, answers = pipes()
     frame = read_frame(requests)
     if frame is None:
         return

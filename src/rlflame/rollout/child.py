@@ -33,6 +33,18 @@ class Kind(IntEnum):
     PREPARE = 8  # parent: {"id"} of an environment that tasks will be about
 
 
+def pipes() -> tuple[BinaryIO, int]:
+    """What this process hears on standard input, kept from whatever it starts and runs, and where
+    it answers."""
+    answers = int(sys.argv[1])
+    os.set_inheritable(answers, False)
+    requests = os.fdopen(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return requests, answers
+
+
 def read_frame(stream: BinaryIO) -> tuple[Kind, bytes] | None:
     """The next frame, or None at the end of the stream."""
     head = stream.read(HEADER.size)
@@ -146,12 +158,7 @@ def main() -> None:
     from . import own
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = int(sys.argv[1])
-    os.set_inheritable(answers, False)
-    requests = os.fdopen(os.dup(0), "rb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    requests, answers = pipes()
     child = Child(requests, answers)
     own.load_told()
     child.serve()
