@@ -183,7 +183,7 @@ class FileRecorder:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            if self._saved is not None:
+            if self._saved is not None and not self._timing.closed:
                 # What came after the last iteration: an evaluation, a checkpoint.
                 self._timed(closing=1)
         with contextlib.suppress(OSError):
