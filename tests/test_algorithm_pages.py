@@ -196,3 +196,15 @@ def test_the_page_of_results_has_the_control_s_returns_beside_ours() -> None:
             ):
                 expected.append(f"{mean(float(row['return_mean']) for row in found):,.0f}")
         assert cells == expected, steps
+
+
+def test_the_picture_of_sac_has_a_line_for_each_side_of_its_record() -> None:
+    """Its text is text: how many seeds each line has been drawn from."""
+    picture = (DOCS / "images" / "sac.svg").read_text("utf-8")
+    for env, id in (("halfcheetah", "HalfCheetah-v5"), ("hopper", "Hopper-v5")):
+        assert f">{id}<" in picture
+        ours = {row["seed"] for row in table("sac.csv") if row["env"] == env}
+        control = {row["seed"] for row in table("sac_control.csv") if row["env"] == id}
+        assert picture.count(f">rlflame, mujoco-sac ({len(ours)} seeds)<") == 2
+        assert picture.count(f">stable-baselines3 ({len(control)} seeds)<") == 2
+    assert "images/sac.svg" in (DOCS / "results.md").read_text("utf-8")
