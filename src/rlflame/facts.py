@@ -30,11 +30,12 @@ class Facts:
     @property
     def layers(self) -> tuple[int, ...]:
         """Units of the policy's layers, from the observation to what the actions follow from."""
-        learning, actions = self.recipe.learning, self.env.action_size
-        # SAC's network gives the deviations too, where they do not follow from its last layer.
-        both = learning.sac is not None and learning.network.exploration == "independent"
-        hidden = learning.network.hidden
-        return (self.env.observation_size, *hidden, 2 * actions if both else actions)
+        from rlflame.rollout.spec import output_size
+
+        learning, env = self.recipe.learning, self.env
+        network = learning.network
+        last = output_size(env.action_size, learning.sac is not None, network.exploration)
+        return (env.observation_size, *network.hidden, last)
 
     @property
     def episodes_per_iteration(self) -> int | None:

@@ -1,11 +1,9 @@
 """The two pipes between a process and a `WorkerProcess` that it started, as the latter sees them.
 
 Messages are plain values in `wire`'s bytes, each with a word, `what`, that says what it is, in the
-frames of `rollout.child`. Of a job's seed: from the job `order` first, then `stop`, and what a
-fleet that is lent answers; to the job `event`, `ended`, `failed`, `broken`, and what is asked of a
-fleet that is lent. Of a benchmark's process: `order`, then `step` again and again; `ready` or
-`absent`, then `stepped` each time. When the other end of the pipe closes, this process ends,
-whatever it does just then. Must not know: what is trained or measured, what fleets do.
+frames of `rollout.child`; the first is an `order`, and a `stop` is heard as a signal. When the
+other end of the pipe closes, this process ends, whatever it does just then. Must not know: what is
+trained or measured, what fleets do.
 """
 
 from __future__ import annotations

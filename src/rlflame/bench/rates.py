@@ -62,9 +62,9 @@ class Rates:
     def document(self) -> Document:
         blocks: list[Block] = [
             "Environment steps a second through the fleet and its workers, with a policy that acts "
-            "and does not learn, in rounds of one iteration. The limits are bare stepping, with as "
-            "many processes at once, of one worker's resets and actions, measured in turn; a share "
-            "is the median over those pairs." + self._apart(),
+            "and does not learn, in rounds of one iteration. The limits are bare stepping, as many "
+            "processes at once that each repeat recorded resets and actions, measured in turn; a "
+            "share is the median over those pairs." + self._apart(),
             self._table(),
             f"{self.case.name}: an untrained policy, {self.case.tasks} tasks a round.",
         ]

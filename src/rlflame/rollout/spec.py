@@ -48,6 +48,11 @@ class EnvSpec:
     action_shape: tuple[int, ...] | None = None
 
 
+def output_size(actions: int, squash: bool, exploration: Exploration) -> int:
+    """A squashed policy's network gives deviations too, unless a matrix of its own does."""
+    return 2 * actions if squash and exploration == "independent" else actions
+
+
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
     """The shape of a policy network and the one width at which it always runs."""
@@ -73,8 +78,7 @@ class PolicySpec:
     @property
     def output_size(self) -> int:
         """Units of the network's last layer."""
-        both = self.squash and self.exploration == "independent"
-        return 2 * self.action_size if both else self.action_size
+        return output_size(self.action_size, self.squash, self.exploration)
 
     @property
     def log_std_shape(self) -> tuple[int, ...] | None:

@@ -1,5 +1,7 @@
 """The process of one seed: trains it as a lone run is trained, and says what happens.
 
+After its `order` it hears `stop` and what a fleet that is lent answers; it says `event`, then
+`ended`, `failed` or `broken`, and what it asks of such a fleet.
 Must not know: other seeds, display.
 """
 
