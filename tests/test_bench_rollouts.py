@@ -13,6 +13,7 @@ import tiny_runs
 
 from rlflame import build
 from rlflame.bench import Case, acting, bare, timing
+from rlflame.bench.children import Children
 from rlflame.bench.limits import Bare
 from rlflame.bench.rollouts import Collecting, Rate, SideBySide, alternate
 from rlflame.bench.scaling import Scaling
@@ -346,3 +347,18 @@ def test_a_round_counts_its_steps_and_episodes():
     # It looks at 0, at 1 and, after one round of 4 x 10 steps, at 2.
     assert (rate.steps, rate.episodes, rate.seconds) == (40, 4, 2.0)
     assert rate.steps_per_s == [20.0]
+
+
+def test_an_order_of_any_length_arrives(tmp_path, monkeypatch):
+    """Longer than what a pipe takes at once."""
+    (tmp_path / "ordered.py").write_text(
+        "from rlflame.bench.children import Ordered\n"
+        "here = Ordered()\n"
+        "here.answer(lambda seconds: {'steps': len(here.order['words']), 'seconds': seconds})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    orders = [{"words": "x" * 1_500_000}, {"words": "x" * 2_000_000}]
+    with Children("ordered", orders, "No.", "none", NeverStop()) as children:
+        assert children.possible
+        heard = children.step(1.0)
+    assert [one["steps"] for one in heard] == [1_500_000, 2_000_000]

@@ -250,6 +250,7 @@ def test_arguments_reach_the_environment_as_they_were_typed():
         ),
         ([*SAC, "--set", "rollout.unit=episodes"], 2, ["SAC learns from single steps"]),
         ([*SAC, "--iterations", "5"], 2, ["SAC counts steps"]),
+        (["--set", "runtime.env_file=no.py"], 2, ["--env-file", "no.py' is no Python file"]),
     ],
 )
 def test_what_is_refused_leaves_nothing_behind(words, code, said, tmp_path):

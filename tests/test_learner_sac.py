@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -596,3 +597,15 @@ def test_a_lane_that_fails_is_heard_and_the_next_piece_of_work_is_run(
         lanes.run(work)
     lanes.run(ran.append)
     assert sorted(ran) == [0, 1]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_overflows_is_taken_alike_in_both_lanes(threads: int) -> None:
+    lanes, large = Lanes(threads), np.full(3, 1e38, np.float32)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with np.errstate(over="ignore"):
+            lanes.run(lambda lane: np.multiply(large, large))
+        assert not heard
+        lanes.run(lambda lane: np.multiply(large, large) if lane else None)
+        assert [str(one.message) for one in heard] == ["overflow encountered in multiply"]

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from rlflame.memory import available_bytes
+from rlflame.memory import PROCESS_BYTES, RESERVED_BYTES, available_bytes, room_bytes
 
 GB = 1_000_000_000
 
@@ -83,6 +83,10 @@ def test_groups_of_the_first_version_count_too(tmp_path):
 def test_a_limit_on_addresses_counts_too(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (3 * GB, resource.RLIM_INFINITY))
     here = machine(tmp_path, {**MEMINFO, "proc/self/statm": "1000 7 7 7 0 7 0\n"})
-    assert available_bytes(here) == min(AVAILABLE, 3 * GB - 1000 * resource.getpagesize())
+    left = 3 * GB - 1000 * resource.getpagesize()
+    assert room_bytes(here) == tuple(left - kept for kept in RESERVED_BYTES)
+    assert available_bytes(here) == AVAILABLE  # which other processes share, and this limit not
     (tmp_path / "proc/self/statm").unlink()
-    assert available_bytes(here) == AVAILABLE
+    assert room_bytes(here) == (AVAILABLE - PROCESS_BYTES,) * 2
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1000, resource.RLIM_INFINITY))
+    assert room_bytes(machine(tmp_path, {**MEMINFO, "proc/self/statm": "1\n"})) == (0, 0)

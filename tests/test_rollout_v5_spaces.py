@@ -33,6 +33,13 @@ def test_all_that_our_own_loop_steps_is_known() -> None:
     assert ours - set(v5_spaces._SPACES) == {"HumanoidStandup-v5"}
 
 
+@pytest.mark.parametrize("id", [*sorted(v5_spaces._SPACES), "CartPole-v1", "phys2d/CartPole-v0"])
+def test_an_episode_s_limit_is_the_registered_one(id: str) -> None:
+    assert v5_spaces.episode_limit(id) == gymnasium.spec(id).max_episode_steps
+    assert v5_spaces.episode_limit(f"gymnasium.envs:{id}") == gymnasium.spec(id).max_episode_steps
+    assert v5_spaces.episode_limit("Nobody-v0") is None
+
+
 def test_where_it_may_be_otherwise_nothing_is_known(monkeypatch: Any) -> None:
     assert v5_spaces.known("Hopper-v5", {}, None) is not None
     assert v5_spaces.known("Hopper-v4", {}, None) is None

@@ -20,12 +20,12 @@ from replays import LEARNING, World, buffer_for, small_segments
 from test_run_folder import content, recording, same_run, step
 
 from rlflame import api, build, checkpoint, tensor_file
-from rlflame.errors import CheckpointError
+from rlflame.errors import CheckpointError, LearningError
 from rlflame.learner import replay
 from rlflame.learner.replay import ReplayShape
-from rlflame.memory import PROCESS_BYTES
 from rlflame.rollout.spec import Fragment
 from rlflame.runtime import RuntimeSettings
+from rlflame.seeds import JOB_FILE
 from rlflame.segments import SegmentFiles
 from rlflame.trainer import EXPERIENCE, Progress, Snapshot
 
@@ -289,6 +289,91 @@ def test_no_earlier_checkpoint_is_named_that_is_not_whole_either(stopped):
     assert caught.value.hint.startswith(f"rlflame resume {stopped} --fresh-replay")
 
 
+def advised(hint, after="rlflame"):
+    """The target of the `rlflame resume` that a hint has after these words, and its steps."""
+    words = hint[hint.index(after) :].split("rlflame resume ", 1)[1].split()
+    steps = int(words[words.index("--steps") + 1]) if "--steps" in words[:4] else None
+    return Path(words[0]), steps
+
+
+def only_needed_by_the_last(folder):
+    """Segments that no checkpoint but the newest names."""
+    *others, last = sorted(folder.glob("checkpoints/step-*.safetensors"))
+    spared = set().union(*map(checkpoint.segments_named_in, others))
+    return [folder / "replay" / name for name in checkpoint.segments_named_in(last) - spared]
+
+
+def test_what_is_advised_goes_as_far_as_was_asked_for(copied, tmp_path):
+    other = Path(shutil.copytree(copied, tmp_path / "other"))
+    resumed(other, steps=160)
+    resumed(copied, steps=128)
+    for file in only_needed_by_the_last(copied):
+        file.unlink()
+    with pytest.raises(CheckpointError) as caught:
+        resumed(copied, steps=160)
+    target, steps = advised(caught.value.hint)
+    # Its own budget was 96 steps.
+    assert (target, steps) == (copied / "checkpoints" / step(96), 160)
+    assert advised(caught.value.hint, "to the same bits; ") == (copied, 160)
+    said = rlflame("inspect", copied)
+    # Nobody has asked for more than the 128 that it has, so with an empty replay twice as many.
+    # The first of the two has asked for that end already.
+    assert advised(said.err) == (copied / "checkpoints" / step(96), None)
+    assert advised(said.err, "to the same bits; ") == (copied, 256)
+    resumed(target, steps=steps)
+    assert digest_of(copied) == digest_of(other)
+
+
+def test_a_run_that_is_over_has_no_use_for_an_empty_replay_but_to_go_on(copied):
+    shutil.rmtree(copied / "replay")
+    with pytest.raises(CheckpointError) as caught:
+        resumed(copied, steps=128)
+    assert advised(caught.value.hint, "to the same bits; ") == (copied, 128)
+    before = content(copied)
+    said = rlflame("resume", copied, "--fresh-replay")
+    assert said.code == 2
+    assert "This run is over: it ended at step 96" in said.err
+    assert advised(said.err) == (copied, 192)
+    assert {**content(copied), ".lock": b""} == {**before, ".lock": b""}
+    assert resumed(copied, fresh_replay=True, steps=192).progress.steps == 192
+
+
+def test_a_run_of_another_lineage_is_not_advised(copied, tmp_path):
+    """As it stands where the process died between the two files of a replay begun anew."""
+    other = Path(shutil.copytree(copied, tmp_path / "other"))
+    resumed(other / "checkpoints" / step(64), fresh_replay=True)
+    shutil.copyfile(other / "checkpoints" / step(64), copied / "checkpoints" / step(64))
+    for file in only_needed_by_the_last(copied):
+        file.unlink()
+    with pytest.raises(CheckpointError) as caught:
+        resumed(copied, steps=128)
+    assert advised(caught.value.hint) == (copied / "checkpoints" / step(32), 128)
+
+
+def forget(path, name):
+    """Write a checkpoint anew, without this array of its learner."""
+    found = checkpoint.load(path)
+    learner = {n: array for n, array in found.snapshot.learner.items() if n != name}
+    snapshot = dataclasses.replace(found.snapshot, learner=learner)
+    checkpoint.save(path, dataclasses.replace(found, snapshot=snapshot))
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_state_that_is_not_taken_up_leaves_the_run_as_it_is(stopped, fresh):
+    forget(newest(stopped), "critics")
+    (stopped / ".lock").touch()
+    before = content(stopped)
+    with pytest.raises(LearningError, match="critics is missing"):
+        resumed(stopped, fresh_replay=fresh, steps=128)
+    assert content(stopped) == before
+
+
+def test_a_checkpoint_from_before_the_actor_s_guard_goes_on(stopped, untouched):
+    forget(newest(stopped), "actor_guard")
+    resumed(stopped)
+    assert digest_of(stopped) == digest_of(untouched)
+
+
 def test_a_segment_with_any_bit_flipped_is_refused(copied):
     file, rng = needed(copied), random.Random(0)
     data = file.read_bytes()
@@ -362,6 +447,24 @@ def test_what_a_fresh_replay_replaces_is_kept_with_its_segments(stopped, untouch
     assert digest_of(stopped) == digest_of(untouched)
 
 
+def test_whatever_is_replaced_or_set_aside_is_kept_however_often(copied):
+    """Three lineages from one step, then the second is taken up again."""
+    there = copied / "checkpoints" / step(64)
+    digests = {path: checkpoint.load(path).digest for path in copied.glob("checkpoints/step-*")}
+    for steps in (128, 160, 192):
+        resumed(there, fresh_replay=True, steps=steps)
+        digests |= {copied / "kept": digest_of(copied)}
+        held = [*copied.glob("checkpoints/step-*")]
+        found = [checkpoint.load(path) for path in held]
+        assert {one.digest for one in found} >= set(digests.values())
+        for one in found:
+            for segment in one.snapshot.segments:
+                segment.arrays()
+        digests = dict(enumerate(one.digest for one in found))
+    names = sorted(path.name for path in copied.glob("checkpoints/*.replaced*"))
+    assert names == [f"{there.name}.replaced{more}" for more in ("", "-2", "-3")]
+
+
 def test_a_run_that_goes_on_as_it_was_replaces_nothing(stopped):
     resumed(stopped)
     assert not [*stopped.rglob("*.replaced")]
@@ -429,30 +532,48 @@ def test_inspect_names_what_is_damaged_and_fails(copied):
     assert rlflame("inspect", copied, "--recipe").code == 0
 
 
+def test_inspect_names_what_is_damaged_in_a_folder_of_seeds(untouched, tmp_path):
+    seed = tmp_path / "job" / "seed-0"
+    shutil.copytree(untouched, seed)
+    (tmp_path / "job" / JOB_FILE).touch()
+    assert rlflame("inspect", tmp_path / "job").code == 0
+    file = needed(seed)
+    file.unlink()
+    for words in ((), ("--json",)):
+        said = rlflame("inspect", tmp_path / "job", *words)
+        assert said.code == 1
+        assert f"{file} is missing" in said.out
+        assert f"rlflame resume {seed} --fresh-replay" in said.err
+
+
 # What it costs.
 
 
 def test_a_replay_that_memory_cannot_hold_is_refused_with_one_that_it_can(stopped, monkeypatch):
     available = 123_456_789
-    monkeypatch.setattr(build, "available_bytes", lambda: available + PROCESS_BYTES)
+    monkeypatch.setattr(build, "room_bytes", lambda: (available, available))
     words = ("train", "--env", "ant", "--algo", "sac", "--set", "runtime.fleet=inline")
     out = stopped / "refused"
     said = rlflame(*words, "--out", out)
     assert said.code == 2
-    # Eight columns; 105 observations, 8 actions and a reward of four bytes, and one for the end.
-    assert "A replay of 1,000,000 transitions takes 457 MB of memory" in said.err
+    # Eight columns; 105 observations, 8 actions and a reward of four bytes, one for the end, and a
+    # thousandth of what the limit of 1,000 steps hides.
+    assert "A replay of 1,000,000 transitions takes 459 MB of memory" in said.err
     assert "and 123 MB are available for it" in said.err
     assert not out.exists()
     (smaller,) = re.findall(r"--set learning\.sac\.buffer_size=(\d+)", said.err)
-    assert 0.9 * available < ReplayShape(int(smaller), 8, 105, 8).nbytes <= available
+    assert 0.9 * available < ReplayShape(int(smaller), 8, 105, 8, 1000).nbytes <= available
+    monkeypatch.setattr(build, "room_bytes", lambda: (available, 5000))
+    said = rlflame(*words, "--out", out)
+    assert "raise a limit" in said.err  # a replay of a few steps is no way on
     # A dry run may be for another machine.
     said = rlflame(*words, "--dry-run")
     assert said.code == 0
     assert "Not on this machine: A replay of" in said.err.replace("\n", " ")
-    monkeypatch.setattr(build, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(build, "room_bytes", lambda: (1000, 1000))
     said = rlflame("resume", stopped, "--set", "runtime.fleet=inline")
     assert said.code == 2
-    assert "larger machine" in said.err
+    assert "resume on another machine" in said.err.replace("\n", " ")
 
 
 def test_what_a_replay_takes_is_said_at_the_start(tmp_path):

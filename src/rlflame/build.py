@@ -25,13 +25,13 @@ from rlflame.learner.leading import Leading, check_alike
 from rlflame.learner.replay import renewed
 from rlflame.learner.shards import Shards
 from rlflame.learners import algorithm, blas_threads, device, experience, fingerprint
-from rlflame.memory import PROCESS_BYTES, available_bytes
+from rlflame.memory import room_bytes
 from rlflame.methods import SacSettings
 from rlflame.rollout import blas, v5_spaces
 from rlflame.rollout.child import versions
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec
-from rlflame.trainer import EXPERIENCE, Plan, Progress, Recorder, Stop, Trainer
+from rlflame.trainer import EXPERIENCE, Plan, Progress, Recorder, Stop, Trainer, take_up
 
 
 def environment(settings: EnvironmentSettings) -> EnvSpec:
@@ -106,27 +106,46 @@ def _check_entropy(settings: SacSettings, env: EnvSpec) -> None:
 
 def check_memory(recipe: Recipe, env: EnvSpec, *, begun: bool) -> None:
     """Refuse a replay that the machine cannot hold, before hours have filled it."""
-    # What stands in the machine's memory besides is there already, but for this process.
-    replay, available = Facts(recipe, env, "").replay, available_bytes() - PROCESS_BYTES
+    replay, (available, safe) = Facts(recipe, env, "").replay, room_bytes()
     if replay is None or replay.nbytes <= available:
         return
-    fitting = replay.fitting(max(0, available))
-    # Two digits, rounded down: a number that one would type, and that leaves something over.
-    unit = 10 ** max(0, len(str(fitting)) - 2)
-    smaller = f"--set learning.sac.buffer_size={fitting // unit * unit}"
+    fitting = replay.fitting(safe)
+    if begun or fitting < recipe.learning.rollout.columns:
+        onward = f"free some, raise a limit, or {'resume' if begun else 'train'} on another machine"
+    else:
+        # Two digits, rounded down: a number that one would type, and that leaves something over.
+        unit = 10 ** max(0, len(str(fitting)) - 2)
+        onward = f"--set learning.sac.buffer_size={fitting // unit * unit}"
     needed = replay_size(replay)
     raise ConfigError(
-        f"{needed[0].upper()}{needed[1:]} of memory, and {size(max(0, available))} are available "
-        "for it.",
-        "free some or resume on a larger machine" if begun else smaller,
+        f"{needed[0].upper()}{needed[1:]} of memory, and {size(available)} are available for it.",
+        onward,
     )
+
+
+def check_restores(found: Checkpoint) -> None:
+    """What was saved is taken up by a learner and a replay that are thrown away again."""
+    learning = found.recipe.learning.model_copy(update={"threads": 1})
+    if found.snapshot is not None:
+        take_up(
+            found.snapshot,
+            learning.rollout.staleness,
+            algorithm(learning, found.policy_spec),
+            experience(learning, found.env),
+        )
+
+
+def lineage(found: Checkpoint) -> int:
+    """How often the replay of a run has begun anew."""
+    kept = {} if found.snapshot is None else found.snapshot.learner
+    return int(kept.get(f"{EXPERIENCE}lineage", 0))
 
 
 def with_fresh_replay(found: Checkpoint) -> Checkpoint:
     """The same state with an empty replay, of a new lineage."""
     snapshot = found.snapshot
     kept = {} if snapshot is None else dict(snapshot.learner)
-    held = {name: kept.pop(name) for name in tuple(kept) if name.startswith(f"{EXPERIENCE}")}
+    held = {name: kept.pop(name) for name in tuple(kept) if name.startswith(EXPERIENCE)}
     if snapshot is None or not held:
         raise ConfigError(
             f"--fresh-replay is for a replay, and {found.recipe.learning.algorithm} keeps none.",

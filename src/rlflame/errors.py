@@ -60,6 +60,10 @@ class CheckpointsDamaged(CheckpointError):
     """Of all the checkpoints of a run there is none that can be read."""
 
 
+class ReplayLost(CheckpointError):
+    """A part of the replay that a checkpoint names is missing or damaged."""
+
+
 class EnvironmentFailure(RlflameError):
     """The user's environment raised, hung, or returned something impossible."""
 

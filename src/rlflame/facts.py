@@ -99,8 +99,9 @@ class Facts:
     def replay(self) -> ReplayShape | None:
         """What is kept to be learned from again; None where nothing is."""
         from rlflame.learner.replay import ReplayShape
+        from rlflame.rollout.v5_spaces import episode_limit
 
-        learning = self.recipe.learning
+        learning, limit = self.recipe.learning, self.env.max_episode_steps
         if learning.sac is None:
             return None
         return ReplayShape(
@@ -108,7 +109,7 @@ class Facts:
             learning.rollout.columns,
             self.env.observation_size,
             self.env.action_size,
-            self.env.max_episode_steps,
+            episode_limit(self.env.id) if limit is None else limit,
         )
 
     def learner(self) -> str:

@@ -10,13 +10,23 @@ from pathlib import Path
 
 #: What a process that trains takes besides a replay: interpreter, numpy, environments, networks.
 PROCESS_BYTES = 150_000_000
+#: What it reserves besides, once it runs, of the addresses that it may have: stacks of threads,
+#: arenas, buffers of BLAS, at least and at most. Little of that is ever touched.
+RESERVED_BYTES = (250_000_000, 1_200_000_000)
 _ROOT = Path("/")
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """What the machine has left, or a limit of this process or its container where that is less."""
-    found = [_machine(root), *_address_space(root), *_limits(root)]
-    return max(0, min(found))
+    """What the machine has left, or its container where that is less."""
+    return max(0, min([_machine(root), *_limits(root)]))
+
+
+def room_bytes(root: Path = _ROOT) -> tuple[int, int]:
+    """What one replay can take in this process beside all else that it will need: beyond the first
+    it cannot run, up to the second it can."""
+    shared, left = available_bytes(root) - PROCESS_BYTES, [*_address_space(root)]
+    most, safe = (min([shared, *(one - kept for one in left)]) for kept in RESERVED_BYTES)
+    return max(0, most), max(0, safe)
 
 
 def _address_space(root: Path) -> Iterator[int]:

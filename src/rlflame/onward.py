@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rlflame import build, checkpoint, decoded, segments
 from rlflame.checkpoint import Checkpoint
 from rlflame.config import Recipe
-from rlflame.errors import CheckpointError, ConfigError, typed
+from rlflame.errors import CheckpointError, ConfigError, ReplayLost, typed
+from rlflame.learner import Segment
 from rlflame.rollout.child import versions
-from rlflame.run_folder import step_files
+from rlflame.run_folder import newest_checkpoint, step_files
 
 
 def finished(found: Checkpoint) -> bool:
@@ -75,36 +77,74 @@ def check_environment(found: Checkpoint) -> None:
             )
 
 
-def check_replay(found: Checkpoint, target: Path) -> None:
-    """Every segment that the checkpoint needs is there and whole; before anything is written."""
+def check_state(found: Checkpoint, target: Path) -> None:
+    """All that was saved is there and fits the recipe; before anything is written."""
     try:
-        _read_segments(found)
-    except CheckpointError as error:
-        raise CheckpointError(error.message, without_replay(found, target)) from error
+        build.check_restores(found)
+    except ReplayLost as error:
+        raise ReplayLost(error.message, without_replay(found, target)) from error
 
 
 def without_replay(found: Checkpoint, target: Path) -> str:
     """What to type where the replay is not whole, what loses nothing first."""
-    anew = typed("resume", target, "--fresh-replay")
-    anew = f"{anew} goes on with its weights and an empty replay"
-    earlier = _newest_whole(target, found.progress.steps)
+    anew = f"{begun_anew(found, target)} goes on with its weights and an empty replay"
+    earlier = _newest_whole(target, found)
     if earlier is None:
         return anew
-    return f"{typed('resume', earlier)} goes on from before, to the same bits; {anew}"
+    path, held = earlier
+    again = typed("resume", path, *_as_far(held, found.recipe))
+    return f"{again} goes on from before, to the same bits; {anew}"
 
 
-def _newest_whole(target: Path, before: int) -> Path | None:
-    """An earlier checkpoint of the run whose replay is all there."""
+def begun_anew(found: Checkpoint, target: Path) -> str:
+    """The command that goes on with the weights alone, as far as was asked for."""
+    if found.progress.reached:
+        best = target / "best.safetensors"
+        return train_from(found.recipe, best if best.exists() else target)
+    if finished(found):
+        return typed("resume", target, "--fresh-replay", "--steps", 2 * found.progress.steps)
+    end: tuple[object, ...] = ()
+    with contextlib.suppress(CheckpointError):
+        held = newest_checkpoint(target, lambda note: None)
+        end = _as_far(held.recipe, found.recipe)
+    return typed("resume", target, "--fresh-replay", *end)
+
+
+def _as_far(held: Recipe, wanted: Recipe) -> tuple[object, ...]:
+    """What to add to `resume` where the file ends elsewhere than it was asked to."""
+    ends = [(one.stop_at_steps, one.stop_at_iterations) for one in (held, wanted)]
+    return () if ends[0] == ends[1] else ("--steps", wanted.stop_at_steps)
+
+
+def _newest_whole(target: Path, found: Checkpoint) -> tuple[Path, Recipe] | None:
+    """An earlier checkpoint of the same run whose replay is all there."""
     run = target if target.is_dir() else segments.run_of(target)
+    looked_at: dict[str, bool] = {}
     for path in reversed(step_files(run)):
         with contextlib.suppress(CheckpointError):
-            found = checkpoint.load(path)
-            if found.resumable and found.progress.steps < before:
-                _read_segments(found)
-                return path
+            one = checkpoint.load(path)
+            if (
+                one.resumable
+                and one.progress.steps < found.progress.steps
+                and one.recipe.learning == found.recipe.learning
+                and one.recipe.evaluation == found.recipe.evaluation
+                and build.lineage(one) == build.lineage(found)
+                and all(_is_whole(segment, looked_at) for segment in _segments(one))
+            ):
+                return path, one.recipe
     return None
 
 
-def _read_segments(found: Checkpoint) -> None:
-    for segment in found.snapshot.segments if found.snapshot is not None else ():
-        segment.arrays()
+def _segments(found: Checkpoint) -> Sequence[Segment]:
+    return found.snapshot.segments if found.snapshot is not None else ()
+
+
+def _is_whole(segment: Segment, looked_at: dict[str, bool]) -> bool:
+    """Whether a segment is there as it should be; each is read once."""
+    if segment.digest not in looked_at:
+        try:
+            segment.arrays()
+            looked_at[segment.digest] = True
+        except ReplayLost:
+            looked_at[segment.digest] = False
+    return looked_at[segment.digest]

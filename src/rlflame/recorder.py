@@ -6,6 +6,8 @@ Must not know: the loop, algorithms, display.
 from __future__ import annotations
 
 import contextlib
+import filecmp
+import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -216,20 +218,18 @@ class FileRecorder:
             self.best = None
             self._watcher.note("The best policy until here is not kept; the next one counts.")
         self._commit(snapshot)
-        file.replace(f"{file}.later")
+        file.replace(_aside(file, "later"))
         if best is not None:
             files.save(file, best)
 
     def _set_aside(self, snapshot: Snapshot) -> None:
         """A run that goes on with another state than a checkpoint of this step holds keeps that
-        file, and with it what it names, as `*.replaced`."""
+        file, and with it what it names, as `*.replaced`, `*.replaced-2` and so on."""
         path = step_file(self._folder.path, snapshot.progress.steps)
-        kept = path.with_name(f"{path.name}.replaced")
-        if kept.exists():
-            return
         with contextlib.suppress(CheckpointError):
             held = files.load(path)
             if held.state_digest != files.state_digest(self._template):
+                kept = _aside(path, "replaced")
                 _point(kept, path)
                 self._watcher.note(f"What stood at step {snapshot.progress.steps} is kept: {kept}.")
 
@@ -265,7 +265,7 @@ class FileRecorder:
         )
         later = later_files(folder, progress)
         for file in later:
-            file.replace(f"{file}.later")
+            file.replace(_aside(file, "later"))
         if later:
             self._watcher.note(f"Back to step {progress.steps}: what was later is kept as *.later.")
         _point(self._folder.latest, path)
@@ -284,6 +284,13 @@ def _finished(fragments: Sequence[Fragment]) -> list[tuple[int, EpisodeStat]]:
     """
     found = [(fragment.slot, episode) for fragment in fragments for episode in fragment.episodes]
     return sorted(found, key=lambda one: (one[0], one[1].row, one[1].episode))
+
+
+def _aside(file: Path, word: str) -> Path:
+    """A name beside a file that nothing else has, unless it has the same content."""
+    more = (f"{word}-{number}" for number in itertools.count(2))
+    names = (file.with_name(f"{file.name}.{end}") for end in itertools.chain([word], more))
+    return next(n for n in names if not n.exists() or filecmp.cmp(file, n, shallow=False))
 
 
 def _point(link: Path, target: Path) -> None:

@@ -31,8 +31,9 @@ from rlflame.fleet import EventCount, Fleet, Observer, TrafficCount, policy_id
 from rlflame.learners import blas_threads
 from rlflame.machine_log import MachineLog
 from rlflame.onward import (
+    begun_anew,
     check_environment,
-    check_replay,
+    check_state,
     extended,
     finished,
     machine_differences,
@@ -154,13 +155,19 @@ def resume(
             found = build.with_fresh_replay(found)
         if finished(found) and scored(folder.path, found):
             crew.excuse()
+            if fresh_replay:
+                raise ConfigError(
+                    f"This run is over: it ended at step {found.progress.steps}, and an empty "
+                    "replay is for going on.",
+                    begun_anew(found, target),
+                )
             return _result(folder, found, began=False)
         check_learners(found.recipe.learning, runtime.learners)
-        check_replay(found, target)
         for difference in machine_differences(found):
             show.note(f"This machine differs from the one before in {difference}; bits may too.")
         found = replace(found, fingerprint=versions())
         build.check_memory(found.recipe, found.env, begun=True)
+        check_state(found, target)
         if runtime.env_file is not None:
             env_file.admit(runtime.env_file)
         check_environment(found)

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from rlflame import tensor_file
-from rlflame.errors import CheckpointError
+from rlflame.errors import CheckpointError, ReplayLost
 from rlflame.learner import Segment, State, digest_of
 
 _NAME = re.compile(r"segment-\d{6,}-[0-9a-f]{16}\.safetensors")
@@ -47,18 +47,18 @@ def _read(path: Path, number: int, digest: str) -> State:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing, and the replay needs it.", _ONWARD) from error
+        raise ReplayLost(f"{path} is missing, and the replay needs it.", _ONWARD) from error
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.", _ONWARD) from error
+        raise ReplayLost(f"{path} cannot be read: {error.strerror}.", _ONWARD) from error
     try:
         metadata, arrays = tensor_file.opened(path, data, "segment", _FIELDS)
         if metadata["segment"] != str(number) or digest_of(arrays) != digest:
             raise ValueError("it is not the segment that the checkpoint names")
     except CheckpointError as error:
-        raise CheckpointError(error.message, _ONWARD) from error
+        raise ReplayLost(error.message, _ONWARD) from error
     except Exception as error:  # whatever a crafted header provokes is one sentence to the user
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
-        raise CheckpointError(f"{path} is damaged: {reason}.", _ONWARD) from error
+        raise ReplayLost(f"{path} is damaged: {reason}.", _ONWARD) from error
     return arrays
 
 

@@ -151,6 +151,25 @@ class _Collection:
         self._fleet.release(self._name)
 
 
+def take_up(
+    snapshot: Snapshot, staleness: int, algorithm: Algorithm[Any], experience: Experience[Any]
+) -> None:
+    """Put both where the snapshot has them; refuses what is of another recipe."""
+    lags = bool(staleness and snapshot.progress.iteration)
+    if lags != (snapshot.behaviour is not None):
+        raise CheckpointError(
+            "The checkpoint does not fit its recipe: the weights that act in its next "
+            f"iteration are {'absent' if lags else 'there, without staleness'}.",
+            "resume an earlier checkpoint of the same run",
+        )
+    learner, kept = dict(snapshot.learner), State()
+    for name in snapshot.learner:
+        if name.startswith(EXPERIENCE):
+            kept[name.removeprefix(EXPERIENCE)] = learner.pop(name)
+    experience.load_state(kept, snapshot.segments)
+    algorithm.load_state(learner)
+
+
 class Trainer(Generic[BatchT]):
     """Collect, learn, record, until the budget is spent or somebody asks to stop."""
 
@@ -175,22 +194,10 @@ class Trainer(Generic[BatchT]):
 
     def restore(self, snapshot: Snapshot) -> None:
         """Stand where the snapshot does; a CheckpointError if it is of another recipe."""
-        learner, experience = dict(snapshot.learner), State()
-        for name in snapshot.learner:
-            if name.startswith(EXPERIENCE):
-                experience[name.removeprefix(EXPERIENCE)] = learner.pop(name)
-        lags = bool(self._plan.staleness and snapshot.progress.iteration)
-        if lags != (snapshot.behaviour is not None):
-            raise CheckpointError(
-                "The checkpoint does not fit its recipe: the weights that act in its next "
-                f"iteration are {'absent' if lags else 'there, without staleness'}.",
-                "resume an earlier checkpoint of the same run",
-            )
+        take_up(snapshot, self._plan.staleness, self._algorithm, self._experience)
         self.progress = snapshot.progress
         self._states = snapshot.states
         self._behaviour = snapshot.behaviour
-        self._experience.load_state(experience, snapshot.segments)
-        self._algorithm.load_state(learner)
 
     def run(self) -> bool:
         """True when training is complete, False when a stop request ended it early."""

@@ -51,7 +51,10 @@ class Children(Closing):
         waiting = {child.answers: number for number, child in enumerate(self._children)}
         while waiting:
             with self._stop.interruptible():
-                ready, _, _ = select.select([*waiting], [], [])
+                full = [child.requests for child in self._children if child.backlog]
+                ready, _, _ = select.select([*waiting], full, [])
+            for child in self._children:
+                child.flush()
             for answers in ready:
                 child = self._children[waiting[answers]]
                 try:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlflame.commands.options import Debug, Json
+
+if TYPE_CHECKING:
+    from rlflame.checkpoint import Checkpoint
+    from rlflame.inspection import ReplayFiles
 
 
 def inspect(
@@ -28,7 +33,7 @@ def inspect(
     Of several files, the first recipe field or tensor that differs; exit 1 if any does.
     """
     del debug
-    from rlflame import inspection, onward, toml
+    from rlflame import inspection, toml
     from rlflame.display import aligned, as_json_text, say, say_aside
     from rlflame.errors import ConfigError
     from rlflame.run_folder import newest_checkpoint
@@ -64,14 +69,29 @@ def inspect(
             say(f"{files[0]} and {path} differ first in {difference}.")
             for machine in inspection.machines_differ(found[0], one):
                 say(f"  They were made on machines that differ in {machine}.")
-        for replay in looked:
-            if replay is not None and replay.problem is not None:
-                say(replay.problem)
-    broken = [i for i, one in enumerate(looked) if one and one.problem]
-    for i in broken:
-        say_aside(f"{onward.without_replay(found[i], files[i])}.")
+        _say_problems(looked)
+    broken = not recipe and _advise([*zip(files, found, strict=True)], looked)
     if any(differences) or broken:
         raise typer.Exit(1)
+
+
+def _say_problems(looked: Sequence[ReplayFiles | None]) -> None:
+    from rlflame.display import say
+
+    for replay in looked:
+        if replay is not None and replay.problem is not None:
+            say(replay.problem)
+
+
+def _advise(named: Sequence[tuple[Path, Checkpoint]], looked: Sequence[ReplayFiles | None]) -> bool:
+    """What to type for those whose replay is not whole; whether there are any."""
+    from rlflame import onward
+    from rlflame.display import say_aside
+
+    broken = [one for one, replay in zip(named, looked, strict=True) if replay and replay.problem]
+    for path, found in broken:
+        say_aside(f"{onward.without_replay(found, path)}.")
+    return bool(broken)
 
 
 def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
@@ -98,6 +118,7 @@ def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
         for _, found in named[:1]:
             say(toml.to_toml(found.recipe).rstrip())
         return
+    looked = [inspection.replay_files(*one) for one in named]
     differences = {}
     for folder, other in zip(folders[1:], jobs[1:], strict=True):
         for name in dict.fromkeys([*jobs[0], *other]):
@@ -108,7 +129,7 @@ def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
             elif said := inspection.first_difference(pair[0], pair[1]):
                 differences[str(folder / name)] = said
     if as_json:
-        files = [inspection.as_dict(*one) for one in named]
+        files = [inspection.as_dict(*one, held) for one, held in zip(named, looked, strict=True)]
         shown = {"files": files, "equal": not differences, "differences": differences}
         say(as_json_text(shown, indent=2))
     else:
@@ -123,5 +144,6 @@ def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
             say(f"{seed} differs first in {difference}.")
         if len(folders) > 1 and not differences:
             say(f"{len(jobs[0])} seeds are equal to the last bit.")
-    if differences:
+        _say_problems(looked)
+    if _advise(named, looked) or differences:
         raise typer.Exit(1)

@@ -254,23 +254,29 @@ def _dry_run(
     *,
     as_json: bool,
 ) -> None:
-    from rlflame import build, running, toml
+    from rlflame import build, env_file, learners, running, toml
     from rlflame.display import aligned, as_json_text, say, say_aside
     from rlflame.environments import look_at
     from rlflame.errors import ConfigError
     from rlflame.facts import Facts
     from rlflame.rollout.rows import stepped_by
 
+    if config.runtime.env_file is not None:
+        env_file.admit(config.runtime.env_file)
     env = look_at(config.learning.environment)
     running.check_start(config.learning, init_from)
     if init_from is not None:
         learning, _ = running.started_from(config.learning, env, init_from)
         config = config.model_copy(update={"learning": learning})
     build.policy_spec(config.learning, env)  # refuses what would not be trained
-    try:
-        build.check_memory(config.recipe, env, begun=False)
-    except ConfigError as error:  # it may be meant for another machine
-        say_aside(f"Not on this machine: {error.message} {error.hint}")
+    for check in (
+        lambda: build.check_memory(config.recipe, env, begun=False),
+        lambda: learners.device(config.learning, 0),
+    ):
+        try:
+            check()
+        except ConfigError as error:  # it may be meant for another machine
+            say_aside(f"Not on this machine: {error.message} {error.hint}")
     facts = Facts(config.recipe, env, preset)
     if as_json:
         whole = {

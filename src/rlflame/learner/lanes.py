@@ -8,6 +8,7 @@ Must not know: what the lanes compute.
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from collections.abc import Callable
 
@@ -50,11 +51,13 @@ class _Second:
         self._start.acquire()
         self._finish.acquire()
         self._work: Work | None = None
+        self._context = contextvars.copy_context()
         self._error: BaseException | None = None
         threading.Thread(target=self._loop, name="lane-1", daemon=True).start()
 
     def begin(self, work: Work) -> None:
-        self._work = work
+        # What holds where the work is handed over holds for it: how numpy takes an overflow.
+        self._work, self._context = work, contextvars.copy_context()
         self._start.release()
 
     def end(self) -> BaseException | None:
@@ -67,7 +70,7 @@ class _Second:
             self._start.acquire()
             try:
                 if self._work is not None:
-                    self._work(1)
+                    self._context.run(self._work, 1)
             except BaseException as error:
                 self._error = error
             self._work = None

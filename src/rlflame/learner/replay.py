@@ -44,7 +44,7 @@ class ReplayShape:
     columns: int
     observation_size: int
     action_size: int
-    #: A limit that ends an episode at the latest; None where the environment's own does, if any.
+    #: The limit that ends an episode at the latest, if there is any.
     episode_steps: int | None = None
 
     @property
@@ -63,7 +63,7 @@ class ReplayShape:
 
     @property
     def nbytes(self) -> int:
-        """Memory of a full replay; what an environment's own time limit hides is little."""
+        """Memory of a full replay."""
         return math.ceil((self.held_rows + 1) * self.columns * self._bytes_each)
 
     def fitting(self, nbytes: int) -> int:

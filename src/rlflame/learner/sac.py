@@ -246,7 +246,8 @@ class Sac:
         restore(self._log_weight, "log_entropy_weight", state)
         self._updates = restored_count("updates", state)
         self._guard.load_state(state)
-        self._actor_guard.load_state(state, "actor_guard")
+        if "actor_guard" in state:  # which checkpoints of the first version lack
+            self._actor_guard.load_state(state, "actor_guard")
         self._actor_adam.load_state("actor_adam", state)
         self._critic_adam.load_state("critic_adam", state)
         self._entropy_adam.load_state("entropy_adam", state)

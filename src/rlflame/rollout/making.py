@@ -55,6 +55,12 @@ def make(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, An
     return env
 
 
+def registered_limit(id: str) -> int | None:
+    """The steps after which an environment ends an episode, where it is registered and does."""
+    registered = gymnasium.registry.get(id.partition(":")[2] or id)
+    return None if registered is None else registered.max_episode_steps
+
+
 def import_code(id: str) -> None:
     """Import what an id needs; what is wrong with it is for `gymnasium.make` to say."""
     module, _, name = id.rpartition(":")

@@ -18,18 +18,18 @@ import numpy as np
 
 from .spec import EnvSpec
 
-#: Numbers observed, numbers acted, and the bound of each of these.
-_SPACES: Mapping[str, tuple[int, int, float]] = {
-    "Ant-v5": (105, 8, 1.0),
-    "HalfCheetah-v5": (17, 6, 1.0),
-    "Hopper-v5": (11, 3, 1.0),
-    "Humanoid-v5": (348, 17, 0.4),
-    "InvertedDoublePendulum-v5": (9, 1, 1.0),
-    "InvertedPendulum-v5": (4, 1, 3.0),
-    "Pusher-v5": (23, 7, 2.0),
-    "Reacher-v5": (10, 2, 1.0),
-    "Swimmer-v5": (8, 2, 1.0),
-    "Walker2d-v5": (17, 6, 1.0),
+#: Numbers observed, numbers acted, the bound of each of these, and the steps of an episode.
+_SPACES: Mapping[str, tuple[int, int, float, int]] = {
+    "Ant-v5": (105, 8, 1.0, 1000),
+    "HalfCheetah-v5": (17, 6, 1.0, 1000),
+    "Hopper-v5": (11, 3, 1.0, 1000),
+    "Humanoid-v5": (348, 17, 0.4, 1000),
+    "InvertedDoublePendulum-v5": (9, 1, 1.0, 1000),
+    "InvertedPendulum-v5": (4, 1, 3.0, 1000),
+    "Pusher-v5": (23, 7, 2.0, 100),
+    "Reacher-v5": (10, 2, 1.0, 50),
+    "Swimmer-v5": (8, 2, 1.0, 1000),
+    "Walker2d-v5": (17, 6, 1.0, 1000),
 }
 #: With these, whether MuJoCo can be loaded at all is for trying it to say.
 _RENDERING = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
@@ -43,12 +43,21 @@ def known(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> 
         return None
     if not _means_its_own(id):
         return None
-    observed, acted, bound = _SPACES[id]
+    observed, acted, bound, _ = _SPACES[id]
     high = (float(np.float32(bound)),) * acted
     low = tuple(-x for x in high)
     return EnvSpec(
         id, kwargs, max_episode_steps, observed, "continuous", acted, 0, low, high, (acted,)
     )
+
+
+def episode_limit(id: str) -> int | None:
+    """The steps after which the environment of this name ends an episode, as it is registered."""
+    if id in _SPACES and _means_its_own(id):
+        return _SPACES[id][3]
+    from .making import registered_limit  # loads Gymnasium
+
+    return registered_limit(id)
 
 
 def _means_its_own(id: str) -> bool:
