@@ -139,6 +139,7 @@ EXEMPT = {
     "threads": "a matrix product on two threads may have other last bits than on one, which is "
     "why it is in the recipe, but on many machines and at small sizes it has the same",
     "device": "needs a graphics card, on which sums have other last bits",
+    "policy_average": "decides which policy is kept, not which one acts: tested below",
     "init_policy": "names weights that come from elsewhere: tested below, with those weights",
 }
 
@@ -178,7 +179,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 def test_every_field_has_a_scenario_or_an_excuse():
     assert not CHANGES.keys() & EXEMPT.keys()
     assert set(fields(LearningSettings)) == CHANGES.keys() | EXEMPT.keys()
-    assert len(EXEMPT) == 3
+    assert len(EXEMPT) == 4
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -213,6 +214,16 @@ def test_the_policy_to_start_from_changes_the_weights(tmp_path):
     other = run({"stop_at_iterations": 2, "learning": named}, start)
 
     assert not same(one.last.learner["parameters"], other.last.learner["parameters"])
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_an_average_changes_the_policy_that_is_kept_and_not_the_one_that_acts(base, tmp_path):
+    one = trained(BASES[base])
+    other = trained(with_values(BASES[base], {"policy_average": 2}))
+    assert one.state_digest(tmp_path) != other.state_digest(tmp_path)
+    assert same(weights(one), weights(other))
+    kept = [np.concatenate([a.ravel() for a in run.last.policy.values()]) for run in (one, other)]
+    assert not same(*kept)
 
 
 EVALUATIONS = {

@@ -18,6 +18,7 @@ from pathlib import Path
 import failpoints
 import numpy as np
 import pytest
+from commands import rlflame
 
 from rlflame import api, checkpoint, tensor_file
 from rlflame.errors import CheckpointError
@@ -342,6 +343,23 @@ def resumed(target, show=None, steps=None):
 def same_run(folder, untouched):
     now, then = failpoints.left_behind(folder), failpoints.left_behind(untouched)
     return {name for name in then if now[name] != then[name]}
+
+
+def test_a_run_that_keeps_an_average_goes_on_to_the_same_end(tmp_path):
+    """What it acts with is in its checkpoints besides, and they are scored by the average."""
+    folders = [tmp_path / name for name in ("whole", "resumed")]
+    for folder in folders:
+        runtime = {"out": str(folder), "keep_checkpoints": 9}
+        api.train(failpoints.config(learning={"policy_average": 3}, runtime=runtime))
+    middle, last = folders[1] / "checkpoints" / step(32), folders[1] / "latest.safetensors"
+    acting = checkpoint.load(last).snapshot.learner["parameters"]
+    kept = checkpoint.load(last).policy["actor.0.weight"]
+    assert not np.isin(kept, acting).all()
+    resumed(middle)
+    for path in folders[1].rglob("*.later"):
+        path.unlink()
+    assert same_run(folders[1], folders[0]) == set()
+    assert rlflame("eval", last, "--local", "--expect-recorded").code == 0
 
 
 @pytest.mark.parametrize("steps", [0, 32, 64, 96])

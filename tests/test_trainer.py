@@ -38,6 +38,7 @@ def plan(**changes):
         "evaluation": EvaluationPlan(episodes=2),
         "evaluate_every_steps": None,
         "until_return": None,
+        "average": None,
     }
     return Plan(**{**wanted, **changes})
 
@@ -321,6 +322,31 @@ def test_an_evaluation_follows_every_multiple_that_is_passed(every):
     assert [steps for steps, _, _ in world.evaluations] == due
     # What is evaluated is what was just learned.
     assert [version for _, version, _ in world.evaluations] == [s // BATCH for s in due]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_an_average_is_what_is_evaluated_and_saved_and_never_acts(staleness):
+    world = World()
+    wanted = {"average": 2, "staleness": staleness, "stop_at_iterations": 5}
+    trainer = train(world, plan(**wanted, evaluate_every_steps=BATCH))
+    assert [version for _, version in trainer.given] == (
+        [0, 1, 2, 3, 4] if staleness == 0 else [0, 0, 1, 2, 3]
+    )
+    # Of versions 1, 2, 3, 4 and 5: each but the first moves the average half of the way.
+    averages = [1.0, 1.5, 2.25, 3.125, 4.0625]
+    assert [version for _, version, _ in world.evaluations] == [int(a) for a in averages]
+    saved = [float(snapshot.policy["version"][0]) for _, snapshot in world.saved]
+    assert saved == [0.0, *averages, averages[-1]]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_an_average_goes_on_where_a_snapshot_has_it(staleness):
+    wanted = {"average": 3, "staleness": staleness, "stop_at_iterations": 6}
+    world = World()
+    whole = train(world, plan(**wanted))
+    for _, begun in world.saved:
+        again = train(World(), plan(**wanted), begun)
+        assert again.snapshot().policy == whole.snapshot().policy
 
 
 def test_without_a_cadence_nothing_is_evaluated():

@@ -20,6 +20,7 @@ from rlflame.evaluate import EvaluationPlan
 from rlflame.facts import Facts, count, replay_size, size
 from rlflame.fleet import Fleet
 from rlflame.learner import Algorithm
+from rlflame.learner.averaging import PolicyAverage
 from rlflame.learner.group import Group
 from rlflame.learner.leading import Leading, check_alike
 from rlflame.learner.replay import renewed
@@ -132,6 +133,7 @@ def check_restores(found: Checkpoint) -> None:
             learning.rollout.staleness,
             algorithm(learning, found.policy_spec),
             experience(learning, found.env),
+            PolicyAverage(learning.policy_average),
         )
 
 
@@ -186,6 +188,7 @@ def plan(recipe: Recipe, env: EnvSpec, run: str) -> Plan:
         evaluation=evaluation_plan(recipe, final=False),
         evaluate_every_steps=recipe.evaluation.every_steps,
         until_return=recipe.evaluation.until_return,
+        average=learning.policy_average,
     )
 
 

@@ -141,6 +141,11 @@ class LearningSettings(Section):
         description="Parts of each minibatch whose gradients are computed apart and then added in "
         "order; the most learners that can share the work. 8 where a run begins with several.",
     )
+    policy_average: Positive | None = Field(
+        None,
+        description="Score and keep the average of the policies of about so many iterations; by "
+        "default the newest. What acts in training is always the newest.",
+    )
     init_policy: str | None = Field(
         None,
         pattern=r"^[0-9a-f]{32}$",

@@ -93,7 +93,9 @@ class Facts:
     def policy(self) -> str:
         network = self.recipe.learning.network
         normalised = ", observations normalised" if network.normalise_observations else ""
-        return f"{'-'.join(map(str, self.layers))} {network.activation}{normalised}"
+        over = self.recipe.learning.policy_average
+        averaged = f", averaged over {count(over, 'iteration')}" if over else ""
+        return f"{'-'.join(map(str, self.layers))} {network.activation}{normalised}{averaged}"
 
     @property
     def replay(self) -> ReplayShape | None:

@@ -23,6 +23,7 @@ from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord, evaluate
 from rlflame.fleet import Fleet, Submission
 from rlflame.learner import Algorithm, Experience, Metrics, Segment, State
+from rlflame.learner.averaging import PolicyAverage
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.rollout.spec import (
     EnvSpec,
@@ -37,8 +38,8 @@ from rlflame.rollout.states import fresh_state
 EnvStates = tuple[tuple[EnvState, ...], ...]
 #: What an experience yields and an algorithm learns from; the loop only hands it on.
 BatchT = TypeVar("BatchT")
-#: How the names begin, in a snapshot's learner, of what the experience holds.
-EXPERIENCE = "experience."
+#: How the names begin, in a snapshot's learner, of what the experience holds, and of the average.
+EXPERIENCE, AVERAGE = "experience.", "average."
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Plan:
     evaluation: EvaluationPlan
     evaluate_every_steps: int | None
     until_return: float | None
+    #: Over how many versions the policy is averaged that is evaluated and kept; None: the newest.
+    average: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +155,13 @@ class _Collection:
 
 
 def take_up(
-    snapshot: Snapshot, staleness: int, algorithm: Algorithm[Any], experience: Experience[Any]
+    snapshot: Snapshot,
+    staleness: int,
+    algorithm: Algorithm[Any],
+    experience: Experience[Any],
+    average: PolicyAverage,
 ) -> None:
-    """Put both where the snapshot has them; refuses what is of another recipe."""
+    """Put them all where the snapshot has them; refuses what is of another recipe."""
     lags = bool(staleness and snapshot.progress.iteration)
     if lags != (snapshot.behaviour is not None):
         raise CheckpointError(
@@ -162,12 +169,21 @@ def take_up(
             f"iteration are {'absent' if lags else 'there, without staleness'}.",
             "resume an earlier checkpoint of the same run",
         )
-    learner, kept = dict(snapshot.learner), State()
-    for name in snapshot.learner:
-        if name.startswith(EXPERIENCE):
-            kept[name.removeprefix(EXPERIENCE)] = learner.pop(name)
-    experience.load_state(kept, snapshot.segments)
+    learner = dict(snapshot.learner)
+    experience.load_state(_taken(EXPERIENCE, learner), snapshot.segments)
+    averaged = _taken(AVERAGE, learner)
     algorithm.load_state(learner)
+    average.load_state(averaged, algorithm.policy())
+
+
+def _under(prefix: str, state: State) -> State:
+    return {prefix + name: array for name, array in state.items()}
+
+
+def _taken(prefix: str, learner: State) -> State:
+    """What stands under these names, which are then gone."""
+    names = [name for name in learner if name.startswith(prefix)]
+    return {name.removeprefix(prefix): learner.pop(name) for name in names}
 
 
 class Trainer(Generic[BatchT]):
@@ -191,10 +207,11 @@ class Trainer(Generic[BatchT]):
         self.progress = Progress()
         self._states: EnvStates = first_states(plan)
         self._behaviour: PolicyArrays | None = None
+        self._average = PolicyAverage(plan.average)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Stand where the snapshot does; a CheckpointError if it is of another recipe."""
-        take_up(snapshot, self._plan.staleness, self._algorithm, self._experience)
+        take_up(snapshot, self._plan.staleness, self._algorithm, self._experience, self._average)
         self.progress = snapshot.progress
         self._states = snapshot.states
         self._behaviour = snapshot.behaviour
@@ -246,14 +263,14 @@ class Trainer(Generic[BatchT]):
                 current.end()
 
     def snapshot(self) -> Snapshot:
-        experience = self._experience.state()
         learner = {
             **self._algorithm.state(),
-            **{EXPERIENCE + name: array for name, array in experience.items()},
+            **_under(EXPERIENCE, self._experience.state()),
+            **_under(AVERAGE, self._average.state()),
         }
         return Snapshot(
             self.progress,
-            self._algorithm.policy(),
+            self._kept(),
             learner,
             self._states,
             self._behaviour,
@@ -287,14 +304,19 @@ class Trainer(Generic[BatchT]):
             metrics: Metrics = {}
             for batch in self._experience.batches():
                 metrics = self._algorithm.update(batch, progress)
+            self._average.follow(self._algorithm.policy())
         return metrics
+
+    def _kept(self) -> PolicyArrays:
+        """The policy that is evaluated and saved, which need not be the one that acts."""
+        return self._average.policy(self._algorithm.policy())
 
     def _evaluate_if_due(self) -> None:
         """Also on the way back from a stop that had cut an evaluation short."""
         every, progress = self._plan.evaluate_every_steps, self.progress
         if every is None or progress.steps // every <= progress.evaluations:
             return
-        policy = self._algorithm.policy()
+        policy = self._kept()
         with self._recorder.phase("evaluate"), self._stop.interruptible():
             record = self.evaluate(self._plan.evaluation, policy)
         target = self._plan.until_return
