@@ -13,7 +13,7 @@ import pytest
 import rollouts
 from commands import TINY, TINY_REINFORCE, rlflame
 
-from rlflame import build, presets, toml
+from rlflame import build, checkpoint, onward, presets, toml
 from rlflame import running as running_module
 from rlflame.commands.train import train
 from rlflame.config import EnvironmentSettings
@@ -414,12 +414,25 @@ def test_what_is_said_of_a_run_that_reached_its_return_can_be_typed():
     assert rlflame("train", *words).code == 0
     again, refused = rlflame("resume", "done"), rlflame("resume", "done", "--steps", "99999")
     (line,) = (line for line in again.lines if "to go on" in line)
-    command = "rlflame train --env CartPole-v1 --init-from done/best.safetensors"
+    command = (
+        "rlflame train --config done/config.toml --init-from done/best.safetensors "
+        "--set evaluation.until_return=none"
+    )
     assert line.endswith(command)
     assert refused.code == 2
     assert refused.err.rstrip().endswith(command)
-    started = rlflame(*command.split()[1:], *TINY, "--steps", "64")
+    started = rlflame(*command.split()[1:], "--steps", "64")
     assert started.code == 0, started.err
+    again = typed_from(Path("done-2/best.safetensors"))
+    assert "--set learning.init_policy=none" in again
+    (Path("done") / "config.toml").unlink()
+    assert typed_from(Path("done/best.safetensors")) == (
+        "rlflame train --env CartPole-v1 --algo ppo --init-from done/best.safetensors"
+    )
+
+
+def typed_from(policy):
+    return onward.train_from(checkpoint.load(policy).recipe, policy)
 
 
 def test_a_dry_run_looks_at_the_policy_to_start_from():

@@ -30,9 +30,13 @@ def weight(version: int, newest: int, over: int) -> float:
     return full * fading
 
 
+START = {name: np.zeros_like(array) for name, array in versions(1)[0].items()}
+
+
 @pytest.mark.parametrize("over", [1, 2, 5, 100])
 def test_each_counts_the_same_at_first_and_then_the_older_ones_fade(over):
-    average, seen = PolicyAverage(over), versions(12)
+    seen = versions(12)
+    average = PolicyAverage(over, START)
     for newest, policy in enumerate(seen, start=1):
         average.follow(policy)
         shares = [weight(version, newest, over) for version in range(1, newest + 1)]
@@ -40,7 +44,7 @@ def test_each_counts_the_same_at_first_and_then_the_older_ones_fade(over):
         found = average.policy(policy)
         for name in ("actor.0.weight", "actor.log_std"):
             expected = sum(s * p[name].astype(float) for s, p in zip(shares, seen, strict=False))
-            np.testing.assert_allclose(found[name], expected, atol=1e-6)
+            np.testing.assert_allclose(found[name], expected, rtol=2e-7, atol=1e-9)
             assert found[name].dtype == np.float32
         # What observations are normalised by is as the newest has it.
         np.testing.assert_array_equal(found["normaliser.mean"], policy["normaliser.mean"])
@@ -48,9 +52,9 @@ def test_each_counts_the_same_at_first_and_then_the_older_ones_fade(over):
 
 def test_without_a_number_and_before_the_first_version_it_is_the_newest():
     first, second = versions(2)
-    for average in (PolicyAverage(None), PolicyAverage(3)):
+    for average in (PolicyAverage(None, START), PolicyAverage(3, START)):
         assert average.policy(first) == first
-    average = PolicyAverage(None)
+    average = PolicyAverage(None, START)
     average.follow(first)
     assert average.policy(second) == second
     assert average.state() == {}
@@ -60,7 +64,7 @@ def test_without_a_number_and_before_the_first_version_it_is_the_newest():
 def test_what_is_handed_out_is_nobody_else_s():
     first, second = versions(2)
     before = {name: array.copy() for name, array in first.items()}
-    average = PolicyAverage(2)
+    average = PolicyAverage(2, START)
     average.follow(first)
     held, saved = average.policy(first), average.state()
     average.follow(second)
@@ -73,28 +77,54 @@ def test_what_is_handed_out_is_nobody_else_s():
 
 @pytest.mark.parametrize("taken", [0, 1, 4, 9])
 def test_one_that_is_taken_up_again_goes_on_to_the_same_bits(taken):
-    whole, begun, seen = PolicyAverage(4), PolicyAverage(4), versions(12)
+    seen = versions(12)
+    whole, begun, again = (PolicyAverage(4, START) for _ in range(3))
     for policy in seen:
         whole.follow(policy)
     for policy in seen[:taken]:
         begun.follow(policy)
-    again = PolicyAverage(4)
-    again.load_state(begun.state(), seen[0])
+    again.load_state(begun.state(), seen[taken - 1] if taken else START)
     for policy in seen[taken:]:
         again.follow(policy)
     for name, array in whole.policy(seen[-1]).items():
         assert array.tobytes() == again.policy(seen[-1])[name].tobytes()
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_an_iteration_that_changed_no_weight_counts_for_nothing(resumed):
+    """Before learning begins, or where every update was refused; statistics may have moved."""
+    first, second = versions(2)
+    plain, idle = PolicyAverage(9, START), PolicyAverage(9, START)
+    for policy in (START, first, second):
+        plain.follow(policy)
+        for n in range(4):
+            moved = np.full(3, n, np.float32)
+            if resumed and n == 2:
+                state, idle = idle.state(), PolicyAverage(9, START)
+                idle.load_state(state, policy)
+            idle.follow({**policy, "normaliser.mean": moved})
+    assert int(idle.state()["count"]) == 2
+    for name, array in plain.policy(second).items():
+        np.testing.assert_array_equal(idle.policy(second)[name], array)
+
+
+def test_over_very_many_versions_what_each_adds_is_not_lost():
+    average, over = PolicyAverage(50_000, START), 20_000
+    for step in range(1, over + 1):
+        average.follow({"actor.log_std": np.full(1, 1.0 + step * 1e-6, np.float32)})
+    (found,) = average.policy({})["actor.log_std"]
+    assert found == pytest.approx(1.0 + (over + 1) / 2 * 1e-6, abs=1e-7)
+
+
 def test_a_state_of_another_shape_is_refused():
     first, other = versions(2)
-    average = PolicyAverage(4)
+    average, another = PolicyAverage(4, START), PolicyAverage(4, START)
     average.follow(first)
     state = average.state()
     with pytest.raises(LearningError, match="count is missing"):
-        PolicyAverage(4).load_state({}, first)
+        another.load_state({}, first)
     with pytest.raises(LearningError, match=r"actor\.log_std is missing"):
-        PolicyAverage(4).load_state({"count": state["count"]}, {"actor.log_std": np.zeros(2)})
+        another.load_state({"count": state["count"]}, {"actor.log_std": np.zeros(2)})
     other["actor.log_std"] = np.zeros(3, np.float32)
-    with pytest.raises(LearningError, match=r"actor\.log_std is float32 \(2,\)"):
-        PolicyAverage(4).load_state(state, other)
+    with pytest.raises(LearningError, match=r"actor\.log_std is float64 \(2,\)"):
+        another.load_state(state, other)

@@ -7,8 +7,10 @@ expected of a damaged one is its untouched copy.
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from commands import rlflame
 from replays import LEARNING, World, buffer_for, small_segments
 from test_run_folder import content, recording, same_run, step
 
-from rlflame import api, build, checkpoint, tensor_file
+from rlflame import api, build, checkpoint, recorder, run_folder, tensor_file
 from rlflame.errors import CheckpointError, LearningError
 from rlflame.learner import replay
 from rlflame.learner.replay import ReplayShape
@@ -336,6 +338,67 @@ def test_a_run_that_is_over_has_no_use_for_an_empty_replay_but_to_go_on(copied):
     assert advised(said.err) == (copied, 192)
     assert {**content(copied), ".lock": b""} == {**before, ".lock": b""}
     assert resumed(copied, fresh_replay=True, steps=192).progress.steps == 192
+
+
+def test_a_run_that_was_killed_before_its_score_is_scored_without_a_replay(copied, untouched):
+    (copied / "result.json").unlink()
+    shutil.rmtree(copied / "replay")
+    with pytest.raises(CheckpointError) as caught:
+        resumed(copied)
+    assert advised(caught.value.hint, "to the same bits; ") == (copied, None)
+    result = resumed(copied, fresh_replay=True)
+    assert (result.complete, result.progress.steps) == (True, 96)
+    then = checkpoint.load(untouched / "latest.safetensors").evaluation
+    assert result.evaluation == then
+
+
+def test_a_run_that_has_its_return_is_begun_anew_with_the_command_that_is_advised(tmp_path):
+    folder = tmp_path / "run"
+    evaluation = {"until_return": -1e9, "every_steps": 32}
+    sections = {"learning": LEARNING, "evaluation": evaluation}
+    result = api.train(failpoints.config(out=folder, **sections))
+    assert result.progress.reached
+    for words in (("--fresh-replay",), ("--steps", "999")):
+        said = rlflame("resume", folder, *words)
+        assert said.code == 2
+        (command,) = re.findall(r"rlflame (train .*?until_return=none)", said.err)
+        assert rlflame(*shlex.split(command), "--dry-run").code == 0
+    assert "begins a new run with its weights" in rlflame("resume", folder, "--fresh-replay").err
+    assert shlex.split(result.onward)[1:] == shlex.split(command)
+
+
+def test_inspect_looks_again_where_a_run_has_moved_on(copied, monkeypatch):
+    """What was the newest a moment ago may have lost its replay since."""
+    before = checkpoint.load(copied / "checkpoints" / step(64))
+    for name in checkpoint.segments_named_in(copied / "checkpoints" / step(64)):
+        if name not in checkpoint.segments_named_in(newest(copied)):
+            (copied / "replay" / name).unlink()
+    answers = [before]
+    real = run_folder.newest_checkpoint
+
+    def moved_on(target, note):
+        return answers.pop() if answers else real(target, note)
+
+    monkeypatch.setattr(run_folder, "newest_checkpoint", moved_on)
+    said = rlflame("inspect", copied)
+    assert (said.code, answers) == (0, [])
+    assert "step 96" in said.out
+
+
+def test_two_names_of_one_file_are_both_put_aside(copied):
+    there = copied / "checkpoints" / step(96)
+    os.link(there, f"{there}.later")
+    recorder._put_aside(there)
+    assert [path.name for path in copied.glob("checkpoints/*96*")] == [f"{there.name}.later"]
+
+
+def test_a_replay_is_taken_up_in_the_memory_of_the_empty_one():
+    """For one that fills the machine there is no room twice."""
+    world = World(slots=2, rows=2, rng=np.random.default_rng(0))
+    first, second = buffer_for(world, 40), buffer_for(world, 40)
+    ring = second._ring
+    second.load_state(first.state(), first.segments())
+    assert second._ring is ring
 
 
 def test_a_run_of_another_lineage_is_not_advised(copied, tmp_path):

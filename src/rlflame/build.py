@@ -128,12 +128,13 @@ def check_restores(found: Checkpoint) -> None:
     """What was saved is taken up by a learner and a replay that are thrown away again."""
     learning = found.recipe.learning.model_copy(update={"threads": 1})
     if found.snapshot is not None:
+        learner = algorithm(learning, found.policy_spec)
         take_up(
             found.snapshot,
             learning.rollout.staleness,
-            algorithm(learning, found.policy_spec),
+            learner,
             experience(learning, found.env),
-            PolicyAverage(learning.policy_average),
+            PolicyAverage(learning.policy_average, learner.policy()),
         )
 
 

@@ -56,8 +56,16 @@ def extended(found: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
 
 
 def train_from(recipe: Recipe, policy: Path) -> str:
-    """The command that starts a new run from a policy of this recipe."""
-    return typed("train", "--env", recipe.learning.environment.id, "--init-from", policy)
+    """The command that starts a new run from a policy of a run that has reached its return."""
+    learning, folder = recipe.learning, policy.parent
+    config = (folder.parent if folder.name == "checkpoints" else folder) / "config.toml"
+    if not config.exists():
+        words = ("--env", learning.environment.id, "--algo", learning.algorithm)
+        return typed("train", *words, "--init-from", policy)
+    sets = ["--set", "evaluation.until_return=none"]
+    if learning.init_policy is not None:
+        sets += ["--set", "learning.init_policy=none"]
+    return typed("train", "--config", config, "--init-from", policy, *sets)
 
 
 def machine_differences(found: Checkpoint) -> list[str]:
@@ -87,7 +95,7 @@ def check_state(found: Checkpoint, target: Path) -> None:
 
 def without_replay(found: Checkpoint, target: Path) -> str:
     """What to type where the replay is not whole, what loses nothing first."""
-    anew = f"{begun_anew(found, target)} goes on with its weights and an empty replay"
+    anew = begun_anew(found, target)
     earlier = _newest_whole(target, found)
     if earlier is None:
         return anew
@@ -97,17 +105,19 @@ def without_replay(found: Checkpoint, target: Path) -> str:
 
 
 def begun_anew(found: Checkpoint, target: Path) -> str:
-    """The command that goes on with the weights alone, as far as was asked for."""
-    if found.progress.reached:
-        best = target / "best.safetensors"
-        return train_from(found.recipe, best if best.exists() else target)
-    if finished(found):
-        return typed("resume", target, "--fresh-replay", "--steps", 2 * found.progress.steps)
-    end: tuple[object, ...] = ()
+    """What to type to go on with the weights alone, as far as was asked for."""
+    run = target if target.is_dir() else segments.run_of(target)
+    over = finished(found) and scored(run, found)
+    if over and found.progress.reached:
+        best = run / "best.safetensors"
+        policy = best if best.exists() else target
+        return f"{train_from(found.recipe, policy)} begins a new run with its weights"
+    end: tuple[object, ...] = ("--steps", 2 * found.progress.steps) if over else ()
     with contextlib.suppress(CheckpointError):
         held = newest_checkpoint(target, lambda note: None)
-        end = _as_far(held.recipe, found.recipe)
-    return typed("resume", target, "--fresh-replay", *end)
+        end = end or _as_far(held.recipe, found.recipe)
+    again = typed("resume", target, "--fresh-replay", *end)
+    return f"{again} goes on with its weights and an empty replay"
 
 
 def _as_far(held: Recipe, wanted: Recipe) -> tuple[object, ...]:

@@ -218,7 +218,7 @@ class FileRecorder:
             self.best = None
             self._watcher.note("The best policy until here is not kept; the next one counts.")
         self._commit(snapshot)
-        file.replace(_aside(file, "later"))
+        _put_aside(file)
         if best is not None:
             files.save(file, best)
 
@@ -265,7 +265,7 @@ class FileRecorder:
         )
         later = later_files(folder, progress)
         for file in later:
-            file.replace(_aside(file, "later"))
+            _put_aside(file)
         if later:
             self._watcher.note(f"Back to step {progress.steps}: what was later is kept as *.later.")
         _point(self._folder.latest, path)
@@ -284,6 +284,11 @@ def _finished(fragments: Sequence[Fragment]) -> list[tuple[int, EpisodeStat]]:
     """
     found = [(fragment.slot, episode) for fragment in fragments for episode in fragment.episodes]
     return sorted(found, key=lambda one: (one[0], one[1].row, one[1].episode))
+
+
+def _put_aside(file: Path) -> None:
+    file.replace(_aside(file, "later"))
+    file.unlink(missing_ok=True)  # two names of one file are left as they are by the line before
 
 
 def _aside(file: Path, word: str) -> Path:

@@ -166,10 +166,10 @@ def resume(
         for difference in machine_differences(found):
             show.note(f"This machine differs from the one before in {difference}; bits may too.")
         found = replace(found, fingerprint=versions())
-        build.check_memory(found.recipe, found.env, begun=True)
-        check_state(found, target)
         if runtime.env_file is not None:
             env_file.admit(runtime.env_file)
+        build.check_memory(found.recipe, found.env, begun=True)
+        check_state(found, target)
         check_environment(found)
         slots = found.recipe.learning.rollout.num_slots
         counts = _counts(fleet, counts, show)

@@ -207,7 +207,7 @@ class Trainer(Generic[BatchT]):
         self.progress = Progress()
         self._states: EnvStates = first_states(plan)
         self._behaviour: PolicyArrays | None = None
-        self._average = PolicyAverage(plan.average)
+        self._average = PolicyAverage(plan.average, algorithm.policy())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Stand where the snapshot does; a CheckpointError if it is of another recipe."""

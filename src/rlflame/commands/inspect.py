@@ -34,9 +34,8 @@ def inspect(
     """
     del debug
     from rlflame import inspection, toml
-    from rlflame.display import aligned, as_json_text, say, say_aside
+    from rlflame.display import aligned, as_json_text, say
     from rlflame.errors import ConfigError
-    from rlflame.run_folder import newest_checkpoint
     from rlflame.seeds import is_job
 
     if recipe and as_json:
@@ -46,9 +45,8 @@ def inspect(
     if any(map(is_job, files)):
         _inspect_jobs(files, recipe=recipe, as_json=as_json)
         return
-    found = [newest_checkpoint(path, say_aside) for path in files]
+    found, looked = zip(*(_look(path, replays=not recipe) for path in files), strict=True)
     differences = [inspection.first_difference(found[0], other) for other in found[1:]]
-    looked = [inspection.replay_files(*one) for one in zip(files, found, strict=True) if not recipe]
     if as_json:
         shown = [inspection.as_dict(*one) for one in zip(files, found, looked, strict=True)]
         equal = not any(differences)
@@ -70,9 +68,25 @@ def inspect(
             for machine in inspection.machines_differ(found[0], one):
                 say(f"  They were made on machines that differ in {machine}.")
         _say_problems(looked)
-    broken = not recipe and _advise([*zip(files, found, strict=True)], looked)
+    broken = _advise([*zip(files, found, strict=True)], looked)
     if any(differences) or broken:
         raise typer.Exit(1)
+
+
+def _look(path: Path, *, replays: bool) -> tuple[Checkpoint, ReplayFiles | None]:
+    """The newest checkpoint, and what there is of its replay."""
+    from rlflame import inspection
+    from rlflame.display import say_aside
+    from rlflame.run_folder import newest_checkpoint
+
+    found, seen = newest_checkpoint(path, say_aside), None
+    while replays and found.digest != seen:
+        replay, seen = inspection.replay_files(path, found), found.digest
+        if replay is None or replay.problem is None:
+            return found, replay
+        # A run that is being trained may have moved on, and removed what it needs no more.
+        found = newest_checkpoint(path, say_aside)
+    return found, replay if replays else None
 
 
 def _say_problems(looked: Sequence[ReplayFiles | None]) -> None:
@@ -97,9 +111,8 @@ def _advise(named: Sequence[tuple[Path, Checkpoint]], looked: Sequence[ReplayFil
 def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
     """A line a seed; of several jobs, seed by seed where they differ first from the first."""
     from rlflame import inspection, toml
-    from rlflame.display import aligned, as_json_text, say, say_aside
+    from rlflame.display import aligned, as_json_text, say
     from rlflame.errors import ConfigError
-    from rlflame.run_folder import newest_checkpoint
     from rlflame.seeds import is_job, runs_in
 
     strange = [folder for folder in folders if not is_job(folder)]
@@ -108,17 +121,17 @@ def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
             f"{strange[0]} is no folder of seeds, and others here are.",
             "folders of seeds with each other, or a seed's own folder with another run",
         )
-    jobs = [
-        {run.name: newest_checkpoint(run, say_aside) for run in runs_in(folder)}
-        for folder in folders
+    seen = [
+        {run.name: _look(run, replays=not recipe) for run in runs_in(folder)} for folder in folders
     ]
+    jobs = [{name: found for name, (found, _) in job.items()} for job in seen]
     named = [(folder / name, found) for folder, job in zip(folders, jobs, strict=True)
              for name, found in job.items()]  # fmt: skip
+    looked = [replay for job in seen for _, replay in job.values()]
     if recipe:
         for _, found in named[:1]:
             say(toml.to_toml(found.recipe).rstrip())
         return
-    looked = [inspection.replay_files(*one) for one in named]
     differences = {}
     for folder, other in zip(folders[1:], jobs[1:], strict=True):
         for name in dict.fromkeys([*jobs[0], *other]):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rlflame.rollout.spec import Array, PolicyArrays
+from rlflame.rollout.spec import Array, Float64, PolicyArrays
 
 from . import State
 from .parameters import restore, restored_count
@@ -23,47 +23,57 @@ class PolicyAverage:
     """Weights averaged over about so many versions; without a number, the newest are handed back.
 
     Each version counts the same until there are as many, and from then on what went before fades
-    by one part in that number with each.
+    by one part in that number with each. An iteration that changed no weight made no version.
     """
 
-    def __init__(self, versions: int | None) -> None:
+    def __init__(self, versions: int | None, newest: PolicyArrays) -> None:
         self._versions = versions
         self._count = 0
-        self._mean: PolicyArrays = {}
+        self._last = _weights(newest)
+        #: Wider than the weights: over many versions, what one adds is below their last bit.
+        self._mean: dict[str, Float64] = {}
 
     def follow(self, newest: PolicyArrays) -> None:
-        """Take in one more version."""
-        if self._versions is None:
+        """Take in one more version, if it is one."""
+        weights = _weights(newest)
+        if self._versions is None or not _differ(weights, self._last):
             return
+        self._last = weights
         if not self._count:
-            self._mean = _copied(_weights(newest))
+            self._mean = {name: np.zeros(a.shape, np.float64) for name, a in weights.items()}
         self._count = min(self._count + 1, self._versions)
-        part = np.float32(1.0 / self._count)
         for name, mean in self._mean.items():
-            mean += (newest[name] - mean) * part
+            mean += (weights[name] - mean) / self._count
 
     def policy(self, newest: PolicyArrays) -> PolicyArrays:
         """The average; the newest where there is none."""
-        return {**newest, **_copied(self._mean)}
+        return {**newest, **{name: mean.astype(np.float32) for name, mean in self._mean.items()}}
 
     def state(self) -> State:
         if self._versions is None:
             return {}
-        return {"count": np.array(self._count, np.int64), **_copied(self._mean)}
+        return {
+            "count": np.array(self._count, np.int64),
+            **{name: mean.copy() for name, mean in self._mean.items()},
+        }
 
     def load_state(self, state: Mapping[str, Array], newest: PolicyArrays) -> None:
-        """Stand where the state does; `newest` says which weights there are."""
+        """Stand where the state does, after the newest version."""
+        self._last = _weights(newest)
         if self._versions is None:
             return
         self._count = restored_count("count", state)
-        self._mean = _copied(_weights(newest)) if self._count else {}
+        self._mean = {
+            name: np.zeros(a.shape, np.float64) for name, a in self._last.items() if self._count
+        }
         for name, mean in self._mean.items():
             restore(mean, name, state)
 
 
 def _weights(policy: PolicyArrays) -> PolicyArrays:
-    return {n: array for n, array in policy.items() if not n.startswith(_STATISTICS)}
+    """Copies of them."""
+    return {n: array.copy() for n, array in policy.items() if not n.startswith(_STATISTICS)}
 
 
-def _copied(arrays: PolicyArrays) -> PolicyArrays:
-    return {name: array.copy() for name, array in arrays.items()}
+def _differ(some: PolicyArrays, others: PolicyArrays) -> bool:
+    return any(not np.array_equal(array, others[name]) for name, array in some.items())

@@ -222,7 +222,8 @@ class ReplayBuffer:
         named = [segment.number for segment in segments]
         if not 0 <= end <= _MOST_ROWS or named != list(range(first, sealed)):
             raise _not_of_this_replay("its segments are not those that its counters name")
-        ring = self._empty_ring()
+        # One that holds nothing is taken for it: there may be no room for two.
+        ring = self._empty_ring() if self._ring.end else self._ring
         ring.end = first * shape.segment_rows
         links = [self._take_up(segment, ring) for segment in segments]
         if segments and [*links[1:], _as_digest(chain)] != [s.digest for s in segments]:
