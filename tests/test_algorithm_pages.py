@@ -144,19 +144,23 @@ def test_what_is_said_of_sac_is_what_was_recorded():
     assert said in (DOCS / "benchmarks.md").read_text("utf-8")
 
 
-def test_the_table_of_sac_s_studies_is_that_of_its_record() -> None:
+STUDIES = {
+    "sac": ("SAC", ["Pendulum-v1, 20k steps", "HalfCheetah-v5, 300k", "Hopper-v5, 300k"]),
+    "ppo": ("PPO on MuJoCo", ["HalfCheetah-v5, 1M"]),
+}
+
+
+@pytest.mark.parametrize("algorithm", STUDIES)
+def test_a_table_of_studies_is_that_of_its_record(algorithm) -> None:
     """And the page of SAC quotes it."""
-    results = section((DOCS / "results.md").read_text("utf-8"), "SAC")
-    text, told = page("sac"), list(rows(results))
-    assert [line[0] for line in told] == [
-        "Pendulum-v1, 20k steps",
-        "HalfCheetah-v5, 300k",
-        "Hopper-v5, 300k",
-    ]
+    title, names = STUDIES[algorithm]
+    told = list(rows(section((DOCS / "results.md").read_text("utf-8"), title)))
+    assert [line[0] for line in told] == names
     for what, seeds, iqm, interval, worst, p4, p2, floor in told:
-        study = f"sac-{what.partition('-')[0].lower()}-{re.search(r'[0-9]+k', what)[0]}"
+        length = re.search(r"[0-9]+[kM]", what)[0].lower()
+        study = f"{algorithm}-{what.partition('-')[0].lower()}-{length}"
         first, last = map(int, seeds.split(" to "))
-        mine = [row for row in table("sac.csv") if row["study"] == study]
+        mine = [row for row in table(f"{algorithm}.csv") if row["study"] == study]
         ended = {int(row["seed"]): float(row["return_mean"]) for row in mine if row["final"] == "1"}
         assert sorted(ended) == list(range(first, last + 1))
         curves = []
@@ -174,7 +178,8 @@ def test_the_table_of_sac_s_studies_is_that_of_its_record() -> None:
         assert p4 == f"{tail.mean:.{places}f} ± {tail.std:.{places}f}"
         assert p2 == f"{best.mean:.0f}"
         assert found.value > float(floor)
-        assert f"{what.partition('-')[0]} {found.value:,.{places}f}" in text
+        if algorithm == "sac":
+            assert f"{what.partition('-')[0]} {found.value:,.{places}f}" in page("sac")
 
 
 def test_the_page_of_results_has_the_control_s_returns_beside_ours() -> None:
@@ -198,13 +203,19 @@ def test_the_page_of_results_has_the_control_s_returns_beside_ours() -> None:
         assert cells == expected, steps
 
 
-def test_the_picture_of_sac_has_a_line_for_each_side_of_its_record() -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "envs"),
+    [("sac", {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5"}),
+     ("ppo", {"halfcheetah": "HalfCheetah-v5"})],
+)  # fmt: skip
+def test_a_picture_has_a_line_for_each_side_of_its_record(algorithm, envs) -> None:
     """Its text is text: how many seeds each line has been drawn from."""
-    picture = (DOCS / "images" / "sac.svg").read_text("utf-8")
-    for env, id in (("halfcheetah", "HalfCheetah-v5"), ("hopper", "Hopper-v5")):
+    picture = (DOCS / "images" / f"{algorithm}.svg").read_text("utf-8")
+    for env, id in envs.items():
         assert f">{id}<" in picture
-        ours = {row["seed"] for row in table("sac.csv") if row["env"] == env}
-        control = {row["seed"] for row in table("sac_control.csv") if row["env"] == id}
-        assert picture.count(f">rlflame, mujoco-sac ({len(ours)} seeds)<") == 2
-        assert picture.count(f">stable-baselines3 ({len(control)} seeds)<") == 2
-    assert "images/sac.svg" in (DOCS / "results.md").read_text("utf-8")
+        ours = {row["seed"] for row in table(f"{algorithm}.csv") if row["env"] == env}
+        control = {row["seed"] for row in table(f"{algorithm}_control.csv") if row["env"] == id}
+        assert picture.count(f">rlflame, mujoco-{algorithm} ({len(ours)} seeds)<") == len(envs)
+        plural = "s" if len(control) > 1 else ""
+        assert picture.count(f">stable-baselines3 ({len(control)} seed{plural})<") == len(envs)
+    assert f"images/{algorithm}.svg" in (DOCS / "results.md").read_text("utf-8")
