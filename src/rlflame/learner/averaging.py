@@ -35,8 +35,10 @@ class PolicyAverage:
 
     def follow(self, newest: PolicyArrays) -> None:
         """Take in one more version, if it is one."""
+        if self._versions is None:
+            return
         weights = _weights(newest)
-        if self._versions is None or not _differ(weights, self._last):
+        if not _differ(weights, self._last):
             return
         self._last = weights
         if not self._count:

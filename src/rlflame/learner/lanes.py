@@ -51,13 +51,13 @@ class _Second:
         self._start.acquire()
         self._finish.acquire()
         self._work: Work | None = None
-        self._context = contextvars.copy_context()
         self._error: BaseException | None = None
         threading.Thread(target=self._loop, name="lane-1", daemon=True).start()
 
     def begin(self, work: Work) -> None:
         # What holds where the work is handed over holds for it: how numpy takes an overflow.
-        self._work, self._context = work, contextvars.copy_context()
+        context = contextvars.copy_context()
+        self._work = lambda lane: context.run(work, lane)
         self._start.release()
 
     def end(self) -> BaseException | None:
@@ -70,7 +70,7 @@ class _Second:
             self._start.acquire()
             try:
                 if self._work is not None:
-                    self._context.run(self._work, 1)
+                    self._work(1)
             except BaseException as error:
                 self._error = error
             self._work = None
