@@ -32,7 +32,7 @@ EVALUATION_EPISODES = 20
 SAMPLE_S = 2.0
 IDS = {"hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5", "walker2d": "Walker2d-v5",
        "ant": "Ant-v5"}  # fmt: skip
-COLUMNS = ["env", "steps", "set", "pair", "load", "rlflame_s", "rlflame_busy", "rlflame_pss_mb",
+COLUMNS = ["env", "steps", "set", "pair", "at_work", "rlflame_s", "rlflame_busy", "rlflame_pss_mb",
            "rlflame_return", "sb3_s", "sb3_return"]  # fmt: skip
 
 
@@ -94,15 +94,18 @@ def measured(
     env: str, steps: int, seed: int, changes: list[str], sb3_python: str | None
 ) -> dict[str, object]:
     """One run of ours, then one of theirs."""
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        print(f"note: the load here is {load:.1f}; a busy machine makes these numbers worthless")
+    # Their side of this file runs where rlflame need not be.
+    from rlflame.bench.surroundings import at_work
+
+    others = at_work() or 0.0
+    if others > 0.5:
+        print(f"note: {others:.1f} processors are at work here; these numbers are worthless")
     ours = rlflame_command(env, steps, seed, changes)
     with tempfile.TemporaryDirectory() as folder:
         seconds, cpu_s, pss_mb, _ = timed([*ours, "--out", "run"], folder)
         result = json.loads((Path(folder) / "run" / "result.json").read_text())
     row: dict[str, object] = {
-        "load": round(load, 2),
+        "at_work": round(others, 2),
         "rlflame_s": round(seconds, 3),
         "rlflame_busy": round(cpu_s / seconds / len(os.sched_getaffinity(0)), 3),
         "rlflame_pss_mb": round(pss_mb),

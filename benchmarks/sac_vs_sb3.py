@@ -44,9 +44,12 @@ def main() -> None:
     if options.side == "limit":
         print(json.dumps(product_rate()))
         return
-    busy = os.getloadavg()[0]
-    if busy > 0.5:
-        print(f"note: the load here is {busy:.1f}; a busy machine makes these numbers worthless")
+    # Their side of this file runs where rlflame need not be.
+    from rlflame.bench.surroundings import at_work
+
+    others = at_work() or 0.0
+    if others > 0.5:
+        print(f"note: {others:.1f} processors are at work here; these numbers are worthless")
     results: list[dict[str, object]] = []
     for threads in map(int, options.threads.split(",")):
         measure(options, threads, results)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlflame import estimates
-from rlflame.bench import Case, Cell, Repetition, advice, fitted, worded
+from rlflame.bench import Case, Cell, Repetition, advice, fitted, surroundings, worded
 from rlflame.bench.published import RECIPES, benefit
 from rlflame.bench.surroundings import look
 from rlflame.config import Recipe
@@ -232,13 +232,24 @@ def test_other_weights_somewhere_are_said():
     assert "did not learn the same weights" in _text(worded.Result([case()], other, look(), True))
 
 
-@pytest.mark.parametrize(("load", "busy"), [((0.1, 9.0, 9.0), False), ((9.0, 0.1, 0.1), True)])
-def test_a_busy_machine_is_called_busy(load, busy, monkeypatch):
-    found = look(lambda: load)
+@pytest.mark.parametrize(
+    ("load", "at_work", "busy"),
+    [
+        ((0.1, 9.0, 9.0), 2.0, False),
+        ((9.0, 0.1, 0.1), 2.0, True),
+        ((9.0, 0.1, 0.1), 0.04, False),
+        ((9.0, 0.1, 0.1), None, True),
+    ],
+)
+def test_a_busy_machine_is_called_busy(load, at_work, busy):
+    found = look(lambda: load, lambda: at_work)
     assert found.busy == busy
     text = _text(worded.Result([case()], [cell([1.0])], found, True))
     assert ("busy with other work" in text) == busy
     assert " ".join(f"{value:.2f}" for value in load) in text
+    looked = load[0] == 9.0 and at_work is not None
+    assert (found.at_work == at_work) == (looked or at_work is None)
+    assert ("processors at work when it began" in text) == looked
 
 
 def test_a_system_without_a_load_is_not_called_busy():
@@ -247,6 +258,22 @@ def test_a_system_without_a_load_is_not_called_busy():
 
     assert not look(absent).busy
     assert look(absent).load_before is None
+
+
+def test_processors_at_work_are_counted_between_two_looks(tmp_path, monkeypatch):
+    first = "cpu  100 10 50 1000 40 5 5 0 0 0\ncpu0 1 1 1 1\n"
+    then = "cpu  130 10 60 1040 60 5 5 0 30 0\ncpu0 1 1 1 1\n"
+    stat = tmp_path / "stat"
+    stat.write_text(first)
+    monkeypatch.setattr(surroundings, "_STAT", stat)
+    monkeypatch.setattr(surroundings.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(surroundings.time, "sleep", lambda _: stat.write_text(then))
+    assert surroundings.at_work() == pytest.approx(4 * 40 / 100)
+    assert surroundings.at_work() is None, "no time has passed"
+    stat.write_text("nothing of the kind")
+    assert surroundings.at_work() is None
+    stat.unlink()
+    assert surroundings.at_work() is None
 
 
 def test_theirs_stand_beside_ours_with_the_hardware_of_each():

@@ -22,6 +22,7 @@ from commands import rlflame
 
 from rlflame import api, checkpoint, tensor_file
 from rlflame.errors import CheckpointError
+from rlflame.learner import averaging
 from rlflame.recorder import FileRecorder
 from rlflame.run_folder import RunFolder, is_locked, newest_checkpoint, step_files, writing
 from rlflame.runtime import RuntimeSettings
@@ -345,8 +346,9 @@ def same_run(folder, untouched):
     return {name for name in then if now[name] != then[name]}
 
 
-def test_a_run_that_keeps_an_average_goes_on_to_the_same_end(tmp_path):
+def test_a_run_that_keeps_an_average_goes_on_to_the_same_end(tmp_path, monkeypatch):
     """What it acts with is in its checkpoints besides, and they are scored by the average."""
+    monkeypatch.setattr(averaging, "_SHARE", 1.0)  # from the second version on
     folders = [tmp_path / name for name in ("whole", "resumed")]
     for folder in folders:
         runtime = {"out": str(folder), "keep_checkpoints": 9}

@@ -76,6 +76,8 @@ class Surroundings:
     machine: dict[str, Any]
     threads: dict[str, str]
     load_before: tuple[float, float, float] | None
+    #: Processors at work at the beginning; looked at where the load is high.
+    at_work: float | None
     busy: bool
 
     def as_dict(self) -> dict[str, Any]:

@@ -203,7 +203,7 @@ def _published(result: Result) -> list[Block]:
 
 def surroundings(found: Surroundings, complete: bool) -> list[Block]:
     """What the numbers have to be read with."""
-    machine, load = found.machine, found.load_before
+    machine, load, now = found.machine, found.load_before, found.at_work
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     threads = ", ".join(f"{name}={value}" for name, value in found.threads.items())
     said: list[Block] = [
@@ -213,7 +213,8 @@ def surroundings(found: Surroundings, complete: bool) -> list[Block]:
         f"Threads: {threads or 'as the libraries choose'}; one in each worker.",
         "Load before: "
         + (" ".join(f"{value:.2f}" for value in load) if load else "unknown")
-        + " (1, 5 and 15 minutes).",
+        + " (1, 5 and 15 minutes)"
+        + ("." if now is None else f"; {now:.1f} processors at work when it began."),
     ]
     if found.busy:
         said.append(

@@ -15,6 +15,8 @@ from rlflame.rollout.spec import Array, Float64, PolicyArrays
 from . import State
 from .parameters import restore, restored_count
 
+#: The part of all versions so far that an average is of at most.
+_SHARE = 1.0 / 20.0
 #: Observations are normalised as the newest policy does it: weights are averaged, statistics not.
 _STATISTICS = "normaliser."
 
@@ -22,8 +24,9 @@ _STATISTICS = "normaliser."
 class PolicyAverage:
     """Weights averaged over about so many versions; without a number, the newest are handed back.
 
-    Each version counts the same until there are as many, and from then on what went before fades
-    by one part in that number with each. An iteration that changed no weight made no version.
+    What went before fades by one part in that number with each version, and early in training,
+    where old versions are much worse, by twenty parts in the number of versions so far. An
+    iteration that changed no weight made no version.
     """
 
     def __init__(self, versions: int | None, newest: PolicyArrays) -> None:
@@ -43,9 +46,10 @@ class PolicyAverage:
         self._last = weights
         if not self._count:
             self._mean = {name: np.zeros(a.shape, np.float64) for name, a in weights.items()}
-        self._count = min(self._count + 1, self._versions)
+        self._count += 1
+        length = max(1.0, min(self._versions, _SHARE * self._count))
         for name, mean in self._mean.items():
-            mean += (weights[name] - mean) / self._count
+            mean += (weights[name] - mean) / length
 
     def policy(self, newest: PolicyArrays) -> PolicyArrays:
         """The average; the newest where there is none."""
