@@ -1,6 +1,7 @@
 """REINFORCE on Hopper beside Flame's own example with --local, in turn, on this machine.
 
-    python benchmarks/reinforce_vs_flame.py --example DIR [--iterations 101] [--repeat 3]
+    python benchmarks/reinforce_vs_flame.py --example DIR --repeat 5 \
+        --csv docs/results/reinforce_vs_flame.csv
 
 DIR is the folder of Flame's example (`main.py`, `model.py`), which is run as it is; its
 environments are wrapped, so that their steps can be counted. Of both sides the iterations after the
@@ -21,7 +22,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rlflame.bench.surroundings import at_work
+
 EPISODES = 50
+PRESETS = ("default-reinforce", "reinforce-classic")
+COLUMNS = ("round", "at_work", "side", "episodes_per_s", "steps_per_s")
 #: Runs the example in a process of its own and tells when it spoke, and after how many steps.
 _WATCHED = """
 import json, runpy, sys, time
@@ -66,17 +71,25 @@ def main() -> None:
         "--iterations", type=int, default=101, help="one more than a multiple of 10"
     )
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--csv", type=Path, help="write every round's rates there")
     options = parser.parse_args()
     ratios: dict[str, list[tuple[float, float]]] = {}
+    rows: list[tuple[object, ...]] = []
     for turn in range(options.repeat):
+        others = at_work() or 0.0
         theirs = example(options.example, options.iterations)
+        rows.append((turn, round(others, 2), "example --local", *theirs))
         print(f"{turn}: the example with --local: {told(theirs)}", flush=True)
-        for preset in ("default-reinforce", "reinforce-classic"):
+        for preset in PRESETS:
             ours = own(preset, options.iterations)
+            rows.append((turn, round(others, 2), preset, *ours))
             pair = ours[0] / theirs[0], ours[1] / theirs[1]
             ratios.setdefault(preset, []).append(pair)
             print(f"{turn}: rlflame with {preset}: {told(ours)}; {pair[0]:.1f} times the episodes, "
                   f"{pair[1]:.1f} times the steps", flush=True)  # fmt: skip
+        if options.csv:
+            with options.csv.open("w", newline="") as file:
+                csv.writer(file).writerows([COLUMNS, *rows])
     for preset, pairs in ratios.items():
         episodes, steps = (statistics.median(kind) for kind in zip(*pairs, strict=True))
         print(f"{preset}: {episodes:.1f} times the episodes and {steps:.1f} times the steps a "

@@ -100,7 +100,7 @@ class ReferencePpo:
         self.tanh = spec.activation == "tanh"
         self.weights = tensors(parameters)
         self.adam = torch.optim.Adam(self.weights.values(), eps=ppo.adam_epsilon)
-        self.iteration = 0
+        self.iteration, self.discount = 0, ppo.discount
         self.observations_seen: list[np.ndarray] = []
         self.returns_seen: list[float] = []
         self.return_so_far = [0.0] * columns
@@ -111,6 +111,9 @@ class ReferencePpo:
         rate = ppo.learning_rate * (left if ppo.anneal_learning_rate else 1.0)
         clip_range = ppo.clip_range * (left if ppo.anneal_clip_range else 1.0)
         self.adam.param_groups[0]["lr"] = rate
+        if ppo.final_discount is not None:
+            ahead = left / (1 - ppo.discount) + progress / (1 - ppo.final_discount)
+            self.discount = (ahead - 1) / ahead
         rewards = batch.rewards * self.reward_factor(batch)
         places = [(t, c) for t, c in np.ndindex(batch.valid.shape) if batch.valid[t, c]]
         observations = np.array([self.seen(batch, batch.observations[p]) for p in places])
@@ -215,8 +218,8 @@ class ReferencePpo:
                     following, gain = 0.0, 0.0
                 if batch.truncated[t, c]:
                     following, gain = value(hidden[t, c]), 0.0
-                surprise = rewards[t, c] + self.ppo.discount * following - values[t, c]
-                gain = surprise + self.ppo.discount * self.ppo.gae_lambda * gain
+                surprise = rewards[t, c] + self.discount * following - values[t, c]
+                gain = surprise + self.discount * self.ppo.gae_lambda * gain
                 gains[t, c] = gain
                 following = values[t, c]
         return values, gains

@@ -15,7 +15,7 @@ from rlflame.errors import LearningError
 from rlflame.learner.experience import side_by_side
 from rlflame.learner.networks import TorchPpo
 from rlflame.learner.parameters import Adam, clip_by_norm
-from rlflame.learner.ppo import NumpyPpo, Ppo
+from rlflame.learner.ppo import NumpyPpo, Ppo, discount_at
 from rlflame.methods import PpoSettings
 from rlflame.rollout.spec import Fragment
 
@@ -99,6 +99,7 @@ VARIANTS = {
             "clip_range_value": 0.1,
             "entropy_weight": 0.05,
             "anneal_clip_range": True,
+            "final_discount": 0.97,
             "minibatch_size": 19,
         },
     ),
@@ -149,6 +150,15 @@ def test_updates_are_those_of_a_plain_implementation(variant, provider, episodes
         arrays = algorithm.policy()
         np.testing.assert_allclose(arrays["normaliser.mean"], seen.mean(axis=0), rtol=1e-5)
         np.testing.assert_allclose(arrays["normaliser.scale"], 1 / seen.std(axis=0), rtol=1e-5)
+
+
+def test_the_steps_that_a_discount_looks_ahead_grow_in_a_straight_line_to_the_horizon():
+    growing = PpoSettings(discount=0.99, final_discount=0.995)
+    for progress, ahead in ((0.0, 100), (0.25, 125), (0.5, 150), (1.0, 200), (1.3, 200)):
+        assert 1.0 / (1.0 - discount_at(growing, progress)) == pytest.approx(ahead)
+    assert [discount_at(PpoSettings(discount=1.0), at) for at in (0.0, 0.7)] == [1.0, 1.0]
+    with pytest.raises(ValueError, match="final_discount needs a discount below 1 to begin with"):
+        PpoSettings(discount=1.0, final_discount=0.99)
 
 
 def test_one_epoch_of_one_minibatch_is_the_actor_critic_gradient():

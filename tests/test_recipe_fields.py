@@ -91,6 +91,7 @@ CHANGES: dict[str, Change] = {
     "ppo.anneal_learning_rate": Change(False),
     "ppo.adam_epsilon": Change(2e-5),
     "ppo.discount": Change(0.98),
+    "ppo.final_discount": Change(0.9),
     "ppo.gae_lambda": Change(0.94),
     "ppo.clip_range": Change(0.01),
     "ppo.anneal_clip_range": Change(True, given={"ppo.clip_range": 0.02}),

@@ -20,6 +20,11 @@ class PpoSettings(Section):
     anneal_learning_rate: bool = Field(True, description="Lower it linearly to 0 at the horizon.")
     adam_epsilon: Rate = Field(1e-5, description="Adam's epsilon.")
     discount: Fraction = Field(0.99, description="Weight of the next step's return.")
+    final_discount: Annotated[float, Field(ge=0.0, lt=1.0)] | None = Field(
+        None,
+        description="The discount at the horizon; the steps that it looks ahead, "
+        "1 / (1 - discount), grow in a straight line; absent: it stays.",
+    )
     gae_lambda: Fraction = Field(0.95, description="Bias-variance mix of the advantages.")
     clip_range: float = Field(0.2, gt=0.0, le=100.0, description="How far the ratio may move.")
     anneal_clip_range: bool = Field(False, description="Lower it linearly to 0 at the horizon.")
@@ -45,6 +50,12 @@ class PpoSettings(Section):
     target_kl: Annotated[float, Field(gt=0.0, le=100.0)] | None = Field(
         None, description="End the epochs when a minibatch's KL estimate exceeds 1.5 times this."
     )
+
+    @model_validator(mode="after")
+    def _finite(self) -> PpoSettings:
+        if self.final_discount is not None and self.discount >= 1.0:
+            raise ValueError("final_discount needs a discount below 1 to begin with")
+        return self
 
 
 class ReinforceSettings(Section):

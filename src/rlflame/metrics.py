@@ -33,6 +33,7 @@ NAMES: dict[str, str] = {
     "clip_fraction": "Share of samples whose ratio left the clip range.",
     "clip_range": "The clip range in force.",
     "clip_range_vf": "The value clip range in force.",
+    "discount": "The discount in force.",
     "explained_variance": "1 - Var(return - value) / Var(return), before the update.",
     "epochs_done": "Passes over the batch; fewer than asked for when target_kl stopped them.",
     "learning_rate": "Adam's step size in force.",

@@ -161,15 +161,17 @@ class Ppo:
         settings = self._settings
         learning_rate = schedule(settings.learning_rate, settings.anneal_learning_rate, progress)
         clip_range = schedule(settings.clip_range, settings.anneal_clip_range, progress)
+        discount = discount_at(settings, progress)
         rewards = batch.rewards
         if settings.scale_rewards:
             ended = batch.terminated | batch.truncated
             rewards = rewards * self._scaler.scale(rewards, ended, batch.valid)
         seen = normalised(batch, self._network)
-        samples = _Samples(seen, self._provider, self._shards, settings, rewards)
+        samples = _Samples(seen, self._provider, self._shards, settings, rewards, discount)
         metrics = {
             "explained_variance": samples.explained_variance(),
             "clip_range": clip_range,
+            "discount": discount,
             **self._epochs(samples, learning_rate, clip_range),
             **training_metrics(self._parameters, learning_rate, self._updates),
             "refused_minibatches": float(self._guard.refused),
@@ -261,6 +263,14 @@ class Ppo:
             )
 
 
+def discount_at(settings: PpoSettings, progress: float) -> float:
+    """Of the steps that it looks ahead, those of the end come in a straight line."""
+    if settings.final_discount is None:
+        return settings.discount
+    first, last = 1.0 / (1.0 - settings.discount), 1.0 / (1.0 - settings.final_discount)
+    return 1.0 - 1.0 / (first + (last - first) * min(1.0, progress))
+
+
 def standardised(samples: Float32) -> Float32:
     """Zero mean and unit deviation; a single sample has no deviation and is left alone."""
     if len(samples) < 2:
@@ -280,12 +290,14 @@ class _Samples:
         shards: Shards,
         settings: PpoSettings,
         rewards: Float64,
+        discount: float,
     ) -> None:
         self._batch = batch
         self._provider = provider
         self._shards = shards
         self._settings = settings
         self._rewards = rewards
+        self._discount = discount
         self.observations: Float32 = batch.observations[batch.valid]
         self.actions = batch.actions[batch.valid]
         self.log_probs: Float32 = batch.log_probs[batch.valid]
@@ -309,7 +321,7 @@ class _Samples:
             following.astype(np.float64),
             batch.terminated,
             batch.truncated,
-            settings.discount,
+            self._discount,
             settings.gae_lambda,
         )[batch.valid]
         self.values: Float32 = values[batch.valid]
