@@ -207,15 +207,23 @@ def test_every_type_on_the_reuse_list_is_tried() -> None:
     assert tried == gymnasium_row._REUSABLE
 
 
-def test_a_used_bipedal_walker_begins_differently_and_so_is_never_reused() -> None:
-    env = describe("BipedalWalker-v3", {}, None)
-    used = gymnasium.make(env.id)
-    differ = [
-        episode(used, seed, env, 300) != episode(gymnasium.make(env.id), seed, env, 300)
-        for seed in range(8)
-    ]
-    assert any(differ)
-    assert not opened(env)._reusable
+@pytest.mark.parametrize("hardcore", [False, True])
+def test_a_used_bipedal_walker_begins_like_a_fresh_one_in_a_new_world_only(hardcore) -> None:
+    env = describe("BipedalWalker-v3", {"hardcore": hardcore}, None)
+    used, row = gymnasium.make(env.id, hardcore=hardcore), opened(env)
+    instance, shown = row._env, np.zeros(env.observation_size, np.float32)
+    differ = []
+    for seed in range(8):
+        fresh = episode(gymnasium.make(env.id, hardcore=hardcore), seed, env, 300)
+        differ.append(episode(used, seed, env, 300) != fresh)
+        row.begin(seed, seed, shown)
+        moments = [shown.tobytes()]
+        for action in actions_for(env, len(fresh) - 1):
+            reward, _, _ = row.step(action, shown)
+            moments.append(np.append(shown, np.float32(reward)).tobytes())
+        assert moments == fresh
+    assert any(differ) or hardcore
+    assert row._env is instance
 
 
 @pytest.mark.parametrize("name", ["ShiftedHopper", "Fake"])

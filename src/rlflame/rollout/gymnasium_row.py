@@ -37,12 +37,21 @@ _EXACT_MUJOCO = frozenset(
     )
 )
 #: Types whose reset on a used instance was tested to equal the reset of a fresh one.
-#: (A used BipedalWalker, for one, resets differently.)
 _REUSABLE = _EXACT_MUJOCO | {
     f"gymnasium.envs.classic_control.{name}"
     for name in ("acrobot", "cartpole", "continuous_mountain_car", "mountain_car", "pendulum")
 }
 _REUSABLE |= {"gymnasium.envs.box2d.lunar_lander"}
+
+
+def _new_world(env: Any) -> None:
+    """Bodies meet in another order in a world in which others were before."""
+    env._destroy()
+    env.world = type(env.world)()
+
+
+#: Types of which a used instance is as a fresh one once this is done to it.
+_RENEWED: dict[str, Callable[[Any], None]] = {"gymnasium.envs.box2d.bipedal_walker": _new_world}
 KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
 
@@ -62,6 +71,8 @@ class EnvRow:
         #: Steps of an episode, where that is not left to Gymnasium's wrapper.
         self._limit: float = math.inf
         self._reusable = False
+        #: What makes a used instance a fresh one, where that takes more than its reset.
+        self._renew: Callable[[Any], None] | None = None
         self._exact_mujoco = False
         self._held: Float64 = NO_PHYSICS
         self._last_action: Any = None
@@ -82,6 +93,8 @@ class EnvRow:
             if self._env is None or not self._reusable:
                 self.close()
                 self._open()
+            elif self._renew:
+                self._renew(self._env.unwrapped)
             assert self._env is not None
             observation, _ = self._env.reset(seed=seed)
             self._write(observation, out)
@@ -200,7 +213,8 @@ class EnvRow:
             plain = plain and type(layer) in KNOWN_WRAPPERS
             layer = layer.env
         self._step, self._limit = _without_wrappers(env)
-        self._reusable = plain and module in _REUSABLE
+        self._renew = _RENEWED.get(module)
+        self._reusable = plain and (module in _REUSABLE or module in _RENEWED)
         self._exact_mujoco = plain and module in _EXACT_MUJOCO
         self._shape = env.observation_space.shape or ()
         self._action_shape = env.action_space.shape or ()

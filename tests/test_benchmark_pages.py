@@ -1,0 +1,85 @@
+"""What docs/benchmarks.md tells is what the records beside it hold."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+RESULTS = DOCS / "results"
+PAGE = (DOCS / "benchmarks.md").read_text("utf-8")
+#: The least share of bare `mj_step` on all cores; elsewhere of Gymnasium's bare stepping.
+LEAST = {
+    "hopper": 0.88,
+    "halfcheetah": 0.85,
+    "walker2d": 0.88,
+    "ant": 0.88,
+    "lunarlander": 0.75,
+    "bipedalwalker": 0.75,
+}
+
+
+def told(head: str) -> dict[str, list[str]]:
+    """The rows of the table that begins so."""
+    _, found, rest = PAGE.partition(head)
+    assert found, head
+    body = re.match(r".*\n\|[-|]+\n((?:\|.*\n)+)", rest)[1]
+    lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines())
+    return {first: cells for first, *cells in lines}
+
+
+def rates(fleet: str, env: str) -> list[dict[str, Any]]:
+    found = json.loads((RESULTS / "rollouts" / f"{env}_{fleet}.json").read_text("utf-8"))
+    assert found["complete"]
+    assert not found["busy"]
+    assert [rate["workers"] for rate in found["rates"]] == [1, 2]
+    assert all(len(rate["steps_per_s"]) == 5 for rate in found["rates"])
+    return list(found["rates"])
+
+
+@pytest.mark.parametrize("fleet", ["inline", "local"])
+def test_rollouts_are_those_of_their_records(fleet: str) -> None:
+    head = {"inline": "| of one process alone |", "local": "| through workers |"}[fleet]
+    rows = told(head)
+    assert [name.partition("-")[0].lower() for name in rows] == list(LEAST)
+    for name, cells in rows.items():
+        expected = []
+        for rate in rates(fleet, name.partition("-")[0].lower()):
+            shares = rate["shares"]
+            expected += [
+                f"{median(rate['steps_per_s']):,.0f}",
+                f"{median(shares['gymnasium']):.2f}",
+                f"{median(shares['mj_step']):.2f}" if "mj_step" in shares else "",
+            ]
+        assert cells == expected, name
+
+
+@pytest.mark.parametrize("env", LEAST)
+def test_a_worker_leaves_the_physics_what_it_has_to(env: str) -> None:
+    shares = rates("inline", env)[-1]["shares"]
+    assert round(median(shares.get("mj_step", shares["gymnasium"])), 2) >= LEAST[env]
+
+
+def test_ppo_beside_stable_baselines3_is_as_recorded() -> None:
+    with (RESULTS / "ppo_vs_sb3.csv").open(newline="") as file:
+        recorded = [row for row in csv.DictReader(file) if row["sb3_s"]]
+    rows = told("| PPO, 100,000 steps |")
+    assert set(rows) == {row["env"] for row in recorded}
+    for env, cells in rows.items():
+        pairs = [row for row in recorded if row["env"] == env]
+        ours, theirs = ([float(row[f"{side}_s"]) for row in pairs] for side in ("rlflame", "sb3"))
+        times = sorted(b / a for a, b in zip(ours, theirs, strict=True))
+        assert cells == [
+            f"{median(ours):.1f} s",
+            f"{median(theirs):.1f} s",
+            f"{median(times):.1f} [{times[0]:.1f}, {times[-1]:.1f}]",
+            f"{median(float(row['rlflame_busy']) for row in pairs):.0%}",
+            f"{max(int(row['rlflame_pss_mb']) for row in pairs)} MB",
+        ]
+        assert all(float(row["at_work"]) < 0.5 for row in pairs)
