@@ -83,6 +83,8 @@ def known(path: Path | None, env: str, steps: int, said: str) -> list[dict[str, 
 
 def keep(path: Path, row: dict[str, str]) -> None:
     begun = path.exists()
+    if begun and path.read_text().splitlines()[0] != ",".join(COLUMNS):
+        raise SystemExit(f"{path} has other columns; name another file with --csv.")
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         if not begun:
@@ -95,17 +97,15 @@ def measured(
 ) -> dict[str, object]:
     """One run of ours, then one of theirs."""
     # Their side of this file runs where rlflame need not be.
-    from rlflame.bench.surroundings import at_work
+    from idle import others
 
-    others = at_work() or 0.0
-    if others > 0.5:
-        print(f"note: {others:.1f} processors are at work here; these numbers are worthless")
+    at_work = others()
     ours = rlflame_command(env, steps, seed, changes)
     with tempfile.TemporaryDirectory() as folder:
         seconds, cpu_s, pss_mb, _ = timed([*ours, "--out", "run"], folder)
         result = json.loads((Path(folder) / "run" / "result.json").read_text())
     row: dict[str, object] = {
-        "at_work": round(others, 2),
+        "at_work": at_work,
         "rlflame_s": round(seconds, 3),
         "rlflame_busy": round(cpu_s / seconds / len(os.sched_getaffinity(0)), 3),
         "rlflame_pss_mb": round(pss_mb),

@@ -22,7 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rlflame.bench.surroundings import at_work
+from idle import others
 
 EPISODES = 50
 PRESETS = ("default-reinforce", "reinforce-classic")
@@ -76,13 +76,13 @@ def main() -> None:
     ratios: dict[str, list[tuple[float, float]]] = {}
     rows: list[tuple[object, ...]] = []
     for turn in range(options.repeat):
-        others = at_work() or 0.0
+        at_work = others()
         theirs = example(options.example, options.iterations)
-        rows.append((turn, round(others, 2), "example --local", *theirs))
+        rows.append((turn, at_work, "example --local", *theirs))
         print(f"{turn}: the example with --local: {told(theirs)}", flush=True)
         for preset in PRESETS:
             ours = own(preset, options.iterations)
-            rows.append((turn, round(others, 2), preset, *ours))
+            rows.append((turn, at_work, preset, *ours))
             pair = ours[0] / theirs[0], ours[1] / theirs[1]
             ratios.setdefault(preset, []).append(pair)
             print(f"{turn}: rlflame with {preset}: {told(ours)}; {pair[0]:.1f} times the episodes, "

@@ -45,11 +45,9 @@ def main() -> None:
         print(json.dumps(product_rate()))
         return
     # Their side of this file runs where rlflame need not be.
-    from rlflame.bench.surroundings import at_work
+    from idle import others
 
-    others = at_work() or 0.0
-    if others > 0.5:
-        print(f"note: {others:.1f} processors are at work here; these numbers are worthless")
+    others()
     results: list[dict[str, object]] = []
     for threads in map(int, options.threads.split(",")):
         measure(options, threads, results)

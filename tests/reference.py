@@ -153,6 +153,7 @@ class ReferencePpo:
         means = {name: np.mean([r[name] for r in report]) for name in report[0]}
         return {**means, "gradient_norm": report[-1]["gradient_norm"], "learning_rate": rate} | {
             "clip_range": clip_range,
+            "discount": self.discount,
             "explained_variance": explained,
         }
 

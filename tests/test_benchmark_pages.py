@@ -14,6 +14,7 @@ import pytest
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "results"
 PAGE = (DOCS / "benchmarks.md").read_text("utf-8")
+SIDES = ("rlflame", "sb3")
 #: The least share of bare `mj_step` on all cores; elsewhere of Gymnasium's bare stepping.
 LEAST = {
     "hopper": 0.88,
@@ -73,7 +74,7 @@ def test_ppo_beside_stable_baselines3_is_as_recorded() -> None:
     assert set(rows) == {row["env"] for row in recorded}
     for env, cells in rows.items():
         pairs = [row for row in recorded if row["env"] == env]
-        ours, theirs = ([float(row[f"{side}_s"]) for row in pairs] for side in ("rlflame", "sb3"))
+        ours, theirs = ([float(row[f"{side}_s"]) for row in pairs] for side in SIDES)
         times = sorted(b / a for a, b in zip(ours, theirs, strict=True))
         assert cells == [
             f"{median(ours):.1f} s",
@@ -81,5 +82,6 @@ def test_ppo_beside_stable_baselines3_is_as_recorded() -> None:
             f"{median(times):.1f} [{times[0]:.1f}, {times[-1]:.1f}]",
             f"{median(float(row['rlflame_busy']) for row in pairs):.0%}",
             f"{max(int(row['rlflame_pss_mb']) for row in pairs)} MB",
+            *(f"{median(float(r[f'{side}_return']) for r in pairs):,.0f}" for side in SIDES),
         ]
         assert all(float(row["at_work"]) < 0.5 for row in pairs)

@@ -94,6 +94,24 @@ def test_one_that_is_taken_up_again_goes_on_to_the_same_bits(taken):
         assert array.tobytes() == again.policy(seen[-1])[name].tobytes()
 
 
+@pytest.mark.parametrize(("count", "taken"), [(2, 2), (3, 3), (4, 80)])
+def test_a_count_that_once_ended_at_the_length_of_the_average_is_taken_for_a_large_one(
+    count, taken
+):
+    first, second = ({"actor.0.weight": policy["actor.0.weight"]} for policy in versions(2))
+    average = PolicyAverage(4, first)
+    average.load_state({"count": np.array(count, np.int64), **wide(first)}, first)
+    assert int(average.state()["versions"]) == taken
+    average.follow(second)
+    share = 1.0 / max(1.0, min(4.0, (taken + 1) / 20))
+    expected = first["actor.0.weight"] * (1.0 - share) + second["actor.0.weight"] * share
+    np.testing.assert_allclose(average.policy(second)["actor.0.weight"], expected, rtol=1e-6)
+
+
+def wide(policy):
+    return {name: array.astype(np.float64) for name, array in policy.items()}
+
+
 @pytest.mark.parametrize("resumed", [False, True])
 def test_an_iteration_that_changed_no_weight_counts_for_nothing(resumed):
     """Before learning begins, or where every update was refused; statistics may have moved."""
@@ -107,7 +125,7 @@ def test_an_iteration_that_changed_no_weight_counts_for_nothing(resumed):
                 state, idle = idle.state(), PolicyAverage(9, START)
                 idle.load_state(state, policy)
             idle.follow({**policy, "normaliser.mean": moved})
-    assert int(idle.state()["count"]) == 2
+    assert int(idle.state()["versions"]) == 2
     for name, array in plain.policy(second).items():
         np.testing.assert_array_equal(idle.policy(second)[name], array)
 
@@ -126,10 +144,10 @@ def test_a_state_of_another_shape_is_refused():
     average, another = PolicyAverage(4, START), PolicyAverage(4, START)
     average.follow(first)
     state = average.state()
-    with pytest.raises(LearningError, match="count is missing"):
+    with pytest.raises(LearningError, match="versions is missing"):
         another.load_state({}, first)
     with pytest.raises(LearningError, match=r"actor\.log_std is missing"):
-        another.load_state({"count": state["count"]}, {"actor.log_std": np.zeros(2)})
+        another.load_state({"versions": state["versions"]}, {"actor.log_std": np.zeros(2)})
     other["actor.log_std"] = np.zeros(3, np.float32)
     with pytest.raises(LearningError, match=r"actor\.log_std is float64 \(2,\)"):
         another.load_state(state, other)

@@ -175,13 +175,13 @@ def test_kinds_of_states_are_what_they_are_known_to_be() -> None:
     assert set(kinds.values()) == {"mujoco", "replay"}
 
 
-def episode(world: Any, seed: int, env: EnvSpec, steps: int) -> list[bytes]:
-    moments = [np.array(world.reset(seed=seed)[0]).tobytes()]
+def episode(world: Any, seed: int, env: EnvSpec, steps: int) -> list[tuple[bytes, float]]:
+    moments = [(np.array(world.reset(seed=seed)[0]).tobytes(), 0.0)]
     for action in actions_for(env, steps):
         seen, reward, terminated, truncated, _ = world.step(
             int(action) if env.action_kind == "discrete" else action
         )
-        moments.append(np.append(seen, reward).tobytes())
+        moments.append((np.array(seen).tobytes(), float(reward)))
         if terminated or truncated:
             break
     return moments
@@ -217,13 +217,30 @@ def test_a_used_bipedal_walker_begins_like_a_fresh_one_in_a_new_world_only(hardc
         fresh = episode(gymnasium.make(env.id, hardcore=hardcore), seed, env, 300)
         differ.append(episode(used, seed, env, 300) != fresh)
         row.begin(seed, seed, shown)
-        moments = [shown.tobytes()]
+        moments = [(shown.tobytes(), 0.0)]
         for action in actions_for(env, len(fresh) - 1):
             reward, _, _ = row.step(action, shown)
-            moments.append(np.append(shown, np.float32(reward)).tobytes())
+            moments.append((shown.tobytes(), reward))
         assert moments == fresh
     assert any(differ) or hardcore
     assert row._env is instance
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_instance_whose_reset_was_cut_short_is_never_used_again(error, monkeypatch) -> None:
+    """A walker with half a world would take the process with it."""
+    row = opened(describe("BipedalWalker-v3", {}, None))
+    shown, instance = np.zeros(row.spec.observation_size, np.float32), row._env
+
+    def stopped() -> None:
+        raise error
+
+    monkeypatch.setattr(instance.unwrapped, "_generate_clouds", stopped)
+    with pytest.raises(EnvironmentFault if error is ValueError else error):
+        row.begin(1, 1, shown)
+    row.begin(1, 1, shown)
+    assert row._env is not instance
+    assert shown.tobytes() == np.array(gymnasium.make(row.spec.id).reset(seed=1)[0]).tobytes()
 
 
 @pytest.mark.parametrize("name", ["ShiftedHopper", "Fake"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import runpy
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from commands import rlflame
 
-from rlflame import checkpoint
+from rlflame import build, checkpoint, presets
 from rlflame.api import load_policy
 from rlflame.presets import environment_id
 
@@ -36,6 +37,16 @@ def test_a_policy_is_small_and_says_how_it_came_about(path: Path) -> None:
     assert learning.seed == int(told[told.index("--seed") + 1])
     wanted = told[told.index("--algo") + 1] if "--algo" in told else "ppo"
     assert learning.algorithm == wanted
+    sets = [value for word, value in itertools.pairwise(told) if word == "--set"]
+    config, _ = presets.resolve(
+        environment=told[told.index("--env") + 1],
+        algorithm=wanted,
+        sets=sets,
+        continuous=build.acts_continuously,
+    )
+    said, kept = config.learning.model_dump(), learning.model_dump()
+    for part in ("rollout", "network", wanted, "policy_average"):
+        assert said[part] == kept[part], part
 
 
 def test_the_table_is_made_from_the_files() -> None:

@@ -144,7 +144,7 @@ class LearningSettings(Section):
     policy_average: Positive | None = Field(
         None,
         description="Score and keep the average of the policies of about so many iterations, but "
-        "of no more than the last twentieth, which never acts in training; by default the newest.",
+        "of no more than some last twentieth, which never acts in training; by default the newest.",
     )
     init_policy: str | None = Field(
         None,

@@ -94,7 +94,7 @@ class Facts:
         network = self.recipe.learning.network
         normalised = ", observations normalised" if network.normalise_observations else ""
         over = self.recipe.learning.policy_average
-        averaged = f", averaged over {count(over, 'iteration')}" if over else ""
+        averaged = f", averaged over {count(over, 'iteration')} at most" if over else ""
         return f"{'-'.join(map(str, self.layers))} {network.activation}{normalised}{averaged}"
 
     @property

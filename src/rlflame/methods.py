@@ -23,7 +23,7 @@ class PpoSettings(Section):
     final_discount: Annotated[float, Field(ge=0.0, lt=1.0)] | None = Field(
         None,
         description="The discount at the horizon; the steps that it looks ahead, "
-        "1 / (1 - discount), grow in a straight line; absent: it stays.",
+        "1 / (1 - discount), move there in a straight line; absent: it stays.",
     )
     gae_lambda: Fraction = Field(0.95, description="Bias-variance mix of the advantages.")
     clip_range: float = Field(0.2, gt=0.0, le=100.0, description="How far the ratio may move.")
@@ -54,7 +54,7 @@ class PpoSettings(Section):
     @model_validator(mode="after")
     def _finite(self) -> PpoSettings:
         if self.final_discount is not None and self.discount >= 1.0:
-            raise ValueError("final_discount needs a discount below 1 to begin with")
+            raise ValueError("final_discount needs a discount below 1 to begin with, or is none")
         return self
 
 

@@ -6,6 +6,7 @@ their mean does not. Must not know: algorithms, the loop, what acts in it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,7 +16,7 @@ from rlflame.rollout.spec import Array, Float64, PolicyArrays
 from . import State
 from .parameters import restore, restored_count
 
-#: The part of all versions so far that an average is of at most.
+#: About the part of all versions so far that an average is of at most.
 _SHARE = 1.0 / 20.0
 #: Observations are normalised as the newest policy does it: weights are averaged, statistics not.
 _STATISTICS = "normaliser."
@@ -47,9 +48,12 @@ class PolicyAverage:
         if not self._count:
             self._mean = {name: np.zeros(a.shape, np.float64) for name, a in weights.items()}
         self._count += 1
-        length = max(1.0, min(self._versions, _SHARE * self._count))
+        length = min(self._versions, _SHARE * self._count)
         for name, mean in self._mean.items():
-            mean += (weights[name] - mean) / length
+            if length <= 1.0:
+                mean[:] = weights[name]
+            else:
+                mean += (weights[name] - mean) / length
 
     def policy(self, newest: PolicyArrays) -> PolicyArrays:
         """The average; the newest where there is none."""
@@ -59,7 +63,7 @@ class PolicyAverage:
         if self._versions is None:
             return {}
         return {
-            "count": np.array(self._count, np.int64),
+            "versions": np.array(self._count, np.int64),
             **{name: mean.copy() for name, mean in self._mean.items()},
         }
 
@@ -68,7 +72,11 @@ class PolicyAverage:
         self._last = _weights(newest)
         if self._versions is None:
             return
-        self._count = restored_count("count", state)
+        if "versions" in state or "count" not in state:
+            self._count = restored_count("versions", state)
+        else:  # As it was kept at first: of no more than N, so N may be any larger number.
+            count = restored_count("count", state)
+            self._count = count if count < self._versions else math.ceil(count / _SHARE)
         self._mean = {
             name: np.zeros(a.shape, np.float64) for name, a in self._last.items() if self._count
         }

@@ -264,7 +264,7 @@ class Ppo:
 
 
 def discount_at(settings: PpoSettings, progress: float) -> float:
-    """Of the steps that it looks ahead, those of the end come in a straight line."""
+    """The steps that it looks ahead, 1 / (1 - discount), move in a straight line to the horizon."""
     if settings.final_discount is None:
         return settings.discount
     first, last = 1.0 / (1.0 - settings.discount), 1.0 / (1.0 - settings.final_discount)

@@ -98,10 +98,10 @@ class EnvRow:
             assert self._env is not None
             observation, _ = self._env.reset(seed=seed)
             self._write(observation, out)
-        except EnvironmentFault:
-            raise
         except BaseException as error:
-            if not misbehaved(error):
+            # What a reset left half done is never taken up again.
+            self.close()
+            if isinstance(error, EnvironmentFault) or not misbehaved(error):
                 raise
             raise self._fault(f"failed in reset: {said(error)}") from error
 
