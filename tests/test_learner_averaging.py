@@ -54,6 +54,14 @@ def test_older_versions_fade_and_the_first_ones_soon(over):
         np.testing.assert_array_equal(found["normaliser.mean"], policy["normaliser.mean"])
 
 
+def test_the_first_versions_are_kept_to_the_last_bit():
+    average = PolicyAverage(20, START)
+    for value in (1e30, 1e-3):
+        newest = {"actor.log_std": np.full(2, value, np.float32)}
+        average.follow(newest)
+        assert average.policy({})["actor.log_std"].tobytes() == newest["actor.log_std"].tobytes()
+
+
 def test_without_a_number_and_before_the_first_version_it_is_the_newest():
     first, second = versions(2)
     for average in (PolicyAverage(None, START), PolicyAverage(3, START)):
