@@ -197,7 +197,7 @@ def test_a_used_instance_on_the_reuse_list_begins_like_a_fresh_one(name: str) ->
     used = gymnasium.make(id, **kwargs)
     for seed in range(4):
         assert episode(used, seed, env, 60) == episode(gymnasium.make(id, **kwargs), seed, env, 60)
-    assert opened(env)._reusable
+    assert opened(env)._renew is gymnasium_row._nothing
 
 
 def test_every_type_on_the_reuse_list_is_tried() -> None:

@@ -44,14 +44,21 @@ _REUSABLE = _EXACT_MUJOCO | {
 _REUSABLE |= {"gymnasium.envs.box2d.lunar_lander"}
 
 
+def _nothing(env: Any) -> None:
+    """Its reset alone makes a used instance a fresh one."""
+
+
 def _new_world(env: Any) -> None:
     """Bodies meet in another order in a world in which others were before."""
     env._destroy()
     env.world = type(env.world)()
 
 
-#: Types of which a used instance is as a fresh one once this is done to it.
-_RENEWED: dict[str, Callable[[Any], None]] = {"gymnasium.envs.box2d.bipedal_walker": _new_world}
+#: What is done to a used instance before its reset, for it to be as a fresh one.
+_RENEWALS: dict[str, Callable[[Any], None]] = {
+    **dict.fromkeys(_REUSABLE, _nothing),
+    "gymnasium.envs.box2d.bipedal_walker": _new_world,
+}
 KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
 
@@ -70,8 +77,7 @@ class EnvRow:
         self._step: Callable[[Any], tuple[Any, Any, Any, Any, Any]]
         #: Steps of an episode, where that is not left to Gymnasium's wrapper.
         self._limit: float = math.inf
-        self._reusable = False
-        #: What makes a used instance a fresh one, where that takes more than its reset.
+        #: What makes a used instance a fresh one; None where nothing is known to.
         self._renew: Callable[[Any], None] | None = None
         self._exact_mujoco = False
         self._held: Float64 = NO_PHYSICS
@@ -90,10 +96,10 @@ class EnvRow:
         """Start an episode; on a fresh instance unless reuse is known to be exact."""
         self.episode, self.seed, self.elapsed, self.episode_return = episode, seed, 0, 0.0
         try:
-            if self._env is None or not self._reusable:
+            if self._env is None or self._renew is None:
                 self.close()
                 self._open()
-            elif self._renew:
+            else:
                 self._renew(self._env.unwrapped)
             assert self._env is not None
             observation, _ = self._env.reset(seed=seed)
@@ -213,8 +219,7 @@ class EnvRow:
             plain = plain and type(layer) in KNOWN_WRAPPERS
             layer = layer.env
         self._step, self._limit = _without_wrappers(env)
-        self._renew = _RENEWED.get(module)
-        self._reusable = plain and (module in _REUSABLE or module in _RENEWED)
+        self._renew = _RENEWALS.get(module) if plain else None
         self._exact_mujoco = plain and module in _EXACT_MUJOCO
         self._shape = env.observation_space.shape or ()
         self._action_shape = env.action_space.shape or ()
