@@ -30,7 +30,7 @@ FLOORS = [
     ["torchrun", "roll_call", "graphics", "memory", "onnx_file", "event_file", "line"],
     ["fleet.*", "learner.*", "presets", "plot plot.*", "evaluate", "recorded decoded"],
     ["trainer", "facts", "learners"],
-    ["grouping", "averaged", "tensorboard"],
+    ["grouping", "averaged", "tensorboard", "companion companion.*"],
     ["curves"],
     ["report report.*"],
     ["tensor_file segments checkpoint run_folder recorder machine_log", "stop"],

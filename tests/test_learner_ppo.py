@@ -13,8 +13,9 @@ from reference import ReferencePpo
 
 from rlflame.errors import LearningError
 from rlflame.learner.experience import side_by_side
+from rlflame.learner.halves import norm_of, parts, square_of
 from rlflame.learner.networks import TorchPpo
-from rlflame.learner.parameters import Adam, clip_by_norm
+from rlflame.learner.parameters import Adam, clip
 from rlflame.learner.ppo import NumpyPpo, Ppo, discount_at
 from rlflame.methods import PpoSettings
 from rlflame.rollout.spec import Fragment
@@ -47,6 +48,12 @@ def learner(ppo, spec, *, provider=Recording, seed=7, **options):
     gradients = provider(parameters, network, **options)
     built = Ppo(ppo, network, parameters, gradients, seed=seed, columns=COLUMNS)
     return built, parameters, gradients
+
+
+def clip_all(gradient, parameters, most):
+    """By the norm of the whole, which is that of both networks' parts."""
+    squares = [square_of(gradient[part]) for part in parts(parameters).values()]
+    clip(gradient, norm_of(squares), most)
 
 
 def one_minibatch(**settings):
@@ -282,7 +289,7 @@ def test_a_large_step_of_the_policy_ends_the_epochs():
         ratio = reference.ppo_losses(now, minibatch, True)["ratio"]
         kls.append((ratio - 1 - ratio.log()).mean().item())
         if kls[-1] <= 0.03:
-            clip_by_norm(gradient, ppo.max_gradient_norm)
+            clip_all(gradient, parameters, ppo.max_gradient_norm)
             adam.step(replayed, gradient, 1e-3)
     assert max(kls[:-1]) <= 0.03 < kls[-1]
     np.testing.assert_allclose(parameters.data, replayed, atol=1e-6)
@@ -346,7 +353,7 @@ def test_one_bad_minibatch_among_good_ones_is_skipped():
     metrics = algorithm.update(batch, 0.0)
 
     for gradient in gradients.gradients[::2]:
-        clip_by_norm(gradient, ppo.max_gradient_norm)
+        clip_all(gradient, parameters, ppo.max_gradient_norm)
         adam.step(expected, gradient, ppo.learning_rate)
     np.testing.assert_array_equal(parameters.data, expected)
     assert metrics["refused_minibatches"] == 8.0

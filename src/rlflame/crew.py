@@ -22,7 +22,7 @@ from rlflame.errors import ConfigError, LearnersLost
 from rlflame.learner.group import Alone, Group
 from rlflame.rollout import blas, wire
 from rlflame.rollout.child import Kind
-from rlflame.rollout.process import WorkerProcess, how_it_ended
+from rlflame.rollout.process import WorkerProcess, what_became_of_it
 from rlflame.runtime import RuntimeSettings
 from rlflame.stop import NeverStop
 from rlflame.torchrun import Place, place
@@ -226,10 +226,8 @@ def _explained(error: LearnersLost, crew: Mapping[int, WorkerProcess]) -> Learne
     if not ended:
         return error
     rank, code = min(ended.items())
-    how = how_it_ended(code)
     return LearnersLost(
-        f"{_named({rank: crew[rank].pid}, len(crew) + 1)} was lost: it "
-        f"{how if how.startswith('ended') else f'was {how}'}.",
+        f"{_named({rank: crew[rank].pid}, len(crew) + 1)} was lost: it {what_became_of_it(code)}.",
         detail=crew[rank].printed().strip(),
     )
 

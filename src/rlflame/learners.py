@@ -17,6 +17,7 @@ from rlflame.config import LearningSettings
 from rlflame.learner import Algorithm, Experience, Provider
 from rlflame.learner.actor_critic import build_network
 from rlflame.learner.experience import OnPolicyStore
+from rlflame.learner.halves import InHalves
 from rlflame.learner.lanes import Lanes
 from rlflame.learner.parameters import FlatVector
 from rlflame.learner.ppo import NumpyPpo, Ppo
@@ -53,6 +54,15 @@ def algorithm(
     if start is not None and "normaliser.mean" in start:
         result.load_state({**result.state(), **adopted_moments(start)})
     return result
+
+
+def in_halves(
+    learning: LearningSettings, spec: PolicySpec, start: PolicyArrays | None = None
+) -> InHalves:
+    """The learner of a recipe that a companion can go through as well."""
+    found = algorithm(learning, spec, start)
+    assert isinstance(found, Ppo)
+    return found
 
 
 def experience(learning: LearningSettings, env: EnvSpec) -> Experience[Any]:

@@ -24,6 +24,7 @@ from rlflame import (
     toml,
 )
 from rlflame.checkpoint import Checkpoint
+from rlflame.companion.lead import companion
 from rlflame.config import LearningSettings, Recipe, RunConfig
 from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.filming import filmed
@@ -244,10 +245,13 @@ def _run(
         with (
             show.begin(described),
             crew.learners(runtime, threads, lambda: kept(folder.path), stop) as group,
+            companion(
+                begun.recipe, begun.policy_spec, runtime, fleet, begun.progress, show.note
+            ) as beside,
         ):
             trainer = build.trainer(
                 begun, fleet, filming, stop, folder.path.name, start, group,
-                runtime.compare_learners_every,
+                runtime.compare_learners_every, beside,
             )  # fmt: skip
             complete = trainer.run()
             if trainer.progress.iteration > begun.progress.iteration:

@@ -94,6 +94,11 @@ class RuntimeSettings(Section):
         None,
         description="Updates between two comparisons of all that the learners hold; absent: none.",
     )
+    companion: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="A second process for the critic's half of PPO's gradients, which are numpy's; "
+        "auto has one where several workers leave processors idle meanwhile and it pays.",
+    )
     env_file: str | None = Field(
         None, description="A Python file with an environment of yours, shipped to every worker."
     )

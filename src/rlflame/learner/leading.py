@@ -31,7 +31,7 @@ class Leading:
         return self._algorithm.policy()
 
     def update(self, batch: Batch | ReplayBatch, progress: float) -> Metrics:
-        self._group.share({"update": _message(batch), "progress": progress})
+        self._group.share({"update": message_of(batch), "progress": progress})
         return self._algorithm.update(_leading(batch, self._group), progress)
 
     def state(self) -> State:
@@ -73,11 +73,12 @@ def check_alike(group: Group, fingerprint: Mapping[str, str]) -> None:
             )
 
 
-def _message(batch: Batch | ReplayBatch) -> dict[str, Any]:
+def message_of(batch: Batch | ReplayBatch) -> dict[str, Any]:
+    """What a wire carries of a batch; of one with a replay, all but what will be drawn."""
     if isinstance(batch, Batch):
         return {field.name: getattr(batch, field.name) for field in fields(batch)}
     return {
-        "fresh": _message(batch.fresh),
+        "fresh": message_of(batch.fresh),
         "first_update": batch.first_update,
         "updates": batch.updates,
     }
@@ -98,13 +99,18 @@ def _leading(batch: Batch | ReplayBatch, group: Group) -> Batch | ReplayBatch:
 
 def _following(message: Mapping[str, Any], group: Group) -> Batch | ReplayBatch:
     if "fresh" not in message:
-        return Batch(**_writable(message))
+        return batch_of(message)
     return ReplayBatch(
-        Batch(**_writable(message["fresh"])),
+        batch_of(message["fresh"]),
         message["first_update"],
         message["updates"],
         lambda update: Transitions(**_writable(group.share(None))),
     )
+
+
+def batch_of(message: Mapping[str, Any]) -> Batch:
+    """The batch of a message."""
+    return Batch(**_writable(message))
 
 
 def _writable(arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,9 +118,15 @@ class Adam:
         self._a: Float32 = np.empty(size, np.float32)
         self._b: Float32 = np.empty(size, np.float32)
 
-    def step(self, parameters: Float32, gradient: Float32, learning_rate: float) -> None:
+    def step(
+        self,
+        parameters: Float32,
+        gradient: Float32,
+        learning_rate: float,
+        part: slice = slice(None),
+    ) -> None:
         self.count += 1
-        self.apply(parameters, gradient, learning_rate, slice(None))
+        self.apply(parameters, gradient, learning_rate, part)
 
     def apply(
         self, parameters: Float32, gradient: Float32, learning_rate: float, part: slice
@@ -165,9 +171,14 @@ class Adam:
 def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:
     """Scale the gradient in place to at most `max_norm`; the norm it had, NaN included."""
     norm = math.sqrt(float(np.dot(gradient, gradient)))
+    clip(gradient, norm, max_norm)
+    return norm
+
+
+def clip(gradient: Float32, norm: float, max_norm: float | None) -> None:
+    """Scale a gradient, or part of one, in place where the whole has a norm above `max_norm`."""
     if max_norm is not None and math.isfinite(norm) and norm > max_norm:
         np.multiply(gradient, np.float32(max_norm / (norm + 1e-6)), out=gradient)
-    return norm
 
 
 def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:

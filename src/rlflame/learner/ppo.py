@@ -21,8 +21,9 @@ from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
 
 from . import Batch, Metrics, Provider, State
 from .actor_critic import Guard, Network, normalised, schedule, training_metrics
+from .halves import Half, Partner, norm_of, parts, square_of
 from .kernel import CHUNK_ROWS, Perceptron, make_head
-from .parameters import Adam, FlatVector, clip_by_norm, restore, restored_count
+from .parameters import Adam, FlatVector, clip, restore, restored_count
 from .returns import advantages
 from .shards import Shard, Shards
 from .statistics import ObservationNormaliser, RewardScaler
@@ -75,6 +76,13 @@ class NumpyPpo:
         policy_sums = self._policy_gradient(batch, count)
         value_loss = self._value_gradient(batch, count)
         return self._gradients.data, {**policy_sums, "value_loss": value_loss}
+
+    def half(self, name: str, batch: Minibatch, count: int) -> tuple[Float32, Metrics]:
+        if name == "actor":
+            sums = self._policy_gradient(batch, count)
+        else:
+            sums = {"value_loss": self._value_gradient(batch, count)}
+        return self._gradients.data, sums
 
     def values(self, observations: Float32) -> Float32:
         result = np.empty(len(observations), np.float32)
@@ -151,6 +159,15 @@ class Ppo:
         self._updates = 0
         self._iterations = 0
         self._guard = Guard("ppo")
+        self._parts = [*parts(parameters).values()]
+        self._half: Half[Minibatch] | None = None
+
+    def share(self, name: str, partner: Partner) -> None:
+        assert isinstance(self._provider, NumpyPpo)
+        self._half = Half(name, self._provider, self._parameters, partner)
+
+    def stay_alone(self) -> None:
+        self._half = None
 
     def policy(self) -> PolicyArrays:
         arrays = self._parameters.copies("actor.")
@@ -167,7 +184,9 @@ class Ppo:
             ended = batch.terminated | batch.truncated
             rewards = rewards * self._scaler.scale(rewards, ended, batch.valid)
         seen = normalised(batch, self._network)
-        samples = _Samples(seen, self._provider, self._shards, settings, rewards, discount)
+        samples = _Samples(
+            seen, self._provider, self._shards, self._half, settings, rewards, discount
+        )
         metrics = {
             "explained_variance": samples.explained_variance(),
             "clip_range": clip_range,
@@ -176,6 +195,8 @@ class Ppo:
             **training_metrics(self._parameters, learning_rate, self._updates),
             "refused_minibatches": float(self._guard.refused),
         }
+        if self._half is not None:
+            self._half.complete([self._parameters.data, self._adam.first, self._adam.second])
         if settings.clip_range_value is not None:
             metrics["clip_range_vf"] = settings.clip_range_value
         self._iterations += 1
@@ -214,23 +235,29 @@ class Ppo:
                 samples.estimate()
             for minibatch in self._minibatches(samples, epoch, clip_range):
                 count = len(minibatch.returns)
-                gradient, sums = self._gradient(minibatch, count)
-                norm = clip_by_norm(gradient, settings.max_gradient_norm)
+                gradient, norm, sums = self._gradient(minibatch, count)
                 learned = {"returns": minibatch.returns, "observations": minibatch.observations}
                 if self._guard.refuses(norm, sums, **learned):
                     continue
                 totals.add(count, sums, norm)
                 if self._too_far(sums["approx_kl"] / count):
                     return totals.metrics(epoch)
-                self._adam.step(self._parameters.data, gradient, learning_rate)
+                part = slice(None) if self._half is None else self._half.part
+                clip(gradient[part], norm, settings.max_gradient_norm)
+                self._adam.step(self._parameters.data, gradient, learning_rate, part)
                 self._updates += 1
         return totals.metrics(settings.epochs)
 
-    def _gradient(self, minibatch: Minibatch, count: int) -> tuple[Float32, Metrics]:
+    def _gradient(self, minibatch: Minibatch, count: int) -> tuple[Float32, float, Metrics]:
+        """The gradient, its norm, and what is summed over the samples."""
+        if self._half is not None:
+            return self._half.gradient(minibatch, count)
+
         def part(shard: Shard) -> tuple[Float32, Metrics]:
             return self._provider.gradient(minibatch.part(shard.rows), count)
 
-        return self._shards.gradient(count, part)
+        gradient, sums = self._shards.gradient(count, part)
+        return gradient, norm_of([square_of(gradient[part]) for part in self._parts]), sums
 
     def _too_far(self, kl: float) -> bool:
         target = self._settings.target_kl
@@ -288,6 +315,7 @@ class _Samples:
         batch: Batch,
         provider: Provider[Minibatch],
         shards: Shards,
+        half: Half[Minibatch] | None,
         settings: PpoSettings,
         rewards: Float64,
         discount: float,
@@ -295,6 +323,7 @@ class _Samples:
         self._batch = batch
         self._provider = provider
         self._shards = shards
+        self._half = half
         self._settings = settings
         self._rewards = rewards
         self._discount = discount
@@ -305,6 +334,13 @@ class _Samples:
 
     def estimate(self) -> None:
         """Values, advantages and returns with the critic as it is now."""
+        if self._half is None:
+            found = self._estimates()
+        else:
+            found = self._half.estimates(self._estimates, (3, len(self.log_probs)))
+        self.values, self.advantages, self.returns = found
+
+    def _estimates(self) -> Float32:
         batch, settings = self._batch, self._settings
         steps, columns, size = batch.observations.shape
         seen = batch.observations.reshape(steps * columns, size)
@@ -324,11 +360,12 @@ class _Samples:
             self._discount,
             settings.gae_lambda,
         )[batch.valid]
-        self.values: Float32 = values[batch.valid]
-        self.returns: Float32 = (gae + self.values).astype(np.float32)
-        self.advantages: Float32 = gae.astype(np.float32)
+        found: Float32 = np.empty((3, len(gae)), np.float32)
+        found[0], found[1] = values[batch.valid], gae
+        found[2] = gae + found[0]
         if settings.normalise_advantages == "batch":
-            self.advantages = standardised(self.advantages)
+            found[1] = standardised(found[1])
+        return found
 
     def explained_variance(self) -> float:
         spread = float(self.returns.var())

@@ -194,3 +194,9 @@ def how_it_ended(code: int) -> str:
         return f"killed by signal {-code}, {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+def what_became_of_it(code: int) -> str:
+    """The same as the end of a sentence that begins with `it`."""
+    how = how_it_ended(code)
+    return how if code >= 0 else f"was {how}"

@@ -1,0 +1,45 @@
+"""The companion's process: learns what the run learns, and has the critic's half of it.
+
+`python -m rlflame.companion.child N` is started as a worker is. It is told the recipe, then states
+and batches, and ends when the pipe from the run closes. Must not know: fleets, files, environments.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from rlflame.companion.link import Gone, Link
+from rlflame.config import LearningSettings
+from rlflame.learner.leading import batch_of
+from rlflame.learners import fingerprint, in_halves
+from rlflame.rollout import blas
+from rlflame.rollout.child import pipes
+
+
+def learn(link: Link) -> None:
+    told = link.hear()
+    learning = LearningSettings.model_validate_json(told["learning"])
+    blas.set_threads(learning.threads)
+    learner = in_halves(learning, told["policy"])
+    learner.share("critic", link)
+    link.tell(fingerprint(learning))
+    while True:
+        told = link.hear()
+        if "state" in told:
+            learner.load_state(told["state"])
+        else:
+            learner.update(batch_of(told["update"]), told["progress"])
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests, answers = pipes()
+    try:
+        learn(Link(requests.fileno(), answers))
+    except Gone:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

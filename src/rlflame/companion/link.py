@@ -1,0 +1,137 @@
+"""Two pipes between two processes that wait for each other thousands of times a second.
+
+Who waits looks again and again before it sleeps, because to be woken takes as long as the work
+between two meetings. What is exchanged is numbered, so that nothing is ever taken for something
+else. Must not know: what is exchanged, how processes start and end.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rlflame.rollout import wire
+from rlflame.rollout.spec import Array
+
+#: The number of an exchange or a message, and how many bytes follow.
+_HEAD = struct.Struct("<QQ")
+#: Longer than the halves of a minibatch differ; whoever is away for longer is waited for asleep.
+_AWAKE_S = 0.002
+
+#: Should the other end be on this very processor.
+_let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+
+
+class Gone(Exception):
+    """There is nobody at the other end any more, or somebody who has lost the thread."""
+
+
+class Silent(Gone):
+    """The other end is there and does not answer."""
+
+
+class Link:
+    """One end. Raises `Gone`; with a deadline also where the other end is silent for so long."""
+
+    def __init__(self, reads: int, writes: int, deadline_s: float | None = None) -> None:
+        self.reads, self._writes = reads, writes
+        self._deadline_s = deadline_s
+        self._sent = self._received = 0
+        for pipe in (reads, writes):
+            os.set_blocking(pipe, False)
+
+    def arrived(self) -> bool:
+        """Whether there is something to hear, if only that nobody is there."""
+        return bool(select.select([self.reads], [], [], 0.0)[0])
+
+    def tell(self, value: Any) -> None:
+        self._move(self._headed(memoryview(wire.encode(value))), [])
+
+    def hear(self) -> Any:
+        head = bytearray(_HEAD.size)
+        self._move([], [memoryview(head)])
+        payload = bytearray(self._length(head))
+        self._move([], [memoryview(payload)])
+        return wire.decode(bytes(payload))
+
+    def exchange(self, mine: Array, theirs: Array) -> None:
+        """Both are contiguous; the other end does the same at the same time."""
+        head, numbers = bytearray(_HEAD.size), theirs.data.cast("B")
+        self._move(self._headed(mine.data.cast("B")), [memoryview(head), numbers])
+        if self._length(head) != len(numbers):
+            raise Gone
+
+    def give(self, mine: Array) -> None:
+        self._move(self._headed(mine.data.cast("B")), [])
+
+    def take(self, theirs: Array) -> None:
+        head, numbers = bytearray(_HEAD.size), theirs.data.cast("B")
+        self._move([], [memoryview(head), numbers])
+        if self._length(head) != len(numbers):
+            raise Gone
+
+    def _headed(self, payload: memoryview) -> list[memoryview]:
+        self._sent += 1
+        return [memoryview(_HEAD.pack(self._sent, len(payload))), payload]
+
+    def _length(self, head: bytearray) -> int:
+        self._received += 1
+        number, length = _HEAD.unpack(head)
+        if number != self._received:
+            raise Gone
+        return int(length)
+
+    def _move(self, out: list[memoryview], into: list[memoryview]) -> None:
+        """Write the one and fill the other, whichever the pipes allow, until both are done."""
+        try:
+            out = _shorter(out, self._written(out)) if out else out
+            while out or into:
+                moved = 0
+                if into:
+                    moved = self._read(into)
+                    into = _shorter(into, moved)
+                if out:
+                    written = self._written(out)
+                    out, moved = _shorter(out, written), moved + written
+                if not moved:
+                    self._wait(into, out)
+        except OSError as error:
+            raise Gone from error
+
+    def _written(self, out: list[memoryview]) -> int:
+        try:
+            return os.writev(self._writes, out)
+        except BlockingIOError:
+            return 0
+
+    def _read(self, into: list[memoryview]) -> int:
+        try:
+            count = os.readv(self.reads, into)
+        except BlockingIOError:
+            return 0
+        if not count:
+            raise Gone
+        return count
+
+    def _wait(self, into: list[memoryview], out: list[memoryview]) -> None:
+        """Until something can be moved."""
+        reads, writes = [self.reads] if into else [], [self._writes] if out else []
+        until = time.perf_counter() + _AWAKE_S
+        while time.perf_counter() < until:
+            if any(select.select(reads, writes, [], 0.0)):
+                return
+            _let_others_run()
+        if not any(select.select(reads, writes, [], self._deadline_s)):
+            raise Silent
+
+
+def _shorter(views: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of them behind so many bytes."""
+    while views and count >= len(views[0]):
+        count -= len(views[0])
+        views = views[1:]
+    return [views[0][count:], *views[1:]] if count else views

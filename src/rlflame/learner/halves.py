@@ -1,0 +1,124 @@
+"""Learning from a batch in two halves: one process has the actor, and another one the critic.
+
+Two networks that learn from the same minibatch have nothing in common but the norm of the whole
+gradient and what the critic's values make of the rewards. So each process computes one network
+from the first to the last operation and steps it by itself; after every minibatch they exchange a
+few numbers, and at the end the actor's process is given what the critic has become. The bits are
+those of one process. Must not know: how numbers travel, what a process is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol
+
+import numpy as np
+
+from rlflame.rollout.spec import Array, Float32
+
+from . import Algorithm, Batch, Metrics, MinibatchT
+from .parameters import FlatVector
+
+#: The networks, and the sums that come with the gradient of each.
+HALVES = {
+    "actor": ("policy_gradient_loss", "entropy_loss", "approx_kl", "clip_fraction"),
+    "critic": ("value_loss",),
+}
+
+
+class Partner(Protocol):
+    """Whoever has the other half. Each of these raises where it is gone."""
+
+    def exchange(self, mine: Array, theirs: Array) -> None:
+        """Give the one, and fill the other with what the partner gives at the same time."""
+
+    def give(self, mine: Array) -> None: ...
+
+    def take(self, theirs: Array) -> None: ...
+
+
+class InHalves(Algorithm[Batch], Protocol):
+    """An algorithm of two networks, of which it can learn one alone."""
+
+    def share(self, name: str, partner: Partner) -> None:
+        """From now on learn this network only, for as long as the partner learns the other."""
+
+    def stay_alone(self) -> None:
+        """From now on learn both."""
+
+
+class Halving(Protocol[MinibatchT]):
+    """Where the gradients of single networks come from."""
+
+    def half(self, name: str, minibatch: MinibatchT, count: int) -> tuple[Float32, Metrics]:
+        """As `Provider.gradient`, but the other network's part of the vector is anything."""
+
+
+def parts(parameters: FlatVector) -> dict[str, slice]:
+    """Where each network stands in the flat vector."""
+    return {name: parameters.span(f"{name}.") for name in HALVES}
+
+
+def norm_of(squares: Sequence[float]) -> float:
+    """Of a gradient of which the networks' squares are given, in the order of `HALVES`."""
+    return math.sqrt(squares[0] + squares[1])
+
+
+def square_of(gradient: Float32) -> float:
+    return float(np.dot(gradient, gradient))
+
+
+class Half(Generic[MinibatchT]):
+    """One of the networks, and a partner that has the other one."""
+
+    def __init__(
+        self,
+        name: str,
+        provider: Halving[MinibatchT],
+        parameters: FlatVector,
+        partner: Partner,
+    ) -> None:
+        self._name = name
+        self._provider = provider
+        self._partner = partner
+        places = parts(parameters)
+        self.part = places[name]
+        self._critic = places["critic"]
+        # A half's numbers: the square of its gradient, and its sums.
+        self._numbers = {half: np.empty(1 + len(sums)) for half, sums in HALVES.items()}
+        self._theirs = next(half for half in HALVES if half != name)
+
+    def gradient(self, minibatch: MinibatchT, count: int) -> tuple[Float32, float, Metrics]:
+        """The gradient, of which this half's part counts; the norm of all of it; all sums."""
+        gradient, sums = self._provider.half(self._name, minibatch, count)
+        mine = self._numbers[self._name]
+        mine[0] = square_of(gradient[self.part])
+        mine[1:] = [sums[name] for name in HALVES[self._name]]
+        self._partner.exchange(mine, self._numbers[self._theirs])
+        found = {half: numbers.tolist() for half, numbers in self._numbers.items()}
+        norm = norm_of([numbers[0] for numbers in found.values()])
+        names = (name for sums_of in HALVES.values() for name in sums_of)
+        values = (value for numbers in found.values() for value in numbers[1:])
+        return gradient, norm, dict(zip(names, values, strict=True))
+
+    def estimates(self, make: Callable[[], Float32], shape: tuple[int, ...]) -> Float32:
+        """What the critic has to say, made by its half alone."""
+        if self._name == "critic":
+            found = make()
+            self._partner.give(found)
+        else:
+            found = np.empty(shape, np.float32)
+            self._partner.take(found)
+        return found
+
+    def complete(self, vectors: Sequence[Float32]) -> None:
+        """The actor's half is given what the other one has made of the critic."""
+        critic = [vector[self._critic] for vector in vectors]
+        if self._name == "critic":
+            self._partner.give(np.stack(critic))
+            return
+        found = np.empty((len(critic), len(critic[0])), np.float32)
+        self._partner.take(found)
+        for vector, values in zip(critic, found, strict=True):
+            vector[:] = values

@@ -1,0 +1,44 @@
+"""PPO in two halves for the tests: the learner of a run, batches for it, and what it holds."""
+
+from __future__ import annotations
+
+import numpy as np
+from batches import policy_spec, random_batch
+
+from rlflame.config import LearningSettings
+from rlflame.learner import Batch, State
+from rlflame.learner.halves import InHalves
+from rlflame.learners import in_halves
+from rlflame.rollout.spec import PolicySpec
+
+#: 96 samples an iteration, and 2 epochs of 4 minibatches.
+SETTINGS = {
+    "environment": {"id": "CartPole-v1"},
+    "rollout": {"num_slots": 1, "envs_per_slot": 8, "steps": 12},
+    "network": {"hidden": [16, 16]},
+    "ppo": {"epochs": 2, "minibatch_size": 24, "recompute_advantages": True},
+}
+
+
+def settings(**ppo: object) -> LearningSettings:
+    return LearningSettings.model_validate({**SETTINGS, "ppo": {**SETTINGS["ppo"], **ppo}})
+
+
+def learner(learning: LearningSettings, spec: PolicySpec) -> InHalves:
+    return in_halves(learning, spec)
+
+
+def spec_of(kind: str = "continuous") -> PolicySpec:
+    return policy_spec(kind, normalise=True)
+
+
+def batches(spec: PolicySpec, learning: LearningSettings, count: int, **shape: int) -> list[Batch]:
+    """As the same weights would always have acted: halves are compared, not learning."""
+    arrays = learner(learning, spec).policy()
+    return [random_batch(np.random.default_rng(n), spec, arrays, **shape) for n in range(count)]
+
+
+def assert_same(found: State, expected: State) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)

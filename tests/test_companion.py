@@ -1,0 +1,344 @@
+"""A companion as a real process: the bits of a run without one, whatever becomes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from commands import finished, process, rlflame
+from halves import assert_same, batches, learner, settings, spec_of
+
+from rlflame import checkpoint
+from rlflame.companion import lead
+from rlflame.companion.lead import Accompanied, Companion
+from rlflame.companion.link import Gone, Link, Silent
+from rlflame.config import Recipe
+from rlflame.errors import LearningError
+from rlflame.runtime import RuntimeSettings
+from rlflame.trainer import Progress
+
+#: CartPole in batches of 128 steps, with a minibatch small enough that a companion has much to do.
+LONG = (
+    *("--set", "rollout.num_slots=2", "--set", "rollout.envs_per_slot=8"),
+    *("--set", "rollout.steps=8", "--set", "ppo.minibatch_size=16", "--set", "ppo.epochs=4"),
+    *("--set", "evaluation.final_episodes=2", "--set", "evaluation.max_episode_steps=20"),
+)
+
+
+def until(what, timeout_s: float = 60.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < end, "it never became true"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return not shown.stdout.strip() or shown.stdout.strip().startswith("Z")
+
+
+@contextmanager
+def accompanied(learning, spec, deadline_s=60.0):
+    """A learner with a companion that has loaded, its process, and what is noted."""
+    notes: list[str] = []
+    runtime = RuntimeSettings(learner_deadline_s=deadline_s)
+    companion = Companion(learning, spec, runtime, notes.append)
+    try:
+        until(companion._link.arrived)
+        yield Accompanied(learner(learning, spec), companion), companion, notes
+    finally:
+        companion.end()
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Settings, batches, and where a learner alone stands after each of them."""
+    learning, spec = settings(), spec_of()
+    data = batches(spec, learning, 4)
+    alone, metrics, states = learner(learning, spec), [], []
+    for batch in data:
+        metrics.append(alone.update(batch, 0.1))
+        states.append(alone.state())
+    return SimpleNamespace(learning=learning, spec=spec, data=data, metrics=metrics, states=states)
+
+
+def test_a_run_with_a_companion_has_the_same_metrics_and_the_same_state(plain):
+    with accompanied(plain.learning, plain.spec) as (both, companion, notes):
+        for batch, metrics, state in zip(plain.data, plain.metrics, plain.states, strict=True):
+            assert both.update(batch, 0.1) == metrics
+            assert companion.link is not None
+            assert_same(both.state(), state)
+        assert notes == []
+
+
+def test_a_companion_goes_on_from_where_a_run_is_taken_up(plain):
+    with accompanied(plain.learning, plain.spec) as (both, companion, _):
+        both.load_state(plain.states[1])
+        both.update(plain.data[2], 0.1)
+        both.load_state(plain.states[0])  # once it has joined, too
+        both.update(plain.data[1], 0.1)
+        both.update(plain.data[2], 0.1)
+        assert companion.link is not None
+        assert_same(both.state(), plain.states[2])
+
+
+def test_until_a_companion_has_loaded_all_is_learned_here(plain, monkeypatch):
+    with accompanied(plain.learning, plain.spec) as (both, companion, _):
+        with monkeypatch.context() as loading:
+            loading.setattr(companion._link, "arrived", lambda: False)
+            both.update(plain.data[0], 0.1)
+            assert companion.link is None
+        both.update(plain.data[1], 0.1)
+        assert companion.link is not None
+        assert_same(both.state(), plain.states[1])
+
+
+@pytest.mark.parametrize("moment", ["between batches", "at once", "later", "at the end"])
+def test_a_companion_that_is_killed_costs_no_bit(plain, moment, monkeypatch):
+    with accompanied(plain.learning, plain.spec) as (both, companion, notes):
+        both.update(plain.data[0], 0.1)
+        pid, link = companion._process.pid, companion.link
+        asked = []
+
+        def dying(method, at):
+            def call(*arrays):
+                asked.append(at)
+                if asked.count(at) == at[1]:
+                    os.kill(pid, signal.SIGKILL)
+                    until(lambda: gone(pid))
+                return method(*arrays)
+
+            return call
+
+        if moment == "between batches":
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: gone(pid))
+        elif moment == "at the end":
+            monkeypatch.setattr(link, "take", dying(link.take, ("take", 3)))
+        else:
+            at = ("exchange", 1 if moment == "at once" else 6)
+            monkeypatch.setattr(link, "exchange", dying(link.exchange, at))
+        for batch, metrics, state in list(
+            zip(plain.data, plain.metrics, plain.states, strict=True)
+        )[1:]:
+            assert both.update(batch, 0.1) == metrics
+            assert_same(both.state(), state)
+        (note,) = notes
+        assert f"(process {pid}) was lost: it was killed by signal 9" in note
+
+
+def test_a_companion_that_hangs_is_killed_after_the_deadline(plain):
+    with accompanied(plain.learning, plain.spec, deadline_s=0.3) as (both, companion, notes):
+        both.update(plain.data[0], 0.1)
+        pid = companion._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        both.update(plain.data[1], 0.1)
+        assert_same(both.state(), plain.states[1])
+        assert gone(pid)
+        (note,) = notes
+        assert "it did not answer for 0.3 s" in note
+
+
+def test_a_companion_with_other_kernels_is_not_used(plain, monkeypatch):
+    monkeypatch.setattr(lead, "fingerprint", lambda learning: {"core": "of another machine"})
+    with accompanied(plain.learning, plain.spec) as (both, companion, notes):
+        both.update(plain.data[0], 0.1)
+        assert companion.link is None
+        assert_same(both.state(), plain.states[0])
+        (note,) = notes
+        assert "computes with other kernels" in note
+
+
+def test_what_a_learner_refuses_ends_its_companion_as_well():
+    learning, spec = settings(minibatch_size=8), spec_of()
+    (batch,) = batches(spec, learning, 1)
+    batch.rewards.fill(1e300)
+    with accompanied(learning, spec) as (both, companion, notes):
+        with pytest.raises(LearningError, match="not finite"):
+            both.update(batch, 0.1)
+        assert companion._process.exited or gone(companion._process.pid)
+        assert notes == []
+
+
+def test_interrupting_a_terminal_leaves_the_companion_at_work(plain):
+    with accompanied(plain.learning, plain.spec) as (both, companion, _):
+        both.update(plain.data[0], 0.1)
+        os.kill(companion._process.pid, signal.SIGINT)
+        both.update(plain.data[1], 0.1)
+        assert companion.link is not None
+        assert_same(both.state(), plain.states[1])
+
+
+def companions(pid: int) -> list[int]:
+    shown = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    )
+    rows = [line.split(None, 2) for line in shown.stdout.splitlines()]
+    return [int(r[0]) for r in rows if int(r[1]) == pid and "rlflame.companion" in r[2]]
+
+
+@pytest.mark.parametrize("fleet", ["inline", "local"])
+def test_runs_with_and_without_a_companion_end_in_the_same_bits(fleet, tmp_path):
+    words = ("train", "--env", "cartpole", *LONG, "--steps", "40000", "--quiet")
+    for kind in ("off", "on"):
+        where = ("--set", f"runtime.companion={kind}", "--set", f"runtime.fleet={fleet}")
+        spoken = rlflame(*words, *where, "--workers", "2", "--out", tmp_path / kind)
+        assert spoken.code == 0, spoken.err
+    found = [checkpoint.load(tmp_path / kind / "latest.safetensors") for kind in ("off", "on")]
+    assert found[0].digest == found[1].digest
+    logs = [(tmp_path / kind / "metrics.jsonl").read_bytes() for kind in ("off", "on")]
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_companion_outlives_its_run(how, tmp_path):
+    words = ("train", "--env", "cartpole", *LONG, "--json", "--steps", "9999999")
+    running = process(*words, "--set", "runtime.companion=on", "--out", tmp_path / "x")
+    try:
+        until(lambda: companions(running.pid))
+        (pid,) = companions(running.pid)
+        for line in running.stdout:
+            if '"iteration"' in line:
+                break
+        running.send_signal(how)
+        spoken = finished(running)
+        assert spoken.code == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[how]
+        until(lambda: gone(pid))
+    finally:
+        running.kill()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--algo", "sac", "--env", "pendulum"), "sac does not learn in two halves"),
+        (
+            (
+                "--algo",
+                "reinforce",
+            ),
+            "reinforce does not learn in two halves",
+        ),
+        (("--set", "learning.provider=torch"), "provider torch are not made in halves"),
+        (("--set", "learning.gradient_shards=2"), "shared among learners already"),
+        (("--set", "learning.threads=2"), "its 2 threads have the processors"),
+    ],
+)
+def test_a_recipe_that_does_not_come_in_halves_is_refused_by_name(words, reason, tmp_path):
+    env = () if "--env" in words else ("--env", "cartpole")
+    out = ("--set", "runtime.companion=on", "--out", tmp_path / "x")
+    spoken = rlflame("train", *env, *words, *out, "--steps", "200", "--fleet", "inline")
+    assert spoken.code == 2
+    assert reason in spoken.err
+    assert "--set runtime.companion=auto" in spoken.err
+
+
+def recipe(steps=1_000_000, **learning):
+    return Recipe.model_validate(
+        {"learning": {**settings().model_dump(), **learning}, "stop_at_steps": steps}
+    )
+
+
+def wanted(recipe, *, cores=2, workers=2, fleet="local", runtime=None, progress=None, monkeypatch):
+    monkeypatch.setattr(lead.blas, "usable_cores", lambda: cores)
+    where = SimpleNamespace(name=fleet, capacity=workers)
+    return lead.wanted(recipe, runtime or RuntimeSettings(), where, progress or Progress())
+
+
+def test_a_run_has_a_companion_of_itself_where_processors_are_idle_and_it_pays(monkeypatch):
+    def found(one=None, **where):
+        return wanted(one or recipe(), monkeypatch=monkeypatch, **where)
+
+    assert found()
+    assert found(fleet="flame", workers=8)
+    assert not found(fleet="inline", workers=2)
+    assert not found(workers=1)
+    assert not found(cores=1)
+    assert not found(recipe(steps=2_000))
+    assert not found(progress=Progress(steps=999_000, iteration=9))
+    assert not found(recipe(rollout={"num_slots": 1, "envs_per_slot": 8, "staleness": 1}))
+    assert not found(recipe(gradient_shards=2))
+    assert not found(runtime=RuntimeSettings(companion="off"))
+    assert found(cores=1, workers=1, fleet="inline", runtime=RuntimeSettings(companion="on"))
+    by_iterations = recipe().model_copy(update={"stop_at_steps": None, "stop_at_iterations": 9999})
+    assert found(by_iterations)
+    assert not found(by_iterations.model_copy(update={"stop_at_iterations": 9}))
+
+
+def test_where_no_process_can_be_started_all_is_learned_here(monkeypatch):
+    def refused(*args, **kwargs):
+        raise OSError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(lead, "WorkerProcess", refused)
+    notes: list[str] = []
+    runtime, where = RuntimeSettings(companion="on"), SimpleNamespace(name="local", capacity=2)
+    with lead.companion(recipe(), spec_of(), runtime, where, Progress(), notes.append) as found:
+        assert found is None
+    assert "Resource temporarily unavailable" in notes[0]
+
+
+@pytest.fixture
+def ends():
+    """Two ends of a conversation, the second with a deadline, and the pipes below."""
+    there, back = os.pipe(), os.pipe()
+    pipes = [*there, *back]
+    yield Link(back[0], there[1]), Link(there[0], back[1], deadline_s=0.2), pipes
+    for pipe in pipes:
+        with suppress(OSError):
+            os.close(pipe)
+
+
+def test_what_is_longer_than_a_pipe_is_exchanged_whole(ends):
+    one, other, _ = ends
+    mine, theirs = np.arange(300_000.0), -np.arange(500_000.0)
+    found = np.empty_like(mine)
+    thread = threading.Thread(target=other.exchange, args=(theirs, found))
+    thread.start()
+    received = np.empty_like(theirs)
+    one.exchange(mine, received)
+    thread.join()
+    np.testing.assert_array_equal(received, theirs)
+    np.testing.assert_array_equal(found, mine)
+
+
+def test_messages_and_numbers_come_in_their_order(ends):
+    one, other, _ = ends
+    assert not other.arrived()
+    one.tell({"a": 1, "b": "c"})
+    one.give(np.arange(3.0))
+    assert other.arrived()
+    assert other.hear() == {"a": 1, "b": "c"}
+    found = np.zeros(3)
+    other.take(found)
+    np.testing.assert_array_equal(found, [0.0, 1.0, 2.0])
+
+
+def test_nothing_is_taken_for_something_else(ends):
+    one, other, _ = ends
+    one.give(np.arange(3.0))
+    with pytest.raises(Gone):
+        other.take(np.zeros(2))
+    one.give(np.arange(2.0))
+    other._received += 1  # something in between was not heard
+    with pytest.raises(Gone):
+        other.take(np.zeros(2))
+
+
+def test_an_end_that_is_silent_or_gone_is_told_apart(ends):
+    _, other, pipes = ends
+    with pytest.raises(Silent):
+        other.take(np.zeros(2))
+    os.close(pipes[1])
+    with pytest.raises(Gone) as found:
+        other.take(np.zeros(2))
+    assert not isinstance(found.value, Silent)
+    os.close(pipes[2])
+    with pytest.raises(Gone):
+        other.give(np.zeros(2))
