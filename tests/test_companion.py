@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -45,13 +46,12 @@ def gone(pid: int) -> bool:
 
 
 @contextmanager
-def accompanied(learning, spec, deadline_s=60.0):
+def accompanied(learning, spec):
     """A learner with a companion that has loaded, its process, and what is noted."""
     notes: list[str] = []
-    runtime = RuntimeSettings(learner_deadline_s=deadline_s)
-    companion = Companion(learning, spec, runtime, notes.append)
+    companion = Companion(learning, spec, RuntimeSettings(), notes.append)
     try:
-        until(companion._link.arrived)
+        until(lambda: companion._link is None or companion._link.arrived())
         yield Accompanied(learner(learning, spec), companion), companion, notes
     finally:
         companion.end()
@@ -75,6 +75,7 @@ def test_a_run_with_a_companion_has_the_same_metrics_and_the_same_state(plain):
             assert both.update(batch, 0.1) == metrics
             assert companion.link is not None
             assert_same(both.state(), state)
+        assert companion.batches == 4
         assert notes == []
 
 
@@ -135,9 +136,10 @@ def test_a_companion_that_is_killed_costs_no_bit(plain, moment, monkeypatch):
 
 
 def test_a_companion_that_hangs_is_killed_after_the_deadline(plain):
-    with accompanied(plain.learning, plain.spec, deadline_s=0.3) as (both, companion, notes):
+    with accompanied(plain.learning, plain.spec) as (both, companion, notes):
         both.update(plain.data[0], 0.1)
         pid = companion._process.pid
+        companion._deadline_s, companion._link._deadline_ms = 0.3, 300.0
         os.kill(pid, signal.SIGSTOP)
         both.update(plain.data[1], 0.1)
         assert_same(both.state(), plain.states[1])
@@ -163,11 +165,46 @@ def test_what_a_learner_refuses_ends_its_companion_as_well():
     with accompanied(learning, spec) as (both, companion, notes):
         with pytest.raises(LearningError, match="not finite"):
             both.update(batch, 0.1)
-        assert companion._process.exited or gone(companion._process.pid)
+        assert companion.link is None
+        assert gone(companion._process.pid)
         assert notes == []
 
 
-def test_interrupting_a_terminal_leaves_the_companion_at_work(plain):
+def test_an_update_that_is_broken_off_leaves_no_companion_that_waits(plain, monkeypatch):
+    def broken_off(mine, theirs):
+        raise KeyboardInterrupt
+
+    with accompanied(plain.learning, plain.spec) as (both, companion, _):
+        both.update(plain.data[0], 0.1)
+        monkeypatch.setattr(companion.link, "exchange", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            both.update(plain.data[1], 0.1)
+        assert companion.link is None
+        assert gone(companion._process.pid)
+
+
+def test_numbers_that_cannot_be_told_are_learned_from_alone(plain, monkeypatch):
+    with accompanied(plain.learning, plain.spec) as (both, companion, notes):
+        both.update(plain.data[0], 0.1)
+        told = companion.link.tell
+        monkeypatch.setattr(companion.link, "tell", lambda value: told({"x": np.array([np.inf])}))
+        both.update(plain.data[1], 0.1)
+        assert_same(both.state(), plain.states[1])
+        (note,) = notes
+        assert "cannot be told of numbers that are not finite" in note
+
+
+def test_a_companion_that_cannot_be_loaded_is_done_without(plain, monkeypatch):
+    monkeypatch.setattr(lead.blas, "child_environment", lambda: {"PYTHONMALLOC": "nothing"})
+    with accompanied(plain.learning, plain.spec) as (both, companion, notes):
+        both.update(plain.data[0], 0.1)
+        assert_same(both.state(), plain.states[0])
+        assert companion.link is None
+        (note,) = notes
+        assert "it ended with exit code 1 (" in note
+
+
+def test_a_companion_ignores_an_interrupt(plain):
     with accompanied(plain.learning, plain.spec) as (both, companion, _):
         both.update(plain.data[0], 0.1)
         os.kill(companion._process.pid, signal.SIGINT)
@@ -191,6 +228,8 @@ def test_runs_with_and_without_a_companion_end_in_the_same_bits(fleet, tmp_path)
         where = ("--set", f"runtime.companion={kind}", "--set", f"runtime.fleet={fleet}")
         spoken = rlflame(*words, *where, "--workers", "2", "--out", tmp_path / kind)
         assert spoken.code == 0, spoken.err
+        (entry,) = json.loads((tmp_path / kind / "machines.json").read_text())
+        assert (entry["companion_batches"] > 0) == (kind == "on")
     found = [checkpoint.load(tmp_path / kind / "latest.safetensors") for kind in ("off", "on")]
     assert found[0].digest == found[1].digest
     logs = [(tmp_path / kind / "metrics.jsonl").read_bytes() for kind in ("off", "on")]
@@ -227,17 +266,19 @@ def test_no_companion_outlives_its_run(how, tmp_path):
             "reinforce does not learn in two halves",
         ),
         (("--set", "learning.provider=torch"), "provider torch are not made in halves"),
-        (("--set", "learning.gradient_shards=2"), "shared among learners already"),
+        (("--set", "learning.gradient_shards=2"), "its minibatches are cut for several learners"),
         (("--set", "learning.threads=2"), "its 2 threads have the processors"),
     ],
 )
 def test_a_recipe_that_does_not_come_in_halves_is_refused_by_name(words, reason, tmp_path):
     env = () if "--env" in words else ("--env", "cartpole")
     out = ("--set", "runtime.companion=on", "--out", tmp_path / "x")
-    spoken = rlflame("train", *env, *words, *out, "--steps", "200", "--fleet", "inline")
-    assert spoken.code == 2
-    assert reason in spoken.err
-    assert "--set runtime.companion=auto" in spoken.err
+    for further in ((), ("--dry-run",)):
+        spoken = rlflame("train", *env, *words, *out, *further, "--fleet", "inline")
+        assert spoken.code == 2
+        assert reason in spoken.err
+        assert "--set runtime.companion=auto" in spoken.err
+    assert not (tmp_path / "x").exists()
 
 
 def recipe(steps=1_000_000, **learning):
@@ -246,10 +287,13 @@ def recipe(steps=1_000_000, **learning):
     )
 
 
-def wanted(recipe, *, cores=2, workers=2, fleet="local", runtime=None, progress=None, monkeypatch):
-    monkeypatch.setattr(lead.blas, "usable_cores", lambda: cores)
-    where = SimpleNamespace(name=fleet, capacity=workers)
-    return lead.wanted(recipe, runtime or RuntimeSettings(), where, progress or Progress())
+def wanted(
+    recipe, *, cores=2.0, workers=2, fleet="local", runtime=None, progress=None, own=True,
+    monkeypatch,
+):  # fmt: skip
+    monkeypatch.setattr(lead.blas, "usable_share", lambda: cores)
+    where, runtime = SimpleNamespace(name=fleet, capacity=workers), runtime or RuntimeSettings()
+    return lead.wanted(recipe, runtime, where, progress or Progress(), own=own)
 
 
 def test_a_run_has_a_companion_of_itself_where_processors_are_idle_and_it_pays(monkeypatch):
@@ -257,10 +301,11 @@ def test_a_run_has_a_companion_of_itself_where_processors_are_idle_and_it_pays(m
         return wanted(one or recipe(), monkeypatch=monkeypatch, **where)
 
     assert found()
-    assert found(fleet="flame", workers=8)
-    assert not found(fleet="inline", workers=2)
+    assert found(fleet="flame", workers=1)
+    assert not found(fleet="inline", workers=1)
     assert not found(workers=1)
-    assert not found(cores=1)
+    assert not found(cores=1.5)
+    assert not found(own=False)
     assert not found(recipe(steps=2_000))
     assert not found(progress=Progress(steps=999_000, iteration=9))
     assert not found(recipe(rollout={"num_slots": 1, "envs_per_slot": 8, "staleness": 1}))
@@ -279,9 +324,38 @@ def test_where_no_process_can_be_started_all_is_learned_here(monkeypatch):
     monkeypatch.setattr(lead, "WorkerProcess", refused)
     notes: list[str] = []
     runtime, where = RuntimeSettings(companion="on"), SimpleNamespace(name="local", capacity=2)
-    with lead.companion(recipe(), spec_of(), runtime, where, Progress(), notes.append) as found:
+
+    def offered():
+        return lead.companion(
+            recipe(), spec_of(), runtime, where, Progress(), notes.append, own=True
+        )
+
+    with offered() as found:
         assert found is None
-    assert "Resource temporarily unavailable" in notes[0]
+    assert "Resource temporarily unavailable" in notes.pop()
+    monkeypatch.setattr(lead.blas, "can_set_threads", lambda: False)
+    with offered() as found:
+        assert found is None
+    assert "cannot be told its threads" in notes.pop()
+
+
+def test_a_companion_that_hears_nothing_of_its_order_does_not_stay(plain, monkeypatch):
+    started = []
+
+    class Started(lead.WorkerProcess):
+        def __init__(self, **options):
+            super().__init__(**options)
+            started.append(self)
+
+    def refused(self, value):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lead, "WorkerProcess", Started)
+    monkeypatch.setattr(Link, "tell", refused)
+    with pytest.raises(KeyboardInterrupt):
+        Companion(plain.learning, plain.spec, RuntimeSettings(), print)
+    (process,) = started
+    assert gone(process.pid)
 
 
 @pytest.fixture

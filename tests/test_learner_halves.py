@@ -121,11 +121,13 @@ def test_both_halves_refuse_what_one_learner_refuses(spoilt):
     except LearningError as error:
         expected = error.message
     results, _ = in_halves(learning, spec, lambda one: one.update(batch, 0.0))
-    for name in HALVES:
-        found = results[name][0]
-        assert repr(found) == repr(expected) if name == "actor" else found
     assert alone.state()["guard"][0] > 0
-    np.testing.assert_array_equal(results["actor"][1].state()["guard"], alone.state()["guard"])
+    for name in HALVES:
+        found, half = results[name]
+        if name == "critic" and isinstance(found, dict):
+            found["std"] = expected["std"]  # of an actor that it does not step
+        assert repr(found) == repr(expected)
+        np.testing.assert_array_equal(half.state()["guard"], alone.state()["guard"])
 
 
 def test_who_stays_alone_learns_both_networks_again():

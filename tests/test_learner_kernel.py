@@ -12,10 +12,10 @@ from batches import floats, policy_spec, random_actions, random_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflame.learner import kernel, parameters, ppo, reinforce, state_dependent
+from rlflame.learner import clipped_loss, kernel, parameters, reinforce, state_dependent
+from rlflame.learner.clipped_loss import NumpyPpo
 from rlflame.learner.networks import TorchPpo, TorchReinforce
 from rlflame.learner.parameters import Adam, clip_by_norm
-from rlflame.learner.ppo import NumpyPpo
 from rlflame.learner.reinforce import NumpyReinforce
 
 #: Well inside and well outside a clip range of 0.2, on both sides.
@@ -34,7 +34,7 @@ def ppo_minibatch(rng, spec, weights, rows, *, value_clip=None, entropy_weight=0
     signs = np.where(np.arange(rows) // len(RATIOS) % 2, -1.0, 1.0)
     values = reference.outputs(weights, "critic", observations, tanh)[:, 0].detach().numpy()
     moves = np.resize([-0.5, -0.05, 0.05, 0.5], rows)
-    return ppo.Minibatch(
+    return clipped_loss.Minibatch(
         observations=observations,
         actions=actions,
         log_probs=(
@@ -359,7 +359,7 @@ def test_nothing_becomes_float64_on_the_hot_path(kind):
         rng, spec, reference.tensors(vector), 20, value_clip=0.2, entropy_weight=0.1
     )
     provider, adam = NumpyPpo(vector, network), Adam(len(vector.data), 1e-5)
-    files = {module.__file__ for module in (kernel, state_dependent, ppo, parameters)}
+    files = {module.__file__ for module in (kernel, state_dependent, clipped_loss, parameters)}
     seen, wide = set(), []
 
     def watch(frame, event, value):

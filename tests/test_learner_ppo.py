@@ -12,11 +12,12 @@ from batches import floats, policy_spec, random_batch, random_network
 from reference import ReferencePpo
 
 from rlflame.errors import LearningError
+from rlflame.learner.clipped_loss import NumpyPpo
 from rlflame.learner.experience import side_by_side
 from rlflame.learner.halves import norm_of, parts, square_of
 from rlflame.learner.networks import TorchPpo
 from rlflame.learner.parameters import Adam, clip
-from rlflame.learner.ppo import NumpyPpo, Ppo, discount_at
+from rlflame.learner.ppo import Ppo, discount_at
 from rlflame.methods import PpoSettings
 from rlflame.rollout.spec import Fragment
 

@@ -259,6 +259,7 @@ def _learner(
     companion: Companion | None,
 ) -> Algorithm[Any]:
     if companion is not None:
+        assert group is None or group.size == 1
         return Accompanied(in_halves(learning, spec, start), companion)
     if group is None or group.size == 1:
         return algorithm(learning, spec, start)

@@ -7,7 +7,6 @@ environments, who watches.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -23,14 +22,12 @@ from rlflame.crew import JOINING_S, LOST
 from rlflame.errors import LearnersLost, LearningError
 from rlflame.learner.group import Group
 from rlflame.rollout import blas, wire
-from rlflame.rollout.child import HEADER, Kind, read_frame
+from rlflame.rollout.child import HEADER, Kind, die_with_parent, read_frame
 from rlflame.torchrun import Place
 
 if TYPE_CHECKING:
     from rlflame.roll_call import Meeting, RollCall
 
-#: Of linux/prctl.h.
-_PR_SET_PDEATHSIG = 1
 _GRACE_S = 1.0
 
 
@@ -122,7 +119,7 @@ def main() -> None:
     if frame is None:
         return
     told = wire.decode(frame[1])
-    _die_with_parent()
+    die_with_parent()
     threading.Thread(target=_attend, args=(requests,), daemon=True).start()
     try:
         import rlflame.learner.torch_group  # noqa: F401
@@ -143,12 +140,6 @@ def _attend(requests: BinaryIO) -> None:
     while read_frame(requests) is not None:
         pass
     os._exit(LOST)
-
-
-def _die_with_parent() -> None:
-    """Where the system knows of it: a process that is stopped does not see a pipe close."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _leave(code: int) -> None:

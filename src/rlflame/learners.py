@@ -16,11 +16,12 @@ import numpy as np
 from rlflame.config import LearningSettings
 from rlflame.learner import Algorithm, Experience, Provider
 from rlflame.learner.actor_critic import build_network
+from rlflame.learner.clipped_loss import NumpyPpo
 from rlflame.learner.experience import OnPolicyStore
 from rlflame.learner.halves import InHalves
 from rlflame.learner.lanes import Lanes
 from rlflame.learner.parameters import FlatVector
-from rlflame.learner.ppo import NumpyPpo, Ppo
+from rlflame.learner.ppo import Ppo
 from rlflame.learner.reinforce import NumpyReinforce, Reinforce
 from rlflame.learner.replay import ReplayBuffer
 from rlflame.learner.sac import Sac
@@ -61,7 +62,8 @@ def in_halves(
 ) -> InHalves:
     """The learner of a recipe that a companion can go through as well."""
     found = algorithm(learning, spec, start)
-    assert isinstance(found, Ppo)
+    if not isinstance(found, Ppo):
+        raise ValueError(f"{learning.algorithm} does not come in halves")
     return found
 
 

@@ -24,6 +24,7 @@ from rlflame import (
     toml,
 )
 from rlflame.checkpoint import Checkpoint
+from rlflame.companion import rules
 from rlflame.companion.lead import companion
 from rlflame.config import LearningSettings, Recipe, RunConfig
 from rlflame.errors import CheckpointError, ConfigError, typed
@@ -78,9 +79,11 @@ def train(
     if runtime.env_file is not None:
         env_file.admit(runtime.env_file)
     check_learners(recipe.learning, runtime.learners)
+    rules.check(recipe.learning, runtime)
     show = show or Silent()
     check_start(recipe.learning, init_from)
     counts = _counts(fleet, counts, show)
+    own = fleet is None
     with _opened(fleet, runtime, recipe.learning.rollout.num_slots, counts) as fleet:
         env_spec = environment(recipe, stop or NeverStop())
         build.check_memory(recipe, env_spec, begun=False)
@@ -93,7 +96,16 @@ def train(
         try:
             described = _start(folder, begun, runtime, fleet, preset=preset, resumed=False)
             return _run(
-                folder, begun, runtime, fleet, show, stop or NeverStop(), described, counts, start
+                folder,
+                begun,
+                runtime,
+                fleet,
+                show,
+                stop or NeverStop(),
+                described,
+                counts,
+                start,
+                own=own,
             )
         finally:
             folder.release()
@@ -164,6 +176,7 @@ def resume(
                 )
             return _result(folder, found, began=False)
         check_learners(found.recipe.learning, runtime.learners)
+        rules.check(found.recipe.learning, runtime)
         for difference in machine_differences(found):
             show.note(f"This machine differs from the one before in {difference}; bits may too.")
         found = replace(found, fingerprint=versions())
@@ -174,10 +187,20 @@ def resume(
         check_environment(found)
         slots = found.recipe.learning.rollout.num_slots
         counts = _counts(fleet, counts, show)
+        own = fleet is None
         with _opened(fleet, runtime, slots, counts) as fleet:
             described = _start(folder, found, runtime, fleet, preset="", resumed=True)
             return _run(
-                folder, found, runtime, fleet, show, stop or NeverStop(), described, counts, None
+                folder,
+                found,
+                runtime,
+                fleet,
+                show,
+                stop or NeverStop(),
+                described,
+                counts,
+                None,
+                own=own,
             )
     finally:
         folder.release()
@@ -222,7 +245,10 @@ def _run(
     described: RunStart,
     counts: EventCount,
     start: PolicyArrays | None,
+    *,
+    own: bool,
 ) -> RunResult:
+    """Train and score; a fleet that is not the run's `own` was handed in."""
     traffic = TrafficCount(fleet)
     recorder = FileRecorder(
         folder,
@@ -246,7 +272,7 @@ def _run(
             show.begin(described),
             crew.learners(runtime, threads, lambda: kept(folder.path), stop) as group,
             companion(
-                begun.recipe, begun.policy_spec, runtime, fleet, begun.progress, show.note
+                begun.recipe, begun.policy_spec, runtime, fleet, begun.progress, show.note, own=own
             ) as beside,
         ):
             trainer = build.trainer(
@@ -255,7 +281,9 @@ def _run(
             )  # fmt: skip
             complete = trainer.run()
             if trainer.progress.iteration > begun.progress.iteration:
-                machines.note_workers()  # who was stopped while waiting for them waits no longer
+                machines.note_workers(
+                    beside.batches if beside is not None else 0
+                )  # who was stopped while waiting for them waits no longer
             if complete:
                 complete = _score(trainer, begun.recipe, recorder, stop)
     finally:

@@ -88,7 +88,9 @@ class RuntimeSettings(Section):
         "learning.gradient_shards.",
     )
     learner_deadline_s: float = Field(
-        60.0, gt=0.0, description="A learner that the others wait longer for counts as hung."
+        60.0,
+        gt=0.0,
+        description="A learner, or a companion, that others wait longer for counts as hung.",
     )
     compare_learners_every: Positive | None = Field(
         None,

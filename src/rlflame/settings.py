@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflame import presets, toml, torchrun
+from rlflame.companion import rules
 from rlflame.config import SHARDS, LearningSettings, RunConfig
 from rlflame.env_file import admit
 from rlflame.errors import ConfigError, shell
@@ -114,6 +115,7 @@ def resolve(
         continuous=_continuous,
     )
     check_learners(config.learning, config.runtime.learners)
+    rules.check(config.learning, config.runtime)
     only_reinforce = {"--iterations": iterations, "--episodes-per-iter": episodes_per_iter}
     given = [flag for flag, value in only_reinforce.items() if value is not None]
     method = config.learning.algorithm

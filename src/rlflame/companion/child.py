@@ -11,16 +11,17 @@ import signal
 
 from rlflame.companion.link import Gone, Link
 from rlflame.config import LearningSettings
+from rlflame.errors import LearningError
 from rlflame.learner.leading import batch_of
-from rlflame.learners import fingerprint, in_halves
+from rlflame.learners import blas_threads, fingerprint, in_halves
 from rlflame.rollout import blas
-from rlflame.rollout.child import pipes
+from rlflame.rollout.child import die_with_parent, pipes
 
 
 def learn(link: Link) -> None:
     told = link.hear()
     learning = LearningSettings.model_validate_json(told["learning"])
-    blas.set_threads(learning.threads)
+    blas.set_threads(blas_threads(learning))
     learner = in_halves(learning, told["policy"])
     learner.share("critic", link)
     link.tell(fingerprint(learning))
@@ -35,10 +36,11 @@ def learn(link: Link) -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = pipes()
+    die_with_parent()
     try:
         learn(Link(requests.fileno(), answers))
-    except Gone:
-        os._exit(0)
+    except (Gone, LearningError):
+        os._exit(0)  # the run is over, or meets the same error and says it
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from rlflame.companion import rules
 from rlflame.companion.link import Gone, Link, Silent
 from rlflame.config import LearningSettings, Recipe
-from rlflame.errors import ConfigError
 from rlflame.fleet import Fleet
 from rlflame.learner import Batch, Metrics, State
 from rlflame.learner.halves import InHalves
@@ -24,26 +24,27 @@ from rlflame.trainer import Progress
 
 #: Samples, counted once an epoch, from which on a companion saves more than it takes to load.
 _WORTH = 300_000
+#: For a process that has ended to be seen to have ended.
 _GRACE_S = 1.0
 
 
-def wanted(recipe: Recipe, runtime: RuntimeSettings, fleet: Fleet, progress: Progress) -> bool:
-    """Whether a run that has come so far has a companion from there on."""
-    refusal = _refusal(recipe, runtime)
-    if runtime.companion == "on" and refusal:
-        raise ConfigError(
-            f"This recipe does not go with a companion: {refusal}.",
-            "--set runtime.companion=auto, which has one where it can",
-        )
-    if runtime.companion != "auto" or refusal:
+def wanted(
+    recipe: Recipe, runtime: RuntimeSettings, fleet: Fleet, progress: Progress, *, own: bool
+) -> bool:
+    """Whether a run that has come so far has a companion from there on.
+
+    A fleet that is not the run's `own` may be at work for others while this one learns.
+    """
+    if runtime.companion != "auto":
         return runtime.companion == "on"
     return (
-        _samples(recipe, progress) >= _WORTH
+        not rules.refusal(recipe.learning, runtime)
+        and _samples(recipe, progress) >= _WORTH
         # Workers that collect meanwhile leave no processor idle.
         and not recipe.learning.rollout.staleness
-        and fleet.name != "inline"
-        and fleet.capacity > 1
-        and blas.usable_cores() > 1
+        and own
+        and (fleet.capacity > 1 or fleet.name == "flame")
+        and blas.usable_share() >= 2.0
     )
 
 
@@ -57,19 +58,6 @@ def _samples(recipe: Recipe, progress: Progress) -> int:
         iterations = recipe.stop_at_iterations - progress.iteration
         left.append(iterations * rollout.columns * rollout.steps)
     return 0 if ppo is None else min(left) * ppo.epochs
-
-
-def _refusal(recipe: Recipe, runtime: RuntimeSettings) -> str:
-    learning = recipe.learning
-    if learning.ppo is None:
-        return f"{learning.algorithm} does not learn in two halves that are independent"
-    if learning.provider != "numpy":
-        return f"the gradients of provider {learning.provider} are not made in halves"
-    if runtime.learners > 1 or learning.gradient_shards > 1:
-        return "minibatches are shared among learners already"
-    if learning.threads > 1:
-        return f"its {learning.threads} threads have the processors that a companion would use"
-    return ""
 
 
 class Companion:
@@ -88,25 +76,32 @@ class Companion:
         self._fingerprint = fingerprint(learning)
         self._deadline_s = runtime.learner_deadline_s
         self._note = note
+        #: Batches that it has learned half of.
+        self.batches = 0
         self._joined = False
+        order = {"learning": learning.model_dump_json(), "policy": policy}
         self._process = WorkerProcess(
             module="rlflame.companion.child",
             show_output=runtime.debug,
             environment=blas.child_environment(),
         )
-        self._link: Link | None = Link(
-            self._process.answers, self._process.requests, self._deadline_s
-        )
-        with self.lost_if_gone():
-            self._link.tell({"learning": learning.model_dump_json(), "policy": policy})
+        try:
+            self._link: Link | None = Link(
+                self._process.answers, self._process.requests, self._deadline_s
+            )
+            with self.lost_if_gone():
+                self._link.tell(order)
+        except BaseException:
+            self._process.retire()
+            raise
 
     @property
     def link(self) -> Link | None:
         """To the companion, if there is one that has joined."""
         return self._link if self._joined else None
 
-    def joins(self) -> bool:
-        """Whether it does so now."""
+    def try_join(self) -> bool:
+        """Whether it has loaded, and joins now."""
         if self._joined or self._link is None or not self._link.arrived():
             return False
         with self.lost_if_gone():
@@ -123,18 +118,22 @@ class Companion:
             yield
         except Silent:
             self._lost(f"did not answer for {self._deadline_s:g} s")
-        except (Gone, wire.WireError):
+        except wire.WireError:
+            self._lost("cannot be told of numbers that are not finite")
+        except Gone:
             self._lost(what_became_of_it(self._process.retire(_GRACE_S)))
 
     def end(self) -> None:
-        """It is of no use any more."""
+        """The process is gone afterwards; may be called twice."""
         self._link = None
         self._process.retire()
 
     def _lost(self, how: str) -> None:
         self.end()
+        said = self._process.printed().strip().rpartition("\n")[2]
         self._note(
-            f"The companion of this run (process {self._process.pid}) was lost: it {how}. "
+            f"The companion of this run (process {self._process.pid}) was lost: it {how}"
+            f"{f' ({said})' if said else ''}. "
             "All is learned in this process now, with the same bits."
         )
 
@@ -151,8 +150,8 @@ class Accompanied:
 
     def update(self, batch: Batch, progress: float) -> Metrics:
         companion, algorithm = self._companion, self._algorithm
-        if companion.joins():
-            self._stand()
+        if companion.try_join():
+            self._send_state()
         if companion.link is None:
             return algorithm.update(batch, progress)
         before = algorithm.state()
@@ -160,7 +159,9 @@ class Accompanied:
             with companion.lost_if_gone():
                 companion.link.tell({"update": message_of(batch), "progress": progress})
                 algorithm.share("actor", companion.link)
-                return algorithm.update(batch, progress)
+                metrics = algorithm.update(batch, progress)
+                companion.batches += 1
+                return metrics
         except BaseException:
             companion.end()  # it waits for what does not come
             raise
@@ -174,10 +175,10 @@ class Accompanied:
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         self._algorithm.load_state(state)
-        self._stand()
+        self._send_state()
 
-    def _stand(self) -> None:
-        """The companion begins where this process stands."""
+    def _send_state(self) -> None:
+        """The companion stands where this process does."""
         if self._companion.link is not None:
             with self._companion.lost_if_gone():
                 self._companion.link.tell({"state": self._algorithm.state()})
@@ -191,9 +192,17 @@ def companion(
     fleet: Fleet,
     progress: Progress,
     note: Callable[[str], None],
+    *,
+    own: bool,
 ) -> Iterator[Companion | None]:
     """One for a run that has come so far, if it is wanted and can be had."""
-    if not wanted(recipe, runtime, fleet, progress):
+    if not wanted(recipe, runtime, fleet, progress, own=own):
+        yield None
+        return
+    if not blas.can_set_threads():
+        # Where the two cannot be held to one thread, they may add in different orders.
+        if runtime.companion == "on":
+            note("numpy's linear algebra here cannot be told its threads: there is no companion.")
         yield None
         return
     try:

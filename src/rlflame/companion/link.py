@@ -19,7 +19,7 @@ from rlflame.rollout.spec import Array
 
 #: The number of an exchange or a message, and how many bytes follow.
 _HEAD = struct.Struct("<QQ")
-#: Longer than the halves of a minibatch differ; whoever is away for longer is waited for asleep.
+#: Longer than the halves of a small minibatch differ; beyond it one waits asleep.
 _AWAKE_S = 0.002
 
 #: Should the other end be on this very processor.
@@ -38,15 +38,23 @@ class Link:
     """One end. Raises `Gone`; with a deadline also where the other end is silent for so long."""
 
     def __init__(self, reads: int, writes: int, deadline_s: float | None = None) -> None:
-        self.reads, self._writes = reads, writes
-        self._deadline_s = deadline_s
+        self._reads, self._writes = reads, writes
+        self._deadline_ms = None if deadline_s is None else 1000.0 * deadline_s
         self._sent = self._received = 0
         for pipe in (reads, writes):
             os.set_blocking(pipe, False)
+        # Not select, which knows no descriptors from 1,024 on.
+        self._arrival, self._either, self._room = select.poll(), select.poll(), select.poll()
+        for pipe, event, polls in (
+            (reads, select.POLLIN, (self._arrival, self._either)),
+            (writes, select.POLLOUT, (self._room, self._either)),
+        ):
+            for poll in polls:
+                poll.register(pipe, event)
 
     def arrived(self) -> bool:
         """Whether there is something to hear, if only that nobody is there."""
-        return bool(select.select([self.reads], [], [], 0.0)[0])
+        return bool(self._arrival.poll(0))
 
     def tell(self, value: Any) -> None:
         self._move(self._headed(memoryview(wire.encode(value))), [])
@@ -110,7 +118,7 @@ class Link:
 
     def _read(self, into: list[memoryview]) -> int:
         try:
-            count = os.readv(self.reads, into)
+            count = os.readv(self._reads, into)
         except BlockingIOError:
             return 0
         if not count:
@@ -119,13 +127,13 @@ class Link:
 
     def _wait(self, into: list[memoryview], out: list[memoryview]) -> None:
         """Until something can be moved."""
-        reads, writes = [self.reads] if into else [], [self._writes] if out else []
+        poll = (self._either if out else self._arrival) if into else self._room
         until = time.perf_counter() + _AWAKE_S
         while time.perf_counter() < until:
-            if any(select.select(reads, writes, [], 0.0)):
+            if poll.poll(0):
                 return
             _let_others_run()
-        if not any(select.select(reads, writes, [], self._deadline_s)):
+        if not poll.poll(self._deadline_ms):
             raise Silent
 
 

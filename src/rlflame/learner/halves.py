@@ -1,24 +1,27 @@
-"""Learning from a batch in two halves: one process has the actor, and another one the critic.
+"""Learning from a batch in two halves: the actor in one process, the critic in another one.
 
-Two networks that learn from the same minibatch have nothing in common but the norm of the whole
-gradient and what the critic's values make of the rewards. So each process computes one network
-from the first to the last operation and steps it by itself; after every minibatch they exchange a
-few numbers, and at the end the actor's process is given what the critic has become. The bits are
-those of one process. Must not know: how numbers travel, what a process is.
+What the two networks need of each other is little: the advantages that the critic's values make of
+the rewards; the norm of the whole gradient, by which it is clipped; and the sums that say whether
+a minibatch is refused or the last one. So each process computes one network from the first to the
+last operation and steps it by itself; after every minibatch they exchange a few numbers, and at
+the end of a batch the actor's is given what the critic has become. The bits are those of one
+process. Must not know: how numbers travel, how processes begin and end.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from rlflame.rollout.spec import Array, Float32
 
-from . import Algorithm, Batch, Metrics, MinibatchT
+from . import Algorithm, Batch, Metrics, Provider
+from .clipped_loss import Minibatch, NumpyPpo
 from .parameters import FlatVector
+from .shards import Shard, Shards
 
 #: The networks, and the sums that come with the gradient of each.
 HALVES = {
@@ -48,13 +51,6 @@ class InHalves(Algorithm[Batch], Protocol):
         """From now on learn both."""
 
 
-class Halving(Protocol[MinibatchT]):
-    """Where the gradients of single networks come from."""
-
-    def half(self, name: str, minibatch: MinibatchT, count: int) -> tuple[Float32, Metrics]:
-        """As `Provider.gradient`, but the other network's part of the vector is anything."""
-
-
 def parts(parameters: FlatVector) -> dict[str, slice]:
     """Where each network stands in the flat vector."""
     return {name: parameters.span(f"{name}.") for name in HALVES}
@@ -69,13 +65,54 @@ def square_of(gradient: Float32) -> float:
     return float(np.dot(gradient, gradient))
 
 
-class Half(Generic[MinibatchT]):
+class Work(Protocol):
+    """What of the work on a batch is done here."""
+
+    part: slice
+
+    def gradient(self, minibatch: Minibatch, count: int) -> tuple[Float32, float, Metrics]:
+        """The gradient, of which `part` counts; the norm of all of it; the sums of all."""
+
+    def estimates(self, make: Callable[[], Float32], shape: tuple[int, ...]) -> Float32:
+        """What the critic has to say, as `make` says it where the critic is."""
+
+    def complete(self, vectors: Sequence[Float32]) -> None:
+        """The batch is learned from; vectors of all weights are brought up to date."""
+
+
+class Whole:
+    """Both networks are learned here, if not by other learners as well."""
+
+    part = slice(None)
+
+    def __init__(
+        self, provider: Provider[Minibatch], shards: Shards, parameters: FlatVector
+    ) -> None:
+        self._provider = provider
+        self._shards = shards
+        self._parts = [*parts(parameters).values()]
+
+    def gradient(self, minibatch: Minibatch, count: int) -> tuple[Float32, float, Metrics]:
+        def of(shard: Shard) -> tuple[Float32, Metrics]:
+            return self._provider.gradient(minibatch.part(shard.rows), count)
+
+        gradient, sums = self._shards.gradient(count, of)
+        return gradient, norm_of([square_of(gradient[part]) for part in self._parts]), sums
+
+    def estimates(self, make: Callable[[], Float32], shape: tuple[int, ...]) -> Float32:
+        return make()
+
+    def complete(self, vectors: Sequence[Float32]) -> None:
+        """There is nobody else."""
+
+
+class Half:
     """One of the networks, and a partner that has the other one."""
 
     def __init__(
         self,
         name: str,
-        provider: Halving[MinibatchT],
+        provider: NumpyPpo,
         parameters: FlatVector,
         partner: Partner,
     ) -> None:
@@ -89,8 +126,7 @@ class Half(Generic[MinibatchT]):
         self._numbers = {half: np.empty(1 + len(sums)) for half, sums in HALVES.items()}
         self._theirs = next(half for half in HALVES if half != name)
 
-    def gradient(self, minibatch: MinibatchT, count: int) -> tuple[Float32, float, Metrics]:
-        """The gradient, of which this half's part counts; the norm of all of it; all sums."""
+    def gradient(self, minibatch: Minibatch, count: int) -> tuple[Float32, float, Metrics]:
         gradient, sums = self._provider.half(self._name, minibatch, count)
         mine = self._numbers[self._name]
         mine[0] = square_of(gradient[self.part])
@@ -103,7 +139,6 @@ class Half(Generic[MinibatchT]):
         return gradient, norm, dict(zip(names, values, strict=True))
 
     def estimates(self, make: Callable[[], Float32], shape: tuple[int, ...]) -> Float32:
-        """What the critic has to say, made by its half alone."""
         if self._name == "critic":
             found = make()
             self._partner.give(found)
@@ -113,7 +148,6 @@ class Half(Generic[MinibatchT]):
         return found
 
     def complete(self, vectors: Sequence[Float32]) -> None:
-        """The actor's half is given what the other one has made of the critic."""
         critic = [vector[self._critic] for vector in vectors]
         if self._name == "critic":
             self._partner.give(np.stack(critic))

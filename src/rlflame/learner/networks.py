@@ -17,9 +17,9 @@ from rlflame.rollout.spec import Array, Float32
 
 from . import Metrics
 from .actor_critic import Network
+from .clipped_loss import Minibatch as PpoMinibatch
 from .leaves import Leaves
 from .parameters import FlatVector
-from .ppo import Minibatch as PpoMinibatch
 from .reinforce import Minibatch as ReinforceMinibatch
 
 

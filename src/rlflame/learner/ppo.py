@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,116 +20,15 @@ from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
 
 from . import Batch, Metrics, Provider, State
 from .actor_critic import Guard, Network, normalised, schedule, training_metrics
-from .halves import Half, Partner, norm_of, parts, square_of
-from .kernel import CHUNK_ROWS, Perceptron, make_head
+from .clipped_loss import Minibatch, NumpyPpo
+from .halves import Half, Partner, Whole, Work
 from .parameters import Adam, FlatVector, clip, restore, restored_count
 from .returns import advantages
-from .shards import Shard, Shards
+from .shards import Shards
 from .statistics import ObservationNormaliser, RewardScaler
 
 #: Epochs end when a minibatch's KL estimate exceeds the target by this factor, as is the custom.
 KL_STOP_FACTOR = 1.5
-_ZERO, _ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
-
-
-@dataclass(slots=True)
-class Minibatch:
-    """Samples side by side, and the coefficients of the loss for this update."""
-
-    observations: Float32
-    actions: Array
-    log_probs: Float32
-    advantages: Float32
-    returns: Float32
-    old_values: Float32
-    clip_range: float
-    clip_range_value: float | None
-    value_weight: float
-    entropy_weight: float
-
-    def part(self, rows: slice) -> Minibatch:
-        if rows == slice(0, len(self.returns)):
-            return self
-        return replace(
-            self,
-            observations=self.observations[rows],
-            actions=self.actions[rows],
-            log_probs=self.log_probs[rows],
-            advantages=self.advantages[rows],
-            returns=self.returns[rows],
-            old_values=self.old_values[rows],
-        )
-
-
-class NumpyPpo:
-    """The loss above and its gradient, derived by hand."""
-
-    def __init__(self, parameters: FlatVector, network: Network) -> None:
-        self._gradients = FlatVector(parameters.shapes)
-        tanh, layers = network.tanh, network.layers
-        self._actor = Perceptron(parameters, self._gradients, "actor", layers, tanh)
-        self._critic = Perceptron(parameters, self._gradients, "critic", layers, tanh)
-        self._head = make_head(parameters, self._gradients, self._actor)
-
-    def gradient(self, batch: Minibatch, count: int) -> tuple[Float32, Metrics]:
-        policy_sums = self._policy_gradient(batch, count)
-        value_loss = self._value_gradient(batch, count)
-        return self._gradients.data, {**policy_sums, "value_loss": value_loss}
-
-    def half(self, name: str, batch: Minibatch, count: int) -> tuple[Float32, Metrics]:
-        if name == "actor":
-            sums = self._policy_gradient(batch, count)
-        else:
-            sums = {"value_loss": self._value_gradient(batch, count)}
-        return self._gradients.data, sums
-
-    def values(self, observations: Float32) -> Float32:
-        result = np.empty(len(observations), np.float32)
-        for start in range(0, len(result), CHUNK_ROWS):
-            part = slice(start, start + CHUNK_ROWS)
-            result[part] = self._critic.forward(observations[part])[0]
-        return result
-
-    def _policy_gradient(self, batch: Minibatch, count: int) -> Metrics:
-        log_probs = self._head.log_prob(self._actor.forward(batch.observations), batch.actions)
-        log_ratio = log_probs - batch.log_probs
-        ratio = np.exp(log_ratio)
-        held = np.minimum(np.maximum(ratio, 1.0 - batch.clip_range), 1.0 + batch.clip_range)
-        clipped = np.count_nonzero(held != ratio)
-        surrogate = ratio * batch.advantages
-        held *= batch.advantages
-        # Where the held term is the smaller one, the objective is flat in the ratio.
-        d_log_prob = np.where(surrogate <= held, surrogate, _ZERO)
-        d_log_prob *= np.float32(-1.0 / count)
-        self._actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
-        objective = np.minimum(surrogate, held)
-        ratio -= _ONE
-        ratio -= log_ratio
-        return {
-            "policy_gradient_loss": -float(np.add.reduce(objective)),
-            "entropy_loss": -self._head.total_entropy(),
-            "approx_kl": float(np.add.reduce(ratio)),
-            "clip_fraction": float(clipped),
-        }
-
-    def _value_gradient(self, batch: Minibatch, count: int) -> float:
-        """Of the squared error; with a value clip, of the larger of two errors."""
-        values = self._critic.forward(batch.observations)[0]
-        error = values - batch.returns
-        slope = error
-        loss = error * error
-        if batch.clip_range_value is not None:
-            limit = batch.clip_range_value
-            moved = values - batch.old_values
-            held = np.minimum(np.maximum(moved, -limit), limit)
-            held_error = batch.old_values + held - batch.returns
-            held_loss = held_error * held_error
-            # Where the held value is the worse one, the loss is flat in the value.
-            slope = np.where((held_loss > loss) & (held != moved), 0.0, error)
-            loss = np.maximum(loss, held_loss)
-        upstream = slope * np.float32(2.0 * batch.value_weight / count)
-        self._critic.backward(upstream[None])
-        return float(np.add.reduce(loss))
 
 
 class Ppo:
@@ -159,15 +57,15 @@ class Ppo:
         self._updates = 0
         self._iterations = 0
         self._guard = Guard("ppo")
-        self._parts = [*parts(parameters).values()]
-        self._half: Half[Minibatch] | None = None
+        self._work: Work = Whole(provider, self._shards, parameters)
 
     def share(self, name: str, partner: Partner) -> None:
-        assert isinstance(self._provider, NumpyPpo)
-        self._half = Half(name, self._provider, self._parameters, partner)
+        if not isinstance(self._provider, NumpyPpo):
+            raise ValueError("only the gradients that numpy makes come in halves")
+        self._work = Half(name, self._provider, self._parameters, partner)
 
     def stay_alone(self) -> None:
-        self._half = None
+        self._work = Whole(self._provider, self._shards, self._parameters)
 
     def policy(self) -> PolicyArrays:
         arrays = self._parameters.copies("actor.")
@@ -185,7 +83,7 @@ class Ppo:
             rewards = rewards * self._scaler.scale(rewards, ended, batch.valid)
         seen = normalised(batch, self._network)
         samples = _Samples(
-            seen, self._provider, self._shards, self._half, settings, rewards, discount
+            seen, self._provider, self._shards, self._work, settings, rewards, discount
         )
         metrics = {
             "explained_variance": samples.explained_variance(),
@@ -195,8 +93,7 @@ class Ppo:
             **training_metrics(self._parameters, learning_rate, self._updates),
             "refused_minibatches": float(self._guard.refused),
         }
-        if self._half is not None:
-            self._half.complete([self._parameters.data, self._adam.first, self._adam.second])
+        self._work.complete([self._parameters.data, self._adam.first, self._adam.second])
         if settings.clip_range_value is not None:
             metrics["clip_range_vf"] = settings.clip_range_value
         self._iterations += 1
@@ -229,35 +126,23 @@ class Ppo:
 
     def _epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
         """One optimizer step a minibatch, until the epochs or the KL budget are used up."""
-        settings, totals = self._settings, _Totals(self._settings)
+        settings, work, totals = self._settings, self._work, _Totals(self._settings)
         for epoch in range(settings.epochs):
             if epoch and settings.recompute_advantages:
                 samples.estimate()
             for minibatch in self._minibatches(samples, epoch, clip_range):
                 count = len(minibatch.returns)
-                gradient, norm, sums = self._gradient(minibatch, count)
+                gradient, norm, sums = work.gradient(minibatch, count)
                 learned = {"returns": minibatch.returns, "observations": minibatch.observations}
                 if self._guard.refuses(norm, sums, **learned):
                     continue
                 totals.add(count, sums, norm)
                 if self._too_far(sums["approx_kl"] / count):
                     return totals.metrics(epoch)
-                part = slice(None) if self._half is None else self._half.part
-                clip(gradient[part], norm, settings.max_gradient_norm)
-                self._adam.step(self._parameters.data, gradient, learning_rate, part)
+                clip(gradient[work.part], norm, settings.max_gradient_norm)
+                self._adam.step(self._parameters.data, gradient, learning_rate, work.part)
                 self._updates += 1
         return totals.metrics(settings.epochs)
-
-    def _gradient(self, minibatch: Minibatch, count: int) -> tuple[Float32, float, Metrics]:
-        """The gradient, its norm, and what is summed over the samples."""
-        if self._half is not None:
-            return self._half.gradient(minibatch, count)
-
-        def part(shard: Shard) -> tuple[Float32, Metrics]:
-            return self._provider.gradient(minibatch.part(shard.rows), count)
-
-        gradient, sums = self._shards.gradient(count, part)
-        return gradient, norm_of([square_of(gradient[part]) for part in self._parts]), sums
 
     def _too_far(self, kl: float) -> bool:
         target = self._settings.target_kl
@@ -315,7 +200,7 @@ class _Samples:
         batch: Batch,
         provider: Provider[Minibatch],
         shards: Shards,
-        half: Half[Minibatch] | None,
+        work: Work,
         settings: PpoSettings,
         rewards: Float64,
         discount: float,
@@ -323,7 +208,7 @@ class _Samples:
         self._batch = batch
         self._provider = provider
         self._shards = shards
-        self._half = half
+        self._work = work
         self._settings = settings
         self._rewards = rewards
         self._discount = discount
@@ -334,11 +219,8 @@ class _Samples:
 
     def estimate(self) -> None:
         """Values, advantages and returns with the critic as it is now."""
-        if self._half is None:
-            found = self._estimates()
-        else:
-            found = self._half.estimates(self._estimates, (3, len(self.log_probs)))
-        self.values, self.advantages, self.returns = found
+        shape = (3, len(self.log_probs))
+        self.values, self.advantages, self.returns = self._work.estimates(self._estimates, shape)
 
     def _estimates(self) -> Float32:
         batch, settings = self._batch, self._settings

@@ -70,6 +70,10 @@ def set_threads(count: int) -> None:
         function(count)
 
 
+def can_set_threads() -> bool:
+    return _symbol("set_num_threads") is not None
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Inside, products are computed as a worker process computes them."""
@@ -152,11 +156,16 @@ def fingerprint() -> dict[str, str]:
 
 def usable_cores() -> int:
     """Processors this process may run on; a container's share, not the whole host."""
+    return max(1, math.ceil(usable_share()))
+
+
+def usable_share() -> float:
+    """The same in processors' worth of time, which a container may have parts of."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:
         count = os.cpu_count() or 1
-    return max(1, math.ceil(min(count, _quota(Path("/sys/fs/cgroup")))))
+    return min(count, _quota(Path("/sys/fs/cgroup")))
 
 
 def _quota(root: Path) -> float:

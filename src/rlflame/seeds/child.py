@@ -60,10 +60,6 @@ def main() -> None:
 def _train(order: Message, line: Line, stop: SignalStop) -> None:
     own.load_told()
     config = presets.validated(order["config"])
-    if order["fleet"]["kind"] == "lent":
-        # Other seeds learn on the processors that a companion would have.
-        alone = config.runtime.model_copy(update={"companion": "off"})
-        config = config.model_copy(update={"runtime": alone})
     show = JsonDisplay(out=lambda text: line.tell("event", text=text))
     counts = EventCount(show.fleet)
     with _fleet(order["fleet"], config, counts, line) as fleet:

@@ -1,0 +1,30 @@
+"""Which recipes come in halves. Needs the config alone: it is asked before anything is loaded."""
+
+from __future__ import annotations
+
+from rlflame.config import LearningSettings
+from rlflame.errors import ConfigError
+from rlflame.runtime import RuntimeSettings
+
+
+def check(learning: LearningSettings, runtime: RuntimeSettings) -> None:
+    """A companion that is asked for by name must be possible."""
+    why = refusal(learning, runtime) if runtime.companion == "on" else ""
+    if why:
+        raise ConfigError(
+            f"This recipe does not go with a companion: {why}.",
+            "--set runtime.companion=auto, which has one where it can",
+        )
+
+
+def refusal(learning: LearningSettings, runtime: RuntimeSettings) -> str:
+    """Why there cannot be one; empty where there can."""
+    if learning.ppo is None:
+        return f"{learning.algorithm} does not learn in two halves that are independent"
+    if learning.provider != "numpy":
+        return f"the gradients of provider {learning.provider} are not made in halves"
+    if runtime.learners > 1 or learning.gradient_shards > 1:
+        return "its minibatches are cut for several learners"
+    if learning.threads > 1:
+        return f"its {learning.threads} threads have the processors that a companion would use"
+    return ""
