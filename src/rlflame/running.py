@@ -96,17 +96,9 @@ def train(
         try:
             described = _start(folder, begun, runtime, fleet, preset=preset, resumed=False)
             return _run(
-                folder,
-                begun,
-                runtime,
-                fleet,
-                show,
-                stop or NeverStop(),
-                described,
-                counts,
-                start,
+                folder, begun, runtime, fleet, show, stop or NeverStop(), described, counts, start,
                 own=own,
-            )
+            )  # fmt: skip
         finally:
             folder.release()
 
@@ -191,17 +183,9 @@ def resume(
         with _opened(fleet, runtime, slots, counts) as fleet:
             described = _start(folder, found, runtime, fleet, preset="", resumed=True)
             return _run(
-                folder,
-                found,
-                runtime,
-                fleet,
-                show,
-                stop or NeverStop(),
-                described,
-                counts,
-                None,
+                folder, found, runtime, fleet, show, stop or NeverStop(), described, counts, None,
                 own=own,
-            )
+            )  # fmt: skip
     finally:
         folder.release()
 
