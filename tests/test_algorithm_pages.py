@@ -146,8 +146,10 @@ def test_what_is_said_of_sac_is_what_was_recorded():
 
 STUDIES = {
     "sac": ("SAC", ["Pendulum-v1, 20k steps", "HalfCheetah-v5, 300k", "Hopper-v5, 300k"]),
-    "ppo": ("PPO on MuJoCo", ["Hopper-v5, 1M", "HalfCheetah-v5, 1M"]),
+    "ppo": ("PPO on MuJoCo", ["Hopper-v5, 1M", "HalfCheetah-v5, 1M", "Walker2d-v5, 1M"]),
 }
+#: Studies that have not come to their floor; the page says so.
+MISSED = {"Walker2d-v5, 1M": "Walker2d misses its floor"}
 
 
 @pytest.mark.parametrize("algorithm", STUDIES)
@@ -177,7 +179,8 @@ def test_a_table_of_studies_is_that_of_its_record(algorithm) -> None:
         assert worst == f"{min(ended.values()):.{places}f}"
         assert p4 == f"{tail.mean:.{places}f} ± {tail.std:.{places}f}"
         assert p2 == f"{best.mean:.0f}"
-        assert found.value > float(floor)
+        assert (found.value > float(floor)) == (what not in MISSED)
+        assert MISSED.get(what, "") in (DOCS / "results.md").read_text("utf-8")
         if algorithm == "sac":
             assert f"{what.partition('-')[0]} {found.value:,.{places}f}" in page("sac")
 
@@ -206,7 +209,8 @@ def test_the_page_of_results_has_the_control_s_returns_beside_ours() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "envs"),
     [("sac", {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5"}),
-     ("ppo", {"hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5"})],
+     ("ppo", {"hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5",
+              "walker2d": "Walker2d-v5"})],
 )  # fmt: skip
 def test_a_picture_has_a_line_for_each_side_of_its_record(algorithm, envs) -> None:
     """Its text is text: how many seeds each line has been drawn from."""
