@@ -122,7 +122,14 @@ def test_a_companion_that_is_killed_costs_no_bit(plain, moment, monkeypatch):
             os.kill(pid, signal.SIGKILL)
             until(lambda: gone(pid))
         elif moment == "at the end":
-            monkeypatch.setattr(link, "take", dying(link.take, ("take", 3)))
+            take = dying(link.take, ("take", 3))
+
+            def lost(theirs):
+                take(theirs)
+                if len(asked) == 3:  # what the pipe still held counts for nothing
+                    raise Gone
+
+            monkeypatch.setattr(link, "take", lost)
         else:
             at = ("exchange", 1 if moment == "at once" else 6)
             monkeypatch.setattr(link, "exchange", dying(link.exchange, at))
@@ -221,8 +228,31 @@ def companions(pid: int) -> list[int]:
     return [int(r[0]) for r in rows if int(r[1]) == pid and "rlflame.companion" in r[2]]
 
 
+@pytest.fixture
+def loaded(monkeypatch):
+    """Batches wait until a companion has loaded."""
+    join = Companion.try_join
+
+    def patient(companion):
+        if companion._link is not None and not companion._joined:
+            assert companion._link._arrival.poll(60_000)
+        return join(companion)
+
+    monkeypatch.setattr(Companion, "try_join", patient)
+
+
+def test_training_has_a_companion_of_itself(tmp_path, loaded, monkeypatch):
+    monkeypatch.setattr(lead.blas, "usable_share", lambda: 2.0)
+    monkeypatch.setattr(lead, "_WORTH", 1)
+    words = ("--steps", "512", "--quiet", "--fleet", "local", "--workers", "2")
+    assert rlflame("train", "--env", "cartpole", *LONG, *words, "--out", tmp_path / "x").code == 0
+    assert rlflame("resume", tmp_path / "x", "--steps", "1024", "--quiet").code == 0
+    entries = json.loads((tmp_path / "x" / "machines.json").read_text())
+    assert [entry["companion_batches"] for entry in entries] == [4, 4]
+
+
 @pytest.mark.parametrize("fleet", ["inline", "local"])
-def test_runs_with_and_without_a_companion_end_in_the_same_bits(fleet, tmp_path):
+def test_runs_with_and_without_a_companion_end_in_the_same_bits(fleet, tmp_path, loaded):
     words = ("train", "--env", "cartpole", *LONG, "--steps", "40000", "--quiet")
     for kind in ("off", "on"):
         where = ("--set", f"runtime.companion={kind}", "--set", f"runtime.fleet={fleet}")
@@ -288,12 +318,12 @@ def recipe(steps=1_000_000, **learning):
 
 
 def wanted(
-    recipe, *, cores=2.0, workers=2, fleet="local", runtime=None, progress=None, own=True,
+    recipe, *, cores=2.0, workers=2, fleet="local", runtime=None, progress=None, shared=False,
     monkeypatch,
 ):  # fmt: skip
     monkeypatch.setattr(lead.blas, "usable_share", lambda: cores)
     where, runtime = SimpleNamespace(name=fleet, capacity=workers), runtime or RuntimeSettings()
-    return lead.wanted(recipe, runtime, where, progress or Progress(), own=own)
+    return lead.wanted(recipe, runtime, where, progress or Progress(), shared=shared)
 
 
 def test_a_run_has_a_companion_of_itself_where_processors_are_idle_and_it_pays(monkeypatch):
@@ -305,7 +335,7 @@ def test_a_run_has_a_companion_of_itself_where_processors_are_idle_and_it_pays(m
     assert not found(fleet="inline", workers=1)
     assert not found(workers=1)
     assert not found(cores=1.5)
-    assert not found(own=False)
+    assert not found(shared=True)
     assert not found(recipe(steps=2_000))
     assert not found(progress=Progress(steps=999_000, iteration=9))
     assert not found(recipe(rollout={"num_slots": 1, "envs_per_slot": 8, "staleness": 1}))
@@ -327,7 +357,7 @@ def test_where_no_process_can_be_started_all_is_learned_here(monkeypatch):
 
     def offered():
         return lead.companion(
-            recipe(), spec_of(), runtime, where, Progress(), notes.append, own=True
+            recipe(), spec_of(), runtime, where, Progress(), notes.append, shared=False
         )
 
     with offered() as found:
@@ -363,7 +393,7 @@ def ends():
     """Two ends of a conversation, the second with a deadline, and the pipes below."""
     there, back = os.pipe(), os.pipe()
     pipes = [*there, *back]
-    yield Link(back[0], there[1]), Link(there[0], back[1], deadline_s=0.2), pipes
+    yield Link(back[0], there[1]), Link(there[0], back[1], deadline_s=60.0), pipes
     for pipe in pipes:
         with suppress(OSError):
             os.close(pipe)
@@ -407,6 +437,7 @@ def test_nothing_is_taken_for_something_else(ends):
 
 def test_an_end_that_is_silent_or_gone_is_told_apart(ends):
     _, other, pipes = ends
+    other._deadline_ms = 1.0
     with pytest.raises(Silent):
         other.take(np.zeros(2))
     os.close(pipes[1])

@@ -10,7 +10,7 @@ import pytest
 from halves import assert_same, batches, learner, settings, spec_of
 
 from rlflame.errors import LearningError
-from rlflame.learner.halves import HALVES
+from rlflame.learner.halves import HALVES, Half
 from rlflame.learner.kernel import CHUNK_ROWS
 
 
@@ -85,9 +85,16 @@ def test_two_halves_are_one_learner(case):
         assert expected[-1]["n_updates"] < 3 * 2 * 4
 
 
-def test_the_actor_never_steps_the_critic_and_the_critic_never_the_actor():
+def test_the_actor_never_steps_the_critic_and_the_critic_never_the_actor(monkeypatch):
     """Each half moves its own network alone; the actor's is given the other at the end."""
     learning, spec = settings(), spec_of()
+    held, complete = {}, Half.complete
+
+    def watched(half, vectors):
+        held[half._name] = [vector[half._critic].copy() for vector in vectors]
+        complete(half, vectors)
+
+    monkeypatch.setattr(Half, "complete", watched)
     (batch,) = batches(spec, learning, 1)
     results, talks = in_halves(learning, spec, lambda one: one.update(batch, 0.0))
     _, critic = results["critic"]
@@ -95,6 +102,11 @@ def test_the_actor_never_steps_the_critic_and_the_critic_never_the_actor():
     for name, array in begun.items():
         if name.startswith("actor."):
             np.testing.assert_array_equal(ended[name], array)
+    at_first = learner(learning, spec)
+    state, critic = at_first.state(), at_first._work._parts[1]
+    for found, name in zip(held["actor"], ("parameters", "adam.first", "adam.second"), strict=True):
+        np.testing.assert_array_equal(found, state[name][critic])
+    assert (held["critic"][0] != held["actor"][0]).any()
     # Eight minibatches; estimates at the beginning and for the second epoch, and what it became.
     assert talks["actor"].said == 8
     assert talks["critic"].said == 8 + 2 + 1
@@ -110,11 +122,14 @@ def test_long_batches_are_estimated_in_the_same_pieces():
     assert_same(results["actor"][1].state(), alone.state())
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
 @pytest.mark.parametrize("spoilt", ["rewards", "observations"])
-def test_both_halves_refuse_what_one_learner_refuses(spoilt):
-    learning, spec = settings(epochs=1, scale_rewards=False), spec_of()
+def test_both_halves_refuse_what_one_learner_refuses(spoilt, epochs):
+    """A few minibatches, or so many that both give up."""
+    size = 24 if epochs == 1 else 8
+    learning, spec = settings(epochs=epochs, scale_rewards=False, minibatch_size=size), spec_of()
     (batch,) = batches(spec, learning, 1)
-    getattr(batch, spoilt)[3, 2] = 1e30 if spoilt == "rewards" else np.nan
+    getattr(batch, spoilt)[3, : 1 if epochs == 1 else 8] = 1e30 if spoilt == "rewards" else np.nan
     alone = learner(learning, spec)
     try:
         expected = alone.update(batch, 0.0)
@@ -122,6 +137,7 @@ def test_both_halves_refuse_what_one_learner_refuses(spoilt):
         expected = error.message
     results, _ = in_halves(learning, spec, lambda one: one.update(batch, 0.0))
     assert alone.state()["guard"][0] > 0
+    assert isinstance(expected, str) == (epochs == 2)
     for name in HALVES:
         found, half = results[name]
         if name == "critic" and isinstance(found, dict):

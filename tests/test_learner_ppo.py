@@ -14,9 +14,9 @@ from reference import ReferencePpo
 from rlflame.errors import LearningError
 from rlflame.learner.clipped_loss import NumpyPpo
 from rlflame.learner.experience import side_by_side
-from rlflame.learner.halves import norm_of, parts, square_of
+from rlflame.learner.halves import norm_of, parts
 from rlflame.learner.networks import TorchPpo
-from rlflame.learner.parameters import Adam, clip
+from rlflame.learner.parameters import Adam, clip, square_of
 from rlflame.learner.ppo import Ppo, discount_at
 from rlflame.methods import PpoSettings
 from rlflame.rollout.spec import Fragment

@@ -33,14 +33,14 @@ class MachineLog:
             "capacity": fleet.capacity,
             "machine": machine.describe(),
             "workers": [],
-            "companion_batches": 0,
+            "companion_batches": None,
         }
         self._write()
 
-    def note_workers(self, companion: int = 0) -> None:
-        """Once they have worked: before, some may not have come yet. And of how many batches a
+    def note_work(self, companion_batches: int) -> None:
+        """Once there was some: before, workers may not have come yet. Of so many batches a
         companion has learned half."""
-        self._entry["companion_batches"] = companion
+        self._entry["companion_batches"] = companion_batches
         # Which fleet it is may have been decided on the way.
         self._entry["fleet"], self._entry["capacity"] = self._fleet.name, self._fleet.capacity
         with contextlib.suppress(RlflameError):  # facts beside the point, at the end of a run

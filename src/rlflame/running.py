@@ -65,11 +65,13 @@ def train(
     show: Show | None = None,
     stop: Stop | None = None,
     counts: EventCount | None = None,
+    shared: bool = False,
 ) -> RunResult:
     """Train a config, or the preset of an environment, in a new run folder.
 
     A `fleet` that is handed in stays open, and `counts` are of its events; otherwise one is opened
-    for this run, as the runtime settings say.
+    for this run, as the runtime settings say. The machine is `shared` where other runs learn on it
+    at the same time.
     """
     if config is None:
         config, preset = presets.resolve(
@@ -83,7 +85,6 @@ def train(
     show = show or Silent()
     check_start(recipe.learning, init_from)
     counts = _counts(fleet, counts, show)
-    own = fleet is None
     with _opened(fleet, runtime, recipe.learning.rollout.num_slots, counts) as fleet:
         env_spec = environment(recipe, stop or NeverStop())
         build.check_memory(recipe, env_spec, begun=False)
@@ -97,7 +98,7 @@ def train(
             described = _start(folder, begun, runtime, fleet, preset=preset, resumed=False)
             return _run(
                 folder, begun, runtime, fleet, show, stop or NeverStop(), described, counts, start,
-                own=own,
+                shared=shared,
             )  # fmt: skip
         finally:
             folder.release()
@@ -137,6 +138,7 @@ def resume(
     show: Show | None = None,
     stop: Stop | None = None,
     counts: EventCount | None = None,
+    shared: bool = False,
 ) -> RunResult:
     """Continue a run exactly where its newest checkpoint, or the named one, stands.
 
@@ -179,12 +181,11 @@ def resume(
         check_environment(found)
         slots = found.recipe.learning.rollout.num_slots
         counts = _counts(fleet, counts, show)
-        own = fleet is None
         with _opened(fleet, runtime, slots, counts) as fleet:
             described = _start(folder, found, runtime, fleet, preset="", resumed=True)
             return _run(
                 folder, found, runtime, fleet, show, stop or NeverStop(), described, counts, None,
-                own=own,
+                shared=shared,
             )  # fmt: skip
     finally:
         folder.release()
@@ -230,9 +231,8 @@ def _run(
     counts: EventCount,
     start: PolicyArrays | None,
     *,
-    own: bool,
+    shared: bool,
 ) -> RunResult:
-    """Train and score; a fleet that is not the run's `own` was handed in."""
     traffic = TrafficCount(fleet)
     recorder = FileRecorder(
         folder,
@@ -256,7 +256,13 @@ def _run(
             show.begin(described),
             crew.learners(runtime, threads, lambda: kept(folder.path), stop) as group,
             companion(
-                begun.recipe, begun.policy_spec, runtime, fleet, begun.progress, show.note, own=own
+                begun.recipe,
+                begun.policy_spec,
+                runtime,
+                fleet,
+                begun.progress,
+                show.note,
+                shared=shared,
             ) as beside,
         ):
             trainer = build.trainer(
@@ -264,10 +270,9 @@ def _run(
                 runtime.compare_learners_every, beside,
             )  # fmt: skip
             complete = trainer.run()
+            # Who was stopped while waiting for workers waits no longer.
             if trainer.progress.iteration > begun.progress.iteration:
-                machines.note_workers(
-                    beside.batches if beside is not None else 0
-                )  # who was stopped while waiting for them waits no longer
+                machines.note_work(0 if beside is None else beside.batches)
             if complete:
                 complete = _score(trainer, begun.recipe, recorder, stop)
     finally:

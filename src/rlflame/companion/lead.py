@@ -29,11 +29,11 @@ _GRACE_S = 1.0
 
 
 def wanted(
-    recipe: Recipe, runtime: RuntimeSettings, fleet: Fleet, progress: Progress, *, own: bool
+    recipe: Recipe, runtime: RuntimeSettings, fleet: Fleet, progress: Progress, *, shared: bool
 ) -> bool:
     """Whether a run that has come so far has a companion from there on.
 
-    A fleet that is not the run's `own` may be at work for others while this one learns.
+    Where the machine is `shared`, others learn on the processors that this one leaves idle.
     """
     if runtime.companion != "auto":
         return runtime.companion == "on"
@@ -42,7 +42,7 @@ def wanted(
         and _samples(recipe, progress) >= _WORTH
         # Workers that collect meanwhile leave no processor idle.
         and not recipe.learning.rollout.staleness
-        and own
+        and not shared
         and (fleet.capacity > 1 or fleet.name == "flame")
         and blas.usable_share() >= 2.0
     )
@@ -193,10 +193,10 @@ def companion(
     progress: Progress,
     note: Callable[[str], None],
     *,
-    own: bool,
+    shared: bool,
 ) -> Iterator[Companion | None]:
     """One for a run that has come so far, if it is wanted and can be had."""
-    if not wanted(recipe, runtime, fleet, progress, own=own):
+    if not wanted(recipe, runtime, fleet, progress, shared=shared):
         yield None
         return
     if not blas.can_set_threads():

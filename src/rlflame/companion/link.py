@@ -22,6 +22,8 @@ _HEAD = struct.Struct("<QQ")
 #: Longer than the halves of a small minibatch differ; beyond it one waits asleep.
 _AWAKE_S = 0.002
 
+#: The longest that the system counts to, some 24 days.
+_LONGEST_MS = 2.0**31 - 1.0
 #: Should the other end be on this very processor.
 _let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
@@ -39,7 +41,7 @@ class Link:
 
     def __init__(self, reads: int, writes: int, deadline_s: float | None = None) -> None:
         self._reads, self._writes = reads, writes
-        self._deadline_ms = None if deadline_s is None else 1000.0 * deadline_s
+        self._deadline_ms = None if deadline_s is None else min(1000.0 * deadline_s, _LONGEST_MS)
         self._sent = self._received = 0
         for pipe in (reads, writes):
             os.set_blocking(pipe, False)
@@ -64,7 +66,10 @@ class Link:
         self._move([], [memoryview(head)])
         payload = bytearray(self._length(head))
         self._move([], [memoryview(payload)])
-        return wire.decode(bytes(payload))
+        try:
+            return wire.decode(bytes(payload))
+        except wire.WireError as error:
+            raise Gone from error
 
     def exchange(self, mine: Array, theirs: Array) -> None:
         """Both are contiguous; the other end does the same at the same time."""

@@ -20,7 +20,7 @@ from rlflame.rollout.spec import Array, Float32
 
 from . import Algorithm, Batch, Metrics, Provider
 from .clipped_loss import Minibatch, NumpyPpo
-from .parameters import FlatVector
+from .parameters import FlatVector, square_of
 from .shards import Shard, Shards
 
 #: The networks, and the sums that come with the gradient of each.
@@ -59,10 +59,6 @@ def parts(parameters: FlatVector) -> dict[str, slice]:
 def norm_of(squares: Sequence[float]) -> float:
     """Of a gradient of which the networks' squares are given, in the order of `HALVES`."""
     return math.sqrt(squares[0] + squares[1])
-
-
-def square_of(gradient: Float32) -> float:
-    return float(np.dot(gradient, gradient))
 
 
 class Work(Protocol):

@@ -170,9 +170,14 @@ class Adam:
 
 def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:
     """Scale the gradient in place to at most `max_norm`; the norm it had, NaN included."""
-    norm = math.sqrt(float(np.dot(gradient, gradient)))
+    norm = math.sqrt(square_of(gradient))
     clip(gradient, norm, max_norm)
     return norm
+
+
+def square_of(gradient: Float32) -> float:
+    """Of its norm."""
+    return float(np.dot(gradient, gradient))
 
 
 def clip(gradient: Float32, norm: float, max_norm: float | None) -> None:

@@ -66,13 +66,13 @@ def _train(order: Message, line: Line, stop: SignalStop) -> None:
         if order["resume"]:
             result = running.resume(
                 Path(order["folder"]), config.runtime, steps=order["steps"], fleet=fleet,
-                show=show, stop=stop, counts=counts,
+                show=show, stop=stop, counts=counts, shared=True,
             )  # fmt: skip
         else:
             start = order["init_from"]
             result = running.train(
                 config, preset=order["preset"], init_from=Path(start) if start else None,
-                fleet=fleet, show=show, stop=stop, counts=counts,
+                fleet=fleet, show=show, stop=stop, counts=counts, shared=True,
             )  # fmt: skip
     show.ended(result)
     line.tell("ended", complete=result.complete)
