@@ -67,13 +67,39 @@ def test_a_worker_leaves_the_physics_what_it_has_to(env: str) -> None:
     assert round(median(shares.get("mj_step", shares["gymnasium"])), 2) >= LEAST[env]
 
 
-def test_ppo_beside_stable_baselines3_is_as_recorded() -> None:
-    with (RESULTS / "ppo_vs_sb3.csv").open(newline="") as file:
-        recorded = [row for row in csv.DictReader(file) if row["sb3_s"]]
-    rows = told("| PPO, 100,000 steps |")
-    assert set(rows) == {row["env"] for row in recorded}
-    for env, cells in rows.items():
-        pairs = [row for row in recorded if row["env"] == env]
+def test_what_a_companion_gains_is_as_recorded() -> None:
+    with (RESULTS / "ppo_companion.csv").open(newline="") as file:
+        recorded = list(csv.DictReader(file))
+    found = {
+        kind: [float(row["rlflame_s"]) for row in recorded if row["set"].endswith(f"={kind}")]
+        for kind in ("on", "off")
+    }
+    times = sorted(off / on for on, off in zip(found["on"], found["off"], strict=True))
+    assert len(times) == 4
+    assert (
+        f"{median(times):.2f} times as fast as without, [{times[0]:.2f}, {times[-1]:.2f}]" in PAGE
+    )
+    assert f"{median(found['on']):.1f} s in the median for {median(found['off']):.1f}" in PAGE
+
+
+def study(row: dict[str, str]) -> str:
+    """What a pair of runs is told under."""
+    return f"{row['env']}, {int(row['steps']):,} steps"
+
+
+@pytest.mark.parametrize(
+    ("head", "file"),
+    [("| PPO with a companion |", "ppo_vs_sb3.csv"),
+     ("| PPO before that |", "ppo_vs_sb3_before.csv")],
+)  # fmt: skip
+def test_ppo_beside_stable_baselines3_is_as_recorded(head: str, file: str) -> None:
+    with (RESULTS / file).open(newline="") as opened:
+        recorded = [row for row in csv.DictReader(opened) if row["sb3_s"]]
+    rows = told(head)
+    assert set(rows) == {study(row) for row in recorded}
+    for name, (count, *cells) in rows.items():
+        pairs = [row for row in recorded if study(row) == name]
+        assert count == str(len(pairs))
         ours, theirs = ([float(row[f"{side}_s"]) for row in pairs] for side in SIDES)
         times = sorted(b / a for a, b in zip(ours, theirs, strict=True))
         assert cells == [
