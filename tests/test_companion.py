@@ -424,13 +424,17 @@ def test_messages_and_numbers_come_in_their_order(ends):
     np.testing.assert_array_equal(found, [0.0, 1.0, 2.0])
 
 
-def test_nothing_is_taken_for_something_else(ends):
+def test_numbers_of_another_length_are_not_taken(ends):
     one, other, _ = ends
     one.give(np.arange(3.0))
     with pytest.raises(Gone):
         other.take(np.zeros(2))
+
+
+def test_nothing_is_taken_where_something_was_not_heard(ends):
+    one, other, _ = ends
     one.give(np.arange(2.0))
-    other._received += 1  # something in between was not heard
+    other._received += 1
     with pytest.raises(Gone):
         other.take(np.zeros(2))
 
