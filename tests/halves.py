@@ -8,7 +8,7 @@ from batches import policy_spec, random_batch
 from rlflame.config import LearningSettings
 from rlflame.learner import Batch, State
 from rlflame.learner.halves import InHalves
-from rlflame.learners import in_halves
+from rlflame.learners import algorithm, in_halves
 from rlflame.rollout.spec import PolicySpec
 
 #: 96 samples an iteration, and 2 epochs of 4 minibatches.
@@ -25,7 +25,7 @@ def settings(**ppo: object) -> LearningSettings:
 
 
 def learner(learning: LearningSettings, spec: PolicySpec) -> InHalves:
-    return in_halves(learning, spec)
+    return in_halves(algorithm(learning, spec))
 
 
 def spec_of(kind: str = "continuous") -> PolicySpec:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlflame.checkpoint import Checkpoint
-from rlflame.companion.lead import Accompanied, Companion
+from rlflame.companion.lead import Companion, Nobody
 from rlflame.config import EnvironmentSettings, LearningSettings, Recipe
 from rlflame.errors import ConfigError, typed
 from rlflame.evaluate import EvaluationPlan
@@ -26,7 +26,7 @@ from rlflame.learner.group import Group
 from rlflame.learner.leading import Leading, check_alike
 from rlflame.learner.replay import renewed
 from rlflame.learner.shards import Shards
-from rlflame.learners import algorithm, blas_threads, device, experience, fingerprint, in_halves
+from rlflame.learners import algorithm, blas_threads, device, experience, fingerprint
 from rlflame.memory import room_bytes
 from rlflame.methods import SacSettings
 from rlflame.rollout import blas, v5_spaces
@@ -231,7 +231,7 @@ def trainer(
     start: PolicyArrays | None = None,
     group: Group | None = None,
     compare_every: int | None = None,
-    companion: Companion | None = None,
+    companion: Companion | Nobody | None = None,
 ) -> Trainer[Any]:
     """A trainer that stands where the checkpoint does; in a group, the one that leads it, and with
     a companion the one that it follows."""
@@ -239,7 +239,9 @@ def trainer(
     blas.set_threads(blas_threads(learning))
     result = Trainer(
         plan(checkpoint.recipe, checkpoint.env, run),
-        _learner(learning, checkpoint.policy_spec, start, group, compare_every, companion),
+        _learner(
+            learning, checkpoint.policy_spec, start, group, compare_every, companion or Nobody()
+        ),
         experience(learning, checkpoint.env),
         fleet,
         recorder,
@@ -256,13 +258,10 @@ def _learner(
     start: PolicyArrays | None,
     group: Group | None,
     compare_every: int | None,
-    companion: Companion | None,
+    companion: Companion | Nobody,
 ) -> Algorithm[Any]:
-    if companion is not None:
-        assert group is None or group.size == 1
-        return Accompanied(in_halves(learning, spec, start), companion)
     if group is None or group.size == 1:
-        return algorithm(learning, spec, start)
+        return companion.beside(algorithm(learning, spec, start))
     group.share(
         {
             "learning": learning.model_dump_json(),

@@ -57,13 +57,10 @@ def algorithm(
     return result
 
 
-def in_halves(
-    learning: LearningSettings, spec: PolicySpec, start: PolicyArrays | None = None
-) -> InHalves:
-    """The learner of a recipe that a companion can go through as well."""
-    found = algorithm(learning, spec, start)
+def in_halves(found: Algorithm[Any]) -> InHalves:
+    """The same learner, as one that a companion can go through as well."""
     if not isinstance(found, Ppo):
-        raise ValueError(f"{learning.algorithm} does not come in halves")
+        raise ValueError(f"{type(found).__name__} does not come in halves")
     return found
 
 

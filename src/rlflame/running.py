@@ -272,7 +272,7 @@ def _run(
             complete = trainer.run()
             # Who was stopped while waiting for workers waits no longer.
             if trainer.progress.iteration > begun.progress.iteration:
-                machines.note_work(0 if beside is None else beside.batches)
+                machines.note_work(beside.batches)
             if complete:
                 complete = _score(trainer, begun.recipe, recorder, stop)
     finally:

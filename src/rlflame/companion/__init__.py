@@ -2,5 +2,6 @@
 
 While a batch is learned from, the processors of the workers have nothing to do; one of them does
 this. The bits are those of one process, and a companion that is lost costs time and nothing else.
-`link` is what passes between the two, `child` the companion's side, `lead` this one.
+`rules` says which recipes come in halves, `link` is what passes between the two processes, `child`
+the companion's side, `lead` this one.
 """

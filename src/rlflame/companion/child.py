@@ -13,7 +13,7 @@ from rlflame.companion.link import Gone, Link
 from rlflame.config import LearningSettings
 from rlflame.errors import LearningError
 from rlflame.learner.leading import batch_of
-from rlflame.learners import blas_threads, fingerprint, in_halves
+from rlflame.learners import algorithm, blas_threads, fingerprint, in_halves
 from rlflame.rollout import blas
 from rlflame.rollout.child import die_with_parent, pipes
 
@@ -22,7 +22,7 @@ def learn(link: Link) -> None:
     told = link.hear()
     learning = LearningSettings.model_validate_json(told["learning"])
     blas.set_threads(blas_threads(learning))
-    learner = in_halves(learning, told["policy"])
+    learner = in_halves(algorithm(learning, told["policy"]))
     learner.share("critic", link)
     link.tell(fingerprint(learning))
     while True:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from rlflame.companion import rules
 from rlflame.companion.link import Gone, Link, Silent
 from rlflame.config import LearningSettings, Recipe
 from rlflame.fleet import Fleet
-from rlflame.learner import Batch, Metrics, State
+from rlflame.learner import Algorithm, Batch, Metrics, State
 from rlflame.learner.halves import InHalves
 from rlflame.learner.leading import message_of
-from rlflame.learners import fingerprint
+from rlflame.learners import fingerprint, in_halves
 from rlflame.rollout import blas, wire
 from rlflame.rollout.process import WorkerProcess, what_became_of_it
 from rlflame.rollout.spec import Array, PolicyArrays, PolicySpec
@@ -95,6 +96,10 @@ class Companion:
             self._process.retire()
             raise
 
+    def beside(self, found: Algorithm[Any]) -> Algorithm[Any]:
+        """The same algorithm, which this goes through as well."""
+        return Accompanied(in_halves(found), self)
+
     @property
     def link(self) -> Link | None:
         """To the companion, if there is one that has joined."""
@@ -136,6 +141,15 @@ class Companion:
             f"{f' ({said})' if said else ''}. "
             "All is learned in this process now, with the same bits."
         )
+
+
+class Nobody:
+    """No companion: all is learned in this process."""
+
+    batches = 0
+
+    def beside(self, found: Algorithm[Any]) -> Algorithm[Any]:
+        return found
 
 
 class Accompanied:
@@ -194,22 +208,22 @@ def companion(
     note: Callable[[str], None],
     *,
     shared: bool,
-) -> Iterator[Companion | None]:
+) -> Iterator[Companion | Nobody]:
     """One for a run that has come so far, if it is wanted and can be had."""
     if not wanted(recipe, runtime, fleet, progress, shared=shared):
-        yield None
+        yield Nobody()
         return
     if not blas.can_set_threads():
         # Where the two cannot be held to one thread, they may add in different orders.
         if runtime.companion == "on":
             note("numpy's linear algebra here cannot be told its threads: there is no companion.")
-        yield None
+        yield Nobody()
         return
     try:
         found = Companion(recipe.learning, policy, runtime, note)
     except OSError as error:
         note(f"No companion could be started ({error}); all is learned in this process.")
-        yield None
+        yield Nobody()
         return
     try:
         yield found
