@@ -73,9 +73,15 @@ SAC = [
                               ("ant", 300_000, 2500))
 ]  # fmt: skip
 PPO = [
-    Study(f"ppo-{env}-1m", env, "ppo", 1_000_000, floor, published_plan=True)
-    for env, floor in (("hopper", 3000), ("halfcheetah", 5000), ("walker2d", 4200), ("ant", 2500))
-]
+    Study(f"ppo-{env}-{length}", env, "ppo", steps, floor, published_plan=True)
+    for length, steps, floors in (
+        ("1m", 1_000_000, {"hopper": 3000, "halfcheetah": 5000, "walker2d": 4200, "ant": 2500,
+                           "lunarlander": 242}),
+        ("500k", 500_000, {"lunarlander": 200}),
+        ("100k", 100_000, {"cartpole": 500, "pendulum": -175}),
+    )
+    for env, floor in floors.items()
+]  # fmt: skip
 STUDIES = {"floors": FLOORS, "reinforce": REINFORCE, "sac": SAC, "ppo": PPO}
 
 

@@ -4,10 +4,11 @@
         --csv docs/results/reinforce_vs_flame.csv
 
 DIR is the folder of Flame's example (`main.py`, `model.py`), which is run as it is; its
-environments are wrapped, so that their steps can be counted. Of both sides the iterations after the
-first count: 50 episodes each, learning included. Ours runs with the default recipe and with what
-the example learns with (`reinforce-classic`); policies that have learned more have longer episodes,
-so episodes and steps a second are both told.
+environments are wrapped, so that their steps can be counted. With --csv a round is written as soon
+as it is there, and rounds that the file has are not run again. Of both sides the iterations after
+the first count: 50 episodes each, learning included. Ours runs with the default recipe and with
+what the example learns with (`reinforce-classic`); policies that have learned more have longer
+episodes, so episodes and steps a second are both told.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 from idle import others
 
 EPISODES = 50
 PRESETS = ("default-reinforce", "reinforce-classic")
-COLUMNS = ("round", "at_work", "side", "episodes_per_s", "steps_per_s")
+EXAMPLE = "example --local"
 #: Runs the example in a process of its own and tells when it spoke, and after how many steps.
 _WATCHED = """
 import json, runpy, sys, time
@@ -64,41 +66,72 @@ print(json.dumps([heard[0], heard[-1]]))
 """
 
 
+class Row(NamedTuple):
+    """What one side did in one round."""
+
+    round: int
+    at_work: str
+    side: str
+    episodes: int
+    episodes_per_s: float
+    steps_per_s: float
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--example", type=Path, required=True)
     parser.add_argument(
         "--iterations", type=int, default=101, help="one more than a multiple of 10"
     )
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--csv", type=Path, help="write every round's rates there")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds, those in --csv among them")
+    parser.add_argument("--csv", type=Path, help="every round's rates, kept as soon as it is there")
     options = parser.parse_args()
-    ratios: dict[str, list[tuple[float, float]]] = {}
-    rows: list[tuple[object, ...]] = []
-    for turn in range(options.repeat):
+    episodes = (options.iterations - 1) * EPISODES
+    rows = known(options.csv, episodes)
+    for turn in range(rows[-1].round + 1 if rows else 0, options.repeat):
         at_work = others()
         theirs = example(options.example, options.iterations)
-        rows.append((turn, at_work, "example --local", *theirs))
-        print(f"{turn}: the example with --local: {told(theirs)}", flush=True)
-        for preset in PRESETS:
-            ours = own(preset, options.iterations)
-            rows.append((turn, at_work, preset, *ours))
-            pair = ours[0] / theirs[0], ours[1] / theirs[1]
-            ratios.setdefault(preset, []).append(pair)
-            print(f"{turn}: rlflame with {preset}: {told(ours)}; {pair[0]:.1f} times the episodes, "
-                  f"{pair[1]:.1f} times the steps", flush=True)  # fmt: skip
+        ours = {each: own(each, options.iterations) for each in PRESETS}
+        sides = {EXAMPLE: theirs, **ours}
+        found = [Row(turn, at_work, side, episodes, *rates) for side, rates in sides.items()]
+        for row in found:
+            print(told(row), flush=True)
+        rows += found
         if options.csv:
-            with options.csv.open("w", newline="") as file:
-                csv.writer(file).writerows([COLUMNS, *rows])
-    for preset, pairs in ratios.items():
-        episodes, steps = (statistics.median(kind) for kind in zip(*pairs, strict=True))
-        print(f"{preset}: {episodes:.1f} times the episodes and {steps:.1f} times the steps a "
-              f"second (medians of {len(pairs)})")  # fmt: skip
+            keep(options.csv, found)
+    for preset in PRESETS:
+        ours, theirs = ([row for row in rows if row.side == side] for side in (preset, EXAMPLE))
+        pairs = [*zip(ours, theirs, strict=True)]
+        by_episodes = statistics.median(a.episodes_per_s / b.episodes_per_s for a, b in pairs)
+        by_steps = statistics.median(a.steps_per_s / b.steps_per_s for a, b in pairs)
+        print(f"{preset}: {by_episodes:.1f} times the episodes and {by_steps:.1f} times the steps "
+              f"a second (medians of {len(pairs)})")  # fmt: skip
 
 
-def told(rates: tuple[float, float]) -> str:
-    episodes, steps = rates
-    return f"{episodes:.1f} episodes/s, {steps:.0f} steps/s, {steps / episodes:.0f} an episode"
+def known(path: Path | None, episodes: int) -> list[Row]:
+    """The rounds of as many episodes that were written before."""
+    if path is None or not path.exists():
+        return []
+    with path.open(newline="") as file:
+        found = [
+            Row(int(row["round"]), row["at_work"], row["side"], int(row["episodes"]),
+                float(row["episodes_per_s"]), float(row["steps_per_s"]))
+            for row in csv.DictReader(file)
+        ]  # fmt: skip
+    return [row for row in found if row.episodes == episodes]
+
+
+def keep(path: Path, rows: list[Row]) -> None:
+    begun = path.exists()
+    with path.open("a", newline="") as file:
+        csv.writer(file).writerows(rows if begun else [Row._fields, *rows])
+
+
+def told(row: Row) -> str:
+    return (
+        f"{row.round}: {row.side}: {row.episodes_per_s:.1f} episodes/s, {row.steps_per_s:.0f} "
+        f"steps/s, {row.steps_per_s / row.episodes_per_s:.0f} an episode"
+    )
 
 
 def example(source: Path, iterations: int) -> tuple[float, float]:

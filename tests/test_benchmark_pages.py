@@ -111,3 +111,29 @@ def test_ppo_beside_stable_baselines3_is_as_recorded(head: str, file: str) -> No
             *(f"{median(float(r[f'{side}_return']) for r in pairs):,.0f}" for side in SIDES),
         ]
         assert all(float(row["at_work"]) < 0.5 for row in pairs)
+
+
+def test_reinforce_beside_flame_s_example_is_as_recorded() -> None:
+    with (RESULTS / "reinforce_vs_flame.csv").open(newline="") as file:
+        recorded = list(csv.DictReader(file))
+    assert {row["episodes"] for row in recorded} == {"5000"}
+    assert all(float(row["at_work"]) < 0.5 for row in recorded)
+    names = ("episodes_per_s", "steps_per_s")
+    rates = {
+        side: [[float(row[name]) for row in recorded if row["side"] == side] for name in names]
+        for side in ("example --local", "default-reinforce", "reinforce-classic")
+    }
+    theirs = rates["example --local"]
+    expected = []
+    for episodes, steps in rates.values():
+        times = []
+        for ours, other in zip((episodes, steps), theirs, strict=True):
+            found = sorted(a / b for a, b in zip(ours, other, strict=True))
+            between = f"{median(found):.1f} [{found[0]:.1f}, {found[-1]:.1f}]"
+            times.append("" if ours is other else between)
+        lengths = ", ".join(f"{b / a:.0f}" for a, b in zip(episodes, steps, strict=True))
+        expected.append([str(len(episodes)), f"{median(episodes):.1f}", times[0],
+                         f"{median(steps):,.0f}", times[1], lengths])  # fmt: skip
+    shown = told("| REINFORCE, 5,000 episodes of Hopper |")
+    assert list(shown) == ["the example, `--local`", "`default-reinforce`", "`reinforce-classic`"]
+    assert [*shown.values()] == expected

@@ -31,10 +31,8 @@ ENVS = {
 
 def slots(env: EnvSpec, count: int = 4, *, policy: Any = None, **changes: Any) -> list[RolloutTask]:
     policy = policy or rollouts.policy_spec(env)
-    return [
-        rollouts.task(env, slot, rows=policy.width, policy=policy, **changes)
-        for slot in range(count)
-    ]
+    given = {"rows": policy.width, "policy": policy, **changes}
+    return [rollouts.task(env, slot, **given) for slot in range(count)]
 
 
 def alone(tasks: list[RolloutTask], worker: RolloutWorker) -> list[Fragment]:
@@ -54,16 +52,40 @@ def onward(tasks: list[RolloutTask], fragments: list[Fragment]) -> list[RolloutT
     return [rollouts.following(*pair) for pair in zip(tasks, fragments, strict=True)]
 
 
+@pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("acting", ["sample", "best", "uniform"])
 @pytest.mark.parametrize("name", ENVS)
-def test_a_slot_has_the_same_bytes_with_others_beside_it(name: str, acting: Any) -> None:
-    tasks, lone, shared = slots(ENVS[name], acting=acting), RolloutWorker(), RolloutWorker()
+def test_a_slot_has_the_same_bytes_with_others_beside_it(name: str, acting: Any, rows: int) -> None:
+    tasks = slots(ENVS[name], acting=acting, rows=rows)
+    lone, shared = RolloutWorker(), RolloutWorker()
     assert [task.slots for task in stacked(tasks, 1)] == [(0, 1, 2, 3)]
     for _ in range(3):
         expected = alone(tasks, lone)
         found = together(tasks, shared)
         assert list(map(wire.encode, found)) == list(map(wire.encode, expected))
         tasks = onward(tasks, expected)
+
+
+@pytest.mark.parametrize("acting", ["sample", "best", "uniform"])
+@pytest.mark.parametrize("record", [True, False])
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 8), (3, 3)])
+@pytest.mark.parametrize("name", ["hopper", "ant", "reacher"])
+def test_whole_episodes_have_the_same_bytes_too(
+    name: str, rows: int, width: int, record: bool, acting: Any
+) -> None:
+    """Though they end at different times, and some of their neighbours' much later."""
+    env = ENVS[name]
+    policy = rollouts.policy_spec(env, width=width, hidden=(24, 8), activation="relu")
+    changes = {"unit": "episodes", "steps": 300, "record": record, "acting": acting}
+    tasks = slots(env, 9, policy=policy, rows=rows, **changes)
+    lone, shared = RolloutWorker(), RolloutWorker()
+    for workers in (1, 2):
+        expected = alone(tasks, lone)
+        found = together(tasks, shared, workers)
+        assert list(map(wire.encode, found)) == list(map(wire.encode, expected))
+        if (name, acting, rows) == ("hopper", "sample", 1):
+            assert len({max(fragment.lengths) for fragment in found}) > 1
+        tasks = [dataclasses.replace(task, iteration=task.iteration + 1) for task in tasks]
 
 
 @pytest.mark.parametrize("squash", [False, True])
@@ -112,14 +134,26 @@ def test_every_worker_has_as_many_slots_as_another() -> None:
     assert joined[9] == joined[20] == [(slot,) for slot in range(9)]
 
 
+def test_later_episodes_are_joined_in_smaller_groups() -> None:
+    """The last to end is then a short one, whoever has it."""
+    policy = rollouts.policy_spec(HOPPER, width=1)
+    tasks = slots(HOPPER, 50, policy=policy, unit="episodes", states=())
+    joined = [len(task.slots) for task in stacked(tasks, 2)]
+    assert joined == [13, 10, 7, 5, 4, 3, 2, 2, 1, 1, 1, 1]
+    assert [slot for task in stacked(tasks, 2) for slot in task.slots] == list(range(50))
+    # One that has them all to itself may as well begin with as many as there may be.
+    assert [len(task.slots) for task in stacked(tasks * 2, 1)][:2] == [32, 32]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"unit": "episodes"},
+        {"unit": "episodes", "env": ENVS["pendulum"]},
+        {"unit": "episodes", "purpose": "evaluate"},
         {"rows": 4, "states": ()},
         {"policy": rollouts.policy_spec(HOPPER, exploration="gsde")},
     ],
-    ids=["episodes", "narrow", "gsde"],
+    ids=["heavy", "evaluation", "narrow", "gsde"],
 )
 def test_what_depends_on_others_stays_alone(changes: dict[str, Any]) -> None:
     tasks = [dataclasses.replace(task, **changes) for task in slots(HOPPER)]

@@ -38,6 +38,7 @@ class Rollout:
         self._generators = generators
         self.task = task
         self.policy = policy
+        self.policy.attend(range(len(task.slots)))
         self.rows = held.rows
         self.held = held
         self.episodes: list[EpisodeStat] = []
@@ -61,6 +62,7 @@ class Rollout:
         self._block = self._source.steps
         numbers = noise_size(task.policy, task.acting)
         self._height = task.policy.width * len(task.slots)
+        self._lines = task.lines
         self._noise = np.zeros((self._block, self._height, numbers), np.float32)
         self._drawn: Drawn | None = None
 
@@ -68,10 +70,11 @@ class Rollout:
         task = self.task
         # Rows past the task's own stay zero: every pass has the policy's full width.
         full = np.zeros((self._height, task.policy.observation_size), np.float32)
-        first = task.first_row
-        mine = full[first : first + task.columns]
+        mine = full[self._lines]
+        if not mine.flags.c_contiguous:  # what steps environments is faster where it is
+            mine = np.zeros(mine.shape, np.float32)
         self._position(mine)
-        steps = self._loop(full, mine, first)
+        steps = self._loop(full, mine)
         states: tuple[EnvState, ...] = ()
         if task.unit == "steps":
             states = tuple(self.rows.snapshot(row, mine[row]) for row in range(task.columns))
@@ -102,7 +105,7 @@ class Rollout:
         task = self.task
         tokens = tuple(state.token for state in task.states)
         there = task.unit == "steps" and self.held.tokens == tokens
-        states = task.states if task.unit == "steps" else (None,) * task.rows
+        states = task.states if task.unit == "steps" else (None,) * task.columns
         for row, state in zip(range(task.columns), states, strict=True):
             if state is None:
                 self.rows.begin(row, self._episode(row), self._reset_seed(row), mine[row])
@@ -112,11 +115,11 @@ class Rollout:
                 self.rows.restore(row, state, mine[row])
             self.rows.check_finite(row, mine[row])
 
-    def _loop(self, full: Float32, mine: Float32, first: int) -> int:
+    def _loop(self, full: Float32, mine: Float32) -> int:
         task, rows = self.task, self.rows
-        last = first + task.columns
         whole = task.unit == "steps"
         flat = mine.reshape(-1)
+        copied = mine.base is not full
         active: Sequence[int] = range(task.columns)
         t = 0
         while active and t < task.steps:
@@ -124,7 +127,9 @@ class Rollout:
                 self._grow()
             if task.record:
                 self.observations[t] = mine
-            given = self._act(full, t)[first:last]
+            if copied:
+                full[self._lines] = mine
+            given = self._act(full, t)
             if whole and t == task.steps - 1:
                 rows.hold()
             ended = rows.step(
@@ -141,15 +146,15 @@ class Rollout:
             t += 1
             if ended and not whole:
                 active = [row for row in active if row not in ended]
+                self.policy.attend({row // task.rows for row in active})
         if whole:
             self.lengths[:] = t
         self._check_actions()
         return t
 
     def _act(self, full: Float32, t: int) -> Array:
-        """What every row of the policy's width is given; the action and its log-density kept."""
-        task, policy, first = self.task, self.policy, self.task.first_row
-        last = first + task.columns
+        """What every environment is given; the action and its log-density are kept."""
+        task, policy, mine = self.task, self.policy, self._lines
         if task.acting == "best":
             actions = policy.best(full)
         else:
@@ -161,10 +166,10 @@ class Rollout:
             else:
                 actions, log_probs = policy.act(full, self._drawn, at)
             if task.record:
-                self.log_probs[t] = log_probs[first:last]
+                self.log_probs[t] = log_probs[mine]
         if task.record:
-            self.actions[t] = actions[first:last]
-        return policy.to_environment(actions)
+            self.actions[t] = actions[mine]
+        return policy.to_environment(actions)[mine]
 
     def _cut(self, active: Sequence[int], t: int) -> Sequence[int]:
         """The cap on an episode's length truncates whatever has not ended by itself."""
@@ -194,7 +199,13 @@ class Rollout:
         if np.isfinite(self.log_probs).all() and np.isfinite(self.actions).all():
             return
         fine = np.isfinite(self.actions.reshape(*self.log_probs.shape, -1)).all(axis=2)
-        t, row = np.argwhere(~(np.isfinite(self.log_probs) & fine))[0]
+        fine &= np.isfinite(self.log_probs)
+        # What stands behind a slot's last step is nobody's.
+        ends = self.lengths.reshape(-1, self.task.rows).max(axis=1).repeat(self.task.rows)
+        fine |= np.arange(len(fine))[:, None] >= ends
+        if fine.all():
+            return
+        t, row = np.argwhere(~fine)[0]
         raise EnvironmentFault(
             f"environment {self.task.env.id} was given NaN or infinity: the policy has diverged",
             int(row),
@@ -211,7 +222,7 @@ class Rollout:
     def _reset_seed(self, row: int) -> int:
         if self.task.purpose == "evaluate":
             return reset_seed(self.task.seed, Role.EVALUATION_RESET, self._episode(row))
-        return reset_seed(self.task.seed, Role.RESET, self.task.slot, row, self.task.iteration)
+        return reset_seed(self.task.seed, Role.RESET, *self.task.place(row), self.task.iteration)
 
     def _streams(self, rows: Sequence[int]) -> list[np.random.Generator]:
         task = self.task

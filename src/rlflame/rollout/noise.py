@@ -40,9 +40,9 @@ class StepNoise:
 
     def draw(self, into: Float32) -> None:
         task = self._task
+        mine = into[:, task.lines]
         for row, generator in enumerate(self._streams):
-            drawn = draw_noise(task.policy, task.acting, generator, self.steps)
-            into[:, task.first_row + row] = drawn
+            mine[:, row] = draw_noise(task.policy, task.acting, generator, self.steps)
 
 
 class HeldNoise:

@@ -6,6 +6,7 @@ float32 product depend on how many rows share it. Must not know: environments, l
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise
 
@@ -55,7 +56,8 @@ class Policy:
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, slots: int = 1) -> None:
         self.spec = spec
         height = slots * spec.width
-        self._parts = [slice(first, first + spec.width) for first in range(0, height, spec.width)]
+        self._slots = [slice(first, first + spec.width) for first in range(0, height, spec.width)]
+        self._parts = self._slots
         self._layers: list[tuple[Float32, Float32, Float32]] = []
         for layer in range(len(spec.hidden) + 1):
             weight = np.ascontiguousarray(arrays[f"actor.{layer}.weight"], dtype=np.float32)
@@ -71,6 +73,10 @@ class Policy:
             self._low = -self._high
         latent = self._layers[-2][2] if spec.hidden else self._input
         self._actions = make_distribution(replace(spec, width=height), arrays, latent)
+
+    def attend(self, slots: Collection[int]) -> None:
+        """From now on the outputs of these slots count; those of others are of an earlier pass."""
+        self._parts = [self._slots[slot] for slot in sorted(slots)]
 
     def forward(self, observations: Float32) -> Float32:
         """The outputs of every row; the buffer is overwritten by the next call."""
@@ -93,7 +99,7 @@ class Policy:
         return hidden
 
     def _multiply(self, rows: Float32, weight: Float32, out: Float32) -> None:
-        if len(self._parts) == 1:
+        if len(self._slots) == 1:
             rows.dot(weight, out)
         else:
             for part in self._parts:

@@ -151,6 +151,15 @@ class RolloutTask:
         """Environments of all its slots."""
         return self.rows * (1 + len(self.beside))
 
+    @property
+    def lines(self) -> slice:
+        """Where its columns stand among the rows that the policy is given: a slot has the policy's
+        width, and several slots have all of it or one row of it each.
+        """
+        if self.beside and self.rows < self.policy.width:
+            return slice(self.first_row, None, self.policy.width)
+        return slice(self.first_row, self.first_row + self.columns)
+
     def place(self, column: int) -> tuple[int, int]:
         """The slot of a column, and its row in there."""
         return self.slots[column // self.rows], column % self.rows

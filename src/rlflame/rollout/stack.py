@@ -8,6 +8,7 @@ know: how tasks are run, who runs them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from . import v5_spaces
 from .spec import Fragment, RolloutTask
 
 #: Rows that are stepped together; more gain little.
@@ -22,13 +24,18 @@ _MOST_ROWS = 32
 
 
 def stacked(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]:
-    """The same tasks, neighbours joined as far as every worker still has some."""
+    """The same tasks, neighbours joined as far as every worker still has some.
+
+    Episodes end when they like: so that workers end together, the later ones are joined in smaller
+    and smaller groups.
+    """
     found: list[RolloutTask] = []
-    most = -(-len(tasks) // workers)
     at = 0
     while at < len(tasks):
         first = tasks[at]
-        room = min(most, _MOST_ROWS // first.rows) if _joins(first) else 1
+        shared = len(tasks) if first.unit == "steps" else (len(tasks) - at) / 2
+        most = min(math.ceil(shared / workers), _MOST_ROWS // first.rows)
+        room = most if _joins(first) else 1
         end = at + 1
         while end < min(len(tasks), at + room) and _alike(first, tasks[end]):
             end += 1
@@ -49,11 +56,15 @@ def apart(fragment: Fragment) -> Iterator[Fragment]:
 
 
 def _joins(task: RolloutTask) -> bool:
-    """Steps, not episodes, of which each row has its own number; and products of full width."""
+    """Numbers that a slot's row has whatever else is stepped, and whole episodes only where further
+    environments cost next to nothing.
+    """
     policy = task.policy
     return (
-        task.unit == "steps"
-        and (task.first_row, task.rows) == (0, policy.width)
+        task.purpose == "train"
+        and (task.unit == "steps" or v5_spaces.is_named(task.env.id))
+        and task.first_row == 0
+        and task.rows in (1, policy.width)
         and policy.exploration == "independent"
     )
 
@@ -71,9 +82,11 @@ def _joined(tasks: Sequence[RolloutTask]) -> RolloutTask:
 
 def _share(fragment: Fragment, slot: int, mine: slice) -> Fragment:
     first, last = mine.start, mine.stop
+    lengths = fragment.lengths[mine]
+    steps = int(lengths.max())  # whole episodes of other slots may be longer
     # In memory as if it had come alone, so that whoever adds up adds in the same order.
     arrays: dict[str, Any] = {
-        name: np.ascontiguousarray(getattr(fragment, name)[:, mine])
+        name: np.ascontiguousarray(getattr(fragment, name)[:steps, mine])
         for name in (
             "observations", "actions", "log_probs", "rewards", "terminated", "truncated",
         )
@@ -85,7 +98,7 @@ def _share(fragment: Fragment, slot: int, mine: slice) -> Fragment:
         slot=slot,
         beside=(),
         **arrays,
-        lengths=fragment.lengths[mine],
+        lengths=lengths,
         last_observations=fragment.last_observations[mine],
         boundary_index=fragment.boundary_index[ends] - (0, first),
         boundary_observations=fragment.boundary_observations[ends],

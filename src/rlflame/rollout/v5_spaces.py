@@ -35,6 +35,11 @@ _SPACES: Mapping[str, tuple[int, int, float, int]] = {
 _RENDERING = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
 
 
+def is_named(id: str) -> bool:
+    """Whether it is one of them by its name."""
+    return id in _SPACES
+
+
 def known(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> EnvSpec | None:
     """What `making.describe` would read, or None where it has to look."""
     if id not in _SPACES or kwargs or any(name in os.environ for name in _RENDERING):

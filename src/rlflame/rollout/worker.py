@@ -112,4 +112,4 @@ class RolloutWorker:
 
 def _place(task: RolloutTask) -> tuple[str, tuple[int, ...]]:
     """Where a task's environments are kept: whole episodes share theirs, whatever their slot."""
-    return task.run, task.slots if task.unit == "steps" else (-1 - task.rows,)
+    return task.run, task.slots if task.unit == "steps" else (-1 - task.columns,)
