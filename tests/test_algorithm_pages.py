@@ -226,3 +226,22 @@ def test_a_picture_has_a_line_for_each_side_of_its_record(algorithm, envs) -> No
     for line in drawn:
         assert picture.count(f">{line}<") == drawn.count(line), line
     assert f"images/{algorithm}.svg" in (DOCS / "results.md").read_text("utf-8")
+
+
+def test_what_hopper_learns_first_is_as_recorded() -> None:
+    """Means over seeds at the evaluation nearest to each step."""
+    record = [row for row in table("tuning.csv") if row["final"] == "0"]
+    text = section((DOCS / "experiments.md").read_text("utf-8"), "What Hopper learns first")
+    told = list(rows(text))
+    assert len(told) == len({row["study"] for row in record if row["study"].startswith("300k-")})
+    for study, _, _, seeds, *means in told:
+        mine = [row for row in record if row["study"] == f"300k-{study}"]
+        assert seeds == str(len({row["seed"] for row in mine}))
+        expected = []
+        for at in (100_000, 200_000, 300_000):
+            near = min((int(row["step"]) for row in mine), key=lambda step: abs(step - at))
+            assert abs(near - at) < 2_048
+            seen = [float(row["return_mean"]) for row in mine if int(row["step"]) == near]
+            assert len(seen) == int(seeds)
+            expected.append(f"{mean(seen):.0f}")
+        assert means == expected, study
