@@ -122,7 +122,7 @@ def known(path: Path | None, episodes: int) -> list[Row]:
 
 
 def keep(path: Path, rows: list[Row]) -> None:
-    begun = path.exists()
+    begun = path.exists() and path.stat().st_size > 0
     with path.open("a", newline="") as file:
         csv.writer(file).writerows(rows if begun else [Row._fields, *rows])
 

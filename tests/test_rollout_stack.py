@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +14,9 @@ from rlflame.fleet import FleetEvent
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout import wire
 from rlflame.rollout.making import describe
+from rlflame.rollout.mujoco import MujocoRows
+from rlflame.rollout.policy import Policy
+from rlflame.rollout.rows import open_rows
 from rlflame.rollout.spec import EnvSpec, Fragment, RolloutFailure, RolloutTask
 from rlflame.rollout.stack import apart, stacked
 from rlflame.rollout.worker import RolloutWorker
@@ -135,25 +138,110 @@ def test_every_worker_has_as_many_slots_as_another() -> None:
 
 
 def test_later_episodes_are_joined_in_smaller_groups() -> None:
-    """The last to end is then a short one, whoever has it."""
-    policy = rollouts.policy_spec(HOPPER, width=1)
-    tasks = slots(HOPPER, 50, policy=policy, unit="episodes", states=())
-    joined = [len(task.slots) for task in stacked(tasks, 2)]
-    assert joined == [13, 10, 7, 5, 4, 3, 2, 2, 1, 1, 1, 1]
+    """The last to end is then a short one, whoever has it; and of few sizes."""
+    policy = rollouts.policy_spec(HOPPER, width=8)
+    tasks = slots(HOPPER, 50, policy=policy, rows=1, unit="episodes", states=())
+    joined = {n: [len(task.slots) for task in stacked(tasks, n)] for n in (1, 2, 20)}
+    assert joined[1] == [16, 16, 16, 2]
+    assert joined[2] == [16, 16, 8, 4, 2, 2, 1, 1]
+    assert joined[20] == [2] * 6 + [1] * 38
     assert [slot for task in stacked(tasks, 2) for slot in task.slots] == list(range(50))
-    # One that has them all to itself may as well begin with as many as there may be.
-    assert [len(task.slots) for task in stacked(tasks * 2, 1)][:2] == [32, 32]
+    wide = slots(HOPPER, 4, unit="episodes", states=())
+    assert [task.slots for task in stacked(wide, 1)] == [(0, 1), (2, 3)]
+
+
+def test_a_worker_makes_environments_once_for_each_size() -> None:
+    made = []
+
+    def opened(spec: EnvSpec, count: int) -> Any:
+        made.append(count)
+        return open_rows(spec, count)
+
+    policy = rollouts.policy_spec(HOPPER)
+    tasks, worker = slots(HOPPER, 20, policy=policy, rows=1, unit="episodes"), RolloutWorker(opened)
+    for iteration in range(3):
+        together([dataclasses.replace(task, iteration=iteration) for task in tasks], worker, 2)
+    assert sorted(made) == [1, 2, 4, 8]
+
+
+class Watched(np.ndarray[Any, Any]):
+    """Observations that notice what they are multiplied with."""
+
+    heights: ClassVar[list[int]] = []
+
+    def dot(self, other: Any, out: Any = None) -> Any:
+        self.heights.append(len(self))
+        return np.asarray(self).dot(other, out)
+
+
+def test_each_slot_has_a_product_of_the_policy_s_width() -> None:
+    """One product for all of them has the same bits with many a BLAS, and not with every one."""
+    spec = rollouts.policy_spec(HOPPER, normalise=False)
+    policy = Policy(spec, rollouts.weights(spec), slots=4)
+    seen = np.zeros((32, 11), np.float32).view(Watched)
+    policy.forward(seen)
+    policy.attend([2])
+    policy.forward(seen)
+    assert Watched.heights == [8] * 5
+
+
+@pytest.mark.filterwarnings("ignore:invalid")
+def test_weights_that_have_diverged_are_told_of() -> None:
+    tasks = slots(HOPPER, unit="episodes", states=())
+    arrays = rollouts.weights(tasks[0].policy)
+    arrays["actor.2.bias"][:] = np.inf  # cut at the bounds, an environment does not mind it
+    (task,) = stacked(tasks[:2], 1)
+    found, expected = (RolloutWorker().run(each, lambda: arrays) for each in (task, tasks[0]))
+    assert isinstance(found, RolloutFailure)
+    assert "the policy has diverged" in found.message
+    assert found == expected
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid")
+def test_what_lies_behind_a_slot_s_last_step_is_nobody_s() -> None:
+    """Numbers add up in the rows of slots that wait for others; that is no divergence."""
+    policy = rollouts.policy_spec(HOPPER)
+    tasks = slots(HOPPER, 8, policy=policy, rows=1, unit="episodes", steps=300)
+    arrays = rollouts.weights(policy)
+    arrays["actor.2.bias"][0] = 2e38
+    expected = [RolloutWorker().run(task, lambda: arrays) for task in tasks]
+    assert all(isinstance(fragment, Fragment) for fragment in expected)
+    (task,) = stacked(tasks, 1)
+    found = RolloutWorker().run(task, lambda: arrays)
+    assert isinstance(found, Fragment)
+    assert not np.isfinite(found.actions).all()
+    assert list(map(wire.encode, apart(found))) == list(map(wire.encode, expected))
+
+
+def test_what_is_stepped_now_is_an_episode_that_is_not_over() -> None:
+    """Whoever kills a worker that hangs tells of it."""
+    tasks = slots(HOPPER, 16, rows=1, unit="episodes")
+    worker, told = RolloutWorker(), []
+    step = MujocoRows.step
+
+    def watched(rows: Any, active: Any, *rest: Any) -> Any:
+        ended = step(rows, active, *rest)
+        told.append((worker.current[0] in active, worker.current[-1]))
+        return ended
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MujocoRows, "step", watched)
+        found = together(tasks, worker)
+    assert len({max(fragment.lengths) for fragment in found}) > 1
+    assert all(active for active, _ in told)
+    assert [elapsed for _, elapsed in told] == list(range(1, len(told) + 1))
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"unit": "episodes", "env": ENVS["pendulum"]},
+        {"unit": "episodes", "env": dataclasses.replace(HOPPER, kwargs={"frame_skip": 2})},
         {"unit": "episodes", "purpose": "evaluate"},
         {"rows": 4, "states": ()},
         {"policy": rollouts.policy_spec(HOPPER, exploration="gsde")},
     ],
-    ids=["heavy", "evaluation", "narrow", "gsde"],
+    ids=["unknown", "arguments", "evaluation", "narrow", "gsde"],
 )
 def test_what_depends_on_others_stays_alone(changes: dict[str, Any]) -> None:
     tasks = [dataclasses.replace(task, **changes) for task in slots(HOPPER)]

@@ -129,6 +129,8 @@ class MujocoRows:
         # Counted before it is taken, so that an error names the step it happened in.
         self._clock += 1
         self._room -= 1
+        if len(active) < self._bodies.count:  # one that is over is not what hangs
+            self._bodies.current = active[0]
         self._move(active)
         if len(active) == self._bodies.count:
             ended = self._task.rate(actions, rewards)

@@ -75,7 +75,7 @@ class Policy:
         self._actions = make_distribution(replace(spec, width=height), arrays, latent)
 
     def attend(self, slots: Collection[int]) -> None:
-        """From now on the outputs of these slots count; those of others are of an earlier pass."""
+        """From now on the outputs of these slots count; those of others are nobody's."""
         self._parts = [self._slots[slot] for slot in sorted(slots)]
 
     def forward(self, observations: Float32) -> Float32:

@@ -21,21 +21,27 @@ from .spec import Fragment, RolloutTask
 
 #: Rows that are stepped together; more gain little.
 _MOST_ROWS = 32
+#: Of whole episodes, which take memory for the longest of them.
+_MOST_EPISODES = 16
 
 
 def stacked(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]:
     """The same tasks, neighbours joined as far as every worker still has some.
 
     Episodes end when they like: so that workers end together, the later ones are joined in smaller
-    and smaller groups.
+    and smaller groups, of few sizes, because a worker keeps environments for each.
     """
     found: list[RolloutTask] = []
     at = 0
     while at < len(tasks):
         first = tasks[at]
-        shared = len(tasks) if first.unit == "steps" else (len(tasks) - at) / 2
-        most = min(math.ceil(shared / workers), _MOST_ROWS // first.rows)
-        room = most if _joins(first) else 1
+        if not _joins(first):
+            room = 1
+        elif first.unit == "steps":
+            room = min(math.ceil(len(tasks) / workers), _MOST_ROWS // first.rows)
+        else:
+            room = min((len(tasks) - at) // workers, _MOST_EPISODES // first.rows)
+            room = 1 << max(room, 1).bit_length() - 1
         end = at + 1
         while end < min(len(tasks), at + room) and _alike(first, tasks[end]):
             end += 1
@@ -56,13 +62,13 @@ def apart(fragment: Fragment) -> Iterator[Fragment]:
 
 
 def _joins(task: RolloutTask) -> bool:
-    """Numbers that a slot's row has whatever else is stepped, and whole episodes only where further
-    environments cost next to nothing.
+    """Numbers that a slot's row has whatever else is stepped; of environments that may be heavy no
+    whole episodes, since each row is an instance.
     """
     policy = task.policy
     return (
         task.purpose == "train"
-        and (task.unit == "steps" or v5_spaces.is_named(task.env.id))
+        and (task.unit == "steps" or (v5_spaces.is_named(task.env.id) and not task.env.kwargs))
         and task.first_row == 0
         and task.rows in (1, policy.width)
         and policy.exploration == "independent"
