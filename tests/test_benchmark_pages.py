@@ -110,6 +110,7 @@ def test_ppo_beside_stable_baselines3_is_as_recorded(head: str, file: str) -> No
             f"{max(int(row['rlflame_pss_mb']) for row in pairs)} MB",
             *(f"{median(float(r[f'{side}_return']) for r in pairs):,.0f}" for side in SIDES),
         ]
+        assert [row["pair"] for row in pairs] == [str(number) for number in range(len(pairs))]
         assert all(float(row["at_work"]) < 0.5 for row in pairs)
 
 
