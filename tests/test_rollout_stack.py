@@ -179,6 +179,7 @@ def test_each_slot_has_a_product_of_the_policy_s_width() -> None:
     spec = rollouts.policy_spec(HOPPER, normalise=False)
     policy = Policy(spec, rollouts.weights(spec), slots=4)
     seen = np.zeros((32, 11), np.float32).view(Watched)
+    Watched.heights.clear()
     policy.forward(seen)
     policy.attend([2])
     policy.forward(seen)

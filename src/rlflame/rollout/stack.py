@@ -41,7 +41,7 @@ def stacked(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]:
             room = min(math.ceil(len(tasks) / workers), _MOST_ROWS // first.rows)
         else:
             room = min((len(tasks) - at) // workers, _MOST_EPISODES // first.rows)
-            room = 1 << max(room, 1).bit_length() - 1
+            room = 1 << max(room, 1).bit_length() - 1  # the power of two that is not above it
         end = at + 1
         while end < min(len(tasks), at + room) and _alike(first, tasks[end]):
             end += 1
