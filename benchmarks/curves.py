@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rlflame import curves, presets
-from rlflame.averaged import Curve, alone, together
+from rlflame import presets
+from rlflame.files.tensor_file import write_atomically
+from rlflame.history import curves
+from rlflame.history.averaged import Curve, alone, together
 from rlflame.plot import Chart, Panels, Series, picture
-from rlflame.tensor_file import write_atomically
 
 PEER = "stable-baselines3"
 

@@ -177,7 +177,7 @@ class Keeper:
 
 def curve(study: Study, preset: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     """A finished run as lines of the CSV: every evaluation, and the final one last."""
-    from rlflame import recorded
+    from rlflame.history import recorded
 
     found = recorded.read(folder)
     last, clock = found.evaluation, found.clock("wall_s")

@@ -86,7 +86,7 @@ def rlflame(*arguments: str) -> None:
 
 def table() -> str:
     """One row a file, of what the file itself says."""
-    from rlflame import checkpoint
+    from rlflame.files import checkpoint
 
     rows = []
     for path in sorted(FOLDER.glob("*.safetensors")):

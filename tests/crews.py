@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from tiny_runs import Run, run
 
-from rlflame import follower
+from rlflame.crew import follower
 from rlflame.learner.leading import release
 from rlflame.rollout import wire
 from rlflame.trainer import Snapshot

@@ -7,9 +7,10 @@ from typing import Any
 
 import failpoints
 
-from rlflame import build, checkpoint
-from rlflame.checkpoint import Checkpoint
+from rlflame import build
 from rlflame.evaluate import EvaluationPlan, evaluate
+from rlflame.files import checkpoint
+from rlflame.files.checkpoint import Checkpoint
 from rlflame.fleet.inline import InlineFleet
 from rlflame.render import Job
 

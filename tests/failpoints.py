@@ -24,10 +24,11 @@ from typing import Any
 
 import replays
 
-from rlflame import api, checkpoint
+from rlflame import api
 from rlflame.config import RunConfig
 from rlflame.errors import RlflameError
-from rlflame.run_folder import newest_checkpoint
+from rlflame.files import checkpoint
+from rlflame.files.run_folder import newest_checkpoint
 
 EQUAL_BYTES = ("metrics.jsonl", "episodes.csv", "result.json")
 

@@ -20,9 +20,9 @@ PATIENCE = {"deadline_s": JOINING_S, "joining_s": JOINING_S, "clock": time.monot
 
 
 def _learn(rank: int, size: int, port: int) -> None:
-    from rlflame import follower
+    from rlflame.crew import follower
+    from rlflame.crew.roll_call import HERE, Meeting
     from rlflame.learner.torch_group import TorchGroup
-    from rlflame.roll_call import HERE, Meeting
 
     store = Meeting(HERE, port).store(JOINING_S)
     group = TorchGroup(rank, size, **PATIENCE, store=store)
@@ -37,8 +37,8 @@ def gathered(size: int) -> Iterator[Group]:
     if size == 1:
         yield Alone()
         return
+    from rlflame.crew.roll_call import HERE, hosted
     from rlflame.learner.torch_group import TorchGroup
-    from rlflame.roll_call import HERE, hosted
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     meeting, store = hosted(socket.create_server((HERE, 0)))

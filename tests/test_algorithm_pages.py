@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from commands import TINY, TINY_REINFORCE, TINY_SAC, rlflame
 
-from rlflame import checkpoint
 from rlflame.estimates import best_mean, iqm_interval, over, tail_mean
+from rlflame.files import checkpoint
 from rlflame.metrics import NAMES
 
 ROOT = Path(__file__).parent.parent

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from commands import TINY, TINY_REINFORCE, rlflame
 
-from rlflame import api, build, checkpoint, onward, presets
+from rlflame import api, build, onward, presets
+from rlflame.display.show import Silent
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.evaluate import EvaluationPlan
+from rlflame.files import checkpoint
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.runtime import RuntimeSettings
-from rlflame.show import Silent
 
 INLINE = RuntimeSettings(fleet="inline")
 FILE = Path("best.safetensors")

@@ -100,7 +100,7 @@ def forked(runtime, threads, hint, stop):
 
 def test_a_race_is_told_and_written(tmp_path, monkeypatch):
     with_library(tmp_path, monkeypatch, STAND_IN)
-    monkeypatch.setattr("rlflame.crew.learners", forked)
+    monkeypatch.setattr("rlflame.crew.processes.learners", forked)
     spoken = rlflame(
         "bench", "--recipe", "dppo", "--learners", "1,2", "--steps", "300", *SMALL,
         "--compare", "inline", "-o", tmp_path / "new",

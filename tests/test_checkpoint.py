@@ -23,9 +23,10 @@ import failpoints
 import numpy as np
 import pytest
 
-from rlflame import build, checkpoint
+from rlflame import build
 from rlflame.errors import CheckpointError, RlflameError
 from rlflame.evaluate import EvaluationRecord
+from rlflame.files import checkpoint
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout import wire
 from rlflame.rollout.child import versions

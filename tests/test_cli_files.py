@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from commands import TINY, TINY_REINFORCE, rlflame
 
-from rlflame import checkpoint
+from rlflame.files import checkpoint
 
 
 @pytest.fixture(scope="module")

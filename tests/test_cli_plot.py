@@ -15,7 +15,7 @@ import pytest
 from commands import TINY_REINFORCE, rlflame
 from run_files import make
 
-from rlflame import curves, recorded
+from rlflame.history import curves, recorded
 from rlflame.plot import Bars, Chart, Series, picture, short, terminal, ticks
 from rlflame.plot.speedup import speedup
 

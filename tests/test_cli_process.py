@@ -15,7 +15,7 @@ import pytest
 from commands import TINY, finished, process, rlflame
 from flame_stub import Faults, FlameStub
 
-from rlflame import checkpoint
+from rlflame.files import checkpoint
 
 #: Two workers as processes of their own, on the small run of all these tests.
 LOCAL = (*TINY, "--fleet", "local", "--workers", "2")
@@ -287,7 +287,13 @@ def test_a_start_loads_nothing_that_draws_no_torch_and_what_steps_only_where_it_
     loaded = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}
     assert "rlflame.trainer" in loaded
     elsewhere = {"gymnasium", "mujoco", "rlflame.rollout.worker"}
-    assert not loaded & {*elsewhere, "rlflame.video", "rlflame.clips", "rlflame.api", "flamepy"}
+    assert not loaded & {
+        *elsewhere,
+        "rlflame.filming.video",
+        "rlflame.filming.clips",
+        "rlflame.api",
+        "flamepy",
+    }
 
 
 COUNT_WORKERS = """

@@ -13,11 +13,12 @@ import pytest
 import rollouts
 from commands import TINY, TINY_REINFORCE, rlflame
 
-from rlflame import build, checkpoint, onward, presets, toml
+from rlflame import build, onward, presets, toml
 from rlflame import running as running_module
 from rlflame.commands.train import train
 from rlflame.config import EnvironmentSettings
 from rlflame.early import HeadStart
+from rlflame.files import checkpoint
 from rlflame.rollout.child import Kind
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.process import WorkerProcess

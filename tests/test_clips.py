@@ -12,12 +12,13 @@ from commands import TINY, rlflame
 from drawing import begun
 from PIL import Image
 
-from rlflame import api, checkpoint
-from rlflame.clips import Clips
+from rlflame import api
+from rlflame.display.show import Silent
 from rlflame.errors import RlflameError
-from rlflame.filming import FilmingRecorder, NoClips
+from rlflame.files import checkpoint
+from rlflame.filming.clips import Clips
+from rlflame.filming.recorder import FilmingRecorder, NoClips
 from rlflame.render import Drawing
-from rlflame.show import Silent
 from rlflame.trainer import Progress
 
 

@@ -16,12 +16,12 @@ import pytest
 from commands import finished, process, rlflame
 from halves import assert_same, batches, learner, settings, spec_of
 
-from rlflame import checkpoint
 from rlflame.companion import lead
 from rlflame.companion.lead import Accompanied, Companion
 from rlflame.companion.link import Gone, Link, Silent
 from rlflame.config import Recipe
 from rlflame.errors import LearningError
+from rlflame.files import checkpoint
 from rlflame.runtime import RuntimeSettings
 from rlflame.trainer import Progress
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from run_files import make, write_lines
 
-from rlflame import averaged, curves, recorded
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.grouping import groups
+from rlflame.history import averaged, curves, recorded
+from rlflame.history.grouping import groups
 
 STEPS = (100, 200, 400)
 

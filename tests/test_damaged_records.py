@@ -16,9 +16,10 @@ import damage
 import pytest
 from commands import TINY, rlflame
 
-from rlflame import curves, estimates, recorded, running, runs
-from rlflame.display import as_json_text
+from rlflame import estimates, running, runs
+from rlflame.display.mouth import as_json_text
 from rlflame.errors import RlflameError
+from rlflame.history import curves, recorded
 from rlflame.plot import inline, terminal
 from rlflame.plot.speedup import speedup
 from rlflame.report import composed, markdown, page

@@ -16,16 +16,17 @@ import pytest
 from commands import TINY, finished, process
 from rich.console import Console
 
-from rlflame import build, display, presets
-from rlflame.board import Board
+from rlflame import build, presets
+from rlflame.display import choice, mouth, quiet, words
+from rlflame.display.board import Board
+from rlflame.display.json_lines import JsonDisplay
+from rlflame.display.live import LiveDisplay
+from rlflame.display.plain import PlainDisplay
+from rlflame.display.show import RunResult, RunStart
 from rlflame.errors import RlflameError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
-from rlflame.events import JsonDisplay
 from rlflame.facts import Facts, count, duration
 from rlflame.fleet import FleetEvent
-from rlflame.live import LiveDisplay
-from rlflame.plain import PlainDisplay
-from rlflame.show import RunResult, RunStart
 from rlflame.trainer import Progress
 
 
@@ -62,21 +63,21 @@ def started(folder="runs/x", workers=2, fleet="local", resumed=False, **words) -
 
 def test_the_first_line_says_that_there_was_no_cluster_to_choose():
     chosen = replace(started(), no_cluster=True)
-    assert display.headline(chosen) == (
+    assert words.headline(chosen) == (
         "rlflame 0.1.0 on this machine: no Flame cluster is configured"
     )
-    assert display.headline(started()) == "rlflame 0.1.0"
+    assert words.headline(started()) == "rlflame 0.1.0"
 
 
 def test_the_first_line_says_that_both_sides_will_be_tried():
     both = replace(started(fleet="auto"), candidates=(("local", 2), ("flame", 5)))
-    assert display.headline(both) == (
+    assert words.headline(both) == (
         "rlflame 0.1.0 on this machine and on Flame in turn, and then on the faster of them"
     )
     board = Board()
     board.begin(both)
     assert ("rollouts", "2 local workers and 5 Flame executors; at most 8 can help "
-            "(learning.rollout.num_slots)") in display.banner(both, board)  # fmt: skip
+            "(learning.rollout.num_slots)") in words.banner(both, board)  # fmt: skip
 
 
 def record(mean: float, spread: float = 10.0) -> EvaluationRecord:
@@ -475,7 +476,7 @@ def test_numbers_in_words():
 
 def test_an_error_is_a_sentence_and_the_next_command(capsys):
     error = RlflameError("Seven is not prime.", "rlflame --help", "the environment's own words\n")
-    display.say_failure(error)
+    mouth.say_failure(error)
     heard = capsys.readouterr()
     assert heard.out == ""
     assert heard.err == (
@@ -494,7 +495,7 @@ def test_a_tally_is_one_line_on_a_terminal_and_goes_away(monkeypatch):
     events += [FleetEvent(kind, "evaluate", 1) for kind in ("running", "done")]
     terminal, pipe = Terminal(), io.StringIO()
     for stream in (terminal, pipe):
-        with display.Tally(stream) as tally:
+        with quiet.Tally(stream) as tally:
             for event in events:
                 tally.fleet(event)
     assert pipe.getvalue() == ""
@@ -502,20 +503,20 @@ def test_a_tally_is_one_line_on_a_terminal_and_goes_away(monkeypatch):
     lines = terminal.getvalue().split("\r\x1b[K")
     assert lines[-2:] == ["1 of 3 groups of episodes played", ""]
     monkeypatch.setenv("TERM", "dumb")
-    with display.Tally(dumb := Terminal()) as tally:
+    with quiet.Tally(dumb := Terminal()) as tally:
         tally.fleet(events[0])
     assert dumb.getvalue() == ""
 
 
 def test_which_display_for_which_mode(monkeypatch):
-    assert isinstance(display.choose("json"), JsonDisplay)
-    assert isinstance(display.choose("quiet"), display.QuietDisplay)
-    assert isinstance(display.choose("plain"), PlainDisplay)
-    assert isinstance(display.choose("live"), LiveDisplay)
+    assert isinstance(choice.choose("json"), JsonDisplay)
+    assert isinstance(choice.choose("quiet"), quiet.QuietDisplay)
+    assert isinstance(choice.choose("plain"), PlainDisplay)
+    assert isinstance(choice.choose("live"), LiveDisplay)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert isinstance(display.choose("auto"), PlainDisplay)
+    assert isinstance(choice.choose("auto"), PlainDisplay)
     monkeypatch.setattr(sys, "stdout", None)
-    assert isinstance(display.choose("auto"), PlainDisplay)
+    assert isinstance(choice.choose("auto"), PlainDisplay)
 
 
 # The real thing

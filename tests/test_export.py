@@ -10,8 +10,9 @@ import pytest
 from commands import TINY, rlflame
 from drawing import begun, policy_file
 
-from rlflame import checkpoint, export, onnx_file
+from rlflame import export, onnx_file
 from rlflame.api import load_policy
+from rlflame.files import checkpoint
 from rlflame.rollout.policy import Policy
 
 onnx = pytest.importorskip("onnx")

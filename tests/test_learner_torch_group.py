@@ -9,10 +9,10 @@ import gloo
 import pytest
 from torch import distributed
 
+from rlflame.crew.roll_call import HERE, hosted
 from rlflame.errors import LearnersLost
 from rlflame.learner.leading import release
 from rlflame.learner.torch_group import TorchGroup, backend_for
-from rlflame.roll_call import HERE, hosted
 
 
 @pytest.mark.parametrize(

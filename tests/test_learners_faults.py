@@ -16,7 +16,7 @@ from crews import learned_by, together
 from test_learners import PPO, REINFORCE, SAC, recipe
 from tiny_runs import run
 
-from rlflame import follower
+from rlflame.crew import follower
 from rlflame.learner import ppo
 from rlflame.learner.leading import release
 from rlflame.learner.parameters import clip_by_norm

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from commands import TINY, TINY_REINFORCE, TINY_SAC, finished, process, rlflame
 
-from rlflame import checkpoint
+from rlflame.files import checkpoint
 
 SHARDS = ("--set", "learning.gradient_shards=4")
 ALGORITHMS = {
@@ -33,7 +33,7 @@ def running_learners(pid: int) -> list[int]:
         ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
     )
     rows = [line.split(None, 2) for line in shown.stdout.splitlines()]
-    return [int(row[0]) for row in rows if int(row[1]) == pid and "rlflame.follower" in row[2]]
+    return [int(row[0]) for row in rows if int(row[1]) == pid and "rlflame.crew.follower" in row[2]]
 
 
 def alive(pid: int) -> bool:
@@ -131,7 +131,7 @@ def test_a_learner_that_hangs_ends_the_run_and_is_taken_along(begun, tmp_path):
 #: Learner 2 is stopped when it has come to an exchange, and has given nothing yet.
 STOPS = """
 import sys
-if "rlflame.follower" in sys.orig_argv:
+if "rlflame.crew.follower" in sys.orig_argv:
     import os, signal
     from torch import distributed
     from pathlib import Path
@@ -188,7 +188,7 @@ def test_the_second_signal_ends_a_run_that_waits_for_a_learner(stopped):
 #: A learner that never gets as far as joining; it says so by a file.
 STALLS = """
 import sys
-if "rlflame.follower" in sys.orig_argv:
+if "rlflame.crew.follower" in sys.orig_argv:
     import time
     from pathlib import Path
     Path(__file__).with_name("stalled").touch()
@@ -197,7 +197,10 @@ if "rlflame.follower" in sys.orig_argv:
 
 
 #: The same of what torchrun has started.
-IN_TORCHRUN = ('"rlflame.follower" in sys.orig_argv', '__import__("os").environ.get("RANK") == "1"')
+IN_TORCHRUN = (
+    '"rlflame.crew.follower" in sys.orig_argv',
+    '__import__("os").environ.get("RANK") == "1"',
+)
 
 
 @pytest.fixture
@@ -255,7 +258,7 @@ def test_a_signal_saves_and_ends_all_learners(begun, tmp_path):
 #: Python runs this when it starts; only a learner that is not the first is broken by it.
 BREAKS = """
 import sys
-if "rlflame.follower" in sys.orig_argv:
+if "rlflame.crew.follower" in sys.orig_argv:
     from rlflame.learner import ppo
     def gradient(self, batch, count):
         raise ZeroDivisionError("the second learner's own")

@@ -7,7 +7,7 @@ import pytest
 from commands import rlflame
 from run_files import make
 
-from rlflame import curves, recorded
+from rlflame.history import curves, recorded
 from rlflame.plot import Chart, Panels, Series, picture
 
 

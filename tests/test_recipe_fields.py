@@ -16,8 +16,9 @@ import pytest
 from pydantic import BaseModel
 from tiny_runs import Run, run
 
-from rlflame import api, checkpoint
+from rlflame import api
 from rlflame.config import EvaluationSettings, LearningSettings, RunConfig
+from rlflame.files import checkpoint
 from rlflame.fleet import policy_id
 from rlflame.learner import averaging
 from rlflame.runtime import RuntimeSettings

@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from rlflame import roll_call
+from rlflame.crew import roll_call
+from rlflame.crew.roll_call import HERE, Learner, RollCall, gather, hosted, of_torchrun
+from rlflame.crew.torchrun import place
 from rlflame.errors import ConfigError, LearnersLost
-from rlflame.roll_call import HERE, Learner, RollCall, gather, hosted, of_torchrun
-from rlflame.torchrun import place
 
 
 class Called(RollCall):

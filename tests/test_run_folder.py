@@ -20,11 +20,12 @@ import numpy as np
 import pytest
 from commands import rlflame
 
-from rlflame import api, checkpoint, tensor_file
+from rlflame import api
 from rlflame.errors import CheckpointError
+from rlflame.files import checkpoint, tensor_file
+from rlflame.files.recorder import FileRecorder
+from rlflame.files.run_folder import RunFolder, is_locked, newest_checkpoint, step_files, writing
 from rlflame.learner import averaging
-from rlflame.recorder import FileRecorder
-from rlflame.run_folder import RunFolder, is_locked, newest_checkpoint, step_files, writing
 from rlflame.runtime import RuntimeSettings
 
 
@@ -170,7 +171,7 @@ def test_the_lock_of_a_dead_process_is_no_obstacle(tmp_path):
     """Killed while it holds the lock, with a child of its own still alive."""
     program = (
         "import subprocess, sys; from pathlib import Path\n"
-        "from rlflame.run_folder import RunFolder\n"
+        "from rlflame.files.run_folder import RunFolder\n"
         f"folder = RunFolder.create(Path({str(tmp_path / 'run')!r}))\n"
         "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
         "print('locked', child.pid, flush=True); input()"

@@ -22,12 +22,13 @@ from commands import TINY_SAC, finished, process, rlflame
 from gymnasium import spaces
 from tiny_runs import Recording, Run, run
 
-from rlflame import build, checkpoint
+from rlflame import build
 from rlflame.config import Recipe
 from rlflame.errors import EnvironmentFailure, LearningError
+from rlflame.files import checkpoint
+from rlflame.files.run_folder import newest_checkpoint
 from rlflame.fleet.local import LocalFleet
 from rlflame.methods import SacSettings
-from rlflame.run_folder import newest_checkpoint
 
 
 class Marked(gymnasium.Env):

@@ -14,7 +14,8 @@ import failpoints
 import flames
 import pytest
 
-from rlflame import build, checkpoint
+from rlflame import build
+from rlflame.files import checkpoint
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
 

@@ -20,12 +20,13 @@ import pytest
 from commands import TINY, finished, process, rlflame
 from test_cli_process import alive, children_of, until
 
-from rlflame import api, build, checkpoint, estimates, presets, running
+from rlflame import api, build, estimates, presets, running
 from rlflame.errors import CheckpointError, ConfigError
+from rlflame.files import checkpoint
+from rlflame.files.run_folder import RunFolder
 from rlflame.memory import PROCESS_BYTES
 from rlflame.plot import picture
 from rlflame.rollout.seeding import Role, reset_seed
-from rlflame.run_folder import RunFolder
 from rlflame.seeds import MOST_SEEDS, conduct, folder_name, parse, written
 from rlflame.seeds import job as jobs
 from rlflame.seeds.job import Job

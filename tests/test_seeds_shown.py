@@ -16,6 +16,7 @@ from rlflame.errors import RlflameError
 from rlflame.facts import Facts
 from rlflame.seeds import shown
 from rlflame.seeds.board import Row, SeedsBoard
+from rlflame.seeds.choice import choose
 from rlflame.seeds.crew import Outcome
 from rlflame.seeds.live import LiveSeeds
 from rlflame.seeds.shares import Shares
@@ -180,8 +181,8 @@ def test_those_that_run_are_shown_first() -> None:
 
 
 def test_which_way_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {mode: type(shown.choose(mode)).__name__ for mode in ("json", "quiet", "plain", "live")}
+    kinds = {mode: type(choose(mode)).__name__ for mode in ("json", "quiet", "plain", "live")}
     assert kinds == {
         "json": "JsonSeeds", "quiet": "QuietSeeds", "plain": "PlainSeeds", "live": "LiveSeeds"
     }  # fmt: skip
-    assert type(shown.choose("auto")).__name__ == "PlainSeeds"
+    assert type(choose("auto")).__name__ == "PlainSeeds"

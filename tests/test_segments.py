@@ -21,14 +21,15 @@ from commands import rlflame
 from replays import LEARNING, World, buffer_for, small_segments
 from test_run_folder import content, recording, same_run, step
 
-from rlflame import api, build, checkpoint, recorder, run_folder, tensor_file
+from rlflame import api, build
 from rlflame.errors import CheckpointError, LearningError
+from rlflame.files import checkpoint, recorder, run_folder, tensor_file
+from rlflame.files.segments import SegmentFiles
 from rlflame.learner import replay
 from rlflame.learner.replay import ReplayShape
 from rlflame.rollout.spec import Fragment
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import JOB_FILE
-from rlflame.segments import SegmentFiles
 from rlflame.trainer import EXPERIENCE, Progress, Snapshot
 
 INLINE = RuntimeSettings(fleet="inline", checkpoint_every_steps=32, keep_checkpoints=9)

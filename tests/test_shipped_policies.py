@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from commands import rlflame
 
-from rlflame import build, checkpoint, presets
+from rlflame import build, presets
 from rlflame.api import load_policy
+from rlflame.files import checkpoint
 from rlflame.presets import environment_id
 
 ROOT = Path(__file__).parent.parent

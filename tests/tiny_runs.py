@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlflame import build, checkpoint
-from rlflame.checkpoint import Checkpoint
+from rlflame import build
 from rlflame.config import Recipe
+from rlflame.files import checkpoint
+from rlflame.files.checkpoint import Checkpoint
 from rlflame.fleet import Fleet
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learner.group import Group

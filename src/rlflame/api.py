@@ -16,10 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import checkpoint, fleets, video
-from rlflame.checkpoint import Checkpoint
+from rlflame import fleets
+from rlflame.display.show import Show, Silent
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
+from rlflame.files import checkpoint
+from rlflame.files.checkpoint import Checkpoint
+from rlflame.filming import video
 from rlflame.fleet import EventCount, Fleet
 from rlflame.onward import check_environment
 from rlflame.render import Drawing
@@ -29,7 +32,6 @@ from rlflame.running import resume, train
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds.conduct import resume as resume_seeds
 from rlflame.seeds.conduct import train as train_seeds
-from rlflame.show import Show, Silent
 
 __all__ = [
     "LoadedPolicy",

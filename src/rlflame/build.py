@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.checkpoint import Checkpoint
 from rlflame.companion.lead import Companion, Nobody
 from rlflame.config import EnvironmentSettings, LearningSettings, Recipe
 from rlflame.errors import ConfigError, typed
 from rlflame.evaluate import EvaluationPlan
 from rlflame.facts import Facts, count, replay_size, size
+from rlflame.files.checkpoint import Checkpoint
 from rlflame.fleet import Fleet
 from rlflame.learner import Algorithm
 from rlflame.learner.averaging import PolicyAverage

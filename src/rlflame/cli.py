@@ -102,7 +102,7 @@ def _leave(code: int) -> None:
 def _say_usage(error: Any) -> int:
     error.show()
     if "--json" in sys.argv:
-        from rlflame.display import say_as_json
+        from rlflame.display.mouth import say_as_json
         from rlflame.errors import ConfigError
 
         say_as_json(ConfigError(error.format_message(), "the same command with --help"))

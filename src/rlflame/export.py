@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rlflame import checkpoint, onnx_file, tensor_file
-from rlflame.checkpoint import Checkpoint
+from rlflame import onnx_file
 from rlflame.errors import ConfigError, shell
 from rlflame.evaluate import EvaluationPlan, task
+from rlflame.files import checkpoint, tensor_file
+from rlflame.files.checkpoint import Checkpoint
 from rlflame.fleet import environment_failure
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Float32, RolloutFailure

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import segments
-from rlflame.checkpoint import Checkpoint, fingerprint_differences, tensors_of
 from rlflame.errors import CheckpointError
 from rlflame.facts import Facts, count, interval, size
+from rlflame.files import segments
+from rlflame.files.checkpoint import Checkpoint, fingerprint_differences, tensors_of
 from rlflame.learner.replay import segment_rows
 from rlflame.rollout.spec import Array
 from rlflame.trainer import EXPERIENCE

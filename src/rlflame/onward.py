@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlflame import build, checkpoint, decoded, segments
-from rlflame.checkpoint import Checkpoint
+from rlflame import build, decoded
 from rlflame.config import Recipe
 from rlflame.errors import CheckpointError, ConfigError, ReplayLost, typed
+from rlflame.files import checkpoint, segments
+from rlflame.files.checkpoint import Checkpoint
+from rlflame.files.run_folder import newest_checkpoint, step_files
 from rlflame.learner import Segment
 from rlflame.rollout.child import versions
-from rlflame.run_folder import newest_checkpoint, step_files
 
 
 def finished(found: Checkpoint) -> bool:

@@ -11,27 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlflame import (
-    build,
-    checkpoint,
-    crew,
-    env_file,
-    fleets,
-    presets,
-    segments,
-    tensor_file,
-    tensorboard,
-    toml,
-)
-from rlflame.checkpoint import Checkpoint
+from rlflame import build, env_file, fleets, presets, tensorboard, toml
 from rlflame.companion import rules
 from rlflame.companion.lead import companion
 from rlflame.config import LearningSettings, Recipe, RunConfig
+from rlflame.crew import processes
+from rlflame.display.show import RunResult, RunStart, Show, Silent
 from rlflame.errors import CheckpointError, ConfigError, typed
-from rlflame.filming import filmed
+from rlflame.files import checkpoint, segments, tensor_file
+from rlflame.files.checkpoint import Checkpoint
+from rlflame.files.machine_log import MachineLog
+from rlflame.files.recorder import FileRecorder
+from rlflame.files.run_folder import RunFolder, kept, named_policy, newest_checkpoint, writing
+from rlflame.filming.recorder import filmed
 from rlflame.fleet import EventCount, Fleet, Observer, TrafficCount, policy_id
 from rlflame.learners import blas_threads
-from rlflame.machine_log import MachineLog
 from rlflame.onward import (
     begun_anew,
     check_environment,
@@ -42,13 +36,10 @@ from rlflame.onward import (
     scored,
     train_from,
 )
-from rlflame.recorder import FileRecorder
 from rlflame.rollout.child import versions
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
-from rlflame.run_folder import RunFolder, kept, named_policy, newest_checkpoint, writing
 from rlflame.runtime import RuntimeSettings
 from rlflame.settings import check_learners
-from rlflame.show import RunResult, RunStart, Show, Silent
 from rlflame.stop import NeverStop
 from rlflame.trainer import Stop, StopNow, Trainer
 
@@ -161,7 +152,7 @@ def resume(
         if fresh_replay:
             found = build.with_fresh_replay(found)
         if finished(found) and scored(folder.path, found):
-            crew.excuse()
+            processes.excuse()
             if fresh_replay:
                 raise ConfigError(
                     f"This run is over: it ended at step {found.progress.steps}, and an empty "
@@ -254,7 +245,7 @@ def _run(
         threads = blas_threads(begun.recipe.learning)
         with (
             show.begin(described),
-            crew.learners(runtime, threads, lambda: kept(folder.path), stop) as group,
+            processes.learners(runtime, threads, lambda: kept(folder.path), stop) as group,
             companion(
                 begun.recipe,
                 begun.policy_spec,

@@ -18,8 +18,8 @@ import numpy as np
 from rlflame import decoded, toml
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.estimates import interquartile_means
+from rlflame.files.run_folder import is_locked, newest_checkpoint
 from rlflame.onward import finished
-from rlflame.run_folder import is_locked, newest_checkpoint
 from rlflame.seeds import JOB_FILE, is_job, runs_in
 
 _TAIL_BYTES = 65_536

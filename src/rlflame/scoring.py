@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflame.checkpoint import Checkpoint
 from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
+from rlflame.files.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflame import presets, toml, torchrun
+from rlflame import presets, toml
 from rlflame.companion import rules
 from rlflame.config import SHARDS, LearningSettings, RunConfig
+from rlflame.crew import torchrun
 from rlflame.env_file import admit
 from rlflame.errors import ConfigError, shell
 from rlflame.rollout.threads import limited

@@ -19,7 +19,7 @@ from typing import Any
 from rlflame.config import Recipe
 from rlflame.decoded import Line
 from rlflame.event_file import EventFile, Scalar
-from rlflame.recorded import read
+from rlflame.history.recorded import read
 
 FOLDER = "tensorboard"
 #: Hyperparameters are beside the numbers of their own folder alone: here the final score. Beside

@@ -26,7 +26,7 @@ from rlflame.bench.scaling import Scaling
 from rlflame.bench.script import Script
 from rlflame.bench.session import Session, measured
 from rlflame.bench.surroundings import look
-from rlflame.display import as_json_text, say, say_aside
+from rlflame.display.mouth import as_json_text, say, say_aside
 from rlflame.plot import Drawing
 from rlflame.plot.picture import PlotUnavailable
 from rlflame.report import Document, markdown

@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlflame import build, crew
+from rlflame import build
 from rlflame.bench import Case
 from rlflame.bench.timing import Clock, Stopwatch
+from rlflame.crew import processes
 from rlflame.fleet import Fleet, policy_id
 from rlflame.learner.group import Group
 from rlflame.learners import blas_threads
@@ -124,7 +125,7 @@ class Together:
         recipe = self.case.recipe
         runtime = self.runtime.model_copy(update={"learners": learners})
         threads = blas_threads(recipe.learning)
-        with crew.learners(runtime, threads, lambda: AGAIN, self.stop) as group:
+        with processes.learners(runtime, threads, lambda: AGAIN, self.stop) as group:
             timed = Timed(group, self.clock)
             watch = _FromTheSecond(self.clock, lambda: timed.spent_s)
             begun = build.beginning(recipe, self.case.env)

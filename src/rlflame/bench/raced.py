@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from rlflame import __version__
-from rlflame.averaged import moving_average
 from rlflame.bench import Surroundings
 from rlflame.bench.distributed import SOURCE
 from rlflame.bench.racing import THEIRS, Race, Runner
 from rlflame.bench.worded import NOTHING, surroundings
 from rlflame.config import LearningSettings
+from rlflame.history.averaged import moving_average
 from rlflame.plot import Chart, Panels, Series
 from rlflame.report import Document, Section, Table
 

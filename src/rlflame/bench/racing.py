@@ -15,11 +15,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlflame import build, crew
+from rlflame import build
 from rlflame.bench import Case
 from rlflame.bench.distributed import Variant, theirs
 from rlflame.bench.learning import AGAIN, Timed
 from rlflame.bench.timing import Clock, Stopwatch, warm
+from rlflame.crew import processes
 from rlflame.errors import RlflameError
 from rlflame.fleet import Fleet, policy_id
 from rlflame.learners import blas_threads
@@ -118,7 +119,7 @@ class Racing:
         threads = blas_threads(case.recipe.learning)
         with (
             self.open(learners) as fleet,
-            crew.learners(runtime, threads, lambda: AGAIN, self.stop) as group,
+            processes.learners(runtime, threads, lambda: AGAIN, self.stop) as group,
         ):
             if not warm(_short(case), fleet, self.stop, self.clock):
                 return None

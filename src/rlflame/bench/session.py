@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from rlflame import fleets
-from rlflame.display import Tally
+from rlflame.display.quiet import Tally
 from rlflame.errors import Interrupted
 from rlflame.fleet import Fleet, FleetEvent
 from rlflame.runtime import RuntimeSettings

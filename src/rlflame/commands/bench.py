@@ -325,7 +325,7 @@ def _lengths(text: str) -> list[float]:
 
 
 def _diff(old: Path, new: Path, *, as_json: bool) -> None:
-    from rlflame.display import as_json_text, say
+    from rlflame.display.mouth import as_json_text, say
     from rlflame.report import composed, markdown
 
     found = composed.compose([new], [old], MARGIN)

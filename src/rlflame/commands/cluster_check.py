@@ -45,7 +45,7 @@ def cluster_check(
 
     Says what is wrong and what to type. Exit code 0 healthy, 1 degraded, 3 unreachable.
     """
-    from rlflame.display import as_json_text, say, say_aside
+    from rlflame.display.mouth import as_json_text, say, say_aside
     from rlflame.doctor import connection
     from rlflame.doctor.examination import Examination
     from rlflame.fleet.flame.cluster import configured

@@ -11,8 +11,8 @@ import typer
 from rlflame.commands.options import Debug, EnvFile, Fleet, Json, Local, RuntimeSets, Workers
 
 if TYPE_CHECKING:
-    from rlflame.checkpoint import Checkpoint
     from rlflame.evaluate import EvaluationPlan, EvaluationRecord
+    from rlflame.files.checkpoint import Checkpoint
     from rlflame.scoring import Verdict
 
 
@@ -61,10 +61,11 @@ def evaluate(
     )
     settings.limit_threads(1)
     from rlflame import api, onward, scoring
-    from rlflame.display import Tally, say_aside, say_failure
+    from rlflame.display.mouth import say_aside, say_failure
+    from rlflame.display.quiet import Tally
     from rlflame.errors import ConfigError, RlflameError
     from rlflame.evaluate import EvaluationPlan
-    from rlflame.run_folder import named_policy
+    from rlflame.files.run_folder import named_policy
 
     if min_return is not None and not math.isfinite(min_return):
         raise ConfigError(f"--min-return {min_return} is no return.", "--min-return 400")
@@ -113,7 +114,8 @@ def _print_lines(
     verdicts: list[Verdict],
 ) -> None:
     from rlflame import scoring
-    from rlflame.display import aligned, say
+    from rlflame.display.layout import aligned
+    from rlflame.display.mouth import say
     from rlflame.evaluate import paired_difference
     from rlflame.facts import interval
 
@@ -150,7 +152,7 @@ def _print_json(
     theirs: EvaluationRecord | None,
     verdicts: list[Verdict],
 ) -> None:
-    from rlflame.display import as_json_text, say
+    from rlflame.display.mouth import as_json_text, say
     from rlflame.evaluate import paired_difference
 
     said: dict[str, Any] = {

@@ -39,10 +39,11 @@ def export(
     settings.limit_threads(1)
     from rlflame import export as files
     from rlflame import onnx_file, onward, presets
-    from rlflame.display import aligned, as_json_text, say, say_aside
+    from rlflame.display.layout import aligned
+    from rlflame.display.mouth import as_json_text, say, say_aside
     from rlflame.errors import ConfigError, RlflameError, typed
     from rlflame.facts import interval
-    from rlflame.run_folder import named_policy
+    from rlflame.files.run_folder import named_policy
 
     onnx = onnx or (out is not None and out.suffix.lower() == ".onnx")
     if check and not onnx:

@@ -11,7 +11,7 @@ import typer
 from rlflame.commands.options import Debug, Json
 
 if TYPE_CHECKING:
-    from rlflame.checkpoint import Checkpoint
+    from rlflame.files.checkpoint import Checkpoint
     from rlflame.inspection import ReplayFiles
 
 
@@ -34,7 +34,8 @@ def inspect(
     """
     del debug
     from rlflame import inspection, toml
-    from rlflame.display import aligned, as_json_text, say
+    from rlflame.display.layout import aligned
+    from rlflame.display.mouth import as_json_text, say
     from rlflame.errors import ConfigError
     from rlflame.seeds import is_job
 
@@ -76,8 +77,8 @@ def inspect(
 def _look(path: Path, *, replays: bool) -> tuple[Checkpoint, ReplayFiles | None]:
     """The newest checkpoint, and what there is of its replay."""
     from rlflame import inspection
-    from rlflame.display import say_aside
-    from rlflame.run_folder import newest_checkpoint
+    from rlflame.display.mouth import say_aside
+    from rlflame.files.run_folder import newest_checkpoint
 
     found, seen = newest_checkpoint(path, say_aside), None
     while replays and found.digest != seen:
@@ -90,7 +91,7 @@ def _look(path: Path, *, replays: bool) -> tuple[Checkpoint, ReplayFiles | None]
 
 
 def _say_problems(looked: Sequence[ReplayFiles | None]) -> None:
-    from rlflame.display import say
+    from rlflame.display.mouth import say
 
     for replay in looked:
         if replay is not None and replay.problem is not None:
@@ -100,7 +101,7 @@ def _say_problems(looked: Sequence[ReplayFiles | None]) -> None:
 def _advise(named: Sequence[tuple[Path, Checkpoint]], looked: Sequence[ReplayFiles | None]) -> bool:
     """What to type for those whose replay is not whole; whether there are any."""
     from rlflame import onward
-    from rlflame.display import say_aside
+    from rlflame.display.mouth import say_aside
 
     broken = [one for one, replay in zip(named, looked, strict=True) if replay and replay.problem]
     for path, found in broken:
@@ -111,7 +112,8 @@ def _advise(named: Sequence[tuple[Path, Checkpoint]], looked: Sequence[ReplayFil
 def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
     """A line a seed; of several jobs, seed by seed where they differ first from the first."""
     from rlflame import inspection, toml
-    from rlflame.display import aligned, as_json_text, say
+    from rlflame.display.layout import aligned
+    from rlflame.display.mouth import as_json_text, say
     from rlflame.errors import ConfigError
     from rlflame.seeds import is_job, runs_in
 

@@ -25,7 +25,8 @@ def runs(
     A run is training, finished, stopped, or damaged.
     """
     del debug
-    from rlflame.display import as_json_text, say, say_aside, table
+    from rlflame.display.layout import table
+    from rlflame.display.mouth import as_json_text, say, say_aside
     from rlflame.errors import CheckpointError
     from rlflame.runs import list_runs
 
@@ -66,7 +67,8 @@ def envs(as_json: Json = False, debug: Debug = False) -> None:
     del debug
     from rlflame import presets
     from rlflame.catalogue import environments
-    from rlflame.display import as_json_text, say, table
+    from rlflame.display.layout import table
+    from rlflame.display.mouth import as_json_text, say
 
     found = environments()
     if as_json:
@@ -96,7 +98,7 @@ def config(
     """List all settings: meaning, default, range."""
     del debug
     from rlflame.catalogue import settings
-    from rlflame.display import as_json_text, say
+    from rlflame.display.mouth import as_json_text, say
 
     if schema:
         from rlflame.config import RunConfig

@@ -59,8 +59,9 @@ def plot(
     Without matplotlib they are drawn in the terminal.
     """
     del debug
-    from rlflame import curves, recorded, tensor_file
-    from rlflame.display import say, say_aside
+    from rlflame.display.mouth import say, say_aside
+    from rlflame.files import tensor_file
+    from rlflame.history import curves, recorded
     from rlflame.plot import picture
     from rlflame.plot.speedup import speedup
     from rlflame.seeds import is_job
@@ -99,7 +100,7 @@ def plot(
 def draw_here(drawing: Drawing) -> None:
     import shutil
 
-    from rlflame.display import say, takes
+    from rlflame.display.mouth import say, takes
     from rlflame.plot import terminal
 
     width = min(120, max(20, shutil.get_terminal_size().columns))

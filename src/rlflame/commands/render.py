@@ -10,7 +10,7 @@ import typer
 from rlflame.commands.options import Debug, EnvFile, Json
 
 if TYPE_CHECKING:
-    from rlflame.checkpoint import Checkpoint
+    from rlflame.files.checkpoint import Checkpoint
     from rlflame.render import Drawing
 
 
@@ -66,10 +66,12 @@ def render(
 
     settings.runtime_flags(workers=None, fleet=None, local=False, env_file=env_file, debug=debug)
     settings.limit_threads(1)
-    from rlflame import api, onward, presets, video
-    from rlflame.display import Tally, say_aside
+    from rlflame import api, onward, presets
+    from rlflame.display.mouth import say_aside
+    from rlflame.display.quiet import Tally
     from rlflame.errors import ConfigError
-    from rlflame.run_folder import named_policy
+    from rlflame.files.run_folder import named_policy
+    from rlflame.filming import video
 
     if human and out is not None:
         raise ConfigError("--human and -o exclude each other.", "leave out one")
@@ -93,7 +95,8 @@ def render(
 
 
 def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: Drawing) -> None:
-    from rlflame.display import aligned, say
+    from rlflame.display.layout import aligned
+    from rlflame.display.mouth import say
     from rlflame.facts import count
 
     learning = source.recipe.learning
@@ -117,7 +120,7 @@ def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: Draw
 
 
 def _print_json(file: Path, out: Path | None, source: Checkpoint, drawing: Drawing) -> None:
-    from rlflame.display import as_json_text, say
+    from rlflame.display.mouth import as_json_text, say
 
     learning = source.recipe.learning
     said: dict[str, Any] = {

@@ -53,9 +53,9 @@ def report(
     With --vs, whether it is better, equivalent or not worse.
     """
     del debug
-    from rlflame import tensor_file
-    from rlflame.display import say, say_aside, takes
+    from rlflame.display.mouth import say, say_aside, takes
     from rlflame.errors import ConfigError, shell
+    from rlflame.files import tensor_file
     from rlflame.report import composed
 
     ours, theirs = _sides(runs)
@@ -113,7 +113,7 @@ def _sides(words: list[str]) -> tuple[list[Path], list[Path]]:
 
 
 def _written(found: Composed, suffix: str, *, ascii_only: bool = False) -> str:
-    from rlflame.display import as_json_text
+    from rlflame.display.mouth import as_json_text
     from rlflame.report import markdown, page
 
     if suffix == ".json":

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from rlflame.config import RunConfig
     from rlflame.errors import RlflameError
     from rlflame.runtime import RuntimeSettings
-    from rlflame.seeds.show import JobResult
-    from rlflame.seeds.shown import SeedsDisplay
+    from rlflame.seeds.show import JobResult, SeedsDisplay
     from rlflame.stop import SignalStop
 
 
@@ -50,7 +49,7 @@ def check_learners(learners: int) -> None:
 
 
 def _alone(hint: str) -> None:
-    from rlflame import torchrun
+    from rlflame.crew import torchrun
     from rlflame.errors import ConfigError
 
     if torchrun.place() is not None:
@@ -60,10 +59,11 @@ def _alone(hint: str) -> None:
 
 
 def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Path | None) -> None:
-    from rlflame.seeds import conduct, shown
+    from rlflame.seeds import conduct
+    from rlflame.seeds.choice import choose
     from rlflame.stop import SignalStop
 
-    show = shown.choose(config.runtime.progress)
+    show = choose(config.runtime.progress)
     with SignalStop() as stop:
         result = conduct.train(
             config, seeds, preset=preset, init_from=init_from, show=show, stop=stop
@@ -75,7 +75,8 @@ def resume(
     folder: Path, runtime: RuntimeSettings, steps: int | None, *, fresh_replay: bool
 ) -> None:
     from rlflame.errors import ConfigError, typed
-    from rlflame.seeds import conduct, shown
+    from rlflame.seeds import conduct
+    from rlflame.seeds.choice import choose
     from rlflame.stop import SignalStop
 
     _alone(f"{typed('resume', folder)} without torchrun")
@@ -85,7 +86,7 @@ def resume(
             f"--fresh-replay is for one run, and {folder} is a folder of seeds.",
             "the seed that needs it: " + typed("resume", f"{folder}/seed-0", "--fresh-replay"),
         )
-    show = shown.choose(runtime.progress)
+    show = choose(runtime.progress)
     with SignalStop() as stop:
         result = conduct.resume(folder, runtime, steps=steps, show=show, stop=stop)
     _end(result, runtime, show, stop)
@@ -101,7 +102,7 @@ def _end(result: JobResult, runtime: RuntimeSettings, show: SeedsDisplay, stop: 
     if runtime.progress != "json":
         raise error
     # The document has said it, and is to be the only one.
-    from rlflame.display import say_failure
+    from rlflame.display.mouth import say_failure
 
     say_failure(error)
     raise typer.Exit(error.exit_code)
@@ -140,9 +141,9 @@ def _failure(result: JobResult, stop: SignalStop) -> RlflameError | None:
 
 def _draw(result: JobResult) -> None:
     """The curves in characters, where no picture could be drawn."""
-    from rlflame import curves, recorded
     from rlflame.commands.plot import draw_here
     from rlflame.errors import RlflameError
+    from rlflame.history import curves, recorded
 
     try:
         runs, _ = recorded.read_all([result.folder])

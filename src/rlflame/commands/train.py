@@ -27,9 +27,8 @@ from rlflame.commands.options import (
 
 if TYPE_CHECKING:
     from rlflame.config import RunConfig
-    from rlflame.display import Display
+    from rlflame.display.show import Display, RunResult
     from rlflame.early import HeadStart
-    from rlflame.show import RunResult
     from rlflame.stop import SignalStop
 
 
@@ -143,10 +142,11 @@ def train(
     if many:
         several.train(resolved, name, many, init_from)
         return
-    from rlflame import display, fleets
+    from rlflame import fleets
+    from rlflame.display.choice import choose
     from rlflame.fleet import EventCount
 
-    show = display.choose(resolved.runtime.progress)
+    show = choose(resolved.runtime.progress)
     # Workers load their parts while this process loads its own.
     slots = resolved.learning.rollout.num_slots
     counts = EventCount(show.fleet)
@@ -217,10 +217,11 @@ def resume(
     if is_job(run):
         several.resume(run, runtime, steps, fresh_replay=fresh_replay)
         return
-    from rlflame import display, running
+    from rlflame import running
+    from rlflame.display.choice import choose
     from rlflame.stop import SignalStop
 
-    show = display.choose(runtime.progress)
+    show = choose(runtime.progress)
     with SignalStop() as stop:
         result = running.resume(
             run, runtime, steps=steps, fresh_replay=fresh_replay, show=show, stop=stop
@@ -231,14 +232,14 @@ def resume(
 
 def _follow_if_launched(*, dry_run: bool = False) -> None:
     """Of the processes that torchrun starts, the first one trains and the others learn with it."""
-    from rlflame import torchrun
+    from rlflame.crew import torchrun
 
     here = torchrun.place()
     if here is not None and here.rank > 0:
         if dry_run:
             raise typer.Exit
         try:
-            from rlflame import follower
+            from rlflame.crew import follower
 
             code = follower.launched(here)
         except KeyboardInterrupt:
@@ -255,7 +256,8 @@ def _dry_run(
     as_json: bool,
 ) -> None:
     from rlflame import build, env_file, learners, running, toml
-    from rlflame.display import aligned, as_json_text, say, say_aside
+    from rlflame.display.layout import aligned
+    from rlflame.display.mouth import as_json_text, say, say_aside
     from rlflame.environments import look_at
     from rlflame.errors import ConfigError
     from rlflame.facts import Facts
@@ -301,9 +303,10 @@ def _dry_run(
 def _plot(result: RunResult, config: RunConfig, show: Display) -> None:
     from dataclasses import replace
 
-    from rlflame import curves, recorded, tensor_file
     from rlflame.errors import RlflameError
     from rlflame.facts import title
+    from rlflame.files import tensor_file
+    from rlflame.history import curves, recorded
     from rlflame.plot import picture
 
     out = result.folder / "returns.png"

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflame import curves, recorded
 from rlflame.errors import ConfigError, RlflameError
 from rlflame.estimates import FEWEST_SEEDS, Verdict
+from rlflame.history import curves, recorded
+from rlflame.history.recorded import Recorded
 from rlflame.plot import Chart
-from rlflame.recorded import Recorded
 from rlflame.report import Document, measurements, worded
 from rlflame.report.gathered import comparisons, gather
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from rlflame import fleets, presets, running
 from rlflame.config import RunConfig
+from rlflame.display.json_lines import JsonDisplay
 from rlflame.errors import CheckpointsDamaged, EnvironmentFailure, NotWritten, RlflameError
-from rlflame.events import JsonDisplay
 from rlflame.fleet import EventCount, Fleet
 from rlflame.line import Line, Message, end_here
 from rlflame.rollout import own

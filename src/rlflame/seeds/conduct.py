@@ -10,18 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflame import build, curves, env_file, fleets, recorded, running, tensor_file
+from rlflame import build, env_file, fleets, running
 from rlflame.config import RunConfig
-from rlflame.display import as_json_text
+from rlflame.display.mouth import as_json_text
 from rlflame.errors import ConfigError, RlflameError, typed
 from rlflame.facts import Facts
+from rlflame.files import tensor_file
+from rlflame.files.run_folder import RunFolder, is_locked, writing
 from rlflame.fleet import Fleet, FleetEvent
+from rlflame.history import curves, recorded
 from rlflame.learners import blas_threads
 from rlflame.line import Message
 from rlflame.memory import PROCESS_BYTES, available_bytes
 from rlflame.plot import picture
 from rlflame.rollout import blas
-from rlflame.run_folder import RunFolder, is_locked, writing
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import job as jobs
 from rlflame.seeds import seed_folder

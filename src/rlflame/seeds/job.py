@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlflame import presets, tensor_file, toml
-from rlflame.checkpoint import Checkpoint
+from rlflame import presets, toml
 from rlflame.config import RunConfig
 from rlflame.errors import CheckpointError, ConfigError, typed
+from rlflame.files import tensor_file
+from rlflame.files.checkpoint import Checkpoint
+from rlflame.files.run_folder import AGAIN, RunFolder, is_locked, newest_checkpoint, writing
 from rlflame.inspection import first_field
 from rlflame.onward import extended, finished, scored
-from rlflame.run_folder import AGAIN, RunFolder, is_locked, newest_checkpoint, writing
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import JOB_FILE, RESTORED, folder_name, is_job, parse, seed_folder
 

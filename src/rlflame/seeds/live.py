@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rlflame import __version__
-from rlflame.display import say_aside
+from rlflame.display.live import Pairs
+from rlflame.display.mouth import say_aside
 from rlflame.facts import duration
-from rlflame.live import Pairs
 from rlflame.seeds.board import Row, SeedsBoard
 from rlflame.seeds.crew import Outcome
 from rlflame.seeds.show import JobResult, JobStart

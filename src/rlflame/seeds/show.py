@@ -64,6 +64,12 @@ class SeedsShow(Protocol):
     def ended(self, seed: int, outcome: Outcome) -> None: ...
 
 
+class SeedsDisplay(SeedsShow, Protocol):
+    """Shows a job, and how it ended."""
+
+    def finished(self, result: JobResult) -> None: ...
+
+
 class SilentSeeds:
     """Shows nothing."""
 

@@ -1,48 +1,30 @@
-"""A job of seeds in words: which way it is shown, and what its lines say.
+"""A job of seeds in words: what its lines say.
 
 live.py shows it on a terminal; here are the lines of a log, the JSON of a program, and the folder
-alone. Everything goes through the one mouth, display.py. Must not know: how anything is computed.
+alone. Everything goes through the one mouth, display/mouth.py. Must not know: how anything is
+computed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rlflame import __version__
-from rlflame.display import aligned, as_json_text, draws, report, say_aside, table
+from rlflame.display.layout import aligned, table
+from rlflame.display.mouth import as_json_text, report, say_aside
 from rlflame.errors import typed
 from rlflame.estimates import FEWEST_SEEDS
 from rlflame.facts import count, duration
 from rlflame.seeds import written
 from rlflame.seeds.board import Row, SeedsBoard
 from rlflame.seeds.crew import Outcome
-from rlflame.seeds.show import JobResult, JobStart, SeedsShow
+from rlflame.seeds.show import JobResult, JobStart
 from rlflame.seeds.summary import SeedResult, Summary
 
 #: A line of all seeds together is due with every such part of the budget.
 _PARTS = 20
-
-
-class SeedsDisplay(SeedsShow, Protocol):
-    """Shows a job, and how it ended."""
-
-    def finished(self, result: JobResult) -> None: ...
-
-
-def choose(mode: str) -> SeedsDisplay:
-    """The display for a mode, as display.choose has them for a single run."""
-    if mode == "json":
-        return JsonSeeds()
-    if mode == "quiet":
-        return QuietSeeds()
-    if mode == "live" or (mode == "auto" and draws(sys.stdout)):
-        from rlflame.seeds.live import LiveSeeds
-
-        return LiveSeeds()
-    return PlainSeeds()
 
 
 class QuietSeeds:

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import recorded
-from rlflame.curves import EVALUATION
 from rlflame.errors import CheckpointError
 from rlflame.estimates import Over, SeedSummary, best_mean, over, summarise, tail_mean
+from rlflame.history import recorded
+from rlflame.history.curves import EVALUATION
 from rlflame.rollout.spec import Float64
 from rlflame.seeds.crew import Outcome
 from rlflame.seeds.job import Job, Standing, standing

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlflame.checkpoint import Checkpoint
 from rlflame.evaluate import EvaluationRecord
+from rlflame.files.checkpoint import Checkpoint
+from rlflame.files.recorder import Watcher
 from rlflame.fleet import FleetEvent
-from rlflame.recorder import Watcher
 from rlflame.trainer import Progress
 
 
@@ -57,6 +57,12 @@ class RunResult:
     best: EvaluationRecord | None
     #: The command that goes on from here.
     onward: str
+
+
+class Display(Show, Protocol):
+    """Shows a run, and how it ended."""
+
+    def ended(self, result: RunResult) -> None: ...
 
 
 class Silent:

@@ -1,6 +1,6 @@
 """A learner that is not the first: joins, does as rank 0 does, and ends with it.
 
-`python -m rlflame.follower N` is what the first learner starts here, spoken to as a worker is;
+`python -m rlflame.crew.follower N` is what the first learner starts here, spoken to as a worker is;
 under torchrun each process but one of `rlflame train` comes here. Must not know: fleets, files,
 environments, who watches.
 """
@@ -17,16 +17,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
-from rlflame import torchrun
-from rlflame.crew import JOINING_S, LOST
+from rlflame.crew import torchrun
+from rlflame.crew.processes import JOINING_S, LOST
+from rlflame.crew.torchrun import Place
 from rlflame.errors import LearnersLost, LearningError
 from rlflame.learner.group import Group
 from rlflame.rollout import blas, wire
 from rlflame.rollout.child import HEADER, Kind, die_with_parent, read_frame
-from rlflame.torchrun import Place
 
 if TYPE_CHECKING:
-    from rlflame.roll_call import Meeting, RollCall
+    from rlflame.crew.roll_call import Meeting, RollCall
 
 _GRACE_S = 1.0
 
@@ -36,8 +36,8 @@ def follow(
 ) -> None:
     """Join the others, where torchrun says if not at a `meeting`; learn what is learned, and follow
     to the end. `answered` once the first learner has asked who is well: then the run is over."""
+    from rlflame.crew.roll_call import RollCall, gather, of_torchrun
     from rlflame.learner.torch_group import TorchGroup
-    from rlflame.roll_call import RollCall, gather, of_torchrun
 
     if meeting is None and torchrun.hosts():
         # Until all are there each can still be ended alone, as by the Ctrl-C that all hear.
@@ -110,8 +110,8 @@ def _leave_soon() -> None:
 
 
 def main() -> None:
-    """`python -m rlflame.follower ANSWERS`: one answer, that torch is loaded; and the end of the
-    pipe that it hears is its own."""
+    """`python -m rlflame.crew.follower ANSWERS`: one answer, that torch is loaded; and the end of
+    the pipe that it hears is its own."""
     answers = int(sys.argv[1])
     os.set_inheritable(answers, False)
     requests = os.fdopen(os.dup(0), "rb")
@@ -123,7 +123,7 @@ def main() -> None:
     threading.Thread(target=_attend, args=(requests,), daemon=True).start()
     try:
         import rlflame.learner.torch_group  # noqa: F401
-        from rlflame.roll_call import Meeting
+        from rlflame.crew.roll_call import Meeting
 
         os.write(answers, HEADER.pack(Kind.HELLO, 0))
         follow(Place(told["rank"], told["size"]), Meeting(*told["meeting"]))

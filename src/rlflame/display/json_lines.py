@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlflame import __version__
-from rlflame.board import Board
-from rlflame.display import as_json_text, report
+from rlflame.display.board import Board
+from rlflame.display.mouth import as_json_text, report
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rlflame.display.show import RunResult, RunStart
     from rlflame.evaluate import EvaluationRecord
     from rlflame.fleet import FleetEvent
-    from rlflame.show import RunResult, RunStart
     from rlflame.trainer import Progress
 
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from rlflame import torchrun
+from rlflame.crew import torchrun
+from rlflame.crew.torchrun import Place, place
 from rlflame.errors import ConfigError, LearnersLost
 from rlflame.learner.group import Alone, Group
 from rlflame.rollout import blas, wire
@@ -25,11 +26,10 @@ from rlflame.rollout.child import Kind
 from rlflame.rollout.process import WorkerProcess, what_became_of_it
 from rlflame.runtime import RuntimeSettings
 from rlflame.stop import NeverStop
-from rlflame.torchrun import Place, place
 from rlflame.trainer import Stop, StopNow
 
 if TYPE_CHECKING:
-    from rlflame.roll_call import Learner, RollCall
+    from rlflame.crew.roll_call import Learner, RollCall
 
 #: Python and torch have to be loaded before a learner answers.
 JOINING_S = 180.0
@@ -88,7 +88,7 @@ def _launched(runtime: RuntimeSettings, here: Place, stop: Stop) -> Iterator[Gro
     _stop_without_parent()
     try:
         with stop.interruptible():
-            from rlflame.roll_call import gather, of_torchrun  # loads torch
+            from rlflame.crew.roll_call import gather, of_torchrun  # loads torch
 
             if torchrun.hosts():
                 gather(of_torchrun(), *here, JOINING_S)
@@ -125,7 +125,7 @@ def _stop_without_parent() -> None:
 
 def _end_those_here(learners: Iterable[Learner]) -> None:
     """Torchrun asks a process to end, which one that is stopped does not hear, and then waits."""
-    from rlflame.roll_call import Learner
+    from rlflame.crew.roll_call import Learner
 
     for learner in learners:
         if learner.machine == Learner.here().machine:
@@ -140,7 +140,7 @@ def _hired(runtime: RuntimeSettings, threads: int) -> Iterator[Group]:
         crew: dict[int, WorkerProcess] = {}
         for rank in range(1, runtime.learners):
             crew[rank] = WorkerProcess(
-                module="rlflame.follower",
+                module="rlflame.crew.follower",
                 show_output=runtime.debug,
                 environment={**blas.child_environment(threads), **_loopback()},
             )
@@ -190,9 +190,9 @@ def _joined(
     joining_s: float,
     listening: socket.socket | None = None,
 ) -> Iterator[tuple[Group, RollCall]]:
+    from rlflame.crew.roll_call import RollCall, hosted, of_torchrun
     from rlflame.learner.leading import release
     from rlflame.learner.torch_group import TorchGroup
-    from rlflame.roll_call import RollCall, hosted, of_torchrun
 
     meeting, store = hosted(listening) if listening is not None else (of_torchrun(), None)
     group = TorchGroup(

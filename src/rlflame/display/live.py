@@ -16,16 +16,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rlflame.board import Board, Evaluated
-from rlflame.display import again, banner, closing, ending, headline, say_aside
+from rlflame.display.board import Board, Evaluated
+from rlflame.display.mouth import say_aside
+from rlflame.display.words import again, banner, closing, ending, headline
 from rlflame.facts import count, duration
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rlflame.display.show import RunResult, RunStart
     from rlflame.evaluate import EvaluationRecord
     from rlflame.fleet import FleetEvent
-    from rlflame.show import RunResult, RunStart
     from rlflame.trainer import Progress
 
 _REFRESHES_PER_S = 4

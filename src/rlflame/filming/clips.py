@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rlflame import tensor_file, video
-from rlflame.checkpoint import Checkpoint
 from rlflame.errors import RlflameError
 from rlflame.facts import count
+from rlflame.files import tensor_file
+from rlflame.files.checkpoint import Checkpoint
+from rlflame.filming import video
 from rlflame.render import Drawing, Job, camera, order
 from rlflame.rollout.spec import PolicyArrays
 from rlflame.trainer import Progress

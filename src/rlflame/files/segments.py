@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 
-from rlflame import tensor_file
 from rlflame.errors import CheckpointError, ReplayLost
+from rlflame.files import tensor_file
 from rlflame.learner import Segment, State, digest_of
 
 _NAME = re.compile(r"segment-\d{6,}-[0-9a-f]{16}\.safetensors")

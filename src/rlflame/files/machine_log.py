@@ -13,9 +13,9 @@ from typing import Any
 
 from rlflame import __version__, decoded, machine
 from rlflame.errors import CheckpointError, RlflameError
+from rlflame.files.run_folder import writing
+from rlflame.files.tensor_file import write_atomically
 from rlflame.fleet import Fleet
-from rlflame.run_folder import writing
-from rlflame.tensor_file import write_atomically
 
 
 class MachineLog:

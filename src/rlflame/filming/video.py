@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlflame import build, tensor_file
-from rlflame.checkpoint import Checkpoint
+from rlflame import build
 from rlflame.errors import CheckpointError, ConfigError, shell
+from rlflame.files import tensor_file
+from rlflame.files.checkpoint import Checkpoint
 from rlflame.render import KINDS, Drawing, Job, Kind, camera, order
 from rlflame.rollout.spec import PolicyArrays
 

@@ -19,10 +19,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
-from rlflame import segments, tensor_file
 from rlflame.config import Recipe
 from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
+from rlflame.files import segments, tensor_file
 from rlflame.rollout import wire
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.spec import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec

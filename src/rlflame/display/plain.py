@@ -7,26 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlflame.board import Board
-from rlflame.display import (
-    again,
-    aligned,
-    banner,
-    closing,
-    ending,
-    fitted,
-    headline,
-    report,
-    say_aside,
-)
+from rlflame.display.board import Board
+from rlflame.display.layout import aligned, fitted
+from rlflame.display.mouth import report, say_aside
+from rlflame.display.words import again, banner, closing, ending, headline
 from rlflame.facts import duration, interval
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rlflame.display.show import RunResult, RunStart
     from rlflame.evaluate import EvaluationRecord
     from rlflame.fleet import FleetEvent
-    from rlflame.show import RunResult, RunStart
     from rlflame.trainer import Progress
 
 #: A line is due with every such part of the budget...

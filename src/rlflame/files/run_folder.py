@@ -27,10 +27,9 @@ import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rlflame import checkpoint as files
-from rlflame import tensor_file
-from rlflame.checkpoint import Checkpoint
 from rlflame.errors import CheckpointError, CheckpointsDamaged, NotWritten, typed
+from rlflame.files import checkpoint, tensor_file
+from rlflame.files.checkpoint import Checkpoint
 from rlflame.trainer import Progress
 
 #: What to type where nothing stands in a folder yet.
@@ -116,12 +115,12 @@ def later_files(folder: Path, progress: Progress) -> list[Path]:
 def segments_needed(folder: Path) -> set[str]:
     """What any checkpoint names that lies here, those that were set aside among them."""
     found = [*folder.glob("*.safetensors*"), *folder.glob("checkpoints/*.safetensors*")]
-    return set().union(*map(files.segments_named_in, found))
+    return set().union(*map(checkpoint.segments_named_in, found))
 
 
 def is_later(policy: Path, progress: Progress) -> bool:
     try:
-        return files.load(policy).progress.steps > progress.steps
+        return checkpoint.load(policy).progress.steps > progress.steps
     except CheckpointError:  # absent, or of no use to anybody
         return False
 
@@ -133,14 +132,14 @@ def newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
     pointing to it.
     """
     if not target.is_dir():
-        return files.load(target)
+        return checkpoint.load(target)
     latest = target / "latest.safetensors"
     candidates = [*reversed(step_files(target)), *([latest] if latest.exists() else ())]
     config = target / "config.toml"
     first: CheckpointError | None = None
     for path in candidates:
         try:
-            return files.load(path)
+            return checkpoint.load(path)
         except CheckpointError as error:
             first = first or error
             another = path != candidates[-1]
@@ -174,7 +173,7 @@ def named_policy(path: Path) -> Checkpoint:
             raise CheckpointError(f"{path} is a folder.", f"the best policy in it: {best}")
         if found := sorted(path.glob("*.safetensors")):
             raise CheckpointError(f"{path} is a folder.", f"a file in it: {found[0]}")
-    return files.load(path)
+    return checkpoint.load(path)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlflame.facts import count
-from rlflame.recorded import Recorded
+from rlflame.history.recorded import Recorded
 
 #: Follow from the seed or the machine, and are no difference in the recipe.
 _SEED = "learning.seed"

@@ -16,15 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlflame import checkpoint as files
-from rlflame import decoded, tensor_file
-from rlflame.checkpoint import Checkpoint
+from rlflame import decoded
 from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
-from rlflame.machine import children_cpu_s
-from rlflame.metrics import EPISODE_HEADER, JsonLines, LineFile, PhaseTimes, Sink
-from rlflame.rollout.spec import EpisodeStat, Fragment, PolicyArrays
-from rlflame.run_folder import (
+from rlflame.files import checkpoint, tensor_file
+from rlflame.files.checkpoint import Checkpoint
+from rlflame.files.run_folder import (
     RunFolder,
     is_later,
     later_files,
@@ -33,7 +30,10 @@ from rlflame.run_folder import (
     step_files,
     writing,
 )
-from rlflame.segments import SegmentFiles
+from rlflame.files.segments import SegmentFiles
+from rlflame.machine import children_cpu_s
+from rlflame.metrics import EPISODE_HEADER, JsonLines, LineFile, PhaseTimes, Sink
+from rlflame.rollout.spec import EpisodeStat, Fragment, PolicyArrays
 from rlflame.trainer import Progress, Snapshot
 
 
@@ -154,7 +154,7 @@ class FileRecorder:
         self.best = record
         best = replace(self._template, policy=policy, progress=progress)
         with writing(self._folder.path):
-            files.save(self._folder.best, files.policy_only(best, record))
+            checkpoint.save(self._folder.best, checkpoint.policy_only(best, record))
         return True
 
     def snapshot(self, take: Callable[[], Snapshot], progress: Progress, final: bool) -> None:
@@ -220,15 +220,15 @@ class FileRecorder:
         self._commit(snapshot)
         _put_aside(file)
         if best is not None:
-            files.save(file, best)
+            checkpoint.save(file, best)
 
     def _set_aside(self, snapshot: Snapshot) -> None:
         """A run that goes on with another state than a checkpoint of this step holds keeps that
         file, and with it what it names, as `*.replaced`, `*.replaced-2` and so on."""
         path = step_file(self._folder.path, snapshot.progress.steps)
         with contextlib.suppress(CheckpointError):
-            held = files.load(path)
-            if held.state_digest != files.state_digest(self._template):
+            held = checkpoint.load(path)
+            if held.state_digest != checkpoint.state_digest(self._template):
                 kept = _aside(path, "replaced")
                 _point(kept, path)
                 self._watcher.note(f"What stood at step {snapshot.progress.steps} is kept: {kept}.")
@@ -242,8 +242,8 @@ class FileRecorder:
             lines = decoded.lines(self._folder.path / "metrics.jsonl")
             for line in lines[: self._metric_file.lines]:
                 if line.get("eval_return_mean") == record.mean:
-                    held = files.load(step_file(self._folder.path, line["steps"]))
-                    return files.policy_only(held, record)
+                    held = checkpoint.load(step_file(self._folder.path, line["steps"]))
+                    return checkpoint.policy_only(held, record)
         return None
 
     def _commit(self, snapshot: Snapshot) -> Path:
@@ -252,7 +252,7 @@ class FileRecorder:
         path = step_file(folder, progress.steps)
         path.parent.mkdir(exist_ok=True)
         self._segments.keep(snapshot.segments)
-        files.save(
+        checkpoint.save(
             path,
             replace(
                 self._template,

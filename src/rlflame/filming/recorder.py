@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlflame.checkpoint import Checkpoint
 from rlflame.evaluate import EvaluationRecord
+from rlflame.files.checkpoint import Checkpoint
 from rlflame.rollout.spec import Fragment, PolicyArrays
 from rlflame.trainer import Progress, Recorder, Snapshot
 
@@ -56,7 +56,7 @@ def filmed(
     """The recorder, and films in that folder if any are wanted."""
     if every_steps is None:
         return FilmingRecorder(recorder, NoClips(), 1, note)
-    from rlflame.clips import Clips  # and all that draws, which takes long to load
+    from rlflame.filming.clips import Clips  # and all that draws, which takes long to load
 
     return FilmingRecorder(recorder, Clips(folder, source), every_steps, note)
 

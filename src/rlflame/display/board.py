@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from rlflame.facts import Facts
 
 if TYPE_CHECKING:
+    from rlflame.display.show import RunStart
     from rlflame.evaluate import EvaluationRecord
     from rlflame.fleet import FleetEvent
-    from rlflame.show import RunStart
 
 #: Episodes in the return so far.
 RECENT_EPISODES = 100

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlflame.averaged import (
+from rlflame.errors import CheckpointError, ConfigError
+from rlflame.history.averaged import (
     Curve,
     alone,
     interpolated,
@@ -22,11 +23,10 @@ from rlflame.averaged import (
     smoothed,
     together,
 )
-from rlflame.errors import CheckpointError, ConfigError
-from rlflame.grouping import Group, groups, split
+from rlflame.history.grouping import Group, groups, split
+from rlflame.history.recorded import Recorded
 from rlflame.metrics import NAMES
 from rlflame.plot import Chart, Panels, Series
-from rlflame.recorded import Recorded
 from rlflame.rollout.spec import Float64
 
 #: What a curve can be drawn over, and how the axis is called.

@@ -1,0 +1,108 @@
+"""The one mouth: how anything is said.
+
+A report goes to standard output; notes, warnings and errors go to standard error. Loads nothing
+heavy. Must not know: what is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import IO, Any
+
+from rlflame.errors import RlflameError
+
+
+def draws(stream: IO[str] | None) -> bool:
+    """Whether it is a terminal that can move its cursor."""
+    terminal = os.environ.get("TERM", "dumb")
+    return stream is not None and stream.isatty() and terminal not in ("", "dumb")
+
+
+def say(text: str) -> None:
+    """Part of the result."""
+    if sys.stdout is not None:
+        print(text, flush=True)
+
+
+def say_aside(text: str) -> None:
+    """Not part of the result; whether anybody hears it does not matter."""
+    _say_if_heard(sys.stderr, text)
+
+
+def say_failure(error: RlflameError, *, debug: bool = False, as_json: bool = False) -> None:
+    """What ended a command, and what to type next."""
+    if debug:
+        say_aside("".join(traceback.format_exception(error)).rstrip())
+    if error.detail:
+        say_aside(error.detail.rstrip())
+    say_aside(f"rlflame: {error.message}")
+    if error.hint:
+        say_aside(f"  hint: {error.hint}")
+    if as_json:
+        say_as_json(error)
+
+
+def say_as_json(error: RlflameError) -> None:
+    """The last line of what a program reads."""
+    said = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    _say_if_heard(sys.stdout, as_json_text({"event": "error", **said}))
+
+
+def _say_if_heard(stream: IO[str] | None, text: str) -> None:
+    """A run goes on when whoever listened has gone."""
+    if stream is None:
+        return
+    try:
+        print(text, file=stream, flush=True)
+    except (OSError, ValueError):
+        mute(stream)
+
+
+def mute(stream: IO[str]) -> None:
+    """Let go of a stream that nobody reads, so that Python does not try again when it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def let_go_of_results() -> None:
+    """What standard output has no room for is not tried again when Python ends."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        mute(sys.stdout)
+
+
+def takes(text: str) -> bool:
+    """Whether standard output has these characters."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def report(text: str) -> None:
+    """A line of a run's report."""
+    _say_if_heard(sys.stdout, text)
+
+
+def as_json_text(value: Any, indent: int | None = None) -> str:
+    """JSON that every reader takes: NaN and infinity become null."""
+    return json.dumps(_finite(value), indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
