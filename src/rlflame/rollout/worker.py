@@ -28,7 +28,8 @@ from .spec import (
     Whereabouts,
 )
 
-_POLICIES_KEPT = 4
+#: Of one version there is one for each size of a group of slots, and evaluations have another.
+_POLICIES_KEPT = 8
 _SLOTS_KEPT = 64
 
 
