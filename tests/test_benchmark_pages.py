@@ -138,3 +138,6 @@ def test_reinforce_beside_flame_s_example_is_as_recorded() -> None:
     shown = told("| REINFORCE, 5,000 episodes of Hopper |")
     assert list(shown) == ["the example, `--local`", "`default-reinforce`", "`reinforce-classic`"]
     assert [*shown.values()] == expected
+    like_ours = zip(rates["reinforce-classic"], theirs, strict=True)
+    for ours, other in like_ours:
+        assert median(a / b for a, b in zip(ours, other, strict=True)) > 12
