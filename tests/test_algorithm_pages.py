@@ -144,21 +144,29 @@ def test_what_is_said_of_sac_is_what_was_recorded():
     assert said in (DOCS / "benchmarks.md").read_text("utf-8")
 
 
+#: Algorithm and section of the page, and the studies of its table.
 STUDIES = {
-    "sac": ("SAC", ["Pendulum-v1, 20k steps", "HalfCheetah-v5, 300k", "Hopper-v5, 300k"]),
-    "ppo": (
-        "PPO on MuJoCo",
-        ["Hopper-v5, 1M", "HalfCheetah-v5, 1M", "Walker2d-v5, 1M", "Ant-v5, 1M"],
-    ),
+    ("sac", "SAC"): ["Pendulum-v1, 20k steps", "HalfCheetah-v5, 300k", "Hopper-v5, 300k"],
+    ("ppo", "PPO on MuJoCo"): [
+        "Hopper-v5, 1M",
+        "HalfCheetah-v5, 1M",
+        "Walker2d-v5, 1M",
+        "Ant-v5, 1M",
+    ],
+    ("ppo", "PPO elsewhere"): [
+        "CartPole-v1, 100k",
+        "Pendulum-v1, 100k",
+        "LunarLander-v3, 500k",
+    ],
 }
 #: Studies that have not come to their floor; the page says so.
 MISSED = {"Walker2d-v5, 1M": "Walker2d misses its floor"}
 
 
-@pytest.mark.parametrize("algorithm", STUDIES)
-def test_a_table_of_studies_is_that_of_its_record(algorithm) -> None:
+@pytest.mark.parametrize(("algorithm", "title"), STUDIES)
+def test_a_table_of_studies_is_that_of_its_record(algorithm, title) -> None:
     """And the page of SAC quotes it."""
-    title, names = STUDIES[algorithm]
+    names = STUDIES[algorithm, title]
     told = list(rows(section((DOCS / "results.md").read_text("utf-8"), title)))
     assert [line[0] for line in told] == names
     for what, seeds, iqm, interval, worst, p4, p2, floor in told:
@@ -174,7 +182,7 @@ def test_a_table_of_studies_is_that_of_its_record(algorithm) -> None:
             curves.append(
                 tuple(np.array([float(row[n]) for row in seen]) for n in ("step", "return_mean"))
             )
-        places = 1 if study == "sac-pendulum-20k" else 0
+        places = 1 if abs(float(floor)) < 1000 else 0
         found = iqm_interval([np.array([*ended.values()])])
         tail, best = over(np.array([tail_mean(y) for _, y in curves])), best_mean(curves)[1]
         assert iqm == f"{found.value:.{places}f}"
@@ -182,7 +190,8 @@ def test_a_table_of_studies_is_that_of_its_record(algorithm) -> None:
         assert worst == f"{min(ended.values()):.{places}f}"
         assert p4 == f"{tail.mean:.{places}f} ± {tail.std:.{places}f}"
         assert p2 == f"{best.mean:.0f}"
-        assert (found.value > float(floor)) == (what not in MISSED)
+        reached = tail.mean if algorithm == "ppo" else found.value
+        assert (reached >= float(floor)) == (what not in MISSED)
         assert MISSED.get(what, "") in (DOCS / "results.md").read_text("utf-8")
         if algorithm == "sac":
             assert f"{what.partition('-')[0]} {found.value:,.{places}f}" in page("sac")
@@ -231,19 +240,23 @@ def test_a_picture_has_a_line_for_each_side_of_its_record(algorithm, envs) -> No
     assert f"images/{algorithm}.svg" in (DOCS / "results.md").read_text("utf-8")
 
 
-def test_what_hopper_learns_first_is_as_recorded() -> None:
+@pytest.mark.parametrize(
+    ("title", "prefix", "steps"),
+    [("What Hopper learns first", "300k-", (100_000, 200_000, 300_000)),
+     ("Pendulum", "100k-pendulum-", (20_000, 50_000, 100_000))],
+)  # fmt: skip
+def test_what_is_learned_by_when_is_as_recorded(title, prefix, steps) -> None:
     """Means over seeds at the evaluation nearest to each step."""
     record = [row for row in table("tuning.csv") if row["final"] == "0"]
-    text = section((DOCS / "experiments.md").read_text("utf-8"), "What Hopper learns first")
-    told = list(rows(text))
-    assert len(told) == len({row["study"] for row in record if row["study"].startswith("300k-")})
+    told = list(rows(section((DOCS / "experiments.md").read_text("utf-8"), title)))
+    assert len(told) == len({row["study"] for row in record if row["study"].startswith(prefix)})
     for study, _, _, seeds, *means in told:
-        mine = [row for row in record if row["study"] == f"300k-{study}"]
+        mine = [row for row in record if row["study"] == prefix + study]
         assert seeds == str(len({row["seed"] for row in mine}))
         expected = []
-        for at in (100_000, 200_000, 300_000):
+        for at in steps:
             near = min((int(row["step"]) for row in mine), key=lambda step: abs(step - at))
-            assert abs(near - at) < 2_048
+            assert abs(near - at) < 4_096
             seen = [float(row["return_mean"]) for row in mine if int(row["step"]) == near]
             assert len(seen) == int(seeds)
             expected.append(f"{mean(seen):.0f}")

@@ -38,7 +38,7 @@ def resolved(*words):
 
 #: The beginning of a command that trains SAC where that is possible.
 SAC = ("--algo", "sac", "--env", "pendulum")
-SHIPPED = tomllib.loads((Path(presets.__file__).parent / "pendulum-ppo.toml").read_text())
+SHIPPED = tomllib.loads((Path(presets.__file__).parent / "lunarlander-ppo.toml").read_text())
 
 # Each flag, by the parameter that carries it: the words, then where the config changes and to what.
 FLAGS = {
@@ -54,7 +54,7 @@ FLAGS = {
         {"learning.rollout.num_slots": 3, "learning.rollout.envs_per_slot": 8},
     ),
     "seed": (["--seed", "5"], {"learning.seed": 5}),
-    "preset": (["--preset", "pendulum-ppo"], {"stop_at_steps": SHIPPED["stop_at_steps"]}),
+    "preset": (["--preset", "lunarlander-ppo"], {"stop_at_steps": SHIPPED["stop_at_steps"]}),
     "config": (["--config", "mine.toml"], {"learning.ppo.clip_range": 0.123}),
     "sets": (["--set", "ppo.clip_range=0.3"], {"learning.ppo.clip_range": 0.3}),
     "env_kwargs": (
