@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlflame import estimates
-from rlflame.bench import Case, Cell, Repetition, advice, fitted, surroundings, worded
+from rlflame.bench import Case, Cell, Repetition, advice, fitted, listed, surroundings, worded
 from rlflame.bench.published import RECIPES, benefit
 from rlflame.bench.surroundings import look
 from rlflame.config import Recipe
@@ -222,7 +222,12 @@ def test_what_keeps_workers_from_helping_is_named():
     assert "fewer than 4 tasks" not in _advice([case(tasks=100)], short)
     assert "fewer than 4 tasks" in _advice([case(tasks=8)], short)
     fine = [cell([1.0] * 3), cell([0.26] * 3, workers=4)]
-    assert _advice([case(tasks=100)], fine) == ""
+    assert _advice([case(tasks=100)], fine) == "4 workers do at least 96% of what they could."
+    # 100 tasks of 15 ms take 1.5 s, so of 6 s three quarters are spent between driver and workers.
+    waiting = [cell([6.0] * 3), cell([1.5] * 3, workers=4)]
+    said = _advice([case(tasks=100)], waiting)
+    assert "Of 15 ms on local up to 75% is latency and dispatch" in said
+    assert "One number of workers does not say" in _advice([case(tasks=100)], waiting[:1])
 
 
 def test_other_weights_somewhere_are_said():
@@ -230,6 +235,24 @@ def test_other_weights_somewhere_are_said():
     assert "the same weights, to the last bit" in _text(same)
     other = [cell([1.0]), cell([1.0], fleet="flame", weights="x")]
     assert "did not learn the same weights" in _text(worded.Result([case()], other, look(), True))
+
+
+def test_of_what_was_not_measured_twice_nothing_is_said():
+    """As where it was interrupted before there was a second."""
+    cases = [case(), case("100 ms", episode_ms=100.0)]
+    one = worded.Result(cases, [cell([1.0])], look(), False)
+    assert "the same weights" not in _text(one)
+    assert [each["same_bits"] for each in listed.facts(one)["cases"]] == [None, None]
+    two = worded.Result(cases, [cell([1.0, 1.1])], look(), False)
+    assert "the same weights, to the last bit" in _text(two)
+    assert [each["same_bits"] for each in listed.facts(two)["cases"]] == [True, None]
+
+
+@pytest.mark.parametrize(("rows", "shown"), [(2, False), (3, True)])
+def test_a_line_is_fitted_to_three_rows_or_more(rows, shown):
+    cells = [cell([1.0], workers=n + 1) for n in range(rows)]
+    text = _text(worded.Result([case()], cells, look(), True)).replace(" ", "")
+    assert (f"|local|-|-|{rows}|" not in text) == shown
 
 
 @pytest.mark.parametrize(

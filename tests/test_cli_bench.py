@@ -41,7 +41,13 @@ def test_results_are_said_and_written_and_the_files_agree(measured):
     assert len(seconds) == 2
     assert facts["complete"]
     assert facts["measurements"] == [
-        {"name": "0 ms, inline with 1", "unit": "s", "better": "lower", "values": seconds}
+        {
+            "name": "0 ms, inline with 1",
+            "unit": "s",
+            "better": "lower",
+            "values": seconds,
+            "work": "2 tasks an iteration, 1 iteration",
+        }
     ]
     rows = (folder / "scaling.csv").read_text().splitlines()
     assert [float(row.split(",")[3]) for row in rows[1:]] == seconds
@@ -87,6 +93,29 @@ def test_two_results_are_compared_by_medians_and_percent(tmp_path):
     # Of seconds, less is better: a fifth of them is gone.
     assert change["improvement"]["value"] == pytest.approx(20.0)
     assert "+20.0%" in rlflame("bench", "--diff", "old.json", "new.json").out
+
+
+def test_results_of_other_work_or_of_less_are_not_compared_in_silence(tmp_path):
+    def written(name, work, names, **more):
+        each = [
+            {"name": one, "unit": "s", "better": "lower", "values": [4.0], "work": work}
+            for one in names
+        ]
+        (tmp_path / name).write_text(json.dumps({"measurements": each, **more}))
+
+    written("old.json", "8 tasks", "ab", busy=True, machine={"processor": "one"})
+    written("new.json", "8 tasks", "ac", complete=False, machine={"processor": "another"})
+    said = rlflame("bench", "--diff", "old.json", "new.json").out
+    assert "old.json was measured on a machine that was busy" in said
+    assert "new.json was stopped before its end" in said
+    assert "The machines differ: one before, another now." in said
+    assert "In new.json alone: c." in said
+    assert "In old.json alone: b." in said
+    assert "was stopped before its end" in rlflame("report", "new.json").out
+    written("more.json", "16 tasks", "a")
+    spoken = rlflame("bench", "--diff", "old.json", "more.json")
+    assert spoken.code == 2
+    assert "a was 8 tasks before, and is 16 tasks now." in spoken.err
 
 
 def test_rates_of_workers(tmp_path, monkeypatch):
@@ -200,6 +229,7 @@ def test_without_a_cluster_flame_is_unreachable():
         (("replay", "--transitions", "0"), "--transitions"),
         (("replay", "--env", "ant", "--transitions", "1000000000"), "fewer --transitions"),
         (("replay", "--set", "rollout.stepps=3"), "stepps"),
+        (("scaling", "--env", "cartpole", "--episodes", "4"), "collects steps, not whole episodes"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_words(words, sentence):
@@ -209,11 +239,12 @@ def test_what_cannot_be_measured_is_refused_in_words(words, sentence):
     assert spoken.out == ""
 
 
-def test_what_was_measured_outlives_an_interruption(tmp_path):
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_what_was_measured_outlives_an_interruption(words, tmp_path):
     """The second case sleeps for ten minutes, and nobody waits for it."""
     running = process(
         "bench", "scaling", "--compare", "local", "--workers", "1", "--episode-ms", "0,600000",
-        "--episodes", "1", "--repeat", "1", "-o", tmp_path / "it",
+        "--episodes", "1", "--repeat", "1", "-o", tmp_path / "it", *words,
     )  # fmt: skip
     try:
         file = tmp_path / "it" / "scaling.json"
@@ -231,7 +262,10 @@ def test_what_was_measured_outlives_an_interruption(tmp_path):
     facts = json.loads(file.read_text())
     assert not facts["complete"]
     assert [cell["case"] for cell in facts["cells"]] == ["0 ms"]
-    assert "Stopped before the end" in spoken.out
+    if words:
+        assert json.loads(spoken.out) == facts  # one document, and nothing behind it
+    else:
+        assert "Stopped before the end" in spoken.out
 
 
 def test_both_sides_on_a_flame_learn_the_same(monkeypatch):

@@ -104,6 +104,26 @@ def test_of_every_kind_of_network(squash: bool) -> None:
     )
 
 
+def test_every_size_of_group_keeps_its_policy_while_a_version_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """31 whole episodes come in groups of 16, 8, 4, 2 and 1, iteration after iteration."""
+    made = []
+
+    class Counted(Policy):
+        def __init__(self, *given: Any) -> None:
+            made.append(given)
+            super().__init__(*given)
+
+    monkeypatch.setattr("rlflame.rollout.worker.Policy", Counted)
+    worker = RolloutWorker()
+    tasks = slots(HOPPER, 31, rows=1, unit="episodes", steps=2)
+    for _ in range(2):
+        for size in (16, 8, 4, 2, 1):
+            together(tasks[:size], worker)
+    assert len(made) == 5
+
+
 def test_slots_may_have_others_beside_them_each_time() -> None:
     """As when the number of workers changes, or one is lost."""
     tasks, lone, shared = slots(HOPPER), RolloutWorker(), RolloutWorker()

@@ -26,6 +26,8 @@ class RlflameError(Exception):
     """An end the user can understand: `message` says what was seen, `hint` what to type next."""
 
     exit_code = 1
+    #: Whether the one document that a program reads has been written, so that no second follows it.
+    documented = False
 
     def __init__(self, message: str, hint: str = "", detail: str = "") -> None:
         super().__init__(message)

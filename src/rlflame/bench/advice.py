@@ -15,6 +15,8 @@ from rlflame.estimates import FEWEST_SEEDS, compare_medians
 #: The iteration that break-even times are said for, as in what others publish.
 EPISODES = 100
 _POOR = 0.6
+#: Of an iteration, lost between driver and workers.
+_MUCH = 0.25
 _FEW_TURNS = 4
 
 
@@ -90,13 +92,24 @@ def _more(cases: Sequence[Case], rows: Sequence[Row]) -> list[str]:
     """What keeps the widest from their theoretical speed-up, and what helps."""
     tasks = {case.name: case.tasks for case in cases}
     most = max(row.cell.workers for row in rows)
-    poor = [row for row in rows if row.cell.workers == most > 1 and row.efficiency < _POOR]
-    if not poor:
-        return []
+    if most == min(row.cell.workers for row in rows):
+        return ["One number of workers does not say how work is shared: --workers 1,2."]
+    widest = [row for row in rows if row.cell.workers == most]
+    poor = [row for row in widest if row.efficiency < _POOR]
+    waiting = [row for row in widest if row not in poor and (row.lost or 0.0) > _MUCH]
+    if not poor and not waiting:
+        least = min(row.efficiency for row in widest)
+        return [f"{most} workers do at least {least:.0%} of what they could."]
     few = [row for row in poor if tasks[row.cell.case] < _FEW_TURNS * most]
     learning = [row for row in poor if row.learning > 0.3]
     short = [row for row in poor if row not in learning]
     said = []
+    if waiting:
+        said.append(
+            f"Of {_named(waiting)} up to {max(row.lost or 0.0 for row in waiting):.0%} is latency "
+            "and dispatch, with few workers as with many: an environment whose episodes take "
+            "longer, or several in a task (rollout.envs_per_slot)."
+        )
     if learning:
         said.append(
             f"Learning takes {max(row.learning for row in learning):.0%} of "

@@ -69,6 +69,11 @@ def real(
         continuous=build.acts_continuously,
     )  # fmt: skip
     if episodes is not None:
+        if config.learning.rollout.unit != "episodes":
+            raise ConfigError(
+                f"--episodes is {episodes}, and {name} collects steps, not whole episodes.",
+                "leave it out, or --algo reinforce",
+            )
         config = settings.with_episodes(config, episodes)
     case = _case(f"{environment} {name}", config, iterations or _ITERATIONS, None)
     return case, config.runtime

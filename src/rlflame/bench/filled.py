@@ -12,8 +12,9 @@ import numpy as np
 from rlflame import __version__
 from rlflame.bench import Case, Surroundings
 from rlflame.bench.filling import Filling
+from rlflame.bench.fitted import agreed
 from rlflame.bench.published import REPLAY
-from rlflame.bench.worded import NOTHING, spread, surroundings
+from rlflame.bench.worded import NOTHING, bits, spread, surroundings
 from rlflame.estimates import Interval, compare_medians, median_interval
 from rlflame.report import Block, Document, Section, Table
 
@@ -28,8 +29,8 @@ class Filled:
     complete: bool
 
     @property
-    def same_bits(self) -> bool:
-        return len({fill.content for filling in self.fillings for fill in filling.fills}) == 1
+    def same_bits(self) -> bool | None:
+        return agreed(fill.content for filling in self.fillings for fill in filling.fills)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -104,9 +105,11 @@ class Filled:
             f"{rollout.steps} steps, from the fleet into the replay, and a batch of "
             f"{self._batch} out of it after each. Start-up is in no figure.",
             Table(head, tuple(body), 2),
-            "Every replay held the same in the end, to the last bit."
-            if self.same_bits
-            else "The replays did not hold the same: their machines differ, and so do they.",
+            *bits(
+                [self.same_bits],
+                "Every replay held the same in the end, to the last bit.",
+                "The replays did not hold the same: their machines differ, and so do they.",
+            ),
             *self._flat(),
         ]
 

@@ -7,7 +7,7 @@ that a fleet was measured on. Must not know: how it was timed, how it is worded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
@@ -164,7 +164,12 @@ def gains(cells: Sequence[Cell], here: str = "local", there: str = "flame") -> l
     ]
 
 
-def same_bits(cells: Sequence[Cell], case: str) -> bool:
+def same_bits(cells: Sequence[Cell], case: str) -> bool | None:
     """Whether every fleet and every repetition of a case learned the same weights."""
-    found = {one.weights for c in cells if c.case == case for one in c.repetitions}
-    return len(found) == 1
+    return agreed(one.weights for c in cells if c.case == case for one in c.repetitions)
+
+
+def agreed(digests: Iterable[str]) -> bool | None:
+    """Whether all are one; None where there are no two to compare."""
+    found = [*digests]
+    return None if len(found) < 2 else len(set(found)) == 1

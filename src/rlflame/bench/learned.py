@@ -11,8 +11,9 @@ import numpy as np
 
 from rlflame import __version__
 from rlflame.bench import Case, Surroundings
+from rlflame.bench.fitted import agreed
 from rlflame.bench.learning import Learning, Side
-from rlflame.bench.worded import spread, surroundings
+from rlflame.bench.worded import bits, spread, surroundings
 from rlflame.estimates import Interval, compare_medians, median_interval
 from rlflame.report import Block, Document, Section, Table
 from rlflame.rollout.spec import Float64
@@ -31,8 +32,8 @@ class Learned:
     complete: bool
 
     @property
-    def same_bits(self) -> bool:
-        return len({run.weights for side in self.sides for run in side.runs}) == 1
+    def same_bits(self) -> bool | None:
+        return agreed(run.weights for side in self.sides for run in side.runs)
 
     def speedup(self, side: Side, part: Part) -> Interval:
         """Beside the first, in seconds a step of the environment: runs may differ in length."""
@@ -124,9 +125,11 @@ class Learned:
             "on all sides and count in the whole run only; speed-up is of the time for as many "
             "steps.",
             Table(head, body),
-            "All learned the same weights, to the last bit."
-            if self.same_bits
-            else "They did not learn the same weights.",
+            *bits(
+                [self.same_bits],
+                "All learned the same weights, to the last bit.",
+                "They did not learn the same weights.",
+            ),
         ]
 
     def _updates(self) -> list[Block]:

@@ -10,13 +10,14 @@ from typing import Any
 
 from rlflame import __version__
 from rlflame.bench.fitted import gains, same_bits
-from rlflame.bench.worded import Result
+from rlflame.bench.worded import Result, work
 
 HEAD = ("case", "workers", "backend", "seconds", "steps", "episodes", "collect_s", "learn_s")
 
 
 def facts(result: Result) -> dict[str, Any]:
     """`measurements` is what `rlflame report` and `rlflame bench --diff` compare."""
+    cases = {case.name: case for case in result.cases}
     return {
         "benchmark": "scaling",
         "rlflame": __version__,
@@ -59,6 +60,7 @@ def facts(result: Result) -> dict[str, Any]:
                 "unit": "s",
                 "better": "lower",
                 "values": list(cell.seconds),
+                "work": work(cases[cell.case]),
             }
             for cell in result.cells
         ],

@@ -15,6 +15,7 @@ import numpy as np
 from rlflame import __version__
 from rlflame.bench import Surroundings
 from rlflame.bench.distributed import SOURCE
+from rlflame.bench.fitted import agreed
 from rlflame.bench.racing import THEIRS, Race, Runner
 from rlflame.bench.worded import NOTHING, surroundings
 from rlflame.config import LearningSettings
@@ -42,8 +43,8 @@ class Raced:
     complete: bool
 
     @property
-    def same_bits(self) -> bool:
-        return len({race.weights for one in self._of("exact") for race in one.races}) == 1
+    def same_bits(self) -> bool | None:
+        return agreed(race.weights for one in self._of("exact") for race in one.races)
 
     def speedup(self, runner: Runner) -> float:
         """Beside the first, in seconds a step: runs may differ in length."""
@@ -137,7 +138,7 @@ class Raced:
         counts = [str(one.learners) for one in self._of("exact")]
         if len(counts) < 2:
             return []
-        if not self.same_bits:
+        if self.same_bits is False:
             return ["The exact recipe did not learn the same weights."]
         return [f"The exact recipe learned the same weights by {', '.join(counts)} learners, to "
                 "the last bit."]  # fmt: skip

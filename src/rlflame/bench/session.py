@@ -60,9 +60,11 @@ class Session:
         """How it ended, if a signal did it."""
         if self.stop.signal_number is not None:
             kept = "what was measured is kept" if measured else "nothing was measured yet"
-            raise Interrupted(
+            error = Interrupted(
                 f"Stopped; {kept}.", "the same command measures anew", self.stop.signal_number
             )
+            error.documented = measured
+            raise error
 
     def _watch(self, event: FleetEvent) -> None:
         if event.kind == "note":

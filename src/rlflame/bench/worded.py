@@ -49,7 +49,7 @@ def document(result: Result) -> Document:
     if result.theirs is not None:
         sections.append(Section("Beside what was published", tuple(_published(result))))
     sections += [
-        Section("What to do", tuple(result.advice()) or ("Nothing keeps the workers waiting.",)),
+        Section("What to do", tuple(result.advice())),
         Section("Measured on", tuple(surroundings(result.surroundings, result.complete))),
     ]
     return Document("Benchmark: scaling", tuple(sections))
@@ -76,7 +76,6 @@ def _speedup(result: Result) -> list[Block]:
     )
     if quoted:
         head = (*head, "Flame's README")
-    bits = all(same_bits(result.cells, case.name) for case in result.cases)
     return [
         "The same work on every side, collecting and learning, through the one loop that trains; "
         "warm-up apart; medians with 95% bootstrap intervals from "
@@ -84,20 +83,28 @@ def _speedup(result: Result) -> list[Block]:
         "is what so many tasks allow on so many workers.",
         Table(head, body, 2),
         _tasks(result.cases),
-        "Every side learned the same weights, to the last bit."
-        if bits
-        else "The sides did not learn the same weights: their machines differ, and so do they.",
+        *bits(
+            [same_bits(result.cells, case.name) for case in result.cases],
+            "Every side learned the same weights, to the last bit.",
+            "The sides did not learn the same weights: their machines differ, and so do they.",
+        ),
         *_missing(result.cells),
     ]
 
 
+def bits(found: Sequence[bool | None], same: str, different: str) -> list[str]:
+    """A sentence on what was compared, and none where nothing was."""
+    known = [one for one in found if one is not None]
+    return [same if all(known) else different] if known else []
+
+
 def _tasks(cases: Sequence[Case]) -> str:
-    said = (
-        f"{case.name}: {case.tasks} tasks an iteration, "
-        f"{case.iterations} iteration{'s' * (case.iterations != 1)}"
-        for case in cases
-    )
-    return "; ".join(said) + "."
+    return "; ".join(f"{case.name}: {work(case)}" for case in cases) + "."
+
+
+def work(case: Case) -> str:
+    """What a repetition does, whoever does it."""
+    return f"{count(case.tasks, 'task')} an iteration, {count(case.iterations, 'iteration')}"
 
 
 def _missing(cells: Sequence[Cell]) -> list[str]:
@@ -134,8 +141,7 @@ def _losses(result: Result) -> list[Block]:
     ]
     if result.overheads:
         fitted = tuple(
-            (one.fleet, f"{1000.0 * one.task_s:.2f}", f"{1000.0 * one.iteration_s:.2f}",
-             str(one.cells))
+            (one.fleet, *_fitted(one), str(one.cells))
             for one in result.overheads
         )  # fmt: skip
         blocks += [
@@ -145,6 +151,13 @@ def _losses(result: Result) -> list[Block]:
             Table(("fleet", "ms a task", "ms an iteration", "rows"), fitted),
         ]
     return blocks
+
+
+def _fitted(one: Overhead) -> tuple[str, str]:
+    """A line needs three points to say anything."""
+    if one.cells < FEWEST_SEEDS:
+        return NOTHING, NOTHING
+    return f"{1000.0 * one.task_s:.2f}", f"{1000.0 * one.iteration_s:.2f}"
 
 
 def _gains(result: Result, found: Sequence[Any]) -> list[Block]:
@@ -181,7 +194,7 @@ def _published(result: Result) -> list[Block]:
         one = row.cell.repetitions[-1]
         reward = NOTHING if one.final_return is None else f"{one.final_return:,.1f}"
         body.append((
-            f"rlflame, {row.cell.fleet}, {row.cell.workers} workers",
+            f"rlflame, {row.cell.fleet}, {count(row.cell.workers, 'worker')}",
             f"{machine['processor']}, {machine['usable_cores']} cores",
             f"{row.seconds.value:,.2f}",
             f"{one.episodes / row.seconds.value:,.1f}",
@@ -195,8 +208,8 @@ def _published(result: Result) -> list[Block]:
         "hardware is not the same, so seconds across it compare nothing; and their two sides are "
         "two programs, of one trial each.",
         Table(("run", "hardware", "seconds", "episodes/s", "last mean reward"), tuple(body), 2),
-        f"Their gain, (distributed - local) / local of the throughput, is {gain:+.1f}%; ours is "
-        "in the section above where both fleets were measured.",
+        f"Their gain, (distributed - local) / local of the throughput, is {gain:+.1f}%"
+        + ("; ours is in the section above." if gains(result.cells) else "."),
         *([f"Ours ran {count(result.cases[0].iterations, 'iteration')} only."] if short else []),
     ]
 

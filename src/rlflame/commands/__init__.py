@@ -52,7 +52,7 @@ def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int
         if sys.stdout is not None:
             sys.stdout.flush()
     except RlflameError as error:
-        say_failure(error, debug=debug, as_json=as_json)
+        say_failure(error, debug=debug, as_json=as_json and not error.documented)
         return error.exit_code
     except KeyboardInterrupt:
         interrupted = Interrupted("Interrupted.", "", signal.SIGINT)

@@ -30,7 +30,12 @@ Compare = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("-o", "--out", metavar="DIR", help="A folder for JSON, Markdown, table, picture."),
+    typer.Option(
+        "-o",
+        "--out",
+        metavar="DIR",
+        help="A folder for JSON and Markdown, and what has a table has it and its picture.",
+    ),
 ]
 Algo = Annotated[
     str | None, typer.Option(metavar="ALGO", help="ppo, reinforce or sac. [default: ppo]")

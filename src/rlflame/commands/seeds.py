@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 if TYPE_CHECKING:
     from rlflame.config import RunConfig
     from rlflame.errors import RlflameError
@@ -97,15 +95,9 @@ def _end(result: JobResult, runtime: RuntimeSettings, show: SeedsDisplay, stop: 
     if result.plot is None and runtime.progress not in ("json", "quiet"):
         _draw(result)
     error = _failure(result, stop)
-    if error is None:
-        return
-    if runtime.progress != "json":
+    if error is not None:
+        error.documented = runtime.progress == "json"
         raise error
-    # The document has said it, and is to be the only one.
-    from rlflame.display.mouth import say_failure
-
-    say_failure(error)
-    raise typer.Exit(error.exit_code)
 
 
 def _failure(result: JobResult, stop: SignalStop) -> RlflameError | None:

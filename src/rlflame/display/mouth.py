@@ -1,7 +1,7 @@
 """The one mouth: how anything is said.
 
 A report goes to standard output; notes, warnings and errors go to standard error. Loads nothing
-heavy. Must not know: what is said.
+heavy. Must not know: runs.
 """
 
 from __future__ import annotations

@@ -126,12 +126,17 @@ def _metric(runs: Sequence[Recorded]) -> str:
 
 
 def _of_measurements(ours: Path, theirs: Sequence[Path], margin: float) -> Composed:
-    found = measurements.read(ours)
+    mine = measurements.read(ours)
     title = f"Benchmark: {ours.stem}"
-    facts: dict[str, Any] = {"measurements": [{**asdict(m), "median": m.median} for m in found]}
+    facts: dict[str, Any] = {
+        "measurements": [{**asdict(m), "median": m.median} for m in mine.found],
+        "doubts": list(mine.doubts),
+    }
     if not theirs:
-        return Composed(Document(title, (measurements.listed(found),)), facts, (), ())
-    changes = measurements.changes(found, measurements.read(theirs[0]), margin)
+        return Composed(Document(title, (measurements.listed(mine),)), facts, (), ())
+    other = measurements.read(theirs[0])
+    changes = measurements.changes(mine.found, other.found, margin)
+    doubts = facts["doubts"] = measurements.doubts(mine, other)
     facts["changes"] = [
         {**asdict(one), **one.verdict.as_dict()} for one in changes
     ]  # fmt: skip
@@ -139,4 +144,4 @@ def _of_measurements(ours: Path, theirs: Sequence[Path], margin: float) -> Compo
         Shown(one.name, one.verdict, "%")
         for one in changes
     )  # fmt: skip
-    return Composed(Document(title, (measurements.compared(changes),)), facts, shown, ())
+    return Composed(Document(title, (measurements.compared(changes, doubts),)), facts, shown, ())

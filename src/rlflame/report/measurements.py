@@ -27,10 +27,23 @@ class Measurement:
     unit: str
     higher_is_better: bool
     values: tuple[float, ...]
+    #: What was done each time, where that is more than the name says.
+    work: str = ""
 
     @property
     def median(self) -> float:
         return float(np.median(self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """All of one file, and what has to be known to read it."""
+
+    name: str
+    found: tuple[Measurement, ...]
+    processor: str
+    #: Sentences that begin with who they are of.
+    doubts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +64,7 @@ class Change:
         return Verdict(self.repetitions, self.improvement, self.equivalence, self.margin)
 
 
-def read(path: Path) -> list[Measurement]:
+def read(path: Path) -> Results:
     """`{"measurements": [{"name", "unit", "better": "higher" | "lower", "values"}]}`."""
     try:
         data = decoded.value(path.read_text("utf-8"))
@@ -67,7 +80,15 @@ def read(path: Path) -> list[Measurement]:
         ) from error
     if not found or len({one.name for one in found}) < len(found):
         raise CheckpointError(f"{path} has no measurements, or one twice.", "check how it was made")
-    return found
+    machine = data.get("machine")
+    processor = machine.get("processor") if isinstance(machine, dict) else None
+    doubts = []
+    if data.get("complete") is False:
+        doubts.append(f"{path} was stopped before its end.")
+    if data.get("busy") is True:
+        doubts.append(f"{path} was measured on a machine that was busy with other work.")
+    name = processor if isinstance(processor, str) else ""
+    return Results(str(path), tuple(found), name, tuple(doubts))
 
 
 def _measurement(entry: dict[str, object]) -> Measurement:
@@ -78,7 +99,13 @@ def _measurement(entry: dict[str, object]) -> Measurement:
     if not all(map(math.isfinite, numbers)):
         raise ValueError("not finite")
     higher = entry["better"] == "higher"
-    return Measurement(str(entry["name"]), str(entry.get("unit", "")), higher, numbers)
+    return Measurement(
+        str(entry["name"]),
+        str(entry.get("unit", "")),
+        higher,
+        numbers,
+        str(entry.get("work", "")),
+    )
 
 
 def changes(
@@ -96,7 +123,24 @@ def changes(
     return [_change(one, other, margin) for one, other in both]
 
 
+def doubts(ours: Results, theirs: Results) -> list[str]:
+    """What a comparison has to be read with."""
+    said = [*theirs.doubts, *ours.doubts]
+    if ours.processor and theirs.processor and ours.processor != theirs.processor:
+        said.append(f"The machines differ: {theirs.processor} before, {ours.processor} now.")
+    for here, there in ((ours, theirs), (theirs, ours)):
+        alone = [one.name for one in here.found if one.name not in {m.name for m in there.found}]
+        if alone:
+            said.append(f"In {here.name} alone: {'; '.join(alone)}.")
+    return said
+
+
 def _change(one: Measurement, other: Measurement, margin: float) -> Change:
+    if one.work and other.work and one.work != other.work:
+        raise ConfigError(
+            f"{one.name} was {other.work} before, and is {one.work} now.",
+            "compare results of the same work",
+        )
     if (one.unit, one.higher_is_better) != (other.unit, other.higher_is_better):
         raise ConfigError(
             f"{one.name} was measured in {one.unit} and in {other.unit}.",
@@ -117,17 +161,17 @@ def _change(one: Measurement, other: Measurement, margin: float) -> Change:
     )
 
 
-def listed(found: Sequence[Measurement]) -> Section:
+def listed(results: Results) -> Section:
     rows = tuple(
         (one.name, one.unit, str(len(one.values)), number(one.median, 2),
          number(min(one.values), 2), number(max(one.values), 2))
-        for one in found
+        for one in results.found
     )  # fmt: skip
     head = ("measured", "unit", "times", "median", "least", "most")
-    return Section("Benchmark", (Table(head, rows, 2),))
+    return Section("Benchmark", (Table(head, rows, 2), *results.doubts))
 
 
-def compared(found: Sequence[Change]) -> Section:
+def compared(found: Sequence[Change], doubts: Sequence[str]) -> Section:
     rows = tuple(
         (
             one.name,
@@ -148,5 +192,6 @@ def compared(found: Sequence[Change]) -> Section:
             "Before is what stands behind --vs. An improvement is positive whichever way is "
             "better; its interval is a bootstrap over repetitions, from three on.",
             Table(head, rows, 2),
+            *doubts,
         ),
     )
