@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from rlflame import presets
+
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "results"
 PAGE = (DOCS / "benchmarks.md").read_text("utf-8")
@@ -40,8 +42,14 @@ def rates(fleet: str, env: str) -> list[dict[str, Any]]:
     assert found["complete"]
     assert not found["busy"]
     assert [rate["workers"] for rate in found["rates"]] == [1, 2]
+    id = presets.environment_id(env)
+    assert found["case"] == f"{env} {presets.preset_for(id, 'ppo')}"  # of today's preset
     assert all(len(rate["steps_per_s"]) == 5 for rate in found["rates"])
     return list(found["rates"])
+
+
+def between(shares: list[float]) -> str:
+    return f"{median(shares):.2f} [{min(shares):.2f}, {max(shares):.2f}]"
 
 
 @pytest.mark.parametrize("fleet", ["inline", "local"])
@@ -55,8 +63,8 @@ def test_rollouts_are_those_of_their_records(fleet: str) -> None:
             shares = rate["shares"]
             expected += [
                 f"{median(rate['steps_per_s']):,.0f}",
-                f"{median(shares['gymnasium']):.2f}",
-                f"{median(shares['mj_step']):.2f}" if "mj_step" in shares else "",
+                between(shares["gymnasium"]),
+                between(shares["mj_step"]) if "mj_step" in shares else "",
             ]
         assert cells == expected, name
 

@@ -230,6 +230,7 @@ def test_without_a_cluster_flame_is_unreachable():
         (("replay", "--env", "ant", "--transitions", "1000000000"), "fewer --transitions"),
         (("replay", "--set", "rollout.stepps=3"), "stepps"),
         (("scaling", "--env", "cartpole", "--episodes", "4"), "collects steps, not whole episodes"),
+        (("--diff", "runs/a", "runs/b"), "runs/a is no result of a benchmark"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_words(words, sentence):

@@ -331,8 +331,15 @@ def _lengths(text: str) -> list[float]:
 
 def _diff(old: Path, new: Path, *, as_json: bool) -> None:
     from rlflame.display.mouth import as_json_text, say
+    from rlflame.errors import ConfigError
     from rlflame.report import composed, markdown
 
+    for path in (old, new):
+        if path.suffix != ".json":
+            raise ConfigError(
+                f"{path} is no result of a benchmark, which ends in .json.",
+                "rlflame bench --diff old/scaling.json new/scaling.json",
+            )
     found = composed.compose([new], [old], MARGIN)
     whole = as_json_text(found.facts, indent=1) if as_json else markdown.written(found.document)
     say(whole.rstrip())
