@@ -4,6 +4,9 @@
     python benchmarks/learning.py reinforce              # default against classic, equal steps
     python benchmarks/learning.py sac --seeds 0-2 --csv docs/results/sac.csv
     python benchmarks/learning.py ppo --seeds 0-9 --csv docs/results/ppo.csv
+    python benchmarks/learning.py long --seeds 0-9 --csv docs/results/reinforce_long.csv
+    python benchmarks/learning.py wide --seeds 0-4 --csv docs/results/wide.csv
+    python benchmarks/learning.py untuned --seeds 0-4 --csv docs/results/untuned.csv
     python benchmarks/learning.py run hopper ppo --steps 300000 --seeds 100-102 \
         --set ppo.minibatch_size=256
 
@@ -82,7 +85,33 @@ PPO = [
     )
     for env, floor in floors.items()
 ]  # fmt: skip
-STUDIES = {"floors": FLOORS, "reinforce": REINFORCE, "sac": SAC, "ppo": PPO}
+#: REINFORCE for as many steps as others have published figures of.
+LONG = [
+    Study(f"reinforce-{env}-{steps // 1_000_000}m" if steps >= 1_000_000
+          else f"reinforce-{env}-{steps // 1000}k",
+          env, "reinforce", steps, floor, published_plan=True)
+    for env, steps, floor in (("hopper", 3_000_000, 800), ("halfcheetah", 3_000_000, 880),
+                              ("walker2d", 3_000_000, 460), ("ant", 3_000_000, 300),
+                              ("cartpole", 200_000, 483))
+]  # fmt: skip
+#: The family for clusters, which takes more steps and learns less from each.
+WIDE = [
+    Study(f"wide-{env}-3m", env, "ppo", 3_000_000, floor, preset="mujoco-ppo-wide",
+          published_plan=True)
+    for env, floor in (("hopper", 3100), ("halfcheetah", 6000), ("walker2d", 4000))
+]  # fmt: skip
+#: What environments get that nobody has tuned for.
+UNTUNED = [
+    Study(f"untuned-{name}", env, "ppo", steps, published_plan=True)
+    for name, env, steps in (("acrobot", "acrobot", 500_000),
+                             ("mountaincarcontinuous", "MountainCarContinuous-v0", 500_000),
+                             ("swimmer", "swimmer", 1_000_000),
+                             ("reacher", "reacher", 1_000_000),
+                             ("pusher", "pusher", 1_000_000),
+                             ("bipedalwalker", "bipedalwalker", 1_000_000))
+]  # fmt: skip
+STUDIES = {"floors": FLOORS, "reinforce": REINFORCE, "sac": SAC, "ppo": PPO,
+           "long": LONG, "wide": WIDE, "untuned": UNTUNED}  # fmt: skip
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -53,6 +54,25 @@ def test_it_trains_resumes_and_evaluates_from_its_folder(tmp_path: Path, fleet: 
             "--workers", "1", "--out", "run", "--quiet")  # fmt: skip
     rlflame("resume", "run", "--steps", "384", "--quiet", "--workers", "1")
     assert "best" in rlflame("eval", "run/best.safetensors", "--episodes", "2", "--workers", "1")
+
+
+def test_a_file_that_a_setting_names_is_known_before_the_recipe_is_chosen(tmp_path: Path) -> None:
+    """What nobody tuned for depends on the actions, so the environment is looked at first."""
+    numbers = "Box(-1.0, 1.0, (1,), np.float32)"
+    (tmp_path / "mine.py").write_text(
+        MINE.replace("gymnasium.spaces.Discrete(2)", f"gymnasium.spaces.{numbers}")
+    )
+    (tmp_path / "mine.toml").write_text('[runtime]\nenv_file = "mine.py"\n')
+    for named in (("--set", "runtime.env_file=mine.py"), ("--config", "mine.toml")):
+        shown = subprocess.run(
+            [sys.executable, "-m", "rlflame", "train", "--env", "Mine-v0", *named,
+             "--dry-run", "--json"],
+            cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert shown.returncode == 0, shown.stderr
+        learning = json.loads(shown.stdout)["config"]["learning"]
+        assert learning["ppo"]["normalise_advantages"] == "off"
+        assert learning["policy_average"] == 20
 
 
 def test_a_name_of_gymnasium_s_own_may_be_given_to_another(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rlflame.errors import ConfigError
 
 
 def resolve(**words):
-    words.setdefault("continuous", lambda id, kwargs: False)
+    words.setdefault("continuous", lambda config: False)
     return presets.resolve(**words)[0]
 
 
@@ -62,7 +62,7 @@ def test_the_flag_for_an_environment_wins_over_set_and_file(tmp_path):
 
 
 def test_without_any_words_it_is_ppo_on_cartpole():
-    config, preset = presets.resolve(continuous=lambda id, kwargs: False)
+    config, preset = presets.resolve(continuous=lambda config: False)
     assert (config.learning.environment.id, config.learning.algorithm) == ("CartPole-v1", "ppo")
     assert preset == "cartpole-ppo"
 
@@ -102,7 +102,7 @@ def test_every_preset_is_a_whole_recipe_of_its_algorithm(name):
     stem = name.removesuffix("-wide")
     method = "reinforce" if stem.endswith("classic") else stem.rpartition("-")[2]
     for continuous in (False, True):
-        config = resolve(preset=name, continuous=lambda id, kwargs, c=continuous: c)
+        config = resolve(preset=name, continuous=lambda config, c=continuous: c)
         assert config.learning.algorithm == method
 
 
@@ -115,7 +115,7 @@ def test_every_environment_has_a_preset_for_every_algorithm():
 def test_the_classic_preset_is_the_example_of_the_text_book():
     choice = resolve(preset="reinforce-classic", environment="cartpole")
     numbers = resolve(
-        preset="reinforce-classic", environment="hopper", continuous=lambda id, kwargs: True
+        preset="reinforce-classic", environment="hopper", continuous=lambda config: True
     )
     for config, hidden, rate in ((choice, (128,), 1e-2), (numbers, (256, 256), 3e-4)):
         learning = config.learning
@@ -134,9 +134,25 @@ def test_whether_actions_are_continuous_is_asked_with_the_arguments_of_the_envir
         preset="reinforce-classic",
         environment="lunarlander",
         flags={"learning.environment.kwargs.continuous": True},
-        continuous=lambda id, kwargs: bool(asked.append((id, kwargs))),
+        continuous=lambda config: bool(asked.append(config.learning.environment)),
     )
-    assert asked == [("LunarLander-v3", {"continuous": True})]
+    (one,) = asked
+    assert (one.id, one.kwargs) == ("LunarLander-v3", {"continuous": True})
+
+
+def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
+    choices = resolve(environment="acrobot", continuous=lambda config: False)
+    numbers = resolve(environment="MountainCarContinuous-v0", continuous=lambda config: True)
+    assert choices.learning.policy_average is None
+    assert choices.learning.ppo.normalise_advantages == "minibatch"
+    assert numbers.learning.policy_average == 20
+    assert numbers.learning.ppo.normalise_advantages == "off"
+    mine = resolve(
+        environment="MountainCarContinuous-v0",
+        sets=["learning.policy_average=3"],
+        continuous=lambda config: True,
+    )
+    assert mine.learning.policy_average == 3
 
 
 # What is refused

@@ -7,14 +7,14 @@ concrete classes. Must not know: the command line, how anything is shown.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from rlflame import env_file
 from rlflame.companion.lead import Companion, Nobody
-from rlflame.config import EnvironmentSettings, LearningSettings, Recipe
+from rlflame.config import EnvironmentSettings, LearningSettings, Recipe, RunConfig
 from rlflame.errors import ConfigError, typed
 from rlflame.evaluate import EvaluationPlan
 from rlflame.facts import Facts, count, replay_size, size
@@ -46,10 +46,11 @@ def environment(settings: EnvironmentSettings) -> EnvSpec:
     return look_at(settings)
 
 
-def acts_continuously(id: str, kwargs: Mapping[str, Any] | None = None) -> bool:
-    """Whether an environment wants numbers rather than a choice."""
-    settings = EnvironmentSettings(id=id, kwargs=dict(kwargs or {}))
-    return environment(settings).action_kind == "continuous"
+def acts_continuously(config: RunConfig) -> bool:
+    """Whether a config's environment wants numbers rather than a choice."""
+    if config.runtime.env_file is not None:
+        env_file.admit(config.runtime.env_file)
+    return environment(config.learning.environment).action_kind == "continuous"
 
 
 def policy_spec(learning: LearningSettings, env: EnvSpec) -> PolicySpec:

@@ -15,6 +15,7 @@ from rlflame.rollout import own
 
 def admit(path: str) -> None:
     """Make a file's environments known here and to workers; find out first that it loads."""
+    path = os.path.abspath(path)
     module, extension = os.path.splitext(os.path.basename(path))
     if extension != ".py" or not os.path.isfile(path):
         raise ConfigError(f"--env-file {path!r} is no Python file.", "name a file that ends .py")

@@ -282,8 +282,8 @@ def _runtime(
     return presets.validated({"stop_at_steps": 1, **data}).runtime
 
 
-def _continuous(id: str, kwargs: Mapping[str, Any]) -> bool:
-    limit_threads(1)
+def _continuous(config: RunConfig) -> bool:
+    limit_threads(config.learning.threads)
     from rlflame import build
 
-    return build.acts_continuously(id, kwargs)
+    return build.acts_continuously(config)

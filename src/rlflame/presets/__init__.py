@@ -97,12 +97,12 @@ def resolve(
     config_file: Path | None = None,
     sets: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
-    continuous: Callable[[str, Mapping[str, Any]], bool],
+    continuous: Callable[[RunConfig], bool],
 ) -> tuple[RunConfig, str]:
     """The config of a run and the name of the preset under it.
 
-    A preset may hold a part named `continuous`, laid over the rest where `continuous(id, kwargs)`
-    says that the environment's actions are.
+    A preset may hold a part named `continuous`, laid over the rest where `continuous(config)` says
+    that the actions of the config's environment are.
     """
     flagged: dict[str, Any] = {}
     for key, value in (flags or {}).items():
@@ -138,10 +138,10 @@ def resolve(
     name = preset or preset_for(id, method)
     layers = read_preset(name)
     overlay = layers.pop("continuous", None)
-    kwargs = get(above, "learning.environment.kwargs")
-    if overlay is not None and continuous(id, kwargs if isinstance(kwargs, dict) else {}):
-        layers = over(layers, overlay)
-    return validated(over(layers, above)), name
+    config = validated(over(layers, above))
+    if overlay is not None and continuous(config):
+        config = validated(over(over(layers, overlay), above))
+    return config, name
 
 
 def validated(data: Mapping[str, Any]) -> RunConfig:
