@@ -17,13 +17,13 @@ from rlflame.rollout.spec import EnvSpec
 ENV = EnvSpec("E-v0", {}, None, 3, "discrete", 2, 0, (), ())
 
 
-def case(name="15 ms", tasks=8, episode_ms=15.0, iterations=1):
+def case(name="15 ms", tasks=8, episode_ms=15.0, iterations=1, rows=1):
     recipe = Recipe.model_validate(
         {
             "stop_at_iterations": iterations,
             "learning": {
                 "algorithm": "reinforce",
-                "rollout": {"unit": "episodes", "num_slots": tasks, "envs_per_slot": 1},
+                "rollout": {"unit": "episodes", "num_slots": tasks, "envs_per_slot": rows},
             },
         }
     )
@@ -71,9 +71,7 @@ def test_one_repetition_each_shows_no_difference():
 def test_workers_that_did_not_come_are_not_counted_on():
     (row,) = fitted.rows([case(tasks=8)], [cell([1.0], workers=4, there=2)])
     found = worded.Result([case()], [cell([1.0], workers=4, there=2)], look(), True)
-    assert fitted.overheads([case(tasks=8)], [row.cell])[0].task_s == pytest.approx(
-        (1.0 - 4 * 0.015) / 4
-    )
+    assert fitted._lost(case(tasks=8), row.cell) == (4, pytest.approx(1.0 - 4 * 0.015))
     assert "Of 4 workers of local, 2 were there" in _text(found)
 
 
@@ -93,12 +91,15 @@ def test_the_overhead_of_a_task_and_of_an_iteration_are_found_again():
 
 
 def test_an_overhead_below_nothing_is_none():
-    """Losses of 1 s at two tasks and 3 s at four lie on a line that begins at -1."""
-    cases = [case("a", 2, 0.0), case("b", 4, 0.0)]
-    cells = [cell([1.0], case="a"), cell([3.0], case="b")]
+    """Losses of 1, 2 and 3 s at two, three and four tasks lie on a line that begins at -1."""
+    cases = [case("a", 2, 0.0), case("b", 3, 0.0), case("c", 4, 0.0)]
+    cells = [cell([seconds], case=name) for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
     (found,) = fitted.overheads(cases, cells)
     assert found.iteration_s == 0.0
-    best = min(np.linspace(0, 2, 20_001), key=lambda o: (2 * o - 1) ** 2 + (4 * o - 3) ** 2)
+    best = min(
+        np.linspace(0, 2, 20_001),
+        key=lambda o: sum((n * o - (n - 1)) ** 2 for n in (2, 3, 4)),
+    )
     assert found.task_s == pytest.approx(best, abs=1e-4)
 
 
@@ -204,13 +205,19 @@ def test_each_case_has_its_winner_and_a_draw_is_a_draw():
     assert "Flame was faster for 1000: --fleet flame" in said
     assert "This machine was faster for 1: --local" in said
     assert "No difference was shown for 50" in said
+    assert "executors win" not in said  # with one number of workers nobody knows from when on
+    cells += [cell([2.0], case="1", workers=4, fleet="flame"), cell([0.5], case="1", workers=4)]
+    said = _advice(cases, cells)
     assert "8 executors win against 1 worker here from" in said
     assert "8 executors win against 2 workers here from" in said
 
 
 def test_executors_that_are_no_more_than_the_cores_here_cannot_win():
-    cells = [cell([1.0] * 3, workers=2), cell([1.5] * 3, workers=2, fleet="flame")]
-    said = _advice([case()], cells)
+    fleets = (("local", 1.0), ("flame", 1.5))
+    cells = [cell([s * 2 / n] * 3, workers=n, fleet=f) for n in (1, 2) for f, s in fleets]
+    cases = [case(), case("30 ms", episode_ms=30.0)]
+    cells += [cell([2 * s] * 3, case="30 ms", workers=2, fleet=f) for f, s in fleets]
+    said = _advice(cases, cells)
     assert "2 executors cannot win against 2 workers here" in said
 
 
@@ -248,11 +255,34 @@ def test_of_what_was_not_measured_twice_nothing_is_said():
     assert [each["same_bits"] for each in listed.facts(two)["cases"]] == [True, None]
 
 
-@pytest.mark.parametrize(("rows", "shown"), [(2, False), (3, True)])
-def test_a_line_is_fitted_to_three_rows_or_more(rows, shown):
-    cells = [cell([1.0], workers=n + 1) for n in range(rows)]
-    text = _text(worded.Result([case()], cells, look(), True)).replace(" ", "")
-    assert (f"|local|-|-|{rows}|" not in text) == shown
+@pytest.mark.parametrize(
+    ("workers", "shown"),
+    [((1, 2), False), ((1, 2, 4), True), ((8, 9, 10), False)],  # the last have as many turns
+)
+def test_a_line_is_fitted_where_both_its_numbers_can_be_told(workers, shown):
+    """In the table, in the data and in the advice alike."""
+    fleets = ("local", "flame")
+    cells = [cell([1.0], workers=n, fleet=fleet) for n in workers for fleet in fleets]
+    result = worded.Result([case(tasks=8 if workers[0] == 8 else 100)], cells, look(), True)
+    assert ("ms a task" in _text(result)) == shown
+    assert bool(listed.facts(result)["overheads"]) == shown
+    assert (
+        any("With 100 episodes" in said or "cannot win" in said for said in result.advice())
+        == shown
+    )
+
+
+def test_losses_that_fall_with_tasks_are_those_of_an_iteration():
+    cases = [case("a", 1, 0.0), case("b", 2, 0.0), case("c", 3, 0.0)]
+    cells = [cell([seconds], case=name) for name, seconds in (("a", 0.3), ("b", 0.2), ("c", 0.1))]
+    (found,) = fitted.overheads(cases, cells)
+    assert (found.task_s, found.iteration_s) == (0.0, pytest.approx(0.2))
+
+
+def test_a_task_of_several_episodes_sleeps_for_each():
+    one = case(tasks=4, rows=4)
+    (row,) = fitted.rows([one], [cell([0.3])])
+    assert row.lost == pytest.approx(1.0 - 4 * 4 * 0.015 / 0.3)
 
 
 @pytest.mark.parametrize(

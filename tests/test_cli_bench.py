@@ -12,7 +12,8 @@ import pytest
 from commands import finished, process, rlflame
 from flame_stub import FlameStub
 
-from rlflame.bench import conducted, published
+from rlflame.bench import conducted, files, published
+from rlflame.errors import RlflameError
 
 QUICK = ("--episode-ms", "0", "--episodes", "2", "--repeat", "2")
 
@@ -259,7 +260,8 @@ def test_what_was_measured_outlives_an_interruption(words, tmp_path):
         running.kill()
     assert spoken.code == 130, spoken.err
     assert "Traceback" not in spoken.err
-    assert "what was measured is kept" in spoken.err
+    assert f"what was measured is above, and in {tmp_path / 'it'}." in spoken.err
+    assert f"-o {tmp_path / 'it-2'} measures anew" in spoken.err
     facts = json.loads(file.read_text())
     assert not facts["complete"]
     assert [cell["case"] for cell in facts["cells"]] == ["0 ms"]
@@ -267,6 +269,48 @@ def test_what_was_measured_outlives_an_interruption(words, tmp_path):
         assert json.loads(spoken.out) == facts  # one document, and nothing behind it
     else:
         assert "Stopped before the end" in spoken.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("rollouts", "--no-limit", "--seconds", "0.1"),
+     ("scaling", "--compare", "inline", "--episode-ms", "0", "--episodes", "2")],
+)  # fmt: skip
+def test_what_was_measured_outlives_a_closed_output(words, tmp_path):
+    running = process("bench", *words, "--workers", "1", "--repeat", "1", "-o", tmp_path / "it")
+    running.stdout.close()
+    running.stdout = None
+    spoken = finished(running)
+    assert "Traceback" not in spoken.err
+    assert json.loads((tmp_path / "it" / f"{words[0]}.json").read_text())["complete"]
+
+
+@pytest.mark.parametrize("broken", ["environment", "folder"])
+def test_what_was_told_before_a_failure_is_one_document(broken, monkeypatch, tmp_path):
+    """The second count of workers cannot be had, or there is nowhere to write to any more."""
+
+    def fail(*_: object) -> bool:
+        raise RlflameError("It broke.", "mend it")
+
+    if broken == "environment":
+        measure, counts = conducted._rate, []
+
+        def once(*words: object) -> bool:
+            counts.append(words)
+            return measure(*words) if len(counts) == 1 else fail()
+
+        monkeypatch.setattr(conducted, "_rate", once)
+    else:
+        monkeypatch.setattr(files, "write_atomically", fail)
+    spoken = rlflame(
+        "bench", "rollouts", "--no-limit", "--seconds", "0.05", "--repeat", "1", "--fleet",
+        "inline", "--workers", "1,2", "--json", "-o", tmp_path / "it",
+    )  # fmt: skip
+    assert spoken.code == 1
+    assert "It broke." in spoken.err
+    facts = json.loads(spoken.out)
+    assert facts["complete"] == (broken == "folder")
+    assert facts["rates"][0]["workers"] == 1
 
 
 def test_both_sides_on_a_flame_learn_the_same(monkeypatch):

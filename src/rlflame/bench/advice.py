@@ -107,7 +107,7 @@ def _more(cases: Sequence[Case], rows: Sequence[Row]) -> list[str]:
     if waiting:
         said.append(
             f"Of {_named(waiting)} up to {max(row.lost or 0.0 for row in waiting):.0%} is latency "
-            "and dispatch, with few workers as with many: an environment whose episodes take "
+            "and dispatch: an environment whose episodes take "
             "longer, or several in a task (rollout.envs_per_slot)."
         )
     if learning:

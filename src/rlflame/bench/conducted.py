@@ -27,6 +27,7 @@ from rlflame.bench.script import Script
 from rlflame.bench.session import Session, measured
 from rlflame.bench.surroundings import look
 from rlflame.display.mouth import as_json_text, say, say_aside
+from rlflame.errors import RlflameError
 from rlflame.plot import Drawing
 from rlflame.plot.picture import PlotUnavailable
 from rlflame.report import Document, markdown
@@ -53,14 +54,10 @@ def scale(
     def result(complete: bool) -> worded.Result:
         return worded.Result(work, cells, found, complete, theirs)
 
-    def keep(complete: bool = False) -> list[Path]:
-        if folder is None:
-            return []
-        so_far = result(complete)
-        return folder.write(listed.facts(so_far), worded.document(so_far), listed.table(so_far))
-
     def kept() -> None:
-        keep()
+        if folder is not None:
+            so_far = result(False)
+            folder.write(listed.facts(so_far), worded.document(so_far), listed.table(so_far))
 
     def measure(here: Session) -> bool:
         return Scaling(
@@ -71,13 +68,13 @@ def scale(
     def told(complete: bool) -> bool:
         if cells:
             whole = result(complete)
-            tell(listed.facts(whole), worded.document(whole), as_json=as_json)
-            say_written(keep(complete))
+            facts, document = listed.facts(whole), worded.document(whole)
+            tell(facts, document, folder, listed.table(whole), as_json=as_json)
             if folder is not None:
                 draw(folder)
         return bool(cells)
 
-    measured(runtime, debug, measure, told)
+    measured(runtime, debug, measure, told, out)
 
 
 def collect(
@@ -107,12 +104,10 @@ def collect(
         some = [rate for rate in rates if rate.steps_per_s]
         if some:
             result = Rates(case, some, found, complete)
-            tell(result.facts(), result.document(), as_json=as_json)
-            if folder is not None:
-                say_written(folder.write(result.facts(), result.document()))
+            tell(result.facts(), result.document(), folder, as_json=as_json)
         return bool(some)
 
-    measured(runtime, debug, measure, told)
+    measured(runtime, debug, measure, told, out)
 
 
 def fill(
@@ -141,12 +136,13 @@ def fill(
         some = [filling for filling in fillings if filling.fills]
         if some:
             result = Filled(case, some, found, complete)
-            tell(result.facts(), result.document(), as_json=as_json)
-            if folder is not None:
-                say_written(folder.write(result.facts(), result.document()))
+            tell(result.facts(), result.document(), folder, as_json=as_json)
         return bool(some)
 
-    measured(runtime, debug, lambda here: all(with_count(here, count) for count in counts), told)
+    def measure(here: Session) -> bool:
+        return all(with_count(here, count) for count in counts)
+
+    measured(runtime, debug, measure, told, out)
 
 
 def learn(
@@ -175,7 +171,7 @@ def learn(
             tell_whole(Learned(case, some, found, complete), folder, as_json=as_json)
         return bool(some)
 
-    measured(runtime, debug, measure, told)
+    measured(runtime, debug, measure, told, out)
 
 
 class Whole(Protocol):
@@ -191,10 +187,8 @@ class Whole(Protocol):
 def tell_whole(
     result: Whole, folder: Folder | None, curves: Drawing | None = None, *, as_json: bool
 ) -> None:
-    facts, document = result.facts(), result.document()
-    tell(facts, document, as_json=as_json)
+    tell(result.facts(), result.document(), folder, result.table(), as_json=as_json)
     if folder is not None:
-        say_written(folder.write(facts, document, result.table()))
         draw(folder, curves)
 
 
@@ -248,11 +242,31 @@ def draw(folder: Folder, curves: Drawing | None = None) -> None:
         say_aside(f"no picture: {error.message} {error.hint}")
 
 
-def tell(facts: dict[str, Any], document: Document, *, as_json: bool) -> None:
-    """Before anything is written, which may fail."""
-    say(as_json_text(facts, indent=1) if as_json else markdown.written(document).rstrip())
-
-
-def say_written(files: Sequence[Path]) -> None:
+def tell(
+    facts: dict[str, Any],
+    document: Document,
+    folder: Folder | None,
+    table: Sequence[Sequence[object]] = (),
+    *,
+    as_json: bool,
+) -> None:
+    """Said and written, and each also where the other fails."""
+    try:
+        say(as_json_text(facts, indent=1) if as_json else markdown.written(document).rstrip())
+    finally:
+        files = _written(folder, facts, document, table)
     for file in files:
         say_aside(f"written: {file}")
+
+
+def _written(
+    folder: Folder | None,
+    facts: dict[str, Any],
+    document: Document,
+    table: Sequence[Sequence[object]],
+) -> list[Path]:
+    try:
+        return [] if folder is None else folder.write(facts, document, table)
+    except RlflameError as error:
+        error.documented = True  # by what was said before
+        raise

@@ -108,7 +108,8 @@ class Filled:
             *bits(
                 [self.same_bits],
                 "Every replay held the same in the end, to the last bit.",
-                "The replays did not hold the same: their machines differ, and so do they.",
+                "The replays did not hold the same.",
+                elsewhere=any(filling.fleet == "flame" for filling in self.fillings),
             ),
             *self._flat(),
         ]

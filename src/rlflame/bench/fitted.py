@@ -18,6 +18,9 @@ from rlflame.bench import Case, Cell
 from rlflame.estimates import Interval, compare_medians, median_interval
 from rlflame.rollout.spec import Float64
 
+#: A line through two points says nothing of how well it fits.
+_FEWEST_ROWS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -87,7 +90,7 @@ def _row(case: Case, cell: Cell, base: Cell) -> Row:
     learning = median(one.learn_s for one in cell.repetitions) / whole
     lost = None
     if case.episode_ms is not None:
-        work = case.iterations * _turns(case, cell) * case.episode_ms / 1000.0
+        work = case.iterations * _turns(case, cell) * _task_s(case)
         lost = max(0.0, 1.0 - learning - work / whole)
     return Row(
         cell,
@@ -108,34 +111,43 @@ def seconds_of(cell: Cell) -> Float64:
     return np.array(cell.seconds, np.float64)
 
 
+def _task_s(case: Case) -> float:
+    """Of a task whose episodes sleep, one after the other."""
+    assert case.episode_ms is not None
+    return case.recipe.learning.rollout.envs_per_slot * case.episode_ms / 1000.0
+
+
 def overheads(cases: Sequence[Case], cells: Sequence[Cell]) -> list[Overhead]:
-    """Of every fleet that had sleeping episodes."""
+    """Of every fleet that slept often enough to tell what a task costs from what an iteration does.
+
+    That takes rows with different numbers of tasks in a row, and one row more than two.
+    """
     known = {case.name: case for case in cases if case.episode_ms is not None}
     found = []
     for fleet in dict.fromkeys(cell.fleet for cell in cells):
         mine = [cell for cell in cells if cell.fleet == fleet and cell.case in known]
         points = [_lost(known[cell.case], cell) for cell in mine]
-        if points:
+        if len(points) >= _FEWEST_ROWS and len({turns for turns, _ in points}) > 1:
             found.append(Overhead(fleet, *_fit(np.array(points, np.float64)), len(points)))
     return found
 
 
 def _lost(case: Case, cell: Cell) -> tuple[float, float]:
     """An iteration's tasks in a row, and its seconds that were neither work nor learning."""
-    assert case.episode_ms is not None
     spent = median(one.seconds - one.learn_s for one in cell.repetitions) / case.iterations
     turns = _turns(case, cell)
-    return turns, spent - turns * case.episode_ms / 1000.0
+    return turns, spent - turns * _task_s(case)
 
 
 def _fit(points: Float64) -> tuple[float, float]:
-    """Seconds a task and seconds an iteration; a line through the origin where one is below 0."""
+    """Seconds a task and seconds an iteration, neither below 0."""
     turns, lost = points[:, 0], points[:, 1]
-    if len(set(turns.tolist())) > 1:
-        (slope, level), *_ = np.linalg.lstsq(np.stack([turns, np.ones_like(turns)], 1), lost)
-        if slope >= 0.0 and level >= 0.0:
-            return float(slope), float(level)
-    return max(0.0, float((turns @ lost) / (turns @ turns))), 0.0
+    (slope, level), *_ = np.linalg.lstsq(np.stack([turns, np.ones_like(turns)], 1), lost)
+    if slope < 0.0:
+        return 0.0, max(0.0, float(lost.mean()))
+    if level < 0.0:
+        return max(0.0, float((turns @ lost) / (turns @ turns))), 0.0
+    return float(slope), float(level)
 
 
 def break_even_s(

@@ -48,4 +48,4 @@ def race(
                 say_aside("No episode has ended, so there are no curves of returns.")
         return bool(some)
 
-    measured(runtime, debug, measure, told)
+    measured(runtime, debug, measure, told, out)

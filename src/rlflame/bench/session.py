@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 from rlflame import fleets
 from rlflame.display.quiet import Tally
-from rlflame.errors import Interrupted
+from rlflame.errors import Interrupted, RlflameError, shell
 from rlflame.fleet import Fleet, FleetEvent
 from rlflame.runtime import RuntimeSettings
 from rlflame.stop import SignalStop
@@ -28,20 +29,29 @@ def measured(
     debug: bool,
     measure: Callable[[Session], bool],
     tell: Callable[[bool], bool],
+    out: Path | None,
 ) -> None:
     """What was measured is told however it ends; `tell` hears whether that is all of it.
 
-    `measure` returns whether it came to its end, and `tell` whether there was anything.
+    `measure` returns whether it came to its end, and `tell` whether there was anything; `out` is
+    the folder where the user wants it, if anywhere.
     """
     complete = found = False
     with session(runtime, debug) as here:
         try:
             complete = measure(here)
-        finally:
+        except RlflameError as error:
             here.tell("")
-            found = tell(complete)
+            error.documented = tell(complete)
+            raise
+        except BaseException:
+            here.tell("")
+            tell(complete)
+            raise
+        here.tell("")
+        found = tell(complete)
         if not complete:
-            here.check(found)
+            here.check(found, out)
 
 
 class Session:
@@ -56,15 +66,20 @@ class Session:
         wanted = self._runtime.model_copy(update={"fleet": kind, "workers": workers})
         return fleets.fleet(wanted, None, self._watch)
 
-    def check(self, measured: bool) -> None:
+    def check(self, measured: bool, out: Path | None) -> None:
         """How it ended, if a signal did it."""
-        if self.stop.signal_number is not None:
-            kept = "what was measured is kept" if measured else "nothing was measured yet"
-            error = Interrupted(
-                f"Stopped; {kept}.", "the same command measures anew", self.stop.signal_number
-            )
-            error.documented = measured
-            raise error
+        if self.stop.signal_number is None:
+            return
+        if not measured:
+            kept = "nothing was measured yet"
+        else:
+            kept = "what was measured is above" + (f", and in {out}" if out else "")
+        anew = "the same command measures anew"
+        if measured and out:
+            anew = f"{shell('-o', Path(f'{out}-2'))} measures anew"
+        error = Interrupted(f"Stopped; {kept}.", anew, self.stop.signal_number)
+        error.documented = measured
+        raise error
 
     def _watch(self, event: FleetEvent) -> None:
         if event.kind == "note":

@@ -86,16 +86,23 @@ def _speedup(result: Result) -> list[Block]:
         *bits(
             [same_bits(result.cells, case.name) for case in result.cases],
             "Every side learned the same weights, to the last bit.",
-            "The sides did not learn the same weights: their machines differ, and so do they.",
+            "The sides did not learn the same weights.",
+            elsewhere=any(cell.fleet == "flame" for cell in result.cells),
         ),
         *_missing(result.cells),
     ]
 
 
-def bits(found: Sequence[bool | None], same: str, different: str) -> list[str]:
+def bits(
+    found: Sequence[bool | None], same: str, different: str, *, elsewhere: bool = False
+) -> list[str]:
     """A sentence on what was compared, and none where nothing was."""
     known = [one for one in found if one is not None]
-    return [same if all(known) else different] if known else []
+    if not known:
+        return []
+    if all(known):
+        return [same]
+    return [different + " Executors on other machines may be why." * elsewhere]
 
 
 def _tasks(cases: Sequence[Case]) -> str:
@@ -141,23 +148,17 @@ def _losses(result: Result) -> list[Block]:
     ]
     if result.overheads:
         fitted = tuple(
-            (one.fleet, *_fitted(one), str(one.cells))
+            (one.fleet, f"{1000.0 * one.task_s:.2f}", f"{1000.0 * one.iteration_s:.2f}",
+             str(one.cells))
             for one in result.overheads
         )  # fmt: skip
         blocks += [
             "Least squares over the rows above: an iteration of T tasks on P workers takes its "
-            "learning, ceil(T / P) times the episode and a task's overhead, and its own. Flame's "
-            "README says some 100 ms a task.",
+            "learning, ceil(T / P) times a task's episodes and overhead, and its own, neither of "
+            "the two below 0. Flame's README says some 100 ms a task.",
             Table(("fleet", "ms a task", "ms an iteration", "rows"), fitted),
         ]
     return blocks
-
-
-def _fitted(one: Overhead) -> tuple[str, str]:
-    """A line needs three points to say anything."""
-    if one.cells < FEWEST_SEEDS:
-        return NOTHING, NOTHING
-    return f"{1000.0 * one.task_s:.2f}", f"{1000.0 * one.iteration_s:.2f}"
 
 
 def _gains(result: Result, found: Sequence[Any]) -> list[Block]:
