@@ -158,6 +158,7 @@ def test_a_published_comparison_again():
     assert f"{theirs.local.seconds:,.2f}" in spoken.out
     assert theirs.hardware in spoken.out
     assert "Ours ran 1 iteration only." in spoken.out
+    assert "where no --set says otherwise" in spoken.out
     assert "100 tasks an iteration, 1 iteration." in spoken.out
 
 
@@ -232,6 +233,8 @@ def test_without_a_cluster_flame_is_unreachable():
         (("replay", "--set", "rollout.stepps=3"), "stepps"),
         (("scaling", "--env", "cartpole", "--episodes", "4"), "collects steps, not whole episodes"),
         (("--diff", "runs/a", "runs/b"), "runs/a is no result of a benchmark"),
+        (("--diff", "runs/a", "runs/b", "--workers", "3"), "takes two results alone"),
+        (("--diff", "runs/a", "runs/b", "--repeat", "9"), "rlflame bench --diff runs/a runs/b"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_words(words, sentence):

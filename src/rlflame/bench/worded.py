@@ -205,9 +205,9 @@ def _published(result: Result) -> list[Block]:
     gain = 100.0 * (theirs.local.seconds / theirs.flame.seconds - 1.0)
     return [
         f"{theirs.environment}, {theirs.iterations} iterations of "
-        f"{theirs.episodes_per_iteration} episodes, REINFORCE with their hyperparameters. The "
-        "hardware is not the same, so seconds across it compare nothing; and their two sides are "
-        "two programs, of one trial each.",
+        f"{theirs.episodes_per_iteration} episodes, REINFORCE, by us with their hyperparameters "
+        "where no --set says otherwise. The hardware is not the same, so seconds across it compare "
+        "nothing; and their two sides are two programs, of one trial each.",
         Table(("run", "hardware", "seconds", "episodes/s", "last mean reward"), tuple(body), 2),
         f"Their gain, (distributed - local) / local of the throughput, is {gain:+.1f}%"
         + ("; ours is in the section above." if gains(result.cells) else "."),

@@ -83,7 +83,7 @@ def bench(
     What was measured is kept when it is interrupted.
     """
     from rlflame import settings
-    from rlflame.errors import ConfigError
+    from rlflame.errors import ConfigError, shell
 
     if (name := context.invoked_subcommand) is not None:
         given = (recipe, diff, workers, compare, iterations, steps, learners, sets, out)
@@ -97,6 +97,13 @@ def bench(
         raise ConfigError(
             "bench needs one thing to do.",
             "rlflame bench rollouts, scaling, replay or learners, --recipe NAME or --diff OLD NEW",
+        )
+    if diff is not None and (
+        any((workers, compare, iterations, steps, learners, sets, out)) or repeat > 1
+    ):
+        raise ConfigError(
+            "--diff measures nothing, and takes two results alone.",
+            shell("rlflame", "bench", "--diff", *diff),
         )
     settings.limit_threads(1)
     if diff is not None:
