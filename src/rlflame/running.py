@@ -40,7 +40,7 @@ from rlflame.rollout.child import versions
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
 from rlflame.runtime import RuntimeSettings
 from rlflame.settings import check_learners
-from rlflame.stop import NeverStop
+from rlflame.stop import NeverStop, endable
 from rlflame.trainer import Stop, StopNow, Trainer
 
 
@@ -319,12 +319,9 @@ def _score(trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: 
 
 
 def environment(recipe: Recipe, stop: Stop) -> EnvSpec:
-    """The environment as it is here; making one may take long, and nothing is lost by ending."""
-    try:
-        with stop.interruptible():
-            return build.environment(recipe.learning.environment)
-    except StopNow:
-        raise KeyboardInterrupt from None
+    """The environment as it is here, which may take long to make."""
+    with endable(stop):
+        return build.environment(recipe.learning.environment)
 
 
 def _write_config(folder: RunFolder, recipe: Recipe, runtime: RuntimeSettings) -> None:

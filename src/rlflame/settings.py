@@ -285,5 +285,7 @@ def _runtime(
 def _continuous(config: RunConfig) -> bool:
     limit_threads(config.learning.threads)
     from rlflame import build
+    from rlflame.stop import SignalStop, endable
 
-    return build.acts_continuously(config)
+    with SignalStop() as stop, endable(stop):
+        return build.acts_continuously(config)

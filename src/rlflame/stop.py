@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from rlflame.errors import Interrupted
-from rlflame.trainer import StopNow
+from rlflame.trainer import Stop, StopNow
 
 #: What the default action of a second signal has, before the process is ended from outside.
 _GRACE_S = 0.5
@@ -29,6 +29,16 @@ class NeverStop:
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
         yield
+
+
+@contextlib.contextmanager
+def endable(stop: Stop) -> Iterator[None]:
+    """Where nothing is lost by ending at once, as while an environment is made."""
+    try:
+        with stop.interruptible():
+            yield
+    except StopNow:
+        raise KeyboardInterrupt from None
 
 
 class SignalStop:
