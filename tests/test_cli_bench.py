@@ -47,9 +47,10 @@ def test_results_are_said_and_written_and_the_files_agree(measured):
             "unit": "s",
             "better": "lower",
             "values": seconds,
-            "work": "2 tasks an iteration, 1 iteration",
+            "work": facts["measurements"][0]["work"],
         }
     ]
+    assert facts["measurements"][0]["work"].startswith("2 tasks of 1x")
     rows = (folder / "scaling.csv").read_text().splitlines()
     assert [float(row.split(",")[3]) for row in rows[1:]] == seconds
     assert facts["machine"]["processor"] in spoken.out
@@ -286,6 +287,31 @@ def test_what_was_measured_outlives_a_closed_output(words, tmp_path):
     spoken = finished(running)
     assert "Traceback" not in spoken.err
     assert json.loads((tmp_path / "it" / f"{words[0]}.json").read_text())["complete"]
+
+
+@pytest.mark.parametrize(
+    ("words", "other"),
+    [
+        (("rollouts", "--no-limit", "--seconds", "0.05", "--fleet", "inline"), "rollout.steps=7"),
+        (("replay", "--compare", "inline", "--transitions", "4000"), "rollout.num_slots=3"),
+        (("learners", "--learners", "1", "--env", "cartpole", "--iterations", "1"),
+         "network.hidden=[8]"),
+        (("scaling", "--compare", "inline", "--env", "cartpole", "--iterations", "1"),
+         "rollout.envs_per_slot=2"),
+    ],
+)  # fmt: skip
+def test_other_work_is_not_compared(words, other, tmp_path):
+    workers = () if words[0] == "learners" else ("--workers", "1")
+    for name, sets in (("a", ()), ("b", ("--set", other)), ("c", ())):
+        spoken = rlflame(
+            "bench", *words, *workers, "--repeat", "1", "-o", tmp_path / name, *sets
+        )  # fmt: skip
+        assert spoken.code == 0, spoken.err
+    a, b, c = (tmp_path / name / f"{words[0]}.json" for name in "abc")
+    refused = rlflame("bench", "--diff", a, b)
+    assert refused.code == 2
+    assert "compare results of the same work" in refused.err
+    assert rlflame("bench", "--diff", a, c).code == 0
 
 
 @pytest.mark.parametrize("broken", ["environment", "folder"])

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlflame.config import Recipe
+from rlflame.facts import count
 from rlflame.rollout.spec import EnvSpec
 
 
@@ -32,6 +33,21 @@ class Case:
     def iterations(self) -> int:
         assert self.recipe.stop_at_iterations is not None
         return self.recipe.stop_at_iterations
+
+    @property
+    def shape(self) -> str:
+        """What makes an iteration of it as long as it is, wherever it runs."""
+        rollout, network = self.recipe.learning.rollout, self.recipe.learning.network
+        units = "x".join(str(width) for width in network.hidden)
+        return (
+            f"{count(rollout.num_slots, 'task')} of {rollout.envs_per_slot}x{rollout.steps} "
+            f"{rollout.unit} an iteration, {units} units"
+        )
+
+    @property
+    def work(self) -> str:
+        """What a repetition does; two that differ in it are not to be compared."""
+        return f"{self.shape}, {count(self.iterations, 'iteration')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class Filled:
                     "unit": "transitions/s",
                     "better": "higher",
                     "values": [fill.per_s for fill in filling.fills],
+                    "work": self.case.work,
                 }
                 for filling in self.fillings
             ],

@@ -74,6 +74,7 @@ class Learned:
                     "unit": "s",
                     "better": "lower",
                     "values": [run.learn_s for run in side.runs],
+                    "work": self.case.work,
                 }
                 for side in self.sides
             ],

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlflame import __version__
 from rlflame.bench.fitted import gains, same_bits
-from rlflame.bench.worded import Result, work
+from rlflame.bench.worded import Result
 
 HEAD = ("case", "workers", "backend", "seconds", "steps", "episodes", "collect_s", "learn_s")
 
@@ -60,7 +60,7 @@ def facts(result: Result) -> dict[str, Any]:
                 "unit": "s",
                 "better": "lower",
                 "values": list(cell.seconds),
-                "work": work(cases[cell.case]),
+                "work": cases[cell.case].work,
             }
             for cell in result.cells
         ],

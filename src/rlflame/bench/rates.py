@@ -54,6 +54,7 @@ class Rates:
                     "unit": "steps/s",
                     "better": "higher",
                     "values": rate.steps_per_s,
+                    "work": self.case.shape,
                 }
                 for rate in self.rates
             ],

@@ -106,12 +106,12 @@ def bits(
 
 
 def _tasks(cases: Sequence[Case]) -> str:
-    return "; ".join(f"{case.name}: {work(case)}" for case in cases) + "."
-
-
-def work(case: Case) -> str:
     """What a repetition does, whoever does it."""
-    return f"{count(case.tasks, 'task')} an iteration, {count(case.iterations, 'iteration')}"
+    return "; ".join(
+        f"{case.name}: {count(case.tasks, 'task')} an iteration, "
+        f"{count(case.iterations, 'iteration')}"
+        for case in cases
+    ) + "."  # fmt: skip
 
 
 def _missing(cells: Sequence[Cell]) -> list[str]:
