@@ -24,7 +24,16 @@ SOURCE = Path(rlflame.__file__).parent
 #: one package, or names that stand in one string together.
 FLOORS = [
     ["errors", "rollout rollout.*"],
-    ["toml", "config methods runtime", "metrics", "fleet", "learner", "env_file", "machine"],
+    [
+        "toml",
+        "config methods runtime",
+        "metrics",
+        "fleet",
+        "learner",
+        "env_file",
+        "machine",
+        "tables",
+    ],
     ["estimates"],
     ["seeds", "display", "files", "history", "crew", "filming"],
     ["crew.torchrun", "crew.roll_call", "graphics", "memory", "onnx_file", "event_file", "line"],
@@ -224,6 +233,7 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
         "history",
         "crew",
         "filming",
+        "seeds",
     ],
 )
 def test_a_contract_imports_none_of_its_own_rooms(package: str) -> None:

@@ -266,13 +266,14 @@ def test_processes_that_collect_each_with_rounds_of_its_own():
 def test_what_several_processes_did_is_their_steps_in_the_time_of_one(monkeypatch):
     rate = Rate("inline", 2)
     answers = [
-        {"what": "stepped", "steps": 30, "seconds": 2.0, "episodes": 1},
-        {"what": "stepped", "steps": 40, "seconds": 4.0, "episodes": 2},
+        {"what": "stepped", "steps": 30, "seconds": 2.0, "episodes": 1, "episode_steps": 9},
+        {"what": "stepped", "steps": 40, "seconds": 4.0, "episodes": 2, "episode_steps": 31},
     ]
     with SideBySide(case(), 2, NeverStop()) as beside:
         monkeypatch.setattr(beside, "step", lambda seconds: answers)
         beside.measure(1.0, rate)
     assert (rate.steps_per_s, rate.seconds, rate.steps, rate.episodes) == ([25.0], 3.0, 70, 3)
+    assert rate.episode_steps == 40
 
 
 def loud(how):
@@ -327,14 +328,26 @@ def test_workers_and_limits_take_turns_and_shares_are_of_pairs():
     class Played:
         def measure(self, seconds, into):
             into.steps_per_s.append([60.0, 90.0][len(into.steps_per_s)])
-            into.seconds, into.episodes = into.seconds + 3.0, into.episodes + 4
+            into.episodes, into.episode_steps = into.episodes + 4, into.episode_steps + 300
 
     limits = {"gymnasium": iter([100.0, 100.0]).__next__}
     played = Played()
     assert alternate(lambda: played.measure(1.0, rate), rate, limits, 2, lambda text: None)
     assert rate.shares("gymnasium") == [0.6, 0.9]
-    # Two workers for six seconds, and eight episodes.
-    assert rate.ms_per_episode == 1500.0
+    # Episodes of 75 steps, and each of the two workers does half of 75 steps a second.
+    assert rate.ms_per_episode == 2000.0
+
+
+def test_episodes_longer_than_what_was_timed_do_not_take_longer_for_that():
+    """One of three rounds of seven steps ends the episodes of 21."""
+    rate = Rate("inline", 1)
+    one = case(env="fakes:Fake-v0", kwargs={"length": 21}, steps=7)
+    with InlineFleet() as fleet:
+        running = Collecting(one, fleet, NeverStop(), itertools.count().__next__)
+        running.settle()
+        running.measure(0.5, rate)
+    assert rate.steps < rate.episode_steps == 21 * rate.episodes
+    assert rate.ms_per_episode == pytest.approx(1000.0 * 21 / rate.steps_per_s[0])
 
 
 def test_a_round_counts_its_steps_and_episodes():

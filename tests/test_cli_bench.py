@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 import signal
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 from commands import finished, process, rlflame
 from flame_stub import FlameStub
 
-from rlflame.bench import conducted, files, published
+from rlflame.bench import conducted, files, published, session
 from rlflame.errors import RlflameError
 
 QUICK = ("--episode-ms", "0", "--episodes", "2", "--repeat", "2")
@@ -50,7 +51,10 @@ def test_results_are_said_and_written_and_the_files_agree(measured):
             "work": facts["measurements"][0]["work"],
         }
     ]
-    assert facts["measurements"][0]["work"].startswith("2 tasks of 1x")
+    work = facts["measurements"][0]["work"]
+    assert (work["stop_at_iterations"], work["rollout.num_slots"]) == (1, 2)
+    assert work["environment.kwargs.episode_ms"] == 0.0
+    assert "seed" not in work
     rows = (folder / "scaling.csv").read_text().splitlines()
     assert [float(row.split(",")[3]) for row in rows[1:]] == seconds
     assert facts["machine"]["processor"] in spoken.out
@@ -86,6 +90,36 @@ def test_results_are_never_overwritten(measured):
     assert "scaling.json is there already" in spoken.err
 
 
+def test_another_folder_is_one_that_is_free(measured, tmp_path, monkeypatch):
+    folder = tmp_path / "it"
+    shutil.copytree(measured[0], folder)
+    (tmp_path / "it-2").mkdir()
+    for where, named, free in ((tmp_path, "it", "it-3"), (folder, ".", "../it-3")):
+        monkeypatch.chdir(where)
+        spoken = rlflame("bench", "scaling", *QUICK, "-o", named)
+        assert spoken.code == 2
+        assert f"-o {free}" in spoken.err
+
+
+def test_what_is_small_keeps_three_digits(tmp_path):
+    for name, values in (("old", [0.001234]), ("new", [123456.789])):
+        one = {"name": "a", "unit": "s", "better": "lower", "values": values}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"measurements": [one]}))
+    assert "0.00123" in rlflame("report", "old.json").out
+    assert "123,456.79" in rlflame("bench", "--diff", "old.json", "new.json").out
+
+
+def test_numbers_that_count_nothing_are_refused(tmp_path):
+    too_many = rlflame("bench", "scaling", "--workers", "5000")
+    assert "'5000' is no list of numbers from 1 to 4,096" in too_many.err
+    for seconds in ("inf", "nan"):
+        spoken = rlflame("bench", "rollouts", "--seconds", seconds)
+        assert (spoken.code, "Invalid value for '--seconds'" in spoken.err) == (2, True)
+    one = {"name": "a", "unit": "s", "better": "lower", "values": [1e308]}
+    (tmp_path / "old.json").write_text(json.dumps({"measurements": [one]}))
+    assert "holds no results of a benchmark" in rlflame("report", "old.json").err
+
+
 def test_two_results_are_compared_by_medians_and_percent(tmp_path):
     for name, values in (("old", [4.0, 5.0, 6.0]), ("new", [4.0, 4.0, 4.0])):
         one = {"name": "a", "unit": "s", "better": "lower", "values": values}
@@ -98,26 +132,53 @@ def test_two_results_are_compared_by_medians_and_percent(tmp_path):
 
 
 def test_results_of_other_work_or_of_less_are_not_compared_in_silence(tmp_path):
-    def written(name, work, names, **more):
+    def written(name, tasks, names, **more):
+        work = {"tasks": tasks, f"only {name} has it": 1}
         each = [
             {"name": one, "unit": "s", "better": "lower", "values": [4.0], "work": work}
             for one in names
         ]
         (tmp_path / name).write_text(json.dumps({"measurements": each, **more}))
 
-    written("old.json", "8 tasks", "ab", busy=True, machine={"processor": "one"})
-    written("new.json", "8 tasks", "ac", complete=False, machine={"processor": "another"})
+    before = {"processor": "one", "usable_cores": 2, "blas": "Zen", "packages": {"torch": "1"}}
+    now = {
+        "processor": "another",
+        "usable_cores": 4,
+        "blas": "Zen",
+        "packages": {"torch": "2", "numpy": "2"},
+    }
+    written("old.json", 8, "ab", busy=True, machine=before, threads={})
+    threads = {"OMP_NUM_THREADS": "1"}
+    written("new.json", 8, "ac", complete=False, machine=now, threads=threads)
     said = rlflame("bench", "--diff", "old.json", "new.json").out
     assert "old.json was measured on a machine that was busy" in said
     assert "new.json was stopped before its end" in said
-    assert "The machines differ: one before, another now." in said
+    assert "Before: old.json; now: new.json." in said
+    assert (
+        "They were not measured alike: processor one before, another now; usable cores 2 before, "
+        "4 now; torch 1 before, 2 now; OMP_NUM_THREADS unset before, 1 now; numpy absent before, 2 "
+        "now." in said
+    )
     assert "In new.json alone: c." in said
     assert "In old.json alone: b." in said
     assert "was stopped before its end" in rlflame("report", "new.json").out
-    written("more.json", "16 tasks", "a")
+    written("more.json", 16, "a")
     spoken = rlflame("bench", "--diff", "old.json", "more.json")
     assert spoken.code == 2
-    assert "a was 8 tasks before, and is 16 tasks now." in spoken.err
+    assert "a was measured with tasks 8 before, and with 16 now." in spoken.err
+
+
+def test_results_that_do_not_say_what_they_are_of_are_said_to(tmp_path):
+    """Those of older versions: their work was a sentence, or nothing."""
+    for name, more in (("old", {"work": "8 tasks"}), ("new", {"work": {"tasks": 8}})):
+        one = {"name": "a", "unit": "s", "better": "lower", "values": [4.0], **more}
+        machine = {"packages": {name: "1"}} if name == "new" else {}
+        facts = {"measurements": [one], **({"machine": machine} if machine else {})}
+        (tmp_path / f"{name}.json").write_text(json.dumps(facts))
+    said = rlflame("bench", "--diff", "old.json", "new.json").out
+    assert "old.json does not say what work it timed" in said
+    assert "old.json does not say what it was measured on" in said
+    assert "new.json does not say" not in said
 
 
 def test_rates_of_workers(tmp_path, monkeypatch):
@@ -275,6 +336,13 @@ def test_what_was_measured_outlives_an_interruption(words, tmp_path):
         assert "Stopped before the end" in spoken.out
 
 
+def test_where_results_are_is_not_said_by_dots(tmp_path):
+    """As a sentence ends in one."""
+    said = {name: str(session._plainly(pathlib.Path(name))) for name in (".", "..", "a/..", "it")}
+    here, above = str(tmp_path), str(tmp_path.parent)
+    assert said == {".": here, "..": above, "a/..": here, "it": "it"}
+
+
 @pytest.mark.parametrize(
     "words",
     [("rollouts", "--no-limit", "--seconds", "0.1"),
@@ -286,6 +354,7 @@ def test_what_was_measured_outlives_a_closed_output(words, tmp_path):
     running.stdout = None
     spoken = finished(running)
     assert "Traceback" not in spoken.err
+    assert f"written: {tmp_path / 'it' / words[0]}.json" in spoken.err
     assert json.loads((tmp_path / "it" / f"{words[0]}.json").read_text())["complete"]
 
 
@@ -295,7 +364,7 @@ def test_what_was_measured_outlives_a_closed_output(words, tmp_path):
         (("rollouts", "--no-limit", "--seconds", "0.05", "--fleet", "inline"), "rollout.steps=7"),
         (("replay", "--compare", "inline", "--transitions", "4000"), "rollout.num_slots=3"),
         (("learners", "--learners", "1", "--env", "cartpole", "--iterations", "1"),
-         "network.hidden=[8]"),
+         "ppo.epochs=2"),
         (("scaling", "--compare", "inline", "--env", "cartpole", "--iterations", "1"),
          "rollout.envs_per_slot=2"),
     ],

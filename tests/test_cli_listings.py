@@ -8,7 +8,7 @@ import gymnasium
 import pytest
 from commands import rlflame
 
-from rlflame import __version__, presets
+from rlflame import __version__, presets, tables
 from rlflame.cli import app
 from rlflame.config import RunConfig
 
@@ -89,7 +89,7 @@ def test_a_range_is_what_the_model_enforces():
         (line,) = [text for text in rlflame("config").lines if text.startswith(f"{path} = ")]
         assert line.endswith(f"(integer >= {low} and <= {high:,})")
         for value in (low, high):
-            assert presets.get(_with(path, value).model_dump(), path) == value
+            assert tables.get(_with(path, value).model_dump(), path) == value
         for value in (low - 1, high + 1):
             with pytest.raises(ConfigError, match=path):
                 _with(path, value)

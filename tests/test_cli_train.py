@@ -13,7 +13,7 @@ import pytest
 import rollouts
 from commands import TINY, TINY_REINFORCE, rlflame
 
-from rlflame import build, onward, presets, toml
+from rlflame import build, onward, presets, tables, toml
 from rlflame import running as running_module
 from rlflame.commands.train import train
 from rlflame.config import EnvironmentSettings
@@ -92,14 +92,14 @@ def test_a_flag_changes_the_config_where_it_should_and_nowhere_else(flag, tmp_pa
     assert shown.code == 0, shown.err
     config = presets.validated(toml.parse(shown.out)).model_dump(mode="json")
     for path, value in expected.items():
-        assert presets.get(config, path) == value
+        assert tables.get(config, path) == value
     if flag in ("env", "algo", "iterations", "episodes_per_iter", "preset", "env_kwargs"):
         return  # they bring another preset, or need another algorithm or environment
     before = presets.validated(toml.parse(rlflame("train", "--dry-run").out))
     changed = {
         path
         for path in presets.leaves()
-        if presets.get(config, path) != presets.get(before.model_dump(mode="json"), path)
+        if tables.get(config, path) != tables.get(before.model_dump(mode="json"), path)
     }
     assert changed == {path for path, value in expected.items() if value is not None}
 
@@ -251,7 +251,7 @@ def test_arguments_reach_the_environment_as_they_were_typed():
         ),
         ([*SAC, "--set", "rollout.unit=episodes"], 2, ["SAC learns from single steps"]),
         ([*SAC, "--iterations", "5"], 2, ["SAC counts steps"]),
-        (["--set", "runtime.env_file=no.py"], 2, ["--env-file", "no.py' is no Python file"]),
+        (["--set", "runtime.env_file=no.py"], 2, ["There is no file", "no.py'"]),
     ],
 )
 def test_what_is_refused_leaves_nothing_behind(words, code, said, tmp_path):

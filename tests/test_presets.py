@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflame import presets, toml
+from rlflame import presets, tables, toml
 from rlflame.config import RunConfig
 from rlflame.errors import ConfigError
 
@@ -59,6 +59,19 @@ def test_the_flag_for_an_environment_wins_over_set_and_file(tmp_path):
     with_set = {"config_file": file, "sets": ["environment.id=pendulum"]}
     assert resolve(**with_set).learning.environment.id == "Pendulum-v1"
     assert resolve(**with_set, environment="hopper").learning.environment.id == "Hopper-v5"
+
+
+def test_a_file_is_found_where_it_was_named_from(tmp_path, monkeypatch):
+    """A run goes on in any folder."""
+    (tmp_path / "sub").mkdir()
+    mine = tmp_path / "sub" / "mine.toml"
+    mine.write_text('[runtime]\nenv_file = "../one.py"\n')
+    monkeypatch.chdir(tmp_path)
+    by_file = resolve(config_file=Path("sub/mine.toml"))
+    assert by_file.runtime.env_file == str(tmp_path / "one.py")
+    by_set = resolve(config_file=mine, sets=["runtime.env_file=sub/two.py"])
+    assert by_set.runtime.env_file == str(tmp_path / "sub" / "two.py")
+    assert resolve(config_file=mine, sets=["runtime.env_file=none"]).runtime.env_file is None
 
 
 def test_without_any_words_it_is_ppo_on_cartpole():
@@ -280,6 +293,6 @@ def test_every_setting_is_written(tmp_path):
     for path in presets.leaves():
         if ".reinforce." in path or ".sac." in path or path in absent:
             continue
-        assert presets.get(table, path) is not None, path
-    assert isinstance(presets.get(table, "learning.environment.kwargs"), dict)
+        assert tables.get(table, path) is not None, path
+    assert isinstance(tables.get(table, "learning.environment.kwargs"), dict)
     assert RunConfig.model_validate(toml.parse(toml.to_toml(config))) == config

@@ -17,7 +17,9 @@ def admit(path: str) -> None:
     """Make a file's environments known here and to workers; find out first that it loads."""
     path = os.path.abspath(path)
     module, extension = os.path.splitext(os.path.basename(path))
-    if extension != ".py" or not os.path.isfile(path):
+    if not os.path.isfile(path):
+        raise ConfigError(f"There is no file {path!r}.", "name an environment's: --env-file PATH")
+    if extension != ".py":
         raise ConfigError(f"--env-file {path!r} is no Python file.", "name a file that ends .py")
     there = getattr(sys.modules.get(module), "__file__", path)
     if not module.isidentifier() or module in sys.stdlib_module_names or there != path:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlflame import tables
 from rlflame.errors import CheckpointError
 from rlflame.facts import Facts, count, interval, size
 from rlflame.files import segments
@@ -148,27 +149,9 @@ def machines_differ(a: Checkpoint, b: Checkpoint) -> list[str]:
     return fingerprint_differences(a.fingerprint, b.fingerprint)
 
 
-def first_field(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first name, with dots, under which two tables differ, and what each has there."""
-    ours, theirs = dict(_leaves(a)), dict(_leaves(b))
-    for path in [*ours, *(path for path in theirs if path not in ours)]:
-        one, other = ours.get(path, "absent"), theirs.get(path, "absent")
-        if one != other:
-            return path, one, other
-    return None
-
-
 def _fields(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
-    found = first_field(a, b)
+    found = tables.first_difference(a, b)
     return found and f"{name} {found[0]}: {found[1]!r} and {found[2]!r}"
-
-
-def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _tensors(a: Mapping[str, Array], b: Mapping[str, Array]) -> str | None:

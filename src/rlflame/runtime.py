@@ -102,7 +102,9 @@ class RuntimeSettings(Section):
         "auto has one where several workers leave processors idle meanwhile and it pays.",
     )
     env_file: str | None = Field(
-        None, description="A Python file with an environment of yours, shipped to every worker."
+        None,
+        description="A Python file with an environment of yours, shipped to every worker; in a "
+        "config file, beside that.",
     )
     out: str | None = Field(
         None, description="The run folder; by default runs/ENVIRONMENT-ALGORITHM-SEED."

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflame import presets, toml
+from rlflame import presets, tables, toml
 from rlflame.companion import rules
 from rlflame.config import SHARDS, LearningSettings, RunConfig
 from rlflame.crew import torchrun
@@ -215,8 +215,8 @@ def with_episodes(config: RunConfig, episodes: int) -> RunConfig:
     widest = min(config.learning.rollout.envs_per_slot, episodes)
     width = next(n for n in range(widest, 0, -1) if episodes % n == 0)
     data = config.model_dump()
-    presets.put(data, "learning.rollout.envs_per_slot", width)
-    presets.put(data, "learning.rollout.num_slots", episodes // width)
+    tables.put(data, "learning.rollout.envs_per_slot", width)
+    tables.put(data, "learning.rollout.num_slots", episodes // width)
     return presets.validated(data)
 
 
@@ -257,7 +257,7 @@ def resumed_runtime(
 
 def recorded_threads(recorded: Mapping[str, Any]) -> int:
     """The recipe's threads, which count before numpy is there to read the recipe itself."""
-    found = presets.get(recorded, "learning.threads")
+    found = tables.get(recorded, "learning.threads")
     return found if isinstance(found, int) and found > 0 else 1
 
 
@@ -276,9 +276,9 @@ def _runtime(
         key, value = presets.parse_set(text)
         if not key.startswith("runtime."):
             raise ConfigError(f"{key} belongs to the recipe, {why}", hint)
-        presets.put(data, key, value)
+        tables.put(data, key, value)
     for key, value in flags.items():
-        presets.put(data, key, value)
+        tables.put(data, key, value)
     return presets.validated({"stop_at_steps": 1, **data}).runtime
 
 

@@ -23,6 +23,8 @@ from flame_stub.state import State
 LIMIT_BYTES = 4 * 1024 * 1024
 #: One thread for each open watch.
 THREADS = 300
+#: Until its own answer, on a machine that has other work.
+PATIENCE_S = 60
 
 
 def answer(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlflame.config import Recipe
-from rlflame.facts import count
 from rlflame.rollout.spec import EnvSpec
+from rlflame.tables import named
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,28 @@ class Case:
         return self.recipe.stop_at_iterations
 
     @property
-    def shape(self) -> str:
-        """What makes an iteration of it as long as it is, wherever it runs."""
-        rollout, network = self.recipe.learning.rollout, self.recipe.learning.network
-        units = "x".join(str(width) for width in network.hidden)
-        return (
-            f"{count(rollout.num_slots, 'task')} of {rollout.envs_per_slot}x{rollout.steps} "
-            f"{rollout.unit} an iteration, {units} units"
-        )
+    def collected(self) -> dict[str, Any]:
+        """The settings that make its rollouts as long as they are, wherever they run, by name."""
+        return {
+            name: value
+            for name, value in self._settings().items()
+            if name.startswith(("environment.", "rollout.", "network."))
+        }
 
     @property
-    def work(self) -> str:
-        """What a repetition does; two that differ in it are not to be compared."""
-        return f"{self.shape}, {count(self.iterations, 'iteration')}"
+    def work(self) -> dict[str, Any]:
+        """All that a repetition does; two that differ in it are not to be compared."""
+        until = {
+            "stop_at_iterations": self.recipe.stop_at_iterations,
+            "stop_at_steps": self.recipe.stop_at_steps,
+        }
+        return {**until, **self._settings()}
+
+    def _settings(self) -> dict[str, Any]:
+        decided = self.recipe.learning.model_dump(
+            mode="json", exclude={"seed", "horizon_steps", "horizon_iterations"}
+        )
+        return dict(named(decided))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +101,7 @@ class Surroundings:
     machine: dict[str, Any]
     threads: dict[str, str]
     load_before: tuple[float, float, float] | None
-    #: Processors at work at the beginning; looked at where the load is high.
+    #: Processors at work at the beginning, where the system says so.
     at_work: float | None
     busy: bool
 

@@ -93,7 +93,10 @@ def _more(cases: Sequence[Case], rows: Sequence[Row]) -> list[str]:
     tasks = {case.name: case.tasks for case in cases}
     most = max(row.cell.workers for row in rows)
     if most == min(row.cell.workers for row in rows):
-        return ["One number of workers does not say how work is shared: --workers 1,2."]
+        alone = all(row.cell.fleet == "inline" for row in rows)
+        here = "This process is one worker, which" if alone else "One number of workers"
+        how = f"{'--compare local ' if alone else ''}--workers 1,2"
+        return [f"{here} does not say how work is shared: {how}."]
     widest = [row for row in rows if row.cell.workers == most]
     poor = [row for row in widest if row.efficiency < _POOR]
     waiting = [row for row in widest if row not in poor and (row.lost or 0.0) > _MUCH]

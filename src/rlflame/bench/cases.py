@@ -43,7 +43,8 @@ def sleeping(
             continuous=build.acts_continuously,
         )
         config = settings.with_episodes(config, episodes or _enough(length, most_workers))
-        found.append(_case(f"{length:g} ms", config, iterations or _SLEEPING_ITERATIONS, length))
+        name = f"{float(length)} ms".replace(".0 ", " ")
+        found.append(_case(name, config, iterations or _SLEEPING_ITERATIONS, length))
         runtime = config.runtime.model_copy(update={"env_file": SLEEPING})
     return found, runtime
 

@@ -254,9 +254,8 @@ def tell(
     try:
         say(as_json_text(facts, indent=1) if as_json else markdown.written(document).rstrip())
     finally:
-        files = _written(folder, facts, document, table)
-    for file in files:
-        say_aside(f"written: {file}")
+        for file in _written(folder, facts, document, table):
+            say_aside(f"written: {file}")
 
 
 def _written(

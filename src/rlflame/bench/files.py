@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +30,7 @@ class Folder:
         there = self._file("json")
         if there.exists():
             raise ConfigError(
-                f"{there} is there already, and stays as it is.", shell("-o", Path(f"{path}-2"))
+                f"{there} is there already, and stays as it is.", shell("-o", another(path))
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -71,6 +73,14 @@ class Folder:
 
     def _file(self, suffix: str) -> Path:
         return self._path / f"{self._name}.{suffix}"
+
+
+def another(path: Path) -> Path:
+    """A name that is free beside it, also where it is the folder one is in."""
+    whole = path.resolve()
+    names = (whole.with_name(f"{whole.name}-{number}") for number in itertools.count(2))
+    free = next(name for name in names if not name.exists())
+    return Path(os.path.relpath(free)) if not path.is_absolute() else free
 
 
 def _csv(table: Sequence[Sequence[object]]) -> str:

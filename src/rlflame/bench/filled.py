@@ -16,6 +16,7 @@ from rlflame.bench.fitted import agreed
 from rlflame.bench.published import REPLAY
 from rlflame.bench.worded import NOTHING, bits, spread, surroundings
 from rlflame.estimates import Interval, compare_medians, median_interval
+from rlflame.facts import count
 from rlflame.report import Block, Document, Section, Table
 
 
@@ -136,14 +137,14 @@ class Filled:
 
     def _published(self) -> list[Block]:
         theirs, machine = REPLAY, self.surroundings.machine
-        where = f"{machine['processor']}, {machine['usable_cores']} cores"
+        where = f"{machine['processor']}, {count(machine['usable_cores'], 'core')}"
         body = [
             (theirs.source, mode, theirs.environment, theirs.hardware, f"{rate:,.0f}")
             for mode, rate in theirs.rates.items()
         ]
         body += [
-            ("rlflame", f"{filling.fleet}, {filling.workers} workers", self.case.env.id, where,
-             f"{median(fill.per_s for fill in filling.fills):,.0f}")
+            ("rlflame", f"{filling.fleet}, {count(filling.workers, 'worker')}", self.case.env.id,
+             where, f"{median(fill.per_s for fill in filling.fills):,.0f}")
             for filling in self.fillings
         ]  # fmt: skip
         return [

@@ -15,6 +15,7 @@ from rlflame.bench.fitted import agreed
 from rlflame.bench.learning import Learning, Side
 from rlflame.bench.worded import bits, spread, surroundings
 from rlflame.estimates import Interval, compare_medians, median_interval
+from rlflame.facts import count
 from rlflame.report import Block, Document, Section, Table
 from rlflame.rollout.spec import Float64
 
@@ -70,7 +71,7 @@ class Learned:
             ],
             "measurements": [
                 {
-                    "name": f"{self.case.name}, {side.learners} learners",
+                    "name": f"{self.case.name}, {count(side.learners, 'learner')}",
                     "unit": "s",
                     "better": "lower",
                     "values": [run.learn_s for run in side.runs],
@@ -121,10 +122,11 @@ class Learned:
         units = "x".join(map(str, learning.network.hidden))
         return [
             f"{self.case.name}: {learning.algorithm.upper()} by {learning.provider}, {units} "
-            f"units, {learning.samples:,} samples an update in {learning.gradient_shards} shards, "
-            f"{self.case.iterations - 1} iterations after one to warm up. Rollouts are the same "
-            "on all sides and count in the whole run only; speed-up is of the time for as many "
-            "steps.",
+            f"units, {learning.samples:,} samples an update in "
+            f"{count(learning.gradient_shards, 'shard')}, "
+            f"{count(self.case.iterations - 1, 'iteration')} after one to warm up. Rollouts are "
+            "the same on all sides and count in the whole run only; speed-up is of the time for as "
+            "many steps.",
             Table(head, body),
             *bits(
                 [self.same_bits],

@@ -16,6 +16,7 @@ from rlflame import build
 from rlflame.bench import Case
 from rlflame.bench.timing import Clock, Stopwatch
 from rlflame.crew import processes
+from rlflame.facts import count
 from rlflame.fleet import Fleet, policy_id
 from rlflame.learner.group import Group
 from rlflame.learners import blas_threads
@@ -108,13 +109,13 @@ class Together:
 
     def run(self) -> bool:
         """False where somebody asked to stop before the end."""
-        for count in self.counts:
-            check_learners(self.case.recipe.learning, count)
-        self.sides += [Side(count) for count in self.counts]
+        for learners in self.counts:
+            check_learners(self.case.recipe.learning, learners)
+        self.sides += [Side(learners) for learners in self.counts]
         with self.open() as fleet:
             for number in range(self.repeat):
                 for side in self.sides:
-                    self.tell(f"{side.learners} learners: {number + 1} of {self.repeat}")
+                    self.tell(f"{count(side.learners, 'learner')}: {number + 1} of {self.repeat}")
                     found = self._once(side.learners, fleet)
                     if found is None:
                         return False

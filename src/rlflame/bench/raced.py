@@ -19,7 +19,6 @@ from rlflame.bench.fitted import agreed
 from rlflame.bench.racing import THEIRS, Race, Runner
 from rlflame.bench.worded import NOTHING, surroundings
 from rlflame.config import LearningSettings
-from rlflame.facts import count
 from rlflame.history.averaged import moving_average
 from rlflame.plot import Chart, Panels, Series
 from rlflame.report import Document, Section, Table
@@ -75,7 +74,7 @@ class Raced:
                     "unit": "s",
                     "better": "lower",
                     "values": [race.seconds for race in one.races],
-                    "work": count(one.races[0].steps, "step"),
+                    "work": one.work,
                 }
                 for one in self.runners
             ],

@@ -54,6 +54,10 @@ class Runner:
     races: list[Race] = field(default_factory=list)
     version: str = ""
 
+    @property
+    def work(self) -> dict[str, Any]:
+        return {"steps": self.races[0].steps, **(self.variant.case.work if self.variant else {})}
+
 
 class _Watch(Stopwatch):
     """A stopwatch that keeps every episode, its time read off its place in the iteration."""

@@ -54,7 +54,7 @@ class Rates:
                     "unit": "steps/s",
                     "better": "higher",
                     "values": rate.steps_per_s,
-                    "work": self.case.shape,
+                    "work": self.case.collected,
                 }
                 for rate in self.rates
             ],

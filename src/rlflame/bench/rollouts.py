@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Literal
 
 from rlflame import build, learners
@@ -40,11 +41,15 @@ class Rate:
     seconds: float = 0.0
     steps: int = 0
     episodes: int = 0
+    #: Of those episodes, from their beginnings on, which may lie before what was timed.
+    episode_steps: int = 0
 
     @property
     def ms_per_episode(self) -> float | None:
-        """Of one worker's time."""
-        return 1000.0 * self.seconds * self.workers / self.episodes if self.episodes else None
+        """Of one worker's time, for an episode as long as those that ended."""
+        if not self.episodes:
+            return None
+        return 1000.0 * self.workers * self.episode_steps / self.episodes / median(self.steps_per_s)
 
     def shares(self, way: str) -> list[float]:
         """Of the limit measured next to it, pair by pair."""
@@ -115,7 +120,9 @@ class Collecting(Closing):
         while (elapsed := self._clock() - began) < seconds or not steps:
             fragments = self._rounds.next()
             steps += sum(int(fragment.lengths.sum()) for fragment in fragments)
-            into.episodes += sum(len(fragment.episodes) for fragment in fragments)
+            ended = [episode.length for fragment in fragments for episode in fragment.episodes]
+            into.episodes += len(ended)
+            into.episode_steps += sum(ended)
         into.steps_per_s.append(steps / elapsed)
         into.seconds += elapsed
         into.steps += steps
@@ -151,6 +158,7 @@ class SideBySide(Children):
         into.seconds += sum(one["seconds"] for one in heard) / len(heard)
         into.steps += sum(one["steps"] for one in heard)
         into.episodes += sum(one["episodes"] for one in heard)
+        into.episode_steps += sum(one["episode_steps"] for one in heard)
 
 
 def alternate(

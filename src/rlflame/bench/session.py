@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from rlflame import fleets
+from rlflame.bench.files import another
 from rlflame.display.quiet import Tally
 from rlflame.errors import Interrupted, RlflameError, shell
 from rlflame.fleet import Fleet, FleetEvent
@@ -54,6 +55,11 @@ def measured(
             here.check(found, out)
 
 
+def _plainly(folder: Path) -> Path:
+    """Not by dots, at which a sentence ends."""
+    return folder if folder.name.strip(".") else folder.resolve()
+
+
 class Session:
     """`stop` holds the user's wish to end; progress goes to standard error."""
 
@@ -73,10 +79,10 @@ class Session:
         if not measured:
             kept = "nothing was measured yet"
         else:
-            kept = "what was measured is above" + (f", and in {out}" if out else "")
+            kept = "what was measured is above" + (f", and in {_plainly(out)}" if out else "")
         anew = "the same command measures anew"
         if measured and out:
-            anew = f"{shell('-o', Path(f'{out}-2'))} measures anew"
+            anew = f"{shell('-o', another(out))} measures anew"
         error = Interrupted(f"Stopped; {kept}.", anew, self.stop.signal_number)
         error.documented = measured
         raise error

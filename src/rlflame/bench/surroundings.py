@@ -26,24 +26,22 @@ def look(
     load: Callable[[], tuple[float, float, float]] = os.getloadavg,
     glance: Callable[[], float | None] | None = None,
 ) -> Surroundings:
-    """Before anything is measured, so that the load is that of others.
+    """Before anything is measured, so that what works is others.
 
-    A load stays for minutes after the work is over, as that of the measurement before this one
-    does. So a high one is not believed where the processors can be seen to rest.
+    A load comes and goes minutes after the work: it is asked only where processors cannot be seen.
     """
     try:
         found: tuple[float, float, float] | None = load()
     except OSError:
         found = None
     most = max(0.5, _BUSY_SHARE * blas.usable_cores())
-    busy = found is not None and found[0] > most
-    now = (glance or at_work)() if busy else None
+    now = (glance or at_work)()
     return Surroundings(
         machine=machine.describe(),
         threads={name: os.environ[name] for name in _THREADS if name in os.environ},
         load_before=found,
         at_work=now,
-        busy=busy if now is None else now > most,
+        busy=now > most if now is not None else found is not None and found[0] > most,
     )
 
 

@@ -196,7 +196,7 @@ def _published(result: Result) -> list[Block]:
         reward = NOTHING if one.final_return is None else f"{one.final_return:,.1f}"
         body.append((
             f"rlflame, {row.cell.fleet}, {count(row.cell.workers, 'worker')}",
-            f"{machine['processor']}, {machine['usable_cores']} cores",
+            f"{machine['processor']}, {count(machine['usable_cores'], 'core')}",
             f"{row.seconds.value:,.2f}",
             f"{one.episodes / row.seconds.value:,.1f}",
             reward,

@@ -11,6 +11,7 @@ from rlflame.commands import spoken
 from rlflame.commands.options import Debug, Json, Sets
 
 FLEETS = ("local", "flame", "inline")
+_MOST = 4096
 #: As rlflame.bench.distributed has them.
 RACES = ("dppo", "dsac")
 #: In comparing results, what still counts as equal.
@@ -220,7 +221,7 @@ def rollouts(
         ),
     ] = "local",
     seconds: Annotated[
-        float, typer.Option(metavar="S", min=0.0, help="Of each measurement.")
+        float, typer.Option(metavar="S", min=0.0, max=3600.0, help="Of each measurement.")
     ] = 2.0,
     repeat: Annotated[int, typer.Option(metavar="N", min=1, help="Measurements, in turn.")] = 3,
     limit: Annotated[
@@ -317,8 +318,10 @@ def counts_of(text: str | None, otherwise: list[int], flag: str = "--workers") -
     if text is None:
         return otherwise
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and 0 < int(word) <= 4096 for word in words):
-        raise ConfigError(f"{flag} {text!r} is no list of numbers.", f"{flag} 1,2,4")
+    if not all(word.isdecimal() and 0 < int(word) <= _MOST for word in words):
+        raise ConfigError(
+            f"{flag} {text!r} is no list of numbers from 1 to {_MOST:,}.", f"{flag} 1,2,4"
+        )
     return sorted({int(word) for word in words})
 
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from rlflame import toml
 from rlflame.config import LearningSettings, RunConfig
 from rlflame.errors import ConfigError
+from rlflame.tables import get, merge, put
 
 _SHOULD = "Input should "
 
@@ -37,6 +38,7 @@ ALIASES: dict[str, Alias] = {
     "pendulum": Alias("Pendulum-v1", "pendulum"),
     "acrobot": Alias("Acrobot-v1", "default"),
     "mountaincar": Alias("MountainCar-v0", "default"),
+    "mountaincarcontinuous": Alias("MountainCarContinuous-v0", "default"),
     "lunarlander": Alias("LunarLander-v3", "lunarlander"),
     "bipedalwalker": Alias("BipedalWalker-v3", "mujoco"),
     "hopper": Alias("Hopper-v5", "mujoco"),
@@ -115,6 +117,9 @@ def resolve(
     for text in sets:
         put(written, *parse_set(text))
     from_file = toml.read_file(config_file) if config_file else {}
+    _locate(written, Path.cwd())
+    if config_file:
+        _locate(from_file, config_file.parent)
     above = over(over(from_file, written), flagged)
 
     chosen = read_preset(preset) if preset else {}
@@ -142,6 +147,13 @@ def resolve(
     if overlay is not None and continuous(config):
         config = validated(over(over(layers, overlay), above))
     return config, name
+
+
+def _locate(layer: dict[str, Any], folder: Path) -> None:
+    """A path is beside what names it, wherever the run goes on later."""
+    path = get(layer, "runtime.env_file")
+    if isinstance(path, str):
+        put(layer, "runtime.env_file", str((folder / path).resolve()))
 
 
 def validated(data: Mapping[str, Any]) -> RunConfig:
@@ -239,34 +251,6 @@ def _did_you_mean(key: str) -> str:
     close = difflib.get_close_matches(last, by_last, n=3, cutoff=0.5)
     known = ", ".join(by_last[name] for name in close)
     return f"did you mean {known}?" if known else "rlflame config lists all settings"
-
-
-def get(data: Mapping[str, Any], key: str) -> Any:
-    value: Any = data
-    for part in key.split("."):
-        if not isinstance(value, Mapping):
-            return None
-        value = value.get(part)
-    return value
-
-
-def put(data: dict[str, Any], key: str, value: Any) -> None:
-    *path, last = key.split(".")
-    for part in path:
-        inner = data.get(part)
-        if not isinstance(inner, dict):
-            inner = data[part] = {}
-        data = inner
-    data[last] = value
-
-
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
-    return merged
 
 
 def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,11 @@ from rlflame.errors import CheckpointError, ConfigError
 from rlflame.estimates import Interval, Verdict, compare_medians
 from rlflame.report import Section, Table
 from rlflame.report.worded import NOTHING, number
+from rlflame.toml import written
+
+_MATTERS = ("processor", "usable_cores", "blas", "python")
+_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_BEYOND = 1e100
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +33,8 @@ class Measurement:
     unit: str
     higher_is_better: bool
     values: tuple[float, ...]
-    #: What was done each time, where that is more than the name says.
-    work: str = ""
+    #: What was done each time, where that is more than the name says: settings by name.
+    work: dict[str, Any] = field(default_factory=dict)
 
     @property
     def median(self) -> float:
@@ -41,7 +47,8 @@ class Results:
 
     name: str
     found: tuple[Measurement, ...]
-    processor: str
+    #: What it ran on and with, by name.
+    surroundings: dict[str, str]
     #: Sentences that begin with who they are of.
     doubts: tuple[str, ...]
 
@@ -80,15 +87,25 @@ def read(path: Path) -> Results:
         ) from error
     if not found or len({one.name for one in found}) < len(found):
         raise CheckpointError(f"{path} has no measurements, or one twice.", "check how it was made")
-    machine = data.get("machine")
-    processor = machine.get("processor") if isinstance(machine, dict) else None
     doubts = []
     if data.get("complete") is False:
         doubts.append(f"{path} was stopped before its end.")
     if data.get("busy") is True:
         doubts.append(f"{path} was measured on a machine that was busy with other work.")
-    name = processor if isinstance(processor, str) else ""
-    return Results(str(path), tuple(found), name, tuple(doubts))
+    return Results(str(path), tuple(found), _surroundings(data), tuple(doubts))
+
+
+def _surroundings(data: dict[str, Any]) -> dict[str, str]:
+    """What seconds depend on, of what the file says."""
+    machine, threads = (_table(data.get(name)) for name in ("machine", "threads"))
+    found = {name.replace("_", " "): machine[name] for name in _MATTERS if name in machine}
+    found |= _table(machine.get("packages"))
+    found |= {name: threads.get(name, "unset") for name in _THREADS} if "threads" in data else {}
+    return {name: str(value) for name, value in found.items()}
+
+
+def _table(found: object) -> dict[str, Any]:
+    return found if isinstance(found, dict) else {}
 
 
 def _measurement(entry: dict[str, object]) -> Measurement:
@@ -96,15 +113,15 @@ def _measurement(entry: dict[str, object]) -> Measurement:
     if entry["better"] not in ("higher", "lower") or not isinstance(values, list) or not values:
         raise ValueError("not a measurement")
     numbers = tuple(float(value) for value in values)
-    if not all(map(math.isfinite, numbers)):
-        raise ValueError("not finite")
+    if not all(abs(value) < _BEYOND for value in numbers):
+        raise ValueError("not finite, or of nothing that can be measured")
     higher = entry["better"] == "higher"
     return Measurement(
         str(entry["name"]),
         str(entry.get("unit", "")),
         higher,
         numbers,
-        str(entry.get("work", "")),
+        _table(entry.get("work")),
     )
 
 
@@ -126,9 +143,19 @@ def changes(
 def doubts(ours: Results, theirs: Results) -> list[str]:
     """What a comparison has to be read with."""
     said = [*theirs.doubts, *ours.doubts]
-    if ours.processor and theirs.processor and ours.processor != theirs.processor:
-        said.append(f"The machines differ: {theirs.processor} before, {ours.processor} now.")
+    before, now = theirs.surroundings, ours.surroundings
+    unlike = [
+        f"{name} {before.get(name, 'absent')} before, {now.get(name, 'absent')} now"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+    ]
+    if before and now and unlike:
+        said.append(f"They were not measured alike: {'; '.join(unlike)}.")
     for here, there in ((ours, theirs), (theirs, ours)):
+        if not here.surroundings:
+            said.append(f"{here.name} does not say what it was measured on.")
+        if not all(one.work for one in here.found):
+            said.append(f"{here.name} does not say what work it timed: that may be other work.")
         alone = [one.name for one in here.found if one.name not in {m.name for m in there.found}]
         if alone:
             said.append(f"In {here.name} alone: {'; '.join(alone)}.")
@@ -136,9 +163,14 @@ def doubts(ours: Results, theirs: Results) -> list[str]:
 
 
 def _change(one: Measurement, other: Measurement, margin: float) -> Change:
-    if one.work and other.work and one.work != other.work:
+    # A setting that one of them had not yet is as it was.
+    known = [name for name in other.work if name in one.work]
+    unlike = [name for name in known if one.work[name] != other.work[name]]
+    if unlike:
+        name = unlike[0]
         raise ConfigError(
-            f"{one.name} was {other.work} before, and is {one.work} now.",
+            f"{one.name} was measured with {name} {written(other.work[name])} before, and with "
+            f"{written(one.work[name])} now.",
             "compare results of the same work",
         )
     if (one.unit, one.higher_is_better) != (other.unit, other.higher_is_better):
@@ -161,23 +193,29 @@ def _change(one: Measurement, other: Measurement, margin: float) -> Change:
     )
 
 
+def _short(value: float) -> str:
+    """Two places, or as many more as show three digits of what is small."""
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
+    return number(value, max(2, digits))
+
+
 def listed(results: Results) -> Section:
     rows = tuple(
-        (one.name, one.unit, str(len(one.values)), number(one.median, 2),
-         number(min(one.values), 2), number(max(one.values), 2))
+        (one.name, one.unit, str(len(one.values)), _short(one.median),
+         _short(min(one.values)), _short(max(one.values)))
         for one in results.found
     )  # fmt: skip
     head = ("measured", "unit", "times", "median", "least", "most")
     return Section("Benchmark", (Table(head, rows, 2), *results.doubts))
 
 
-def compared(found: Sequence[Change], doubts: Sequence[str]) -> Section:
+def compared(found: Sequence[Change], ours: Results, theirs: Results) -> Section:
     rows = tuple(
         (
             one.name,
             one.unit,
-            number(one.medians[1], 2),
-            number(one.medians[0], 2),
+            _short(one.medians[1]),
+            _short(one.medians[0]),
             f"{one.improvement.value:+.1f}%",
             f"[{one.improvement.low:+.1f}%, {one.improvement.high:+.1f}%]"
             if one.verdict.enough
@@ -189,9 +227,9 @@ def compared(found: Sequence[Change], doubts: Sequence[str]) -> Section:
     return Section(
         "Benchmark, compared",
         (
-            "Before is what stands behind --vs. An improvement is positive whichever way is "
-            "better; its interval is a bootstrap over repetitions, from three on.",
+            f"Before: {theirs.name}; now: {ours.name}. An improvement is positive whichever way "
+            "is better; its interval is a bootstrap over repetitions, from three on.",
             Table(head, rows, 2),
-            *doubts,
+            *doubts(ours, theirs),
         ),
     )

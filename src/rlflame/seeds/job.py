@@ -17,10 +17,10 @@ from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.files import tensor_file
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.files.run_folder import AGAIN, RunFolder, is_locked, newest_checkpoint, writing
-from rlflame.inspection import first_field
 from rlflame.onward import extended, finished, scored
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import JOB_FILE, RESTORED, folder_name, is_job, parse, seed_folder
+from rlflame.tables import first_difference
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def check_recipe(folder: Path, job: Job) -> None:
             {part: getattr(recipe, part).model_dump() for part in parts}
             for recipe in (found.recipe, config)
         )
-        differing = first_field(had, named)
+        differing = first_difference(had, named)
         if differing is not None:
             path, before, now = differing
             raise ConfigError(
