@@ -39,6 +39,14 @@ def cell(seconds, *, case="15 ms", fleet="local", workers=1, learn_s=0.0, weight
     return found
 
 
+def test_weights_that_differ_may_be_other_machines_where_there_are_some():
+    assert worded.bits([None], "same", "Other.") == []
+    assert worded.bits([True, None], "same", "Other.", elsewhere=True) == ["same"]
+    assert worded.bits([True, False], "same", "Other.") == ["Other."]
+    why = "Other. Executors on other machines may be why."
+    assert worded.bits([False], "same", "Other.", elsewhere=True) == [why]
+
+
 def test_speed_up_is_beside_the_fastest_with_the_fewest_workers():
     cells = [
         cell([12.0, 10.0, 9.0]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import signal
 
 import numpy as np
@@ -18,9 +19,10 @@ from rlflame.bench.limits import Bare
 from rlflame.bench.rollouts import Collecting, Rate, SideBySide, alternate
 from rlflame.bench.scaling import Scaling
 from rlflame.config import Recipe
-from rlflame.errors import RlflameError
+from rlflame.errors import ConfigError, RlflameError
 from rlflame.fleet import policy_id
 from rlflame.fleet.inline import InlineFleet
+from rlflame.report.measurements import Measurement, changes
 from rlflame.rollout import wire
 from rlflame.rollout.child import Kind
 from rlflame.rollout.making import describe, make
@@ -43,6 +45,17 @@ def recipe(env="CartPole-v1", kwargs=None, *, unit="steps", steps=7, iterations=
 def case(name="it", **words):
     found = Recipe.model_validate(recipe(**words)).with_horizon()
     return Case(name, found, build.environment(found.learning.environment))
+
+
+def test_an_argument_that_one_environment_alone_had_is_other_work():
+    without, length = (
+        Measurement("a", "s", False, (4.0,), case(env="fakes:Fake-v0", kwargs=arguments).work)
+        for arguments in ({}, {"length": 21})
+    )
+    other = "kwargs {} before, and with {length = 21} now"
+    with pytest.raises(ConfigError, match=re.escape(other)):
+        changes([length], [without], 0.0)
+    assert changes([length], [length], 0.0)
 
 
 def ticking():

@@ -13,7 +13,7 @@ import pytest
 from commands import finished, process, rlflame
 from flame_stub import FlameStub
 
-from rlflame.bench import conducted, files, published, session
+from rlflame.bench import conducted, files, published, scaling, session
 from rlflame.errors import RlflameError
 
 QUICK = ("--episode-ms", "0", "--episodes", "2", "--repeat", "2")
@@ -53,7 +53,7 @@ def test_results_are_said_and_written_and_the_files_agree(measured):
     ]
     work = facts["measurements"][0]["work"]
     assert (work["stop_at_iterations"], work["rollout.num_slots"]) == (1, 2)
-    assert work["environment.kwargs.episode_ms"] == 0.0
+    assert work["environment.kwargs"]["episode_ms"] == 0.0
     assert "seed" not in work
     rows = (folder / "scaling.csv").read_text().splitlines()
     assert [float(row.split(",")[3]) for row in rows[1:]] == seconds
@@ -83,6 +83,29 @@ def test_without_matplotlib_all_but_the_picture_is_there(tmp_path, monkeypatch):
     assert "## Measured on" in spoken.out
 
 
+@pytest.mark.parametrize(
+    ("broken", "failure"),
+    [("rlflame.bench.files.Folder.draw", OSError("no room")),
+     ("rlflame.bench.files.Folder.write", RuntimeError("a bug")),
+     ("rlflame.bench.scaling.Scaling.run", RuntimeError("a bug"))],
+)  # fmt: skip
+def test_what_fails_after_results_says_no_second_document(broken, failure, monkeypatch):
+    whole = scaling.Scaling.run
+
+    def fails(self, *words):
+        if isinstance(self, scaling.Scaling):
+            whole(self)
+        raise failure
+
+    monkeypatch.setattr(broken, fails)
+    few = ("--compare", "inline", "--workers", "1", "--repeat", "1", "--episode-ms", "0")
+    out = () if broken.endswith("run") else ("-o", "it")
+    spoken = rlflame("bench", "scaling", *few, "--episodes", "2", *out, "--json")
+    assert spoken.code == 1
+    assert str(failure) in spoken.err
+    assert json.loads(spoken.out)["cells"]
+
+
 def test_results_are_never_overwritten(measured):
     folder, _ = measured
     spoken = rlflame("bench", "scaling", *QUICK, "-o", folder)
@@ -102,11 +125,12 @@ def test_another_folder_is_one_that_is_free(measured, tmp_path, monkeypatch):
 
 
 def test_what_is_small_keeps_three_digits(tmp_path):
-    for name, values in (("old", [0.001234]), ("new", [123456.789])):
+    for name, values in (("old", [0.001234]), ("new", [123456.789]), ("tiny", [1.2345e-30])):
         one = {"name": "a", "unit": "s", "better": "lower", "values": values}
         (tmp_path / f"{name}.json").write_text(json.dumps({"measurements": [one]}))
     assert "0.00123" in rlflame("report", "old.json").out
     assert "123,456.79" in rlflame("bench", "--diff", "old.json", "new.json").out
+    assert "1.23e-30" in rlflame("report", "tiny.json").out
 
 
 def test_numbers_that_count_nothing_are_refused(tmp_path):
@@ -115,9 +139,11 @@ def test_numbers_that_count_nothing_are_refused(tmp_path):
     for seconds in ("inf", "nan"):
         spoken = rlflame("bench", "rollouts", "--seconds", seconds)
         assert (spoken.code, "Invalid value for '--seconds'" in spoken.err) == (2, True)
-    one = {"name": "a", "unit": "s", "better": "lower", "values": [1e308]}
-    (tmp_path / "old.json").write_text(json.dumps({"measurements": [one]}))
-    assert "holds no results of a benchmark" in rlflame("report", "old.json").err
+    one = {"name": "a", "unit": "s", "better": "lower", "values": []}
+    for value in (1e308, -1.0):
+        found = {"measurements": [{**one, "values": [value]}]}
+        (tmp_path / "old.json").write_text(json.dumps(found))
+        assert "holds no results of a benchmark" in rlflame("report", "old.json").err
 
 
 def test_two_results_are_compared_by_medians_and_percent(tmp_path):
@@ -161,6 +187,8 @@ def test_results_of_other_work_or_of_less_are_not_compared_in_silence(tmp_path):
     )
     assert "In new.json alone: c." in said
     assert "In old.json alone: b." in said
+    assert "new.json alone says: only new.json has it (1); that may be other work." in said
+    assert "old.json alone says: only old.json has it (1)" in said
     assert "was stopped before its end" in rlflame("report", "new.json").out
     written("more.json", 16, "a")
     spoken = rlflame("bench", "--diff", "old.json", "more.json")

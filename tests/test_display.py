@@ -98,6 +98,7 @@ def ended(steps: int, episodes: int, **words) -> RunResult:
         "evaluation": record(450.0),
         "best": record(480.0),
         "onward": "rlflame resume runs/x --steps 40960",
+        "scoring": "rlflame eval runs/x/best.safetensors",
     }
     return RunResult(**{**found, **words})
 

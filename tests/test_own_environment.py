@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -114,7 +115,12 @@ def test_a_file_elsewhere_is_named_once_and_remembered(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     again = rlflame("resume", "run", "--steps", "384", "--quiet", "--workers", "1")
     assert again.returncode == 0, again.stderr
-    scored = rlflame("eval", "run/best.safetensors", "--env-file", str(mine), "--episodes", "2")
+    other = ("--steps", "512", "--set", "runtime.env_file=lib/my_env.py")
+    named = rlflame("resume", "run", *other, "--plain", "--workers", "1")
+    assert named.returncode == 0, named.stderr
+    assert f'env_file = "{mine}"' in (tmp_path / "run" / "config.toml").read_text()
+    (said,) = re.findall("next +rlflame (.*)", named.stdout)
+    scored = rlflame(*shlex.split(said), "--episodes", "2")
     assert scored.returncode == 0, scored.stderr
     # A plain id, known from nothing but the file, and beside it a name that hides Python's own.
     (tmp_path / "lib" / "random.py").write_text("raise RuntimeError('never to be imported')")

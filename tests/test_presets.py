@@ -72,6 +72,10 @@ def test_a_file_is_found_where_it_was_named_from(tmp_path, monkeypatch):
     by_set = resolve(config_file=mine, sets=["runtime.env_file=sub/two.py"])
     assert by_set.runtime.env_file == str(tmp_path / "sub" / "two.py")
     assert resolve(config_file=mine, sets=["runtime.env_file=none"]).runtime.env_file is None
+    # The name of a link is the one by which what it leads to is imported.
+    (tmp_path / "link.py").symlink_to("one.py")
+    linked = resolve(sets=["runtime.env_file=link.py"])
+    assert linked.runtime.env_file == str(tmp_path / "link.py")
 
 
 def test_without_any_words_it_is_ppo_on_cartpole():
@@ -155,13 +159,13 @@ def test_whether_actions_are_continuous_is_asked_with_the_arguments_of_the_envir
 
 def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
     choices = resolve(environment="acrobot", continuous=lambda config: False)
-    numbers = resolve(environment="MountainCarContinuous-v0", continuous=lambda config: True)
+    numbers = resolve(environment="LunarLanderContinuous-v3", continuous=lambda config: True)
     assert choices.learning.policy_average is None
     assert choices.learning.ppo.normalise_advantages == "minibatch"
     assert numbers.learning.policy_average == 20
     assert numbers.learning.ppo.normalise_advantages == "off"
     mine = resolve(
-        environment="MountainCarContinuous-v0",
+        environment="LunarLanderContinuous-v3",
         sets=["learning.policy_average=3"],
         continuous=lambda config: True,
     )

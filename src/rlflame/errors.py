@@ -6,7 +6,11 @@ Knows nothing of the rest of rlflame. Anything that is not an RlflameError is a 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+_DOCUMENTED = "rlflame_documented"
 
 
 def typed(*words: object) -> str:
@@ -26,8 +30,6 @@ class RlflameError(Exception):
     """An end the user can understand: `message` says what was seen, `hint` what to type next."""
 
     exit_code = 1
-    #: Whether the one document that a program reads has been written, so that no second follows it.
-    documented = False
 
     def __init__(self, message: str, hint: str = "", detail: str = "") -> None:
         super().__init__(message)
@@ -35,6 +37,25 @@ class RlflameError(Exception):
         self.hint = hint
         #: Longer text such as an environment's own traceback, shown below the sentence.
         self.detail = detail
+
+
+def document(error: BaseException) -> None:
+    """The one document that a program reads has been written, so that no second follows it."""
+    error.__dict__[_DOCUMENTED] = True
+
+
+def documented(error: BaseException) -> bool:
+    return _DOCUMENTED in error.__dict__
+
+
+@contextmanager
+def after_results() -> Iterator[None]:
+    """Whatever ends in here had its document before."""
+    try:
+        yield
+    except BaseException as error:
+        document(error)
+        raise
 
 
 class ConfigError(RlflameError):

@@ -159,7 +159,7 @@ def resume(
                     "replay is for going on.",
                     begun_anew(found, target),
                 )
-            return _result(folder, found, began=False)
+            return _result(folder, found, runtime, began=False)
         check_learners(found.recipe.learning, runtime.learners)
         rules.check(found.recipe.learning, runtime)
         for difference in machine_differences(found):
@@ -269,12 +269,18 @@ def _run(
     finally:
         filming.close(lambda: stop.requested or not complete)
         recorder.close()
-    return _result(folder, checkpoint.load(folder.latest), complete=complete)
+    return _result(folder, checkpoint.load(folder.latest), runtime, complete=complete)
 
 
 def _result(
-    folder: RunFolder, saved: Checkpoint, *, complete: bool = True, began: bool = True
+    folder: RunFolder,
+    saved: Checkpoint,
+    runtime: RuntimeSettings,
+    *,
+    complete: bool = True,
+    began: bool = True,
 ) -> RunResult:
+    own = ("--env-file", Path(runtime.env_file)) if runtime.env_file is not None else ()
     return RunResult(
         folder.path,
         saved.progress,
@@ -288,6 +294,7 @@ def _result(
         train_from(saved.recipe, folder.best)
         if saved.progress.reached
         else typed("resume", folder.path, "--steps", 2 * saved.progress.steps),
+        typed("eval", folder.best, *own),
     )
 
 

@@ -55,13 +55,13 @@ def runtime_flags(
         except UnicodeEncodeError as error:
             raise ConfigError(f"--out {str(out)!r} is not UTF-8.", "another name") from error
     if env_file is not None:
-        admit(str(env_file.resolve()))
+        admit(os.path.abspath(env_file))
     place = torchrun.place()
     found: dict[str, Any] = {
         "workers": workers,
         "learners": learners or (place.size if place else None),
         "fleet": fleet or ("local" if local else None),
-        "env_file": str(env_file.resolve()) if env_file else None,
+        "env_file": os.path.abspath(env_file) if env_file else None,
         "out": str(out) if out else None,
         "video_every_steps": video_every,
         "debug": debug or None,
@@ -277,6 +277,7 @@ def _runtime(
         if not key.startswith("runtime."):
             raise ConfigError(f"{key} belongs to the recipe, {why}", hint)
         tables.put(data, key, value)
+    presets.locate(data, Path.cwd())
     for key, value in flags.items():
         tables.put(data, key, value)
     return presets.validated({"stop_at_steps": 1, **data}).runtime

@@ -56,7 +56,9 @@ class Case:
         decided = self.recipe.learning.model_dump(
             mode="json", exclude={"seed", "horizon_steps", "horizon_iterations"}
         )
-        return dict(named(decided))
+        # One value, so that an argument that only one of two has is a difference of what both have.
+        arguments = decided["environment"].pop("kwargs")
+        return {**dict(named(decided)), "environment.kwargs": arguments}
 
 
 @dataclass(frozen=True, slots=True)

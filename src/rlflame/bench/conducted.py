@@ -27,7 +27,7 @@ from rlflame.bench.script import Script
 from rlflame.bench.session import Session, measured
 from rlflame.bench.surroundings import look
 from rlflame.display.mouth import as_json_text, say, say_aside
-from rlflame.errors import RlflameError
+from rlflame.errors import after_results
 from rlflame.plot import Drawing
 from rlflame.plot.picture import PlotUnavailable
 from rlflame.report import Document, markdown
@@ -70,8 +70,6 @@ def scale(
             whole = result(complete)
             facts, document = listed.facts(whole), worded.document(whole)
             tell(facts, document, folder, listed.table(whole), as_json=as_json)
-            if folder is not None:
-                draw(folder)
         return bool(cells)
 
     measured(runtime, debug, measure, told, out)
@@ -187,9 +185,8 @@ class Whole(Protocol):
 def tell_whole(
     result: Whole, folder: Folder | None, curves: Drawing | None = None, *, as_json: bool
 ) -> None:
-    tell(result.facts(), result.document(), folder, result.table(), as_json=as_json)
-    if folder is not None:
-        draw(folder, curves)
+    facts, document, table = result.facts(), result.document(), result.table()
+    tell(facts, document, folder, table, curves, as_json=as_json)
 
 
 def _rate(
@@ -232,7 +229,7 @@ def _limits(
     return {way: one.rate for way, one in bare.items() if one.possible}
 
 
-def draw(folder: Folder, curves: Drawing | None = None) -> None:
+def _draw(folder: Folder, curves: Drawing | None) -> None:
     """Last, so that nothing measured is lost where it cannot be drawn."""
     try:
         say_aside(f"written: {folder.draw()}")
@@ -247,25 +244,17 @@ def tell(
     document: Document,
     folder: Folder | None,
     table: Sequence[Sequence[object]] = (),
+    curves: Drawing | None = None,
     *,
     as_json: bool,
 ) -> None:
-    """Said and written, and each also where the other fails."""
+    """Said and written, and each also where the other fails; of a table there is a picture."""
     try:
         say(as_json_text(facts, indent=1) if as_json else markdown.written(document).rstrip())
     finally:
-        for file in _written(folder, facts, document, table):
-            say_aside(f"written: {file}")
-
-
-def _written(
-    folder: Folder | None,
-    facts: dict[str, Any],
-    document: Document,
-    table: Sequence[Sequence[object]],
-) -> list[Path]:
-    try:
-        return [] if folder is None else folder.write(facts, document, table)
-    except RlflameError as error:
-        error.documented = True  # by what was said before
-        raise
+        with after_results():
+            if folder is not None:
+                for file in folder.write(facts, document, table):
+                    say_aside(f"written: {file}")
+                if table:
+                    _draw(folder, curves)

@@ -46,17 +46,19 @@ class Race:
 
 @dataclass(slots=True)
 class Runner:
-    """`variant` is None for stable-baselines3, whose `version` is said."""
+    """`variant` is None for stable-baselines3, which is `asked`, and says its `version`."""
 
     kind: str
     learners: int
     variant: Variant | None
     races: list[Race] = field(default_factory=list)
     version: str = ""
+    asked: dict[str, Any] = field(default_factory=dict)
 
     @property
     def work(self) -> dict[str, Any]:
-        return {"steps": self.races[0].steps, **(self.variant.case.work if self.variant else {})}
+        """All that a race does, by name."""
+        return self.variant.case.work if self.variant else self.asked
 
 
 class _Watch(Stopwatch):
@@ -101,7 +103,9 @@ class Racing:
     def run(self) -> bool:
         """False where somebody asked to stop before the end."""
         self.runners += [Runner(one.kind, one.learners, one) for one in self.variants]
-        self.runners.append(Runner(THEIRS, 1, None))
+        recipe = self.variants[0].case.recipe
+        asked = {**theirs(recipe.learning), "steps": recipe.stop_at_steps}
+        self.runners.append(Runner(THEIRS, 1, None, asked=asked))
         for number in range(self.repeat):
             for runner in list(self.runners):
                 self.tell(f"{runner.kind}, {runner.learners}: {number + 1} of {self.repeat}")
@@ -141,12 +145,10 @@ class Racing:
         return Race(seconds, learn_s, timed.spent_s, steps, watch.episodes, weights)
 
     def _theirs(self, runner: Runner) -> Race | None:
-        recipe = self.variants[0].case.recipe
-        asked = {**theirs(recipe.learning), "steps": recipe.stop_at_steps}
         # One thread, as each of ours has; more of them wait for each other in networks so small.
         environment = {**os.environ, **blas.child_environment()}
         child = subprocess.Popen(
-            [sys.executable, "-m", "rlflame.bench.stable", json.dumps(asked)],
+            [sys.executable, "-m", "rlflame.bench.stable", json.dumps(runner.asked)],
             env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for its parent, which ends it
         )  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 from rlflame import fleets
 from rlflame.bench.files import another
 from rlflame.display.quiet import Tally
-from rlflame.errors import Interrupted, RlflameError, shell
+from rlflame.errors import Interrupted, document, shell
 from rlflame.fleet import Fleet, FleetEvent
 from rlflame.runtime import RuntimeSettings
 from rlflame.stop import SignalStop
@@ -41,13 +41,10 @@ def measured(
     with session(runtime, debug) as here:
         try:
             complete = measure(here)
-        except RlflameError as error:
+        except BaseException as error:
             here.tell("")
-            error.documented = tell(complete)
-            raise
-        except BaseException:
-            here.tell("")
-            tell(complete)
+            if tell(complete):
+                document(error)
             raise
         here.tell("")
         found = tell(complete)
@@ -84,7 +81,8 @@ class Session:
         if measured and out:
             anew = f"{shell('-o', another(out))} measures anew"
         error = Interrupted(f"Stopped; {kept}.", anew, self.stop.signal_number)
-        error.documented = measured
+        if measured:
+            document(error)
         raise error
 
     def _watch(self, event: FleetEvent) -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 from rlflame import machine
 from rlflame.bench import Surroundings
 from rlflame.rollout import blas
+from rlflame.rollout.threads import THREAD_VARIABLES
 
 #: Processors' worth of other work above which a machine counts as busy, of those usable.
 _BUSY_SHARE = 0.25
 #: How long the processors are looked at.
 _GLANCE_S = 0.5
 _STAT = Path("/proc/stat")
-_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def look(
@@ -38,7 +38,7 @@ def look(
     now = (glance or at_work)()
     return Surroundings(
         machine=machine.describe(),
-        threads={name: os.environ[name] for name in _THREADS if name in os.environ},
+        threads={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         load_before=found,
         at_work=now,
         busy=now > most if now is not None else found is not None and found[0] > most,

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec
 
 import typer
 
-from rlflame.errors import Interrupted, RlflameError
+from rlflame.errors import Interrupted, RlflameError, documented
 
 P = ParamSpec("P")
 
@@ -45,38 +45,31 @@ def _check_folder() -> None:
 def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int:
     from rlflame.display.mouth import let_go_of_results, mute, say_failure
 
-    as_json = bool(given.get("json_lines") or given.get("as_json"))
+    wanted = bool(given.get("json_lines") or given.get("as_json"))
+
+    def fail(failure: RlflameError, cause: BaseException) -> int:
+        say_failure(failure, debug=debug, as_json=wanted and not documented(cause))
+        return failure.exit_code
+
     try:
         _check_folder()
         work()
         if sys.stdout is not None:
             sys.stdout.flush()
     except RlflameError as error:
-        say_failure(error, debug=debug, as_json=as_json and not error.documented)
-        return error.exit_code
-    except KeyboardInterrupt:
-        interrupted = Interrupted("Interrupted.", "", signal.SIGINT)
-        say_failure(interrupted, debug=debug, as_json=as_json)
-        return interrupted.exit_code
+        return fail(error, error)
+    except KeyboardInterrupt as error:
+        return fail(Interrupted("Interrupted.", "", signal.SIGINT), error)
     except BrokenPipeError:
         mute(sys.stdout)
         return 1
-    except MemoryError:
-        say_failure(
-            RlflameError(
-                "Memory ran out.",
-                "take less at a time: a smaller rollout.steps or rollout.num_slots, and of SAC a "
-                "smaller sac.buffer_size",
-            ),
-            debug=debug,
-            as_json=as_json,
-        )
-        return 1
+    except MemoryError as error:
+        less = "a smaller rollout.steps or rollout.num_slots, and of SAC a smaller sac.buffer_size"
+        return fail(RlflameError("Memory ran out.", f"take less at a time: {less}"), error)
     except OSError as error:
-        refused = RlflameError(f"The system said: {error}.")
-        say_failure(refused, debug=debug, as_json=as_json)
+        code = fail(RlflameError(f"The system said: {error}."), error)
         let_go_of_results()
-        return 1
+        return code
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except Exception as error:
@@ -86,6 +79,5 @@ def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int
             f"Something went wrong inside rlflame ({said}).", "this is a bug; --debug shows where"
         )
         failure.__cause__ = error
-        say_failure(failure, debug=debug, as_json=as_json)
-        return 1
+        return fail(failure, error)
     return 0

@@ -91,12 +91,15 @@ def resume(
 
 
 def _end(result: JobResult, runtime: RuntimeSettings, show: SeedsDisplay, stop: SignalStop) -> None:
+    from rlflame.errors import document
+
     show.finished(result)
     if result.plot is None and runtime.progress not in ("json", "quiet"):
         _draw(result)
     error = _failure(result, stop)
     if error is not None:
-        error.documented = runtime.progress == "json"
+        if runtime.progress == "json":
+            document(error)
         raise error
 
 

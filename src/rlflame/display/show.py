@@ -57,6 +57,8 @@ class RunResult:
     best: EvaluationRecord | None
     #: The command that goes on from here.
     onward: str
+    #: The command that scores its best policy.
+    scoring: str
 
 
 class Display(Show, Protocol):

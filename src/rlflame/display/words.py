@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from rlflame import __version__
 from rlflame.display.board import Board
-from rlflame.errors import typed
 from rlflame.facts import count, duration, interval
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def closing(result: RunResult, board: Board) -> list[tuple[str, str]]:
     if not result.began:
         lines.append(("to go on", result.onward))
     if result.complete and result.best is not None:
-        lines.append(("next", typed("eval", result.folder / "best.safetensors")))
+        lines.append(("next", result.scoring))
     return lines
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -117,9 +118,9 @@ def resolve(
     for text in sets:
         put(written, *parse_set(text))
     from_file = toml.read_file(config_file) if config_file else {}
-    _locate(written, Path.cwd())
+    locate(written, Path.cwd())
     if config_file:
-        _locate(from_file, config_file.parent)
+        locate(from_file, config_file.parent)
     above = over(over(from_file, written), flagged)
 
     chosen = read_preset(preset) if preset else {}
@@ -149,11 +150,12 @@ def resolve(
     return config, name
 
 
-def _locate(layer: dict[str, Any], folder: Path) -> None:
-    """A path is beside what names it, wherever the run goes on later."""
+def locate(layer: dict[str, Any], folder: Path) -> None:
+    """A path is beside what names it, wherever the run goes on later; links keep their names, by
+    which what is in them is imported."""
     path = get(layer, "runtime.env_file")
-    if isinstance(path, str):
-        put(layer, "runtime.env_file", str((folder / path).resolve()))
+    if isinstance(path, str) and path:
+        put(layer, "runtime.env_file", os.path.abspath(folder / path))
 
 
 def validated(data: Mapping[str, Any]) -> RunConfig:

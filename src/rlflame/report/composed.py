@@ -136,7 +136,7 @@ def _of_measurements(ours: Path, theirs: Sequence[Path], margin: float) -> Compo
         return Composed(Document(title, (measurements.listed(mine),)), facts, (), ())
     other = measurements.read(theirs[0])
     changes = measurements.changes(mine.found, other.found, margin)
-    facts["doubts"] = measurements.doubts(mine, other)
+    doubts = facts["doubts"] = measurements.doubts(mine, other)
     facts["changes"] = [
         {**asdict(one), **one.verdict.as_dict()} for one in changes
     ]  # fmt: skip
@@ -144,5 +144,5 @@ def _of_measurements(ours: Path, theirs: Sequence[Path], margin: float) -> Compo
         Shown(one.name, one.verdict, "%")
         for one in changes
     )  # fmt: skip
-    section = measurements.compared(changes, mine, other)
+    section = measurements.compared(changes, mine, other, doubts)
     return Composed(Document(title, (section,)), facts, shown, ())

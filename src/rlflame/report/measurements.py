@@ -18,11 +18,12 @@ from rlflame.errors import CheckpointError, ConfigError
 from rlflame.estimates import Interval, Verdict, compare_medians
 from rlflame.report import Section, Table
 from rlflame.report.worded import NOTHING, number
+from rlflame.rollout.threads import THREAD_VARIABLES
 from rlflame.toml import written
 
 _MATTERS = ("processor", "usable_cores", "blas", "python")
-_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _BEYOND = 1e100
+_SMALL = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,9 @@ def _surroundings(data: dict[str, Any]) -> dict[str, str]:
     machine, threads = (_table(data.get(name)) for name in ("machine", "threads"))
     found = {name.replace("_", " "): machine[name] for name in _MATTERS if name in machine}
     found |= _table(machine.get("packages"))
-    found |= {name: threads.get(name, "unset") for name in _THREADS} if "threads" in data else {}
+    found |= (
+        {name: threads.get(name, "unset") for name in THREAD_VARIABLES} if "threads" in data else {}
+    )
     return {name: str(value) for name, value in found.items()}
 
 
@@ -113,7 +116,7 @@ def _measurement(entry: dict[str, object]) -> Measurement:
     if entry["better"] not in ("higher", "lower") or not isinstance(values, list) or not values:
         raise ValueError("not a measurement")
     numbers = tuple(float(value) for value in values)
-    if not all(abs(value) < _BEYOND for value in numbers):
+    if not all(0.0 <= value < _BEYOND for value in numbers):
         raise ValueError("not finite, or of nothing that can be measured")
     higher = entry["better"] == "higher"
     return Measurement(
@@ -156,14 +159,23 @@ def doubts(ours: Results, theirs: Results) -> list[str]:
             said.append(f"{here.name} does not say what it was measured on.")
         if not all(one.work for one in here.found):
             said.append(f"{here.name} does not say what work it timed: that may be other work.")
-        alone = [one.name for one in here.found if one.name not in {m.name for m in there.found}]
+        others = {one.name: one.work for one in there.found}
+        alone = [one.name for one in here.found if one.name not in others]
         if alone:
             said.append(f"In {here.name} alone: {'; '.join(alone)}.")
+        more = {
+            f"{setting} ({written(value)})": None
+            for one in here.found
+            for setting, value in one.work.items()
+            if others.get(one.name) and setting not in others[one.name]
+        }
+        if more:
+            said.append(f"{here.name} alone says: {', '.join(more)}; that may be other work.")
     return said
 
 
 def _change(one: Measurement, other: Measurement, margin: float) -> Change:
-    # A setting that one of them had not yet is as it was.
+    # A setting that one of them had not yet may be as it was; `doubts` says so.
     known = [name for name in other.work if name in one.work]
     unlike = [name for name in known if one.work[name] != other.work[name]]
     if unlike:
@@ -195,7 +207,9 @@ def _change(one: Measurement, other: Measurement, margin: float) -> Change:
 
 def _short(value: float) -> str:
     """Two places, or as many more as show three digits of what is small."""
-    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
+    if 0.0 < value < _SMALL:
+        return f"{value:.3g}"
+    digits = 2 - math.floor(math.log10(value)) if value else 0
     return number(value, max(2, digits))
 
 
@@ -209,7 +223,9 @@ def listed(results: Results) -> Section:
     return Section("Benchmark", (Table(head, rows, 2), *results.doubts))
 
 
-def compared(found: Sequence[Change], ours: Results, theirs: Results) -> Section:
+def compared(
+    found: Sequence[Change], ours: Results, theirs: Results, doubted: Sequence[str]
+) -> Section:
     rows = tuple(
         (
             one.name,
@@ -230,6 +246,6 @@ def compared(found: Sequence[Change], ours: Results, theirs: Results) -> Section
             f"Before: {theirs.name}; now: {ours.name}. An improvement is positive whichever way "
             "is better; its interval is a bootstrap over repetitions, from three on.",
             Table(head, rows, 2),
-            *doubts(ours, theirs),
+            *doubted,
         ),
     )
