@@ -96,9 +96,10 @@ LONG = [
 ]  # fmt: skip
 #: The family for clusters, which takes more steps and learns less from each.
 WIDE = [
-    Study(f"wide-{env}-3m", env, "ppo", 3_000_000, floor, preset="mujoco-ppo-wide",
+    Study(f"wide-{env}-3m", env, "ppo", 3_000_000, floor, preset=f"{family}-ppo-wide",
           published_plan=True)
-    for env, floor in (("hopper", 3100), ("halfcheetah", 6000), ("walker2d", 4000))
+    for env, family, floor in (("hopper", "hopper", 3100), ("halfcheetah", "mujoco", 6000),
+                               ("walker2d", "mujoco", 4000))
 ]  # fmt: skip
 #: What an environment gets that nobody has tuned for, on six of them, and beside it the family of
 #: MuJoCo on the four that had no other preset when this was measured.
