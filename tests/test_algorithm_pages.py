@@ -165,6 +165,11 @@ STUDIES = {
         "LunarLander-v3, 1M": "ppo-lunarlander-1m",
         "Swimmer-v5, 1M": "ppo-swimmer-1m",
     },
+    ("wide", "PPO for clusters"): {
+        "Hopper-v5, 3M, `hopper-ppo-wide`": "wide-hopper-3m",
+        "Walker2d-v5, 3M": "wide-walker2d-3m",
+        "HalfCheetah-v5, 3M": "wide-halfcheetah-3m",
+    },
     ("untuned", "PPO where nobody has tuned"): {
         "Acrobot-v1, 500k": "default-acrobot",
         "MountainCarContinuous-v0, 500k": "default-mountaincarcontinuous",
