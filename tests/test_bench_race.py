@@ -125,7 +125,8 @@ def test_a_race_is_told_and_written(tmp_path, monkeypatch):
     assert len(found["stable-baselines3", 1]["races"][0]["episodes"]) == 384 // 8
     work = [one["work"] for one in facts["measurements"]]
     assert [one.get("ppo.minibatch_size") for one in work] == [32, 32, 64, None]
-    assert (work[3]["steps"], work[3]["arguments"]["n_steps"]) == (300, 8 * 16)
+    assert (work[3]["steps"], work[3]["arguments.n_steps"]) == (300, 8 * 16)
+    assert not any("seed" in name for one in work for name in one)
     assert (tmp_path / "new/dppo.curves.png").stat().st_size > 0
     table = (tmp_path / "new/dppo.csv").read_text().splitlines()
     assert table[0] == "learners,recipe,seconds,steps,case,final_return"

@@ -120,8 +120,10 @@ def test_a_file_elsewhere_is_named_once_and_remembered(tmp_path: Path) -> None:
     assert named.returncode == 0, named.stderr
     assert f'env_file = "{mine}"' in (tmp_path / "run" / "config.toml").read_text()
     (said,) = re.findall("next +rlflame (.*)", named.stdout)
-    scored = rlflame(*shlex.split(said), "--episodes", "2")
-    assert scored.returncode == 0, scored.stderr
+    by_set = said.partition(" --env-file ")[0] + " --set runtime.env_file=lib/my_env.py"
+    for words in (said, by_set):
+        scored = rlflame(*shlex.split(words), "--episodes", "2")
+        assert scored.returncode == 0, scored.stderr
     # A plain id, known from nothing but the file, and beside it a name that hides Python's own.
     (tmp_path / "lib" / "random.py").write_text("raise RuntimeError('never to be imported')")
     plain = ("--env", "Mine-v0", "--env-file", "lib/my_env.py", *small, "--fleet", "local")

@@ -72,10 +72,14 @@ def test_a_file_is_found_where_it_was_named_from(tmp_path, monkeypatch):
     by_set = resolve(config_file=mine, sets=["runtime.env_file=sub/two.py"])
     assert by_set.runtime.env_file == str(tmp_path / "sub" / "two.py")
     assert resolve(config_file=mine, sets=["runtime.env_file=none"]).runtime.env_file is None
-    # The name of a link is the one by which what it leads to is imported.
-    (tmp_path / "link.py").symlink_to("one.py")
+    # What a file imports is beside the file, not beside a link to it.
+    (tmp_path / "link.py").symlink_to("sub/two.py")
     linked = resolve(sets=["runtime.env_file=link.py"])
-    assert linked.runtime.env_file == str(tmp_path / "link.py")
+    assert linked.runtime.env_file == str(tmp_path / "sub" / "two.py")
+    (tmp_path / "deep").symlink_to("sub/deeper")
+    (tmp_path / "sub" / "deeper").mkdir()
+    linked = resolve(sets=["runtime.env_file=deep/../two.py"])
+    assert linked.runtime.env_file == str(tmp_path / "sub" / "two.py")
 
 
 def test_without_any_words_it_is_ppo_on_cartpole():

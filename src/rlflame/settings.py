@@ -55,13 +55,13 @@ def runtime_flags(
         except UnicodeEncodeError as error:
             raise ConfigError(f"--out {str(out)!r} is not UTF-8.", "another name") from error
     if env_file is not None:
-        admit(os.path.abspath(env_file))
+        admit(str(env_file.resolve()))
     place = torchrun.place()
     found: dict[str, Any] = {
         "workers": workers,
         "learners": learners or (place.size if place else None),
         "fleet": fleet or ("local" if local else None),
-        "env_file": os.path.abspath(env_file) if env_file else None,
+        "env_file": str(env_file.resolve()) if env_file else None,
         "out": str(out) if out else None,
         "video_every_steps": video_every,
         "debug": debug or None,
@@ -263,9 +263,12 @@ def recorded_threads(recorded: Mapping[str, Any]) -> int:
 
 def runtime_of(flags: Mapping[str, Any], sets: Sequence[str]) -> RuntimeSettings:
     """A runtime of flags and --set alone."""
-    return _runtime(
+    runtime = _runtime(
         {}, flags, sets, "and a policy is scored by its own.", "name settings that begin: runtime."
     )
+    if runtime.env_file is not None:
+        admit(runtime.env_file)
+    return runtime
 
 
 def _runtime(

@@ -27,6 +27,7 @@ from rlflame.learners import blas_threads
 from rlflame.rollout import blas
 from rlflame.rollout.spec import Fragment
 from rlflame.runtime import RuntimeSettings
+from rlflame.tables import named
 from rlflame.trainer import Progress, Stop, StopNow
 
 THEIRS = "stable-baselines3"
@@ -57,8 +58,14 @@ class Runner:
 
     @property
     def work(self) -> dict[str, Any]:
-        """All that a race does, by name."""
-        return self.variant.case.work if self.variant else self.asked
+        """All that a race does, by name; seeds are no part of it."""
+        if self.variant:
+            return self.variant.case.work
+        rest, kwargs = dict(self.asked), self.asked["kwargs"]
+        del rest["kwargs"]
+        found = {**dict(named(rest)), "kwargs": kwargs}
+        del found["arguments.seed"]
+        return found
 
 
 class _Watch(Stopwatch):

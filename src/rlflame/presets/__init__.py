@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -151,11 +150,11 @@ def resolve(
 
 
 def locate(layer: dict[str, Any], folder: Path) -> None:
-    """A path is beside what names it, wherever the run goes on later; links keep their names, by
-    which what is in them is imported."""
+    """A path is beside what names it, wherever the run goes on later. Links are followed, as Python
+    follows a script's: what a file imports is beside the file itself."""
     path = get(layer, "runtime.env_file")
     if isinstance(path, str) and path:
-        put(layer, "runtime.env_file", os.path.abspath(folder / path))
+        put(layer, "runtime.env_file", str((folder / path).resolve()))
 
 
 def validated(data: Mapping[str, Any]) -> RunConfig:
