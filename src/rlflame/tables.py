@@ -5,7 +5,7 @@ Must not know: what they hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 
@@ -37,13 +37,16 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def named(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value with its name; a table that is empty is a value."""
+def named(
+    data: Mapping[str, Any], prefix: str = "", whole: Collection[str] = ()
+) -> Iterator[tuple[str, Any]]:
+    """Every value with its name; a table that is empty, or named in `whole`, is a value."""
     for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            yield from named(value, f"{prefix}{key}.")
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value and name not in whole:
+            yield from named(value, f"{name}.", whole)
         else:
-            yield f"{prefix}{key}", value
+            yield name, value
 
 
 def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, Any, Any] | None:

@@ -57,8 +57,7 @@ class Case:
             mode="json", exclude={"seed", "horizon_steps", "horizon_iterations"}
         )
         # One value, so that an argument that only one of two has is a difference of what both have.
-        arguments = decided["environment"].pop("kwargs")
-        return {**dict(named(decided)), "environment.kwargs": arguments}
+        return dict(named(decided, whole=("environment.kwargs",)))
 
 
 @dataclass(frozen=True, slots=True)

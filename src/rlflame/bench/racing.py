@@ -61,9 +61,7 @@ class Runner:
         """All that a race does, by name; seeds are no part of it."""
         if self.variant:
             return self.variant.case.work
-        rest, kwargs = dict(self.asked), self.asked["kwargs"]
-        del rest["kwargs"]
-        found = {**dict(named(rest)), "kwargs": kwargs}
+        found = dict(named(self.asked, whole=("kwargs",)))
         del found["arguments.seed"]
         return found
 
