@@ -87,9 +87,9 @@ def made(options: argparse.Namespace, seed: int) -> tuple[Any, Callable[[Any], A
     common = {"seed": seed, "device": "cpu"}
     if options.algo == "sac":
         starts = options.learning_starts
-        return sb3.SAC("MlpPolicy", options.env, learning_starts=starts, **common), _as_it_is
+        return sb3.SAC("MlpPolicy", options.env, learning_starts=starts, **common), as_it_is
     if options.algo == "ppo":
-        return sb3.PPO("MlpPolicy", options.env, **common), _as_it_is
+        return sb3.PPO("MlpPolicy", options.env, **common), as_it_is
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
     from torch import nn
@@ -103,7 +103,7 @@ def made(options: argparse.Namespace, seed: int) -> tuple[Any, Callable[[Any], A
     return model, env.normalize_obs
 
 
-def _as_it_is(observation: Any) -> Any:
+def as_it_is(observation: Any) -> Any:
     return observation
 
 
@@ -121,13 +121,17 @@ def train(options: argparse.Namespace, seed: int) -> None:
         seconds = time.monotonic() - started - evaluated
         row = [label(options), options.env, seed, int(model.num_timesteps), returns.mean(),
                returns.std(), EPISODES, round(seconds, 1)]  # fmt: skip
-        new = not options.csv.exists()
-        with options.csv.open("a", newline="") as file:
-            writer = csv.writer(file)
-            if new:
-                writer.writerow(COLUMNS)
-            writer.writerow(row)
+        write(options.csv, row)
         print(*row, flush=True)
+
+
+def write(path: Path, row: list[object]) -> None:
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if new:
+            writer.writerow(COLUMNS)
+        writer.writerow(row)
 
 
 def score(model: Any, name: str, shown: Callable[[Any], Any]) -> np.ndarray:

@@ -10,6 +10,8 @@ soon as it is there, and pairs that the file already has are not measured again,
 interruption loses one. Of rlflame's side it is also written which share of all cores' time it
 used, the most memory that its processes held together (PSS, so what they share counts once) and
 the return of the final evaluation. --no-sb3 leaves the other side out; --set reaches rlflame.
+Their side keeps its weights each 50,000 steps, which takes it some milliseconds; with --curves the
+policies are scored once the clock has stopped, as control.py scores them, into a CSV like its own.
 """
 
 from __future__ import annotations
@@ -28,8 +30,12 @@ import threading
 import time
 from pathlib import Path
 
+import numpy
+
 EVALUATION_EPISODES = 20
 SAMPLE_S = 2.0
+#: Steps between the policies of theirs that --curves scores.
+KEPT_EVERY = 50_000
 IDS = {"hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5", "walker2d": "Walker2d-v5",
        "ant": "Ant-v5"}  # fmt: skip
 COLUMNS = ["env", "steps", "set", "pair", "at_work", "rlflame_s", "rlflame_busy", "rlflame_pss_mb",
@@ -45,10 +51,15 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--set", action="append", default=[], help="given to rlflame train")
     parser.add_argument("--csv", type=Path)
-    parser.add_argument("--sb3", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--curves", type=Path, help="a CSV of stable-baselines3's learning curves")
+    parser.add_argument("--sb3-side", choices=["train", "score"], help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.sb3:
-        train_sb3(options.env, options.steps)
+    if options.sb3_side == "train":
+        train_sb3(options.env, options.steps, options.seed)
+        return
+    if options.sb3_side == "score":
+        score_sb3(options.env, options.seed, options.curves)
         return
     # A fresh clone compiles its modules once, not at every start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -63,7 +74,7 @@ def main() -> None:
                 continue
             theirs = None if options.no_sb3 else options.sb3_python
             found = {"env": env, "steps": options.steps, "set": said, "pair": pair}
-            found |= measured(env, options.steps, pair, options.set, theirs)
+            found |= measured(env, options.steps, pair, options.set, theirs, options.curves)
             row = {column: str(found.get(column, "")) for column in COLUMNS}
             rows.append(row)
             print(", ".join(f"{key} {value}" for key, value in row.items() if value), flush=True)
@@ -93,9 +104,14 @@ def keep(path: Path, row: dict[str, str]) -> None:
 
 
 def measured(
-    env: str, steps: int, seed: int, changes: list[str], sb3_python: str | None
+    env: str,
+    steps: int,
+    seed: int,
+    changes: list[str],
+    sb3_python: str | None,
+    curves: Path | None = None,
 ) -> dict[str, object]:
-    """One run of ours, then one of theirs."""
+    """One run of ours, then one of theirs; what theirs learned on the way after both."""
     # Their side of this file runs where rlflame need not be.
     from idle import others
 
@@ -112,10 +128,12 @@ def measured(
         "rlflame_return": round(result["evaluation"]["mean"], 1),
     }
     if sb3_python is not None:
-        theirs = [sb3_python, str(Path(__file__).resolve()), "--sb3", "--env", env,
-                  "--steps", str(steps)]  # fmt: skip
+        theirs = [sb3_python, str(Path(__file__).resolve()), "--env", env, "--steps", str(steps),
+                  "--seed", str(seed), "--sb3-side"]  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
-            seconds, _, _, said = timed(theirs, folder)
+            seconds, _, _, said = timed([*theirs, "train"], folder)
+            if curves is not None:
+                timed([*theirs, "score", "--curves", str(curves.resolve())], folder)
         row["sb3_s"] = round(seconds, 3)
         row["sb3_return"] = round(json.loads(said.splitlines()[-1])["mean"], 1)
     return row
@@ -203,16 +221,61 @@ def pss_mb(pid: int) -> float:
     return 0.0
 
 
-def train_sb3(env: str, steps: int) -> None:
+def train_sb3(env: str, steps: int, seed: int) -> None:
     """As their documentation shows it: defaults, then their own evaluation."""
     import gymnasium
     import stable_baselines3
+    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.evaluation import evaluate_policy
 
-    model = stable_baselines3.PPO("MlpPolicy", env, device="cpu")
-    model.learn(steps)
+    started = time.monotonic()
+
+    class Keeper(BaseCallback):
+        """Writes the weights, without pickle, after the update that follows so many steps."""
+
+        def _on_rollout_start(self) -> None:
+            if self.num_timesteps // KEPT_EVERY > self._kept:
+                self.keep()
+
+        def _on_training_start(self) -> None:
+            self._kept = 0
+
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_training_end(self) -> None:
+            self.keep()
+
+        def keep(self) -> None:
+            self._kept = self.num_timesteps // KEPT_EVERY
+            weights = {
+                name: value.numpy() for name, value in self.model.policy.state_dict().items()
+            }
+            seconds = time.monotonic() - started
+            numpy.savez(f"{self.num_timesteps:012}.npz", seconds=seconds, **weights)
+
+    model = stable_baselines3.PPO("MlpPolicy", env, device="cpu", seed=seed)
+    model.learn(steps, callback=Keeper())
     mean, std = evaluate_policy(model, gymnasium.make(env), EVALUATION_EPISODES)
     print(json.dumps({"mean": float(mean), "std": float(std)}))
+
+
+def score_sb3(env: str, seed: int, path: Path) -> None:
+    """The weights that `train_sb3` left in this folder, on the episodes that rlflame eval has."""
+    import stable_baselines3
+    import torch
+    from control import EPISODES, as_it_is, score, write
+
+    model = stable_baselines3.PPO("MlpPolicy", env, device="cpu")
+    for kept in sorted(Path.cwd().glob("*.npz")):
+        with numpy.load(kept) as arrays:
+            seconds = float(arrays["seconds"])
+            weights = {name: torch.from_numpy(arrays[name])
+                       for name in arrays.files if name != "seconds"}  # fmt: skip
+        model.policy.load_state_dict(weights)
+        returns = score(model, env, as_it_is)
+        write(path, ["ppo-sb3", env, seed, int(kept.stem), returns.mean(), returns.std(),
+                     EPISODES, round(seconds, 1)])  # fmt: skip
 
 
 if __name__ == "__main__":
