@@ -140,7 +140,7 @@ def test_numbers_that_count_nothing_are_refused(tmp_path):
         spoken = rlflame("bench", "rollouts", "--seconds", seconds)
         assert (spoken.code, "Invalid value for '--seconds'" in spoken.err) == (2, True)
     one = {"name": "a", "unit": "s", "better": "lower", "values": []}
-    for value in (1e308, -1.0):
+    for value in (1e308, -1.0, True, "1.0"):
         found = {"measurements": [{**one, "values": [value]}]}
         (tmp_path / "old.json").write_text(json.dumps(found))
         assert "holds no results of a benchmark" in rlflame("report", "old.json").err

@@ -115,6 +115,8 @@ def _measurement(entry: dict[str, object]) -> Measurement:
     values = entry["values"]
     if entry["better"] not in ("higher", "lower") or not isinstance(values, list) or not values:
         raise ValueError("not a measurement")
+    if not all(type(value) in (int, float) for value in values):
+        raise ValueError("not numbers")
     numbers = tuple(float(value) for value in values)
     if not all(0.0 <= value < _BEYOND for value in numbers):
         raise ValueError("not finite, or of nothing that can be measured")
