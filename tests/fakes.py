@@ -58,6 +58,8 @@ class Fake(gymnasium.Env):
         shown = self._x.copy()
         if self._where == "reset" and self._due():
             shown = self._misbehave(shown)
+            if self._fault == "alone":
+                return shown
         return shown, {}
 
     def step(self, action: Any) -> Any:
@@ -68,6 +70,10 @@ class Fake(gymnasium.Env):
             shown = self._misbehave(shown)
             if self._fault == "nan_reward":
                 reward = float("nan")
+            if self._fault == "no_reward":
+                reward = None  # type: ignore[assignment]
+            if self._fault == "four":  # as before there was a truncation
+                return shown, reward, False, {}
         if self._fault == "rich":
             reward = 1e308
         return shown, reward, self._t >= self._length, False, {}
@@ -89,7 +95,7 @@ class Fake(gymnasium.Env):
     def _nothing(self, shown: Any) -> Any:
         return shown
 
-    _nan_reward = _rich = _nothing
+    _nan_reward = _no_reward = _four = _alone = _rich = _nothing
 
     def _raise(self, shown: Any) -> Any:
         raise ValueError("the moon is wrong")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import shlex
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,6 +79,17 @@ def test_what_resume_may_change_is_the_runtime(folder):
     refused = rlflame("resume", folder / "short", "--steps", "640", "--set", "ppo.epochs=1")
     assert refused.code == 2
     assert "learning.ppo.epochs belongs to the recipe" in refused.err
+    (said,) = re.findall(r"start a new run from this policy: rlflame (.*)", refused.err)
+    onward = rlflame(*shlex.split(said), "--out", "onward")
+    assert onward.code == 0, onward.err
+    assert "epochs = 1" in Path("onward/config.toml").read_text()
+    again = rlflame("resume", "onward", "--set", "ppo.epochs=2").err
+    (said,) = re.findall(r"start a new run from this policy: rlflame (.*)", again)
+    assert rlflame(*shlex.split(said), "--out", "further").code == 0
+    ending = rlflame("resume", folder / "short", "--set", "stop_at_steps=384")
+    assert ending.code == 2
+    (said,) = re.findall(r"hint: rlflame (.*)", ending.err)
+    assert rlflame(*shlex.split(said), "--json").events()[-1]["steps"] == 384
 
 
 @pytest.mark.parametrize(

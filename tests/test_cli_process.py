@@ -59,12 +59,36 @@ def test_a_word_that_means_nothing_is_said_as_json_too():
 # Signals
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train", "--steps", "1e4"), "'1e4' is no whole number"),
+        (("train", "--steps=", "--env", "hopper"), "'' is no whole number"),
+        (("train", "--until-return", "abc"), "'abc' is no number"),
+    ],
+)
+def test_what_is_no_number_is_shown(words, said):
+    spoken = finished(process(*words))
+    assert spoken.code == 2
+    assert said in spoken.err or "is not a valid" in spoken.err  # as older Typers say it
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_no_room_for_the_results_is_a_sentence_and_nothing_else():
     with open("/dev/full", "w") as full:
         spoken = finished(process("envs", stdout=full))
     assert spoken.code == 1
     assert spoken.err == "rlflame: The system said: [Errno 28] No space left on device.\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_run_whose_lines_nobody_can_keep_goes_on_and_says_so(tmp_path):
+    with open("/dev/full", "w") as full:
+        words = (*TINY, "--steps", "64", "--out", tmp_path / "run", "--json")
+        spoken = finished(process("train", *words, stdout=full))
+    assert spoken.code == 0
+    assert spoken.err.count("Standard output is lost from here on: No space left on device.") == 1
+    assert (tmp_path / "run/result.json").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

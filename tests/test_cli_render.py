@@ -64,6 +64,7 @@ def test_a_file_without_a_name_is_named_after_the_environment(tmp_path):
     ("words", "code", "said", "hint"),
     [
         (("-o", "x.webm"), 2, "ends neither .gif nor .mp4 nor .png", "-o x.gif"),
+        (("-o", ".."), 2, "ends neither .gif nor .mp4 nor .png", "-o ../film.gif"),
         (("-o", "absent/x.gif"), 1, "is no folder", "mkdir -p"),
         (("--human", "-o", "x.gif"), 2, "exclude each other", "leave out one"),
         (("--human", "--vs-untrained"), 2, "--human shows one policy", "-o film.gif"),

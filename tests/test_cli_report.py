@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from commands import TINY, finished, process, rlflame
@@ -91,6 +93,20 @@ def test_seeds_are_taken_together(tmp_path):
     best = rlflame("report", "a", "--json").json()["runs"][0]["best"]
     assert (best["steps"], best["mean"]) == (1000, 100.0)  # better than its evaluations of 30 to 90
     assert "rlflame train --config a/s0/config.toml" in markdown
+
+
+def test_a_run_that_began_from_a_policy_is_trained_again_from_that_policy(tmp_path):
+    small = ("train", *TINY, "--steps", "64")
+    assert rlflame(*small, "--out", "a").code == 0
+    assert rlflame(*small, "--init-from", "a/best.safetensors", "--out", "b").code == 0
+    (said,) = re.findall(r"rlflame (train .*)", rlflame("report", "b").out)
+    assert said.endswith(" --init-from FILE")
+    words = shlex.split(said.replace("FILE", "a/best.safetensors"))
+    assert rlflame(*words, "--out", "c").code == 0
+    assert Path("b/metrics.jsonl").read_bytes() == Path("c/metrics.jsonl").read_bytes()
+    (run,) = rlflame("report", "b", "--json").json()["runs"]
+    assert run["init_policy"] in Path("b/config.toml").read_text()
+    assert "--init-from" not in rlflame("report", "a").out
 
 
 def test_runs_without_a_final_evaluation_have_none(tmp_path):

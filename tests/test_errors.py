@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from rlflame.errors import shell, typed
+import pytest
+
+from rlflame.errors import ending, shell, typed
 
 
 def test_advice_is_what_a_shell_reads_back():
@@ -16,3 +18,12 @@ def test_advice_is_what_a_shell_reads_back():
 def test_a_path_is_no_option():
     assert typed("eval", Path("-odd/best")) == "rlflame eval ./-odd/best"
     assert shell("rm", "-r", Path("plain")) == "rm -r plain"
+
+
+@pytest.mark.parametrize(
+    ("typed_name", "better"),
+    [("x", "x.gif"), ("a/x.webm", "a/x.gif"), ("", "film.gif"), (".", "film.gif"),
+     ("..", "../film.gif"), ("/", "/film.gif"), ("-", "film.gif"), ("a/--", "a/film.gif")],
+)  # fmt: skip
+def test_a_name_with_another_end_can_be_written(typed_name, better):
+    assert ending(Path(typed_name), ".gif", "film") == Path(better)

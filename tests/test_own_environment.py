@@ -129,6 +129,9 @@ def test_a_file_elsewhere_is_named_once_and_remembered(tmp_path: Path) -> None:
     plain = ("--env", "Mine-v0", "--env-file", "lib/my_env.py", *small, "--fleet", "local")
     third = rlflame("train", *plain, "--steps", "128", "--out", "plain", "--quiet")
     assert third.returncode == 0, third.stderr
+    forgotten = rlflame("eval", "plain/best.safetensors", "--episodes", "2")
+    assert forgotten.returncode == 2
+    assert "add the file that has it: --env-file FILE.py" in " ".join(forgotten.stderr.split())
     (tmp_path / "lib" / "this.py").write_text(MINE)  # no module that is loaded, but Python's own
     (tmp_path / "lib" / "gone_env.py").write_text("raise SystemExit(0)")
     (tmp_path / "lib" / "two words.py").write_text(MINE)

@@ -191,7 +191,12 @@ def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
         ({"sets": ["ppo.discount=2"]}, "learning.ppo.discount (Weight of", "rlflame config"),
         ({"sets": ["ppo.discount=nan"]}, "seen nan", "rlflame config"),
         ({"sets": ["num_slots=many"]}, "seen 'many'", "rlflame config"),
-        ({"sets": ["environment.id=[1]"]}, "not [1]", "--env"),
+        ({"sets": ["environment.id=[1]"]}, "[1] is no environment", "--env"),
+        ({"sets": ["environment.id="]}, "'' is no environment's id", "--env"),
+        ({"sets": ["num_slots=true"]}, "true and false are no values for it", "rlflame config"),
+        ({"sets": ["network.hidden=[64, true]"]}, "true and false are no values", ""),
+        ({"sets": ["network.activation=true"]}, "true and false are no values", ""),
+        ({"sets": ["network.hidden=64"]}, "should be a list, seen 64", "rlflame config"),
         ({"sets": ["stop_at_steps=none"]}, "one of stop_at_steps and", "rlflame config"),
         ({"algorithm": "ppo", "preset": "reinforce-classic"}, "for reinforce", "cartpole-ppo"),
         ({"algorithm": "reinforce", "sets": ["ppo.epochs=1"]}, "section `ppo` is set", ""),
@@ -223,6 +228,30 @@ def test_a_file_may_be_absent_or_nonsense_and_is_named(tmp_path):
     file.write_text("[ppo]\nepochs = 3\n")
     with pytest.raises(ConfigError, match="no setting 'ppo'"):
         resolve(config_file=file)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("learning.environment = 'Hopper-v5'", "learning.environment is a table .* 'Hopper-v5'"),
+        ("learning = 3", "learning is a table of settings, not 3"),
+        ("[[learning]]\nseed = 3", r"learning is a table of settings, not \[{seed = 3}\]"),
+        ("learning.ppo = false", "learning.ppo is a table of settings, not false"),
+        ("evaluation = 1979-05-27", "evaluation is a table"),
+    ],
+)
+def test_a_section_that_is_no_table_is_not_passed_over(tmp_path, text, said):
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        resolve(config_file=file)
+
+
+def test_true_stays_what_it_is_where_it_belongs():
+    sets = ["normalise_observations=true", "environment.kwargs.sutton_barto_reward=true"]
+    learning = resolve(sets=sets).learning
+    assert learning.network.normalise_observations is True
+    assert learning.environment.kwargs == {"sutton_barto_reward": True}
 
 
 # TOML

@@ -265,7 +265,7 @@ def test_an_environment_that_draws_its_own_numbers_is_refused_by_a_sentence() ->
         row.step(0, out)
     with pytest.raises(EnvironmentFault) as caught:
         EnvRow(env, 3).restore(row.snapshot(out), out)
-    assert "fakes:Fake-v0 is not deterministic" in str(caught.value)
+    assert "fakes:Fake-v0 led to another observation" in str(caught.value)
     assert "--set rollout.unit=episodes" in str(caught.value)
     assert (caught.value.row, caught.value.seed, caught.value.step) == (3, 77, 2)
 
@@ -274,7 +274,7 @@ def test_an_environment_that_draws_its_own_numbers_is_refused_by_a_sentence() ->
     ("change", "sentence"),
     [
         ({"kind": "mujoco"}, "cannot take up a MuJoCo state"),
-        ({"seed": 5}, "is not deterministic"),
+        ({"seed": 5}, "put its code back if that has changed"),
     ],
 )
 def test_a_state_of_something_else_is_refused(change: Any, sentence: str) -> None:
@@ -337,6 +337,9 @@ def test_tokens_name_the_whole_state() -> None:
         ("ragged", "step", "failed in step: ValueError", 3),
         ("words", "step", "failed in step: ValueError", 3),
         ("nan_reward", "step", "returned the reward nan", 3),
+        ("no_reward", "step", "returned the reward None, no number", 3),
+        ("four", "step", "returned 4 values from step, where Gymnasium's returns observation,", 3),
+        ("alone", "reset", "from reset, where Gymnasium's returns observation, info", 0),
         ("rich", "step", "returned rewards that add up to infinity", 2),
         ("surrender", "step", "failed in step: fakes.Surrender: white flag", 3),
         ("surrender", "init", "failed in reset: fakes.Surrender: white flag", 0),

@@ -100,6 +100,8 @@ def _leave(code: int) -> None:
 
 
 def _say_usage(error: Any) -> int:
+    if str(error.message).startswith("Input should"):
+        error.message = _misread(error)
     error.show()
     if "--json" in sys.argv:
         from rlflame.display.mouth import say_as_json
@@ -107,6 +109,18 @@ def _say_usage(error: Any) -> int:
 
         say_as_json(ConfigError(error.format_message(), "the same command with --help"))
     return int(error.exit_code)
+
+
+def _misread(error: Any) -> str:
+    """What was typed where a number belongs, which the message leaves out."""
+    names = getattr(error.param, "opts", ())
+    seen = ""
+    for word, after in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name in names:
+            seen = value if equals else after
+    kind = "whole number" if "integer" in error.message else "number"
+    return f"{seen!r} is no {kind}."
 
 
 def _accept_any_text() -> None:

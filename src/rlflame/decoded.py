@@ -33,9 +33,20 @@ def text(path: Path) -> str:
             f"{path} cannot be read: {error.strerror or error}.", "check its permissions"
         ) from error
     except UnicodeDecodeError as error:
-        raise CheckpointError(
-            f"{path} is damaged: it is not text.", "rlflame resume cuts back to the last checkpoint"
-        ) from error
+        raise CheckpointError(f"{path} is damaged: it is not text.", remade(path.parent)) from error
+
+
+def remade(run: Path, whole: int = 0) -> str:
+    """What makes a damaged record anew, of which what came before so many steps is good: the run
+    taken up from a checkpoint of that time, or trained again, to the same bits either way."""
+    earlier = [
+        file
+        for file in sorted(run.glob("checkpoints/step-*.safetensors"))
+        if file.stem[5:].isdigit() and (int(file.stem[5:]) < whole or not int(file.stem[5:]))
+    ]
+    if earlier:
+        return f"to the same bits again: {typed('resume', earlier[-1])}"
+    return f"to the same bits again: {typed('train', '--config', run / 'config.toml')}"
 
 
 def value(written: str) -> Any:
@@ -55,7 +66,7 @@ def lines(path: Path) -> tuple[Line, ...]:
         except ValueError as error:
             raise CheckpointError(
                 f"{path} is damaged: line {number} is not one of a run's.",
-                "rlflame resume cuts back to the last checkpoint",
+                remade(path.parent, max((line["steps"] for line in found), default=0)),
             ) from error
     return tuple(found)
 

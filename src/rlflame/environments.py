@@ -13,10 +13,11 @@ import gymnasium
 
 from rlflame import graphics
 from rlflame.config import EnvironmentSettings
-from rlflame.errors import ConfigError
+from rlflame.errors import ConfigError, NoSuchEnvironment
 from rlflame.presets import ALIASES
 from rlflame.rollout.making import UnsupportedSpace, describe
 from rlflame.rollout.spec import EnvSpec
+from rlflame.toml import written
 
 
 def look_at(settings: EnvironmentSettings) -> EnvSpec:
@@ -34,7 +35,8 @@ def look_at(settings: EnvironmentSettings) -> EnvSpec:
         ) from error
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{name} could not be imported: {_first_line(error)}.", "is its folder the current one?"
+            f"{name} could not be imported: {_first_line(error)}.",
+            "install what is missing; of a module of yours, is its folder the current one?",
         ) from error
     except gymnasium.error.DependencyNotInstalled as error:
         cause = error.__cause__
@@ -50,7 +52,7 @@ def look_at(settings: EnvironmentSettings) -> EnvSpec:
             "install it into the environment that rlflame runs in",
         ) from error
     except gymnasium.error.UnregisteredEnv as error:
-        raise ConfigError(f"There is no environment {name!r}.", _nearest(name)) from error
+        raise NoSuchEnvironment(f"There is no environment {name!r}.", _nearest(name)) from error
     except gymnasium.error.Error as error:
         raise ConfigError(
             f"{name} cannot be made: {_first_line(error)}.", "rlflame envs"
@@ -58,15 +60,19 @@ def look_at(settings: EnvironmentSettings) -> EnvSpec:
     except (Exception, SystemExit) as error:
         if graphics.hindered(error):
             raise graphics.hindrance(_first_line(error)) from error
-        raise ConfigError(
-            f"{name} cannot be made with {dict(settings.kwargs)}: {_first_line(error)}.",
-            "check --env-kwargs",
-        ) from error
+        given = f" with {written(settings.kwargs)}" if settings.kwargs else ""
+        hint = "check --env-kwargs" if given else _nearest(name)
+        raise ConfigError(f"{name} cannot be made{given}: {_first_line(error)}.", hint) from error
 
 
 def _nearest(name: str) -> str:
     """The registered ids that a misspelt one may have meant."""
-    known = {key.lower(): key for key in gymnasium.registry} | {key: key for key in ALIASES}
+    known = {
+        key.lower(): key
+        for key, spec in gymnasium.registry.items()
+        # What has moved elsewhere has a function of Gymnasium's there, which says so.
+        if key != name and not getattr(spec.entry_point, "__name__", "").startswith("_raise")
+    } | {key: key for key in ALIASES}
     close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     if not close:
         return "rlflame envs lists them"

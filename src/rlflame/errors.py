@@ -26,6 +26,13 @@ def shell(*words: object) -> str:
     )
 
 
+def ending(out: Path, suffix: str, word: str) -> Path:
+    """A file's name with another end; where it has none, or is a folder's dots, `word` so ended."""
+    if out.name.strip(".-"):
+        return out.with_suffix(suffix)
+    return (out.parent if out.name.strip(".") else out) / f"{word}{suffix}"
+
+
 class RlflameError(Exception):
     """An end the user can understand: `message` says what was seen, `hint` what to type next."""
 
@@ -62,6 +69,10 @@ class ConfigError(RlflameError):
     """A flag, a config file or a recipe that cannot be run as it stands."""
 
     exit_code = 2
+
+
+class NoSuchEnvironment(ConfigError):
+    """Nobody has registered an environment of this id."""
 
 
 class CheckpointError(RlflameError):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from rlflame import onnx_file
-from rlflame.errors import ConfigError, shell
+from rlflame.errors import ConfigError, ending, shell
 from rlflame.evaluate import EvaluationPlan, task
 from rlflame.files import checkpoint, tensor_file
 from rlflame.files.checkpoint import Checkpoint
@@ -30,7 +30,7 @@ def check_target(file: Path, out: Path, onnx: bool) -> None:
     wanted = ".onnx" if onnx else ".safetensors"
     if out.suffix.lower() != wanted:
         raise ConfigError(
-            f"-o {str(out)!r} does not end {wanted}.", shell("-o", out.with_suffix(wanted))
+            f"-o {str(out)!r} does not end {wanted}.", shell("-o", ending(out, wanted, "policy"))
         )
     if out.exists() and out.samefile(file):
         raise ConfigError(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlflame import build, decoded
 from rlflame.config import Recipe
-from rlflame.errors import CheckpointError, ConfigError, ReplayLost, typed
+from rlflame.errors import CheckpointError, ConfigError, NoSuchEnvironment, ReplayLost, typed
 from rlflame.files import checkpoint, segments
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.files.run_folder import newest_checkpoint, step_files
@@ -76,7 +76,12 @@ def machine_differences(found: Checkpoint) -> list[str]:
 
 def check_environment(found: Checkpoint) -> None:
     """The environment as it is here must be the one the policy was made for."""
-    here = build.environment(found.recipe.learning.environment)
+    try:
+        here = build.environment(found.recipe.learning.environment)
+    except NoSuchEnvironment as error:
+        raise NoSuchEnvironment(
+            error.message, "if it is one of yours, add the file that has it: --env-file FILE.py"
+        ) from error
     for name in ("observation_size", "action_kind", "action_size"):
         before, now = getattr(found.env, name), getattr(here, name)
         if before != now:

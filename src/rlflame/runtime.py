@@ -6,9 +6,9 @@ into parts.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -19,6 +19,21 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_word_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        """Python would take true for 1."""
+        parts = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(part, bool) for part in parts):
+            field = cls.model_fields[str(info.field_name)]
+            if not _among(bool, field.annotation):
+                raise ValueError("true and false are no values for it")
+        return value
+
+
+def _among(kind: type, annotation: Any) -> bool:
+    return annotation is kind or any(_among(kind, part) for part in get_args(annotation))
 
 
 class FlameSettings(Section):

@@ -13,6 +13,8 @@ from typing import Any
 from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.files.checkpoint import Checkpoint
+from rlflame.rollout.spec import EnvSpec
+from rlflame.toml import written
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,18 @@ def recorded_plan(source: Checkpoint, file: Path) -> EvaluationPlan:
 def check_comparable(a: Checkpoint, b: Checkpoint) -> None:
     """Only policies for the same environment can play the same episodes."""
     if a.env != b.env:
-        ours, theirs = ((x.env.id, dict(x.env.kwargs), x.env.max_episode_steps) for x in (a, b))
         raise ConfigError(
-            f"--vs compares policies of one environment, and these are for {ours} and {theirs}.",
+            "--vs compares policies of one environment, and these are for "
+            f"{_told(a.env)} and {_told(b.env)}.",
             "rlflame inspect shows what a file was trained on",
         )
+
+
+def _told(env: EnvSpec) -> str:
+    text = env.id
+    if env.kwargs:
+        text += f" with {written(dict(env.kwargs))}"
+    return text + (f" of {env.max_episode_steps:,} steps" if env.max_episode_steps else "")
 
 
 def verdicts(

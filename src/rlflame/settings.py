@@ -12,7 +12,7 @@ from rlflame.companion import rules
 from rlflame.config import SHARDS, LearningSettings, RunConfig
 from rlflame.crew import torchrun
 from rlflame.env_file import admit
-from rlflame.errors import ConfigError, shell
+from rlflame.errors import ConfigError, shell, typed
 from rlflame.rollout.threads import limited
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import JOB_FILE, RESTORED, is_job, runs_in
@@ -239,9 +239,17 @@ def recorded_config(target: Path) -> dict[str, Any]:
 
 
 def resumed_runtime(
-    recorded: Mapping[str, Any], flags: Mapping[str, Any], sets: Sequence[str]
+    target: Path, recorded: Mapping[str, Any], flags: Mapping[str, Any], sets: Sequence[str]
 ) -> RuntimeSettings:
     """The runtime to resume with: flags and --set over what the run was begun with."""
+    for text in sets:
+        key, value = presets.parse_set(text)
+        if key in ("stop_at_steps", "stop_at_iterations"):
+            steps = value if key == "stop_at_steps" else "N"
+            raise ConfigError(
+                f"{key} is not set on resume, which has an option for the end.",
+                typed("resume", target, "--steps", steps),
+            )
     before = recorded.get("runtime")
     known = before if isinstance(before, dict) else {}
     # How a run is shown is the present user's choice, not the past one's.
@@ -251,8 +259,21 @@ def resumed_runtime(
         flags,
         sets,
         "which resume does not change.",
-        "start a new run from this policy: rlflame train --init-from",
+        f"start a new run from this policy: {_from_its_policy(target, recorded, sets)}",
     )
+
+
+def _from_its_policy(target: Path, recorded: Mapping[str, Any], sets: Sequence[str]) -> str:
+    """The command that trains on from a run's policy with a recipe like its own but for `sets`."""
+    if target.is_dir():
+        run, policy = target, target / "latest.safetensors"
+    else:
+        run, policy = target.parent, target
+        run = run.parent if run.name == "checkpoints" else run
+    began = tables.get(recorded, "learning.init_policy") is not None
+    changes = [*sets, *(["learning.init_policy=none"] if began else [])]
+    options = [word for text in changes for word in ("--set", text)]
+    return typed("train", "--config", run / "config.toml", "--init-from", policy, *options)
 
 
 def recorded_threads(recorded: Mapping[str, Any]) -> int:

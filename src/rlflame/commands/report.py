@@ -54,7 +54,7 @@ def report(
     """
     del debug
     from rlflame.display.mouth import say, say_aside, takes
-    from rlflame.errors import ConfigError, shell
+    from rlflame.errors import ConfigError, ending, shell
     from rlflame.files import tensor_file
     from rlflame.report import composed
 
@@ -71,8 +71,8 @@ def report(
         out = None
     if out is not None and out.suffix not in SUFFIXES:
         raise ConfigError(
-            f"A report is written as {', '.join(s[1:] for s in SUFFIXES)}, not {out.name!r}.",
-            shell("-o", out.with_suffix(".html")),
+            f"A report is written as {', '.join(s[1:] for s in SUFFIXES)}, not {str(out)!r}.",
+            shell("-o", ending(out, ".html", "report")),
         )
     found = composed.compose(ours, theirs, margin / 100.0)
     for note in found.notes:

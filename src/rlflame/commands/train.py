@@ -212,7 +212,7 @@ def resume(
     from rlflame.seeds import is_job
 
     recorded = settings.recorded_config(run)
-    runtime = settings.resumed_runtime(recorded, flags, sets or ())
+    runtime = settings.resumed_runtime(run, recorded, flags, sets or ())
     settings.limit_threads(settings.recorded_threads(recorded))
     if is_job(run):
         several.resume(run, runtime, steps, fresh_replay=fresh_replay)

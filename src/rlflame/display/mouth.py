@@ -7,6 +7,7 @@ heavy. Must not know: runs.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -55,13 +56,15 @@ def say_as_json(error: RlflameError) -> None:
 
 
 def _say_if_heard(stream: IO[str] | None, text: str) -> None:
-    """A run goes on when whoever listened has gone."""
+    """A run goes on when whoever listened has gone; where there is no room, that is said."""
     if stream is None:
         return
     try:
         print(text, file=stream, flush=True)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
         mute(stream)
+        if stream is sys.stdout and isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            say_aside(f"Standard output is lost from here on: {error.strerror}.")
 
 
 def mute(stream: IO[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflame import build
-from rlflame.errors import CheckpointError, ConfigError, shell
+from rlflame.errors import CheckpointError, ConfigError, ending, shell
 from rlflame.files import tensor_file
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.render import KINDS, Drawing, Job, Kind, camera, order
@@ -38,7 +38,7 @@ def kind_of(out: Path) -> Kind:
     if kind is None:
         raise ConfigError(
             f"-o {str(out)!r} ends neither .gif nor .mp4 nor .png.",
-            shell("-o", f"{out.stem.strip('-') or 'film'}.gif"),
+            shell("-o", ending(out, ".gif", "film")),
         )
     if kind == "mp4":
         from rlflame.render import files  # needs Pillow, which takes long to load

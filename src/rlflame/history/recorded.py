@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import decoded, toml
+from rlflame import decoded, tables, toml
 from rlflame.decoded import Line
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.spec import Float64
@@ -60,6 +60,12 @@ class Recorded:
         return found if decoded.is_count(found) else 0
 
     @property
+    def began_from(self) -> str | None:
+        """The content hash of the policy that its weights started from, if they did."""
+        found = tables.get(self.config, "learning.init_policy")
+        return found if decoded.is_text(found) else None
+
+    @property
     def evaluation(self) -> Line | None:
         """The final one; there is none any more where the run has gone on since."""
         if self.result is None or self.result["steps"] < self.steps:
@@ -91,7 +97,7 @@ class Recorded:
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             raise CheckpointError(
                 f"{path} is damaged: not all its lines have a return and a length.",
-                "rlflame resume mends what was cut off",
+                decoded.remade(self.folder),
             ) from error
         table = np.array(rows, np.float64).reshape(-1, 2)
         table = table[np.isfinite(table).all(axis=1)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlflame.errors import ConfigError, RlflameError, shell
+from rlflame.errors import ConfigError, RlflameError, ending, shell
 from rlflame.plot import COLOURS, Bars, Chart, Drawing, Panels, Series, short
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def check_available() -> None:
 def check_suffix(out: Path) -> None:
     if out.suffix.lower() not in SUFFIXES:
         raise ConfigError(
-            f"A picture is drawn as {', '.join(s[1:] for s in SUFFIXES)}, not {out.name!r}.",
-            shell("-o", out.with_suffix(".png")),
+            f"A picture is drawn as {', '.join(s[1:] for s in SUFFIXES)}, not {str(out)!r}.",
+            shell("-o", ending(out, ".png", "plot")),
         )
 
 

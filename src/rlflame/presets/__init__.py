@@ -117,6 +117,7 @@ def resolve(
     for text in sets:
         put(written, *parse_set(text))
     from_file = toml.read_file(config_file) if config_file else {}
+    _check_tables(RunConfig, from_file)
     locate(written, Path.cwd())
     if config_file:
         locate(from_file, config_file.parent)
@@ -124,9 +125,11 @@ def resolve(
 
     chosen = read_preset(preset) if preset else {}
     method = get(above, "learning.algorithm") or get(chosen, "learning.algorithm") or "ppo"
-    id = get(above, "learning.environment.id") or ALIASES["cartpole"].id
-    if not isinstance(id, str):
-        raise ConfigError(f"An environment's id is a text, not {id!r}.", "--env hopper")
+    id = get(above, "learning.environment.id")
+    if id is None:
+        id = ALIASES["cartpole"].id
+    if not isinstance(id, str) or not id:
+        raise ConfigError(f"{_shown(id)} is no environment's id.", "--env hopper")
     id = environment_id(id)
     if method not in ALGORITHMS:
         known = " or ".join(ALGORITHMS)
@@ -149,6 +152,21 @@ def resolve(
     return config, name
 
 
+def _check_tables(model: type[BaseModel], layer: Mapping[str, Any], prefix: str = "") -> None:
+    """A section is a table: whatever else stood in its place would silently give way to one."""
+    for name, field in model.model_fields.items():
+        section = _section(field.annotation)
+        if section is None or layer.get(name) is None:
+            continue
+        if not isinstance(layer[name], Mapping):
+            some = next(iter(section.model_fields))
+            raise ConfigError(
+                f"{prefix}{name} is a table of settings, not {_shown(layer[name])}.",
+                f"[{prefix}{name}] in a line of its own, its settings below it: {some} = ...",
+            )
+        _check_tables(section, layer[name], f"{prefix}{name}.")
+
+
 def locate(layer: dict[str, Any], folder: Path) -> None:
     """A path is beside what names it, wherever the run goes on later. Links are followed, as Python
     follows a script's: what a file imports is beside the file itself."""
@@ -166,11 +184,11 @@ def validated(data: Mapping[str, Any]) -> RunConfig:
         path = _setting(first["loc"])
         # A setting that may be several things has an error for each of them.
         alike = [first, *(other for other in others if _setting(other["loc"]) == path)]
-        said = dict.fromkeys(str(each["msg"]).removeprefix("Value error, ") for each in alike)
+        said = dict.fromkeys(_said({**each}) for each in alike)
         message = f" or {_SHOULD}".join(said).replace(f" or {_SHOULD}{_SHOULD}be ", " or ")
         if first["type"] == "extra_forbidden":
             raise ConfigError(f"There is no setting {path!r}.", _did_you_mean(path)) from error
-        seen = "" if first["type"] == "value_error" else f", seen {first['input']!r}"
+        seen = "" if first["type"] == "value_error" else f", seen {_shown(first['input'])}"
         about = leaves().get(path, "").rstrip(".")
         subject = f"{path} ({about}): " if about else f"{path}: " if path else ""
         sentence = f"{subject}{message}{seen}".replace(f": {_SHOULD}", " should ")
@@ -182,6 +200,19 @@ def validated(data: Mapping[str, Any]) -> RunConfig:
                 "texts, finite numbers, true and false, none, and lists and tables of them",
             )
     return config
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else toml.written(value)
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    """What pydantic says, without what Python calls it."""
+    if error["type"] in ("model_type", "dict_type"):
+        return f"{_SHOULD}be a table"
+    if error["type"] == "tuple_type":
+        return f"{_SHOULD}be a list"
+    return str(error["msg"]).removeprefix("Value error, ")
 
 
 def _plain(value: Any) -> bool:

@@ -98,6 +98,7 @@ def _run(run: Recorded, machine: int, cluster: int) -> Facts:
         "environment": run.environment,
         "algorithm": run.algorithm,
         "seed": run.seed,
+        "init_policy": run.began_from,
         "machine": machine,
         "cluster": cluster,
         "starts": len(run.machines) or None,

@@ -254,11 +254,16 @@ def _machines(facts: Facts) -> list[Block]:
 
 
 def _again(facts: Facts) -> list[Block]:
+    runs = facts["runs"]
     lines = tuple(
-        typed("train", "--config", f"{run['folder']}/config.toml") for run in facts["runs"]
+        typed("train", "--config", f"{run['folder']}/config.toml")
+        + (" --init-from FILE" if run["init_policy"] else "")
+        for run in runs
     )
-    return [
+    said: list[Block] = [
         "Equal recipes end in equal weights on machines with equal fingerprints; a new folder "
-        "beside the old one takes them.",
-        Commands(lines),
+        "beside the old one takes them."
     ]
+    if any(run["init_policy"] for run in runs):
+        said.append("FILE is the policy that the run started from; another one is refused.")
+    return [*said, Commands(lines)]

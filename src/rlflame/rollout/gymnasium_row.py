@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from .making import make, misbehaved, said
+from .making import NOT_AS_BEFORE, make, misbehaved, said, short
 from .spec import Array, EnvironmentFault, EnvSpec, EnvState, Float32, Float64
 from .states import NO_PHYSICS, sealed
 
@@ -59,6 +59,8 @@ _RENEWALS: dict[str, Callable[[Any], None]] = {
     **dict.fromkeys(_REUSABLE, _nothing),
     "gymnasium.envs.box2d.bipedal_walker": _new_world,
 }
+_STEP = ("observation", "reward", "terminated", "truncated", "info")
+_RESET = ("observation", "info")
 KNOWN_WRAPPERS = (TimeLimit, OrderEnforcing, PassiveEnvChecker)
 
 
@@ -102,8 +104,8 @@ class EnvRow:
             else:
                 self._renew(self._env.unwrapped)
             assert self._env is not None
-            observation, _ = self._env.reset(seed=seed)
-            self._write(observation, out)
+            given = self._env.reset(seed=seed)
+            self._write(self._parts(given, "reset", _RESET)[0], out)
         except BaseException as error:
             # What a reset left half done is never taken up again.
             self.close()
@@ -125,8 +127,17 @@ class EnvRow:
                 given = action
             else:
                 given = action.reshape(self._action_shape)
-            observation, reward, terminated, truncated, _ = self._step(given)
-            reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+            found = self._step(given)
+            try:
+                observation, reward, terminated, truncated, _ = found
+            except (TypeError, ValueError):
+                self._parts(found, "step", _STEP)
+                raise
+            try:
+                reward = float(reward)
+            except (TypeError, ValueError):
+                raise self._fault(f"returned the reward {short(reward)}, no number") from None
+            terminated, truncated = bool(terminated), bool(truncated)
             truncated = truncated or self.elapsed >= self._limit
             self._write(observation, out)
         except EnvironmentFault:
@@ -175,11 +186,7 @@ class EnvRow:
                 self.step(np.array(action), out)
         self.episode_return = state.episode_return
         if state.observation.size and not np.array_equal(state.observation, out):
-            raise self._fault(
-                "is not deterministic: the same seed and actions led to another observation, so "
-                "its episodes cannot be moved or resumed half-way "
-                "(use whole episodes: --set rollout.unit=episodes)"
-            )
+            raise self._fault(NOT_AS_BEFORE)
 
     def render(self) -> Any:
         """What the environment draws of itself, in the mode that the row was made with."""
@@ -226,6 +233,16 @@ class EnvRow:
         size, expected = math.prod(self._shape), self.spec.observation_size
         if size != expected:
             raise self._fault(f"observes {size} numbers here, {expected} where it was described")
+
+    def _parts(self, found: Any, method: str, wanted: tuple[str, ...]) -> tuple[Any, ...]:
+        """What a method returned, if it is as many values as Gymnasium's returns."""
+        several = isinstance(found, tuple | list)
+        if several and len(found) == len(wanted):
+            return tuple(found)
+        what = f"{len(found)} values" if several else short(found)
+        raise self._fault(
+            f"returned {what} from {method}, where Gymnasium's returns {', '.join(wanted)}"
+        )
 
     def _write(self, observation: Any, out: Float32) -> None:
         shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)

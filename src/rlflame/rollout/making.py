@@ -34,6 +34,14 @@ def misbehaved(error: BaseException) -> bool:
     return ignored or not isinstance(error, KeyboardInterrupt)
 
 
+#: Of an episode that is taken up again; which of the two it is cannot be seen from here.
+NOT_AS_BEFORE = (
+    "led to another observation by the same seed and actions than before: put its code back if "
+    "that has changed since, or else it is not deterministic, its episodes cannot be moved or "
+    "resumed half-way, and a new run of it needs --set rollout.unit=episodes"
+)
+
+
 class UnsupportedSpace(ValueError):
     """A space that this project does not learn in, named."""
 
@@ -125,6 +133,11 @@ def describe(id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> 
         raise UnsupportedSpace(f"actions of type {type(acted).__name__}{dtype}")
     finally:
         env.close()
+
+
+def short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else text[:80] + " ..."
 
 
 def said(error: BaseException) -> str:

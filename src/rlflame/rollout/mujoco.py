@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium.wrappers import TimeLimit
 
 from .bodies import Beginning, make_bodies
-from .making import make, misbehaved, said
+from .making import NOT_AS_BEFORE, make, misbehaved, said
 from .rows import Standing
 from .seeding import reset_streams
 from .spec import Array, EnvironmentFault, EnvSpec, EnvState, Float32, Float64
@@ -111,9 +111,7 @@ class MujocoRows:
         if state.observation.size and not np.array_equal(state.observation, out):
             raise self._fault(
                 row,
-                "is not deterministic: the same seed and actions led to another observation, so "
-                "its episodes cannot be moved or resumed half-way "
-                "(use whole episodes: --set rollout.unit=episodes)",
+                NOT_AS_BEFORE,
             )
 
     def step(
