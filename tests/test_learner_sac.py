@@ -54,8 +54,9 @@ def spec(
     )
 
 
-def networks(seed: int = 0, **shape: Any) -> SoftNetworks:
-    built = build_soft_networks(spec(**shape), NetworkSettings(last_layer_scale=1.0), seed)
+def networks(seed: int = 0, standardise: bool = False, **shape: Any) -> SoftNetworks:
+    settings = NetworkSettings(last_layer_scale=1.0)
+    built = build_soft_networks(spec(**shape), settings, seed, standardise)
     generator = np.random.default_rng(seed)
     for vector in (built.actor, built.critics, built.targets):
         # Biases and targets of their own, so that nothing hides behind a zero or an equal.
@@ -217,10 +218,13 @@ def test_what_the_actor_begins_with_does_not_touch_the_critics() -> None:
 @pytest.mark.parametrize("hidden", [(24, 16), (12,), (8, 8, 8)])
 @pytest.mark.parametrize("exploration", ["independent", "gsde"])
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("standardise", [False, True])
 def test_hand_derived_gradients_are_those_of_autograd(
-    activation: str, hidden: tuple[int, ...], exploration: str, threads: int
+    activation: str, hidden: tuple[int, ...], exploration: str, threads: int, standardise: bool
 ) -> None:
-    nets = networks(activation=activation, hidden=hidden, exploration=exploration)
+    nets = networks(
+        standardise=standardise, activation=activation, hidden=hidden, exploration=exploration
+    )
     batch, count = minibatch(), 50  # as if the batch were one shard of a greater one
     ours, theirs = NumpySac(nets, Lanes(threads)), TorchSac(nets)
     np.testing.assert_allclose(ours.act(batch), theirs.act(batch), rtol=1e-4, atol=1e-4)

@@ -225,6 +225,10 @@ def test_a_file_may_be_absent_or_nonsense_and_is_named(tmp_path):
     file.write_text("learning.environment.kwargs.day = 2020-01-01\n")
     with pytest.raises(ConfigError, match="day = datetime"):
         resolve(config_file=file)
+    file.write_text("[job]\nseeds = [0, 1]\n")
+    with pytest.raises(ConfigError, match=r"mine\.toml is of a job of several seeds") as caught:
+        resolve(config_file=file)
+    assert caught.value.hint == f"rlflame resume {tmp_path} takes it up"
     file.write_text("[ppo]\nepochs = 3\n")
     with pytest.raises(ConfigError, match="no setting 'ppo'"):
         resolve(config_file=file)

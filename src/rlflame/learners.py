@@ -157,7 +157,9 @@ def _sac(
     start: PolicyArrays,
     shards: Shards,
 ) -> Sac:
-    networks = build_soft_networks(spec, learning.network, learning.seed)
+    networks = build_soft_networks(
+        spec, learning.network, learning.seed, settings.critic_layer_norm
+    )
     _begin_with(networks.actor, start)
     lanes = Lanes(learning.threads)
     providers: list[SoftProvider]

@@ -133,6 +133,9 @@ class SacSettings(Section):
     target_entropy: Literal["auto"] | Annotated[float, Field(ge=-1e6, le=1e6)] = Field(
         "auto", description="The entropy that auto aims at; auto is minus the size of an action."
     )
+    critic_layer_norm: bool = Field(
+        False, description="Standardise what enters each hidden layer's activation in the critics."
+    )
     max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
         None, description="Longer gradients, of the actor or of one critic, are scaled to this."
     )

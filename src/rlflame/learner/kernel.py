@@ -32,12 +32,14 @@ CHUNK_ROWS = 1024
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 _ONE, _MINUS_HALF = np.array(1.0, np.float32), np.array(-0.5, np.float32)
 _WORKSPACES_KEPT = 8
+#: Added to the variance that a layer is divided by, as everybody does.
+LAYER_EPSILON = 1e-5
 
 
 class _Workspace:
     """Buffers for one number of rows, and their views."""
 
-    def __init__(self, sizes: tuple[int, ...], rows: int) -> None:
+    def __init__(self, sizes: tuple[int, ...], rows: int, standardise: bool) -> None:
         def buffers(units: tuple[int, ...], dtype: type = np.float32) -> list[Array]:
             return [np.empty((n, rows), dtype) for n in units]
 
@@ -49,6 +51,9 @@ class _Workspace:
         self.back_by_rows: list[Float32] = [back.T for back in self.back]
         self.slope: list[Float32] = buffers(hidden)
         self.active: list[NDArray[np.bool_]] = buffers(hidden, np.bool_)
+        #: Of a network whose layers are standardised: what comes of it, and what it was divided by.
+        self.standard: list[Float32] = buffers(hidden if standardise else ())
+        self.inverse: list[Float32] = [np.empty(rows, np.float32) for _ in self.standard]
         # numpy compares two arrays several times faster than an array and a number.
         self.zeros: Float32 = np.zeros(rows, np.float32)
 
@@ -57,7 +62,13 @@ class Perceptron:
     """Forward and backward pass of one network inside a flat parameter vector."""
 
     def __init__(
-        self, parameters: FlatVector, gradients: FlatVector, prefix: str, layers: int, tanh: bool
+        self,
+        parameters: FlatVector,
+        gradients: FlatVector,
+        prefix: str,
+        layers: int,
+        tanh: bool,
+        standardise: bool = False,
     ) -> None:
         self._blocks = [parameters.block(f"{prefix}.{layer}") for layer in range(layers)]
         self._gradients = [gradients.block(f"{prefix}.{layer}") for layer in range(layers)]
@@ -67,7 +78,8 @@ class Perceptron:
         self._sizes = (len(self._weights[0]), *(block.shape[1] for block in self._blocks))
         self._tanh = tanh
         self._spaces: dict[int, _Workspace] = {}
-        self._space = _Workspace(self._sizes, 0)
+        self._standardise = standardise
+        self._space = _Workspace(self._sizes, 0, standardise)
 
     def forward(self, x: Float32) -> Float32:
         """The outputs `[units, rows]` for the rows of `x`; the buffer is the next pass's too."""
@@ -85,6 +97,8 @@ class Perceptron:
         for layer in range(self._hidden):
             units = space.units[layer + 1]
             np.dot(self._forwards[layer], space.inputs[layer], out=units)
+            if self._standardise:
+                self._standardised(layer, units)
             if self._tanh:
                 np.tanh(units, out=units)
             else:
@@ -155,7 +169,33 @@ class Perceptron:
             active = space.active[layer - 1]
             np.greater(units, space.zeros, out=active)
             np.multiply(back, active, out=back)
+        if self._standardise:
+            self._through_standard(layer, back)
         return back
+
+    def _standardised(self, layer: int, units: Float32) -> None:
+        """Mean 0 and variance 1 over the units of each row."""
+        space, share = self._space, np.float32(1.0 / len(units))
+        standard, inverse = space.standard[layer], space.inverse[layer]
+        np.subtract(units, np.add.reduce(units, axis=0) * share, out=units)
+        np.multiply(units, units, out=standard)
+        np.add.reduce(standard, axis=0, out=inverse)
+        inverse *= share
+        inverse += np.float32(LAYER_EPSILON)
+        np.sqrt(inverse, out=inverse)
+        np.divide(np.float32(1.0), inverse, out=inverse)
+        np.multiply(units, inverse, out=units)
+        np.copyto(standard, units)
+
+    def _through_standard(self, layer: int, back: Float32) -> None:
+        """Backward: what all units of a row have in common goes, and what lies along them."""
+        space, share = self._space, np.float32(1.0 / len(back))
+        standard, scratch = space.standard[layer - 1], space.slope[layer - 1]
+        np.multiply(back, standard, out=scratch)
+        np.multiply(standard, np.add.reduce(scratch, axis=0) * share, out=scratch)
+        np.subtract(back, np.add.reduce(back, axis=0) * share, out=back)
+        np.subtract(back, scratch, out=back)
+        np.multiply(back, space.inverse[layer - 1], out=back)
 
     def _workspace(self, rows: int) -> _Workspace:
         """Few are kept: minibatches come in one size, but the ends of batches in any."""
@@ -163,7 +203,7 @@ class Perceptron:
         if space is None:
             if len(self._spaces) >= _WORKSPACES_KEPT:
                 del self._spaces[next(iter(self._spaces))]
-            space = self._spaces[rows] = _Workspace(self._sizes, rows)
+            space = self._spaces[rows] = _Workspace(self._sizes, rows, self._standardise)
         return space
 
 

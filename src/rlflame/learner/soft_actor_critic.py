@@ -35,6 +35,8 @@ class SoftNetworks:
     actor: FlatVector
     critics: FlatVector
     targets: FlatVector
+    #: Whether each hidden layer of a critic is standardised before its activation.
+    standardise: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,9 @@ class SoftProvider(Protocol):
         """Of sum (weight log pi(a|s) - min Q_j(s, a)) / count, with the critics as they are."""
 
 
-def build_soft_networks(spec: PolicySpec, settings: NetworkSettings, seed: int) -> SoftNetworks:
+def build_soft_networks(
+    spec: PolicySpec, settings: NetworkSettings, seed: int, standardise: bool = False
+) -> SoftNetworks:
     hidden = tuple(spec.hidden)
     shapes = network_shapes("actor", (spec.observation_size, *hidden, spec.output_size))
     if spec.log_std_shape is not None:
@@ -106,7 +110,7 @@ def build_soft_networks(spec: PolicySpec, settings: NetworkSettings, seed: int) 
         actor[f"actor.{layers - 1}.bias"][spec.action_size :] += settings.log_std_init
     targets = FlatVector(critics.shapes)
     targets.data[:] = critics.data
-    return SoftNetworks(network_of(spec), spec.action_size, actor, critics, targets)
+    return SoftNetworks(network_of(spec), spec.action_size, actor, critics, targets, standardise)
 
 
 class SoftHead(Protocol):
@@ -134,7 +138,12 @@ class NumpySac:
         ]
         self._heads = [self._head(networks, actor) for actor in self._actors]
         self._critics, self._targets = (
-            [Perceptron(vector, self._critic_gradients, prefix[:-1], *shape) for prefix in CRITICS]
+            [
+                Perceptron(
+                    vector, self._critic_gradients, prefix[:-1], *shape, networks.standardise
+                )
+                for prefix in CRITICS
+            ]
             for vector in (networks.critics, networks.targets)
         )
         self._action_size = networks.action_size

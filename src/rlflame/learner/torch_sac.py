@@ -14,6 +14,7 @@ from rlflame.rollout.actions import LOG_STD_HIGH, LOG_STD_LOW, VARIANCE_FLOOR
 from rlflame.rollout.spec import Float32
 
 from . import Metrics
+from .kernel import LAYER_EPSILON
 from .leaves import Leaves
 from .soft_actor_critic import CRITICS, Minibatch, SoftNetworks
 
@@ -25,6 +26,7 @@ class TorchSac:
         # The recipe's number, never the machine's: sums split otherwise have other last bits.
         torch.set_num_threads(threads)
         self._layers, self._tanh = networks.network.layers, networks.network.tanh
+        self._standardise = networks.standardise
         self._size = networks.action_size
         self._actor = Leaves(networks.actor, device)
         self._critics = Leaves(networks.critics, device)
@@ -88,12 +90,15 @@ class TorchSac:
         return torch.stack([self._forward(critics, name[:-1], inputs)[:, 0] for name in CRITICS])
 
     def _forward(self, leaves: Leaves, prefix: str, x: Tensor) -> Tensor:
-        return self._layer(leaves, prefix, self._layers - 1, self._latent(leaves, prefix, x))
+        latent = self._latent(leaves, prefix, x, self._standardise)
+        return self._layer(leaves, prefix, self._layers - 1, latent)
 
-    def _latent(self, leaves: Leaves, prefix: str, x: Tensor) -> Tensor:
+    def _latent(self, leaves: Leaves, prefix: str, x: Tensor, standardise: bool = False) -> Tensor:
         """What enters the last layer."""
         for layer in range(self._layers - 1):
             x = self._layer(leaves, prefix, layer, x)
+            if standardise:
+                x = torch.nn.functional.layer_norm(x, x.shape[1:], eps=LAYER_EPSILON)
             x = torch.tanh(x) if self._tanh else torch.relu(x)
         return x
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from rlflame import toml
 from rlflame.config import LearningSettings, RunConfig
-from rlflame.errors import ConfigError
+from rlflame.errors import ConfigError, typed
 from rlflame.tables import get, merge, put
 
 _SHOULD = "Input should "
@@ -117,6 +117,11 @@ def resolve(
     for text in sets:
         put(written, *parse_set(text))
     from_file = toml.read_file(config_file) if config_file else {}
+    if config_file and "job" in from_file:
+        raise ConfigError(
+            f"{config_file} is of a job of several seeds, and not the config of a run.",
+            f"{typed('resume', config_file.parent)} takes it up",
+        )
     _check_tables(RunConfig, from_file)
     locate(written, Path.cwd())
     if config_file:
