@@ -148,9 +148,9 @@ except ConfigError as error:
     [
         ("nonsense", ["Hopper-v5"], "hindered: invalid value for environment variable MUJOCO_GL"),
         ("nonsense", ["CartPole-v1"], ""),
-        ("nonsense", ["CartPole-v1", "odd"], "CartPole-v1 cannot be made with {'odd': 1}"),
+        ("nonsense", ["CartPole-v1", "odd"], "CartPole-v1 cannot be made with {odd = 1}"),
         ("disable", ["Hopper-v5"], ""),
-        ("disable", ["Hopper-v5", "odd"], "Hopper-v5 cannot be made with {'odd': 1}"),
+        ("disable", ["Hopper-v5", "odd"], "Hopper-v5 cannot be made with {odd = 1}"),
         ("", ["Hopper-v5"], ""),
     ],
 )
