@@ -17,6 +17,7 @@ import random
 import struct
 import tracemalloc
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import failpoints
@@ -24,10 +25,12 @@ import numpy as np
 import pytest
 
 from rlflame import build
+from rlflame.config import LearningSettings
 from rlflame.errors import CheckpointError, RlflameError
 from rlflame.evaluate import EvaluationRecord
 from rlflame.files import checkpoint
 from rlflame.fleet.inline import InlineFleet
+from rlflame.learners import made_with
 from rlflame.rollout import wire
 from rlflame.rollout.child import versions
 
@@ -355,6 +358,17 @@ def test_what_differs_between_machines_is_named():
     assert checkpoint.fingerprint_differences(here, here) == []
     (line,) = checkpoint.fingerprint_differences(here, there)
     assert line == f"numpy: {here['numpy']} -> 1.0"
+
+
+def test_what_makes_gradients_is_compared_where_both_sides_make_them():
+    numpy, torch = (
+        made_with(LearningSettings(provider=provider)) for provider in ("numpy", "torch")
+    )
+    assert "torch" not in numpy
+    assert torch == {**numpy, "torch": metadata.version("torch")}
+    differences = checkpoint.fingerprint_differences
+    assert differences(torch, numpy) == differences(numpy, torch) == []
+    assert differences({**torch, "torch": "1.0"}, torch) == [f"torch: 1.0 -> {torch['torch']}"]
 
 
 # Damage.

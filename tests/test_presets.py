@@ -198,6 +198,16 @@ def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
         ({"sets": ["network.activation=true"]}, "true and false are no values", ""),
         ({"sets": ["network.hidden=64"]}, "should be a list, seen 64", "rlflame config"),
         ({"sets": ["stop_at_steps=none"]}, "one of stop_at_steps and", "rlflame config"),
+        (
+            {"sets": ["until_return=5", "evaluation.every_steps=none"]},
+            "there are none",
+            "every_steps",
+        ),
+        (
+            {"sets": ["until_return=5", "every_steps=64", "evaluation.episodes=1"]},
+            "one episode has none",
+            "evaluation.episodes=8",
+        ),
         ({"algorithm": "ppo", "preset": "reinforce-classic"}, "for reinforce", "cartpole-ppo"),
         ({"algorithm": "reinforce", "sets": ["ppo.epochs=1"]}, "section `ppo` is set", ""),
         ({"algorithm": "reinforce", "sets": ["unit=steps"]}, "whole episodes", ""),

@@ -142,6 +142,18 @@ def test_what_has_no_probability_is_never_chosen_not_even_by_zero() -> None:
     np.testing.assert_allclose(log_probs, np.log(0.5), rtol=1e-6)
 
 
+def test_what_rounding_leaves_of_the_unit_interval_is_the_last_that_has_a_share() -> None:
+    """Three thirds of single precision may add up to less than the largest uniform number."""
+    generator = np.random.default_rng(0)
+    largest = np.full((8, 1), 1.0 - 2.0**-24, np.float32)
+    for _ in range(200):
+        shares = generator.dirichlet(np.ones(3))
+        policy = chooser([*shares, 0.0, 0.0], 8)
+        picked, log_probs = policy.sample(np.zeros((8, 5), np.float32), largest)
+        assert set(picked.tolist()) <= {0, 1, 2}
+        assert log_probs.min() > -20.0
+
+
 @pytest.mark.parametrize("kind", ["continuous", "discrete"])
 def test_the_best_action_is_the_mean_or_the_likeliest(kind: str) -> None:
     shape = spec(kind)

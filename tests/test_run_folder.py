@@ -142,6 +142,15 @@ def test_the_current_folder_is_an_existing_one_too(tmp_path, monkeypatch):
     assert not list(here.iterdir())
 
 
+def test_new_folders_are_on_disk_before_anything_is_in_them(tmp_path, monkeypatch):
+    (tmp_path / "old").mkdir()
+    synced = []
+    monkeypatch.setattr(tensor_file, "sync_folder", synced.append)
+    RunFolder.create(tmp_path / "old/a/b/run").release()
+    below = tmp_path / "old"
+    assert synced == [below / "a/b", below / "a", below]
+
+
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="Not a directory"):

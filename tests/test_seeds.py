@@ -27,7 +27,7 @@ from rlflame.files.run_folder import RunFolder
 from rlflame.memory import PROCESS_BYTES
 from rlflame.plot import picture
 from rlflame.rollout.seeding import Role, reset_seed
-from rlflame.seeds import MOST_SEEDS, conduct, folder_name, parse, written
+from rlflame.seeds import MOST_SEEDS, conduct, crew, folder_name, parse, written
 from rlflame.seeds import job as jobs
 from rlflame.seeds.job import Job
 from rlflame.seeds.shares import Shares, shares
@@ -618,3 +618,14 @@ def test_a_folder_of_seeds_is_not_resumed_by_what_torchrun_starts(tmp_path, monk
     assert spoken.code == 2
     assert "--seeds are several" in spoken.err
     assert f"rlflame resume {tmp_path / 'x'} without torchrun" in " ".join(spoken.err.split())
+
+
+def test_a_late_word_reaches_no_file_that_has_its_number_since(tmp_path):
+    wake = crew._Wake()
+    wake.leave(None, b"in time")
+    assert [payload for _, payload in wake.take()] == [b"in time"]
+    wake.close()
+    with open(tmp_path / "one", "wb") as one, open(tmp_path / "other", "wb") as other:
+        assert one.fileno() != other.fileno()
+        wake.leave(None, b"late")
+    assert [file.stat().st_size for file in tmp_path.iterdir()] == [0, 0]

@@ -462,6 +462,11 @@ def test_a_snapshot_is_offered_at_the_start_and_after_every_iteration():
 # Failures.
 
 
+def recorded(world):
+    """The iterations that were written down."""
+    return [event[1] for event in world.events if event[0] == "record"]
+
+
 @pytest.mark.parametrize("failure", [EnvironmentFailure("It broke."), FleetError("Lost.")])
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_what_was_learned_is_kept_when_the_fleet_fails(failure, staleness):
@@ -478,6 +483,7 @@ def test_what_was_learned_is_kept_when_the_fleet_fails(failure, staleness):
         resumed = train(second, wanted, snapshot)
         assert resumed.progress == whole.progress
         assert resumed.given == whole.given[len(whole.given) - len(resumed.given) :]
+        assert recorded(first) + recorded(second) == recorded(untouched)
         assert first.evaluations + second.evaluations == untouched.evaluations
 
 

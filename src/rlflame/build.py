@@ -26,11 +26,10 @@ from rlflame.learner.group import Group
 from rlflame.learner.leading import Leading, check_alike
 from rlflame.learner.replay import renewed
 from rlflame.learner.shards import Shards
-from rlflame.learners import algorithm, blas_threads, device, experience, fingerprint
+from rlflame.learners import algorithm, blas_threads, device, experience, fingerprint, made_with
 from rlflame.memory import room_bytes
 from rlflame.methods import SacSettings
 from rlflame.rollout import blas, v5_spaces
-from rlflame.rollout.child import versions
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec
 from rlflame.trainer import EXPERIENCE, Plan, Progress, Recorder, Stop, Trainer, take_up
@@ -219,7 +218,7 @@ def beginning(recipe: Recipe, env: EnvSpec, start: PolicyArrays | None = None) -
         policy_spec=spec,
         policy=learner.policy(),
         progress=Progress(),
-        fingerprint=versions(),
+        fingerprint=made_with(recipe.learning),
     )
 
 

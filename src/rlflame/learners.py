@@ -29,6 +29,7 @@ from rlflame.learner.shards import Shards
 from rlflame.learner.soft_actor_critic import NumpySac, SoftProvider, build_soft_networks
 from rlflame.methods import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.rollout import blas
+from rlflame.rollout.child import versions
 from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays, PolicySpec
 
 
@@ -105,6 +106,18 @@ def fingerprint(learning: LearningSettings) -> dict[str, str]:
     found = {"python": platform.python_version(), **blas.fingerprint()}
     if learning.provider == "torch":
         found |= {"torch": metadata.version("torch"), "device": learning.device}
+    return found
+
+
+def made_with(learning: LearningSettings) -> dict[str, str]:
+    """What the bits of a run depend on here, with what makes its gradients."""
+    found = versions()
+    if learning.provider == "torch":
+        found["torch"] = metadata.version("torch")
+    if learning.device == "cuda":
+        from rlflame.learner.leaves import card
+
+        found["card"] = card()
     return found
 
 

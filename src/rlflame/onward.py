@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,9 +69,9 @@ def train_from(recipe: Recipe, policy: Path) -> str:
     return typed("train", "--config", config, "--init-from", policy, *sets)
 
 
-def machine_differences(found: Checkpoint) -> list[str]:
+def machine_differences(found: Checkpoint, here: Mapping[str, str] | None = None) -> list[str]:
     """What differs between this machine and the one a file was made on that can change bits."""
-    return checkpoint.fingerprint_differences(found.fingerprint, versions())
+    return checkpoint.fingerprint_differences(found.fingerprint, here or versions())
 
 
 def check_environment(found: Checkpoint) -> None:

@@ -25,7 +25,7 @@ from rlflame.files.recorder import FileRecorder
 from rlflame.files.run_folder import RunFolder, kept, named_policy, newest_checkpoint, writing
 from rlflame.filming.recorder import filmed
 from rlflame.fleet import EventCount, Fleet, Observer, TrafficCount, policy_id
-from rlflame.learners import blas_threads
+from rlflame.learners import blas_threads, made_with
 from rlflame.onward import (
     begun_anew,
     check_environment,
@@ -36,7 +36,6 @@ from rlflame.onward import (
     scored,
     train_from,
 )
-from rlflame.rollout.child import versions
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
 from rlflame.runtime import RuntimeSettings
 from rlflame.settings import check_learners
@@ -162,9 +161,10 @@ def resume(
             return _result(folder, found, runtime, began=False)
         check_learners(found.recipe.learning, runtime.learners)
         rules.check(found.recipe.learning, runtime)
-        for difference in machine_differences(found):
+        here = made_with(found.recipe.learning)
+        for difference in machine_differences(found, here):
             show.note(f"This machine differs from the one before in {difference}; bits may too.")
-        found = replace(found, fingerprint=versions())
+        found = replace(found, fingerprint=here)
         if runtime.env_file is not None:
             env_file.admit(runtime.env_file)
         build.check_memory(found.recipe, found.env, begun=True)

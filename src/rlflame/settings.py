@@ -125,11 +125,6 @@ def resolve(
             f"{given[0]} is for REINFORCE; {method.upper()} counts steps.",
             "--steps 100000, or --algo reinforce",
         )
-    if until_return is not None and config.evaluation.every_steps is None:
-        raise ConfigError(
-            "--until-return looks at evaluations during training, and there are none.",
-            "--set evaluation.every_steps=50000",
-        )
     if episodes_per_iter is not None:
         config = with_episodes(config, episodes_per_iter)
     if scale_batch:

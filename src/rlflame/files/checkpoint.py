@@ -38,6 +38,8 @@ _MOST_EPISODES = 10_000_000
 _Named = tuple[tuple[NonNegativeInt, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]], ...]
 #: Differences that can change bits; the rest of a fingerprint is for the reader.
 _BIT_FIELDS = ("core", "simd", "system", "libc", "numpy", "gymnasium", "mujoco", "box2d")
+#: The same of gradients, where both sides have them: whoever only acts needs neither.
+_GRADIENT_FIELDS = ("torch", "card")
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[
     """What differs between two machines that can change bits, as `name: one -> other`."""
     return [
         f"{name}: {a.get(name, '?')} -> {b.get(name, '?')}"
-        for name in _BIT_FIELDS
+        for name in (*_BIT_FIELDS, *(name for name in _GRADIENT_FIELDS if name in a and name in b))
         if a.get(name) != b.get(name)
     ]
 

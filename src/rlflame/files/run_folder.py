@@ -53,8 +53,12 @@ class RunFolder:
             wanted = wanted.resolve()
         path = wanted
         for number in itertools.count(2):
+            missing = [level for level in (path, *path.parents) if not level.exists()]
             try:
                 path.mkdir(parents=True)
+                for level in missing:
+                    with contextlib.suppress(PermissionError):  # one that may be entered, not read
+                        tensor_file.sync_folder(level.parent)
                 break
             except FileExistsError:
                 path = wanted.parent / f"{wanted.name}-{number}"

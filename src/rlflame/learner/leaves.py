@@ -20,6 +20,11 @@ def cuda_available() -> bool:
     return torch.cuda.is_available()
 
 
+def card() -> str:
+    """The name of the first one."""
+    return str(torch.cuda.get_device_name(0)) if cuda_available() else "none"
+
+
 def device_for(kind: str, rank: int) -> str:
     """Where the learner of this rank computes: with several cards, each on the next one."""
     if kind != "cuda":

@@ -18,7 +18,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from rlflame import toml
-from rlflame.config import LearningSettings, RunConfig
+from rlflame.config import EvaluationSettings, LearningSettings, RunConfig
 from rlflame.errors import ConfigError, typed
 from rlflame.tables import get, merge, put
 
@@ -154,7 +154,26 @@ def resolve(
     config = validated(over(layers, above))
     if overlay is not None and continuous(config):
         config = validated(over(over(layers, overlay), above))
+    _check_until_return(config.evaluation)
     return config, name
+
+
+def _check_until_return(evaluation: EvaluationSettings) -> None:
+    """What could never end a run, or would end it by chance; files of before may have either."""
+    if evaluation.until_return is None:
+        return
+    if evaluation.every_steps is None:
+        raise ConfigError(
+            "--until-return (evaluation.until_return) looks at evaluations during training, and "
+            "there are none.",
+            "--set evaluation.every_steps=50000",
+        )
+    if evaluation.episodes == 1:
+        raise ConfigError(
+            "--until-return (evaluation.until_return) looks at an evaluation's 95% interval, and "
+            "one episode has none.",
+            "--set evaluation.episodes=8",
+        )
 
 
 def _check_tables(model: type[BaseModel], layer: Mapping[str, Any], prefix: str = "") -> None:

@@ -120,7 +120,10 @@ class Categorical:
         cumulative = np.add.accumulate(np.exp(log_softmax), axis=1)
         # A uniform number may be 0 exactly, and must not pick a choice of probability 0.
         picked = np.add.reduce(cumulative <= noise, axis=1, dtype=np.int64)
-        np.minimum(picked, self._choices - 1, out=picked)
+        if np.maximum.reduce(picked) == self._choices:
+            # Nor may one beyond the sum, which rounding can leave below 1.
+            likely = np.add.reduce(cumulative < cumulative[:, -1:], axis=1, dtype=np.int64)
+            np.minimum(picked, likely, out=picked)
         return picked, log_softmax[self._rows, picked]
 
     def drawn(self, noise: Float32) -> Drawn:

@@ -12,6 +12,7 @@ import json
 import os
 import select
 import signal
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,12 +73,15 @@ class _Wake:
         os.set_blocking(self.reader, False)
         os.set_blocking(self._writer, False)
         self._left: deque[tuple[_Member, bytes]] = deque()
+        # A number that was closed may be another file's already.
+        self._lock = threading.Lock()
+        self._closed = False
 
     def leave(self, member: _Member, payload: bytes) -> None:
         self._left.append((member, payload))
-        # Full: it will come round anyway; or closed: it comes no more.
-        with contextlib.suppress(OSError):
-            os.write(self._writer, b"!")
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: it will come round anyway
+            if not self._closed:
+                os.write(self._writer, b"!")
 
     def take(self) -> list[tuple[_Member, bytes]]:
         with contextlib.suppress(BlockingIOError):
@@ -85,8 +89,10 @@ class _Wake:
         return [self._left.popleft() for _ in range(len(self._left))]
 
     def close(self) -> None:
-        os.close(self.reader)
-        os.close(self._writer)
+        with self._lock:
+            self._closed = True
+            os.close(self.reader)
+            os.close(self._writer)
 
 
 class Crew:
@@ -131,6 +137,8 @@ class Crew:
         finally:
             for member in self._members:
                 member.process.retire()
+                if member.lending is not None:
+                    member.lending.close()
             self._wake.close()
         return outcomes
 
