@@ -217,9 +217,7 @@ def with_episodes(config: RunConfig, episodes: int) -> RunConfig:
 
 def recorded_config(target: Path) -> dict[str, Any]:
     """What the config.toml of a run says, for a run folder or a checkpoint in one."""
-    folder = target if target.is_dir() else target.absolute().parent
-    if folder.name == "checkpoints":
-        folder = folder.parent
+    folder = _run_of(target)
     file = folder / (JOB_FILE if is_job(folder) else "config.toml")
     if not file.is_file() and runs_in(folder):
         raise ConfigError(
@@ -231,6 +229,12 @@ def recorded_config(target: Path) -> dict[str, Any]:
         return toml.read_file(file) if file.is_file() else {}
     except ConfigError as error:
         raise ConfigError(error.message, hint) from error
+
+
+def _run_of(target: Path) -> Path:
+    """The folder of a run, or of the one that a checkpoint lies in."""
+    folder = target if target.is_dir() else target.absolute().parent
+    return folder.parent if folder.name == "checkpoints" else folder
 
 
 def resumed_runtime(
@@ -260,11 +264,8 @@ def resumed_runtime(
 
 def _from_its_policy(target: Path, recorded: Mapping[str, Any], sets: Sequence[str]) -> str:
     """The command that trains on from a run's policy with a recipe like its own but for `sets`."""
-    if target.is_dir():
-        run, policy = target, target / "latest.safetensors"
-    else:
-        run, policy = target.parent, target
-        run = run.parent if run.name == "checkpoints" else run
+    run = _run_of(target)
+    policy = run / "latest.safetensors" if target.is_dir() else target
     began = tables.get(recorded, "learning.init_policy") is not None
     changes = [*sets, *(["learning.init_policy=none"] if began else [])]
     options = [word for text in changes for word in ("--set", text)]

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError, RlflameError
+from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord, evaluate
 from rlflame.fleet import Fleet, Submission
 from rlflame.learner import Algorithm, Experience, Metrics, Segment, State
@@ -249,18 +249,14 @@ class Trainer(Generic[BatchT]):
                     current = self._collect(policy, progress, states)
                 metrics = self._learn(fragments, behaviour, self._fraction())
                 self.progress, self._states = progress, states
-                failure: RlflameError | None = None
-                if self._plan.staleness:
-                    self._behaviour = policy
-                else:
-                    try:
+                try:
+                    if self._plan.staleness:
+                        self._behaviour = policy
+                    else:
                         current = self._collect(self._algorithm.policy(), progress, states)
-                    except (EnvironmentFailure, FleetError) as error:
-                        failure = error
-                # Written while workers are at work already, and also where none could begin.
-                self._recorder.iteration(self.progress, metrics, fragments)
-                if failure is not None:
-                    raise failure
+                finally:
+                    # Written while workers are at work already, and also where none could begin.
+                    self._recorder.iteration(self.progress, metrics, fragments)
                 self._evaluate_if_due()
                 self._recorder.snapshot(self.snapshot, self.progress, final=False)
                 if self._stop.requested or self.progress.reached:

@@ -109,10 +109,7 @@ class MujocoRows:
         self._returns[row] = state.episode_return
         self._room = 0
         if state.observation.size and not np.array_equal(state.observation, out):
-            raise self._fault(
-                row,
-                NOT_AS_BEFORE,
-            )
+            raise self._fault(row, NOT_AS_BEFORE)
 
     def step(
         self,
