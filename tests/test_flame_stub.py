@@ -73,6 +73,11 @@ def eventually(condition: Callable[[], Any]) -> Any:
     raise AssertionError("waited in vain")
 
 
+def has_begun(file: Path, times: int = 1) -> None:
+    """Wait until that many "wait" have written their line; the file is there before it."""
+    eventually(lambda: file.exists() and file.read_text() == "begun\n" * times)
+
+
 def lives(pid: int | None) -> bool:
     """Whether it runs; one that nobody has waited for yet does not."""
     try:
@@ -222,7 +227,7 @@ def test_a_stub_closes_while_tasks_run_and_workers_start(meet: Meet, tmp_path: P
     with FlameStub(executors=2) as stub:
         work = [meet(stub), Work("work")][1]
         work.submit("wait", (tmp_path / "begun", tmp_path / "never"))
-        eventually((tmp_path / "begun").exists)
+        has_begun(tmp_path / "begun")
         work.submit("echo")
         pids = [e.pid for e in eventually(stub.executors) if e.pid]
         FlameStub.reset_client()
@@ -313,7 +318,7 @@ def test_a_watch_that_a_get_task_has_met_shows_events_until_the_next_change(
 ) -> None:
     begun, until = tmp_path / "begun", tmp_path / "until"
     future = work.submit("wait", (begun, until))
-    eventually(begun.exists)
+    has_begun(begun)
     assert len(work.session.get_task(future._task_id).events) == 2
     until.touch()
     work.result(future)
@@ -603,7 +608,7 @@ def test_close_is_refused_on_demand_and_while_a_task_runs(
 ) -> None:
     begun, until = tmp_path / "begun", tmp_path / "until"
     running = work.submit("wait", (begun, until))
-    eventually(begun.exists)
+    has_begun(begun)
     pending = work.submit("echo", 5)
     with pytest.raises(flamepy.FlameError, match="Cannot close session with running tasks"):
         work.session.close()
@@ -799,7 +804,7 @@ def test_a_lost_nodes_task_runs_again_elsewhere_or_never(meet: Meet, tmp_path: P
     with FlameStub(executors=2, nodes=2) as stub:
         work = [meet(stub), Work("work")][1]
         future = work.submit("wait", (begun, until))
-        eventually(begun.exists)
+        has_begun(begun)
         [node] = [executor.node for executor in stub.executors()]
         stub.lose_node(node, noticed=False)
         states = {n.metadata.name: n.status.state for n in flamepy.list_nodes()}
@@ -817,7 +822,7 @@ def test_a_lost_nodes_task_runs_again_elsewhere_or_never(meet: Meet, tmp_path: P
         until.unlink()
         stub.faults.storage_none = True
         stuck = work.submit("wait", (begun, until))
-        eventually(lambda: begun.read_text() == "begun\n" * 3)
+        has_begun(begun, 3)
         [node] = [executor.node for executor in stub.executors()]
         stub.lose_node(node)
         assert stub.executors() == []
@@ -845,14 +850,14 @@ def test_a_restarted_session_manager_breaks_watches_and_runs_tasks_twice(
         for future in [work.submit("wait", (begun, begun)) for _ in range(2)]:
             work.result(future)
         once = work.submit("wait", (begun, until))
-        eventually(lambda: begun.read_text() == "begun\n" * 3)
+        has_begun(begun, 3)
         stub.stop_session_manager()
         assert "failed to watch task" in failure(once)
         with pytest.raises(flamepy.FlameError, match="failed to get task"):
             work.session.get_task("3")
         stub.start_session_manager()
         eventually(lambda: stub.tasks("work")[2].attempts == 2)
-        eventually(lambda: begun.read_text() == "begun\n" * 4)
+        has_begun(begun, 4)
         until.touch()
         eventually(lambda: stub.tasks("work")[2].state == "Succeed")
 
