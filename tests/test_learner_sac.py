@@ -19,13 +19,15 @@ from rlflame.learner.lanes import Lanes, half
 from rlflame.learner.sac import Sac
 from rlflame.learner.soft_actor_critic import (
     Minibatch,
+    NumpyJointSac,
     NumpySac,
     SoftNetworks,
+    SoftProvider,
     build_soft_networks,
 )
 from rlflame.learner.squashed import SquashedHead
-from rlflame.learner.torch_sac import TorchSac
-from rlflame.methods import SacSettings
+from rlflame.learner.torch_sac import TorchJointSac, TorchSac
+from rlflame.methods import CriticNorm, SacSettings
 from rlflame.rollout.actions import SquashedGaussian, log_slope_of_tanh
 from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import Exploration, PolicySpec
@@ -54,14 +56,25 @@ def spec(
     )
 
 
-def networks(seed: int = 0, standardise: bool = False, **shape: Any) -> SoftNetworks:
+def networks(seed: int = 0, norm: CriticNorm = "none", **shape: Any) -> SoftNetworks:
     settings = NetworkSettings(last_layer_scale=1.0)
-    built = build_soft_networks(spec(**shape), settings, seed, standardise)
+    built = build_soft_networks(spec(**shape), settings, seed, norm)
     generator = np.random.default_rng(seed)
     for vector in (built.actor, built.critics, built.targets):
         # Biases and targets of their own, so that nothing hides behind a zero or an equal.
         vector.data[:] += generator.normal(0.0, 0.05, len(vector.data))
+    if built.moments is not None:
+        running = built.moments.running
+        running.data[:] += generator.uniform(0.0, 0.3, len(running.data))
     return built
+
+
+def providers(nets: SoftNetworks, threads: int = 1) -> tuple[SoftProvider, SoftProvider]:
+    """By hand and by autograd."""
+    lanes = Lanes(threads)
+    if nets.moments is None:
+        return NumpySac(nets, lanes), TorchSac(nets)
+    return NumpyJointSac(nets, lanes), TorchJointSac(nets)
 
 
 def transitions(seed: int = 0, rows: int = ROWS) -> Transitions:
@@ -98,8 +111,7 @@ def owed(first: int, updates: int, seed: int = 0) -> ReplayBatch:
 
 
 def learner(settings: SacSettings, nets: SoftNetworks, threads: int = 1, seed: int = 7) -> Sac:
-    lanes = Lanes(threads)
-    return Sac(settings, nets, [NumpySac(nets, lanes)], lanes, seed=seed)
+    return Sac(settings, nets, [providers(nets, threads)[0]], Lanes(threads), seed=seed)
 
 
 # The squashed Gaussian
@@ -218,15 +230,13 @@ def test_what_the_actor_begins_with_does_not_touch_the_critics() -> None:
 @pytest.mark.parametrize("hidden", [(24, 16), (12,), (8, 8, 8)])
 @pytest.mark.parametrize("exploration", ["independent", "gsde"])
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("standardise", [False, True])
+@pytest.mark.parametrize("norm", ["none", "layer", "batch"])
 def test_hand_derived_gradients_are_those_of_autograd(
-    activation: str, hidden: tuple[int, ...], exploration: str, threads: int, standardise: bool
+    activation: str, hidden: tuple[int, ...], exploration: str, threads: int, norm: CriticNorm
 ) -> None:
-    nets = networks(
-        standardise=standardise, activation=activation, hidden=hidden, exploration=exploration
-    )
+    nets = networks(norm=norm, activation=activation, hidden=hidden, exploration=exploration)
     batch, count = minibatch(), 50  # as if the batch were one shard of a greater one
-    ours, theirs = NumpySac(nets, Lanes(threads)), TorchSac(nets)
+    ours, theirs = providers(nets, threads)
     np.testing.assert_allclose(ours.act(batch), theirs.act(batch), rtol=1e-4, atol=1e-4)
     for name in ("critic_gradient", "actor_gradient"):
         found, sums = getattr(ours, name)(batch, 0.37, count)
@@ -286,6 +296,8 @@ class Plain:
         self.settings = settings
         self.actor, self.critics = leaves(nets.actor), leaves(nets.critics)
         self.targets = {n: t.detach().clone() for n, t in leaves(nets.targets).items()}
+        self.running = {} if nets.moments is None else leaves(nets.moments.running)
+        self.latest: dict[str, torch.Tensor] = {}
         self.log_weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
         rate = settings.learning_rate
         self.actor_optimizer = torch.optim.Adam(self.actor.values(), lr=rate)
@@ -325,6 +337,24 @@ class Plain:
         x = torch.cat((seen, action), dim=1)
         return torch.stack([self.mlp(weights, f"critic{j}", x)[:, 0] for j in (0, 1)])
 
+    def joint(self, seen: torch.Tensor, action: torch.Tensor, batch: bool) -> torch.Tensor:
+        """Values of critics that standardise what each layer is given."""
+        values = []
+        for critic in ("critic0", "critic1"):
+            x = torch.cat((seen, action), dim=1)
+            for layer in range(3):
+                name = f"{critic}.{layer}"
+                if batch:
+                    mean, variance = x.mean(dim=0), x.var(dim=0, correction=0)
+                    self.latest |= {f"{name}.mean": mean, f"{name}.variance": variance}
+                else:
+                    mean, variance = self.running[f"{name}.mean"], self.running[f"{name}.variance"]
+                x = (x - mean) / (variance + 1e-3).sqrt()
+                x = x @ self.critics[f"{name}.weight"] + self.critics[f"{name}.bias"]
+                x = torch.relu(x) if layer < 2 else x
+            values.append(x[:, 0])
+        return torch.stack(values)
+
     def clip(self, weights: list[torch.Tensor]) -> None:
         if self.settings.max_gradient_norm is not None:
             torch.nn.utils.clip_grad_norm_(weights, self.settings.max_gradient_norm)
@@ -342,21 +372,34 @@ class Plain:
         weight = self.log_weight.detach().exp()
         with torch.no_grad():
             next_action, next_log_prob = self.pi(following, later)
-            value = self.q(self.targets, following, next_action).min(dim=0).values
-            wanted = reward + bootstrap * (value - weight * next_log_prob)
-        loss = 0.5 * (self.q(self.critics, seen, action) - wanted).square().mean(dim=1).sum()
+        if self.running:
+            both = torch.cat((seen, following)), torch.cat((action, next_action))
+            values, later_values = self.joint(*both, batch=True).chunk(2, dim=1)
+        else:
+            values = self.q(self.critics, seen, action)
+            later_values = self.q(self.targets, following, next_action)
+        value = later_values.detach().min(dim=0).values
+        wanted = reward + bootstrap * (value - weight * next_log_prob)
+        loss = 0.5 * (values - wanted).square().mean(dim=1).sum()
         self.critic_optimizer.zero_grad()
         loss.backward()
         for prefix in ("critic0", "critic1"):
             self.clip([t for name, t in self.critics.items() if name.startswith(prefix)])
         self.critic_optimizer.step()
+        for name, moment in self.latest.items():
+            self.running[name] = (0.99 * self.running[name] + 0.01 * moment).detach()
         drawn_action, log_prob = self.pi(seen, now)
         if number % settings.policy_delay == 0:
             entropy_loss = -(self.log_weight * (log_prob.detach() - ACTIONS)).mean()
             self.weight_optimizer.zero_grad()
             entropy_loss.backward()
             self.weight_optimizer.step()
-            lower = self.q(self.critics, seen, drawn_action).min(dim=0).values
+            judged = (
+                self.joint(seen, drawn_action, batch=False)
+                if self.running
+                else self.q(self.critics, seen, drawn_action)
+            )
+            lower = judged.min(dim=0).values
             self.actor_optimizer.zero_grad()
             (weight * log_prob - lower).mean().backward()
             self.clip(list(self.actor.values()))
@@ -385,10 +428,11 @@ class Plain:
     ids=["default", "everything else"],
 )
 @pytest.mark.parametrize("exploration", ["independent", "gsde"])
+@pytest.mark.parametrize("norm", ["none", "batch"])
 def test_a_hundred_updates_are_those_of_a_loop_in_plain_torch(
-    settings: SacSettings, exploration: str
+    settings: SacSettings, exploration: str, norm: CriticNorm
 ) -> None:
-    nets = networks(exploration=exploration)
+    nets = networks(norm=norm, exploration=exploration)
     plain, ours = Plain(nets, settings), learner(settings, nets)
     for number in range(100):
         plain.update(number, transitions(number))
@@ -398,6 +442,7 @@ def test_a_hundred_updates_are_those_of_a_loop_in_plain_torch(
         (plain.actor, nets.actor),
         (plain.critics, nets.critics),
         (plain.targets, nets.targets),
+        *([(plain.running, nets.moments.running)] if nets.moments else []),
     ):
         for name, tensor in weights.items():
             np.testing.assert_allclose(vector[name], tensor.detach(), atol=2e-4)
@@ -405,11 +450,11 @@ def test_a_hundred_updates_are_those_of_a_loop_in_plain_torch(
     assert ours.update(owed(100, 0), 0.0)["ent_coef"] == pytest.approx(weight, rel=1e-4)
 
 
-def test_autograd_and_hand_lead_to_the_same_weights() -> None:
-    settings, one, other = SacSettings(learning_rate=1e-3), networks(), networks()
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_autograd_and_hand_lead_to_the_same_weights(norm: CriticNorm) -> None:
+    settings, one, other = SacSettings(learning_rate=1e-3), networks(norm=norm), networks(norm=norm)
     by_hand = learner(settings, one)
-    lanes = Lanes(1)
-    by_torch = Sac(settings, other, [TorchSac(other)], lanes, seed=7)
+    by_torch = Sac(settings, other, [providers(other)[1]], Lanes(1), seed=7)
     for first in range(0, 100, 10):
         ours = by_hand.update(owed(first, 10), 0.0)
         theirs = by_torch.update(owed(first, 10), 0.0)
@@ -419,11 +464,11 @@ def test_autograd_and_hand_lead_to_the_same_weights() -> None:
 
 
 @pytest.mark.parametrize("exploration", ["independent", "gsde"])
-@pytest.mark.parametrize("threads", [2])
-def test_lanes_change_no_bit(exploration: str, threads: int) -> None:
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_lanes_change_no_bit(exploration: str, norm: CriticNorm) -> None:
     states = []
-    for count in (1, threads):
-        sac = learner(SacSettings(), networks(exploration=exploration), count)
+    for count in (1, 2):
+        sac = learner(SacSettings(), networks(norm=norm, exploration=exploration), count)
         sac.update(owed(0, 30), 0.0)
         states.append(sac.state())
     for name, array in states[0].items():
@@ -433,10 +478,11 @@ def test_lanes_change_no_bit(exploration: str, threads: int) -> None:
 # State, schedules, refusals
 
 
-def test_a_restored_learner_goes_on_as_the_one_that_was_saved() -> None:
-    first = learner(SacSettings(), networks())
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_a_restored_learner_goes_on_as_the_one_that_was_saved(norm: CriticNorm) -> None:
+    first = learner(SacSettings(), networks(norm=norm))
     first.update(owed(0, 11), 0.0)
-    second = learner(SacSettings(), networks(seed=9))
+    second = learner(SacSettings(), networks(seed=9, norm=norm))
     second.load_state(first.state())
     for sac in (first, second):
         sac.update(owed(11, 9), 0.0)

@@ -438,3 +438,14 @@ def test_learners_that_cannot_share_are_refused_with_what_to_type(words, message
     said = " ".join(spoken.err.split())
     assert " ".join(textwrap.dedent(message).split()) in said
     assert not (tmp_path / "x").exists()
+
+
+def test_critics_that_need_a_batch_whole_are_learned_by_one_learner(tmp_path):
+    words = ("--algo", "sac", "--set", "sac.critic_norm=batch", "--learners", "2")
+    spoken = rlflame("train", "--env", "pendulum", *words, "--out", tmp_path / "x")
+    assert spoken.code == 2
+    assert (
+        "learning: critics standardised over the batch need it whole, not in 8 parts: set "
+        "gradient_shards to 1, and learn with one learner."
+    ) in " ".join(spoken.err.split())
+    assert not (tmp_path / "x").exists()

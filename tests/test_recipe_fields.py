@@ -136,7 +136,7 @@ CHANGES: dict[str, Change] = {
     "sac.entropy_coefficient": Change(0.1, "replay"),
     "sac.initial_entropy_coefficient": Change(0.5, "replay"),
     "sac.target_entropy": Change(-3.0, "replay"),
-    "sac.critic_layer_norm": Change(True, "replay"),
+    "sac.critic_norm": Change("batch", "replay"),
     "sac.max_gradient_norm": Change(1e-6, "replay"),
 }
 EXEMPT = {

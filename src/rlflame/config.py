@@ -181,6 +181,11 @@ class LearningSettings(Section):
             raise ValueError("SAC learns from single steps: set rollout.unit to steps")
         if self.device == "cuda" and self.provider != "torch":
             raise ValueError("only torch makes gradients on cuda: set provider to torch")
+        if self.sac and self.sac.critic_norm == "batch" and self.gradient_shards > 1:
+            raise ValueError(
+                f"critics standardised over the batch need it whole, not in {self.gradient_shards} "
+                "parts: set gradient_shards to 1, and learn with one learner"
+            )
         if self.samples < self.gradient_shards:
             raise ValueError(
                 f"{self.samples} samples cannot be cut into {self.gradient_shards} parts: set "

@@ -26,7 +26,12 @@ from rlflame.learner.reinforce import NumpyReinforce, Reinforce
 from rlflame.learner.replay import ReplayBuffer
 from rlflame.learner.sac import Sac
 from rlflame.learner.shards import Shards
-from rlflame.learner.soft_actor_critic import NumpySac, SoftProvider, build_soft_networks
+from rlflame.learner.soft_actor_critic import (
+    NumpyJointSac,
+    NumpySac,
+    SoftProvider,
+    build_soft_networks,
+)
 from rlflame.methods import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.rollout import blas
 from rlflame.rollout.child import versions
@@ -170,19 +175,19 @@ def _sac(
     start: PolicyArrays,
     shards: Shards,
 ) -> Sac:
-    networks = build_soft_networks(
-        spec, learning.network, learning.seed, settings.critic_layer_norm
-    )
+    networks = build_soft_networks(spec, learning.network, learning.seed, settings.critic_norm)
     _begin_with(networks.actor, start)
     lanes = Lanes(learning.threads)
     providers: list[SoftProvider]
     if learning.provider == "torch":
-        from rlflame.learner.torch_sac import TorchSac
+        from rlflame.learner.torch_sac import TorchJointSac, TorchSac
 
+        by_torch = TorchSac if networks.moments is None else TorchJointSac
         where = device(learning, shards.rank)
-        providers = [TorchSac(networks, learning.threads, where) for _ in range(shards.count)]
+        providers = [by_torch(networks, learning.threads, where) for _ in range(shards.count)]
     else:
-        providers = [NumpySac(networks, lanes) for _ in range(shards.count)]
+        by_hand = NumpySac if networks.moments is None else NumpyJointSac
+        providers = [by_hand(networks, lanes) for _ in range(shards.count)]
     return Sac(settings, networks, providers, lanes, shards, seed=learning.seed)
 
 

@@ -13,6 +13,7 @@ from rlflame.runtime import Positive, Section
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, le=10.0)]
+CriticNorm = Literal["none", "layer", "batch"]
 
 
 class PpoSettings(Section):
@@ -133,8 +134,11 @@ class SacSettings(Section):
     target_entropy: Literal["auto"] | Annotated[float, Field(ge=-1e6, le=1e6)] = Field(
         "auto", description="The entropy that auto aims at; auto is minus the size of an action."
     )
-    critic_layer_norm: bool = Field(
-        False, description="Standardise what enters each hidden layer's activation in the critics."
+    critic_norm: CriticNorm = Field(
+        "none",
+        description="What the critics' layers are given: layer standardises what enters each "
+        "hidden activation over the layer's units, batch each layer's inputs over both sides of "
+        "the critics' equation, with no target critics.",
     )
     max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
         None, description="Longer gradients, of the actor or of one critic, are scaled to this."

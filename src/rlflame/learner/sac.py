@@ -181,20 +181,23 @@ class Sac:
         return loss
 
     def _step_critics(self, gradient: Float32, learning_rate: float, follow: bool) -> None:
-        """Adam on both critics, then the targets a little closer to them."""
+        """Adam on both critics, then what follows them a little closer."""
         critics, targets = self._networks.critics.data, self._networks.targets.data
+        moments = self._networks.moments
         rate = np.float32(self._settings.target_update_rate)
         self._critic_adam.count += 1
 
         def lane(number: int) -> None:
             part = half(len(critics), number)
             self._critic_adam.apply(critics, gradient, learning_rate, part)
-            if follow:
+            if follow and moments is None:
                 step = np.subtract(critics[part], targets[part], out=self._scratch[part])
                 step *= rate
                 targets[part] += step
 
         self._lanes.run(lane)
+        if moments is not None:
+            moments.follow()
 
     def _step_actor(self, gradient: Float32, learning_rate: float) -> None:
         actor = self._networks.actor.data
@@ -224,10 +227,13 @@ class Sac:
 
     def state(self) -> State:
         networks = self._networks
+        followers = {"targets": networks.targets.data.copy()}
+        if networks.moments is not None:
+            followers = networks.moments.state()
         return {
             "actor": networks.actor.data.copy(),
             "critics": networks.critics.data.copy(),
-            "targets": networks.targets.data.copy(),
+            **followers,
             "log_entropy_weight": self._log_weight.copy(),
             "updates": np.array(self._updates, np.int64),
             **self._guard.state(),
@@ -242,7 +248,10 @@ class Sac:
         networks = self._networks
         restore(networks.actor.data, "actor", state)
         restore(networks.critics.data, "critics", state)
-        restore(networks.targets.data, "targets", state)
+        if networks.moments is None:
+            restore(networks.targets.data, "targets", state)
+        else:
+            networks.moments.load_state(state)
         restore(self._log_weight, "log_entropy_weight", state)
         self._updates = restored_count("updates", state)
         self._guard.load_state(state)

@@ -7,16 +7,19 @@ minimised.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from rlflame.config import NetworkSettings
+from rlflame.methods import CriticNorm
 from rlflame.rollout.spec import Float32, PolicySpec
 
 from . import Metrics
 from .actor_critic import Network, begin, initial_log_std, network_of
+from .batch_norm import BatchPerceptron, Moments, moment_shapes
 from .kernel import Perceptron
 from .lanes import LANES, Lanes
 from .parameters import FlatVector, network_shapes
@@ -28,15 +31,18 @@ CRITICS = ("critic0.", "critic1.")
 
 @dataclass(frozen=True, slots=True)
 class SoftNetworks:
-    """The parameters: an actor, two critics in one vector, and the targets that follow them."""
+    """The parameters: an actor, two critics in one vector, and the targets that follow them.
+
+    Critics that are standardised over the batch have moments and no targets.
+    """
 
     network: Network
     action_size: int
     actor: FlatVector
     critics: FlatVector
     targets: FlatVector
-    #: Whether each hidden layer of a critic is standardised before its activation.
-    standardise: bool = False
+    norm: CriticNorm = "none"
+    moments: Moments | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +90,19 @@ class SoftProvider(Protocol):
 
 
 def build_soft_networks(
-    spec: PolicySpec, settings: NetworkSettings, seed: int, standardise: bool = False
+    spec: PolicySpec, settings: NetworkSettings, seed: int, norm: CriticNorm = "none"
 ) -> SoftNetworks:
     hidden = tuple(spec.hidden)
     shapes = network_shapes("actor", (spec.observation_size, *hidden, spec.output_size))
     if spec.log_std_shape is not None:
         shapes["actor.log_std"] = spec.log_std_shape
     actor = FlatVector(shapes)
-    inputs = spec.observation_size + spec.action_size
+    sizes = (spec.observation_size + spec.action_size, *hidden, 1)
     critics = FlatVector(
         {
             name: shape
             for prefix in CRITICS
-            for name, shape in network_shapes(prefix[:-1], (inputs, *hidden, 1)).items()
+            for name, shape in network_shapes(prefix[:-1], sizes).items()
         }
     )
     layers = len(hidden) + 1
@@ -108,9 +114,16 @@ def build_soft_networks(
         actor["actor.log_std"][:] = initial_log_std(spec, settings)
     else:
         actor[f"actor.{layers - 1}.bias"][spec.action_size :] += settings.log_std_init
+    shape = network_of(spec)
+    if norm == "batch":
+        moments = Moments(
+            {n: s for prefix in CRITICS for n, s in moment_shapes(prefix[:-1], sizes).items()}
+        )
+        none = FlatVector({})
+        return SoftNetworks(shape, spec.action_size, actor, critics, none, norm, moments)
     targets = FlatVector(critics.shapes)
     targets.data[:] = critics.data
-    return SoftNetworks(network_of(spec), spec.action_size, actor, critics, targets, standardise)
+    return SoftNetworks(shape, spec.action_size, actor, critics, targets, norm)
 
 
 class SoftHead(Protocol):
@@ -123,29 +136,39 @@ class SoftHead(Protocol):
         """Of the latest sample: d(loss)/d(output), and by what else the latent units count."""
 
 
-class NumpySac:
-    """The losses above, by hand."""
+class Critic(Protocol):
+    """One of the two, as the actor's loss sees it."""
 
-    def __init__(self, networks: SoftNetworks, lanes: Lanes) -> None:
+    def inputs(self, rows: int) -> Float32:
+        """Where the next pass takes its inputs from, `[units, rows]`."""
+
+    def run(self) -> Float32:
+        """The values of what was written into `inputs`, `[1, rows]`."""
+
+    def input_gradient(self, upstream: Float32, first: int) -> Float32:
+        """d(loss)/d(input) for the inputs from `first` on; no weight's gradient is touched."""
+
+
+class _ByHand:
+    """What the losses have in common, whatever the critics are like."""
+
+    def __init__(
+        self,
+        networks: SoftNetworks,
+        lanes: Lanes,
+        critics: Sequence[Critic],
+        critic_gradients: FlatVector,
+    ) -> None:
         network = networks.network
         self._lanes = lanes
         self._observation_size = network.observation_size
-        self._critic_gradients = FlatVector(networks.critics.shapes)
+        self._judges, self._critic_gradients = critics, critic_gradients
         self._actor_gradients = FlatVector(networks.actor.shapes)
-        shape = (network.layers, network.tanh)
         self._actors = [
-            Perceptron(networks.actor, self._actor_gradients, "actor", *shape) for _ in range(LANES)
+            Perceptron(networks.actor, self._actor_gradients, "actor", network.layers, network.tanh)
+            for _ in range(LANES)
         ]
         self._heads = [self._head(networks, actor) for actor in self._actors]
-        self._critics, self._targets = (
-            [
-                Perceptron(
-                    vector, self._critic_gradients, prefix[:-1], *shape, networks.standardise
-                )
-                for prefix in CRITICS
-            ]
-            for vector in (networks.critics, networks.targets)
-        )
         self._action_size = networks.action_size
         self._resize(0)
 
@@ -184,39 +207,30 @@ class NumpySac:
         first: Float32 = self._log_probs[0]
         return first
 
-    def critic_gradient(
-        self, batch: Minibatch, entropy_weight: float, count: int
-    ) -> tuple[Float32, Metrics]:
-        def forward(number: int) -> None:
-            self._next_values[number] = self._value(
-                self._targets[number], batch.next_observations, self._actions[1]
-            )
-            self._values[number] = self._value(
-                self._critics[number], batch.observations, batch.actions.T
-            )
-
-        self._lanes.run(forward)
-        following = np.minimum(*self._next_values)
+    def _wanted(self, batch: Minibatch, entropy_weight: float) -> Float32:
+        """The right side of the critics' equation, from `_next_values`."""
+        following: Float32 = np.minimum(*self._next_values)
         following -= np.float32(entropy_weight) * self._log_probs[1]
         following *= batch.bootstrap
         following += batch.rewards
+        return following
 
-        def backward(number: int) -> None:
-            error = self._values[number] - following
-            self._squares[number] = np.dot(error, error)
-            error *= np.float32(1.0 / count)
-            self._critics[number].backward(error[None])
+    def _errors(self, number: int, wanted: Float32, count: int) -> Float32:
+        """Of one critic's values, divided by the count; their square is remembered."""
+        error: Float32 = self._values[number] - wanted
+        self._squares[number] = np.dot(error, error)
+        error *= np.float32(1.0 / count)
+        return error
 
-        self._lanes.run(backward)
-        loss = 0.5 * float(self._squares[0] + self._squares[1])
-        return self._critic_gradients.data, {"critic_loss": loss}
+    def _critic_loss(self) -> Metrics:
+        return {"critic_loss": 0.5 * float(self._squares[0] + self._squares[1])}
 
     def actor_gradient(
         self, batch: Minibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
         def judge(number: int) -> None:
             self._values[number] = self._value(
-                self._critics[number], batch.observations, self._actions[0]
+                self._judges[number], batch.observations, self._actions[0]
             )
 
         self._lanes.run(judge)
@@ -226,7 +240,7 @@ class NumpySac:
             # Only the lower of the two values counts, so only its critic is asked for a slope.
             counts = first_is_lower if number == 0 else ~first_is_lower
             upstream = counts * np.float32(-1.0 / count)
-            self._slopes[number] = self._critics[number].input_gradient(
+            self._slopes[number] = self._judges[number].input_gradient(
                 upstream[None], self._observation_size
             )
 
@@ -239,9 +253,104 @@ class NumpySac:
         entropy_part = entropy_weight * float(self._log_probs[0].sum(dtype=np.float64))
         return self._actor_gradients.data, {"actor_loss": entropy_part - lower}
 
-    def _value(self, critic: Perceptron, observations: Float32, actions: Float32) -> Float32:
+    def _value(self, critic: Critic, observations: Float32, actions: Float32) -> Float32:
         inputs = critic.inputs(len(observations))
         inputs[: self._observation_size] = observations.T
         inputs[self._observation_size :] = actions
         values: Float32 = critic.run()[0]
         return values
+
+
+class NumpySac(_ByHand):
+    """The losses above, by hand."""
+
+    def __init__(self, networks: SoftNetworks, lanes: Lanes) -> None:
+        gradients = FlatVector(networks.critics.shapes)
+        network = networks.network
+        self._critics, self._targets = (
+            [
+                Perceptron(
+                    vector,
+                    gradients,
+                    prefix[:-1],
+                    network.layers,
+                    network.tanh,
+                    networks.norm == "layer",
+                )
+                for prefix in CRITICS
+            ]
+            for vector in (networks.critics, networks.targets)
+        )
+        super().__init__(networks, lanes, self._critics, gradients)
+
+    def critic_gradient(
+        self, batch: Minibatch, entropy_weight: float, count: int
+    ) -> tuple[Float32, Metrics]:
+        def forward(number: int) -> None:
+            self._next_values[number] = self._value(
+                self._targets[number], batch.next_observations, self._actions[1]
+            )
+            self._values[number] = self._value(
+                self._critics[number], batch.observations, batch.actions.T
+            )
+
+        self._lanes.run(forward)
+        wanted = self._wanted(batch, entropy_weight)
+
+        def backward(number: int) -> None:
+            error = self._errors(number, wanted, count)
+            self._critics[number].backward(error[None])
+
+        self._lanes.run(backward)
+        return self._critic_gradients.data, self._critic_loss()
+
+
+class NumpyJointSac(_ByHand):
+    """The same where a critic sees both sides of its equation in one batch, standardised together.
+
+    So the right side comes from the critics as they are, not from targets that follow them
+    (CrossQ; Bhatt et al., 2024).
+    """
+
+    def __init__(self, networks: SoftNetworks, lanes: Lanes) -> None:
+        if networks.moments is None:
+            raise ValueError("critics without moments")
+        gradients, network = FlatVector(networks.critics.shapes), networks.network
+        self._critics = [
+            BatchPerceptron(
+                networks.critics,
+                gradients,
+                networks.moments,
+                prefix[:-1],
+                network.layers,
+                network.tanh,
+            )
+            for prefix in CRITICS
+        ]
+        super().__init__(networks, lanes, self._critics, gradients)
+
+    def critic_gradient(
+        self, batch: Minibatch, entropy_weight: float, count: int
+    ) -> tuple[Float32, Metrics]:
+        size, rows = self._observation_size, len(batch.rewards)
+
+        def forward(number: int) -> None:
+            inputs = self._critics[number].inputs(2 * rows)
+            inputs[:size, :rows] = batch.observations.T
+            inputs[size:, :rows] = batch.actions.T
+            inputs[:size, rows:] = batch.next_observations.T
+            inputs[size:, rows:] = self._actions[1]
+            (values,) = self._critics[number].run_batch()
+            self._values[number] = values[:rows]
+            self._next_values[number] = values[rows:]
+
+        self._lanes.run(forward)
+        wanted = self._wanted(batch, entropy_weight)
+
+        def backward(number: int) -> None:
+            upstream = np.zeros((1, 2 * rows), np.float32)
+            upstream[0, :rows] = self._errors(number, wanted, count)
+            self._critics[number].backward(upstream)
+
+        self._lanes.run(backward)
+        return self._critic_gradients.data, self._critic_loss()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from rlflame.rollout.actions import LOG_STD_HIGH, LOG_STD_LOW, VARIANCE_FLOOR
 from rlflame.rollout.spec import Float32
 
 from . import Metrics
+from .batch_norm import BATCH_EPSILON
 from .kernel import LAYER_EPSILON
 from .leaves import Leaves
 from .soft_actor_critic import CRITICS, Minibatch, SoftNetworks
@@ -26,7 +28,7 @@ class TorchSac:
         # The recipe's number, never the machine's: sums split otherwise have other last bits.
         torch.set_num_threads(threads)
         self._layers, self._tanh = networks.network.layers, networks.network.tanh
-        self._standardise = networks.standardise
+        self._standardise = networks.norm == "layer"
         self._size = networks.action_size
         self._actor = Leaves(networks.actor, device)
         self._critics = Leaves(networks.critics, device)
@@ -48,17 +50,21 @@ class TorchSac:
         self, batch: Minibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
         self._critics.refresh()
-        self._targets.refresh()
+        values, following = self._both_sides(batch)
         tensor = self._critics.tensor
-        with torch.no_grad():
-            following = self._values(self._targets, batch.next_observations, self._next_actions)
-            soft = following.min(dim=0).values - entropy_weight * self._next_log_probs
-            wanted = tensor(batch.rewards) + tensor(batch.bootstrap) * soft
-        taken = tensor(batch.actions)
-        errors = self._values(self._critics, batch.observations, taken) - wanted
-        loss = 0.5 * errors.square().sum()
+        soft = following.min(dim=0).values - entropy_weight * self._next_log_probs
+        wanted = tensor(batch.rewards) + tensor(batch.bootstrap) * soft
+        loss = 0.5 * (values - wanted).square().sum()
         gradient = self._critics.gradient_of(loss / count)
         return gradient, {"critic_loss": float(loss.detach())}
+
+    def _both_sides(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
+        """The critics' values of what was done, and of what follows, which has no gradient."""
+        self._targets.refresh()
+        with torch.no_grad():
+            following = self._values(self._targets, batch.next_observations, self._next_actions)
+        taken = self._critics.tensor(batch.actions)
+        return self._values(self._critics, batch.observations, taken), following
 
     def actor_gradient(
         self, batch: Minibatch, entropy_weight: float, count: int
@@ -105,3 +111,42 @@ class TorchSac:
     def _layer(self, leaves: Leaves, prefix: str, layer: int, x: Tensor) -> Tensor:
         weight = leaves.tensors[f"{prefix}.{layer}.weight"]
         return torch.addmm(leaves.tensors[f"{prefix}.{layer}.bias"], x, weight)
+
+
+class TorchJointSac(TorchSac):
+    """The counterpart of `NumpyJointSac`."""
+
+    def __init__(self, networks: SoftNetworks, threads: int = 1, device: str = "cpu") -> None:
+        super().__init__(networks, threads, device)
+        if networks.moments is None:
+            raise ValueError("critics without moments")
+        self._moments = networks.moments
+        self._in_batch = False
+
+    def _both_sides(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
+        tensor, rows = self._critics.tensor, len(batch.rewards)
+        seen = np.concatenate((batch.observations, batch.next_observations))
+        actions = torch.cat((tensor(batch.actions), self._next_actions))
+        self._in_batch = True
+        try:
+            values = self._values(self._critics, seen, actions)
+        finally:
+            self._in_batch = False
+        return values[:, :rows], values[:, rows:].detach()
+
+    def _forward(self, leaves: Leaves, prefix: str, x: Tensor) -> Tensor:
+        for layer in range(self._layers):
+            if layer:
+                x = torch.tanh(x) if self._tanh else torch.relu(x)
+            x = self._layer(leaves, prefix, layer, self._standard(f"{prefix}.{layer}", x))
+        return x
+
+    def _standard(self, layer: str, x: Tensor) -> Tensor:
+        names = (f"{layer}.mean", f"{layer}.variance")
+        if self._in_batch:
+            mean, variance = x.mean(dim=0), x.var(dim=0, unbiased=False)
+            for name, moment in zip(names, (mean, variance), strict=True):
+                self._moments.latest[name][:] = moment.detach().cpu().numpy()
+        else:
+            mean, variance = (self._critics.tensor(self._moments.running[name]) for name in names)
+        return (x - mean) / (variance + BATCH_EPSILON).sqrt()
