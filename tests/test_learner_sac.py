@@ -537,6 +537,57 @@ def test_an_update_that_is_not_finite_changes_nothing_and_the_fifth_in_a_row_end
             same.update(ReplayBatch(fresh, 7, 1, bad), 0.0)
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["by hand", "autograd"])
+def test_a_batch_whose_variance_is_infinite_leaves_no_trace_in_the_moments(number: int) -> None:
+    nets = networks(norm="batch")
+    sac = Sac(SacSettings(), nets, [providers(nets)[number]], Lanes(1), seed=7)
+    sac.update(owed(0, 3), 0.0)
+    before = sac.state()
+
+    def bad(update: int) -> Transitions:
+        drawn = transitions(update)
+        drawn.observations[4, 1] = np.float32(1e21)
+        return drawn
+
+    fresh: Any = None
+    assert sac.update(ReplayBatch(fresh, 3, 4, bad), 0.0)["refused_minibatches"] == 4.0
+    for name in ("actor", "critics", "moments", "critic_adam.second"):
+        np.testing.assert_array_equal(before[name], sac.state()[name], err_msg=name)
+    with pytest.raises(LearningError, match=r"with observations of 1e\+21") as caught:
+        sac.update(ReplayBatch(fresh, 7, 1, bad), 0.0)
+    assert "normalise_observations" in caught.value.hint
+
+
+@pytest.mark.parametrize("given", [{"target_update_rate": 0.01}, {"target_update_interval": 2}])
+def test_how_targets_follow_is_refused_where_there_are_none(given: dict[str, Any]) -> None:
+    SacSettings(critic_norm="layer", **given)
+    with pytest.raises(ValueError, match="with critic_norm=batch nothing follows"):
+        SacSettings(critic_norm="batch", **given)
+
+
+@pytest.mark.parametrize(("norm", "missing"), [("none", "targets"), ("batch", "moments")])
+def test_a_state_of_other_critics_is_refused(norm: CriticNorm, missing: str) -> None:
+    other: CriticNorm = "batch" if norm == "none" else "none"
+    saved = learner(SacSettings(), networks(norm=other)).state()
+    with pytest.raises(LearningError, match=f"saved learner's {missing} is missing"):
+        learner(SacSettings(), networks(norm=norm)).load_state(saved)
+
+
+def test_batches_of_many_sizes_have_the_values_that_each_has_alone() -> None:
+    nets = networks(norm="batch")
+    used, _ = providers(nets)
+    for rows in (32, 8, 20, 32, 8):
+        batch = minibatch(rows, rows)
+        fresh, _ = providers(nets)
+        found = []
+        for provider in (used, fresh):
+            provider.act(batch)
+            critics = provider.critic_gradient(batch, 0.37, rows)[0].copy()
+            found.append((critics, provider.actor_gradient(batch, 0.37, rows)[0].copy()))
+        np.testing.assert_array_equal(found[0][0], found[1][0])
+        np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
 def test_where_what_is_learned_from_is_small_the_learning_rate_is_blamed() -> None:
     nets = networks()
     nets.critics["critic1.2.bias"][:] = np.float32(3e38)

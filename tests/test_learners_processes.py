@@ -449,3 +449,14 @@ def test_critics_that_need_a_batch_whole_are_learned_by_one_learner(tmp_path):
         "gradient_shards to 1, and learn with one learner."
     ) in " ".join(spoken.err.split())
     assert not (tmp_path / "x").exists()
+
+
+def test_a_run_that_needs_batches_whole_is_not_told_of_a_new_run_that_could_share(tmp_path):
+    words = ("--algo", "sac", "--set", "sac.critic_norm=batch", "--steps", "200")
+    assert rlflame("train", "--env", "pendulum", *words, "--out", tmp_path / "x").code == 0
+    spoken = rlflame("resume", tmp_path / "x", "--steps", "400", "--learners", "2")
+    assert spoken.code == 2
+    said = " ".join(spoken.err.split())
+    assert "2 learners cannot share 1 shard evenly" in said
+    assert "--learners 1" in said
+    assert "gradient_shards" not in said

@@ -181,7 +181,7 @@ class LearningSettings(Section):
             raise ValueError("SAC learns from single steps: set rollout.unit to steps")
         if self.device == "cuda" and self.provider != "torch":
             raise ValueError("only torch makes gradients on cuda: set provider to torch")
-        if self.sac and self.sac.critic_norm == "batch" and self.gradient_shards > 1:
+        if self.whole_batches and self.gradient_shards > 1:
             raise ValueError(
                 f"critics standardised over the batch need it whole, not in {self.gradient_shards} "
                 "parts: set gradient_shards to 1, and learn with one learner"
@@ -192,6 +192,11 @@ class LearningSettings(Section):
                 f"gradient_shards to {self.samples} or less, or learn from more samples at once"
             )
         return self
+
+    @property
+    def whole_batches(self) -> bool:
+        """Whether a gradient is not the sum of its parts'."""
+        return self.sac is not None and self.sac.critic_norm == "batch"
 
     @property
     def samples(self) -> int:

@@ -143,3 +143,11 @@ class SacSettings(Section):
     max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
         None, description="Longer gradients, of the actor or of one critic, are scaled to this."
     )
+
+    @model_validator(mode="after")
+    def _targets(self) -> SacSettings:
+        for name in ("target_update_rate", "target_update_interval"):
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if self.critic_norm == "batch" and value != default:
+                raise ValueError(f"{name} is {value}, but with critic_norm=batch nothing follows")
+        return self

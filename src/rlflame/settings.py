@@ -194,12 +194,12 @@ def check_learners(learning: LearningSettings, learners: int) -> None:
     if shards % learners == 0:
         return
     fitting = learners * -(-SHARDS // learners)
-    wanted = f"--set learning.gradient_shards={fitting}"
+    wanted = f"; or, in a new run, --set learning.gradient_shards={fitting}"
     possible = [str(n) for n in range(1, shards + 1) if shards % n == 0]
     counts = " or ".join(filter(None, [", ".join(possible[:-1]), possible[-1]]))
     raise ConfigError(
         f"{learners} learners cannot share {shards} {'shard' if shards == 1 else 'shards'} evenly.",
-        f"--learners {counts}; or, in a new run, {wanted}",
+        f"--learners {counts}{'' if learning.whole_batches else wanted}",
     )
 
 

@@ -41,6 +41,10 @@ class Moments:
         for name in shapes:
             self.running[name][:] = 1.0 if name.endswith("variance") else 0.0
 
+    def total(self) -> float:
+        """Not finite where one of the latest batch's is not."""
+        return float(self.latest.data.sum(dtype=np.float64))
+
     def follow(self) -> None:
         self.running.data += np.float32(MOMENT_RATE) * (self.latest.data - self.running.data)
 
@@ -54,7 +58,7 @@ class Moments:
 class _Workspace:
     """Buffers for one number of rows."""
 
-    def __init__(self, sizes: tuple[int, ...], rows: int) -> None:
+    def __init__(self, sizes: tuple[int, ...], rows: int, tanh: bool) -> None:
         def buffers(units: tuple[int, ...], dtype: type = np.float32) -> list[Array]:
             return [np.empty((n, rows), dtype) for n in units]
 
@@ -62,12 +66,15 @@ class _Workspace:
         self.units: list[Float32] = [x[:-1] for x in self.inputs]
         self.out: Float32 = np.empty((sizes[-1], rows), np.float32)
         #: By layer, of its inputs.
-        self.back: list[Float32] = buffers(sizes[:-1])
         self.scratch: list[Float32] = buffers(sizes[:-1])
         self.inverse: list[Float32] = [np.ones((n, 1), np.float32) for n in sizes[:-1]]
-        #: The slope of the activation that an input of a layer above the first came from.
-        self.slope: list[Float32] = buffers(sizes[:-1])
-        self.active: list[NDArray[np.bool_]] = buffers(sizes[:-1], np.bool_)
+        hidden = sizes[1:-1]
+        #: By hidden layer, of its units: what comes back to them, and the activation's slope.
+        self.back: list[Float32] = buffers(hidden)
+        self.slope: list[Float32] = buffers(hidden if tanh else ())
+        self.active: list[NDArray[np.bool_]] = buffers(() if tanh else hidden, np.bool_)
+        # numpy compares two arrays several times faster than an array and a number.
+        self.zeros: Float32 = np.zeros(rows, np.float32)
 
 
 class BatchPerceptron:
@@ -94,7 +101,7 @@ class BatchPerceptron:
             for vector in (moments.latest, moments.running)
         )
         self._spaces: dict[int, _Workspace] = {}
-        self._space = _Workspace(self._sizes, 0)
+        self._space = self._new(0)
 
     def inputs(self, rows: int) -> Float32:
         """Where the next pass takes its inputs from, `[units, rows]`."""
@@ -104,7 +111,7 @@ class BatchPerceptron:
         return self._space.units[0]
 
     def _new(self, rows: int) -> _Workspace:
-        return _Workspace(self._sizes, rows)
+        return _Workspace(self._sizes, rows, self._tanh)
 
     def run(self) -> Float32:
         """The outputs, with the moments in force."""
@@ -141,7 +148,7 @@ class BatchPerceptron:
             np.dot(space.inputs[layer], upstream.T, out=self._gradients[layer])
             if layer == 0:
                 return
-            units, back, scratch = space.units[layer], space.back[layer], space.scratch[layer]
+            units, back, scratch = space.units[layer], space.back[layer - 1], space.scratch[layer]
             np.dot(self._blocks[layer][:-1], upstream, out=back)
             # What all rows have in common goes, and what lies along them.
             np.multiply(back, units, out=scratch)
@@ -158,7 +165,7 @@ class BatchPerceptron:
         """d(loss)/d(input) of the latest `run` for the inputs from `first` on."""
         space = self._space
         for layer in range(len(self._blocks) - 1, 0, -1):
-            back = space.back[layer]
+            back = space.back[layer - 1]
             np.dot(self._blocks[layer][:-1], upstream, out=back)
             upstream = self._down(layer, back)
         below: Float32 = self._blocks[0][first:-1] @ upstream
@@ -174,19 +181,19 @@ class BatchPerceptron:
         if last:
             return
         if self._tanh:
-            slope = space.slope[layer + 1]
+            slope = space.slope[layer]
             np.tanh(out, out=out)
             np.multiply(out, out, out=slope)
             np.subtract(np.float32(1.0), slope, out=slope)
         else:
-            np.maximum(out, np.float32(0.0), out=out)
-            np.greater(out, np.float32(0.0), out=space.active[layer + 1])
+            np.maximum(out, space.zeros, out=out)
+            np.greater(out, space.zeros, out=space.active[layer])
 
     def _down(self, layer: int, back: Float32) -> Float32:
         """From d(loss)/d(standardised inputs) to that of what entered the activation below."""
         space = self._space
         back *= space.inverse[layer]
-        back *= space.slope[layer] if self._tanh else space.active[layer]
+        back *= space.slope[layer - 1] if self._tanh else space.active[layer - 1]
         return back
 
 

@@ -6,7 +6,8 @@ An update draws transitions (s, a, r, s') and, with a' ~ pi(s') and a~ ~ pi(s), 
     actor    mean(w log pi(a~|s) - min_j Q_j(s, a~))
     entropy  -log w mean(log pi(a~|s) + target)
 
-and lets the target critics Q' follow the critics. Must not know: how transitions are kept, where
+and lets the target critics Q' follow the critics; where critics are standardised over the batch, Q'
+is Q. Must not know: how transitions are kept, where
 fragments come from, how long training lasts.
 """
 
@@ -111,7 +112,9 @@ class Sac:
             "observations": batch.observations,
             "next_observations": batch.next_observations,
         }
-        if self._guard.refuses(sum(norms), sums, **learned):
+        moments = self._networks.moments
+        fit = sums if moments is None else {**sums, "moments": moments.total()}
+        if self._guard.refuses(sum(norms), fit, **learned):
             return {}
         follow = (number + 1) % settings.target_update_interval == 0
         self._step_critics(gradient, rates.critic, follow)

@@ -81,7 +81,11 @@ class SoftProvider(Protocol):
     def critic_gradient(
         self, batch: Minibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """Of 1/2 sum (Q_j(s, a) - y)^2 / count, y = r + bootstrap (min Q'_j - weight log pi)."""
+        """Of 1/2 sum (Q_j(s, a) - y)^2 / count, y = r + bootstrap (min Q'_j - weight log pi).
+
+        Q' are the targets or, with moments, the critics as they are; then `moments.latest` are
+        those of this batch.
+        """
 
     def actor_gradient(
         self, batch: Minibatch, entropy_weight: float, count: int
