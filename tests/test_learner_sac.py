@@ -17,14 +17,8 @@ from rlflame.errors import LearningError
 from rlflame.learner import ReplayBatch, Transitions
 from rlflame.learner.lanes import Lanes, half
 from rlflame.learner.sac import Sac
-from rlflame.learner.soft_actor_critic import (
-    Minibatch,
-    NumpyJointSac,
-    NumpySac,
-    SoftNetworks,
-    SoftProvider,
-    build_soft_networks,
-)
+from rlflame.learner.soft_actor_critic import Minibatch, NumpyJointSac, NumpySac, SoftProvider
+from rlflame.learner.soft_networks import SoftNetworks, build_soft_networks
 from rlflame.learner.squashed import SquashedHead
 from rlflame.learner.torch_sac import TorchJointSac, TorchSac
 from rlflame.methods import CriticNorm, SacSettings

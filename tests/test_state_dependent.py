@@ -19,7 +19,7 @@ from rlflame import build
 from rlflame.config import LearningSettings, NetworkSettings
 from rlflame.errors import ConfigError
 from rlflame.learner.actor_critic import build_network
-from rlflame.learner.soft_actor_critic import build_soft_networks
+from rlflame.learner.soft_networks import build_soft_networks
 from rlflame.learner.state_dependent import Spread, StateDependentSquashedHead
 from rlflame.rollout import wire
 from rlflame.rollout.actions import draw_noise, noise_size

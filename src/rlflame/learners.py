@@ -26,12 +26,8 @@ from rlflame.learner.reinforce import NumpyReinforce, Reinforce
 from rlflame.learner.replay import ReplayBuffer
 from rlflame.learner.sac import Sac
 from rlflame.learner.shards import Shards
-from rlflame.learner.soft_actor_critic import (
-    NumpyJointSac,
-    NumpySac,
-    SoftProvider,
-    build_soft_networks,
-)
+from rlflame.learner.soft_actor_critic import NumpyJointSac, NumpySac, SoftProvider
+from rlflame.learner.soft_networks import build_soft_networks
 from rlflame.methods import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.rollout import blas
 from rlflame.rollout.child import versions

@@ -28,7 +28,8 @@ from .actor_critic import Guard, schedule
 from .lanes import Lanes, half
 from .parameters import Adam, clip_by_norm, restore, restored_count
 from .shards import Shard, Shards
-from .soft_actor_critic import CRITICS, Minibatch, SoftNetworks, SoftProvider
+from .soft_actor_critic import Minibatch, SoftProvider
+from .soft_networks import CRITICS, SoftNetworks
 from .statistics import ObservationNormaliser
 
 

@@ -1,4 +1,4 @@
-"""The networks of SAC and the gradients of its losses, derived by hand in numpy.
+"""The gradients of SAC's losses, derived by hand in numpy.
 
 One update is cut into two lanes: this and the next observation's action, then one critic and the
 other. Laid out `[units, rows]` like `kernel`. Must not know: replay, optimisers, when which loss is
@@ -13,36 +13,16 @@ from typing import Protocol
 
 import numpy as np
 
-from rlflame.config import NetworkSettings
-from rlflame.methods import CriticNorm
-from rlflame.rollout.spec import Float32, PolicySpec
+from rlflame.rollout.spec import Float32
 
 from . import Metrics
-from .actor_critic import Network, begin, initial_log_std, network_of
-from .batch_norm import BatchPerceptron, Moments, moment_shapes
+from .batch_norm import BatchPerceptron
 from .kernel import Perceptron
 from .lanes import LANES, Lanes
-from .parameters import FlatVector, network_shapes
+from .parameters import FlatVector
+from .soft_networks import CRITICS, SoftNetworks
 from .squashed import SquashedHead
 from .state_dependent import Spread, StateDependentSquashedHead
-
-CRITICS = ("critic0.", "critic1.")
-
-
-@dataclass(frozen=True, slots=True)
-class SoftNetworks:
-    """The parameters: an actor, two critics in one vector, and the targets that follow them.
-
-    Critics that are standardised over the batch have moments and no targets.
-    """
-
-    network: Network
-    action_size: int
-    actor: FlatVector
-    critics: FlatVector
-    targets: FlatVector
-    norm: CriticNorm = "none"
-    moments: Moments | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,43 +71,6 @@ class SoftProvider(Protocol):
         self, batch: Minibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
         """Of sum (weight log pi(a|s) - min Q_j(s, a)) / count, with the critics as they are."""
-
-
-def build_soft_networks(
-    spec: PolicySpec, settings: NetworkSettings, seed: int, norm: CriticNorm = "none"
-) -> SoftNetworks:
-    hidden = tuple(spec.hidden)
-    shapes = network_shapes("actor", (spec.observation_size, *hidden, spec.output_size))
-    if spec.log_std_shape is not None:
-        shapes["actor.log_std"] = spec.log_std_shape
-    actor = FlatVector(shapes)
-    sizes = (spec.observation_size + spec.action_size, *hidden, 1)
-    critics = FlatVector(
-        {
-            name: shape
-            for prefix in CRITICS
-            for name, shape in network_shapes(prefix[:-1], sizes).items()
-        }
-    )
-    layers = len(hidden) + 1
-    networks = [(actor, "actor", settings.last_layer_scale)]
-    networks += [(critics, prefix[:-1], 1.0) for prefix in CRITICS]
-    for key, (vector, prefix, last_gain) in enumerate(networks):
-        begin(vector, prefix, layers, settings, seed=seed, last_gain=last_gain, key=key)
-    if spec.log_std_shape is not None:
-        actor["actor.log_std"][:] = initial_log_std(spec, settings)
-    else:
-        actor[f"actor.{layers - 1}.bias"][spec.action_size :] += settings.log_std_init
-    shape = network_of(spec)
-    if norm == "batch":
-        moments = Moments(
-            {n: s for prefix in CRITICS for n, s in moment_shapes(prefix[:-1], sizes).items()}
-        )
-        none = FlatVector({})
-        return SoftNetworks(shape, spec.action_size, actor, critics, none, norm, moments)
-    targets = FlatVector(critics.shapes)
-    targets.data[:] = critics.data
-    return SoftNetworks(shape, spec.action_size, actor, critics, targets, norm)
 
 
 class SoftHead(Protocol):

@@ -18,7 +18,8 @@ from . import Metrics
 from .batch_norm import BATCH_EPSILON
 from .kernel import LAYER_EPSILON
 from .leaves import Leaves
-from .soft_actor_critic import CRITICS, Minibatch, SoftNetworks
+from .soft_actor_critic import Minibatch
+from .soft_networks import CRITICS, SoftNetworks
 
 
 class TorchSac:
