@@ -2,18 +2,20 @@
 
     python benchmarks/start.py --repeat 5 --csv docs/results/start.csv
 
-Starts the command, with nothing but an environment and --json, as often as --repeat says and once
-more before, which does not count; waits until the first iteration is told, and stops it. That is
-told once it has been learned from, so the seconds of learning, which the run itself writes down,
-are taken off: what is left is until all the first iteration's fragments were here. Also looks
-whether any of the run's processes has loaded a library of torch, on Linux.
+Starts the command, with nothing but an environment, --local and --json, as often as --repeat says
+and once more before, which does not count; waits until the first iteration is told, and stops it.
+That is told once it has been learned from, so the seconds of learning, which the run itself writes
+down, are taken off: what is left is until all the first iteration's fragments were here. On Linux
+it is also looked whether any of the run's processes has loaded a library of torch by then.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -24,63 +26,90 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = ["env", "start", "at_work", "first_rollout_s", "first_iteration_s", "torch"]
+#: For a run to save what it has and end.
+END_S = 30.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="hopper", help="one or several, with commas")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--csv", type=Path, help="overwritten")
     options = parser.parse_args()
-    rows = []
-    for env in options.env.split(","):
-        started(env)
-        found = [{"env": env, "start": number, **started(env)} for number in range(options.repeat)]
-        times = sorted(float(row["first_rollout_s"]) for row in found)
-        loaded = sum(row["torch"] for row in found)
-        print(f"{env}: {statistics.median(times):.2f} s from Enter to the first rollout (median of "
-              f"{len(times)}, {times[0]:.2f} to {times[-1]:.2f}); torch loaded in {loaded} of them",
-              flush=True)  # fmt: skip
-        rows += found
-    if options.csv:
-        with options.csv.open("w", newline="") as file:
+    if options.repeat < 1:
+        parser.error("--repeat is 1 or more")
+    from idle import others
+
+    # A fresh clone compiles its modules once, not at every start.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    with contextlib.ExitStack() as opened:
+        writer = None
+        if options.csv:
+            options.csv.parent.mkdir(parents=True, exist_ok=True)
+            file = opened.enter_context(options.csv.open("w", newline="", buffering=1))
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
-            writer.writerows(rows)
+        for env in options.env.split(","):
+            started(env)
+            times = []
+            for number in range(options.repeat):
+                row = {"env": env, "start": number, "at_work": others(), **started(env)}
+                times.append(row["first_rollout_s"])
+                print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+                if writer:
+                    writer.writerow(row)
+            print(f"{env}: {statistics.median(times):.2f} s from Enter to the first rollout, "
+                  f"median of {len(times)}, {min(times):.2f} to {max(times):.2f}")  # fmt: skip
 
 
 def started(env: str) -> dict[str, Any]:
     """One start, stopped when its first iteration is over."""
-    from idle import others
     from ppo_vs_sb3 import family
 
-    at_work = others()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
         out = Path(folder) / "run"
-        command = [sys.executable, "-m", "rlflame", "train", "--env", env, "--local", "--json"]
+        command = [sys.executable, "-m", "rlflame", "train", "--env", env, "--local", "--json",
+                   "--out", str(out)]  # fmt: skip
         begun = time.monotonic()
-        with subprocess.Popen(
-            [*command, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as process:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        try:
             assert process.stdout is not None
-            for line in process.stdout:
-                if json.loads(line)["event"] == "iteration":
-                    break
-            else:
-                raise SystemExit(f"{' '.join(command)} ended without an iteration")
+            if not any(json.loads(line)["event"] == "iteration" for line in process.stdout):
+                errors.seek(0)
+                raise SystemExit(f"{' '.join(command)} had no iteration:\n{errors.read()}")
             iteration_s = time.monotonic() - begun
-            torch = any(has_torch(pid) for pid in family(process.pid))
-            process.send_signal(signal.SIGINT)
-            process.stdout.read()
+            loaded = {has_torch(pid) for pid in family(process.pid)}
+        finally:
+            end(process)
         first = json.loads((out / "timing.jsonl").read_text().splitlines()[0])
-    return {"at_work": at_work, "first_rollout_s": round(iteration_s - first["learn_s"], 3),
+    torch = "yes" if True in loaded else "" if None in loaded else "no"
+    return {"first_rollout_s": round(iteration_s - first["learn_s"], 3),
             "first_iteration_s": round(iteration_s, 3), "torch": torch}  # fmt: skip
 
 
-def has_torch(pid: int) -> bool:
-    maps = Path(f"/proc/{pid}/maps")
-    return maps.exists() and "libtorch" in maps.read_text()
+def end(process: subprocess.Popen[str]) -> None:
+    """Ask it to, and after a while make it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def has_torch(pid: int) -> bool | None:
+    """None where that cannot be seen."""
+    try:
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    except FileNotFoundError:
+        return None if not Path("/proc/self/maps").exists() else False
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

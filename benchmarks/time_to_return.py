@@ -1,12 +1,11 @@
-"""When rlflame has what stable-baselines3 has in the end: tables of what was recorded before.
+"""How soon PPO's presets have the best that stable-baselines3's defaults come to: from the records.
 
     python benchmarks/time_to_return.py
 
-Trains nothing. What theirs has in the end is the mean over its seeds of the evaluations in the last
-twentieth of its training; ours has as much from the evaluation on after which the mean over its
-seeds is never below that again. Of PPO, steps become seconds by the medians of the pairs, each from
-Enter to the end of the final evaluation. Of SAC, by the updates a second on two threads, one for
-each step after the first 10,000; of theirs the faster of its two ways.
+Trains nothing, and prints the table of docs/results.md. Theirs is taken where the mean over its
+seeds was best in the whole training, as P2 has it. Ours has that from the evaluation on after which
+the mean over its seeds is never below it again. What a number of steps takes is on the line through
+the medians of the timed pairs of 100,000 steps and of a million.
 """
 
 from __future__ import annotations
@@ -14,77 +13,59 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable
 from pathlib import Path
-from statistics import fmean, median
-from typing import NamedTuple
+from statistics import median
+from typing import Any
 
 import numpy as np
 
-from rlflame.estimates import tail_mean
+from rlflame.estimates import best_mean
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
-HEAD = ("environment", "theirs in the end (seeds)", "after", "ours has that after", "or", "earlier",
-        "ours in the end (seeds)", "after")  # fmt: skip
-#: Of SAC the random steps before it learns, which take no time that counts.
-RANDOM_STEPS = 10_000
-#: Of each seed, steps to returns.
-Curves = dict[str, dict[int, float]]
-
-
-class Pace(NamedTuple):
-    """Steps a second, from a step on."""
-
-    ours: float
-    theirs: float
-    begins_at: int = 0
+#: HalfCheetah follows when there is more than one seed and pair of theirs.
+ENVS = ("Hopper-v5", "Walker2d-v5", "Ant-v5")
+STEPS = (100_000, 1_000_000)
+HEAD = ("environment", "best mean of theirs (seeds)", "theirs there at step", "after",
+        "ours there for good from step", "after", "times as soon", "a million steps, ours",
+        "theirs")  # fmt: skip
+#: Steps and returns of a seed.
+Curve = tuple[Any, Any]
 
 
 def main() -> None:
-    for algorithm, envs, steps, rates in (
-        ("ppo", ("Hopper", "HalfCheetah", "Walker2d", "Ant"), 1_000_000, by_pairs),
-        ("sac", ("HalfCheetah", "Hopper"), 300_000, by_updates),
-    ):
-        print("| " + " | ".join(HEAD) + " |\n" + "|---" * len(HEAD) + "|")
-        for env in envs:
-            print("| " + " | ".join(row(algorithm, env, steps, rates(env))) + " |")
-        print()
+    print("\n".join(table()))
 
 
-def row(algorithm: str, env: str, total: int, pace: Pace) -> tuple[str, ...]:
-    """Of one environment."""
-    study = f"{algorithm}-{env.lower()}-{total // 1000}k".replace("-1000k", "-1m")
-    ours = curves(row for row in records(f"{algorithm}.csv")
-                  if row["study"] == study and row["final"] == "0")  # fmt: skip
-    theirs = curves(row for row in records(f"{algorithm}_control.csv")
-                    if row["algo"] == f"{algorithm}-sb3" and row["env"] == f"{env}-v5")  # fmt: skip
-    wanted = fmean(
-        fmean(value for step, value in curve.items() if step > 0.95 * total)
-        for curve in theirs.values()
+def table() -> list[str]:
+    lines = [HEAD, ("---",) * len(HEAD), *map(row, ENVS)]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def row(env: str) -> tuple[str, ...]:
+    """The cells of one environment."""
+    study = f"ppo-{env.partition('-')[0].lower()}-1m"
+    theirs = curves(
+        line
+        for line in records("ppo_control.csv")
+        if (line["algo"], line["env"]) == ("ppo-sb3", env)
     )
-    reached = fmean(tail_mean(np.array([*curve.values()])) for curve in ours.values())
+    ours = curves(
+        line for line in records("ppo.csv") if (line["study"], line["final"]) == (study, "0")
+    )
+    best = best_mean(theirs)
+    if best is None or not ours:
+        raise SystemExit(f"{env} has no evaluations on record: {RESULTS}")
+    there, wanted = best[0], best[1].mean
+    times = {side: paired(env, side) for side in ("rlflame_s", "sb3_s")}
+    their_s, all_theirs = (on_line(times["sb3_s"], steps) for steps in (there, STEPS[1]))
+    said = [env, f"{wanted:,.0f} ({len(theirs)})", f"{there:,}", f"{their_s / 60:.1f} min"]
     steps = reached_at(ours, wanted)
-    our_s, all_s, their_s = (
-        (count - pace.begins_at) / rate
-        for count, rate in ((steps, pace.ours), (total, pace.ours), (total, pace.theirs))
-    )
-    return (f"{env}-v5", f"{wanted:,.0f} ({len(theirs)})", f"{their_s / 60:.1f} min",
-            f"{steps:,} steps", f"{our_s:.0f} s", f"{their_s / our_s:.1f} times",
-            f"{reached:,.0f} ({len(ours)})", f"{all_s / 60:.1f} min")  # fmt: skip
-
-
-def by_pairs(env: str) -> Pace:
-    pairs = [row for row in records("ppo_vs_sb3.csv") if row["sb3_s"]]
-    pairs = [row for row in pairs if (row["env"], row["steps"]) == (f"{env}-v5", "1000000")]
-    return Pace(*(1_000_000 / median(float(row[side]) for row in pairs)
-                  for side in ("rlflame_s", "sb3_s")))  # fmt: skip
-
-
-def by_updates(env: str) -> Pace:
-    sides: dict[str, list[float]] = {}
-    for row in records(f"sac_vs_sb3_{env.lower()}.csv"):
-        if row["threads"] == "2":
-            sides.setdefault(row["side"], []).append(float(row["updates_per_s"]))
-    theirs = max(median(sides[side]) for side in ("sb3 1 env", "sb3 8 envs"))
-    return Pace(median(sides["rlflame"]), theirs, RANDOM_STEPS)
+    if steps is None:
+        said += ["not yet", "", ""]
+    else:
+        our_s = on_line(times["rlflame_s"], steps)
+        said += [f"{steps:,}", f"{our_s:.0f} s", f"{their_s / our_s:.0f}"]
+    all_ours = on_line(times["rlflame_s"], STEPS[1])
+    return (*said, f"{all_ours / 60:.1f} min", f"{all_theirs / 60:.1f} min")
 
 
 def records(name: str) -> list[dict[str, str]]:
@@ -92,18 +73,41 @@ def records(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def curves(rows: Iterable[dict[str, str]]) -> Curves:
-    found: Curves = {}
-    for row in rows:
-        found.setdefault(row["seed"], {})[int(row["step"])] = float(row["return_mean"])
-    return found
+def curves(lines: Iterable[dict[str, str]]) -> list[Curve]:
+    """Of each seed."""
+    seeds: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        point = (int(line["step"]), float(line["return_mean"]))
+        seeds.setdefault(line["seed"], []).append(point)
+    return [
+        (np.array([x for x, _ in points]), np.array([y for _, y in points]))
+        for points in seeds.values()
+    ]
 
 
-def reached_at(seeds: Curves, wanted: float) -> int:
-    """The first evaluation from which on the mean over seeds is never below what is wanted."""
-    steps = sorted(set.intersection(*(set(curve) for curve in seeds.values())))
-    below = [step for step in steps if fmean(curve[step] for curve in seeds.values()) < wanted]
-    return next(step for step in steps if not below or step > below[-1])
+def reached_at(seeds: list[Curve], wanted: float) -> int | None:
+    """From which evaluation on the mean over seeds is never below what is wanted."""
+    steps, _ = seeds[0]
+    if any(not np.array_equal(x, steps) for x, _ in seeds):
+        raise SystemExit("Seeds of one study were evaluated at different steps.")
+    below = np.flatnonzero(np.mean([y for _, y in seeds], axis=0) < wanted)
+    first = int(below[-1]) + 1 if len(below) else 0
+    return int(steps[first]) if first < len(steps) else None
+
+
+def paired(env: str, side: str) -> list[float]:
+    """The median seconds of this side for each of `STEPS`."""
+    pairs = [line for line in records("ppo_vs_sb3.csv") if line["env"] == env and line["sb3_s"]]
+    return [
+        median(float(p[side]) for p in pairs if (p["steps"], p["set"]) == (str(steps), ""))
+        for steps in STEPS
+    ]
+
+
+def on_line(seconds: list[float], steps: int) -> float:
+    """The seconds of so many steps, given those of `STEPS`."""
+    (x0, x1), (y0, y1) = STEPS, seconds
+    return y0 + (y1 - y0) * (steps - x0) / (x1 - x0)
 
 
 if __name__ == "__main__":

@@ -122,6 +122,7 @@ def test_what_is_said_of_sac_is_what_was_recorded():
     said = f"{record.mean:.1f}, 95% interval [{record.low:.1f}, {record.high:.1f}]"
     assert said in text
     results = (DOCS / "results.md").read_text("utf-8")
+    minutes: list[float] = []
     ratios, shown = [], {cells[0]: cells[1:] for cells in rows(section(results, "Speed"))}
     for environment in ("hopper", "halfcheetah"):
         recorded = table(f"sac_vs_sb3_{environment}.csv")
@@ -134,11 +135,17 @@ def test_what_is_said_of_sac_is_what_was_recorded():
                 median(rates[side]) for side in ("rlflame", "sb3 1 env", "sb3 8 envs", "limit")
             )
             ratios.append(ours / max(one, eight))
+            if threads == "2":
+                minutes += [290_000 / rate / 60 for rate in (ours, max(one, eight))]
             assert shown[f"{recorded[0]['env']}, {threads}"] == [
                 *(f"{rate:.0f}" for rate in (ours, one, eight)),
                 f"{ratios[-1]:.2f}",
                 f"{ours / limit:.0%}",
             ]
+    assert (
+        "take rlflame {0:.0f} minutes of Hopper on two threads and {2:.0f} of HalfCheetah, and "
+        "stable-baselines3 {1:.0f} and {3:.0f}, without".format(*minutes)
+    ) in " ".join(results.split())
     said = f"{min(ratios):.1f} to {max(ratios):.1f} times as"
     assert said in text
     assert said in (DOCS / "benchmarks.md").read_text("utf-8")
