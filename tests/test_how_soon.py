@@ -50,7 +50,8 @@ def records(folder: Path, ours: dict[int, list[float]]) -> None:
         {"env": "Ant-v5", "steps": steps, "set": changed, "rlflame_s": ours_s, "sb3_s": theirs_s}
         for steps, changed, ours_s, theirs_s in (
             (100_000, "", 9, 60), (100_000, "", 11, 60), (100_000, "", 10, 61),
-            *[(100_000, "ppo.epochs=1", 999, 999)] * 3, (1_000_000, "", 100, 960), (1_000_000, "", 100, ""),
+            *[(100_000, "ppo.epochs=1", 999, 999)] * 3,
+            (1_000_000, "", 100, 960), (1_000_000, "", 100, ""),
         )
     ])  # fmt: skip
 
