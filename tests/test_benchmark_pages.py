@@ -156,7 +156,7 @@ def test_the_start_is_as_recorded() -> None:
         rows = list(csv.DictReader(file))
     times = [float(row["first_rollout_s"]) for row in rows]
     assert [(row["env"], row["start"]) for row in rows] == [("hopper", str(n)) for n in range(5)]
-    assert all(row["first_rollout_s"] < row["first_iteration_s"] for row in rows)
+    assert all(float(row["first_rollout_s"]) < float(row["first_iteration_s"]) for row in rows)
     assert all(float(row["at_work"]) < 0.5 for row in rows)
     assert {row["torch"] for row in rows} == {"no"}
     assert (
