@@ -21,8 +21,7 @@ import numpy as np
 from rlflame.estimates import best_mean
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
-#: HalfCheetah follows when there is more than one seed and pair of theirs.
-ENVS = ("Hopper-v5", "Walker2d-v5", "Ant-v5")
+ENVS = ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
 STEPS = (100_000, 1_000_000)
 HEAD = ("environment", "best mean of theirs (seeds)", "theirs there at step", "after",
         "ours there for good from step", "after", "times as soon", "a million steps, ours",
