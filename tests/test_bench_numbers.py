@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import numpy as np
 import pytest
@@ -213,11 +214,26 @@ def test_each_case_has_its_winner_and_a_draw_is_a_draw():
     assert "Flame was faster for 1000: --fleet flame" in said
     assert "This machine was faster for 1: --local" in said
     assert "No difference was shown for 50" in said
-    assert "executors win" not in said  # with one number of workers nobody knows from when on
-    cells += [cell([2.0], case="1", workers=4, fleet="flame"), cell([0.5], case="1", workers=4)]
+    assert "executors" not in said  # with one number of workers nobody knows from when on
+
+
+@pytest.mark.parametrize(
+    ("lost", "times", "told"),
+    [((3, 5, 9), 3, True), ((3, 5, 9), 2, False), ((9, 5, 3), 3, False)],
+)
+def test_from_when_executors_pay_is_said_only_where_it_was_seen(lost, times, told):
+    """Not from a line that had to be bent, nor from one or two of each."""
+    cases = [case(str(tasks), tasks, 15.0) for tasks in (1, 2, 4)]
+    cells = []
+    for fleet, workers, beside in (("local", 1, 0.0), ("flame", 1, 0.1), ("flame", 8, 0.1)):
+        for one, ms in zip(cases, lost, strict=True):
+            turns = math.ceil(one.tasks / workers)
+            seconds = 0.015 * turns + beside + 0.001 * (ms if workers == 1 else lost[0])
+            cells.append(cell([seconds] * times, case=one.name, fleet=fleet, workers=workers))
     said = _advice(cases, cells)
-    assert "8 executors win against 1 worker here from" in said
-    assert "8 executors win against 2 workers here from" in said
+    assert ("8 executors win against 1 worker here from" in said) == told
+    assert ("8 executors win against 2 workers here from" in said) == told
+    assert ("is lost in what differs" in said) != told
 
 
 def test_executors_that_are_no_more_than_the_cores_here_cannot_win():
@@ -270,8 +286,13 @@ def test_of_what_was_not_measured_twice_nothing_is_said():
 def test_a_line_is_fitted_where_both_its_numbers_can_be_told(workers, shown):
     """In the table, in the data and in the advice alike."""
     fleets = ("local", "flame")
-    cells = [cell([1.0], workers=n, fleet=fleet) for n in workers for fleet in fleets]
-    result = worded.Result([case(tasks=8 if workers[0] == 8 else 100)], cells, look(), True)
+    tasks = 8 if workers[0] == 8 else 100
+    cells = [
+        cell([0.1 + 0.02 * math.ceil(tasks / n)] * 3, workers=n, fleet=fleet)
+        for n in workers
+        for fleet in fleets
+    ]
+    result = worded.Result([case(tasks=tasks)], cells, look(), True)
     assert ("ms a task" in _text(result)) == shown
     assert bool(listed.facts(result)["overheads"]) == shown
     assert (
@@ -311,6 +332,30 @@ def test_a_busy_machine_is_called_busy(load, at_work, busy):
     assert " ".join(f"{value:.2f}" for value in load) in text
     assert found.at_work == at_work
     assert ("processors at work when it began" in text) == (at_work is not None)
+
+
+@pytest.mark.parametrize(("spent", "others", "busy"), [(300, 0.25, False), (0, 1.0, True)])
+def test_work_of_others_that_begins_later_is_seen_too(tmp_path, monkeypatch, spent, others, busy):
+    """All processors spent 4 s in 4 s, and this process and its children as many as is said."""
+    stat, now = tmp_path / "stat", [0.0]
+    monkeypatch.setattr(surroundings, "_STAT", stat)
+    monkeypatch.setattr(surroundings.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(surroundings.os, "sysconf", lambda name: 100)
+    times = [os.times_result((0, 0, 0, 0, 0)), os.times_result((0.01 * spent - 1, 0, 1, 0, 0))]
+    monkeypatch.setattr(surroundings.os, "times", lambda: times[now[0] > 0])
+    stat.write_text("cpu 100 0 0 900 0 0 0 0\n")
+    watch = surroundings.Watch()
+    found = look(lambda: (0.0, 0.0, 0.0), lambda: 0.0)
+    assert watch.over(found) == found, "no time has passed"
+    now[0] = 4.0
+    stat.write_text("cpu 400 0 100 1300 0 0 0 0\n")
+    found = watch.over(found)
+    assert (found.others, found.busy) == (pytest.approx(others), busy)
+    text = _text(worded.Result([case()], [cell([1.0])], found, True))
+    assert f"{others:.1f} at work for others meanwhile." in text
+    assert ("busy with other work" in text) == busy
+    stat.unlink()
+    assert watch.over(found) == found
 
 
 def test_a_system_without_a_load_is_not_called_busy():

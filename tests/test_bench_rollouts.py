@@ -149,7 +149,8 @@ def test_fleets_of_one_size_take_turns_and_all_learn_the_same():
     found, opened, told, kept = scaling(NeverStop())
     assert found.run()
     assert opened == [("local", 2), ("flame", 2), ("inline", 2), ("local", 3), ("flame", 3)]
-    turns = [text.partition(" with")[0] for text in told if text.startswith("a, ")][:6]
+    begun = [text for text in told if text.startswith("a, ") and "iteration" not in text]
+    turns = [text.partition(" with")[0] for text in begun][:6]
     assert turns == ["a, local", "a, flame", "a, inline"] * 2
     assert [(c.case, c.fleet, c.workers) for c in found.cells] == [
         (name, fleet, 1 if fleet == "inline" else workers)
@@ -166,8 +167,12 @@ def test_fleets_of_one_size_take_turns_and_all_learn_the_same():
 
 def test_what_was_measured_before_a_stop_is_kept():
     # Three warm-ups of one wait, then two of each repetition: the fourth of these is cut short.
-    found, _, _, kept = scaling(StopAfter(3 + 7))
+    noted = []
+    found, _, told, kept = scaling(StopAfter(3 + 7), note=noted.append)
     assert not found.run()
+    assert "a, inline with 1: 1 of 2, iteration 2 of 2" in told
+    (cut,) = noted
+    assert cut.startswith("a, local with 2: 2 of 2: stopped after 1 of 2 iterations, ")
     assert [(c.fleet, len(c.repetitions)) for c in found.cells] == [
         ("local", 1), ("flame", 1), ("inline", 1),
     ]  # fmt: skip

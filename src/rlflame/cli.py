@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,6 +120,9 @@ def _misread(error: Any) -> str:
         name, equals, value = word.partition("=")
         if name in names:
             seen = value if equals else after
+    bound = re.match(r"Input should be ((?:greater|less) than .*)", error.message)
+    if bound:
+        return f"{seen} is not {bound[1].rstrip('.')}."
     kind = "whole number" if "integer" in error.message else "number"
     return f"{seen!r} is no {kind}."
 

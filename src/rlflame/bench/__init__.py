@@ -105,6 +105,8 @@ class Surroundings:
     #: Processors at work at the beginning, where the system says so.
     at_work: float | None
     busy: bool
+    #: Processors that others kept at work from then on until the end, where that can be told.
+    others: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

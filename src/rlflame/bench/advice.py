@@ -28,7 +28,7 @@ def sentences(
 ) -> list[str]:
     """What was seen first, then what to type."""
     cells = [row.cell for row in rows]
-    said = [*_fastest(cases, cells), *_break_even(cells, overheads, usable_cores)]
+    said = [*_fastest(cases, cells), *_break_even(cases, cells, overheads, usable_cores)]
     return said + _more(cases, rows)
 
 
@@ -63,12 +63,23 @@ def _fastest(cases: Sequence[Case], cells: Sequence[Cell]) -> list[str]:
 
 
 def _break_even(
-    cells: Sequence[Cell], overheads: Sequence[Overhead], usable_cores: int
+    cases: Sequence[Case],
+    cells: Sequence[Cell],
+    overheads: Sequence[Overhead],
+    usable_cores: int,
 ) -> list[str]:
     """Episode times from which executors pay, beside one worker and beside all cores here."""
     known = {one.fleet: one for one in overheads}
     if not {"local", "flame"} <= known.keys():
         return []
+    sleeping = {case.name for case in cases if case.episode_ms is not None}
+    slept = [cell for cell in cells if cell.fleet in known and cell.case in sleeping]
+    if known["flame"].clamped or min(len(c.repetitions) for c in slept) < FEWEST_SEEDS:
+        return [
+            "What a task costs on Flame is lost in what differs from one time to the next, so it "
+            f"is not said from when executors pay: --repeat {FEWEST_SEEDS} or more, or more of "
+            "--episode-ms."
+        ]
     executors = max(cell.workers for cell in cells if cell.fleet == "flame")
     said = []
     for workers in dict.fromkeys((1, usable_cores)):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 from rlflame.bench import Case, Cell, listed, worded
@@ -25,7 +26,7 @@ from rlflame.bench.rollouts import Collecting, Limit, Rate, SideBySide, alternat
 from rlflame.bench.scaling import Scaling
 from rlflame.bench.script import Script
 from rlflame.bench.session import Session, measured
-from rlflame.bench.surroundings import look
+from rlflame.bench.surroundings import Watch, look
 from rlflame.display.mouth import as_json_text, say, say_aside
 from rlflame.errors import after_results
 from rlflame.plot import Drawing
@@ -48,11 +49,13 @@ def scale(
     debug: bool = False,
 ) -> None:
     folder = Folder(out, "scaling") if out is not None else None
-    found = look()
+    found, watch = look(), Watch()
     cells: list[Cell] = []
 
     def result(complete: bool) -> worded.Result:
-        return worded.Result(work, cells, found, complete, theirs)
+        # Executors are nobody's children here.
+        seen = found if "flame" in kinds else watch.over(found)
+        return worded.Result(work, cells, seen, complete, theirs)
 
     def kept() -> None:
         if folder is not None:
@@ -89,21 +92,32 @@ def collect(
     debug: bool = False,
 ) -> None:
     folder = Folder(out, "rollouts") if out is not None else None
-    found = look()
+    found, watch = look(), Watch()
     rates: list[Rate] = []
 
+    def result(complete: bool) -> Rates:
+        seen = found if kind == "flame" else watch.over(found)
+        return Rates(case, [rate for rate in rates if rate.steps_per_s], seen, complete)
+
+    def with_count(here: Session, count: int) -> bool:
+        rate = Rate(kind, count)
+        if not _rate(here, case, rate, rates, seconds, repeat, limited):
+            return False
+        said = f"{median(rate.steps_per_s):,.0f} steps/s (median of {len(rate.steps_per_s)})"
+        here.note(f"{kind} with {count}: {said}")
+        if folder is not None:
+            so_far = result(False)
+            folder.write(so_far.facts(), so_far.document())
+        return True
+
     def measure(here: Session) -> bool:
-        return all(
-            _rate(here, case, Rate(kind, count), rates, seconds, repeat, limited)
-            for count in counts
-        )
+        return all(with_count(here, count) for count in counts)
 
     def told(complete: bool) -> bool:
-        some = [rate for rate in rates if rate.steps_per_s]
-        if some:
-            result = Rates(case, some, found, complete)
-            tell(result.facts(), result.document(), folder, as_json=as_json)
-        return bool(some)
+        whole = result(complete)
+        if whole.rates:
+            tell(whole.facts(), whole.document(), folder, as_json=as_json)
+        return bool(whole.rates)
 
     measured(runtime, debug, measure, told, out)
 
@@ -120,8 +134,12 @@ def fill(
     debug: bool = False,
 ) -> None:
     folder = Folder(out, "replay") if out is not None else None
-    found = look()
+    found, watch = look(), Watch()
     fillings: list[Filling] = []
+
+    def result(complete: bool) -> Filled:
+        seen = found if "flame" in kinds else watch.over(found)
+        return Filled(case, [filling for filling in fillings if filling.fills], seen, complete)
 
     def with_count(here: Session, count: int) -> bool:
         with ExitStack() as stack:
@@ -131,14 +149,19 @@ def fill(
             return fill_in_turn(case, opened, count, repeat, here.stop, fillings, here.tell)
 
     def told(complete: bool) -> bool:
-        some = [filling for filling in fillings if filling.fills]
-        if some:
-            result = Filled(case, some, found, complete)
-            tell(result.facts(), result.document(), folder, as_json=as_json)
-        return bool(some)
+        whole = result(complete)
+        if whole.fillings:
+            tell(whole.facts(), whole.document(), folder, as_json=as_json)
+        return bool(whole.fillings)
 
     def measure(here: Session) -> bool:
-        return all(with_count(here, count) for count in counts)
+        for count in counts:
+            if not with_count(here, count):
+                return False
+            if folder is not None:
+                so_far = result(False)
+                folder.write(so_far.facts(), so_far.document())
+        return True
 
     measured(runtime, debug, measure, told, out)
 
@@ -154,7 +177,7 @@ def learn(
     debug: bool = False,
 ) -> None:
     folder = Folder(out, "learners") if out is not None else None
-    found = look()
+    found, watch = look(), Watch()
     sides: list[Side] = []
 
     def measure(here: Session) -> bool:
@@ -166,7 +189,8 @@ def learn(
     def told(complete: bool) -> bool:
         some = [side for side in sides if side.runs]
         if some:
-            tell_whole(Learned(case, some, found, complete), folder, as_json=as_json)
+            whole = Learned(case, some, watch.over(found), complete)
+            tell_whole(whole, folder, as_json=as_json)
         return bool(some)
 
     measured(runtime, debug, measure, told, out)

@@ -27,6 +27,11 @@ class Folder:
 
     def __init__(self, path: Path, name: str) -> None:
         self._path, self._name = path, name
+        if path.is_file():
+            raise ConfigError(
+                f"{path} is a file, and results go into a folder.",
+                shell("-o", another(path)),
+            )
         there = self._file("json")
         if there.exists():
             raise ConfigError(

@@ -49,6 +49,8 @@ class Overhead:
     task_s: float
     iteration_s: float
     cells: int
+    #: Whether one of the two came out below 0, and is 0 for want of anything better.
+    clamped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,8 @@ def overheads(cases: Sequence[Case], cells: Sequence[Cell]) -> list[Overhead]:
         mine = [cell for cell in cells if cell.fleet == fleet and cell.case in known]
         points = [_lost(known[cell.case], cell) for cell in mine]
         if len(points) >= _FEWEST_ROWS and len({turns for turns, _ in points}) > 1:
-            found.append(Overhead(fleet, *_fit(np.array(points, np.float64)), len(points)))
+            task_s, iteration_s, clamped = _fit(np.array(points, np.float64))
+            found.append(Overhead(fleet, task_s, iteration_s, len(points), clamped))
     return found
 
 
@@ -139,15 +142,15 @@ def _lost(case: Case, cell: Cell) -> tuple[float, float]:
     return turns, spent - turns * _task_s(case)
 
 
-def _fit(points: Float64) -> tuple[float, float]:
-    """Seconds a task and seconds an iteration, neither below 0."""
+def _fit(points: Float64) -> tuple[float, float, bool]:
+    """Seconds a task and seconds an iteration, neither below 0, and whether one would have been."""
     turns, lost = points[:, 0], points[:, 1]
     (slope, level), *_ = np.linalg.lstsq(np.stack([turns, np.ones_like(turns)], 1), lost)
     if slope < 0.0:
-        return 0.0, max(0.0, float(lost.mean()))
+        return 0.0, max(0.0, float(lost.mean())), True
     if level < 0.0:
-        return max(0.0, float((turns @ lost) / (turns @ turns))), 0.0
-    return float(slope), float(level)
+        return max(0.0, float((turns @ lost) / (turns @ turns))), 0.0, True
+    return float(slope), float(level), False
 
 
 def break_even_s(

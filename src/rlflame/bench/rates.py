@@ -69,6 +69,13 @@ class Rates:
             self._table(),
             f"{self.case.name}: an untrained policy, {self.case.tasks} tasks a round.",
         ]
+        idle = [rate for rate in self.rates if rate.fleet != "inline" and self._idle(rate)]
+        blocks += [
+            f"Of {rate.workers} workers of {rate.fleet} {self._idle(rate)} never had a task, and "
+            "the limit beside them is of as many processes as there are workers: "
+            f"--set rollout.num_slots={rate.workers} has one for each."
+            for rate in idle
+        ]
         return Document(
             f"Benchmark: rollouts of {self.case.env.id}",
             (
@@ -76,6 +83,9 @@ class Rates:
                 Section("Measured on", tuple(surroundings(self.surroundings, self.complete))),
             ),
         )
+
+    def _idle(self, rate: Rate) -> int:
+        return max(0, rate.workers - self.case.tasks)
 
     def _apart(self) -> str:
         if not any(rate.fleet == "inline" and rate.workers > 1 for rate in self.rates):

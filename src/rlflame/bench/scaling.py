@@ -14,10 +14,39 @@ from statistics import median
 
 from rlflame.bench import Case, Cell
 from rlflame.bench.timing import Clock, answered, run_once, warm
+from rlflame.facts import count
 from rlflame.fleet import Fleet
-from rlflame.trainer import Stop
+from rlflame.trainer import Progress, Stop
 
+#: Seconds between two words of progress.
+_EACH_S = 0.5
 Open = Callable[[str, int], AbstractContextManager[Fleet]]
+
+
+class _Told:
+    """How far a repetition is, told at most so often that nobody could measure it."""
+
+    def __init__(
+        self, case: Case, cell: Cell, which: str, tell: Callable[[str], None], clock: Clock
+    ) -> None:
+        self._name = f"{case.name}, {cell.fleet} with {cell.workers}: {which}"
+        self._of, self._tell, self._clock = case.iterations, tell, clock
+        self._began = self._last = clock()
+        self.done = self._episodes = 0
+        tell(self._name)
+
+    def __call__(self, progress: Progress) -> None:
+        self.done, self._episodes = progress.iteration, progress.episodes
+        if (now := self._clock()) - self._last >= _EACH_S:
+            self._last = now
+            self._tell(f"{self._name}, iteration {self.done} of {self._of}")
+
+    def broken_off(self) -> str:
+        spent = self._clock() - self._began
+        return (
+            f"{self._name}: stopped after {self.done} of {count(self._of, 'iteration')}, "
+            f"{count(self._episodes, 'episode')} and {spent:.1f} s"
+        )
 
 
 @dataclass
@@ -73,11 +102,11 @@ class Scaling:
             cells.append(cell)
         for number in range(self.repeat):
             for cell in cells:
-                self.tell(
-                    f"{case.name}, {cell.fleet} with {cell.workers}: {number + 1} of {self.repeat}"
-                )
-                found = run_once(case, fleets[cell.fleet], self.stop, self.clock)
+                told = _Told(case, cell, f"{number + 1} of {self.repeat}", self.tell, self.clock)
+                found = run_once(case, fleets[cell.fleet], self.stop, self.clock, told)
                 if found is None:
+                    if told.done:
+                        self.note(told.broken_off())
                     return False
                 cell.repetitions.append(found)
                 if number == 0:

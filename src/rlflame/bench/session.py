@@ -66,6 +66,11 @@ class Session:
         self.stop = stop
 
     def open(self, kind: str, workers: int) -> AbstractContextManager[Fleet]:
+        if kind == "flame":
+            from rlflame.fleet.flame import address
+
+            if address.configured() is None:
+                raise address.unconfigured("local in place of flame measures this machine.")
         wanted = self._runtime.model_copy(update={"fleet": kind, "workers": workers})
         return fleets.fleet(wanted, None, self._watch)
 
@@ -74,7 +79,7 @@ class Session:
         if self.stop.signal_number is None:
             return
         if not measured:
-            kept = "nothing was measured yet"
+            kept = "nothing was measured to its end yet"
         else:
             kept = "what was measured is above" + (f", and in {_plainly(out)}" if out else "")
         anew = "the same command measures anew"

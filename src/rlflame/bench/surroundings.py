@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from rlflame import machine
@@ -34,7 +35,7 @@ def look(
         found: tuple[float, float, float] | None = load()
     except OSError:
         found = None
-    most = max(0.5, _BUSY_SHARE * blas.usable_cores())
+    most = _most()
     now = (glance or at_work)()
     return Surroundings(
         machine=machine.describe(),
@@ -43,6 +44,38 @@ def look(
         at_work=now,
         busy=now > most if now is not None else found is not None and found[0] > most,
     )
+
+
+class Watch:
+    """What others do from now on: what all processors do, less this process and its children."""
+
+    def __init__(self) -> None:
+        self._began = self._look()
+
+    def over(self, found: Surroundings) -> Surroundings:
+        """Once all children have been waited for, without which their work is that of others."""
+        before, now = self._began, self._look()
+        if before is None or now is None or now[1] <= before[1]:
+            return found
+        seconds = now[1] - before[1]
+        others = max(0.0, (now[0] - before[0] - (now[2] - before[2])) / seconds)
+        return replace(found, others=others, busy=found.busy or others > _most())
+
+    def _look(self) -> tuple[float, float, float] | None:
+        """Seconds of all processors, by the clock, and of this process and its children."""
+        try:
+            busy, _ = _ticks(_STAT.read_text())
+            ticks = os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return None
+        mine = os.times()
+        spent = mine.user + mine.system + mine.children_user + mine.children_system
+        return busy / ticks, time.monotonic(), spent
+
+
+def _most() -> float:
+    """Processors that others may have before the machine counts as busy."""
+    return max(0.5, _BUSY_SHARE * blas.usable_cores())
 
 
 def at_work(seconds: float = _GLANCE_S) -> float | None:

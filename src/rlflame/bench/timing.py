@@ -18,6 +18,8 @@ from rlflame.rollout.spec import Fragment
 from rlflame.trainer import Progress, Stop
 
 Clock = Callable[[], float]
+#: After every iteration.
+Heard = Callable[[Progress], None]
 #: How long a fleet may take until all its workers have answered.
 _COMPLETE_S = 30.0
 
@@ -25,8 +27,9 @@ _COMPLETE_S = 30.0
 class Stopwatch:
     """A recorder that keeps nothing but where the time went."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, heard: Heard | None = None) -> None:
         self._clock = clock
+        self._heard = heard or (lambda progress: None)
         self.spent_s: dict[str, float] = {}
         self.progress = Progress()
         self.metrics: dict[str, Any] = {}
@@ -39,6 +42,7 @@ class Stopwatch:
         self.metrics = dict(metrics)
         if returns:
             self.metrics["mean_return"] = sum(returns) / len(returns)
+        self._heard(progress)
 
     def evaluation(self, *_: Any) -> None:
         """There is none: the case has none."""
@@ -56,10 +60,14 @@ class Stopwatch:
 
 
 def run_once(
-    case: Case, fleet: Fleet, stop: Stop, clock: Clock = time.perf_counter
+    case: Case,
+    fleet: Fleet,
+    stop: Stop,
+    clock: Clock = time.perf_counter,
+    heard: Heard | None = None,
 ) -> Repetition | None:
     """The case from its beginning to its end; None where it was stopped before."""
-    return _run(case, case.recipe, fleet, stop, clock)
+    return _run(case, case.recipe, fleet, stop, clock, heard)
 
 
 def warm(
@@ -84,8 +92,15 @@ def answered(fleet: Fleet) -> int:
     return len(fleet.probe().workers)
 
 
-def _run(case: Case, recipe: Recipe, fleet: Fleet, stop: Stop, clock: Clock) -> Repetition | None:
-    watch = Stopwatch(clock)
+def _run(
+    case: Case,
+    recipe: Recipe,
+    fleet: Fleet,
+    stop: Stop,
+    clock: Clock,
+    heard: Heard | None = None,
+) -> Repetition | None:
+    watch = Stopwatch(clock, heard)
     trainer = build.trainer(build.beginning(recipe, case.env), fleet, watch, stop, "bench")
     began = clock()
     complete = trainer.run()

@@ -228,12 +228,14 @@ def surroundings(found: Surroundings, complete: bool) -> list[Block]:
         "Load before: "
         + (" ".join(f"{value:.2f}" for value in load) if load else "unknown")
         + " (1, 5 and 15 minutes)"
-        + ("." if now is None else f"; {now:.1f} processors at work when it began."),
+        + ("." if now is None else f"; {now:.1f} processors at work when it began")
+        + ("." if now is not None and found.others is None else "")
+        + ("" if found.others is None else f"; {found.others:.1f} at work for others meanwhile."),
     ]
     if found.busy:
         said.append(
-            "This machine was busy with other work when it began: take these figures for a try, "
-            "and measure again when it is idle."
+            "This machine was busy with other work: take these figures for a try, and measure "
+            "again when it is idle."
         )
     if not complete:
         said.append("Stopped before the end: what was measured until then.")

@@ -108,10 +108,10 @@ def authority(endpoint: str, ca_file: str | None) -> str:
     return "export FLAME_CA_FILE=ca.crt, where the cluster has a certificate authority of its own"
 
 
-def unconfigured() -> FleetUnreachable:
+def unconfigured(instead: str = "--local runs it on this machine.") -> FleetUnreachable:
     """For whoever asks for a cluster without having one."""
     return FleetUnreachable(
-        "No Flame cluster is configured, and none is needed: --local runs it on this machine.",
+        f"No Flame cluster is configured, and none is needed: {instead}",
         f"to bring up a cluster here, in containers: {UP} && {EXPORT}",
     )
 
