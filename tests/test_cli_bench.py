@@ -334,6 +334,71 @@ def test_what_cannot_be_measured_is_refused_in_words(words, sentence):
     assert spoken.out == ""
 
 
+def test_rates_are_kept_as_they_come(tmp_path):
+    """And so outlive a signal that nobody can hear."""
+    running = process(
+        "bench", "rollouts", "--no-limit", "--fleet", "inline", "--workers", "1,2", "--repeat",
+        "1", "--seconds", "0.1", "-o", tmp_path / "it", "--set", "rollout.num_slots=2",
+    )  # fmt: skip
+    try:
+        file = tmp_path / "it" / "rollouts.json"
+        for _ in range(6000):
+            if file.exists() or running.poll() is not None:
+                break
+            threading.Event().wait(0.01)
+        facts = json.loads(file.read_text())
+    finally:
+        running.kill()
+    spoken = finished(running)
+    assert [rate["workers"] for rate in facts["rates"]][:1] == [1]
+    assert "inline with 1: " in spoken.err
+
+
+def test_a_disk_that_is_full_for_a_while_ends_nothing(tmp_path, monkeypatch):
+    write, failed = files.write_atomically, []
+
+    def full_at_first(path, data):
+        if not failed:
+            failed.append(path)
+            raise OSError(28, "No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(files, "write_atomically", full_at_first)
+    spoken = rlflame(
+        "bench", "rollouts", "--no-limit", "--seconds", "0.05", "--repeat", "1", "--fleet",
+        "inline", "--workers", "1", "-o", tmp_path / "it",
+    )  # fmt: skip
+    assert spoken.code == 0, spoken.err
+    assert "Nothing is kept yet: " in spoken.err
+    assert json.loads((tmp_path / "it" / "rollouts.json").read_text())["complete"]
+
+
+@pytest.mark.parametrize("words", [("scaling", "--compare", "flame"),
+                                   ("rollouts", "--fleet", "flame")])  # fmt: skip
+def test_without_a_cluster_it_is_said_what_measures_here(words, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    spoken = rlflame("bench", *words, "--workers", "1")
+    assert spoken.code == 3
+    assert "local in place of flame measures this machine" in spoken.err
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "it").write_text("")
+    spoken = rlflame("bench", "rollouts", "-o", tmp_path / "it")
+    assert spoken.code == 2
+    assert "it is a file, and results go into a folder." in spoken.err
+
+
+def test_workers_without_tasks_are_told(tmp_path):
+    spoken = rlflame(
+        "bench", "rollouts", "--no-limit", "--seconds", "0.05", "--repeat", "1", "--workers", "2",
+        "--set", "rollout.num_slots=1",
+    )  # fmt: skip
+    assert spoken.code == 0, spoken.err
+    assert "Of 2 workers of local 1 never had a task" in spoken.out
+    assert "--set rollout.num_slots=2 has one for each." in spoken.out
+
+
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_what_was_measured_outlives_an_interruption(words, tmp_path):
     """The second case sleeps for ten minutes, and nobody waits for it."""

@@ -28,7 +28,7 @@ from rlflame.bench.script import Script
 from rlflame.bench.session import Session, measured
 from rlflame.bench.surroundings import Watch, look
 from rlflame.display.mouth import as_json_text, say, say_aside
-from rlflame.errors import after_results
+from rlflame.errors import RlflameError, after_results
 from rlflame.plot import Drawing
 from rlflame.plot.picture import PlotUnavailable
 from rlflame.report import Document, markdown
@@ -57,15 +57,14 @@ def scale(
         seen = found if "flame" in kinds else watch.over(found)
         return worded.Result(work, cells, seen, complete, theirs)
 
-    def kept() -> None:
-        if folder is not None:
-            so_far = result(False)
-            folder.write(listed.facts(so_far), worded.document(so_far), listed.table(so_far))
+    def kept(here: Session) -> None:
+        so_far = result(False)
+        _keep(here, folder, listed.facts(so_far), worded.document(so_far), listed.table(so_far))
 
     def measure(here: Session) -> bool:
         return Scaling(
             work, kinds, counts, repeat, here.open, here.stop,
-            tell=here.tell, note=here.note, kept=kept, cells=cells,
+            tell=here.tell, note=here.note, kept=partial(kept, here), cells=cells,
         ).run()  # fmt: skip
 
     def told(complete: bool) -> bool:
@@ -105,9 +104,8 @@ def collect(
             return False
         said = f"{median(rate.steps_per_s):,.0f} steps/s (median of {len(rate.steps_per_s)})"
         here.note(f"{kind} with {count}: {said}")
-        if folder is not None:
-            so_far = result(False)
-            folder.write(so_far.facts(), so_far.document())
+        so_far = result(False)
+        _keep(here, folder, so_far.facts(), so_far.document())
         return True
 
     def measure(here: Session) -> bool:
@@ -158,9 +156,8 @@ def fill(
         for count in counts:
             if not with_count(here, count):
                 return False
-            if folder is not None:
-                so_far = result(False)
-                folder.write(so_far.facts(), so_far.document())
+            so_far = result(False)
+            _keep(here, folder, so_far.facts(), so_far.document())
         return True
 
     measured(runtime, debug, measure, told, out)
@@ -211,6 +208,22 @@ def tell_whole(
 ) -> None:
     facts, document, table = result.facts(), result.document(), result.table()
     tell(facts, document, folder, table, curves, as_json=as_json)
+
+
+def _keep(
+    here: Session,
+    folder: Folder | None,
+    facts: dict[str, Any],
+    document: Document,
+    table: Sequence[Sequence[object]] = (),
+) -> None:
+    """What there is so far. Where that fails it goes on: there is another writing at the end."""
+    if folder is None:
+        return
+    try:
+        folder.write(facts, document, table)
+    except (OSError, RlflameError) as error:
+        here.note(f"Nothing is kept yet: {error}")
 
 
 def _rate(
