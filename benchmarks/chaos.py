@@ -26,6 +26,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from script import ended, positive
+
 #: Parts of a run that all kills together let pass; what is left is run to its end.
 SHARE = 0.8
 POLL_S = 0.0005
@@ -33,10 +35,10 @@ POLL_S = 0.0005
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--kills", type=positive, default=50)
     parser.add_argument("--env", default="cartpole")
     parser.add_argument("--algo", default="ppo")
-    parser.add_argument("--steps", type=int, default=40_000)
+    parser.add_argument("--steps", type=positive, default=40_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0, help="of the moments, not of the run")
@@ -164,4 +166,4 @@ def compare(whole: Path, killed: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended(main)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from script import ended, positive, table
 
 COLUMNS = ["algo", "env", "seed", "step", "return_mean", "return_std", "episodes", "train_seconds"]
 EPISODES = 20
@@ -53,12 +54,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("algo", choices=["sac", "ppo", "ppo-zoo"])
     parser.add_argument("env")
-    parser.add_argument("--steps", type=int, default=300_000)
+    parser.add_argument("--steps", type=positive, default=300_000)
     parser.add_argument("--seeds", default="0-1")
     parser.add_argument("--every", type=int, default=50_000)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--learning-starts", type=int, default=10_000, help="of SAC")
-    parser.add_argument("--csv", type=Path, required=True)
+    parser.add_argument("--csv", type=table, required=True)
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
     for seed in range(int(first), int(last or first) + 1):
@@ -154,4 +155,4 @@ def score(model: Any, name: str, shown: Callable[[Any], Any]) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

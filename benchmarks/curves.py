@@ -14,6 +14,7 @@ import csv
 from pathlib import Path
 
 import numpy as np
+from script import ended
 
 from rlflame import presets
 from rlflame.files.tensor_file import write_atomically
@@ -30,6 +31,9 @@ def main() -> None:
     parser.add_argument("--envs", required=True, help="names with commas, a panel each")
     parser.add_argument("-o", "--out", type=Path, required=True)
     options = parser.parse_args()
+    for path in options.csvs:
+        if not path.is_file():
+            parser.error(f"{path} is not there")
     rows = [row for path in options.csvs for row in read(path)]
     charts = tuple(panel(rows, presets.environment_id(name)) for name in options.envs.split(","))
     panels = Panels(charts, curves.LINE_NOTE, "Band: 95% bootstrap interval over seeds.")
@@ -74,4 +78,4 @@ def curve(rows: list[dict[str, str]], seed: int) -> Curve:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

@@ -15,13 +15,14 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from script import ended, positive
 
 from rlflame import api, build, presets
 from rlflame.fleet import FleetEvent
@@ -33,8 +34,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="hopper")
     parser.add_argument("--algo", default="ppo")
-    parser.add_argument("--steps", type=int, default=300_000)
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--steps", type=positive, default=300_000)
+    parser.add_argument("--kills", type=positive, default=20)
     parser.add_argument("--every", type=float, default=2.0, help="seconds between kills, mean")
     parser.add_argument("--bounce", action="append", default=[], metavar="COMMAND")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
@@ -105,4 +106,4 @@ def rampage(fleet: FlameFleet, options: argparse.Namespace, over: threading.Even
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended(main)

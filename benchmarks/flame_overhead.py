@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from script import ended, positive
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -52,7 +53,7 @@ def main() -> None:
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", choices=[*measures, []], default=[])
-    parser.add_argument("--iterations", type=int, default=1000, help="of `flat`")
+    parser.add_argument("--iterations", type=positive, default=1000, help="of `flat`")
     parser.add_argument("--example", type=Path, help="the folder of Flame's own example")
     options = parser.parse_args()
     for name in options.what or measures:
@@ -277,4 +278,4 @@ def own_rate(folder: Path) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

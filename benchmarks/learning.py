@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from script import ended, positive, table
+
 COLUMNS = ["study", "env", "algo", "preset", "seed", "step", "return_mean", "return_std",
            "episodes", "train_seconds", "final", "exploring_return"]  # fmt: skip
 
@@ -124,23 +126,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=[*STUDIES, "run"])
     parser.add_argument("rest", nargs="*", help="for run: ENV ALGO; else the studies wanted")
-    parser.add_argument("--steps", type=int, default=300_000)
+    parser.add_argument("--steps", type=positive, default=300_000)
     parser.add_argument("--seeds", default="0-4")
     parser.add_argument("--preset")
     parser.add_argument("--set", dest="sets", action="append", default=[])
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--csv", type=Path, default=Path("docs/results/learning.csv"))
+    parser.add_argument("--csv", type=table, default=Path("docs/results/learning.csv"))
     parser.add_argument("--name")
     parser.add_argument("--report", action="store_true", help="of what the CSV has; run nothing")
     parser.add_argument("--published-plan", action="store_true", help="20 episodes each 10k steps")
     options = parser.parse_args()
+    if options.report and not options.csv.exists():
+        parser.error(f"{options.csv} is not there")
     if options.what == "run":
+        if len(options.rest) != 2:
+            parser.error(f"run is given {options.rest}, not ENV ALGO")
         env, algo = options.rest
         name = options.name or "-".join([env, algo, *options.sets])
         sets, plan = tuple(options.sets), options.published_plan
         studies = [Study(name, env, algo, options.steps, None, options.preset, sets, plan)]
     else:
         studies = STUDIES[options.what]
+        unknown = {*options.rest} - {study.name for study in studies}
+        if unknown:
+            parser.error(f"{options.what} has no {', '.join(sorted(unknown))}, but "
+                         f"{', '.join(study.name for study in studies)}")  # fmt: skip
         studies = [study for study in studies if not options.rest or study.name in options.rest]
     from rlflame.seeds import parse
 
@@ -291,4 +301,4 @@ def evaluations(lines: list[dict[str, str]]) -> tuple[Any, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

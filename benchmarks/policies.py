@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from script import ended
+
 FOLDER = Path(__file__).resolve().parent.parent / "checkpoints"
 EPISODES = 100
 #: Name, and what `rlflame train` is told for it.
@@ -101,4 +103,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

@@ -5,13 +5,16 @@
 The learner of the environment's own preset learns from numbers drawn at random, and the moments
 between its optimizer steps are taken. In turn with it the products of one update, of the same
 shapes and in the same order, run without anything around them: what no way of writing numpy can
-go below. Both are the tenth percentile, so that a shared machine says nearly the same as an idle
-one; whole iterations, with values, advantages and shuffling, are the least processor time.
+go below, and the same updates with torch's autograd. All are the tenth percentile, so that a shared
+machine says nearly the same as an idle one; whole iterations, with values, advantages and
+shuffling, are the least processor time.
 """
 
 from __future__ import annotations
 
 import os
+
+from script import ended
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -20,6 +23,7 @@ import itertools
 import time
 
 import numpy as np
+from idle import others, processor
 
 from rlflame import build, presets
 from rlflame.learner import Batch
@@ -34,8 +38,8 @@ class Marked(Adam):
 
     marks: list[int]
 
-    def step(self, parameters, gradient, learning_rate) -> None:  # type: ignore[no-untyped-def]
-        super().step(parameters, gradient, learning_rate)
+    def step(self, *given, **named) -> None:  # type: ignore[no-untyped-def]
+        super().step(*given, **named)
         self.marks.append(time.perf_counter_ns())
 
 
@@ -44,18 +48,25 @@ def main() -> None:
     parser.add_argument("--env", default="hopper,halfcheetah,ant")
     parser.add_argument("--minibatch", default="64,256")
     options = parser.parse_args()
-    print("environment   minibatch   update us   products us   share   iteration ms")
-    for env, rows in itertools.product(options.env.split(","), options.minibatch.split(",")):
-        update, products, iteration = measured(env, int(rows))
-        print(f"{env:13s} {rows:>9s} {update:11.1f} {products:13.1f} {products / update:7.0%} "
-              f"{iteration:14.1f}", flush=True)  # fmt: skip
+    sizes = options.minibatch.split(",")
+    if not all(size.isdigit() and int(size) for size in sizes):
+        parser.error(f"--minibatch is {options.minibatch}, not numbers of samples")
+    note = others()
+    print(f"{processor()}, one thread{f', {note} processors at work before' if note else ''}")
+    print("environment   minibatch   update us   products us   share   autograd us   times   "
+          "iteration ms")  # fmt: skip
+    for env, size in itertools.product(options.env.split(","), sizes):
+        update, products, iteration = measured(env, int(size), "numpy")
+        theirs, _, _ = measured(env, int(size), "torch")
+        print(f"{env:13s} {size:>9s} {update:11.1f} {products:13.1f} {products / update:7.0%} "
+              f"{theirs:13.1f} {theirs / update:7.1f} {iteration:14.1f}", flush=True)  # fmt: skip
 
 
-def measured(env: str, rows: int) -> tuple[float, float, float]:
+def measured(env: str, rows: int, provider: str) -> tuple[float, float, float]:
     """Microseconds of an update and of its products, milliseconds of an iteration's learning."""
     config, _ = presets.resolve(
         environment=env,
-        sets=[f"ppo.minibatch_size={rows}"],
+        sets=[f"ppo.minibatch_size={rows}", f"learning.provider={provider}"],
         continuous=build.acts_continuously,
     )
     learning = config.learning
@@ -127,4 +138,4 @@ def drawn(steps: int, columns: int, spec, behaviour) -> Batch:  # type: ignore[n
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

@@ -7,9 +7,10 @@ Both are timed from the start of their process to the end of their last evaluati
 the ratio is taken pair by pair. The two may live in different virtual environments; each should
 have the same versions of gymnasium, mujoco, numpy and torch. With --csv every pair is written as
 soon as it is there, and pairs that the file already has are not measured again, so an
-interruption loses one. Of rlflame's side it is also written which share of all cores' time it
-used, the most memory that its processes held together (PSS, so what they share counts once) and
-the return of the final evaluation. --no-sb3 leaves the other side out; --set reaches rlflame.
+interruption loses one. Of rlflame's side it is also written which share of all cores' time it used,
+for which share of the time all of them were at work, the most memory that its processes held
+together (PSS, so what they share counts once) and the return of the final evaluation. --no-sb3
+leaves the other side out; --set reaches rlflame.
 Their side keeps its weights each 50,000 steps, which takes it some milliseconds; with --curves the
 policies are scored once the clock has stopped, as control.py scores them, into a CSV like its own.
 """
@@ -17,6 +18,7 @@ policies are scored once the clock has stopped, as control.py scores them, into 
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import csv
 import json
@@ -31,15 +33,19 @@ import time
 from pathlib import Path
 
 import numpy
+from script import ended, positive, table
 
 EVALUATION_EPISODES = 20
-SAMPLE_S = 2.0
+#: Between two looks at memory, and at the cores.
+MEMORY_S, CORES_S = 0.5, 0.02
 #: Steps between the policies of theirs that --curves scores.
 KEPT_EVERY = 50_000
 IDS = {"hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5", "walker2d": "Walker2d-v5",
        "ant": "Ant-v5"}  # fmt: skip
-COLUMNS = ["env", "steps", "set", "pair", "at_work", "rlflame_s", "rlflame_busy", "rlflame_pss_mb",
-           "rlflame_return", "sb3_s", "sb3_return"]  # fmt: skip
+COLUMNS = [
+    "env", "steps", "set", "pair", "processor", "at_work", "rlflame_s", "rlflame_busy",
+    "rlflame_all_busy", "rlflame_pss_mb", "rlflame_return", "sb3_s", "sb3_return",
+]  # fmt: skip
 
 
 def main() -> None:
@@ -47,11 +53,11 @@ def main() -> None:
     parser.add_argument("--sb3-python", default=sys.executable)
     parser.add_argument("--no-sb3", action="store_true")
     parser.add_argument("--env", default="hopper", help="one or several, with commas")
-    parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--steps", type=positive, default=100_000)
+    parser.add_argument("--repeat", type=positive, default=5)
     parser.add_argument("--set", action="append", default=[], help="given to rlflame train")
-    parser.add_argument("--csv", type=Path)
-    parser.add_argument("--curves", type=Path, help="a CSV of stable-baselines3's learning curves")
+    parser.add_argument("--csv", type=table)
+    parser.add_argument("--curves", type=table, help="a CSV of stable-baselines3's learning curves")
     parser.add_argument("--sb3-side", choices=["train", "score"], help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -61,6 +67,7 @@ def main() -> None:
     if options.sb3_side == "score":
         score_sb3(options.env, options.seed, options.curves)
         return
+    check(parser, options)
     # A fresh clone compiles its modules once, not at every start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for name in options.env.split(","):
@@ -69,9 +76,11 @@ def main() -> None:
         rows = known(options.csv, env, options.steps, said)
         if not options.no_sb3:
             rows = [row for row in rows if row["sb3_s"]]
-        for pair in range(options.repeat):
-            if any(row["pair"] == str(pair) for row in rows):
-                continue
+        missing = [pair for pair in range(options.repeat)
+                   if not any(row["pair"] == str(pair) for row in rows)]  # fmt: skip
+        if not missing:
+            print(f"{env}: all are on record in {options.csv}, and nothing is measured.")
+        for pair in missing:
             theirs = None if options.no_sb3 else options.sb3_python
             found = {"env": env, "steps": options.steps, "set": said, "pair": pair}
             found |= measured(env, options.steps, pair, options.set, theirs, options.curves)
@@ -81,6 +90,22 @@ def main() -> None:
             if options.csv:
                 keep(options.csv, row)
         print(summary(env, options.steps, rows), flush=True)
+
+
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Before anything is measured, whatever would come to nothing afterwards."""
+    if options.csv and options.csv.exists():
+        head = options.csv.read_text().splitlines()[:1]
+        if head != [",".join(COLUMNS)]:
+            parser.error(f"{options.csv} has other columns; name another file with --csv")
+    if not options.no_sb3:
+        try:
+            subprocess.run([options.sb3_python, "-c", "import stable_baselines3"], check=True,
+                           capture_output=True)  # fmt: skip
+        except (OSError, subprocess.CalledProcessError):
+            parser.error(
+                f"{options.sb3_python} has no stable_baselines3: --sb3-python, or --no-sb3"
+            )
 
 
 def known(path: Path | None, env: str, steps: int, said: str) -> list[dict[str, str]]:
@@ -94,8 +119,6 @@ def known(path: Path | None, env: str, steps: int, said: str) -> list[dict[str, 
 
 def keep(path: Path, row: dict[str, str]) -> None:
     begun = path.exists()
-    if begun and path.read_text().splitlines()[0] != ",".join(COLUMNS):
-        raise SystemExit(f"{path} has other columns; name another file with --csv.")
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         if not begun:
@@ -113,17 +136,19 @@ def measured(
 ) -> dict[str, object]:
     """One run of ours, then one of theirs; what theirs learned on the way after both."""
     # Their side of this file runs where rlflame need not be.
-    from idle import others
+    from idle import others, processor
 
     at_work = others()
     ours = rlflame_command(env, steps, seed, changes)
     with tempfile.TemporaryDirectory() as folder:
-        seconds, cpu_s, pss_mb, _ = timed([*ours, "--out", "run"], folder)
+        seconds, cpu_s, all_busy, pss_mb, _ = timed([*ours, "--out", "run"], folder)
         result = json.loads((Path(folder) / "run" / "result.json").read_text())
     row: dict[str, object] = {
+        "processor": processor(),
         "at_work": at_work,
         "rlflame_s": round(seconds, 3),
         "rlflame_busy": round(cpu_s / seconds / len(os.sched_getaffinity(0)), 3),
+        "rlflame_all_busy": "" if all_busy is None else round(all_busy, 3),
         "rlflame_pss_mb": round(pss_mb),
         "rlflame_return": round(result["evaluation"]["mean"], 1),
     }
@@ -131,7 +156,7 @@ def measured(
         theirs = [sb3_python, str(Path(__file__).resolve()), "--env", env, "--steps", str(steps),
                   "--seed", str(seed), "--sb3-side"]  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
-            seconds, _, _, said = timed([*theirs, "train"], folder)
+            seconds, _, _, _, said = timed([*theirs, "train"], folder)
             if curves is not None:
                 timed([*theirs, "score", "--curves", str(curves.resolve())], folder)
         row["sb3_s"] = round(seconds, 3)
@@ -143,10 +168,13 @@ def summary(env: str, steps: int, rows: list[dict[str, str]]) -> str:
     def median(name: str) -> float:
         return statistics.median(float(row[name]) for row in rows)
 
+    kinds = collections.Counter(row["processor"] for row in rows)
+    machines = ", ".join(f"{number} on {kind}" for kind, number in kinds.items())
     text = (
-        f"{env}, {steps:,} steps, {len(rows)} runs on {len(os.sched_getaffinity(0))} cores: "
+        f"{env}, {steps:,} steps, {len(rows)} runs ({machines}): "
         f"{median('rlflame_s'):.1f} s ({steps / median('rlflame_s'):,.0f} steps/s), "
-        f"{median('rlflame_busy'):.0%} of the cores' time, {median('rlflame_pss_mb'):.0f} MB, "
+        f"{median('rlflame_busy'):.0%} of the cores' time, at most "
+        f"{max(float(row['rlflame_pss_mb']) for row in rows):.0f} MB, "
         f"returns {', '.join(row['rlflame_return'] for row in rows)}"
     )
     pairs = [row for row in rows if row["sb3_s"]]
@@ -167,41 +195,93 @@ def rlflame_command(env: str, steps: int, seed: int, changes: list[str]) -> list
             *(word for change in changes for word in ("--set", change))]  # fmt: skip
 
 
-def timed(command: list[str], folder: str) -> tuple[float, float, float, str]:
-    """Wall seconds, processor seconds with all children's, most memory in MB, and the output."""
+def timed(command: list[str], folder: str) -> tuple[float, float, float | None, float, str]:
+    """Wall seconds, processor seconds with all children's, for which share of the time all cores
+    were at work, most memory in MB, and the output."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
     with subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        memory = Memory(process.pid)
+        memory, cores = Memory(process.pid), Cores()
         output, errors = process.communicate()
         seconds = time.monotonic() - started
         memory.stop()
+        cores.stop()
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{errors}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return seconds, spent, memory.most_mb, output
+    return seconds, spent, cores.share(), memory.most_mb, output
 
 
-class Memory(threading.Thread):
-    """The most that a process and its descendants hold, looked at now and then."""
+class Looks(threading.Thread):
+    """Looks at something now and then, until it is stopped."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, every_s: float) -> None:
         super().__init__(daemon=True)
-        self.most_mb = 0.0
-        self._pid = pid
-        self._over = threading.Event()
+        self._every_s, self._over = every_s, threading.Event()
         self.start()
 
     def run(self) -> None:
-        while not self._over.wait(SAMPLE_S):
-            self.most_mb = max(self.most_mb, sum(map(pss_mb, family(self._pid))))
+        while not self._over.wait(self._every_s):
+            self.look()
+
+    def look(self) -> None:
+        raise NotImplementedError
 
     def stop(self) -> None:
         self._over.set()
         self.join()
+
+
+class Memory(Looks):
+    """The most that a process and its descendants hold."""
+
+    def __init__(self, pid: int) -> None:
+        self.most_mb = 0.0
+        self._pid = pid
+        super().__init__(MEMORY_S)
+
+    def look(self) -> None:
+        self.most_mb = max(self.most_mb, sum(map(pss_mb, family(self._pid))))
+
+
+class Cores(Looks):
+    """For how long all cores that may be used were at work, at least.
+
+    In a window so short, n cores of which k were idle for part of it were all at work for the
+    window less those parts.
+    """
+
+    def __init__(self) -> None:
+        self._all = self._whole = 0.0
+        self._last = self._ticks()
+        super().__init__(CORES_S)
+
+    def share(self) -> float | None:
+        return self._all / self._whole if self._whole else None
+
+    def look(self) -> None:
+        now = self._ticks()
+        idle = [rest - before for (_, rest), (_, before) in zip(now, self._last, strict=True)]
+        whole = [some - before for (some, _), (before, _) in zip(now, self._last, strict=True)]
+        if now and min(whole) > 0:
+            self._last = now
+            window = sum(whole) / len(whole)
+            self._whole += window
+            self._all += max(0.0, window - sum(idle))
+
+    def _ticks(self) -> list[tuple[int, int]]:
+        """Of each core: all of its time, and what it had nothing to do in."""
+        usable, found = os.sched_getaffinity(0), []
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/stat").read_text().splitlines():
+                name, *words = line.split()
+                if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in usable:
+                    values = [int(word) for word in words[:8]]
+                    found.append((sum(values), values[3] + values[4]))
+        return found
 
 
 def family(pid: int) -> list[int]:
@@ -279,4 +359,4 @@ def score_sb3(env: str, seed: int, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

@@ -24,7 +24,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from idle import others
+from idle import others, processor
+from script import ended, positive, table
 
 EPISODES = 50
 PRESETS = ("default-reinforce", "reinforce-classic")
@@ -70,6 +71,7 @@ class Row(NamedTuple):
     """What one side did in one round."""
 
     round: int
+    processor: str
     at_work: str
     side: str
     episodes: int
@@ -81,19 +83,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--example", type=Path, required=True)
     parser.add_argument(
-        "--iterations", type=int, default=101, help="one more than a multiple of 10"
+        "--iterations", type=positive, default=101, help="one more than a multiple of 10"
     )
-    parser.add_argument("--repeat", type=int, default=3, help="rounds, those in --csv among them")
-    parser.add_argument("--csv", type=Path, help="every round's rates, kept as soon as it is there")
+    parser.add_argument(
+        "--repeat", type=positive, default=5, help="rounds, those in --csv among them"
+    )
+    parser.add_argument(
+        "--csv", type=table, help="every round's rates, kept as soon as it is there"
+    )
     options = parser.parse_args()
+    if options.iterations < 2:
+        parser.error("--iterations is 2 or more: the first does not count")
+    if not (options.example / "main.py").is_file():
+        parser.error(f"{options.example} has no main.py: --example is the folder of Flame's")
     episodes = (options.iterations - 1) * EPISODES
     rows = known(options.csv, episodes)
     for turn in range(rows[-1].round + 1 if rows else 0, options.repeat):
-        at_work = others()
+        before = processor(), others()
         theirs = example(options.example, options.iterations)
         ours = {each: own(each, options.iterations) for each in PRESETS}
         sides = {EXAMPLE: theirs, **ours}
-        found = [Row(turn, at_work, side, episodes, *rates) for side, rates in sides.items()]
+        found = [Row(turn, *before, side, episodes, *rates) for side, rates in sides.items()]
         for row in found:
             print(told(row), flush=True)
         rows += found
@@ -114,8 +124,8 @@ def known(path: Path | None, episodes: int) -> list[Row]:
         return []
     with path.open(newline="") as file:
         found = [
-            Row(int(row["round"]), row["at_work"], row["side"], int(row["episodes"]),
-                float(row["episodes_per_s"]), float(row["steps_per_s"]))
+            Row(int(row["round"]), row["processor"], row["at_work"], row["side"],
+                int(row["episodes"]), float(row["episodes_per_s"]), float(row["steps_per_s"]))
             for row in csv.DictReader(file)
         ]  # fmt: skip
     return [row for row in found if row.episodes == episodes]
@@ -161,4 +171,4 @@ def own(preset: str, iterations: int) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

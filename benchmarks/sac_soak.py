@@ -18,11 +18,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from script import ended, positive
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="hopper")
-    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--steps", type=positive, default=100_000)
     parser.add_argument("--every", type=int, default=2_000, help="steps between two looks")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--updates", type=float, default=0.25, help="for each step")
@@ -78,4 +80,4 @@ def megabytes(root: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended(main)

@@ -22,6 +22,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from script import ended, positive, table
+
 WARM_UP = 1_000
 PRODUCTS = 16
 
@@ -30,10 +32,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sb3-python", default=sys.executable)
     parser.add_argument("--env", default="Hopper-v5")
-    parser.add_argument("--steps", type=int, default=5_000, help="after the warm-up")
+    parser.add_argument("--steps", type=positive, default=5_000, help="after the warm-up")
     parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--repeat", type=positive, default=3)
+    parser.add_argument("--csv", type=table)
     parser.add_argument("--set", dest="sets", action="append", default=[])
     parser.add_argument("--side", choices=["sb3", "limit"], help=argparse.SUPPRESS)
     parser.add_argument("--envs", type=int, default=1, help=argparse.SUPPRESS)
@@ -100,6 +102,8 @@ def ours(env: str, steps: int, threads: int, seed: int, sets: list[str]) -> floa
                 seconds += lap["wall_s"]
             else:
                 taken = lap["steps"]
+        if not seconds:
+            raise SystemExit(f"{steps} steps end before they count: more --steps")
         return (lap["steps"] - taken) / seconds
 
 
@@ -166,4 +170,4 @@ def product_rate() -> float:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

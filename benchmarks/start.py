@@ -12,7 +12,6 @@ it is also looked whether any of the run's processes has loaded a library of tor
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import json
 import os
@@ -25,7 +24,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-COLUMNS = ["env", "start", "at_work", "first_rollout_s", "first_iteration_s", "torch"]
+from script import ended, positive, table
+
+COLUMNS = ["env", "start", "processor", "at_work", "first_rollout_s", "first_iteration_s", "torch"]
 #: For a run to save what it has and end.
 END_S = 30.0
 
@@ -33,33 +34,30 @@ END_S = 30.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="hopper", help="one or several, with commas")
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--csv", type=Path, help="overwritten")
+    parser.add_argument("--repeat", type=positive, default=5)
+    parser.add_argument("--csv", type=table, help="overwritten, at the end")
     options = parser.parse_args()
-    if options.repeat < 1:
-        parser.error("--repeat is 1 or more")
-    from idle import others
+    from idle import others, processor
 
     # A fresh clone compiles its modules once, not at every start.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    with contextlib.ExitStack() as opened:
-        writer = None
-        if options.csv:
-            options.csv.parent.mkdir(parents=True, exist_ok=True)
-            file = opened.enter_context(options.csv.open("w", newline="", buffering=1))
+    rows = []
+    for env in options.env.split(","):
+        started(env)
+        times = []
+        for number in range(options.repeat):
+            row = {"env": env, "start": number, "processor": processor(), "at_work": others(),
+                   **started(env)}  # fmt: skip
+            times.append(row["first_rollout_s"])
+            print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+            rows.append(row)
+        print(f"{env}: {statistics.median(times):.2f} s from Enter to the first rollout, "
+              f"median of {len(times)}, {min(times):.2f} to {max(times):.2f}")  # fmt: skip
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
-        for env in options.env.split(","):
-            started(env)
-            times = []
-            for number in range(options.repeat):
-                row = {"env": env, "start": number, "at_work": others(), **started(env)}
-                times.append(row["first_rollout_s"])
-                print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-                if writer:
-                    writer.writerow(row)
-            print(f"{env}: {statistics.median(times):.2f} s from Enter to the first rollout, "
-                  f"median of {len(times)}, {min(times):.2f} to {max(times):.2f}")  # fmt: skip
+            writer.writerows(rows)
 
 
 def started(env: str) -> dict[str, Any]:
@@ -109,7 +107,4 @@ def has_torch(pid: int) -> bool | None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    ended(main)

@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from script import ended
 
 from rlflame.estimates import best_mean
 
@@ -110,4 +111,4 @@ def on_line(seconds: list[float], steps: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

@@ -1,0 +1,35 @@
+"""How the scripts here begin and end.
+
+What would come to nothing afterwards is refused before anything is measured, and Ctrl-C is no
+error. Imports nothing but Python's own, for sides of a comparison that run without rlflame.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+def ended(main: Callable[[], int | None]) -> None:
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on, as an argument."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
+    return int(text)
+
+
+def table(text: str) -> Path:
+    """A file that rows can be written to, as an argument."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return path

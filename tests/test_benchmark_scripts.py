@@ -1,0 +1,121 @@
+"""The scripts in `benchmarks/`: that they begin, and what they refuse before they measure."""
+
+from __future__ import annotations
+
+import csv
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parent.parent / "benchmarks"
+RUN = sorted(
+    path.name for path in SCRIPTS.glob("*.py") if "ArgumentParser(" in path.read_text("utf-8")
+)
+
+
+def ended(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / str(words[0])), *map(str, words[1:])]
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
+
+
+def loaded(name: str, monkeypatch) -> dict[str, Any]:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return runpy.run_path(str(SCRIPTS / f"{name}.py"))
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_each_says_what_it_takes(name) -> None:
+    found = ended(name, "--help")
+    assert found.returncode == 0, found.stderr
+    assert "usage:" in found.stdout
+
+
+def test_an_update_is_timed_beside_its_products_and_autograd() -> None:
+    found = ended("ppo_update.py", "--env", "hopper", "--minibatch", "512")
+    assert found.returncode == 0, found.stderr
+    head, row = found.stdout.splitlines()[-2:]
+    assert head.split() == ["environment", "minibatch", "update", "us", "products", "us", "share",
+                            "autograd", "us", "times", "iteration", "ms"]  # fmt: skip
+    env, size, update, products, _, autograd, times, _ = row.split()
+    assert (env, size) == ("hopper", "512")
+    assert 0.0 < float(products) < float(update)
+    assert float(times) == pytest.approx(float(autograd) / float(update), abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("ppo_vs_sb3.py", "--repeat", "0", "--no-sb3"), "0 is no whole number from 1 on"),
+        (("ppo_vs_sb3.py", "--csv", "nowhere/x.csv", "--no-sb3"), "nowhere/x.csv cannot be wr"),
+        (("ppo_vs_sb3.py", "--csv", "other.csv", "--no-sb3"), "other.csv has other columns"),
+        (("ppo_vs_sb3.py", "--sb3-python", "nowhere"), "nowhere has no stable_baselines3"),
+        (("reinforce_vs_flame.py", "--example", "nowhere"), "nowhere has no main.py"),
+        (("start.py", "--repeat", "-1"), "-1 is no whole number from 1 on"),
+        (("start.py", "--csv", "nowhere/x.csv"), "nowhere/x.csv cannot be written"),
+        (("chaos.py", "--kills", "0"), "0 is no whole number from 1 on"),
+        (("learning.py", "ppo", "nothing"), "ppo has no nothing, but ppo-hopper-1m"),
+        (("learning.py", "ppo", "--report", "--csv", "not.csv"), "not.csv is not there"),
+        (("curves.py", "not.csv", "--envs", "hopper", "-o", "x.svg"), "not.csv is not there"),
+        (("ppo_update.py", "--minibatch", "x"), "--minibatch is x, not numbers"),
+    ],
+)
+def test_what_comes_to_nothing_is_refused_before_it_is_measured(words, said, tmp_path, monkeypatch):
+    (tmp_path / "other.csv").write_text("a,b\n")
+    monkeypatch.chdir(tmp_path)
+    found = ended(*words)
+    assert found.returncode == 2, found.stderr
+    assert said in found.stderr
+    assert "Traceback" not in found.stderr
+    assert (tmp_path / "other.csv").read_text() == "a,b\n"
+
+
+def test_pairs_on_record_are_not_passed_off_as_measured(tmp_path, monkeypatch) -> None:
+    script = loaded("ppo_vs_sb3", monkeypatch)
+    with (tmp_path / "pairs.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, script["COLUMNS"])
+        writer.writeheader()
+        for pair, kind in enumerate(("Old", "Old", "New")):
+            writer.writerow({"env": "Hopper-v5", "steps": 1000, "pair": pair, "processor": kind,
+                             "rlflame_s": 1.0, "rlflame_busy": 0.9, "rlflame_pss_mb": 100 + pair,
+                             "rlflame_return": 5.0})  # fmt: skip
+    found = ended("ppo_vs_sb3.py", "--no-sb3", "--steps", "1000", "--repeat", "3", "--csv",
+                  tmp_path / "pairs.csv")  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert "all are on record" in found.stdout
+    assert "3 runs (2 on Old, 1 on New)" in found.stdout
+    assert "at most 102 MB" in found.stdout
+
+
+def test_a_run_is_timed_with_what_its_processes_held_and_did(tmp_path, monkeypatch) -> None:
+    """Two processes that work for a while are two cores at work, where there are two."""
+    timed = loaded("ppo_vs_sb3", monkeypatch)["timed"]
+    code = "import time\nbegan = time.process_time()\nwhile time.process_time() < began + 1.5: pass"
+    both = f"import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', {code!r}])\n{code}"
+    seconds, spent, all_busy, most_mb, said = timed(
+        [sys.executable, "-c", f"{both}\np.wait()\nprint('over')"], str(tmp_path)
+    )
+    assert spent >= 2.9
+    assert seconds > 1.4
+    assert 0.0 <= all_busy <= 1.0
+    assert most_mb > 1.0
+    assert said == "over\n"
+
+
+def test_all_cores_are_at_work_for_as_long_as_none_rests(monkeypatch) -> None:
+    """Of windows of ten ticks: both worked; one rested for four; both for half, perhaps at once."""
+    script = loaded("ppo_vs_sb3", monkeypatch)
+    looks = iter([[(0, 0)] * 2, [(10, 0)] * 2, [(20, 4), (20, 0)], [(30, 9), (30, 5)]])
+    monkeypatch.setattr(script["Cores"], "_ticks", lambda self: next(looks))
+    monkeypatch.setattr(script["Cores"], "start", lambda self: None)
+    cores = script["Cores"]()
+    assert cores.share() is None
+    for _ in range(3):
+        cores.look()
+    assert cores.share() == pytest.approx((10 + 6 + 0) / 30)
