@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlflame.estimates import iqm_interval, tail_mean
+
 ROOT = Path(__file__).parent.parent
 RESULTS = (ROOT / "docs" / "results.md").read_text("utf-8")
 
 
 @pytest.fixture
-def script() -> dict[str, Any]:
+def script(monkeypatch) -> dict[str, Any]:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return runpy.run_path(str(ROOT / "benchmarks" / "time_to_return.py"))
 
 
@@ -101,6 +104,25 @@ def test_the_readme_says_what_the_page_does(script) -> None:
     _, _, _, theirs, _, ours, _, whole, _ = script["row"]("Hopper-v5")
     assert ours == f"{said[1]} s"
     assert [round(float(each.split()[0])) for each in (theirs, whole)] == [int(said[2]), 1]
+
+
+def test_the_last_evaluations_of_both_are_on_record(script) -> None:
+    body = RESULTS.partition("| environment | rlflame, seeds 0 to 9 |")[2]
+    told = re.findall(r"^\| (\S+) \| (\S+ \[.*\]) \| (\S+ \[.*\]) \|$", body, re.MULTILINE)
+    assert [env for env, *_ in told[:4]] == list(script["ENVS"])
+    for env, *cells in told[:4]:
+        study = f"ppo-{env.partition('-')[0].lower()}-1m"
+        ours = [row for row in script["records"]("ppo.csv")
+                if (row["study"], row["final"]) == (study, "0")]  # fmt: skip
+        theirs = [row for row in script["records"]("ppo_control.csv") if row["env"] == env]
+        late = [
+            [tail_mean(y) for _, y in script["curves"](ours)],
+            [y[x > 950_000].mean() for x, y in script["curves"](theirs)],
+        ]
+        assert list(map(len, late)) == [10, 5]
+        found = [iqm_interval([np.array(side)]) for side in late]
+        assert cells == [f"{i.value:.0f} [{i.low:.0f}, {i.high:.0f}]" for i in found]
+        assert found[0].value >= found[1].value
 
 
 def test_what_is_said_of_their_last_evaluations_is_on_record(script) -> None:
