@@ -25,8 +25,7 @@ def ended(*words: object, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def loaded(name: str, monkeypatch) -> dict[str, Any]:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
+def loaded(name: str) -> dict[str, Any]:
     return runpy.run_path(str(SCRIPTS / f"{name}.py"))
 
 
@@ -76,8 +75,8 @@ def test_what_comes_to_nothing_is_refused_before_it_is_measured(words, said, tmp
     assert (tmp_path / "other.csv").read_text() == "a,b\n"
 
 
-def test_pairs_on_record_are_not_passed_off_as_measured(tmp_path, monkeypatch) -> None:
-    script = loaded("ppo_vs_sb3", monkeypatch)
+def test_pairs_on_record_are_not_passed_off_as_measured(tmp_path) -> None:
+    script = loaded("ppo_vs_sb3")
     with (tmp_path / "pairs.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, script["COLUMNS"])
         writer.writeheader()
@@ -93,9 +92,9 @@ def test_pairs_on_record_are_not_passed_off_as_measured(tmp_path, monkeypatch) -
     assert "at most 102 MB" in found.stdout
 
 
-def test_a_run_is_timed_with_what_its_processes_held_and_did(tmp_path, monkeypatch) -> None:
+def test_a_run_is_timed_with_what_its_processes_held_and_did(tmp_path) -> None:
     """Two processes that work for a while are two cores at work, where there are two."""
-    timed = loaded("ppo_vs_sb3", monkeypatch)["timed"]
+    timed = loaded("ppo_vs_sb3")["timed"]
     code = "import time\nbegan = time.process_time()\nwhile time.process_time() < began + 1.5: pass"
     both = f"import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', {code!r}])\n{code}"
     seconds, spent, all_busy, most_mb, said = timed(
@@ -110,7 +109,7 @@ def test_a_run_is_timed_with_what_its_processes_held_and_did(tmp_path, monkeypat
 
 def test_all_cores_are_at_work_for_as_long_as_none_rests(monkeypatch) -> None:
     """Of windows of ten ticks: both worked; one rested for four; both for half, perhaps at once."""
-    script = loaded("ppo_vs_sb3", monkeypatch)
+    script = loaded("ppo_vs_sb3")
     looks = iter([[(0, 0)] * 2, [(10, 0)] * 2, [(20, 4), (20, 0)], [(30, 9), (30, 5)]])
     monkeypatch.setattr(script["Cores"], "_ticks", lambda self: next(looks))
     monkeypatch.setattr(script["Cores"], "start", lambda self: None)

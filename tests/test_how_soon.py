@@ -18,8 +18,7 @@ RESULTS = (ROOT / "docs" / "results.md").read_text("utf-8")
 
 
 @pytest.fixture
-def script(monkeypatch) -> dict[str, Any]:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def script() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "benchmarks" / "time_to_return.py"))
 
 
