@@ -31,6 +31,12 @@ def sleeping(
     sets: Sequence[str] = (),
 ) -> tuple[list[Case], RuntimeSettings]:
     """REINFORCE on episodes that sleep, each a task of its own, as Flame's example has it."""
+    for name, _, value in (word.partition("=") for word in sets):
+        if name.strip().endswith("kwargs.episode_ms"):
+            raise ConfigError(
+                f"{name} is {value}, and how long episodes take has an option of its own.",
+                f"--episode-ms {value} in its place",
+            )
     env_file.admit(SLEEPING)
     found, runtime = [], RuntimeSettings()
     for length in episode_ms:
@@ -45,7 +51,7 @@ def sleeping(
         config = settings.with_episodes(config, episodes or _enough(length, most_workers))
         name = f"{float(length)} ms".replace(".0 ", " ")
         found.append(_case(name, config, iterations or _SLEEPING_ITERATIONS, length))
-        runtime = config.runtime.model_copy(update={"env_file": SLEEPING})
+        runtime = _runtime(config).model_copy(update={"env_file": SLEEPING})
     return found, runtime
 
 
@@ -77,7 +83,7 @@ def real(
             )
         config = settings.with_episodes(config, episodes)
     case = _case(f"{environment} {name}", config, iterations or _ITERATIONS, None)
-    return case, config.runtime
+    return case, _runtime(config)
 
 
 def replay(
@@ -104,7 +110,7 @@ def replay(
         build.check_memory(case.recipe, case.env, begun=False)
     except ConfigError as error:
         raise ConfigError(error.message, "fewer --transitions") from error
-    return case, config.runtime
+    return case, _runtime(config)
 
 
 def published(
@@ -119,6 +125,19 @@ def published(
         iterations=iterations or theirs.iterations,
         sets=sets,
     )
+
+
+def _runtime(config: RunConfig) -> RuntimeSettings:
+    """But for what has options of its own here, and would count for nothing."""
+    usual = RuntimeSettings()
+    for name, options in (("fleet", "--fleet or --compare"), ("workers", "--workers")):
+        found = getattr(config.runtime, name)
+        if found != getattr(usual, name):
+            raise ConfigError(
+                f"runtime.{name} is {found}, and what is measured has options of its own.",
+                f"{options} in its place",
+            )
+    return config.runtime
 
 
 def _case(name: str, config: RunConfig, iterations: int, episode_ms: float | None) -> Case:

@@ -147,7 +147,7 @@ def changes(
 
 def doubts(ours: Results, theirs: Results) -> list[str]:
     """What a comparison has to be read with."""
-    said = [*theirs.doubts, *ours.doubts]
+    said = list(dict.fromkeys((*theirs.doubts, *ours.doubts)))
     before, now = theirs.surroundings, ours.surroundings
     unlike = [
         f"{name} {before.get(name, 'absent')} before, {now.get(name, 'absent')} now"
