@@ -324,8 +324,6 @@ def test_without_a_cluster_flame_is_unreachable():
         (("rollouts", "--set", "runtime.fleet=flame"), "runtime.fleet is flame"),
         (("scaling", "--set", "runtime.workers=5"), "runtime.workers is 5"),
         (("scaling", "--set", "environment.kwargs.episode_ms=50"), "--episode-ms 50 in its place"),
-        (("rollouts", "--seconds", "-1"), "-1 is not greater than or equal to 0."),
-        (("scaling", "--iterations", "0"), "0 is not greater than or equal to 1."),
         (("scaling", "--env", "cartpole", "--episodes", "4"), "collects steps, not whole episodes"),
         (("--diff", "runs/a", "runs/b"), "runs/a is no result of a benchmark"),
         (("--diff", "runs/a", "runs/b", "--workers", "3"), "takes two results alone"),

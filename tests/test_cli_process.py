@@ -65,6 +65,8 @@ def test_a_word_that_means_nothing_is_said_as_json_too():
         (("train", "--steps", "1e4"), "'1e4' is no whole number"),
         (("train", "--steps=", "--env", "hopper"), "'' is no whole number"),
         (("train", "--until-return", "abc"), "'abc' is no number"),
+        (("bench", "rollouts", "--seconds", "-1"), "-1 is not greater than or equal to 0."),
+        (("bench", "scaling", "--repeat=0"), "0 is not greater than or equal to 1."),
     ],
 )
 def test_what_is_no_number_is_shown(words, said):
