@@ -157,6 +157,7 @@ STUDIES = {
         "Pendulum-v1, 20k steps": "sac-pendulum-20k",
         "HalfCheetah-v5, 300k": "sac-halfcheetah-300k",
         "Hopper-v5, 300k": "sac-hopper-300k",
+        "Ant-v5, 300k, `ant-sac`": "sac-ant-300k",
     },
     ("ppo", "PPO on MuJoCo"): {
         "Hopper-v5, 1M": "ppo-hopper-1m",

@@ -41,6 +41,7 @@ def rates(fleet: str, env: str) -> list[dict[str, Any]]:
     found = json.loads((RESULTS / "rollouts" / f"{env}_{fleet}.json").read_text("utf-8"))
     assert found["complete"]
     assert not found["busy"]
+    assert found["at_work"] <= 0.1
     assert [rate["workers"] for rate in found["rates"]] == [1, 2]
     id = presets.environment_id(env)
     assert found["case"] == f"{env} {presets.preset_for(id, 'ppo')}"  # of today's preset
@@ -120,6 +121,31 @@ def test_ppo_beside_stable_baselines3_is_as_recorded(head: str, file: str) -> No
         ]
         assert [row["pair"] for row in pairs] == [str(number) for number in range(len(pairs))]
         assert all(float(row["at_work"]) < 0.5 for row in pairs)
+
+
+def recorded(name: str) -> list[dict[str, str]]:
+    with (RESULTS / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_both_cores_are_at_work_for_as_long_as_recorded() -> None:
+    said = re.search(r"at least (\d+)% of the time on Hopper, (\d+)% on HalfCheetah, (\d+)% on "
+                     r"Walker2d and (\d+)% on Ant", " ".join(PAGE.split()))  # fmt: skip
+    rows = recorded("ppo_alone.csv")
+    assert {row["steps"] for row in rows} == {"1000000"}
+    assert [f"{float(row['rlflame_all_busy']):.0%}" for row in rows] == [
+        f"{n}%" for n in said.groups()
+    ]
+    assert min(float(row["rlflame_all_busy"]) for row in rows) >= 0.9
+
+
+def test_what_staleness_saves_is_as_recorded() -> None:
+    rows = recorded("ppo_staleness.csv")
+    stale, fresh = (
+        median(float(row["rlflame_s"]) for row in rows if bool(row["set"]) == changed)
+        for changed in (True, False)
+    )
+    assert f"300,000 steps of Hopper take {stale:.1f} s and not {fresh:.1f} (" in PAGE
 
 
 def test_reinforce_beside_flame_s_example_is_as_recorded() -> None:
