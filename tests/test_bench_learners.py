@@ -57,7 +57,7 @@ def test_an_ideal_that_is_no_whole_number_is_said():
 def test_learners_are_timed_and_the_files_agree(tmp_path):
     spoken = rlflame(
         "bench", "learners", "--learners", "1,2", "--env", "cartpole", "--iterations", "1",
-        "--repeat", "1", *TINY, "--set", "network.hidden=[8]", "-o", tmp_path / "new",
+        "--repeat", "1", *TINY[2:], "--set", "network.hidden=[8]", "-o", tmp_path / "new",
     )  # fmt: skip
     assert spoken.code == 0, spoken.err
     facts = json.loads((tmp_path / "new/learners.json").read_text())

@@ -32,19 +32,19 @@ class _Told:
         self._name = f"{case.name}, {cell.fleet} with {cell.workers}: {which}"
         self._of, self._tell, self._clock = case.iterations, tell, clock
         self._began = self._last = clock()
-        self.done = self._episodes = 0
+        self.finished = self._episodes = 0
         tell(self._name)
 
     def __call__(self, progress: Progress) -> None:
-        self.done, self._episodes = progress.iteration, progress.episodes
+        self.finished, self._episodes = progress.iteration, progress.episodes
         if (now := self._clock()) - self._last >= _EACH_S:
             self._last = now
-            self._tell(f"{self._name}, iteration {self.done} of {self._of}")
+            self._tell(f"{self._name}, iteration {self.finished} of {self._of}")
 
     def broken_off(self) -> str:
         spent = self._clock() - self._began
         return (
-            f"{self._name}: stopped after {self.done} of {count(self._of, 'iteration')}, "
+            f"{self._name}: stopped after {self.finished} of {count(self._of, 'iteration')}, "
             f"{count(self._episodes, 'episode')} and {spent:.1f} s"
         )
 
@@ -105,7 +105,7 @@ class Scaling:
                 told = _Told(case, cell, f"{number + 1} of {self.repeat}", self.tell, self.clock)
                 found = run_once(case, fleets[cell.fleet], self.stop, self.clock, told)
                 if found is None:
-                    if told.done:
+                    if told.finished:
                         self.note(told.broken_off())
                     return False
                 cell.repetitions.append(found)
