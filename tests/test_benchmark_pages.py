@@ -148,6 +148,23 @@ def test_what_staleness_saves_is_as_recorded() -> None:
     assert f"300,000 steps of Hopper take {stale:.1f} s and not {fresh:.1f} (" in PAGE
 
 
+def test_scaling_is_as_recorded() -> None:
+    def seconds(case: str, fleet: str, workers: int) -> float:
+        return median(
+            float(row["seconds"])
+            for row in recorded("scaling.csv")
+            if (row["case"], row["backend"], row["workers"]) == (case, fleet, str(workers))
+        )
+
+    shown = told("| episode | 1: local, Flame |")
+    assert list(shown) == ["1 ms", "15 ms", "50 ms", "100 ms"]
+    for case, cells in shown.items():
+        sides = [[seconds(case, fleet, n) for n in (1, 2, 4, 8)] for fleet in ("local", "flame")]
+        alone = min(side[0] for side in sides)
+        expected = [f"{here:.2f}, {there:.2f}" for here, there in zip(*sides, strict=True)]
+        assert cells == expected + [f"{alone / side[-1]:.2f}" for side in sides]
+
+
 def test_reinforce_beside_flame_s_example_is_as_recorded() -> None:
     with (RESULTS / "reinforce_vs_flame.csv").open(newline="") as file:
         recorded = list(csv.DictReader(file))
