@@ -344,18 +344,19 @@ def test_work_of_others_that_begins_later_is_seen_too(tmp_path, monkeypatch, spe
     times = [os.times_result((0, 0, 0, 0, 0)), os.times_result((0.01 * spent - 1, 0, 1, 0, 0))]
     monkeypatch.setattr(surroundings.os, "times", lambda: times[now[0] > 0])
     stat.write_text("cpu 100 0 0 900 0 0 0 0\n")
-    watch = surroundings.Watch()
-    found = look(lambda: (0.0, 0.0, 0.0), lambda: 0.0)
-    assert watch.over(found) == found, "no time has passed"
+    begun = look(lambda: (0.0, 0.0, 0.0), lambda: 0.0)
+    watch, beside = (surroundings.Watch(fleets, begun) for fleets in (["local"], ["flame"]))
+    assert watch.over() == begun, "no time has passed"
     now[0] = 4.0
     stat.write_text("cpu 400 0 100 1300 0 0 0 0\n")
-    found = watch.over(found)
+    found = watch.over()
+    assert beside.over() == begun, "executors are nobody's children here"
     assert (found.others, found.busy) == (pytest.approx(others), busy)
     text = _text(worded.Result([case()], [cell([1.0])], found, True))
     assert f"{others:.1f} at work for others meanwhile." in text
     assert ("busy with other work" in text) == busy
     stat.unlink()
-    assert watch.over(found) == found
+    assert watch.over() == begun
 
 
 def test_a_system_without_a_load_is_not_called_busy():

@@ -26,7 +26,7 @@ from rlflame.bench.rollouts import Collecting, Limit, Rate, SideBySide, alternat
 from rlflame.bench.scaling import Scaling
 from rlflame.bench.script import Script
 from rlflame.bench.session import Session, measured
-from rlflame.bench.surroundings import Watch, look
+from rlflame.bench.surroundings import Watch
 from rlflame.display.mouth import as_json_text, say, say_aside
 from rlflame.errors import RlflameError, after_results
 from rlflame.plot import Drawing
@@ -49,13 +49,11 @@ def scale(
     debug: bool = False,
 ) -> None:
     folder = Folder(out, "scaling") if out is not None else None
-    found, watch = look(), Watch()
+    watch = Watch(kinds)
     cells: list[Cell] = []
 
     def result(complete: bool) -> worded.Result:
-        # Executors are nobody's children here.
-        seen = found if "flame" in kinds else watch.over(found)
-        return worded.Result(work, cells, seen, complete, theirs)
+        return worded.Result(work, cells, watch.over(), complete, theirs)
 
     def kept(here: Session) -> None:
         so_far = result(False)
@@ -91,12 +89,12 @@ def collect(
     debug: bool = False,
 ) -> None:
     folder = Folder(out, "rollouts") if out is not None else None
-    found, watch = look(), Watch()
+    watch = Watch([kind])
     rates: list[Rate] = []
 
     def result(complete: bool) -> Rates:
-        seen = found if kind == "flame" else watch.over(found)
-        return Rates(case, [rate for rate in rates if rate.steps_per_s], seen, complete)
+        some = [rate for rate in rates if rate.steps_per_s]
+        return Rates(case, some, watch.over(), complete)
 
     def with_count(here: Session, count: int) -> bool:
         rate = Rate(kind, count)
@@ -132,12 +130,12 @@ def fill(
     debug: bool = False,
 ) -> None:
     folder = Folder(out, "replay") if out is not None else None
-    found, watch = look(), Watch()
+    watch = Watch(kinds)
     fillings: list[Filling] = []
 
     def result(complete: bool) -> Filled:
-        seen = found if "flame" in kinds else watch.over(found)
-        return Filled(case, [filling for filling in fillings if filling.fills], seen, complete)
+        some = [filling for filling in fillings if filling.fills]
+        return Filled(case, some, watch.over(), complete)
 
     def with_count(here: Session, count: int) -> bool:
         with ExitStack() as stack:
@@ -174,7 +172,7 @@ def learn(
     debug: bool = False,
 ) -> None:
     folder = Folder(out, "learners") if out is not None else None
-    found, watch = look(), Watch()
+    watch = Watch()
     sides: list[Side] = []
 
     def measure(here: Session) -> bool:
@@ -186,7 +184,7 @@ def learn(
     def told(complete: bool) -> bool:
         some = [side for side in sides if side.runs]
         if some:
-            whole = Learned(case, some, watch.over(found), complete)
+            whole = Learned(case, some, watch.over(), complete)
             tell_whole(whole, folder, as_json=as_json)
         return bool(some)
 

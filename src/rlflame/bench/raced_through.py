@@ -14,7 +14,7 @@ from rlflame.bench.files import Folder
 from rlflame.bench.raced import Raced
 from rlflame.bench.racing import Racing, Runner
 from rlflame.bench.session import Session, measured
-from rlflame.bench.surroundings import Watch, look
+from rlflame.bench.surroundings import Watch
 from rlflame.display.mouth import say_aside
 
 
@@ -29,7 +29,7 @@ def race(
     debug: bool = False,
 ) -> None:
     folder = Folder(out, name) if out is not None else None
-    found, watch, runtime = look(), Watch(), variants[0].config.runtime
+    watch, runtime = Watch([kind]), variants[0].config.runtime
     runners: list[Runner] = []
 
     def measure(here: Session) -> bool:
@@ -41,8 +41,7 @@ def race(
     def told(complete: bool) -> bool:
         some = [runner for runner in runners if runner.races]
         if some:
-            seen = found if kind == "flame" else watch.over(found)
-            result = Raced(name, some, seen, complete)
+            result = Raced(name, some, watch.over(), complete)
             curves = result.curves() if folder is not None else None
             tell_whole(result, folder, curves, as_json=as_json)
             if folder is not None and curves is None:

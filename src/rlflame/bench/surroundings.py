@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,14 +47,19 @@ def look(
 
 
 class Watch:
-    """What others do from now on: what all processors do, less this process and its children."""
+    """The surroundings, and what others do from now on beside these fleets.
 
-    def __init__(self) -> None:
-        self._began = self._look()
+    That is what all processors do, less this process and its children. Executors of Flame are
+    nobody's children here, so beside them it cannot be told.
+    """
 
-    def over(self, found: Surroundings) -> Surroundings:
+    def __init__(self, fleets: Collection[str] = (), found: Surroundings | None = None) -> None:
+        self._found = found or look()
+        self._began = None if "flame" in fleets else self._look()
+
+    def over(self) -> Surroundings:
         """Once all children have been waited for, without which their work is that of others."""
-        before, now = self._began, self._look()
+        found, before, now = self._found, self._began, self._look()
         if before is None or now is None or now[1] <= before[1]:
             return found
         seconds = now[1] - before[1]
