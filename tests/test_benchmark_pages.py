@@ -163,6 +163,9 @@ def test_scaling_is_as_recorded() -> None:
         alone = min(side[0] for side in sides)
         expected = [f"{here:.2f}, {there:.2f}" for here, there in zip(*sides, strict=True)]
         assert cells == expected + [f"{alone / side[-1]:.2f}" for side in sides]
+    drawn = (DOCS / "images" / "scaling.svg").read_text("utf-8")
+    for cells in shown.values():
+        assert all(f">{times}×<" in drawn for times in cells[-2:])
 
 
 def test_reinforce_beside_flame_s_example_is_as_recorded() -> None:

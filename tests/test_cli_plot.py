@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import subprocess
@@ -16,7 +17,7 @@ from commands import TINY_REINFORCE, rlflame
 from run_files import make
 
 from rlflame.history import curves, recorded
-from rlflame.plot import Bars, Chart, Series, picture, short, terminal, ticks
+from rlflame.plot import Bars, Cases, Chart, Series, picture, short, terminal, ticks
 from rlflame.plot.speedup import speedup
 
 WORDS = ("train", *TINY_REINFORCE, "--algo", "reinforce", "--iterations", "15", "--plot")
@@ -306,6 +307,63 @@ def test_speed_up_is_per_step_where_steps_differ(tmp_path):
 def test_more_backends_than_colours(tmp_path):
     path = table(tmp_path, "workers,backend,seconds", *(f"1,b{i},10" for i in range(9)))
     assert rlflame("plot", path, "-o", "p.png").code == 0
+    patches = picture.drawn(speedup(path)).axes[0].patches
+    assert len({(patch.get_facecolor(), patch.get_hatch()) for patch in patches}) == 9
+
+
+def test_cases_have_plots_and_bases_of_their_own_and_one_height(tmp_path):
+    path = table(
+        tmp_path, "case,workers,backend,seconds", "1 ms,1,local,1", "1 ms,1,flame,2",
+        "1 ms,4,local,0.5", "9 ms,1,local,8", "9 ms,4,local,2", "9 ms,4,flame,4",
+    )  # fmt: skip
+    cases = speedup(path)
+    assert isinstance(cases, Cases)
+    assert [bars.title for bars in cases.bars] == ["1 ms", "9 ms"]
+    assert [bars.names for bars in cases.bars] == [("local", "flame")] * 2
+    assert cases.bars[0].heights[0].tolist() == [1.0, 2.0]
+    assert cases.bars[0].heights[1, 0] == 0.5
+    assert cases.bars[1].heights[0].tolist() == [1.0, 4.0]
+    assert cases.note.endswith("each beside the fastest with the fewest workers.")
+    axes = picture.drawn(cases).axes
+    assert len({one.get_ylim() for one in axes}) == 1
+    for one in axes:
+        labels = [text.get_text() for text in one.get_legend().get_texts()]
+        assert labels == ["Ideal", "local", "flame"]
+        assert len({patch.get_facecolor() for patch in one.patches}) == 2
+    assert len({one.patches[0].get_facecolor() for one in axes}) == 1
+    shown = terminal.text(cases, 60)
+    assert shown.index("1 ms") < shown.index("4 local") < shown.index("9 ms")
+    assert shown.count("Medians of repetitions") == 1
+
+
+def test_cases_with_other_fewest_workers_say_each_what_is_one(tmp_path):
+    path = table(
+        tmp_path, "case,workers,backend,seconds", "a,1,local,4", "a,2,local,2", "b,2,local,2"
+    )
+    assert [bars.y_label for bars in speedup(path).bars] == [
+        "Times as fast as 1 worker", "Times as fast as 2 workers",
+    ]  # fmt: skip
+
+
+def test_figures_above_bars_do_not_overlap(tmp_path):
+    for fleets, workers in ((2, 4), (3, 8), (1, 3)):
+        rows = [
+            f"{case} ms,{2**n},b{fleet},10"
+            for case in range(4)
+            for fleet in range(fleets)
+            for n in range(workers)
+        ]
+        cases = speedup(table(tmp_path, "case,workers,backend,seconds", *rows))
+        figure = picture.drawn(cases)
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            boxes = sorted(
+                (text.get_window_extent() for text in axes.texts if text.get_text()),
+                key=lambda box: box.x0,
+            )
+            assert len(boxes) == fleets * workers
+            for left, right in itertools.pairwise(boxes):
+                assert left.x1 <= right.x0 + 0.5
 
 
 def test_a_backend_without_a_measurement_has_no_bar(tmp_path):

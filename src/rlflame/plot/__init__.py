@@ -109,8 +109,22 @@ class Bars:
     remark: str = ""
 
 
+@dataclass(frozen=True)
+class Cases:
+    """Bars of several pieces of work, each in a plot of its own, all of the same height."""
+
+    title: str
+    bars: tuple[Bars, ...]
+    note: str = ""
+    remark: str = ""
+
+    @property
+    def highest(self) -> float:
+        return max(float(np.nanmax([*bars.heights.flat, *bars.ideal])) for bars in self.bars)
+
+
 #: Whatever can be drawn.
-Drawing = Chart | Panels | Bars
+Drawing = Chart | Panels | Bars | Cases
 
 
 def _joined(*notes: str) -> str:

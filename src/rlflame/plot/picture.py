@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlflame.errors import ConfigError, RlflameError, ending, shell
-from rlflame.plot import COLOURS, Bars, Chart, Drawing, Panels, Series, short
+from rlflame.plot import COLOURS, Bars, Cases, Chart, Drawing, Panels, Series, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,11 @@ _STYLE: Any = {
     "lines.linewidth": 2.2,
     "lines.solid_capstyle": "round",
 }
+#: Beyond as many lines or bars as there are colours, each again with another of these.
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
+_HATCHES = ("", "//", "xx")
+#: What a bar's height in figures takes above it.
+_BAR_LETTERS = 5
 
 
 class PlotUnavailable(RlflameError):
@@ -84,9 +88,11 @@ def drawn(drawing: Drawing) -> Figure:
     figure = Figure(figsize=(10, 6), layout="constrained")
     if isinstance(drawing, Panels):
         _draw_panels(figure, drawing)
+    elif isinstance(drawing, Cases):
+        _draw_cases(figure, drawing)
     elif isinstance(drawing, Bars):
         axes = figure.subplots()
-        _draw_bars(axes, drawing)
+        _draw_bars(axes, drawing, _WIDTH_LETTERS)
         _draw_words(axes, drawing, _WIDTH_LETTERS, fewest=2)
     else:
         axes = figure.subplots()
@@ -109,6 +115,19 @@ def _draw_panels(figure: Figure, panels: Panels) -> None:
         axes = figure.add_subplot(rows, across, place)
         _draw_lines(axes, chart, numbers, alone=False)
         _draw_words(axes, chart, _WIDTH_LETTERS // across, fewest=1)
+
+
+def _draw_cases(figure: Figure, cases: Cases) -> None:
+    """Side by side, so that what differs from case to case is seen at one height."""
+    across = min(_PANELS_ACROSS, len(cases.bars))
+    rows = -(-len(cases.bars) // across)
+    figure.set_figheight(_PANEL_INCHES * rows)
+    figure.suptitle(cases.title, x=0.01, ha="left", fontsize=15, fontweight="bold")
+    for place, bars in enumerate(cases.bars, start=1):
+        axes = figure.add_subplot(rows, across, place)
+        _draw_bars(axes, bars, _WIDTH_LETTERS // across)
+        axes.set_ylim(0.0, 1.15 * cases.highest)
+        _draw_words(axes, bars, _WIDTH_LETTERS // across, fewest=2)
 
 
 def _across(panels: Panels) -> int:
@@ -194,9 +213,11 @@ def _draw_series(axes: Axes, series: Series, number: int, alone: bool) -> None:
         )
 
 
-def _draw_bars(axes: Axes, bars: Bars) -> None:
+def _draw_bars(axes: Axes, bars: Bars, letters: int) -> None:
+    """Each with its height above it, upright where `letters` beside each other have no room."""
     places = np.arange(len(bars.groups))
     width = 0.8 / len(bars.names)
+    room = letters / (len(bars.groups) * len(bars.names))
     for number, name in enumerate(bars.names):
         at = places + (number - (len(bars.names) - 1) / 2) * width
         heights = bars.heights[number]
@@ -205,11 +226,22 @@ def _draw_bars(axes: Axes, bars: Bars) -> None:
             np.nan_to_num(heights),
             width * 0.94,
             color=COLOURS[number % len(COLOURS)],
+            hatch=_HATCHES[number // len(COLOURS) % len(_HATCHES)],
+            edgecolor="white",
+            linewidth=0,
             label=name,
         )
         labels = ["" if np.isnan(height) else f"{height:.2f}×" for height in heights]
         clear = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # of the ideal's dashes
-        axes.bar_label(drawn, labels, padding=4, fontsize=10, bbox=clear, zorder=4)
+        axes.bar_label(
+            drawn,
+            labels,
+            padding=4,
+            fontsize=10 if room >= _BAR_LETTERS + 1 else 9,
+            rotation=0 if room >= _BAR_LETTERS else 90,
+            bbox=clear,
+            zorder=4,
+        )
     for place, ideal in zip(places, bars.ideal, strict=True):
         axes.hlines(
             ideal,

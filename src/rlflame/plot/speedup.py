@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from rlflame.errors import CheckpointError
-from rlflame.plot import Bars
+from rlflame.plot import Bars, Cases
 
 COLUMNS = ("workers", "backend", "seconds")
 #: What the first column may be called.
@@ -21,45 +22,55 @@ _MOST_WORKERS = 1_000_000
 Side = tuple[str, str]
 
 
-def speedup(table: Path) -> Bars:
+def speedup(table: Path) -> Bars | Cases:
     """Bars of a CSV with the columns workers (or learners), backend (or recipe), seconds and,
     where they differ, steps.
 
     Rows with equal workers and backend are repetitions; their median counts. One is the fastest of
     the backends with the fewest workers, so that no backend is measured against its own overhead.
-    A column `case` tells pieces of work apart, each of which has a one of its own.
+    A column `case` tells pieces of work apart, each of which has a one and a plot of its own.
     """
     unit, cost = _seconds_per_step(table)
-    workers = sorted({count for count, _ in cost})
-    sides = list(dict.fromkeys(side for _, side in cost))
-    base = {
-        case: min(
-            median for (count, (one, _)), median in cost.items() if (count, one) == (first, case)
-        )
-        for case, first in _fewest(cost).items()
-    }
-    heights = np.array(
-        [[base[side[0]] / cost.get((count, side), np.nan) for count in workers] for side in sides]
+    cases = list(dict.fromkeys(case for _, (case, _) in cost))
+    whole = f"Speed-up: {table.stem}"
+    parts = [
+        {
+            (count, backend): median
+            for (count, (case, backend)), median in cost.items()
+            if case == one
+        }
+        for one in cases
+    ]
+    if len(cases) == 1:
+        return _of_one(whole, unit, parts[0])
+    return Cases(
+        whole,
+        tuple(
+            replace(_of_one(case, unit, part), note="")
+            for case, part in zip(cases, parts, strict=True)
+        ),
+        f"Medians of repetitions, each beside the fastest with the fewest {unit}.",
     )
+
+
+def _of_one(title: str, unit: str, cost: Mapping[tuple[int, str], float]) -> Bars:
+    workers = sorted({count for count, _ in cost})
+    backends = list(dict.fromkeys(backend for _, backend in cost))
+    base = min(median for (count, _), median in cost.items() if count == workers[0])
+    heights = [
+        [base / cost.get((count, backend), np.nan) for count in workers] for backend in backends
+    ]
     first = f"{workers[0]} {unit[:-1]}" + ("" if workers[0] == 1 else "s")
     return Bars(
-        title=f"Speed-up: {table.stem}",
+        title=title,
         x_label=unit.capitalize(),
         y_label=f"Times as fast as {first}",
         groups=tuple(map(str, workers)),
-        names=tuple(f"{backend}, {case}" if len(base) > 1 else backend for case, backend in sides),
-        heights=heights,
+        names=tuple(backends),
+        heights=np.array(heights),
         ideal=np.array(workers, np.float64) / workers[0],
         note=f"Medians of repetitions, beside the fastest with {first}.",
     )
-
-
-def _fewest(cost: Mapping[tuple[int, Side], float]) -> dict[str, int]:
-    """The least number of workers that each case was measured with."""
-    found: dict[str, int] = {}
-    for count, (case, _) in cost:
-        found[case] = min(count, found.get(case, count))
-    return found
 
 
 def _seconds_per_step(table: Path) -> tuple[str, dict[tuple[int, Side], float]]:

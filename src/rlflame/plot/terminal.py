@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlflame.plot import Bars, Chart, Drawing, Panels, Series, short, ticks
+from rlflame.plot import Bars, Cases, Chart, Drawing, Panels, Series, short, ticks
 from rlflame.rollout.spec import Float64
 
 #: Beyond these, and the letters of all languages, nothing is drawn.
@@ -30,6 +30,10 @@ def text(drawing: Drawing, width: int = 80, height: int = 20, *, braille: bool =
     """Lines no wider than `width`, if that is 12 at least; `height` counts those of a plot."""
     if isinstance(drawing, Bars):
         parts = [_bars(drawing, width, braille)]
+    elif isinstance(drawing, Cases):
+        plots = [_bars(bars, width, braille) for bars in drawing.bars]
+        parts = [_wrapped(said, width) for said in (drawing.title, drawing.note) if said]
+        parts[1:1] = plots
     else:
         panels = drawing if isinstance(drawing, Panels) else Panels((drawing,), drawing.line_note)
         parts = [
