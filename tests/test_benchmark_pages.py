@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlflame import presets
+from rlflame.bench import published
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "results"
@@ -166,6 +167,24 @@ def test_scaling_is_as_recorded() -> None:
     drawn = (DOCS / "images" / "scaling.svg").read_text("utf-8")
     for cells in shown.values():
         assert all(f">{times}×<" in drawn for times in cells[-2:])
+
+
+def test_what_was_published_is_run_again_as_recorded() -> None:
+    shown = [*told("| published | theirs: local |").values()]
+    for cells, (name, theirs) in zip(shown, published.RECIPES.items(), strict=True):
+        found = json.loads((RESULTS / "published" / f"{name}.json").read_text("utf-8"))
+        assert found["complete"]
+        assert found["at_work"] <= 0.1
+        assert [side["fleet"] for side in found["cells"]] == ["local", "flame"]
+        sides = [side["repetitions"] for side in found["cells"]]
+        assert {run["episodes"] for side in sides for run in side} == {theirs.episodes}
+        assert len({run["weights"] for side in sides for run in side}) == 1
+        ours = [f"{median(run['seconds'] for run in side):.1f}" for side in sides]
+        assert cells == [
+            f"{theirs.local.seconds:.1f}", f"{theirs.flame.seconds:.1f}",
+            f"{theirs.local.reward:.1f}, {theirs.flame.reward:.1f}",
+            *ours, f"{sides[0][0]['final_return']:.1f}", str(len(sides[0])),
+        ]  # fmt: skip
 
 
 def test_reinforce_beside_flame_s_example_is_as_recorded() -> None:
