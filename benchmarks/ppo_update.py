@@ -5,9 +5,9 @@
 The learner of the environment's own preset learns from numbers drawn at random, and the moments
 between its optimizer steps are taken. In turn with it the products of one update, of the same
 shapes and in the same order, run without anything around them: what no way of writing numpy can
-go below, and the same updates with torch's autograd. All are the tenth percentile, so that a shared
-machine says nearly the same as an idle one; whole iterations, with values, advantages and
-shuffling, are the least processor time.
+go below; then the same updates with `np.matmul` where the learner has `np.dot`, and with torch's
+autograd. All are the tenth percentile, so that a shared machine says nearly the same as an idle
+one; whole iterations, with values, advantages and shuffling, are the least processor time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import argparse
 import itertools
 import time
+from unittest import mock
 
 import numpy as np
 from idle import others, processor
@@ -53,13 +54,16 @@ def main() -> None:
         parser.error(f"--minibatch is {options.minibatch}, not numbers of samples")
     note = others()
     print(f"{processor()}, one thread{f', {note} processors at work before' if note else ''}")
-    print("environment   minibatch   update us   products us   share   autograd us   times   "
-          "iteration ms")  # fmt: skip
+    print("environment   minibatch   update us   products us   share   matmul us   autograd us   "
+          "times   iteration ms")  # fmt: skip
     for env, size in itertools.product(options.env.split(","), sizes):
         update, products, iteration = measured(env, int(size), "numpy")
+        with mock.patch.object(np, "dot", np.matmul):
+            matmul, _, _ = measured(env, int(size), "numpy")
         theirs, _, _ = measured(env, int(size), "torch")
         print(f"{env:13s} {size:>9s} {update:11.1f} {products:13.1f} {products / update:7.0%} "
-              f"{theirs:13.1f} {theirs / update:7.1f} {iteration:14.1f}", flush=True)  # fmt: skip
+              f"{matmul:11.1f} {theirs:13.1f} {theirs / update:7.1f} {iteration:14.1f}",
+              flush=True)  # fmt: skip
 
 
 def measured(env: str, rows: int, provider: str) -> tuple[float, float, float]:

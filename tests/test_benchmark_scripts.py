@@ -41,10 +41,12 @@ def test_an_update_is_timed_beside_its_products_and_autograd() -> None:
     assert found.returncode == 0, found.stderr
     head, row = found.stdout.splitlines()[-2:]
     assert head.split() == ["environment", "minibatch", "update", "us", "products", "us", "share",
-                            "autograd", "us", "times", "iteration", "ms"]  # fmt: skip
-    env, size, update, products, _, autograd, times, _ = row.split()
+                            "matmul", "us", "autograd", "us", "times", "iteration",
+                            "ms"]  # fmt: skip
+    env, size, update, products, _, matmul, autograd, times, _ = row.split()
     assert (env, size) == ("hopper", "512")
     assert 0.0 < float(products) < float(update)
+    assert 0.0 < float(products) < float(matmul)
     assert float(times) == pytest.approx(float(autograd) / float(update), abs=0.06)
 
 
