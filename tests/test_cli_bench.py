@@ -15,6 +15,7 @@ from flame_stub import FlameStub
 
 from rlflame.bench import conducted, files, published, scaling, session
 from rlflame.errors import RlflameError
+from rlflame.report import Document
 
 QUICK = ("--episode-ms", "0", "--episodes", "2", "--repeat", "2")
 
@@ -430,6 +431,15 @@ def test_what_was_measured_outlives_an_interruption(words, tmp_path):
         assert json.loads(spoken.out) == facts  # one document, and nothing behind it
     else:
         assert "Stopped before the end" in spoken.out
+
+
+def test_a_folder_is_there_when_something_is_in_it(tmp_path):
+    folder = files.Folder(tmp_path / "a" / "b", "scaling")
+    assert not list(tmp_path.iterdir())
+    folder.write({}, Document("none"))
+    assert (tmp_path / "a" / "b" / "scaling.json").exists()
+    files.Folder(tmp_path / "a", "scaling")  # which was there before, and stays
+    assert (tmp_path / "a" / "b" / "scaling.json").exists()
 
 
 def test_where_results_are_is_not_said_by_dots(tmp_path):

@@ -5,6 +5,7 @@ Must not know: how anything was timed, or what the numbers mean.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
@@ -37,14 +38,19 @@ class Folder:
             raise ConfigError(
                 f"{there} is there already, and stays as it is.", shell("-o", another(path))
             )
+        # Tried before anything is measured; where nothing comes to be, nothing is left.
+        new = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path):  # before anything is measured
+            with tempfile.TemporaryFile(dir=path):
                 pass
         except OSError as error:
             raise RlflameError(
                 f"{path} cannot be written: {error.strerror or error}.", "another folder: -o DIR"
             ) from error
+        with contextlib.suppress(OSError):
+            for folder in new:
+                folder.rmdir()
 
     def write(
         self,
@@ -59,6 +65,7 @@ class Folder:
         }
         if table:
             contents["csv"] = _csv(table)
+        self._path.mkdir(parents=True, exist_ok=True)
         for suffix, text in contents.items():
             write_atomically(self._file(suffix), text.encode())
         return [self._file(suffix) for suffix in contents]
