@@ -15,6 +15,7 @@ from flame_stub import FlameStub
 
 from rlflame.bench import conducted, files, published, scaling, session
 from rlflame.errors import RlflameError
+from rlflame.fleet import FleetEvent
 from rlflame.report import Document
 
 QUICK = ("--episode-ms", "0", "--episodes", "2", "--repeat", "2")
@@ -532,3 +533,17 @@ def test_both_sides_on_a_flame_learn_the_same(monkeypatch):
     (gain,) = facts["gains"]
     ours, theirs = [row["seconds"]["value"] for row in facts["rows"]]
     assert gain["gain_pct"] == pytest.approx(100 * (ours / theirs - 1))
+
+
+def test_a_worker_lost_while_it_is_measured_is_said():
+    told = []
+
+    class Ear:
+        note, status = told.append, told.append
+
+    here = session.Session(None, Ear(), None)
+    here._watch(FleetEvent("retried", "", 3, "killed by signal 9"))
+    assert told == [
+        "Slot 3 is collected again; its worker: killed by signal 9. What was being measured took "
+        "longer for it."
+    ]

@@ -345,6 +345,20 @@ def test_cases_with_other_fewest_workers_say_each_what_is_one(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_backend_has_one_colour_in_all_plots(tmp_path):
+    path = table(
+        tmp_path, "case,workers,backend,seconds", "a,1,local,2", "a,1,flame,4", "b,1,flame,2",
+        "c,1,flame,2", "c,1,local,4",
+    )  # fmt: skip
+    colours = [
+        {bars.get_label(): bars[0].get_facecolor() for bars in axes.containers}
+        for axes in picture.drawn(speedup(path)).axes
+    ]
+    assert len(colours) == 3
+    assert all(one == colours[0] for one in colours)
+    assert "1 local" not in terminal.text(speedup(path), 60).split("\nb\n")[1].split("\nc\n")[0]
+
+
 def test_figures_above_bars_do_not_overlap(tmp_path):
     for fleets, workers in ((2, 4), (3, 8), (1, 3)):
         rows = [

@@ -19,7 +19,7 @@ from rlflame.facts import count
 from rlflame.report import Block, Document, Section, Table
 from rlflame.rollout.spec import Float64
 
-HEAD = ("learners", "backend", "seconds", "steps", "updates", "exchange_s")
+HEAD = ("case", "learners", "backend", "seconds", "steps", "updates", "exchange_s")
 Part = Callable[[Learning], float]
 
 
@@ -82,11 +82,11 @@ class Learned:
         }
 
     def table(self) -> list[tuple[object, ...]]:
-        """A row for each run and what of it is meant, below the head."""
+        """A row for each run, as often as there are cases, below the head."""
         return [
             HEAD,
             *(
-                (side.learners, name, part(run), run.steps, run.updates, run.exchange_s)
+                (name, side.learners, "measured", part(run), run.steps, run.updates, run.exchange_s)
                 for name, part in (("learning", _learning), ("whole run", _whole))
                 for side in self.sides
                 for run in side.runs

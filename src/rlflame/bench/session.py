@@ -12,6 +12,7 @@ from pathlib import Path
 from rlflame import fleets
 from rlflame.bench.files import another
 from rlflame.display.quiet import Tally
+from rlflame.display.words import again
 from rlflame.errors import Interrupted, document, shell
 from rlflame.fleet import Fleet, FleetEvent
 from rlflame.runtime import RuntimeSettings
@@ -95,3 +96,5 @@ class Session:
             self.note(event.text)
         elif event.kind == "phase":
             self.tell(event.text)
+        elif event.kind == "retried" and event.text:
+            self.note(f"{again(event)} What was being measured took longer for it.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,21 +41,24 @@ def speedup(table: Path) -> Bars | Cases:
         }
         for one in cases
     ]
+    backends = list(dict.fromkeys(backend for _, (_, backend) in cost))
     if len(cases) == 1:
-        return _of_one(whole, unit, parts[0])
+        return _of_one(whole, unit, parts[0], backends)
     return Cases(
         whole,
         tuple(
-            replace(_of_one(case, unit, part), note="")
+            replace(_of_one(case, unit, part, backends), note="")
             for case, part in zip(cases, parts, strict=True)
         ),
         f"Medians of repetitions, each beside the fastest with the fewest {unit}.",
     )
 
 
-def _of_one(title: str, unit: str, cost: Mapping[tuple[int, str], float]) -> Bars:
+def _of_one(
+    title: str, unit: str, cost: Mapping[tuple[int, str], float], backends: Sequence[str]
+) -> Bars:
+    """A row of bars for each backend, also for one that this case was not measured on."""
     workers = sorted({count for count, _ in cost})
-    backends = list(dict.fromkeys(backend for _, backend in cost))
     base = min(median for (count, _), median in cost.items() if count == workers[0])
     heights = [
         [base / cost.get((count, backend), np.nan) for count in workers] for backend in backends
