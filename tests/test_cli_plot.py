@@ -314,7 +314,7 @@ def test_more_backends_than_colours(tmp_path):
 def test_cases_have_plots_and_bases_of_their_own_and_one_height(tmp_path):
     path = table(
         tmp_path, "case,workers,backend,seconds", "1 ms,1,local,1", "1 ms,1,flame,2",
-        "1 ms,4,local,0.5", "9 ms,1,local,8", "9 ms,4,local,2", "9 ms,4,flame,4",
+        "1 ms,4,local,0.5", "9 ms,1,local,8", "9 ms,4,local,2", "9 ms,4,flame,4", "9 ms,8,local,1",
     )  # fmt: skip
     cases = speedup(path)
     assert isinstance(cases, Cases)
@@ -322,8 +322,8 @@ def test_cases_have_plots_and_bases_of_their_own_and_one_height(tmp_path):
     assert [bars.names for bars in cases.bars] == [("local", "flame")] * 2
     assert cases.bars[0].heights[0].tolist() == [1.0, 2.0]
     assert cases.bars[0].heights[1, 0] == 0.5
-    assert cases.bars[1].heights[0].tolist() == [1.0, 4.0]
-    assert cases.note.endswith("each beside the fastest with the fewest workers.")
+    assert cases.bars[1].heights[0].tolist() == [1.0, 4.0, 8.0]
+    assert cases.note == "Medians of repetitions, beside the fastest with the fewest workers."
     axes = picture.drawn(cases).axes
     assert len({one.get_ylim() for one in axes}) == 1
     for one in axes:
@@ -338,17 +338,36 @@ def test_cases_have_plots_and_bases_of_their_own_and_one_height(tmp_path):
 
 def test_cases_with_other_fewest_workers_say_each_what_is_one(tmp_path):
     path = table(
-        tmp_path, "case,workers,backend,seconds", "a,1,local,4", "a,2,local,2", "b,2,local,2"
+        tmp_path,
+        "case,workers,backend,seconds",
+        "a,1,local,4",
+        "a,2,local,2",
+        "b,2,local,2",
+        "b,4,local,1",
     )
     assert [bars.y_label for bars in speedup(path).bars] == [
         "Times as fast as 1 worker", "Times as fast as 2 workers",
     ]  # fmt: skip
 
 
+def test_a_case_of_one_bar_beside_others_of_several_is_said_and_not_drawn(tmp_path):
+    rows = ("case,learners,recipe,seconds", "ours,1,exact,2", "ours,2,exact,1")
+    path = table(tmp_path, *rows, "theirs,1,theirs,3")
+    bars = speedup(path)
+    assert isinstance(bars, Bars)
+    assert bars.names == ("exact",)
+    assert bars.heights.tolist() == [[1.0, 2.0]]
+    spoken = rlflame("plot", path)
+    assert "With a single bar, and so not drawn: theirs." in spoken.err
+    # Where all are alone, they are all there is to see.
+    both = speedup(table(tmp_path, rows[0], "a,1,exact,2", "b,1,exact,1"))
+    assert [one.title for one in both.bars] == ["a", "b"]
+
+
 def test_a_backend_has_one_colour_in_all_plots(tmp_path):
     path = table(
         tmp_path, "case,workers,backend,seconds", "a,1,local,2", "a,1,flame,4", "b,1,flame,2",
-        "c,1,flame,2", "c,1,local,4",
+        "b,2,flame,1", "c,1,flame,2", "c,1,local,4",
     )  # fmt: skip
     colours = [
         {bars.get_label(): bars[0].get_facecolor() for bars in axes.containers}

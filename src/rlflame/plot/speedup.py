@@ -28,30 +28,27 @@ def speedup(table: Path) -> Bars | Cases:
 
     Rows with equal workers and backend are repetitions; their median counts. One is the fastest of
     the backends with the fewest workers, so that no backend is measured against its own overhead.
-    A column `case` tells pieces of work apart, each of which has a one and a plot of its own.
+    A column `case` tells pieces of work apart, each of which has a one and a plot of its own. Where
+    others have more, a case of a single bar compares nothing and is left out.
     """
     unit, cost = _seconds_per_step(table)
-    cases = list(dict.fromkeys(case for _, (case, _) in cost))
-    whole = f"Speed-up: {table.stem}"
-    parts = [
-        {
-            (count, backend): median
-            for (count, (case, backend)), median in cost.items()
-            if case == one
-        }
-        for one in cases
-    ]
-    backends = list(dict.fromkeys(backend for _, (_, backend) in cost))
-    if len(cases) == 1:
-        return _of_one(whole, unit, parts[0], backends)
-    return Cases(
-        whole,
-        tuple(
-            replace(_of_one(case, unit, part, backends), note="")
-            for case, part in zip(cases, parts, strict=True)
-        ),
-        f"Medians of repetitions, each beside the fastest with the fewest {unit}.",
-    )
+    parts: dict[str, dict[tuple[int, str], float]] = {}
+    for (count, (case, backend)), median in cost.items():
+        parts.setdefault(case, {})[count, backend] = median
+    drawn = {case: part for case, part in parts.items() if len(part) > 1} or parts
+    alone = [case for case in parts if case not in drawn]
+    remark = f"With a single bar, and so not drawn: {', '.join(alone)}." if alone else ""
+    backends = list(dict.fromkeys(backend for part in drawn.values() for _, backend in part))
+    bars = [_of_one(case, unit, part, backends) for case, part in drawn.items()]
+    title = f"Speed-up: {table.stem}"
+    note = f"Medians of repetitions, beside the fastest with the fewest {unit}."
+    if len(bars) == 1:
+        return replace(bars[0], title=title, note=note, remark=remark)
+    return Cases(title, tuple(bars), note, remark)
+
+
+def _counted(number: int, unit: str) -> str:
+    return f"{number} {unit[:-1] if number == 1 else unit}"
 
 
 def _of_one(
@@ -63,16 +60,14 @@ def _of_one(
     heights = [
         [base / cost.get((count, backend), np.nan) for count in workers] for backend in backends
     ]
-    first = f"{workers[0]} {unit[:-1]}" + ("" if workers[0] == 1 else "s")
     return Bars(
         title=title,
         x_label=unit.capitalize(),
-        y_label=f"Times as fast as {first}",
+        y_label=f"Times as fast as {_counted(workers[0], unit)}",
         groups=tuple(map(str, workers)),
         names=tuple(backends),
         heights=np.array(heights),
         ideal=np.array(workers, np.float64) / workers[0],
-        note=f"Medians of repetitions, beside the fastest with {first}.",
     )
 
 

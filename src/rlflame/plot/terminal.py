@@ -31,9 +31,11 @@ def text(drawing: Drawing, width: int = 80, height: int = 20, *, braille: bool =
     if isinstance(drawing, Bars):
         parts = [_bars(drawing, width, braille)]
     elif isinstance(drawing, Cases):
-        plots = [_bars(bars, width, braille) for bars in drawing.bars]
-        parts = [_wrapped(said, width) for said in (drawing.title, drawing.note) if said]
-        parts[1:1] = plots
+        parts = [
+            _wrapped(drawing.title, width),
+            *(_bars(bars, width, braille) for bars in drawing.bars),
+            _wrapped(drawing.note, width),
+        ]
     else:
         panels = drawing if isinstance(drawing, Panels) else Panels((drawing,), drawing.line_note)
         parts = [
