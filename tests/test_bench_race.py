@@ -101,6 +101,8 @@ def forked(runtime, threads, hint, stop):
 def test_a_race_is_told_and_written(tmp_path, monkeypatch):
     with_library(tmp_path, monkeypatch, STAND_IN)
     monkeypatch.setattr("rlflame.crew.processes.learners", forked)
+    # As if two tasks had gone to a second worker in each training.
+    monkeypatch.setattr("rlflame.bench.session.Session.retried", lambda session: 2)
     spoken = rlflame(
         "bench", "--recipe", "dppo", "--learners", "1,2", "--steps", "300", *SMALL,
         "--compare", "inline", "-o", tmp_path / "new",
@@ -127,9 +129,11 @@ def test_a_race_is_told_and_written(tmp_path, monkeypatch):
     assert [one.get("ppo.minibatch_size") for one in work] == [32, 32, 64, None]
     assert (work[3]["steps"], work[3]["arguments.n_steps"]) == (300, 8 * 16)
     assert not any("seed" in name for one in work for name in one)
+    assert [one["retried"] for one in facts["measurements"]] == [[2], [2], [2], [0]]
+    assert "dppo, scaled with 2, 1 of 1 (2 tasks): measure again" in spoken.out
     assert (tmp_path / "new/dppo.curves.png").stat().st_size > 0
     table = (tmp_path / "new/dppo.csv").read_text().splitlines()
-    assert table[0] == "learners,recipe,seconds,steps,case,final_return"
+    assert table[0] == "learners,recipe,seconds,steps,case,final_return,retried"
     assert [row.split(",")[:2] for row in table[1:]] == [
         ["1", "exact"], ["2", "exact"], ["2", "scaled"], ["1", "stable-baselines3"]
     ]  # fmt: skip
@@ -156,7 +160,7 @@ def test_without_stable_baselines3_its_curve_is_left_out_in_a_line(tmp_path, mon
     [
         (("--recipe", "dppo", "--workers", "2"), "as many workers as learners"),
         (("--recipe", "dppo", "--compare", "local,inline"), "collects in one place"),
-        (("--recipe", "flame-readme-ant", "--steps", "5"), "are for --recipe dppo and dsac"),
+        (("--recipe", "flame-readme-ant", "--steps", "5"), "flame-readme-ant counts iterations"),
         (("--recipe", "dsac", "--learners", "0"), "--learners '0'"),
         (("--recipe", "dppo", "--learners", "3", "--set", "gradient_shards=8"), "cannot share"),
         (("--learners", "2", "scaling"), "Options before scaling"),

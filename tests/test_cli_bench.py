@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import importlib
 import json
 import pathlib
 import shutil
@@ -50,6 +52,7 @@ def test_results_are_said_and_written_and_the_files_agree(measured):
             "unit": "s",
             "better": "lower",
             "values": seconds,
+            "retried": [0, 0],
             "work": facts["measurements"][0]["work"],
         }
     ]
@@ -154,6 +157,12 @@ def test_two_results_are_compared_by_medians_and_percent(tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps({"measurements": [one]}))
     (change,) = rlflame("bench", "--diff", "old.json", "new.json", "--json").json()["changes"]
     assert change["medians"] == [4.0, 5.0]
+    # The other way round it is another measurement.
+    new = json.loads((tmp_path / "new.json").read_text())
+    new["measurements"][0]["better"] = "higher"
+    (tmp_path / "other.json").write_text(json.dumps(new))
+    said = rlflame("bench", "--diff", "old.json", "other.json").err
+    assert "a was measured with the lower as the better before, and with the higher" in said
     # Of seconds, less is better: a fifth of them is gone.
     assert change["improvement"]["value"] == pytest.approx(20.0)
     assert "+20.0%" in rlflame("bench", "--diff", "old.json", "new.json").out
@@ -308,18 +317,33 @@ def test_without_a_cluster_flame_is_unreachable():
     ("words", "sentence"),
     [
         (("--recipe", "mine"), "no recipe 'mine'"),
-        (("--recipe", "flame-readme-ant", "--diff", "a", "b"), "one thing to do"),
+        (
+            ("--recipe", "flame-readme-ant", "--diff", "a", "b"),
+            "ant measures, and --diff a b compares",
+        ),
+        (("--workers", "2"), "one thing to do"),
+        (("--recipe", "flame-report-cartpole", "--steps", "5"), "--iterations 100 in its place"),
+        (("--recipe", "flame-report-ant", "--learners", "1,2"), "learners --learners 1,2"),
+        (("scaling", "-o", "-"), "-o is '-', and results go into a folder"),
+        (("rollouts", "--out", ""), "-o is '', and results go into a folder"),
+        (("replay", "-o", ""), "results go into a folder"),
+        (("learners", "-o", "-"), "results go into a folder"),
+        (("--recipe", "flame-report-ant", "-o", ""), "results go into a folder"),
+        (("--recipe", "dppo", "-o", ""), "results go into a folder"),
+        (("-o", "", "rollouts"), "Options before rollouts"),
         (("--recipe", "flame-readme-ant", "scaling"), "Options before scaling"),
         (("--workers", "2", "rollouts"), "Options before rollouts"),
         (("scaling", "--workers", "1,two"), "--workers '1,two'"),
         (("scaling", "--workers", "0"), "--workers '0'"),
         (("scaling", "--episode-ms", "1,-5"), "--episode-ms '1,-5'"),
         (("scaling", "--episode-ms", "nan"), "--episode-ms 'nan'"),
+        (("scaling", "--episode-ms", "1e9"), "milliseconds from 0 to 600,000"),
         (("scaling", "--compare", "moon"), "no fleet 'moon'"),
         (("scaling", "--env", "ant", "--episode-ms", "5"), "exclude each other"),
         (("scaling", "--algo", "ppo"), "are for --env"),
         (("rollouts", "--env", "hoper"), "did you mean"),
-        (("replay", "--env", "cartpole"), "actions that are numbers"),
+        (("replay", "--env", "cartpole"), "--env pendulum, or another"),
+        (("replay", "--transitions", "1000000001"), "'--transitions'"),
         (("replay", "--transitions", "0"), "--transitions"),
         (("replay", "--env", "ant", "--transitions", "1000000000"), "fewer --transitions"),
         (("replay", "--set", "rollout.stepps=3"), "stepps"),
@@ -547,3 +571,54 @@ def test_a_worker_lost_while_it_is_measured_is_said():
         "Slot 3 is collected again; its worker: killed by signal 9. What was being measured took "
         "longer for it."
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "patched", "file"),
+    [
+        (("scaling", "--algo", "reinforce", "--episodes", "4", "--compare", "local", "--repeat",
+          "2", "--iterations", "1"), "scaling.run_once", "scaling"),
+        (("replay", "--compare", "local", "--repeat", "2", "--transitions", "80", "--set",
+          "rollout.num_slots=4", "--set", "rollout.steps=10"), "filling.fill", "replay"),
+        (("rollouts", "--fleet", "local", "--no-limit", "--seconds", "0", "--repeat", "2"),
+         "rollouts.Collecting.measure", "rollouts"),
+    ],
+)  # fmt: skip
+def test_a_repetition_in_which_a_worker_died_is_marked_wherever_it_is_written(
+    words, patched, file, tmp_path, monkeypatch
+):
+    """The environment kills its process once, in the second repetition."""
+    module, _, name = patched.partition(".")
+    owner = importlib.import_module(f"rlflame.bench.{module}")
+    *path, name = name.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    marker, usual, calls = tmp_path / "once", getattr(owner, name), []
+    marker.touch()
+
+    def one(*words, **more):
+        calls.append(1)
+        if len(calls) == 2:
+            marker.unlink()
+        return usual(*words, **more)
+
+    monkeypatch.setattr(owner, name, one)
+    kwargs = f"environment.kwargs={{fault='kill_once', continuous=true, marker='{marker}'}}"
+    spoken = rlflame(
+        "bench", *words, "--env", "fakes:Fake-v0", "--set", kwargs, "--workers", "2", "-o", "it"
+    )
+    assert spoken.code == 0, spoken.err
+    facts = json.loads(pathlib.Path(f"it/{file}.json").read_text())
+    (found,) = facts["measurements"]
+    # Its task, and a second one where that was waiting at the same worker.
+    before, lost = found["retried"]
+    assert (before, lost > 0) == (0, True)
+    assert f"{found['name']}, 2 of 2 ({lost} task" in spoken.out
+    assert "went to others, which takes longer" in spoken.out
+    if file == "scaling":
+        table = csv.DictReader(pathlib.Path("it/scaling.csv").read_text().splitlines())
+        assert [int(row["retried"]) for row in table] == [0, lost]
+        assert [one["retried"] for one in facts["cells"][0]["repetitions"]] == [0, lost]
+    results = pathlib.Path(f"it/{file}.json")
+    doubt = f"In {results} tasks went to a second worker"
+    assert doubt in rlflame("bench", "--diff", results, results).out

@@ -379,7 +379,7 @@ def test_a_backend_has_one_colour_in_all_plots(tmp_path):
 
 
 def test_figures_above_bars_do_not_overlap(tmp_path):
-    for fleets, workers in ((2, 4), (3, 8), (1, 3)):
+    for fleets, workers in ((2, 4), (3, 5), (1, 3), (1, 8)):
         rows = [
             f"{case} ms,{2**n},b{fleet},10"
             for case in range(4)
@@ -399,6 +399,26 @@ def test_figures_above_bars_do_not_overlap(tmp_path):
                 assert left.x1 <= right.x0 + 0.5
 
 
+def test_figures_and_the_dashes_of_the_ideal_leave_each_other_alone(tmp_path):
+    rows = [
+        f"{case} ms,{2**n},b{fleet},{10 / (2**n * (1 - 0.04 * case - 0.1 * fleet))}"
+        for case in range(4)
+        for fleet in range(2)
+        for n in range(4)
+    ]
+    for names in (rows, [row for row in rows if row.startswith("0")]):
+        figure = picture.drawn(speedup(table(tmp_path, "case,workers,backend,seconds", *names)))
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            ends = [ends for lines in axes.collections for ends in lines.get_segments()]
+            assert len(ends) == 4
+            seen = [axes.transData.transform(one) for one in ends]
+            for text, (left, right) in itertools.product(axes.texts, seen):
+                box = text.get_window_extent()
+                beside = box.x1 < left[0] or right[0] < box.x0
+                assert beside or not box.y0 < left[1] < box.y1, text.get_text()
+
+
 def test_a_backend_without_a_measurement_has_no_bar(tmp_path):
     path = table(tmp_path, "workers,backend,seconds", "1,local,10", "2,flame,5")
     bars = speedup(path)
@@ -412,12 +432,72 @@ def test_a_backend_without_a_measurement_has_no_bar(tmp_path):
     [
         (("workers,seconds", "1,2"), "no column 'backend'"),
         (("workers,backend,seconds",), "has no rows"),
-        (("workers,backend,seconds", "one,local,2"), "no table of run times"),
-        (("workers,backend,seconds", "1,local,-2"), "no table of run times"),
-        (("workers,backend,seconds", "1,local"), "no table of run times"),
+        (("workers,backend,seconds", "one,local,2"), "line 2 workers is 'one', and not a number"),
+        (
+            ("learners,recipe,seconds", "1000001,a,2"),
+            "learners is '1000001', and not a number from",
+        ),
+        (("workers,backend,seconds", "1,local,2", "1,local,-2"), "line 3 seconds is '-2'"),
+        (("workers,backend,seconds", "1,local,nan"), "line 2 seconds is 'nan'"),
+        (("workers,backend,seconds", "", "1,local"), "line 3 are 2 cells, below a head of 3"),
+        (("workers,backend,seconds", "1,local,2,3"), "line 2 are 4 cells, below a head of 3"),
+        (("workers,backend,seconds", "1,,2"), "line 2 backend is empty"),
+        (("workers,backend,seconds,steps", "1,a,2,9", "2,a,2,"), "line 3 steps is ''"),
+        (("workers,backend,seconds,steps", "1,a,2,0"), "steps is '0', and not a number above 0"),
+        (("case,workers,backend,seconds", "x,1,a,2", ",2,a,2"), "line 3 case is empty"),
+        (("workers,backend,seconds,seconds", "1,a,2,3"), "two columns 'seconds'"),
     ],
 )
 def test_a_table_that_is_none(tmp_path, rows, sentence):
+    """And it is said where, and what was seen there."""
     spoken = rlflame("plot", table(tmp_path, *rows))
     assert spoken.code == 1
     assert sentence in spoken.err
+    assert "  hint: " in spoken.err
+
+
+def test_a_table_that_is_no_text(tmp_path):
+    path = tmp_path / "scaling.csv"
+    path.write_bytes(b"workers,backend,seconds\n1,\xff\xfe,2\n")
+    assert "it is not text in UTF-8" in rlflame("plot", path).err
+    # As a spreadsheet saves it, with a mark that it is UTF-8.
+    path.write_bytes(b"\xef\xbb\xbfworkers,backend,seconds\r\n1,local,2\r\n")
+    assert speedup(path).names == ("local",)
+
+
+def test_what_is_for_curves_does_not_count_for_a_table(tmp_path):
+    path = table(tmp_path, "workers,backend,seconds", "1,local,2")
+    for words in (("-x", "wall"), ("--smooth", "3"), ("--metric", "loss")):
+        spoken = rlflame("plot", path, *words)
+        assert spoken.code == 2
+        assert f"{words[0]} is {words[1]}, which is for curves" in spoken.err
+        assert f"  hint: rlflame plot {path}" in spoken.err
+
+
+@pytest.mark.parametrize("named", ["folder", "json", "two"])
+def test_of_a_benchmark_the_table_is_named(tmp_path, named):
+    path = table(tmp_path, "workers,backend,seconds", "1,local,2")
+    (tmp_path / "scaling.json").write_text("{}")
+    (tmp_path / "other.csv").write_text(path.read_text())
+    given = {
+        "folder": [tmp_path],
+        "json": [tmp_path / "scaling.json"],
+        "two": [path, tmp_path / "other.csv"],
+    }
+    spoken = rlflame("plot", *given[named])
+    assert spoken.code == 2
+    assert "a picture of run times is of one .csv" in spoken.err
+    assert f"  hint: rlflame plot {path}" in spoken.err
+
+
+def test_a_backend_that_begins_with_a_line_is_in_the_legend(tmp_path):
+    path = table(tmp_path, "workers,backend,seconds", "1,_mine,2", "1,yours,3")
+    (axes,) = picture.drawn(speedup(path)).axes
+    labels = [text.get_text().strip() for text in axes.get_legend().get_texts()]
+    assert labels == ["Ideal", "_mine", "yours"]
+
+
+def test_where_there_is_no_room_there_are_no_figures(tmp_path):
+    rows = [f"{2**n},b{fleet},10" for fleet in range(6) for n in range(12)]
+    (axes,) = picture.drawn(speedup(table(tmp_path, "workers,backend,seconds", *rows))).axes
+    assert not axes.texts

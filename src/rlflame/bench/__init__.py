@@ -71,6 +71,8 @@ class Repetition:
     episodes: int
     final_return: float | None
     weights: str
+    #: Tasks that went to a second worker meanwhile, which takes longer.
+    retried: int = 0
 
 
 @dataclass(slots=True)
@@ -90,6 +92,14 @@ class Cell:
     @property
     def seconds(self) -> tuple[float, ...]:
         return tuple(one.seconds for one in self.repetitions)
+
+    @property
+    def name(self) -> str:
+        return f"{self.case}, {self.fleet} with {self.workers}"
+
+    @property
+    def retried(self) -> list[int]:
+        return [one.retried for one in self.repetitions]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

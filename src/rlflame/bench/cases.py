@@ -107,6 +107,12 @@ def replay(
     each = rollout.columns * rollout.steps
     case = _case(f"{environment} {name}", config, max(1, -(-transitions // each)), None)
     try:
+        build.policy_spec(case.recipe.learning, case.env)
+    except ConfigError as error:
+        raise ConfigError(
+            error.message, "--env pendulum, or another whose actions are numbers with bounds"
+        ) from error
+    try:
         build.check_memory(case.recipe, case.env, begun=False)
     except ConfigError as error:
         raise ConfigError(error.message, "fewer --transitions") from error

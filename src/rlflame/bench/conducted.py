@@ -62,7 +62,8 @@ def scale(
     def measure(here: Session) -> bool:
         return Scaling(
             work, kinds, counts, repeat, here.open, here.stop,
-            tell=here.tell, note=here.note, kept=partial(kept, here), cells=cells,
+            tell=here.tell, note=here.note, kept=partial(kept, here), retried=here.retried,
+            cells=cells,
         ).run()  # fmt: skip
 
     def told(complete: bool) -> bool:
@@ -142,7 +143,9 @@ def fill(
             # This process is one worker, whatever it is asked for.
             mine = [kind for kind in kinds if kind != "inline" or count == min(counts)]
             opened = {kind: stack.enter_context(here.open(kind, count)) for kind in mine}
-            return fill_in_turn(case, opened, count, repeat, here.stop, fillings, here.tell)
+            return fill_in_turn(
+                case, opened, count, repeat, here.stop, fillings, here.tell, here.retried
+            )
 
     def told(complete: bool) -> bool:
         whole = result(complete)
@@ -251,7 +254,8 @@ def _rate(
                 measure = stack.enter_context(SideBySide(case, rate.workers, here.stop)).measure
         except StopNow:
             return False
-        return alternate(partial(measure, seconds, rate), rate, limits, repeat, here.tell)
+        counted = partial(measure, seconds, rate)
+        return alternate(counted, rate, limits, repeat, here.tell, here.retried)
 
 
 def _limits(

@@ -14,7 +14,7 @@ from rlflame.bench import Case, Surroundings
 from rlflame.bench.filling import Filling
 from rlflame.bench.fitted import agreed
 from rlflame.bench.published import REPLAY
-from rlflame.bench.worded import NOTHING, bits, spread, surroundings
+from rlflame.bench.worded import NOTHING, bits, disturbed, spread, surroundings
 from rlflame.estimates import Interval, compare_medians, median_interval
 from rlflame.facts import count
 from rlflame.report import Block, Document, Section, Table
@@ -62,15 +62,19 @@ class Filled:
             "published": asdict(REPLAY),
             "measurements": [
                 {
-                    "name": f"{self.case.name}, {filling.fleet} with {filling.workers}",
+                    "name": self._named(filling),
                     "unit": "transitions/s",
                     "better": "higher",
                     "values": [fill.per_s for fill in filling.fills],
+                    "retried": [fill.retried for fill in filling.fills],
                     "work": self.case.work,
                 }
                 for filling in self.fillings
             ],
         }
+
+    def _named(self, filling: Filling) -> str:
+        return f"{self.case.name}, {filling.fleet} with {filling.workers}"
 
     def document(self) -> Document:
         return Document(
@@ -103,9 +107,10 @@ class Filled:
             ))  # fmt: skip
         return [
             f"{self.fillings[0].fills[0].transitions:,} transitions of random actions: "
-            f"{self.case.iterations} iterations of {rollout.num_slots} fragments of "
-            f"{rollout.steps} steps, from the fleet into the replay, and a batch of "
-            f"{self._batch} out of it after each. Start-up is in no figure.",
+            f"{count(self.case.iterations, 'iteration')} of "
+            f"{count(rollout.num_slots, 'fragment')} of {count(rollout.steps, 'step')}, from the "
+            f"fleet into the replay, and a batch of {self._batch} out of it after each. Start-up "
+            "is in no figure.",
             Table(head, tuple(body), 2),
             *bits(
                 [self.same_bits],
@@ -114,6 +119,12 @@ class Filled:
                 elsewhere=any(filling.fleet == "flame" for filling in self.fillings),
             ),
             *self._flat(),
+            *disturbed(
+                {
+                    self._named(filling): [fill.retried for fill in filling.fills]
+                    for filling in self.fillings
+                }
+            ),
         ]
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlflame import learners
@@ -43,6 +43,8 @@ class Fill:
     drawn_per_s: float
     #: Names all that is in the replay by its content.
     content: str
+    #: Tasks that went to a second worker meanwhile, which takes longer.
+    retried: int = 0
 
     @property
     def transitions(self) -> int:
@@ -125,6 +127,7 @@ def fill_in_turn(
     stop: Stop,
     into: list[Filling],
     tell: Callable[[str], None],
+    retried: Callable[[], int] = lambda: 0,
 ) -> bool:
     """Repetition by repetition, each fleet in turn; False where somebody asked to stop."""
     for kind, fleet in fleets.items():
@@ -139,8 +142,9 @@ def fill_in_turn(
     for number in range(repeat):
         for filling in mine:
             tell(f"{filling.fleet} with {filling.workers}: {number + 1} of {repeat}")
+            retried()
             found = fill(case, fleets[filling.fleet], stop)
             if found is None:
                 return False
-            filling.fills.append(found)
+            filling.fills.append(replace(found, retried=retried()))
     return True

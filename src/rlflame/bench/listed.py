@@ -12,7 +12,8 @@ from rlflame import __version__
 from rlflame.bench.fitted import gains, same_bits
 from rlflame.bench.worded import Result
 
-HEAD = ("case", "workers", "backend", "seconds", "steps", "episodes", "collect_s", "learn_s")
+HEAD = ("case", "workers", "backend", "seconds", "steps", "episodes", "collect_s", "learn_s",
+        "retried")  # fmt: skip
 
 
 def facts(result: Result) -> dict[str, Any]:
@@ -56,10 +57,11 @@ def facts(result: Result) -> dict[str, Any]:
         "advice": result.advice(),
         "measurements": [
             {
-                "name": f"{cell.case}, {cell.fleet} with {cell.workers}",
+                "name": cell.name,
                 "unit": "s",
                 "better": "lower",
                 "values": list(cell.seconds),
+                "retried": cell.retried,
                 "work": cases[cell.case].work,
             }
             for cell in result.cells
@@ -73,7 +75,7 @@ def table(result: Result) -> list[tuple[object, ...]]:
         HEAD,
         *(
             (cell.case, cell.workers, cell.fleet, one.seconds, one.steps, one.episodes,
-             one.collect_s, one.learn_s)
+             one.collect_s, one.learn_s, one.retried)
             for cell in result.cells
             for one in cell.repetitions
         ),

@@ -17,13 +17,13 @@ from rlflame.bench import Surroundings
 from rlflame.bench.distributed import SOURCE
 from rlflame.bench.fitted import agreed
 from rlflame.bench.racing import THEIRS, Race, Runner
-from rlflame.bench.worded import NOTHING, surroundings
+from rlflame.bench.worded import NOTHING, disturbed, surroundings
 from rlflame.config import LearningSettings
 from rlflame.history.averaged import moving_average
 from rlflame.plot import Chart, Panels, Series
 from rlflame.report import Document, Section, Table
 
-HEAD = ("learners", "recipe", "seconds", "steps", "case", "final_return")
+HEAD = ("learners", "recipe", "seconds", "steps", "case", "final_return", "retried")
 #: What a return is the mean of, at the end and along a line.
 EPISODES = 20
 
@@ -70,15 +70,19 @@ class Raced:
             ],
             "measurements": [
                 {
-                    "name": f"{self.name}, {one.kind} with {one.learners}",
+                    "name": self._named(one),
                     "unit": "s",
                     "better": "lower",
                     "values": [race.seconds for race in one.races],
+                    "retried": [race.retried for race in one.races],
                     "work": one.work,
                 }
                 for one in self.runners
             ],
         }
+
+    def _named(self, runner: Runner) -> str:
+        return f"{self.name}, {runner.kind} with {runner.learners}"
 
     def table(self) -> list[tuple[object, ...]]:
         """Theirs is a case of its own, so that ours is measured by one learner of ours."""
@@ -92,6 +96,7 @@ class Raced:
                     race.steps,
                     THEIRS if one.variant is None else "rlflame",
                     "" if (earned := final_return(race)) is None else earned,
+                    race.retried,
                 )
                 for one in self.runners
                 for race in one.races
@@ -108,6 +113,9 @@ class Raced:
             f"newest training episodes, {EPISODES} at most. Medians of {len(first.races)}.",
             Table(head, tuple(self._row(one) for one in self.runners)),
             *self.compared(),
+            *disturbed(
+                {self._named(one): [race.retried for race in one.races] for one in self.runners}
+            ),
             *(f"{THEIRS} {one.version}, one process with one thread." for one in self._of(THEIRS)),
         )
         found = tuple(surroundings(self.surroundings, self.complete))

@@ -35,7 +35,7 @@ def race(
     def measure(here: Session) -> bool:
         return Racing(
             variants, repeat, runtime, lambda count: here.open(kind, count),
-            here.stop, here.tell, here.note, runners=runners,
+            here.stop, here.tell, here.note, here.retried, runners=runners,
         ).run()  # fmt: skip
 
     def told(complete: bool) -> bool:

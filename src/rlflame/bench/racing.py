@@ -43,6 +43,8 @@ class Race:
     steps: int
     episodes: list[tuple[int, float, float]]
     weights: str
+    #: Tasks that went to a second worker meanwhile, which takes longer.
+    retried: int = 0
 
 
 @dataclass(slots=True)
@@ -102,6 +104,8 @@ class Racing:
     stop: Stop
     tell: Callable[[str], None] = lambda text: None
     note: Callable[[str], None] = lambda text: None
+    #: Tasks that went to a second worker since the last time.
+    retried: Callable[[], int] = lambda: 0
     clock: Clock = time.perf_counter
     runners: list[Runner] = field(default_factory=list)
 
@@ -140,14 +144,15 @@ class Racing:
             begun = build.beginning(case.recipe, case.env)
             watch = _Watch(self.clock)
             trainer = build.trainer(begun, fleet, watch, self.stop, "bench", None, timed)
+            self.retried()
             timed.spent_s, began = 0.0, self.clock()
             if not trainer.run():
                 return None
-            seconds = self.clock() - began
+            seconds, retried = self.clock() - began, self.retried()
             weights = policy_id(trainer.snapshot().policy)
         learn_s = watch.spent_s.get("learn", 0.0)
         steps = watch.progress.steps
-        return Race(seconds, learn_s, timed.spent_s, steps, watch.episodes, weights)
+        return Race(seconds, learn_s, timed.spent_s, steps, watch.episodes, weights, retried)
 
     def _theirs(self, runner: Runner) -> Race | None:
         # One thread, as each of ours has; more of them wait for each other in networks so small.

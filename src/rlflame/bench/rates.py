@@ -13,7 +13,7 @@ from rlflame import __version__
 from rlflame.bench import Case, Surroundings
 from rlflame.bench.published import EPISODE_MS
 from rlflame.bench.rollouts import Rate
-from rlflame.bench.worded import NOTHING, spread, surroundings
+from rlflame.bench.worded import NOTHING, disturbed, spread, surroundings
 from rlflame.estimates import median_interval
 from rlflame.report import Block, Document, Section, Table
 
@@ -50,10 +50,11 @@ class Rates:
             ],
             "measurements": [
                 {
-                    "name": f"{self.case.name}, {rate.fleet} with {rate.workers}",
+                    "name": self._named(rate),
                     "unit": "steps/s",
                     "better": "higher",
                     "values": rate.steps_per_s,
+                    "retried": rate.retried,
                     "work": self.case.collected,
                 }
                 for rate in self.rates
@@ -69,6 +70,7 @@ class Rates:
             self._table(),
             f"{self.case.name}: an untrained policy, {self.case.tasks} tasks a round.",
         ]
+        blocks += disturbed({self._named(rate): rate.retried for rate in self.rates})
         idle = [rate for rate in self.rates if rate.fleet != "inline" and self._idle(rate)]
         blocks += [
             f"Of {rate.workers} workers of {rate.fleet} {self._idle(rate)} never had a task, and "
@@ -83,6 +85,9 @@ class Rates:
                 Section("Measured on", tuple(surroundings(self.surroundings, self.complete))),
             ),
         )
+
+    def _named(self, rate: Rate) -> str:
+        return f"{self.case.name}, {rate.fleet} with {rate.workers}"
 
     def _idle(self, rate: Rate) -> int:
         return max(0, rate.workers - self.case.tasks)

@@ -38,6 +38,8 @@ class Rate:
     steps_per_s: list[float] = field(default_factory=list)
     #: Bare stepping in between, by its way; of the same processors.
     limits: dict[str, list[float]] = field(default_factory=dict)
+    #: Tasks that went to a second worker meanwhile, which takes longer; of each repetition.
+    retried: list[int] = field(default_factory=list)
     seconds: float = 0.0
     steps: int = 0
     episodes: int = 0
@@ -167,12 +169,15 @@ def alternate(
     limits: Mapping[str, Limit],
     repeat: int,
     tell: Callable[[str], None],
+    retried: Callable[[], int] = lambda: 0,
 ) -> bool:
     """Workers and bare stepping in turn; False where somebody asked to stop."""
     try:
         for number in range(repeat):
             tell(f"{rate.fleet} with {rate.workers}: {number + 1} of {repeat}")
+            retried()
             measure()
+            rate.retried.append(retried())
             for way, limit in limits.items():
                 rate.limits.setdefault(way, []).append(limit())
     except StopNow:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from rlflame.bench import Case, Cell
@@ -63,6 +63,8 @@ class Scaling:
     tell: Callable[[str], None] = lambda text: None
     note: Callable[[str], None] = lambda text: None
     kept: Callable[[], None] = lambda: None
+    #: Tasks that went to a second worker since the last time.
+    retried: Callable[[], int] = lambda: 0
     clock: Clock = time.perf_counter
     cells: list[Cell] = field(default_factory=list)
 
@@ -103,12 +105,13 @@ class Scaling:
         for number in range(self.repeat):
             for cell in cells:
                 told = _Told(case, cell, f"{number + 1} of {self.repeat}", self.tell, self.clock)
+                self.retried()
                 found = run_once(case, fleets[cell.fleet], self.stop, self.clock, told)
                 if found is None:
                     if told.finished:
                         self.note(told.broken_off())
                     return False
-                cell.repetitions.append(found)
+                cell.repetitions.append(replace(found, retried=self.retried()))
                 if number == 0:
                     self.cells.append(cell)
         for cell in cells:

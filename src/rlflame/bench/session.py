@@ -14,7 +14,7 @@ from rlflame.bench.files import another
 from rlflame.display.quiet import Tally
 from rlflame.display.words import again
 from rlflame.errors import Interrupted, document, shell
-from rlflame.fleet import Fleet, FleetEvent
+from rlflame.fleet import EventCount, Fleet, FleetEvent
 from rlflame.runtime import RuntimeSettings
 from rlflame.stop import SignalStop
 
@@ -65,6 +65,7 @@ class Session:
         self._runtime = runtime
         self.tell, self.note = tally.status, tally.note
         self.stop = stop
+        self._events = EventCount(self._watch)
 
     def open(self, kind: str, workers: int) -> AbstractContextManager[Fleet]:
         if kind == "flame":
@@ -73,7 +74,11 @@ class Session:
             if address.configured() is None:
                 raise address.unconfigured("local in place of flame measures this machine.")
         wanted = self._runtime.model_copy(update={"fleet": kind, "workers": workers})
-        return fleets.fleet(wanted, None, self._watch)
+        return fleets.fleet(wanted, None, self._events)
+
+    def retried(self) -> int:
+        """Tasks that went to a second worker since the last time, of all fleets."""
+        return sum(self._events.take().values())
 
     def check(self, measured: bool, out: Path | None) -> None:
         """How it ended, if a signal did it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,7 @@ def _speedup(result: Result) -> list[Block]:
             elsewhere=any(cell.fleet == "flame" for cell in result.cells),
         ),
         *_missing(result.cells),
+        *disturbed({cell.name: cell.retried for cell in result.cells}),
     ]
 
 
@@ -103,6 +104,22 @@ def bits(
     if all(known):
         return [same]
     return [different + " Executors on other machines may be why." * elsewhere]
+
+
+def disturbed(found: Mapping[str, Sequence[int]]) -> list[str]:
+    """A sentence on repetitions, by name, in which tasks went to a second worker."""
+    which = [
+        f"{name}, {number} of {len(each)} ({count(tasks, 'task')})"
+        for name, each in found.items()
+        for number, tasks in enumerate(each, 1)
+        if tasks
+    ]
+    if not which:
+        return []
+    return [
+        "Workers were lost or slow and their tasks went to others, which takes longer, in "
+        f"{'; '.join(which)}: measure again for figures without."
+    ]
 
 
 def _tasks(cases: Sequence[Case]) -> str:
@@ -122,7 +139,8 @@ def _missing(cells: Sequence[Cell]) -> list[str]:
         if cell.start_s is not None and min(cell.capacity, cell.answered) < cell.workers
     }
     return [
-        f"Of {workers} workers of {fleet}, {there} were there or had tasks."
+        f"Of {count(workers, 'worker')} of {fleet}, {there or 'none'} had tasks or "
+        f"{'was' if there < 2 else 'were'} there."
         for (fleet, workers), there in found.items()
     ]
 

@@ -12,6 +12,7 @@ from rlflame.commands.options import Debug, Json, Sets
 
 FLEETS = ("local", "flame", "inline")
 _MOST = 4096
+_MOST_TRANSITIONS, _MOST_MS = 1_000_000_000, 600_000.0
 #: As rlflame.bench.distributed has them.
 RACES = ("dppo", "dsac")
 #: In comparing results, what still counts as equal.
@@ -30,7 +31,7 @@ Compare = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "-o",
         "--out",
@@ -87,20 +88,25 @@ def bench(
     from rlflame.errors import ConfigError, shell
 
     if (name := context.invoked_subcommand) is not None:
-        given = (recipe, diff, workers, compare, iterations, steps, learners, sets, out)
-        if any((*given, as_json, debug, repeat > 1)):
+        given = (recipe, diff, workers, compare, iterations, steps, learners, sets)
+        if any((*given, out is not None, as_json, debug, repeat > 1)):
             raise ConfigError(
                 f"Options before {name} are of bench itself, and would not count.",
                 f"rlflame bench {name} --help, and options behind {name}",
             )
         return
-    if (recipe is None) == (diff is None):
+    if recipe is None and diff is None:
         raise ConfigError(
-            "bench needs one thing to do.",
+            "bench needs one thing to do, and has options alone.",
             "rlflame bench rollouts, scaling, replay or learners, --recipe NAME or --diff OLD NEW",
         )
+    if recipe is not None and diff is not None:
+        raise ConfigError(
+            f"--recipe {recipe} measures, and {shell('--diff', *diff)} compares two results.",
+            "leave one of them out",
+        )
     if diff is not None and (
-        any((workers, compare, iterations, steps, learners, sets, out)) or repeat > 1
+        any((workers, compare, iterations, steps, learners, sets, out is not None, repeat > 1))
     ):
         raise ConfigError(
             "--diff measures nothing, and takes two results alone.",
@@ -121,13 +127,10 @@ def bench(
         counts = counts_of(learners, [1, 2, 4, 8], "--learners")
         kinds = _known((compare or "local").split(","))
         race(
-            recipe, counts, kinds, steps, repeat, sets or (), out, as_json=as_json, debug=debug
+            recipe, counts, kinds, steps, repeat, sets or (), folder_of(out), as_json=as_json,
+            debug=debug,
         )  # fmt: skip
         return
-    if (steps, learners) != (None, None):
-        raise ConfigError(
-            "--steps and --learners are for --recipe dppo and dsac.", "rlflame bench learners"
-        )
     from rlflame.bench import cases, conducted
     from rlflame.bench.published import RECIPES
 
@@ -136,9 +139,19 @@ def bench(
         raise ConfigError(
             f"There is no recipe {recipe!r}.", f"--recipe {', '.join((*RECIPES, *RACES))}"
         )
+    if steps is not None:
+        raise ConfigError(
+            f"--steps is {steps}, and {recipe} counts iterations of whole episodes.",
+            f"--iterations {theirs.iterations} in its place, or fewer",
+        )
+    if learners is not None:
+        raise ConfigError(
+            f"--learners is {learners}, and {recipe} is learned by one.",
+            f"leave it out, or rlflame bench learners --learners {learners}",
+        )
     case, runtime = cases.published(theirs, iterations=iterations, sets=sets or ())
     conducted.scale(
-        [case], runtime, _kinds(compare), counts_of(workers, [_cores()]), repeat, out,
+        [case], runtime, _kinds(compare), counts_of(workers, [_cores()]), repeat, folder_of(out),
         theirs=theirs, as_json=as_json, debug=debug,
     )  # fmt: skip
 
@@ -204,7 +217,9 @@ def scaling(
             _lengths(episode_ms or "1,15,50,100"), max(counts), episodes=episodes,
             iterations=iterations, sets=sets or (),
         )  # fmt: skip
-    conducted.scale(work, runtime, kinds, counts, repeat, out, as_json=as_json, debug=debug)
+    conducted.scale(
+        work, runtime, kinds, counts, repeat, folder_of(out), as_json=as_json, debug=debug
+    )
 
 
 def rollouts(
@@ -250,14 +265,20 @@ def rollouts(
     counts = counts_of(workers, list(dict.fromkeys((1, _cores()))))
     case, runtime = cases.real(env, algorithm=algo, preset=preset, sets=sets or ())
     conducted.collect(
-        case, runtime, kind, counts, seconds, repeat, out, limited=limit and kind != "flame",
-        as_json=as_json, debug=debug,
+        case, runtime, kind, counts, seconds, repeat, folder_of(out),
+        limited=limit and kind != "flame", as_json=as_json, debug=debug,
     )  # fmt: skip
 
 
 def replay(
     transitions: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Taken into the replay.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=_MOST_TRANSITIONS,
+            help="Taken into the replay, in whole rounds.",
+        ),
     ] = 500_000,
     env: Annotated[
         str,
@@ -284,7 +305,21 @@ def replay(
 
     kinds, counts = _kinds(compare), counts_of(workers, [_cores()])
     case, runtime = cases.replay(env, transitions, sets=sets or ())
-    conducted.fill(case, runtime, kinds, counts, repeat, out, as_json=as_json, debug=debug)
+    conducted.fill(
+        case, runtime, kinds, counts, repeat, folder_of(out), as_json=as_json, debug=debug
+    )
+
+
+def folder_of(out: str | None) -> Path | None:
+    """Where results go; an empty name is a variable of the shell that was never set."""
+    from rlflame.errors import ConfigError
+
+    if out in ("", "-"):
+        raise ConfigError(
+            f"-o is {out!r}, and results go into a folder.",
+            "-o bench, or leave it out and read them here; --json is for programs",
+        )
+    return Path(out) if out is not None else None
 
 
 def _cores() -> int:
@@ -332,9 +367,10 @@ def _lengths(text: str) -> list[float]:
         found = sorted({float(word) for word in text.split(",")})
     except ValueError:
         found = [-1.0]
-    if not all(0.0 <= length <= 600_000.0 for length in found):
+    if not all(0.0 <= length <= _MOST_MS for length in found):
         raise ConfigError(
-            f"--episode-ms {text!r} is no list of milliseconds.", "--episode-ms 1,15,50,100"
+            f"--episode-ms {text!r} is no list of milliseconds from 0 to {_MOST_MS:,.0f}.",
+            "--episode-ms 1,15,50,100",
         )
     return found
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlflame.commands.bench import Algo, Out, Preset, counts_of
+from rlflame.commands.bench import Algo, Out, Preset, counts_of, folder_of
 from rlflame.commands.options import Debug, Json, Sets
 
 #: PPO's updates where they are large enough to be worth sharing.
@@ -56,4 +56,4 @@ def learners(
     case, runtime = cases.real(
         env, algorithm=algo, preset=preset, iterations=iterations + 1, sets=[*fixed, *(sets or ())]
     )
-    conducted.learn(case, runtime, counts, repeat, out, as_json=as_json, debug=debug)
+    conducted.learn(case, runtime, counts, repeat, folder_of(out), as_json=as_json, debug=debug)

@@ -31,8 +31,9 @@ def plot(
         ),
     ] = None,
     smooth: Annotated[
-        int, typer.Option(metavar="N", help="Mean of each point and the N - 1 before it.")
-    ] = 1,
+        int | None,
+        typer.Option(metavar="N", help="Mean of each point and the N - 1 before it. [default: 1]"),
+    ] = None,
     metric: Annotated[
         str | None,
         typer.Option(
@@ -69,13 +70,14 @@ def plot(
     if out is not None and str(out) != "-":
         picture.check_suffix(out)
     drawing: Drawing
-    if len(runs) == 1 and runs[0].suffix == ".csv":
+    if any(_is_table(one) for one in runs):
+        _check_table(runs, {"-x": axis, "--smooth": smooth, "--metric": metric})
         drawing, where = speedup(runs[0]), runs[0].with_suffix(".png")
     else:
         found, notes = recorded.read_all(runs)
         for note in notes:
             say_aside(note)
-        drawing = curves.picture(found, axis, metric, smooth)
+        drawing = curves.picture(found, axis, metric, 1 if smooth is None else smooth)
         where = Path("plot.png")
         if len(found) == 1 or (len(runs) == 1 and is_job(runs[0])):
             where = (found[0].folder if len(found) == 1 else runs[0]) / "plot.png"
@@ -95,6 +97,38 @@ def plot(
     if drawing.remark:
         say_aside(drawing.remark)
     say(str(where))
+
+
+def _is_table(path: Path) -> bool:
+    return path.suffix == ".csv" or bool(_tables(path))
+
+
+def _tables(path: Path) -> list[Path]:
+    """Those of a benchmark, beside the JSON named or in the folder named, where no run is."""
+    if path.suffix == ".json":
+        return [table] if (table := path.with_suffix(".csv")).is_file() else []
+    known = ("scaling", "learners", "dppo", "dsac")
+    found = [path / f"{name}.csv" for name in known if (path / f"{name}.json").is_file()]
+    return [table for table in found if table.is_file()]
+
+
+def _check_table(given: list[Path], options: dict[str, object]) -> None:
+    """One table of run times, and nothing that is for curves."""
+    from rlflame.errors import ConfigError, shell
+
+    tables = [table for one in given for table in ([one] if one.suffix == ".csv" else _tables(one))]
+    if len(given) > 1 or given[0].suffix != ".csv":
+        named = ", ".join(map(str, given))
+        raise ConfigError(
+            f"{named}: a picture of run times is of one .csv.",
+            shell("rlflame", "plot", tables[0]),
+        )
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name} is {value}, which is for curves of runs, and {given[0]} has run times.",
+                shell("rlflame", "plot", given[0]),
+            )
 
 
 def draw_here(drawing: Drawing) -> None:

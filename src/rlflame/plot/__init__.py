@@ -108,6 +108,10 @@ class Bars:
     note: str = ""
     remark: str = ""
 
+    @property
+    def highest(self) -> float:
+        return float(np.nanmax([*self.heights.flat, *self.ideal]))
+
 
 @dataclass(frozen=True)
 class Cases:
@@ -120,7 +124,7 @@ class Cases:
 
     @property
     def highest(self) -> float:
-        return max(float(np.nanmax([*bars.heights.flat, *bars.ideal])) for bars in self.bars)
+        return max(bars.highest for bars in self.bars)
 
 
 #: Whatever can be drawn.

@@ -43,6 +43,10 @@ _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 _HATCHES = ("", "//", "xx")
 #: What a bar's height in figures takes above it.
 _BAR_LETTERS = 5
+#: And upright.
+_FEWEST_LETTERS = 2.5
+#: How tall it is, of the plot, and upright.
+_FIGURE_SHARE, _UPRIGHT_SHARE = 0.09, 0.17
 
 
 class PlotUnavailable(RlflameError):
@@ -92,7 +96,7 @@ def drawn(drawing: Drawing) -> Figure:
         _draw_cases(figure, drawing)
     elif isinstance(drawing, Bars):
         axes = figure.subplots()
-        _draw_bars(axes, drawing, _WIDTH_LETTERS)
+        _draw_bars(axes, drawing, _WIDTH_LETTERS, drawing.highest)
         _draw_words(axes, drawing, _WIDTH_LETTERS, fewest=2)
     else:
         axes = figure.subplots()
@@ -125,7 +129,7 @@ def _draw_cases(figure: Figure, cases: Cases) -> None:
     figure.suptitle(cases.title, x=0.01, ha="left", fontsize=15, fontweight="bold")
     for place, bars in enumerate(cases.bars, start=1):
         axes = figure.add_subplot(rows, across, place)
-        _draw_bars(axes, bars, _WIDTH_LETTERS // across)
+        _draw_bars(axes, bars, _WIDTH_LETTERS // across, cases.highest)
         axes.set_ylim(0.0, 1.15 * cases.highest)
         _draw_words(axes, bars, _WIDTH_LETTERS // across, fewest=2)
 
@@ -166,6 +170,11 @@ def _legend_shape(labels: Sequence[str], letters: int) -> tuple[int, int]:
     return columns, -(-len(labels) // columns)
 
 
+def _shown(label: str) -> str:
+    """What begins with _ has no place in a legend of matplotlib's."""
+    return f" {label}" if label.startswith("_") else label
+
+
 def _draw_lines(axes: Axes, chart: Chart, numbers: Sequence[int], *, alone: bool) -> None:
     """Alone, a line is told from its dots; else lines from each other, by their numbers."""
     from matplotlib.ticker import FuncFormatter
@@ -180,7 +189,7 @@ def _draw_lines(axes: Axes, chart: Chart, numbers: Sequence[int], *, alone: bool
 
 def _draw_series(axes: Axes, series: Series, number: int, alone: bool) -> None:
     colour = COLOURS[number % len(COLOURS)]
-    label, line_colour = series.label, colour
+    label, line_colour = _shown(series.label), colour
     if series.dots is not None:
         axes.plot(
             *series.dots,
@@ -191,7 +200,7 @@ def _draw_series(axes: Axes, series: Series, number: int, alone: bool) -> None:
             color=colour,
             alpha=0.6 if alone else 0.3,
             # Dots that are too few for a line have its name.
-            label="Episode" if alone else None if len(series.x) else series.label,
+            label="Episode" if alone else None if len(series.x) else _shown(series.label),
         )
         if alone:
             label, line_colour = f"Mean of the last {series.average_of}", "red"
@@ -213,15 +222,17 @@ def _draw_series(axes: Axes, series: Series, number: int, alone: bool) -> None:
         )
 
 
-def _draw_bars(axes: Axes, bars: Bars, letters: int) -> None:
-    """Each with its height above it, upright where `letters` beside each other have no room."""
+def _draw_bars(axes: Axes, bars: Bars, letters: int, highest: float) -> None:
+    """Each with its height above it, upright where `letters` beside each other have no room, and
+    none where that has none either."""
     places = np.arange(len(bars.groups))
     width = 0.8 / len(bars.names)
     room = letters / (len(bars.groups) * len(bars.names))
+    tall = _UPRIGHT_SHARE if room < _BAR_LETTERS else _FIGURE_SHARE
     for number, name in enumerate(bars.names):
         at = places + (number - (len(bars.names) - 1) / 2) * width
         heights = bars.heights[number]
-        drawn = axes.bar(
+        axes.bar(
             at,
             np.nan_to_num(heights),
             width * 0.94,
@@ -229,19 +240,23 @@ def _draw_bars(axes: Axes, bars: Bars, letters: int) -> None:
             hatch=_HATCHES[number // len(COLOURS) % len(_HATCHES)],
             edgecolor="white",
             linewidth=0,
-            label=name,
+            label=_shown(name),
         )
-        labels = ["" if np.isnan(height) else f"{height:.2f}×" for height in heights]
-        clear = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # of the ideal's dashes
-        axes.bar_label(
-            drawn,
-            labels,
-            padding=4,
-            fontsize=10 if room >= _BAR_LETTERS + 1 else 9,
-            rotation=0 if room >= _BAR_LETTERS else 90,
-            bbox=clear,
-            zorder=4,
-        )
+        for x, height, ideal in zip(at, heights, bars.ideal, strict=True):
+            if np.isnan(height) or room < _FEWEST_LETTERS:
+                continue
+            # Above the ideal's dashes where they would go through it.
+            near = height <= ideal < height + tall * highest
+            axes.annotate(
+                f"{height:.2f}×",
+                (x, ideal if near else height),
+                xytext=(0, 4),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                fontsize=10 if room >= _BAR_LETTERS + 1 else 8.5,
+                rotation=0 if room >= _BAR_LETTERS else 90,
+            )
     for place, ideal in zip(places, bars.ideal, strict=True):
         axes.hlines(
             ideal,

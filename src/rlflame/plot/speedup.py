@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from rlflame.errors import CheckpointError
-from rlflame.plot import Bars, Cases
-
-COLUMNS = ("workers", "backend", "seconds")
-#: What the first column may be called.
-UNITS = ("workers", "learners")
-#: What the second may be.
-SIDES = ("backend", "recipe")
-_MOST_WORKERS = 1_000_000
-#: A case and a backend.
-Side = tuple[str, str]
+from rlflame.plot import Bars, Cases, run_times
 
 
 def speedup(table: Path) -> Bars | Cases:
@@ -31,7 +20,8 @@ def speedup(table: Path) -> Bars | Cases:
     A column `case` tells pieces of work apart, each of which has a one and a plot of its own. Where
     others have more, a case of a single bar compares nothing and is left out.
     """
-    unit, cost = _seconds_per_step(table)
+    times = run_times.read(table)
+    unit, cost = times.unit, times.cost
     parts: dict[str, dict[tuple[int, str], float]] = {}
     for (count, (case, backend)), median in cost.items():
         parts.setdefault(case, {})[count, backend] = median
@@ -69,40 +59,3 @@ def _of_one(
         heights=np.array(heights),
         ideal=np.array(workers, np.float64) / workers[0],
     )
-
-
-def _seconds_per_step(table: Path) -> tuple[str, dict[tuple[int, Side], float]]:
-    """What is counted, and the median of each number of them and side; per run where no steps are
-    given."""
-    found: dict[tuple[int, Side], list[float]] = {}
-    try:
-        with table.open(newline="", encoding="utf-8") as file:
-            rows = csv.DictReader(file)
-            named = rows.fieldnames or ()
-            unit = next((name for name in UNITS if name in named), UNITS[0])
-            kind = next((name for name in SIDES if name in named), SIDES[0])
-            missing = [name for name in (unit, kind, *COLUMNS[2:]) if name not in named]
-            if missing:
-                raise CheckpointError(
-                    f"{table} has no column {missing[0]!r}.",
-                    f"a table of run times has the columns {', '.join(COLUMNS)}",
-                )
-            for row in rows:
-                workers, seconds = int(row[unit]), float(row["seconds"])
-                seconds /= float(row.get("steps") or 1.0)
-                if not 1 <= workers <= _MOST_WORKERS or not 0.0 < seconds < np.inf:
-                    raise ValueError(f"{workers} {unit} in {seconds:g} seconds")
-                side = (row.get("case") or "", row[kind])
-                found.setdefault((workers, side), []).append(seconds)
-    except OSError as error:
-        raise CheckpointError(
-            f"{table} cannot be read: {error.strerror or error}.", "check its name"
-        ) from error
-    except (ValueError, TypeError, ZeroDivisionError, csv.Error) as error:
-        raise CheckpointError(
-            f"{table} is no table of run times: {error}.",
-            "workers and seconds are numbers above 0 in every row",
-        ) from error
-    if not found:
-        raise CheckpointError(f"{table} has no rows.", "it needs one for each run")
-    return unit, {key: float(np.median(seconds)) for key, seconds in found.items()}

@@ -137,12 +137,19 @@ def _of_measurements(ours: Path, theirs: Sequence[Path], margin: float) -> Compo
     other = measurements.read(theirs[0])
     changes = measurements.changes(mine.found, other.found, margin)
     doubts = facts["doubts"] = measurements.doubts(mine, other)
-    facts["changes"] = [
-        {**asdict(one), **one.verdict.as_dict()} for one in changes
-    ]  # fmt: skip
+    facts["changes"] = [_fact(one) for one in changes]
     shown = tuple(
         Shown(one.name, one.verdict, "%")
         for one in changes
     )  # fmt: skip
     section = measurements.compared(changes, mine, other, doubts)
     return Composed(Document(title, (section,)), facts, shown, ())
+
+
+def _fact(change: measurements.Change) -> dict[str, Any]:
+    """Of fewer repetitions than an interval takes, its ends are null."""
+    found = {**asdict(change), **change.verdict.as_dict()}
+    if not change.verdict.enough:
+        for interval in ("improvement", "equivalence"):
+            found[interval] |= {"low": None, "high": None}
+    return found

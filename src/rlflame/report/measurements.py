@@ -36,6 +36,8 @@ class Measurement:
     values: tuple[float, ...]
     #: What was done each time, where that is more than the name says: settings by name.
     work: dict[str, Any] = field(default_factory=dict)
+    #: Tasks that went to a second worker, of each value; empty where nothing says it.
+    retried: tuple[int, ...] = ()
 
     @property
     def median(self) -> float:
@@ -93,6 +95,12 @@ def read(path: Path) -> Results:
         doubts.append(f"{path} was stopped before its end.")
     if data.get("busy") is True:
         doubts.append(f"{path} was measured on a machine that was busy with other work.")
+    given = [one.name for one in found if any(one.retried)]
+    if given:
+        doubts.append(
+            f"In {path} tasks went to a second worker, which takes longer, while this was "
+            f"measured: {'; '.join(given)}."
+        )
     return Results(str(path), tuple(found), _surroundings(data), tuple(doubts))
 
 
@@ -120,13 +128,14 @@ def _measurement(entry: dict[str, object]) -> Measurement:
     numbers = tuple(float(value) for value in values)
     if not all(0.0 <= value < _BEYOND for value in numbers):
         raise ValueError("not finite, or of nothing that can be measured")
-    higher = entry["better"] == "higher"
+    higher, again = entry["better"] == "higher", entry.get("retried")
     return Measurement(
         str(entry["name"]),
         str(entry.get("unit", "")),
         higher,
         numbers,
         _table(entry.get("work")),
+        tuple(count for count in again if type(count) is int) if isinstance(again, list) else (),
     )
 
 
@@ -187,11 +196,15 @@ def _change(one: Measurement, other: Measurement, margin: float) -> Change:
             f"{written(one.work[name])} now.",
             "compare results of the same work",
         )
-    if (one.unit, one.higher_is_better) != (other.unit, other.higher_is_better):
-        raise ConfigError(
-            f"{one.name} was measured in {one.unit} and in {other.unit}.",
-            "compare results of the same benchmark",
-        )
+    for before, now in (
+        (f"in {other.unit or 'no unit'}", f"in {one.unit or 'no unit'}"),
+        (_better(other), _better(one)),
+    ):
+        if before != now:
+            raise ConfigError(
+                f"{one.name} was measured {before} before, and {now} now.",
+                "compare results of the same benchmark",
+            )
     if 0.0 in other.values:
         raise ConfigError(f"{one.name} was 0, of which there are no percent.", "leave it out")
     sign = 1.0 if one.higher_is_better else -1.0
@@ -205,6 +218,10 @@ def _change(one: Measurement, other: Measurement, margin: float) -> Change:
         compare_medians(ours, theirs, 0.90),
         100.0 * margin,
     )
+
+
+def _better(one: Measurement) -> str:
+    return f"with the {'higher' if one.higher_is_better else 'lower'} as the better"
 
 
 def _short(value: float) -> str:

@@ -1,0 +1,115 @@
+"""A table of run times, read: what is counted, and how long each number of them took.
+
+Must not know: what is made of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from rlflame.errors import CheckpointError
+
+COLUMNS = ("workers", "backend", "seconds")
+#: What the first column may be called.
+UNITS = ("workers", "learners")
+#: What the second may be.
+SIDES = ("backend", "recipe")
+#: Where they differ: the steps of a run, and the piece of work it did.
+_STEPS, _CASE = "steps", "case"
+_MOST_WORKERS = 1_000_000
+#: A case and a backend.
+Side = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """Of each number and side the median of its repetitions, in seconds a step; per run where no
+    steps are given."""
+
+    unit: str
+    cost: dict[tuple[int, Side], float]
+
+
+class _Wrong(Exception):
+    """What is not as it must be in a row."""
+
+
+def read(table: Path) -> RunTimes:
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            return _read(table, csv.reader(file))
+    except OSError as error:
+        raise CheckpointError(
+            f"{table} cannot be read: {error.strerror or error}.", "check its name"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{table} is no table of run times: it is not text in UTF-8.", "save it as CSV"
+        ) from error
+    except csv.Error as error:
+        raise CheckpointError(f"{table} is no table: {error}.", "save it as CSV") from error
+
+
+def _read(table: Path, lines: Iterator[list[str]]) -> RunTimes:
+    head = next(lines, [])
+    unit, kind = (next((n for n in names if n in head), names[0]) for names in (UNITS, SIDES))
+    for name in (unit, kind, *COLUMNS[2:]):
+        if name not in head:
+            raise CheckpointError(
+                f"{table} has no column {name!r}.",
+                f"a table of run times has the columns {', '.join(COLUMNS)}",
+            )
+        if head.count(name) > 1:
+            raise CheckpointError(f"{table} has two columns {name!r}.", "leave one of them out")
+    found: dict[tuple[int, Side], list[float]] = {}
+    for cells in lines:
+        if not cells:
+            continue
+        try:
+            key, seconds = _row(dict(zip(head, _whole(head, cells), strict=True)), unit, kind)
+        except _Wrong as wrong:
+            # Of a cell that goes over several lines the reader says the last.
+            number = getattr(lines, "line_num", 0)
+            raise CheckpointError(
+                f"{table} is no table of run times: in line {number} {wrong}.",
+                "mend that line, or leave it out",
+            ) from None
+        found.setdefault(key, []).append(seconds)
+    if not found:
+        raise CheckpointError(f"{table} has no rows.", "it needs one for each run")
+    return RunTimes(unit, {key: median(seconds) for key, seconds in found.items()})
+
+
+def _whole(head: Sequence[str], cells: list[str]) -> list[str]:
+    if len(cells) != len(head):
+        raise _Wrong(f"are {len(cells)} cells, below a head of {len(head)}")
+    return cells
+
+
+def _row(row: dict[str, str], unit: str, kind: str) -> tuple[tuple[int, Side], float]:
+    count = row[unit].strip()
+    if not count.isdecimal() or not 1 <= int(count) <= _MOST_WORKERS:
+        raise _Wrong(f"{unit} is {count!r}, and not a number from 1 to {_MOST_WORKERS:,}")
+    seconds = _positive(row, "seconds")
+    if _STEPS in row:
+        seconds /= _positive(row, _STEPS)
+    if _CASE in row and not row[_CASE].strip():
+        raise _Wrong(f"{_CASE} is empty")
+    if not row[kind].strip():
+        raise _Wrong(f"{kind} is empty")
+    return (int(count), (row.get(_CASE, ""), row[kind])), seconds
+
+
+def _positive(row: dict[str, str], name: str) -> float:
+    try:
+        value = float(row[name])
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value < math.inf:
+        raise _Wrong(f"{name} is {row[name]!r}, and not a number above 0")
+    return value
