@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from commands import TINY, finished, process, rlflame
 from flame_stub import Faults, FlameStub
 
 from rlflame.files import checkpoint
+from rlflame.stop import SignalStop
 
 #: Two workers as processes of their own, on the small run of all these tests.
 LOCAL = (*TINY, "--fleet", "local", "--workers", "2")
@@ -81,7 +85,10 @@ def test_no_room_for_the_results_is_a_sentence_and_nothing_else():
     with open("/dev/full", "w") as full:
         spoken = finished(process("envs", stdout=full))
     assert spoken.code == 1
-    assert spoken.err == "rlflame: The system said: [Errno 28] No space left on device.\n"
+    assert spoken.err == (
+        "rlflame: The system said: No space left on device.\n"
+        "  hint: free some space where the output goes, and type the same again\n"
+    )
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
@@ -94,7 +101,7 @@ def test_a_run_whose_lines_nobody_can_keep_goes_on_and_says_so(tmp_path):
     assert (tmp_path / "run/result.json").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     out = tmp_path / "x"
     words = ("train", *LOCAL, "--set", "horizon_steps=9999999", "--json", "--out", out)
@@ -124,6 +131,68 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     assert resumed["state_digest"] == undisturbed["state_digest"]
     for name in ("metrics.jsonl", "episodes.csv"):
         assert (out / name).read_bytes() == (tmp_path / "y" / name).read_bytes()
+
+
+def test_a_terminal_that_goes_away_ends_and_saves_a_run(tmp_path):
+    """Nothing can be said to it any more, neither the progress nor the end."""
+    ours, theirs = pty.openpty()
+    out = tmp_path / "x"
+    code = "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    code += "from rlflame.__main__ import main; main()"
+    words = ("train", *LOCAL, "--steps", "9999999")
+    running = subprocess.Popen(
+        [sys.executable, "-c", code, *words, "--out", out],
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    try:
+        os.close(theirs)
+        drained = threading.Thread(target=_drain, args=(ours,), daemon=True)
+        drained.start()
+        until(lambda: list(out.glob("metrics.jsonl")) and (out / "metrics.jsonl").read_text())
+        children = children_of(running.pid)
+        running.send_signal(signal.SIGSTOP)  # so that both signals of a terminal are waiting
+        running.send_signal(signal.SIGHUP)
+        running.send_signal(signal.SIGCONT)
+        os.close(ours)
+        assert running.wait(60) == 128 + signal.SIGHUP
+    finally:
+        running.kill()
+        running.wait()
+    until(lambda: not any(map(alive, children)))
+    before = (out / "metrics.jsonl").read_text()
+    goal = json.loads(before.splitlines()[-1])["steps"] + 128
+    assert rlflame("resume", out, "--steps", str(goal), "--fleet", "inline", "-q").code == 0
+    assert (out / "metrics.jsonl").read_text().startswith(before)
+
+
+def _drain(terminal):
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 65536):
+            pass
+
+
+def test_whoever_asked_not_to_hear_of_a_terminal_does_not():
+    """As nohup does."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with SignalStop() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.requested
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+def test_a_terminal_that_says_twice_that_it_goes_is_heard_once():
+    previous = signal.getsignal(signal.SIGHUP)
+    try:
+        with SignalStop() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.signal_number == signal.SIGHUP
+        signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, previous)
 
 
 def test_a_signal_does_not_wait_for_a_rollout(tmp_path):
@@ -235,7 +304,7 @@ def test_eval_interrupted_says_so_without_traceback(tmp_path):
     running.send_signal(signal.SIGINT)
     spoken = finished(running)
     assert (spoken.code, spoken.out) == (130, "")
-    assert spoken.err == "rlflame: Interrupted.\n"
+    assert spoken.err == "rlflame: Interrupted.\n  hint: type the same again\n"
     assert not any(map(alive, children))
 
 

@@ -5,6 +5,7 @@ Knows nothing of the rest of rlflame. Anything that is not an RlflameError is a 
 
 from __future__ import annotations
 
+import errno
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,24 @@ class RlflameError(Exception):
         self.hint = hint
         #: Longer text such as an environment's own traceback, shown below the sentence.
         self.detail = detail
+
+
+#: By the system's number of what went wrong.
+_REMEDIES = {
+    errno.ENOSPC: "free some space where the output goes, and type the same again",
+    errno.EDQUOT: "free some of your quota where the output goes, and type the same again",
+    errno.EROFS: "have the output go where it may be written, and type the same again",
+    errno.EMFILE: "ulimit -n 4096, and type the same again",
+    errno.ENOMEM: "free some memory, and type the same again",
+}
+
+
+def of_the_system(error: OSError) -> RlflameError:
+    """What the system said and nobody below has made a sentence of."""
+    said = error.strerror or str(error)
+    named = f" ({error.filename})" if error.filename is not None else ""
+    remedy = _REMEDIES.get(error.errno or 0, "the same with --debug shows where")
+    return RlflameError(f"The system said: {said}{named}.", remedy)
 
 
 def document(error: BaseException) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from rlflame.errors import Interrupted
 from rlflame.trainer import Stop, StopNow
 
+_WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: What the default action of a second signal has, before the process is ended from outside.
 _GRACE_S = 0.5
 
@@ -42,7 +43,11 @@ def endable(stop: Stop) -> Iterator[None]:
 
 
 class SignalStop:
-    """SIGINT and SIGTERM, while the context is open; a second one ends the process as usual."""
+    """SIGINT, SIGTERM and SIGHUP, while it is open; a second one ends the process as usual.
+
+    A terminal that goes away may say so twice, so a SIGHUP is never the second; and whoever was
+    told not to hear it, as by nohup, does not.
+    """
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -66,7 +71,9 @@ class SignalStop:
             self._waiting = False
 
     def __enter__(self) -> SignalStop:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _WISHES:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
             self._previous[number] = signal.signal(number, self._handle)
         rung, self._bell = os.pipe()
         os.set_blocking(self._bell, False)
@@ -77,14 +84,21 @@ class SignalStop:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if self.signal_number == signal.SIGHUP:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is saved is still to be told
         signal.set_wakeup_fd(self._previous_bell)
         os.close(self._bell)
         # Python has one word for both signals, and it is that of Ctrl-C.
-        if isinstance(error, KeyboardInterrupt) and self.signal_number == signal.SIGTERM:
-            raise Interrupted("Terminated before the run had begun.", "", signal.SIGTERM) from None
+        heard = self.signal_number
+        if isinstance(error, KeyboardInterrupt) and heard not in (None, signal.SIGINT):
+            raise Interrupted(
+                "Terminated before the run had begun.", "type the same again", heard
+            ) from None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
+        if self.requested and number == signal.SIGHUP:
+            return
         if self.requested:
             # The user means it: the default action, without waiting for anything.
             signal.signal(number, signal.SIG_DFL)

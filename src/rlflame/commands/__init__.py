@@ -1,7 +1,7 @@
 """The contract of a command: how it ends. Each speaks with one voice and a fixed exit code.
 
-0 good, 1 failed, 2 usage or config, 3 fleet unreachable, 130 and 143 interrupted. Must not know:
-what the commands do.
+0 good, 1 failed, 2 usage or config, 3 fleet unreachable, 129, 130 and 143 interrupted. Must not
+know: what the commands do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ParamSpec
 
 import typer
 
-from rlflame.errors import Interrupted, RlflameError, documented
+from rlflame.errors import Interrupted, RlflameError, documented, of_the_system
 
 P = ParamSpec("P")
 
@@ -59,7 +59,7 @@ def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int
     except RlflameError as error:
         return fail(error, error)
     except KeyboardInterrupt as error:
-        return fail(Interrupted("Interrupted.", "", signal.SIGINT), error)
+        return fail(Interrupted("Interrupted.", "type the same again", signal.SIGINT), error)
     except BrokenPipeError:
         mute(sys.stdout)
         return 1
@@ -67,7 +67,7 @@ def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int
         less = "a smaller rollout.steps or rollout.num_slots, and of SAC a smaller sac.buffer_size"
         return fail(RlflameError("Memory ran out.", f"take less at a time: {less}"), error)
     except OSError as error:
-        code = fail(RlflameError(f"The system said: {error}."), error)
+        code = fail(of_the_system(error), error)
         let_go_of_results()
         return code
     except (typer.Exit, typer.Abort, typer.BadParameter):

@@ -34,7 +34,8 @@ def learn(link: Link) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     requests, answers = pipes()
     die_with_parent()
     try:

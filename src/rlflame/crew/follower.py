@@ -42,7 +42,7 @@ def follow(
     if meeting is None and torchrun.hosts():
         # Until all are there each can still be ended alone, as by the Ctrl-C that all hear.
         gather(of_torchrun(), *here, JOINING_S)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The first learner decides when it is over: it lets an update finish, and saves.
         signal.signal(number, signal.SIG_IGN)
     store = meeting.store(JOINING_S) if meeting is not None else None

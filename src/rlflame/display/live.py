@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlflame.display.board import Board, Evaluated
-from rlflame.display.mouth import say_aside
+from rlflame.display.mouth import canvas, say_aside
 from rlflame.display.words import again, banner, closing, ending, headline
 from rlflame.facts import count, duration
 
@@ -40,7 +40,7 @@ class LiveDisplay:
     def __init__(
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or Console(highlight=False, file=canvas())
         self.board = Board(clock)
         self._saved = ""
 

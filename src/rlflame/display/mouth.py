@@ -13,8 +13,8 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Mapping
-from typing import IO, Any
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, cast
 
 from rlflame.errors import RlflameError
 
@@ -65,6 +65,35 @@ def _say_if_heard(stream: IO[str] | None, text: str) -> None:
         mute(stream)
         if stream is sys.stdout and isinstance(error, OSError) and error.errno == errno.ENOSPC:
             say_aside(f"Standard output is lost from here on: {error.strerror}.")
+
+
+def canvas() -> IO[str]:
+    """Standard output for whoever draws on it; that the terminal is gone is no error."""
+    return cast("IO[str]", _Canvas(sys.stdout))
+
+
+class _Canvas:
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._gone():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._gone():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextlib.contextmanager
+    def _gone(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            mute(self._stream)
 
 
 def mute(stream: IO[str]) -> None:

@@ -18,7 +18,13 @@ from pathlib import Path
 from rlflame import fleets, presets, running
 from rlflame.config import RunConfig
 from rlflame.display.json_lines import JsonDisplay
-from rlflame.errors import CheckpointsDamaged, EnvironmentFailure, NotWritten, RlflameError
+from rlflame.errors import (
+    CheckpointsDamaged,
+    EnvironmentFailure,
+    NotWritten,
+    RlflameError,
+    of_the_system,
+)
 from rlflame.fleet import EventCount, Fleet
 from rlflame.line import Line, Message, end_here
 from rlflame.rollout import own
@@ -52,7 +58,7 @@ def main() -> None:
         except MemoryError:
             _fail(line, RlflameError("Memory ran out.", "fewer seeds side by side: --workers 1"))
         except OSError as error:
-            _fail(line, RlflameError(f"The system said: {error}."))
+            _fail(line, of_the_system(error))
         except BaseException:  # a bug, but an answer all the same
             line.tell("broken", traceback=traceback.format_exc())
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rlflame import __version__
 from rlflame.display.live import Pairs
-from rlflame.display.mouth import say_aside
+from rlflame.display.mouth import canvas, say_aside
 from rlflame.facts import duration
 from rlflame.seeds.board import Row, SeedsBoard
 from rlflame.seeds.crew import Outcome
@@ -44,7 +44,7 @@ class LiveSeeds:
     """A banner, a view that moves while seeds run, and an end block."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or Console(highlight=False, file=canvas())
         self._board: SeedsBoard | None = None
 
     def note(self, text: str) -> None:
