@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
+import re
 
 import numpy as np
 import pytest
@@ -81,7 +83,7 @@ def test_workers_that_did_not_come_are_not_counted_on():
     (row,) = fitted.rows([case(tasks=8)], [cell([1.0], workers=4, there=2)])
     found = worded.Result([case()], [cell([1.0], workers=4, there=2)], look(), True)
     assert fitted._lost(case(tasks=8), row.cell) == (4, pytest.approx(1.0 - 4 * 0.015))
-    assert "Of 4 workers of local, 2 were there" in _text(found)
+    assert "Of 4 workers of local, 2 had tasks or were there." in _text(found)
 
 
 def test_the_overhead_of_a_task_and_of_an_iteration_are_found_again():
@@ -97,6 +99,18 @@ def test_the_overhead_of_a_task_and_of_an_iteration_are_found_again():
     assert (found.fleet, found.cells) == ("local", 4)
     assert found.task_s == pytest.approx(0.003)
     assert found.iteration_s == pytest.approx(0.05)
+
+
+def test_how_far_rows_lie_beside_the_line_is_known():
+    cases = [case(str(tasks), tasks, 15.0) for tasks in (1, 2, 3)]
+    # Beside work of 15 ms a task: 10 ms an iteration, 2 ms a task; the second is 3 ms off.
+    cells = [
+        cell([0.015 * n + 0.010 + 0.002 * n + off], case=str(n))
+        for n, off in ((1, 0.0), (2, 0.003), (3, 0.0))
+    ]
+    (found,) = fitted.overheads(cases, cells)
+    assert (found.task_s, found.iteration_s) == pytest.approx((0.002, 0.011))
+    assert found.misses_s == pytest.approx(0.002)
 
 
 def test_an_overhead_below_nothing_is_none():
@@ -135,7 +149,14 @@ def test_break_even_is_where_a_search_finds_it(workers):
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if faster(middle) else (middle, high)
-    assert fitted.break_even_s(here, there, workers, 100) == pytest.approx(high, abs=1e-9)
+    found = fitted.break_even_s(here, there, workers, 100)
+    assert (found.value, found.low, found.high) == pytest.approx([high] * 3, abs=1e-9)
+    # By as much as a row misses its line, the turning point may be elsewhere.
+    rough = fitted.break_even_s(here, dataclasses.replace(there, misses_s=0.06), workers, 100)
+    fewer = math.ceil(100 / few) - math.ceil(100 / many)
+    assert rough.value == found.value
+    assert rough.high - rough.value == pytest.approx(0.06 / fewer)
+    assert rough.low == pytest.approx(max(0.0, rough.value - 0.06 / fewer))
 
 
 def test_as_many_executors_as_workers_here_never_pay():
@@ -233,7 +254,23 @@ def test_from_when_executors_pay_is_said_only_where_it_was_seen(lost, times, tol
     said = _advice(cases, cells)
     assert ("8 executors win against 1 worker here from" in said) == told
     assert ("8 executors win against 2 workers here from" in said) == told
+    assert "so far beside the line" not in said
     assert ("is lost in what differs" in said) != told
+
+
+def test_a_turning_point_that_nobody_knows_well_is_said_with_how_far_it_may_lie():
+    cases = [case(str(tasks), tasks, 15.0) for tasks in (1, 2, 4)]
+    cells = []
+    for fleet, workers, beside in (("local", 1, 0.0), ("flame", 1, 0.1), ("flame", 8, 0.1)):
+        for one, ms in zip(cases, (3, 8, 9), strict=True):
+            turns = math.ceil(one.tasks / workers)
+            seconds = 0.015 * turns + beside + 0.001 * (ms if workers == 1 else 3)
+            cells.append(cell([seconds] * 3, case=one.name, fleet=fleet, workers=workers))
+    said = _advice(cases, cells)
+    told = r"2 workers here from (\S+) ms an episode on; rows .* any length from (\S+) to (\S+)\."
+    found = re.search(told, said)
+    value, low, high = map(float, found.groups())
+    assert low < value < high
 
 
 def test_executors_that_are_no_more_than_the_cores_here_cannot_win():

@@ -10,7 +10,7 @@ from statistics import median
 
 from rlflame.bench import Case, Cell
 from rlflame.bench.fitted import Overhead, Row, break_even_s, seconds_of
-from rlflame.estimates import FEWEST_SEEDS, compare_medians
+from rlflame.estimates import FEWEST_SEEDS, Interval, compare_medians
 
 #: The iteration that break-even times are said for, as in what others publish.
 EPISODES = 100
@@ -94,9 +94,18 @@ def _break_even(
         else:
             said.append(
                 f"With {EPISODES} episodes an iteration {who} win{'s' * (executors == 1)} against "
-                f"{beside} from {1000.0 * seconds:.3g} ms an episode on."
+                f"{beside} from {_from(seconds)}."
             )
     return said
+
+
+def _from(seconds: Interval) -> str:
+    """With how far it may lie from there, where that can be seen in what is said."""
+    value, low, high = (f"{1000.0 * one:.3g}" for one in (seconds.value, seconds.low, seconds.high))
+    said = f"{value} ms an episode on"
+    if low == value == high:
+        return said
+    return f"{said}; rows lie so far beside the line that it may be any length from {low} to {high}"
 
 
 def _more(cases: Sequence[Case], rows: Sequence[Row]) -> list[str]:

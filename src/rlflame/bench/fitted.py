@@ -51,6 +51,8 @@ class Overhead:
     cells: int
     #: Whether one of the two came out below 0, and is 0 for want of anything better.
     clamped: bool = False
+    #: Of an iteration, by how much the farthest row misses the line.
+    misses_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,8 @@ def overheads(cases: Sequence[Case], cells: Sequence[Cell]) -> list[Overhead]:
         points = [_lost(known[cell.case], cell) for cell in mine]
         if len(points) >= _FEWEST_ROWS and len({turns for turns, _ in points}) > 1:
             task_s, iteration_s, clamped = _fit(np.array(points, np.float64))
-            found.append(Overhead(fleet, task_s, iteration_s, len(points), clamped))
+            misses_s = max(abs(lost - iteration_s - turns * task_s) for turns, lost in points)
+            found.append(Overhead(fleet, task_s, iteration_s, len(points), clamped, misses_s))
     return found
 
 
@@ -155,13 +158,20 @@ def _fit(points: Float64) -> tuple[float, float, bool]:
 
 def break_even_s(
     here: Overhead, there: Overhead, workers: tuple[int, int], episodes: int
-) -> float | None:
-    """Seconds an episode from which `there` is the faster; None where it never is."""
+) -> Interval | None:
+    """Seconds an episode from which `there` is the faster; None where it never is.
+
+    Between as little and as much as rows allow that lie from their lines as far as the farthest.
+    """
     few, many = (ceil(episodes / count) for count in workers)
     if many >= few:
         return None
     more = (there.iteration_s + many * there.task_s) - (here.iteration_s + few * here.task_s)
-    return max(0.0, more / (few - many))
+    missed = here.misses_s + there.misses_s
+    low, value, high = (
+        max(0.0, lost / (few - many)) for lost in (more - missed, more, more + missed)
+    )
+    return Interval(value, low, high)
 
 
 def gains(cells: Sequence[Cell], here: str = "local", there: str = "flame") -> list[Gain]:
