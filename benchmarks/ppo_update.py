@@ -1,6 +1,7 @@
 """PPO's updates as a share of the matrix products in them, one thread.
 
     python benchmarks/ppo_update.py --env hopper,ant --minibatch 64,256
+    python benchmarks/ppo_update.py --csv docs/results/ppo_update.csv
 
 The learner of the environment's own preset learns from numbers drawn at random, and the moments
 between its optimizer steps are taken. In turn with it the products of one update, of the same
@@ -14,11 +15,12 @@ from __future__ import annotations
 
 import os
 
-from script import ended
+from script import ended, table
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
+import csv
 import itertools
 import time
 from unittest import mock
@@ -27,11 +29,14 @@ import numpy as np
 from idle import others, processor
 
 from rlflame import build, presets
+from rlflame.errors import ConfigError
 from rlflame.learner import Batch
 from rlflame.learner.parameters import Adam
 from rlflame.learners import algorithm
 
 ROUNDS = 7
+COLUMNS = ["env", "minibatch", "update_us", "products_us", "matmul_us", "autograd_us",
+           "iteration_ms", "processor", "others_before"]  # fmt: skip
 
 
 class Marked(Adam):
@@ -48,6 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="hopper,halfcheetah,ant")
     parser.add_argument("--minibatch", default="64,256")
+    parser.add_argument("--csv", type=table, help="a table to write, anew")
     options = parser.parse_args()
     sizes = options.minibatch.split(",")
     if not all(size.isdigit() and int(size) for size in sizes):
@@ -56,6 +62,7 @@ def main() -> None:
     print(f"{processor()}, one thread{f', {note} processors at work before' if note else ''}")
     print("environment   minibatch   update us   products us   share   matmul us   autograd us   "
           "times   iteration ms")  # fmt: skip
+    found = []
     for env, size in itertools.product(options.env.split(","), sizes):
         update, products, iteration = measured(env, int(size), "numpy")
         with mock.patch.object(np, "dot", np.matmul):
@@ -64,6 +71,11 @@ def main() -> None:
         print(f"{env:13s} {size:>9s} {update:11.1f} {products:13.1f} {products / update:7.0%} "
               f"{matmul:11.1f} {theirs:13.1f} {theirs / update:7.1f} {iteration:14.1f}",
               flush=True)  # fmt: skip
+        found.append([env, size, *(f"{us:.2f}" for us in (update, products, matmul, theirs)),
+                      f"{iteration:.2f}", processor(), note])  # fmt: skip
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *found])
 
 
 def measured(env: str, rows: int, provider: str) -> tuple[float, float, float]:
@@ -76,6 +88,8 @@ def measured(env: str, rows: int, provider: str) -> tuple[float, float, float]:
     learning = config.learning
     described = build.environment(learning.environment)
     spec = build.policy_spec(learning, described)
+    if spec.action_kind == "discrete":
+        raise ConfigError(f"{env} has choices, and actions are drawn as numbers.", "--env hopper")
     learner = algorithm(learning, spec)
     learner._adam.__class__, learner._adam.marks = Marked, []
     rollout = learning.rollout

@@ -18,6 +18,12 @@ def ended(main: Callable[[], int | None]) -> None:
         sys.exit(main())
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        if not hasattr(error, "hint"):
+            raise
+        # One of rlflame's: a sentence, and what to type next.
+        print(f"{error}\n  hint: {error.hint}", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 1))
 
 
 def positive(text: str) -> int:

@@ -232,3 +232,21 @@ def test_the_start_is_as_recorded() -> None:
         f"{max(times):.2f}], the median of five starts on an idle machine, and none of its "
         "processes has loaded torch by then" in " ".join(PAGE.split())
     )
+
+
+def test_updates_are_those_of_their_record() -> None:
+    with (RESULTS / "ppo_update.csv").open(newline="") as file:
+        record = list(csv.DictReader(file))
+    rows, saved = told("| environment, minibatch | an update |"), []
+    assert len(rows) == len(record) == 6
+    for row in record:
+        assert float(row["others_before"]) <= 0.1
+        name = f"{presets.environment_id(row['env'])}, {row['minibatch']}"
+        parts = ("update_us", "products_us", "matmul_us", "autograd_us")
+        update, products, matmul, autograd = (float(row[part]) for part in parts)
+        saved.append(1.0 - update / matmul)
+        assert rows[name] == [
+            f"{update:.0f}", f"{products:.0f}", f"{products / update:.0%}", f"{matmul:.0f}",
+            f"{autograd:.0f}", f"{autograd / update:.1f}",
+        ]  # fmt: skip
+    assert f"saves between {100 * min(saved):.0f} and {max(saved):.0%} of an update" in PAGE

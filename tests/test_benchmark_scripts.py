@@ -36,8 +36,9 @@ def test_each_says_what_it_takes(name) -> None:
     assert "usage:" in found.stdout
 
 
-def test_an_update_is_timed_beside_its_products_and_autograd() -> None:
-    found = ended("ppo_update.py", "--env", "hopper", "--minibatch", "512")
+def test_an_update_is_timed_beside_its_products_and_autograd(tmp_path) -> None:
+    kept = tmp_path / "updates.csv"
+    found = ended("ppo_update.py", "--env", "hopper", "--minibatch", "512", "--csv", kept)
     assert found.returncode == 0, found.stderr
     head, row = found.stdout.splitlines()[-2:]
     assert head.split() == ["environment", "minibatch", "update", "us", "products", "us", "share",
@@ -48,6 +49,27 @@ def test_an_update_is_timed_beside_its_products_and_autograd() -> None:
     assert 0.0 < float(products) < float(update)
     assert 0.0 < float(products) < float(matmul)
     assert float(times) == pytest.approx(float(autograd) / float(update), abs=0.06)
+    (line,) = csv.DictReader(kept.read_text().splitlines())
+    assert (line["env"], line["minibatch"]) == ("hopper", "512")
+    assert float(line["update_us"]) == pytest.approx(float(update), abs=0.06)
+    assert float(line["autograd_us"]) == pytest.approx(float(autograd), abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("ppo_update.py", "--env", "nope"), 2, "There is no environment 'nope'."),
+        (("ppo_update.py", "--env", "cartpole"), 2, "cartpole has choices"),
+        (("flame_overhead.py",), 3, "No Flame cluster is configured"),
+    ],
+)
+def test_what_rlflame_refuses_is_a_sentence(words, code, said, monkeypatch) -> None:
+    monkeypatch.delenv("FLAME_ENDPOINT", raising=False)
+    found = ended(*words)
+    assert found.returncode == code, found.stderr
+    assert said in found.stderr
+    assert "\n  hint: " in found.stderr
+    assert "Traceback" not in found.stderr
 
 
 @pytest.mark.parametrize(
