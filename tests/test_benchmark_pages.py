@@ -250,3 +250,21 @@ def test_updates_are_those_of_their_record() -> None:
             f"{autograd:.0f}", f"{autograd / update:.1f}",
         ]  # fmt: skip
     assert f"saves between {100 * min(saved):.0f} and {max(saved):.0%} of an update" in PAGE
+
+
+def test_several_learners_are_those_of_their_record() -> None:
+    found = json.loads((RESULTS / "learners.json").read_text("utf-8"))
+    assert found["complete"]
+    assert found["same_bits"]
+    assert not found["busy"]
+    alone, two = found["sides"]
+    assert (alone["learners"], two["learners"]) == (1, 2)
+    assert len(two["runs"]) == 5
+    gain = two["speedup_learning"]
+    exchange = median(run["exchange_s"] / run["learn_s"] for run in two["runs"])
+    assert (
+        f"{gain['value']:.2f} times as fast [{gain['low']:.2f}, {gain['high']:.2f}]; "
+        f"{exchange:.0%} of learning is exchange"
+    ) in PAGE
+    said = f"two learners on two cores are {gain['value']:.2f} times as fast as one"
+    assert said in (DOCS / "learners.md").read_text("utf-8")

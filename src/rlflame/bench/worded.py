@@ -161,7 +161,7 @@ def _losses(result: Result) -> list[Block]:
     blocks: list[Block] = [
         "Shares of the measured time. Latency and dispatch is what is left beside learning and "
         "the episodes themselves, where their length is known; start-up is from opening the fleet "
-        "to the end of its first iterations, and is in no other figure.",
+        "to the end of its first iterations, once a fleet, and is in no other figure.",
         Table(head, body, 2),
     ]
     if result.overheads:
