@@ -158,6 +158,7 @@ STUDIES = {
         "HalfCheetah-v5, 300k": "sac-halfcheetah-300k",
         "Hopper-v5, 300k": "sac-hopper-300k",
         "Ant-v5, 300k, `ant-sac`": "sac-ant-300k",
+        "Walker2d-v5, 300k, `walker2d-sac`": "sac-walker2d-300k",
     },
     ("ppo", "PPO on MuJoCo"): {
         "Hopper-v5, 1M": "ppo-hopper-1m",
