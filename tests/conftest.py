@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+# Begun by nohup, nobody here would hear that a terminal goes away.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Begun in the background of a shell, where Ctrl-C is ignored, and children would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
