@@ -148,7 +148,9 @@ def test_how_many_to_ask_is_a_number_of_executors():
     assert rlflame("cluster-check", "--workers", "0").code == 2
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_ended_while_it_waits_it_leaves_nothing_and_goes(stub, number, code):
     stub.faults.no_executors = True
     running = process("cluster-check")
@@ -160,6 +162,7 @@ def test_ended_while_it_waits_it_leaves_nothing_and_goes(stub, number, code):
         running.kill()
     assert spoken.code == code
     assert "Traceback" not in spoken.err
+    assert "  hint: type the same again" in spoken.err
     assert stub.applications() == []
     assert stub.objects() == {}
     assert [session.state for session in stub.sessions() if session.state == "Open"] == []

@@ -133,37 +133,60 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
         assert (out / name).read_bytes() == (tmp_path / "y" / name).read_bytes()
 
 
-def test_a_terminal_that_goes_away_ends_and_saves_a_run(tmp_path):
-    """Nothing can be said to it any more, neither the progress nor the end."""
+@contextlib.contextmanager
+def on_a_terminal(*words):
+    """A command that has a terminal of its own, and what makes that go away."""
     ours, theirs = pty.openpty()
-    out = tmp_path / "x"
     code = "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     code += "from rlflame.__main__ import main; main()"
-    words = ("train", *LOCAL, "--steps", "9999999")
     running = subprocess.Popen(
-        [sys.executable, "-c", code, *words, "--out", out],
+        [sys.executable, "-c", code, *words],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
         env={**os.environ, "TERM": "xterm"},
     )  # fmt: skip
-    try:
-        os.close(theirs)
-        drained = threading.Thread(target=_drain, args=(ours,), daemon=True)
-        drained.start()
-        until(lambda: list(out.glob("metrics.jsonl")) and (out / "metrics.jsonl").read_text())
-        children = children_of(running.pid)
+    os.close(theirs)
+    threading.Thread(target=_drain, args=(ours,), daemon=True).start()
+
+    def gone():
         running.send_signal(signal.SIGSTOP)  # so that both signals of a terminal are waiting
         running.send_signal(signal.SIGHUP)
         running.send_signal(signal.SIGCONT)
         os.close(ours)
-        assert running.wait(60) == 128 + signal.SIGHUP
+        return running.wait(60)
+
+    try:
+        yield running, gone
     finally:
         running.kill()
         running.wait()
+
+
+def test_a_terminal_that_goes_away_ends_and_saves_a_run(tmp_path):
+    """Nothing can be said to it any more, neither the progress nor the end."""
+    out = tmp_path / "x"
+    with on_a_terminal("train", *LOCAL, "--steps", "9999999", "--out", out) as (running, gone):
+        until(lambda: list(out.glob("metrics.jsonl")) and (out / "metrics.jsonl").read_text())
+        children = children_of(running.pid)
+        assert gone() == 128 + signal.SIGHUP
     until(lambda: not any(map(alive, children)))
     before = (out / "metrics.jsonl").read_text()
     goal = json.loads(before.splitlines()[-1])["steps"] + 128
     assert rlflame("resume", out, "--steps", str(goal), "--fleet", "inline", "-q").code == 0
     assert (out / "metrics.jsonl").read_text().startswith(before)
+
+
+def test_a_terminal_that_goes_away_ends_a_benchmark_that_keeps_what_it_has(tmp_path):
+    words = ("bench", "scaling", "--episode-ms", "0,2000", "--episodes", "8", "--repeat", "3")
+    kept = tmp_path / "x/scaling.json"
+    with on_a_terminal(*words, "--workers", "1", "--compare", "inline", "-o", tmp_path / "x") as (
+        _,
+        gone,
+    ):
+        until(kept.exists)
+        assert gone() == 128 + signal.SIGHUP
+    found = json.loads(kept.read_text())
+    assert not found["complete"]
+    assert [cell["case"] for cell in found["cells"]] == ["0 ms"]
 
 
 def _drain(terminal):

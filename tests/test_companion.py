@@ -266,19 +266,24 @@ def test_runs_with_and_without_a_companion_end_in_the_same_bits(fleet, tmp_path,
     assert logs[0] == logs[1]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_no_companion_outlives_its_run(how, tmp_path):
     words = ("train", "--env", "cartpole", *LONG, "--json", "--steps", "9999999")
-    running = process(*words, "--set", "runtime.companion=on", "--out", tmp_path / "x")
+    running = process(
+        *words, "--set", "runtime.companion=on", "--out", tmp_path / "x", start_new_session=True
+    )
     try:
         until(lambda: companions(running.pid))
         (pid,) = companions(running.pid)
         for line in running.stdout:
             if '"iteration"' in line:
                 break
-        running.send_signal(how)
+        if how in (signal.SIGINT, signal.SIGHUP):
+            os.killpg(running.pid, how)  # as a terminal has it: all hear
+        else:
+            running.send_signal(how)
         spoken = finished(running)
-        assert spoken.code == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[how]
+        assert spoken.code == (-9 if how == signal.SIGKILL else 128 + how)
         until(lambda: gone(pid))
     finally:
         running.kill()

@@ -174,10 +174,11 @@ def test_a_learner_that_stops_in_the_middle_of_an_exchange_is_named(stopped, tmp
     assert not any(map(alive, learners))
 
 
-def test_the_second_signal_ends_a_run_that_waits_for_a_learner(stopped):
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGHUP])
+def test_the_second_signal_ends_a_run_that_waits_for_a_learner(stopped, first):
     """At once, and not when its deadline of ten minutes is over."""
     running, learners, _ = stopped(600)
-    running.send_signal(signal.SIGINT)
+    running.send_signal(first)
     time.sleep(0.3)  # signals of one kind are one until they are delivered
     running.send_signal(signal.SIGINT)
     assert running.wait(timeout=60) in (130, -signal.SIGINT)

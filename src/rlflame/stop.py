@@ -17,7 +17,6 @@ from typing import Any
 from rlflame.errors import Interrupted
 from rlflame.trainer import Stop, StopNow
 
-_WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: What the default action of a second signal has, before the process is ended from outside.
 _GRACE_S = 0.5
 
@@ -42,11 +41,18 @@ def endable(stop: Stop) -> Iterator[None]:
         raise KeyboardInterrupt from None
 
 
+def terminations() -> list[signal.Signals]:
+    """What else than Ctrl-C asks to end; told not to hear that a terminal goes, as by nohup, nobody
+    does."""
+    heeded = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGTERM, *([signal.SIGHUP] if heeded else [])]
+
+
 class SignalStop:
     """SIGINT, SIGTERM and SIGHUP, while it is open; a second one ends the process as usual.
 
-    A terminal that goes away may say so twice, so a SIGHUP is never the second; and whoever was
-    told not to hear it, as by nohup, does not.
+    A terminal that goes away may say so twice and late, so a SIGHUP is never the second, and once
+    one was heard it stays unheard to the end of the process.
     """
 
     def __init__(self) -> None:
@@ -71,9 +77,7 @@ class SignalStop:
             self._waiting = False
 
     def __enter__(self) -> SignalStop:
-        for number in _WISHES:
-            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue
+        for number in (signal.SIGINT, *terminations()):
             self._previous[number] = signal.signal(number, self._handle)
         rung, self._bell = os.pipe()
         os.set_blocking(self._bell, False)
@@ -85,7 +89,7 @@ class SignalStop:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if self.signal_number == signal.SIGHUP:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is saved is still to be told
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.set_wakeup_fd(self._previous_bell)
         os.close(self._bell)
         # Python has one word for both signals, and it is that of Ctrl-C.
@@ -114,8 +118,9 @@ def _end_at_the_second(rung: int) -> None:
     for a learner that hangs, or a simulator does not return, that may be never."""
     heard = 0
     while number := os.read(rung, 1):
-        heard += number[0] in (signal.SIGINT, signal.SIGTERM)
-        if heard == 2:
+        asked = number[0] in (signal.SIGINT, signal.SIGTERM)
+        heard += asked or (number[0] == signal.SIGHUP and not heard)
+        if asked and heard == 2:
             time.sleep(_GRACE_S)
             os._exit(128 + number[0])
     os.close(rung)

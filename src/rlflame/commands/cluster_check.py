@@ -91,8 +91,9 @@ def _verdict(diagnosis: Diagnosis) -> str:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does, so that nothing stays on the cluster."""
+    """Whatever asks to end does so as Ctrl-C does, so that nothing stays on the cluster."""
     from rlflame.errors import Interrupted
+    from rlflame.stop import terminations
 
     heard: list[int] = []
 
@@ -101,13 +102,14 @@ def _terminable() -> Iterator[None]:
         heard.append(number)
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, end)
+    previous = {number: signal.signal(number, end) for number in terminations()}
     try:
         yield
     except KeyboardInterrupt:
         if not heard:
             raise
         said = "Terminated; what was opened on the cluster was closed."
-        raise Interrupted(said, "", heard[0]) from None
+        raise Interrupted(said, "type the same again", heard[0]) from None
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -11,6 +11,7 @@ import errno
 import json
 import math
 import os
+import stat
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -26,9 +27,15 @@ def draws(stream: IO[str] | None) -> bool:
 
 
 def say(text: str) -> None:
-    """Part of the result."""
-    if sys.stdout is not None:
+    """Part of the result. A terminal that is gone has nobody who could be told that it is."""
+    if sys.stdout is None:
+        return
+    try:
         print(text, flush=True)
+    except OSError as error:
+        if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(sys.stdout.fileno()).st_mode):
+            raise
+        mute(sys.stdout)
 
 
 def say_aside(text: str) -> None:
