@@ -439,13 +439,26 @@ def test_a_backend_without_a_measurement_has_no_bar(tmp_path):
         ),
         (("workers,backend,seconds", "1,local,2", "1,local,-2"), "line 3 seconds is '-2'"),
         (("workers,backend,seconds", "1,local,nan"), "line 2 seconds is 'nan'"),
-        (("workers,backend,seconds", "", "1,local"), "line 3 are 2 cells, below a head of 3"),
-        (("workers,backend,seconds", "1,local,2,3"), "line 2 are 4 cells, below a head of 3"),
-        (("workers,backend,seconds", "1,,2"), "line 2 backend is empty"),
+        (
+            ("workers,backend,seconds", "", "1,local"),
+            "line 3 there is not a cell for each of 3 columns, but 2",
+        ),
+        (
+            ("workers,backend,seconds", "1,local,2,3"),
+            "line 2 there is not a cell for each of 3 columns, but 4",
+        ),
+        (("workers,backend,seconds", "1,,2"), "line 2 backend is ''"),
         (("workers,backend,seconds,steps", "1,a,2,9", "2,a,2,"), "line 3 steps is ''"),
         (("workers,backend,seconds,steps", "1,a,2,0"), "steps is '0', and not a number above 0"),
-        (("case,workers,backend,seconds", "x,1,a,2", ",2,a,2"), "line 3 case is empty"),
+        (("case,workers,backend,seconds", "x,1,a,2", ",2,a,2"), "line 3 case is ''"),
         (("workers,backend,seconds,seconds", "1,a,2,3"), "two columns 'seconds'"),
+        (
+            ("workers;backend;seconds", "1;a;2"),
+            "no column 'workers', but 'workers;backend;seconds'",
+        ),
+        (("workers,backend,seconds,steps", "1,a,5e-324,1e300"), "0 seconds a step are not to be"),
+        (("workers,backend,seconds", "1,a,1e308"), "1e+308 seconds are not to be measured"),
+        (("workers,backend,seconds", "1,a\x00b,2"), "and not a name"),
     ],
 )
 def test_a_table_that_is_none(tmp_path, rows, sentence):
@@ -495,6 +508,18 @@ def test_a_backend_that_begins_with_a_line_is_in_the_legend(tmp_path):
     (axes,) = picture.drawn(speedup(path)).axes
     labels = [text.get_text().strip() for text in axes.get_legend().get_texts()]
     assert labels == ["Ideal", "_mine", "yours"]
+
+
+def test_names_are_names_and_no_formulas(tmp_path):
+    path = tmp_path / "a$^{$.csv"
+    rows = (f"{case},{n},{name},{n}" for case in ("$\\bad{$", "b") for name in ("$^{$", "x_$1$")
+            for n in (1, 2))  # fmt: skip
+    path.write_text("\n".join(["case,workers,backend,seconds", *rows]) + "\n")
+    spoken = rlflame("plot", path, "-o", tmp_path / "p.svg")
+    assert spoken.code == 0, spoken.err
+    drawn = (tmp_path / "p.svg").read_text()
+    for name in ("$\\bad{$", "$^{$", "x_$1$", "Speed-up: a$^{$"):
+        assert f">{name}<" in drawn
 
 
 def test_where_there_is_no_room_there_are_no_figures(tmp_path):

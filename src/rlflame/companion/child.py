@@ -34,8 +34,7 @@ def learn(link: Link) -> None:
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = pipes()
     die_with_parent()
     try:

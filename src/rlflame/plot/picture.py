@@ -26,6 +26,7 @@ _PANELS_ACROSS, _PANEL_INCHES = 2, 4.4
 _DPI = 120  # 10 inches are 1200 pixels
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: searchable, and set in the reader's font
+    "text.parse_math": False,  # names are names, whatever is in them
     "font.size": 12,
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -22,6 +22,8 @@ SIDES = ("backend", "recipe")
 #: Where they differ: the steps of a run, and the piece of work it did.
 _STEPS, _CASE = "steps", "case"
 _MOST_WORKERS = 1_000_000
+#: Seconds a step, beyond which nobody has measured anything and nothing can be drawn.
+_LEAST_S, _MOST_S = 1e-30, 1e30
 #: A case and a backend.
 Side = tuple[str, str]
 
@@ -58,10 +60,11 @@ def read(table: Path) -> RunTimes:
 def _read(table: Path, lines: Iterator[list[str]]) -> RunTimes:
     head = next(lines, [])
     unit, kind = (next((n for n in names if n in head), names[0]) for names in (UNITS, SIDES))
+    seen = ", ".join(map(repr, head)) or "none at all"
     for name in (unit, kind, *COLUMNS[2:]):
         if name not in head:
             raise CheckpointError(
-                f"{table} has no column {name!r}.",
+                f"{table} has no column {name!r}, but {seen}.",
                 f"a table of run times has the columns {', '.join(COLUMNS)}",
             )
         if head.count(name) > 1:
@@ -87,7 +90,7 @@ def _read(table: Path, lines: Iterator[list[str]]) -> RunTimes:
 
 def _whole(head: Sequence[str], cells: list[str]) -> list[str]:
     if len(cells) != len(head):
-        raise _Wrong(f"are {len(cells)} cells, below a head of {len(head)}")
+        raise _Wrong(f"there is not a cell for each of {len(head)} columns, but {len(cells)}")
     return cells
 
 
@@ -98,10 +101,11 @@ def _row(row: dict[str, str], unit: str, kind: str) -> tuple[tuple[int, Side], f
     seconds = _positive(row, "seconds")
     if _STEPS in row:
         seconds /= _positive(row, _STEPS)
-    if _CASE in row and not row[_CASE].strip():
-        raise _Wrong(f"{_CASE} is empty")
-    if not row[kind].strip():
-        raise _Wrong(f"{kind} is empty")
+    if not _LEAST_S <= seconds <= _MOST_S:
+        raise _Wrong(f"{seconds:g} seconds{' a step' * (_STEPS in row)} are not to be measured")
+    for name in (_CASE, kind):
+        if name in row and not (row[name].strip() and row[name].isprintable()):
+            raise _Wrong(f"{name} is {row[name]!r}, and not a name")
     return (int(count), (row.get(_CASE, ""), row[kind])), seconds
 
 

@@ -20,8 +20,7 @@ from rlflame.rollout.child import HEADER, Kind, pipes, read_frame
 
 def main() -> None:
     """`python -m rlflame.render.studio ANSWERS`, where ANSWERS is an open descriptor."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = pipes()
     frame = read_frame(requests)
     if frame is None:
