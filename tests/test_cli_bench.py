@@ -145,8 +145,12 @@ def test_numbers_that_count_nothing_are_refused(tmp_path):
         spoken = rlflame("bench", "rollouts", "--seconds", seconds)
         assert (spoken.code, "Invalid value for '--seconds'" in spoken.err) == (2, True)
     one = {"name": "a", "unit": "s", "better": "lower", "values": []}
-    for value in (1e308, -1.0, True, "1.0"):
-        found = {"measurements": [{**one, "values": [value]}]}
+    odd = ([True], ["x"], "many", {"a": 1}, [1.0], [0, 0], [-1], None)
+    for changes in (
+        *({"values": [value]} for value in (1e308, -1.0, True, "1.0")),
+        *({"values": [1.0], "retried": retried} for retried in odd),
+    ):
+        found = {"measurements": [{**one, **changes}]}
         (tmp_path / "old.json").write_text(json.dumps(found))
         assert "holds no results of a benchmark" in rlflame("report", "old.json").err
 
@@ -306,6 +310,15 @@ def test_a_replay_is_filled_and_drawn_from():
     assert facts["measurements"][1]["unit"] == "transitions/s"
 
 
+def test_a_replay_takes_whole_rounds_and_says_so():
+    spoken = rlflame(
+        "bench", "replay", "--transitions", "70", "--compare", "inline", "--repeat", "1",
+        "--set", "rollout.num_slots=3", "--set", "rollout.steps=10",
+    )  # fmt: skip
+    assert spoken.code == 0, spoken.err
+    assert "90 transitions of random actions (room is for 70, and a round is 30)" in spoken.out
+
+
 def test_without_a_cluster_flame_is_unreachable():
     spoken = rlflame("bench", "scaling", "--compare", "local,flame", "--workers", "1", *QUICK)
     assert spoken.code == 3
@@ -326,7 +339,9 @@ def test_without_a_cluster_flame_is_unreachable():
         (("--recipe", "flame-report-ant", "--learners", "1,2"), "learners --learners 1,2"),
         (("scaling", "-o", "-"), "-o is '-', and results go into a folder"),
         (("rollouts", "--out", ""), "-o is '', and results go into a folder"),
-        (("replay", "-o", ""), "results go into a folder"),
+        (("replay", "-o", " "), "results go into a folder"),
+        (("replay", "-o", "a\nb"), "results go into a folder"),
+        (("scaling", "-o", "/dev/null", *QUICK), "/dev/null is no folder"),
         (("learners", "-o", "-"), "results go into a folder"),
         (("--recipe", "flame-report-ant", "-o", ""), "results go into a folder"),
         (("--recipe", "dppo", "-o", ""), "results go into a folder"),
@@ -415,7 +430,7 @@ def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "it").write_text("")
     spoken = rlflame("bench", "rollouts", "-o", tmp_path / "it")
     assert spoken.code == 2
-    assert "it is a file, and results go into a folder." in spoken.err
+    assert "it is no folder, and results go into one." in spoken.err
 
 
 def test_workers_without_tasks_are_told(tmp_path):
@@ -568,8 +583,8 @@ def test_a_worker_lost_while_it_is_measured_is_said():
     here = session.Session(None, Ear(), None)
     here._watch(FleetEvent("retried", "", 3, "killed by signal 9"))
     assert told == [
-        "Slot 3 is collected again; its worker: killed by signal 9. What was being measured took "
-        "longer for it."
+        "Slot 3 is collected again; its worker: killed by signal 9. A measurement that it falls "
+        "into takes longer, and is marked."
     ]
 
 
@@ -614,11 +629,11 @@ def test_a_repetition_in_which_a_worker_died_is_marked_wherever_it_is_written(
     before, lost = found["retried"]
     assert (before, lost > 0) == (0, True)
     assert f"{found['name']}, 2 of 2 ({lost} task" in spoken.out
-    assert "went to others, which takes longer" in spoken.out
+    assert "collected again, which takes longer" in spoken.out
     if file == "scaling":
         table = csv.DictReader(pathlib.Path("it/scaling.csv").read_text().splitlines())
         assert [int(row["retried"]) for row in table] == [0, lost]
         assert [one["retried"] for one in facts["cells"][0]["repetitions"]] == [0, lost]
     results = pathlib.Path(f"it/{file}.json")
-    doubt = f"In {results} tasks went to a second worker"
+    doubt = f"In {results} tasks were collected again"
     assert doubt in rlflame("bench", "--diff", results, results).out

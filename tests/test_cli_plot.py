@@ -483,7 +483,8 @@ def test_what_is_for_curves_does_not_count_for_a_table(tmp_path):
     for words in (("-x", "wall"), ("--smooth", "3"), ("--metric", "loss")):
         spoken = rlflame("plot", path, *words)
         assert spoken.code == 2
-        assert f"{words[0]} is {words[1]}, which is for curves" in spoken.err
+        value = int(words[1]) if words[1].isdecimal() else words[1]
+        assert f"{words[0]} is {value!r}, which is for curves" in spoken.err
         assert f"  hint: rlflame plot {path}" in spoken.err
 
 
@@ -501,6 +502,29 @@ def test_of_a_benchmark_the_table_is_named(tmp_path, named):
     assert spoken.code == 2
     assert "a picture of run times is of one .csv" in spoken.err
     assert f"  hint: rlflame plot {path}" in spoken.err
+
+
+@pytest.mark.parametrize("named", ["it", "it/rollouts.json"])
+def test_of_rates_there_is_no_picture(tmp_path, monkeypatch, named):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it/rollouts.json").write_text("{}")
+    spoken = rlflame("plot", named)
+    assert spoken.code == 2
+    assert f"{named}: of these results of a benchmark there is no picture." in spoken.err
+    assert "  hint: rlflame report it/rollouts.json" in spoken.err
+
+
+@pytest.mark.parametrize("words", [("report", "it"), ("report", "it/scaling.csv")])
+def test_who_reports_a_benchmark_by_its_folder_hears_its_file(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it/scaling.json").write_text("{}")
+    spoken = rlflame(*words)
+    assert spoken.code == 2
+    assert "  hint: rlflame report it/scaling.json" in spoken.err
+    spoken = rlflame("bench", "--diff", "it", "it")
+    assert "  hint: rlflame bench --diff it/scaling.json it/scaling.json" in spoken.err
 
 
 def test_a_backend_that_begins_with_a_line_is_in_the_legend(tmp_path):

@@ -53,6 +53,7 @@ _REMEDIES = {
     errno.EDQUOT: "free some of your quota where the output goes, and type the same again",
     errno.EROFS: "have the output go where it may be written, and type the same again",
     errno.EMFILE: "ulimit -n 4096, and type the same again",
+    errno.ENAMETOOLONG: "a shorter name",
     errno.ENOMEM: "free some memory, and type the same again",
 }
 

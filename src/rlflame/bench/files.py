@@ -28,9 +28,9 @@ class Folder:
 
     def __init__(self, path: Path, name: str) -> None:
         self._path, self._name = path, name
-        if path.is_file():
+        if os.path.lexists(path) and not path.is_dir():
             raise ConfigError(
-                f"{path} is a file, and results go into a folder.",
+                f"{path} is no folder, and results go into one.",
                 shell("-o", another(path)),
             )
         there = self._file("json")

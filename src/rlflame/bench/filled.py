@@ -106,8 +106,8 @@ class Filled:
                 f"{crossed:,.1f}" if crossed else NOTHING,
             ))  # fmt: skip
         return [
-            f"{self.fillings[0].fills[0].transitions:,} transitions of random actions: "
-            f"{count(self.case.iterations, 'iteration')} of "
+            f"{self.fillings[0].fills[0].transitions:,} transitions of random actions"
+            f"{self._asked()}: {count(self.case.iterations, 'iteration')} of "
             f"{count(rollout.num_slots, 'fragment')} of {count(rollout.steps, 'step')}, from the "
             f"fleet into the replay, and a batch of {self._batch} out of it after each. Start-up "
             "is in no figure.",
@@ -126,6 +126,15 @@ class Filled:
                 }
             ),
         ]
+
+    def _asked(self) -> str:
+        """Where whole rounds are more than what was wanted, which the replay is as large as."""
+        settings, rollout = self.case.recipe.learning.sac, self.case.recipe.learning.rollout
+        assert settings is not None
+        if settings.buffer_size >= self.fillings[0].fills[0].transitions:
+            return ""
+        each = rollout.columns * rollout.steps
+        return f" (room is for {settings.buffer_size:,}, and a round is {each:,})"
 
     @property
     def _batch(self) -> int:

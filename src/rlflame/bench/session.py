@@ -102,4 +102,6 @@ class Session:
         elif event.kind == "phase":
             self.tell(event.text)
         elif event.kind == "retried" and event.text:
-            self.note(f"{again(event)} What was being measured took longer for it.")
+            self.note(
+                f"{again(event)} A measurement that it falls into takes longer, and is marked."
+            )

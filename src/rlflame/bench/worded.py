@@ -117,7 +117,7 @@ def disturbed(found: Mapping[str, Sequence[int]]) -> list[str]:
     if not which:
         return []
     return [
-        "Workers were lost or slow and their tasks went to others, which takes longer, in "
+        "Workers were lost or slow and their tasks were collected again, which takes longer, in "
         f"{'; '.join(which)}: measure again for figures without."
     ]
 

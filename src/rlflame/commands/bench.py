@@ -314,7 +314,7 @@ def folder_of(out: str | None) -> Path | None:
     """Where results go; an empty name is a variable of the shell that was never set."""
     from rlflame.errors import ConfigError
 
-    if out in ("", "-"):
+    if out is not None and (not out.strip(" -") or not out.isprintable()):
         raise ConfigError(
             f"-o is {out!r}, and results go into a folder.",
             "-o bench, or leave it out and read them here; --json is for programs",
@@ -377,14 +377,16 @@ def _lengths(text: str) -> list[float]:
 
 def _diff(old: Path, new: Path, *, as_json: bool) -> None:
     from rlflame.display.mouth import as_json_text, say
-    from rlflame.errors import ConfigError
-    from rlflame.report import composed, markdown
+    from rlflame.errors import ConfigError, shell
+    from rlflame.report import composed, markdown, measurements
 
-    for path in (old, new):
+    named = [measurements.meant(path) or path for path in (old, new)]
+    for path, file in zip((old, new), named, strict=True):
         if path.suffix != ".json":
+            known = named if file != path else ["old/scaling.json", "new/scaling.json"]
             raise ConfigError(
                 f"{path} is no result of a benchmark, which ends in .json.",
-                "rlflame bench --diff old/scaling.json new/scaling.json",
+                shell("rlflame", "bench", "--diff", *known),
             )
     found = composed.compose([new], [old], MARGIN)
     whole = as_json_text(found.facts, indent=1) if as_json else markdown.written(found.document)

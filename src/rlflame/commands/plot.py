@@ -70,7 +70,7 @@ def plot(
     if out is not None and str(out) != "-":
         picture.check_suffix(out)
     drawing: Drawing
-    if any(_is_table(one) for one in runs):
+    if any(one.suffix == ".csv" or _results(one) for one in runs):
         _check_table(runs, {"-x": axis, "--smooth": smooth, "--metric": metric})
         drawing, where = speedup(runs[0]), runs[0].with_suffix(".png")
     else:
@@ -99,35 +99,34 @@ def plot(
     say(str(where))
 
 
-def _is_table(path: Path) -> bool:
-    return path.suffix == ".csv" or bool(_tables(path))
+def _results(path: Path) -> Path | None:
+    """The results of a benchmark that are named, themselves or by their folder."""
+    from rlflame.report import measurements
 
-
-def _tables(path: Path) -> list[Path]:
-    """Those of a benchmark, beside the JSON named or in the folder named, where no run is."""
-    if path.suffix == ".json":
-        return [table] if (table := path.with_suffix(".csv")).is_file() else []
-    known = ("scaling", "learners", "dppo", "dsac")
-    found = [path / f"{name}.csv" for name in known if (path / f"{name}.json").is_file()]
-    return [table for table in found if table.is_file()]
+    return path if path.suffix == ".json" and path.is_file() else measurements.meant(path)
 
 
 def _check_table(given: list[Path], options: dict[str, object]) -> None:
     """One table of run times, and nothing that is for curves."""
-    from rlflame.errors import ConfigError, shell
+    from rlflame.errors import ConfigError, typed
 
-    tables = [table for one in given for table in ([one] if one.suffix == ".csv" else _tables(one))]
     if len(given) > 1 or given[0].suffix != ".csv":
         named = ", ".join(map(str, given))
-        raise ConfigError(
-            f"{named}: a picture of run times is of one .csv.",
-            shell("rlflame", "plot", tables[0]),
-        )
+        beside = [(found := _results(path)) and found.with_suffix(".csv") for path in given]
+        tables = [table for table in (*given, *beside) if table and table.suffix == ".csv"]
+        there = next((table for table in tables if table.is_file()), None)
+        if there is None:
+            file = next(filter(None, map(_results, given)))
+            raise ConfigError(
+                f"{named}: of these results of a benchmark there is no picture.",
+                typed("report", file),
+            )
+        raise ConfigError(f"{named}: a picture of run times is of one .csv.", typed("plot", there))
     for name, value in options.items():
         if value is not None:
             raise ConfigError(
-                f"{name} is {value}, which is for curves of runs, and {given[0]} has run times.",
-                shell("rlflame", "plot", given[0]),
+                f"{name} is {value!r}, which is for curves of runs, and {given[0]} has run times.",
+                typed("plot", given[0]),
             )
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflame.errors import ConfigError, RlflameError
+from rlflame.errors import ConfigError, RlflameError, typed
 from rlflame.estimates import FEWEST_SEEDS, Verdict
 from rlflame.history import curves, recorded
 from rlflame.history.recorded import Recorded
@@ -49,6 +49,12 @@ class NotShown(RlflameError):
 
 def compose(ours: Sequence[Path], theirs: Sequence[Path], margin: float) -> Composed:
     """`margin` is a share. Benchmark results are .json files, runs are folders."""
+    for path in (*ours, *theirs):
+        if (file := measurements.meant(path)) is not None:
+            raise ConfigError(
+                f"{path} is of a benchmark, whose results are in its .json file.",
+                typed("report", file),
+            )
     tables = [path for path in (*ours, *theirs) if path.suffix == ".json"]
     if not tables:
         return _of_runs(ours, theirs, margin)

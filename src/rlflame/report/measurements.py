@@ -21,6 +21,8 @@ from rlflame.report.worded import NOTHING, number
 from rlflame.rollout.threads import THREAD_VARIABLES
 from rlflame.toml import written
 
+#: Of `rlflame bench`'s files, without their ends.
+NAMES = ("scaling", "rollouts", "replay", "learners", "dppo", "dsac")
 _MATTERS = ("processor", "usable_cores", "blas", "python")
 _BEYOND = 1e100
 _SMALL = 1e-6
@@ -98,10 +100,19 @@ def read(path: Path) -> Results:
     given = [one.name for one in found if any(one.retried)]
     if given:
         doubts.append(
-            f"In {path} tasks went to a second worker, which takes longer, while this was "
-            f"measured: {'; '.join(given)}."
+            f"In {path} tasks were collected again, which takes longer, while this was measured: "
+            f"{'; '.join(given)}."
         )
     return Results(str(path), tuple(found), _surroundings(data), tuple(doubts))
+
+
+def meant(path: Path) -> Path | None:
+    """The results of a benchmark that whoever names their folder, or their table, may mean."""
+    if path.suffix == ".json" or (path / "config.toml").exists():
+        return None
+    named = [path / f"{name}.json" for name in NAMES] if path.is_dir() else []
+    found = [*named, *([path.with_suffix(".json")] if path.suffix == ".csv" else [])]
+    return next((file for file in found if file.is_file()), None)
 
 
 def _surroundings(data: dict[str, Any]) -> dict[str, str]:
@@ -128,15 +139,24 @@ def _measurement(entry: dict[str, object]) -> Measurement:
     numbers = tuple(float(value) for value in values)
     if not all(0.0 <= value < _BEYOND for value in numbers):
         raise ValueError("not finite, or of nothing that can be measured")
-    higher, again = entry["better"] == "higher", entry.get("retried")
+    higher = entry["better"] == "higher"
     return Measurement(
         str(entry["name"]),
         str(entry.get("unit", "")),
         higher,
         numbers,
         _table(entry.get("work")),
-        tuple(count for count in again if type(count) is int) if isinstance(again, list) else (),
+        _counts(entry.get("retried", []), len(numbers)),
     )
+
+
+def _counts(found: object, times: int) -> tuple[int, ...]:
+    """One of each value, or none where nothing says any."""
+    if not isinstance(found, list) or len(found) not in (0, times):
+        raise ValueError("not a count of each value")
+    if not all(decoded.is_count(count) for count in found):
+        raise ValueError("not counts")
+    return tuple(found)
 
 
 def changes(
@@ -206,7 +226,9 @@ def _change(one: Measurement, other: Measurement, margin: float) -> Change:
                 "compare results of the same benchmark",
             )
     if 0.0 in other.values:
-        raise ConfigError(f"{one.name} was 0, of which there are no percent.", "leave it out")
+        raise ConfigError(
+            f"{one.name} was 0 before, of which there are no percent.", "measure it again"
+        )
     sign = 1.0 if one.higher_is_better else -1.0
     ours, theirs = (sign * np.array(side.values, np.float64) for side in (one, other))
     return Change(
