@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from rlflame import presets
-from rlflame.bench import published
+from rlflame.bench import Case, Cell, Repetition, fitted, published
+from rlflame.bench.cases import sleeping
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "results"
@@ -268,3 +269,35 @@ def test_several_learners_are_those_of_their_record() -> None:
     ) in PAGE
     said = f"two learners on two cores are {gain['value']:.2f} times as fast as one"
     assert said in (DOCS / "learners.md").read_text("utf-8")
+
+
+def test_what_a_task_costs_is_fitted_to_the_record() -> None:
+    """And from when executors would pay, as far as that is known."""
+    cases: dict[str, Case] = {}
+    cells: dict[tuple[str, str, int], Cell] = {}
+    with (RESULTS / "scaling.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            name, fleet, workers = row["case"], row["backend"], int(row["workers"])
+            if name not in cases:
+                (cases[name],), _ = sleeping(
+                    [float(name.split()[0])], 8, episodes=int(row["episodes"])
+                )
+            cell = cells.setdefault(
+                (name, fleet, workers), Cell(name, fleet, workers, workers, workers, None)
+            )
+            spent = (float(row[part]) for part in ("seconds", "collect_s", "learn_s"))
+            cell.repetitions.append(Repetition(*spent, 0, 0, None, ""))
+    local, flame = fitted.overheads([*cases.values()], [*cells.values()])
+    found = fitted.break_even_s(local, flame, (2, 8), 100)
+    assert found is not None
+    said = " ".join(PAGE.split())
+    assert (
+        f"a task costs {1e3 * local.task_s:.1f} ms beside its episode on local workers and "
+        f"{1e3 * flame.task_s:.1f} ms on executors, and an iteration "
+        f"{1e3 * local.iteration_s:.0f} ms and {1e3 * flame.iteration_s:.0f} ms"
+    ) in said
+    assert found.low == 0.0
+    assert (
+        f"from episodes of {1e3 * found.value:.1f} ms on, or from anything up to "
+        f"{1e3 * found.high:.1f} ms"
+    ) in said
