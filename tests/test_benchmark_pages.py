@@ -136,12 +136,16 @@ def test_both_cores_are_at_work_for_as_long_as_recorded() -> None:
         r"([\d.]+)% on Walker2d and ([\d.]+)% on Ant",
         " ".join(PAGE.split()),
     )
-    rows = recorded("ppo_alone.csv")
-    assert {row["steps"] for row in rows} == {"1000000"}
-    assert [f"{float(row['rlflame_all_busy']):.1%}" for row in rows] == [
-        f"{n}%" for n in said.groups()
-    ]
-    assert min(float(row["rlflame_all_busy"]) for row in rows) >= 0.9
+    shares: dict[str, list[float]] = {}
+    for row in recorded("ppo_alone.csv"):
+        assert row["steps"] == "1000000"
+        shares.setdefault(row["env"], []).append(float(row["rlflame_all_busy"]))
+    assert [*shares] == ["Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5"]
+    assert {len(each) for each in shares.values()} == {5}
+    assert [f"{median(each):.1%}" for each in shares.values()] == [f"{n}%" for n in said.groups()]
+    # The page says of the one below the mark that it is.
+    assert [env for env, each in shares.items() if median(each) < 0.9] == ["HalfCheetah-v5"]
+    assert "HalfCheetah, whose run is over in 35 seconds" in " ".join(PAGE.split())
 
 
 def test_what_staleness_saves_is_as_recorded() -> None:
