@@ -62,6 +62,9 @@ class Link:
         self._move(self._headed(memoryview(wire.encode(value))), [])
 
     def hear(self) -> Any:
+        """The next message, for which one waits asleep: it comes when others have worked."""
+        if not self._arrival.poll(self._deadline_ms):
+            raise Silent
         head = bytearray(_HEAD.size)
         self._move([], [memoryview(head)])
         payload = bytearray(self._length(head))

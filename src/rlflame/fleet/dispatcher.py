@@ -13,7 +13,7 @@ import os
 import selectors
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,12 +123,18 @@ class Dispatcher:
     def forget(self, policy_id: str) -> None:
         with self._lock:
             self._known.discard(policy_id)
+            # Nobody waits for that: it goes with what is sent next, or at the next tick.
             self._forget.append(policy_id)
-            self._wake()
 
-    def add(self, jobs: Sequence[Job]) -> None:
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Each goes to an idle child at once, if there is one: others may still be made."""
+        for job in jobs:
+            with self._lock:
+                self._jobs.add([job])
+                if self._over is None:
+                    # Not by the thread, which would have to be woken, and wait for this one.
+                    self._dispatch()
         with self._lock:
-            self._jobs.add(jobs)
             if self._over is not None:
                 self._abandon(self._over)
             self._wake()
@@ -179,7 +185,7 @@ class Dispatcher:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    # In the thread. What touches jobs is called with the lock held.
+    # In the thread. What touches jobs, or what is sent, is called with the lock held.
 
     def _serve(self) -> None:
         try:
@@ -203,7 +209,8 @@ class Dispatcher:
                         os.read(self._wake_read, 4096)
                 elif child in self._children:
                     if events & selectors.EVENT_WRITE:
-                        child.process.flush()
+                        with self._lock:
+                            child.process.flush()
                     if key.fd == child.process.answers:
                         self._receive(child)
             for child in [child for child in self._children if child.process.exited]:

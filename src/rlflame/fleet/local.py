@@ -88,14 +88,14 @@ class LocalFleet(Closing):
             weights = {task.policy_id: self._policies[task.policy_id] for task in tasks}
         for task in tasks:
             self._observer(FleetEvent("submitted", task.purpose, task.slot))
-        stacks, jobs = stacked(tasks, self.capacity), []
-        for number, task in enumerate(stacks):
-            job = Job(task, wire.encode(task), weights[task.policy_id], answers)
-            jobs.append(job)
-            # Those that can begin at once need not wait until all are encoded.
-            if number < self.capacity:
-                self._dispatcher.add([job])
-        self._dispatcher.add(jobs[self.capacity :])
+        jobs: list[Job] = []
+
+        def made() -> Iterator[Job]:
+            for task in stacked(tasks, self.capacity):
+                jobs.append(Job(task, wire.encode(task), weights[task.policy_id], answers))
+                yield jobs[-1]
+
+        self._dispatcher.add(made())
         return _LocalSubmission(self._dispatcher, jobs, answers)
 
     def probe(self) -> FleetReport:

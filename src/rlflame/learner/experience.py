@@ -44,14 +44,15 @@ def side_by_side(fragments: Sequence[Fragment], behaviour: PolicyArrays) -> Batc
 
     def joined(name: str) -> Array:
         parts: list[Array] = [getattr(fragment, name) for fragment in fragments]
+        if idle is None:
+            return np.concatenate(parts, axis=1)
         out = np.zeros((steps, len(lengths), *parts[0].shape[2:]), parts[0].dtype)
         column = 0
         for part in parts:
             out[: len(part), column : column + part.shape[1]] = part
             column += part.shape[1]
-        if idle is not None:
-            # A row whose episode has ended is carried along in its worker: none of that counts.
-            out[idle] = 0
+        # A row whose episode has ended is carried along in its worker: none of that counts.
+        out[idle] = 0
         return out
 
     columns = [len(fragment.lengths) for fragment in fragments]

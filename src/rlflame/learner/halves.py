@@ -65,6 +65,8 @@ class Work(Protocol):
     """What of the work on a batch is done here."""
 
     part: slice
+    #: Whether the actor is learned here, and with it what else a policy consists of.
+    acts: bool
 
     def gradient(self, minibatch: Minibatch, count: int) -> tuple[Float32, float, Metrics]:
         """The gradient, of which `part` counts; the norm of all of it; the sums of all."""
@@ -80,6 +82,7 @@ class Whole:
     """Both networks are learned here, if not by other learners as well."""
 
     part = slice(None)
+    acts = True
 
     def __init__(
         self, provider: Provider[Minibatch], shards: Shards, parameters: FlatVector
@@ -113,6 +116,7 @@ class Half:
         partner: Partner,
     ) -> None:
         self._name = name
+        self.acts = name == "actor"
         self._provider = provider
         self._partner = partner
         places = parts(parameters)

@@ -82,6 +82,9 @@ class Ppo:
             ended = batch.terminated | batch.truncated
             rewards = rewards * self._scaler.scale(rewards, ended, batch.valid)
         seen = normalised(batch, self._network)
+        if self._network.normalise and self._work.acts:
+            # Not before it is needed: whoever has the critic makes its estimates meanwhile.
+            self._normaliser.merge(batch.observations, batch.valid)
         samples = _Samples(
             seen, self._provider, self._shards, self._work, settings, rewards, discount
         )
@@ -97,8 +100,6 @@ class Ppo:
         if settings.clip_range_value is not None:
             metrics["clip_range_vf"] = settings.clip_range_value
         self._iterations += 1
-        if self._network.normalise:
-            self._normaliser.merge(batch.observations, batch.valid)
         self._shards.end()
         return metrics
 
