@@ -289,17 +289,18 @@ class Dispatcher:
 
     def _dispatch(self) -> None:
         """Hand queued jobs to idle children; a slot goes back to the child that last ran it."""
+        for child in self._children:
+            if child.hello is not None and child.job is None and self._jobs:
+                job = self._jobs.take(child)
+                self._jobs.runs(job)
+                self._give(child, job)
+        # Behind the jobs, which somebody waits for.
         for name in self._forget:
             for child in self._children:
                 if name in child.policies:
                     child.policies.discard(name)
                     self._send(child, Kind.FORGET, wire.encode({"id": name}))
         self._forget.clear()
-        for child in self._children:
-            if child.hello is not None and child.job is None and self._jobs:
-                job = self._jobs.take(child)
-                self._jobs.runs(job)
-                self._give(child, job)
 
     def _give(self, child: _Child, job: Job) -> None:
         child.job = job
