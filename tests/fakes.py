@@ -299,7 +299,7 @@ def unstable_hopper(**kwargs: Any) -> gymnasium.Env:
 
 
 class Loud(gymnasium.Env):
-    """Says a lot at each step, in one way or another; or does not come back."""
+    """Says a lot at each step, in one way or another; or does not come back, or ends it all."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -314,6 +314,8 @@ class Loud(gymnasium.Env):
     def step(self, action):
         if self.how == "hang":
             time.sleep(3600.0)
+        if self.how == "exit":
+            os._exit(3)
         words = "so loud " * 2000 + "\n"
         if self.how == "print":
             print(words)

@@ -311,11 +311,20 @@ def test_a_process_that_dies_is_told_with_how_and_what_it_said():
     with SideBySide(loud("descriptor 2"), 2, NeverStop()) as beside:
         os.kill(beside._children[1].pid, signal.SIGKILL)
         with pytest.raises(
-            RlflameError, match=r"on its own\. Process \d+: killed by signal 9"
+            RlflameError,
+            match=r"^Process \d+, which is measured, was killed by signal 9, SIGKILL\.$",
         ) as caught:
             beside.measure(0.0, Rate("inline", 2))
         assert "so loud" in caught.value.detail
         assert "--workers 1" in caught.value.hint
+
+
+def test_a_process_that_its_environment_ends_is_said_to_be_ended_by_it():
+    with (
+        pytest.raises(RlflameError, match=r"on its own\. Process \d+: ended with exit code 3\.$"),
+        SideBySide(loud("exit"), 1, NeverStop()) as beside,
+    ):
+        beside.measure(0.0, Rate("inline", 1))
 
 
 def test_processes_of_which_one_hangs_are_ended_at_once_by_a_stop():

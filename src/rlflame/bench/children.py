@@ -7,6 +7,7 @@ took and their `seconds`. Must not know: what is stepped, and how.
 from __future__ import annotations
 
 import select
+import signal
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
@@ -16,8 +17,12 @@ from rlflame.fleet import Closing
 from rlflame.line import Line, Message
 from rlflame.rollout import wire
 from rlflame.rollout.child import Kind
-from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
+from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended, what_became_of_it
 from rlflame.trainer import Stop
+
+
+#: What ends a process through no fault of what it does.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 
 
 class Children(Closing):
@@ -68,10 +73,11 @@ class Children(Closing):
         return [found[number] for number in range(len(self._children))]
 
     def _lost(self, child: WorkerProcess, error: Exception) -> RlflameError:
-        how = str(error) or how_it_ended(child.retire())
-        return RlflameError(
-            f"{self._refusal} Process {child.pid}: {how}.", self._hint, child.printed().strip()
-        )
+        code = child.retire()
+        said = f"{self._refusal} Process {child.pid}: {str(error) or how_it_ended(code)}."
+        if not str(error) and -code in _FROM_OUTSIDE:
+            said = f"Process {child.pid}, which is measured, {what_became_of_it(code)}."
+        return RlflameError(said, self._hint, child.printed().strip())
 
     def close(self) -> None:
         while self._children:
