@@ -20,7 +20,6 @@ from rlflame.rollout.child import Kind
 from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended, what_became_of_it
 from rlflame.trainer import Stop
 
-
 #: What ends a process through no fault of what it does.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 
