@@ -174,6 +174,10 @@ STUDIES = {
         "LunarLander-v3, 1M": "ppo-lunarlander-1m",
         "Swimmer-v5, 1M": "ppo-swimmer-1m",
     },
+    ("reinforce_long", "REINFORCE for three million steps"): {
+        "Hopper-v5, 3M": "reinforce-hopper-3m",
+        "HalfCheetah-v5, 3M": "reinforce-halfcheetah-3m",
+    },
     ("wide", "PPO for clusters"): {
         "Hopper-v5, 3M, `hopper-ppo-wide`": "wide-hopper-3m",
         "Walker2d-v5, 3M": "wide-walker2d-3m",
