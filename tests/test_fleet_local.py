@@ -230,6 +230,61 @@ def test_a_death_behind_a_pipe_that_somebody_else_holds_open_is_noticed(
     assert bench.told("retried") == ["killed by signal 9, SIGKILL"]
 
 
+def test_a_worker_that_died_while_it_was_idle_is_given_no_task(benches: list[Bench]) -> None:
+    """Nor where its pipe is still open: its death is not the doing of the task."""
+    benches.append(Bench(1, max_retries=0))
+    (bench,) = benches
+    list(bench.start(slots(1, FAKE)))
+    (child,) = bench.children()
+    held = [
+        os.open(f"/proc/{child.process.pid}/fd/{name}", os.O_WRONLY)
+        for name in os.listdir(f"/proc/{child.process.pid}/fd")
+        if os.path.samestat(
+            os.stat(f"/proc/{child.process.pid}/fd/{name}"), os.fstat(child.process.answers)
+        )
+    ]
+    os.kill(child.process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT)
+    assert len(list(bench.start(slots(1, FAKE)))) == 1
+    assert bench.told("retried") == []
+    for descriptor in held:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("where", ["behind what was written", "before anything is"])
+def test_ctrl_c_while_a_task_is_handed_out_costs_that_task_alone(
+    where: str, benches: list[Bench], monkeypatch: Any
+) -> None:
+    benches.append(Bench(1, max_retries=0))
+    (bench,) = benches
+    expected = [wire.encode(fragment) for fragment in bench.start(slots(1, FAKE))]
+    (before,) = bench.fleet.pids()
+    dispatcher = bench.fleet._dispatcher
+
+    def interrupted(really: Any) -> Any:
+        def interrupt(*given: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return really(*given)
+            monkeypatch.undo()
+            if where == "behind what was written":
+                really(*given)
+            raise KeyboardInterrupt
+
+        return interrupt
+
+    if where == "behind what was written":
+        # As if it had come between a write and what keeps count of it.
+        monkeypatch.setattr(os, "write", interrupted(os.write))
+    else:
+        monkeypatch.setattr(dispatcher, "_give", interrupted(dispatcher._give))
+    with pytest.raises(KeyboardInterrupt):
+        bench.start(slots(1, FAKE))
+    assert [wire.encode(fragment) for fragment in bench.start(slots(1, FAKE))] == expected
+    assert bench.told("retried") == []
+    assert bench.told("cancelled") == [""]
+    assert bench.fleet.pids() != [before]
+
+
 def test_an_environment_that_hangs_is_named_after_two_deadlines(bench: Bench) -> None:
     tasks = slots(2, rows=3, steps=30)
     victim = tasks[1].states[2].seed

@@ -20,8 +20,11 @@ from rlflame.rollout.child import Kind
 from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended, what_became_of_it
 from rlflame.trainer import Stop
 
-#: What ends a process through no fault of what it does.
+#: With these, as a rule, somebody else ends a process, or the system does where memory runs out.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
+
+#: For a process whose pipe is closed to be seen to have ended by itself.
+_GRACE_S = 1.0
 
 
 class Children(Closing):
@@ -72,7 +75,7 @@ class Children(Closing):
         return [found[number] for number in range(len(self._children))]
 
     def _lost(self, child: WorkerProcess, error: Exception) -> RlflameError:
-        code = child.retire()
+        code = child.retire(_GRACE_S)
         said = f"{self._refusal} Process {child.pid}: {str(error) or how_it_ended(code)}."
         if not str(error) and -code in _FROM_OUTSIDE:
             said = f"Process {child.pid}, which is measured, {what_became_of_it(code)}."

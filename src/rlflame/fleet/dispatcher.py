@@ -48,6 +48,8 @@ class _Child:
     moved_at: float = 0.0
     #: Whether the selector tells when its pipe has room again.
     backlog: bool = False
+    #: While something is sent; for whoever has the lock else, that Ctrl-C came in the middle of it.
+    torn: bool = False
 
 
 class Dispatcher:
@@ -127,12 +129,17 @@ class Dispatcher:
             self._forget.append(policy_id)
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Each goes to an idle child at once, if there is one: others may still be made."""
+        """Each goes to an idle child at once, if there is one: others may still be made.
+
+        Where Ctrl-C comes in between, the caller has nothing to wait for and must cancel them.
+        """
         for job in jobs:
             with self._lock:
+                alone = not self._jobs
                 self._jobs.add([job])
-                if self._over is None:
-                    # Not by the thread, which would have to be woken, and wait for this one.
+                if alone and self._over is None:
+                    # Not by the thread, which would have to be woken, and wait for this one. But
+                    # nobody else's jobs, which Ctrl-C must not take along.
                     self._dispatch()
         with self._lock:
             if self._over is not None:
@@ -290,16 +297,22 @@ class Dispatcher:
     def _dispatch(self) -> None:
         """Hand queued jobs to idle children; a slot goes back to the child that last ran it."""
         for child in self._children:
-            if child.hello is not None and child.job is None and self._jobs:
+            idle = child.hello is not None and child.job is None and not child.torn
+            # A process that has ended is not replaced yet, and its end is no job's doing.
+            if self._jobs and idle and not child.process.exited:
+                child.torn = True
                 job = self._jobs.take(child)
                 self._jobs.runs(job)
                 self._give(child, job)
+                child.torn = False
         # Behind the jobs, which somebody waits for.
         for name in self._forget:
             for child in self._children:
-                if name in child.policies:
+                if name in child.policies and not child.torn:
+                    child.torn = True
                     child.policies.discard(name)
                     self._send(child, Kind.FORGET, wire.encode({"id": name}))
+                    child.torn = False
         self._forget.clear()
 
     def _give(self, child: _Child, job: Job) -> None:
@@ -337,6 +350,10 @@ class Dispatcher:
         """Notice what no pipe tells: silence, and endless output."""
         now = self._clock()
         for child in list(self._children):
+            if child.torn:
+                # Half a frame, or one twice: it would take all that follows for something else.
+                self._mourn(child, "was being given a task when that was interrupted")
+                continue
             self._watch_backlog(child)
             child.process.trim_output()
             silent_s = now - child.moved_at

@@ -95,7 +95,11 @@ class LocalFleet(Closing):
                 jobs.append(Job(task, wire.encode(task), weights[task.policy_id], answers))
                 yield jobs[-1]
 
-        self._dispatcher.add(made())
+        try:
+            self._dispatcher.add(made())
+        except BaseException:
+            self._dispatcher.cancel(jobs)
+            raise
         return _LocalSubmission(self._dispatcher, jobs, answers)
 
     def probe(self) -> FleetReport:

@@ -44,9 +44,10 @@ def side_by_side(fragments: Sequence[Fragment], behaviour: PolicyArrays) -> Batc
 
     def joined(name: str) -> Array:
         parts: list[Array] = [getattr(fragment, name) for fragment in fragments]
+        shape = (steps, len(lengths), *parts[0].shape[2:])
         if idle is None:
-            return np.concatenate(parts, axis=1)
-        out = np.zeros((steps, len(lengths), *parts[0].shape[2:]), parts[0].dtype)
+            return np.concatenate(parts, axis=1, out=np.empty(shape, parts[0].dtype))
+        out = np.zeros(shape, parts[0].dtype)
         column = 0
         for part in parts:
             out[: len(part), column : column + part.shape[1]] = part
