@@ -177,6 +177,9 @@ STUDIES = {
     ("reinforce_long", "REINFORCE for three million steps"): {
         "Hopper-v5, 3M": "reinforce-hopper-3m",
         "HalfCheetah-v5, 3M": "reinforce-halfcheetah-3m",
+        "Walker2d-v5, 3M": "reinforce-walker2d-3m",
+        "Ant-v5, 3M": "reinforce-ant-3m",
+        "CartPole-v1, 200k": "reinforce-cartpole-200k",
     },
     ("wide", "PPO for clusters"): {
         "Hopper-v5, 3M, `hopper-ppo-wide`": "wide-hopper-3m",
