@@ -279,7 +279,9 @@ def test_ctrl_c_while_a_task_is_handed_out_costs_that_task_alone(
         monkeypatch.setattr(dispatcher, "_give", interrupted(dispatcher._give))
     with pytest.raises(KeyboardInterrupt):
         bench.start(slots(1, FAKE))
-    assert [wire.encode(fragment) for fragment in bench.start(slots(1, FAKE))] == expected
+    bench.wait_aside(bench.start(slots(1, FAKE)))
+    bench.outcome()
+    assert bench.outcomes == expected
     assert bench.told("retried") == []
     assert bench.told("cancelled") == [""]
     assert bench.fleet.pids() != [before]

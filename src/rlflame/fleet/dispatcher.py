@@ -1,5 +1,7 @@
-"""The thread that keeps worker processes busy: hands out jobs, replaces what dies, ends what hangs.
+"""What keeps worker processes busy: hands out jobs, replaces what dies, ends what hangs.
 
+A thread does that, but whoever adds a job gives it to an idle child itself: to wake the thread, and
+have it wait for the interpreter, takes longer than to send it.
 A child that dies is replaced and its job given to another, which by design returns the same
 fragment; a child whose environment does not answer is killed. Must not know: who submits, how
 policies are counted, what fragments are for.
@@ -13,7 +15,7 @@ import os
 import selectors
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,8 +50,17 @@ class _Child:
     moved_at: float = 0.0
     #: Whether the selector tells when its pipe has room again.
     backlog: bool = False
-    #: While something is sent; for whoever has the lock else, that Ctrl-C came in the middle of it.
-    torn: bool = False
+    #: Between the first and the last of what belongs together. It is sent with the lock held, so
+    #: whoever comes to the lock and sees this knows that Ctrl-C came in the middle of it.
+    unsettled: bool = False
+
+
+@contextlib.contextmanager
+def _settled(child: _Child) -> Iterator[None]:
+    """What is done inside belongs together; where it is interrupted, the child stays unsettled."""
+    child.unsettled = True
+    yield
+    child.unsettled = False
 
 
 class Dispatcher:
@@ -138,8 +149,7 @@ class Dispatcher:
                 alone = not self._jobs
                 self._jobs.add([job])
                 if alone and self._over is None:
-                    # Not by the thread, which would have to be woken, and wait for this one. But
-                    # nobody else's jobs, which Ctrl-C must not take along.
+                    # Nobody else's jobs, which Ctrl-C must not take along.
                     self._dispatch()
         with self._lock:
             if self._over is not None:
@@ -297,22 +307,20 @@ class Dispatcher:
     def _dispatch(self) -> None:
         """Hand queued jobs to idle children; a slot goes back to the child that last ran it."""
         for child in self._children:
-            idle = child.hello is not None and child.job is None and not child.torn
+            idle = child.hello is not None and child.job is None and not child.unsettled
             # A process that has ended is not replaced yet, and its end is no job's doing.
             if self._jobs and idle and not child.process.exited:
-                child.torn = True
-                job = self._jobs.take(child)
-                self._jobs.runs(job)
-                self._give(child, job)
-                child.torn = False
+                with _settled(child):
+                    job = self._jobs.take(child)
+                    self._jobs.runs(job)
+                    self._give(child, job)
         # Behind the jobs, which somebody waits for.
         for name in self._forget:
             for child in self._children:
-                if name in child.policies and not child.torn:
-                    child.torn = True
-                    child.policies.discard(name)
-                    self._send(child, Kind.FORGET, wire.encode({"id": name}))
-                    child.torn = False
+                if name in child.policies and not child.unsettled:
+                    with _settled(child):
+                        child.policies.discard(name)
+                        self._send(child, Kind.FORGET, wire.encode({"id": name}))
         self._forget.clear()
 
     def _give(self, child: _Child, job: Job) -> None:
@@ -350,7 +358,7 @@ class Dispatcher:
         """Notice what no pipe tells: silence, and endless output."""
         now = self._clock()
         for child in list(self._children):
-            if child.torn:
+            if child.unsettled:
                 # Half a frame, or one twice: it would take all that follows for something else.
                 self._mourn(child, "was being given a task when that was interrupted")
                 continue

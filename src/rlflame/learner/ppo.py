@@ -83,7 +83,7 @@ class Ppo:
             rewards = rewards * self._scaler.scale(rewards, ended, batch.valid)
         seen = normalised(batch, self._network)
         if self._network.normalise and self._work.acts:
-            # Not before it is needed: whoever has the critic makes its estimates meanwhile.
+            # Here, where somebody else who has the critic makes its estimates meanwhile.
             self._normaliser.merge(batch.observations, batch.valid)
         samples = _Samples(
             seen, self._provider, self._shards, self._work, settings, rewards, discount
