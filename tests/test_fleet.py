@@ -248,7 +248,11 @@ def test_an_observer_may_ask_the_fleet_in_turn(kind: str) -> None:
     with FLEETS[kind](curious) as fleet:
         fleet.probe()
         list(Watched(fleet, []).send(slots(3)))
-    assert asked == {"submitted": 3, "running": 3, "done": 3}
+    # A task that an observer holds up may be given to a second worker, and runs twice then.
+    doubled = asked.pop("speculated", 0)
+    assert asked.keys() == {"submitted", "running", "done"}
+    assert asked["submitted"] == asked["done"] == 3
+    assert 3 <= asked["running"] <= 3 + doubled
 
 
 def test_weights_are_named_by_their_content(watched: Watched) -> None:
