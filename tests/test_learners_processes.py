@@ -247,11 +247,14 @@ def test_no_learner_and_no_file_outlives_the_first(begun, tmp_path):
     assert not any((tmp_path / "temporary").iterdir())
 
 
-def test_a_signal_saves_and_ends_all_learners(begun, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_all_learners_hear_saves_and_ends_them(number, begun, tmp_path):
+    """As from a terminal, by Ctrl-C or in going away: the first decides when it is over."""
     running, learner = begun
-    running.send_signal(signal.SIGINT)
+    os.kill(learner, number)
+    running.send_signal(number)
     spoken = finished(running, 120.0)
-    assert spoken.code == 130
+    assert spoken.code == 128 + number
     assert not alive(learner)
     assert checkpoint.load(tmp_path / "x/latest.safetensors").progress.steps > 0
 
