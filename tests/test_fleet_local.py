@@ -259,7 +259,7 @@ def test_ctrl_c_while_a_task_is_handed_out_costs_that_task_alone(
     (bench,) = benches
     expected = [wire.encode(fragment) for fragment in bench.start(slots(1, FAKE))]
     (before,) = bench.fleet.pids()
-    dispatcher = bench.fleet._dispatcher
+    (child,) = bench.children()
 
     def interrupted(really: Any) -> Any:
         def interrupt(*given: Any) -> Any:
@@ -276,7 +276,7 @@ def test_ctrl_c_while_a_task_is_handed_out_costs_that_task_alone(
         # As if it had come between a write and what keeps count of it.
         monkeypatch.setattr(os, "write", interrupted(os.write))
     else:
-        monkeypatch.setattr(dispatcher, "_give", interrupted(dispatcher._give))
+        monkeypatch.setattr(child, "give", interrupted(child.give))
     with pytest.raises(KeyboardInterrupt):
         bench.start(slots(1, FAKE))
     bench.wait_aside(bench.start(slots(1, FAKE)))

@@ -15,17 +15,17 @@ import os
 import selectors
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rlflame.errors import FleetError, RlflameError
 from rlflame.rollout import wire
 from rlflame.rollout.child import Kind
 from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
-from rlflame.rollout.spec import Fragment, RolloutFailure, Whereabouts
+from rlflame.rollout.spec import Fragment, RolloutFailure
 
 from . import Meter, Observer, checked, environment_failure, ignore
+from .children import Child
 from .jobs import Job, JobQueue, broken, died, hung, tell
 
 _TICK_S = 0.2
@@ -35,32 +35,6 @@ _KILLED_START_ATTEMPTS = 12
 _START_DEADLINE_S = 120.0
 #: Of a thread that may have begun when Ctrl-C came, or may not.
 _INTERRUPTED_S = 2.0
-
-
-@dataclass(eq=False, repr=False)
-class _Child:
-    """A worker process and what it was given."""
-
-    process: WorkerProcess
-    hello: dict[str, str] | None = None
-    job: Job | None = None
-    policies: set[str] = field(default_factory=set)
-    #: Where its task stood at the last beat, and when that last changed.
-    position: Whereabouts | None = None
-    moved_at: float = 0.0
-    #: Whether the selector tells when its pipe has room again.
-    backlog: bool = False
-    #: Between the first and the last of what belongs together. It is sent with the lock held, so
-    #: whoever comes to the lock and sees this knows that Ctrl-C came in the middle of it.
-    unsettled: bool = False
-
-
-@contextlib.contextmanager
-def _settled(child: _Child) -> Iterator[None]:
-    """What is done inside belongs together; where it is interrupted, the child stays unsettled."""
-    child.unsettled = True
-    yield
-    child.unsettled = False
 
 
 class Dispatcher:
@@ -99,7 +73,7 @@ class Dispatcher:
         os.set_blocking(self._wake_write, False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
-        self._children: list[_Child] = []
+        self._children: list[Child] = []
         self._served = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="rlflame-fleet", daemon=True)
         serves = False
@@ -220,7 +194,7 @@ class Dispatcher:
     def _serve_until_closed(self) -> None:
         while not self._closing:
             for key, events in self._selector.select(timeout=_TICK_S):
-                child: _Child | None = key.data
+                child: Child | None = key.data
                 if child is None:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
@@ -245,7 +219,7 @@ class Dispatcher:
         """Tell the observer, without the lock: it may ask the fleet something in turn."""
         tell(self._jobs, self._lock, self._observer)
 
-    def _receive(self, child: _Child) -> bool:
+    def _receive(self, child: Child) -> bool:
         """Take in what a child has sent; False when there was nothing or is no more."""
         try:
             for kind, payload in child.process.receive():
@@ -260,7 +234,7 @@ class Dispatcher:
             return False
         return True
 
-    def _frame(self, child: _Child, kind: Kind, payload: bytes) -> None:
+    def _frame(self, child: Child, kind: Kind, payload: bytes) -> None:
         if kind is Kind.RESULT:
             self._meter.received(len(payload))
             self._finished(child, payload)
@@ -269,8 +243,7 @@ class Dispatcher:
         with self._lock:
             if kind is Kind.BEAT:
                 position = (message["slot"], message["row"], message["seed"], message["step"])
-                if position != child.position:
-                    child.position, child.moved_at = position, self._clock()
+                child.beat(position, self._clock())
             elif kind is Kind.HELLO:
                 child.hello = message
                 self._failed_starts = 0
@@ -281,7 +254,7 @@ class Dispatcher:
                 trace = message["traceback"]
                 self._jobs.end(job, broken(job.task, trace, child.process.printed()))
 
-    def _finished(self, child: _Child, payload: bytes) -> None:
+    def _finished(self, child: Child, payload: bytes) -> None:
         with self._lock:
             job, child.job = child.job, None
             # Feed the child before this thread spends time on what it brought.
@@ -307,52 +280,18 @@ class Dispatcher:
     def _dispatch(self) -> None:
         """Hand queued jobs to idle children; a slot goes back to the child that last ran it."""
         for child in self._children:
-            idle = child.hello is not None and child.job is None and not child.unsettled
-            # A process that has ended is not replaced yet, and its end is no job's doing.
-            if self._jobs and idle and not child.process.exited:
-                with _settled(child):
+            if self._jobs and child.idle:
+                with child.settled():
                     job = self._jobs.take(child)
                     self._jobs.runs(job)
-                    self._give(child, job)
+                    new = child.give(job, self._clock())
+                    if new and job.task.policy_id not in self._known:
+                        self._forget.append(job.task.policy_id)
         # Behind the jobs, which somebody waits for.
         for name in self._forget:
             for child in self._children:
-                if name in child.policies and not child.unsettled:
-                    with _settled(child):
-                        child.policies.discard(name)
-                        self._send(child, Kind.FORGET, wire.encode({"id": name}))
+                child.forget(name)
         self._forget.clear()
-
-    def _give(self, child: _Child, job: Job) -> None:
-        child.job = job
-        child.moved_at, child.position = self._clock(), None
-        name = job.task.policy_id
-        if name not in child.policies:
-            self._send(child, Kind.POLICY, job.policy)
-            child.policies.add(name)
-            if name not in self._known:
-                self._forget.append(name)
-        self._send(child, Kind.TASK, job.payload)
-
-    def _send(self, child: _Child, kind: Kind, payload: bytes) -> None:
-        self._meter.sent(len(payload))
-        child.process.send(kind, payload)
-        self._watch_backlog(child)
-
-    def _watch_backlog(self, child: _Child) -> None:
-        """A child that is slow to read must not hold up this thread."""
-        if child.backlog == child.process.backlog:
-            return
-        child.backlog = child.process.backlog
-        if child.backlog:
-            self._selector.register(child.process.requests, selectors.EVENT_WRITE, child)
-        else:
-            self._selector.unregister(child.process.requests)
-
-    def _unwatch(self, child: _Child) -> None:
-        for pipe in (child.process.answers, child.process.requests):
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(pipe)
 
     def _check_children(self) -> None:
         """Notice what no pipe tells: silence, and endless output."""
@@ -362,7 +301,7 @@ class Dispatcher:
                 # Half a frame, or one twice: it would take all that follows for something else.
                 self._mourn(child, "was being given a task when that was interrupted")
                 continue
-            self._watch_backlog(child)
+            child.watch_backlog()
             child.process.trim_output()
             silent_s = now - child.moved_at
             if child.hello is None and silent_s > _START_DEADLINE_S:
@@ -370,7 +309,7 @@ class Dispatcher:
             elif child.job is not None and silent_s > self._step_deadline_s:
                 self._hung(child, child.job)
 
-    def _hung(self, child: _Child, job: Job) -> None:
+    def _hung(self, child: Child, job: Job) -> None:
         self._replace(child)
         job.hangs += 1
         # Once may be the machine's fault (it slept, it swapped); a hang repeats itself.
@@ -380,14 +319,14 @@ class Dispatcher:
         elif not job.ended:
             self._jobs.again(job, "did not answer in time")
 
-    def _lost(self, child: _Child, how: str = "") -> None:
+    def _lost(self, child: Child, how: str = "") -> None:
         with self._lock:
             if child in self._children:
                 self._mourn(child, how)
 
-    def _mourn(self, child: _Child, how: str = "") -> None:
+    def _mourn(self, child: Child, how: str = "") -> None:
         """A child is no more: put another in its place, and give its task to somebody else."""
-        self._unwatch(child)
+        child.unwatch()
         code = child.process.retire(grace_s=0.0 if how else 5.0)
         attempts = _KILLED_START_ATTEMPTS if code < 0 and not how else _START_ATTEMPTS
         how = how or how_it_ended(code)
@@ -414,20 +353,19 @@ class Dispatcher:
         running = [child.job for child in self._children if child.job]
         self._jobs.abandon(self._over, running)
 
-    def _replace(self, child: _Child) -> None:
+    def _replace(self, child: Child) -> None:
         """Another process where this one was; none once the fleet is over."""
-        self._unwatch(child)
+        child.unwatch()
         child.process.retire()
         self._jobs.leave(child)
         place = self._children.index(child)
         self._children[place : place + 1] = [self._start()] if self._over is None else []
 
-    def _start(self, process: WorkerProcess | None = None) -> _Child:
+    def _start(self, process: WorkerProcess | None = None) -> Child:
         process = process or WorkerProcess(show_output=self._show_output)
-        child = _Child(process, moved_at=self._clock())
-        self._selector.register(process.answers, selectors.EVENT_READ, child)
+        child = Child(process, self._selector, self._meter, self._clock())
         if self._environment is not None:
-            self._send(child, Kind.PREPARE, wire.encode({"id": self._environment}))
+            child.send(Kind.PREPARE, wire.encode({"id": self._environment}))
         return child
 
 
