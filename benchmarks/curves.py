@@ -22,7 +22,7 @@ from rlflame.history import curves
 from rlflame.history.averaged import Curve, alone, together
 from rlflame.plot import Chart, Panels, Series, picture
 
-PEER = "stable-baselines3"
+PEERS = {"-zoo-sb3": "stable-baselines3, tuned by its zoo", "-sb3": "stable-baselines3"}
 
 
 def main() -> None:
@@ -57,7 +57,8 @@ def panel(rows: list[dict[str, str]], id: str) -> Chart:
 
 
 def label(row: dict[str, str]) -> str:
-    return PEER if row["algo"].endswith("-sb3") else f"rlflame, {row['preset']}"
+    peers = [name for end, name in PEERS.items() if row["algo"].endswith(end)]
+    return peers[0] if peers else f"rlflame, {row['preset']}"
 
 
 def series(name: str, rows: list[dict[str, str]]) -> Series:
