@@ -1,8 +1,8 @@
 """Train presets over several seeds and say what they reached: a CSV, IQM and interval.
 
     python benchmarks/learning.py floors                 # the learning floors, 5 seeds each
-    python benchmarks/learning.py reinforce              # default against classic, equal steps
-    python benchmarks/learning.py sac --seeds 0-2 --csv docs/results/sac.csv
+    python benchmarks/learning.py reinforce --csv docs/results/reinforce.csv  # default, classic
+    python benchmarks/learning.py sac --seeds 0-4 --csv docs/results/sac.csv
     python benchmarks/learning.py ppo --seeds 0-9 --csv docs/results/ppo.csv
     python benchmarks/learning.py long --seeds 0-9 --csv docs/results/reinforce_long.csv
     python benchmarks/learning.py wide --seeds 0-4 --csv docs/results/wide.csv
