@@ -260,7 +260,12 @@ def append(path: Path, lines: list[dict[str, object]]) -> None:
         writer = csv.DictWriter(file, COLUMNS)
         if new:
             writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows({name: short(value) for name, value in line.items()} for line in lines)
+
+
+def short(value: object) -> object:
+    """A float with six digits, which is more than twenty episodes can tell, and a third as long."""
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def report(studies: list[Study], seeds: list[int], path: Path) -> None:
