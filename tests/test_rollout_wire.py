@@ -6,7 +6,7 @@ import dataclasses
 import json
 import struct
 import zlib
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -14,8 +14,9 @@ import rollouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from typing_extensions import TypeAliasType
 
-from rlflame.rollout import spec, wire
+from rlflame.rollout import fields, spec, wire
 from rlflame.rollout.wire import WireError
 
 quick = settings(max_examples=25, deadline=None, derandomize=True, database=None)
@@ -539,3 +540,22 @@ def test_nothing_is_ever_unpickled() -> None:
     source = wire.__spec__.loader.get_source(wire.__name__)
     assert "import pickle" not in source
     assert "allow_pickle" not in source
+
+
+def test_an_array_is_known_where_numpy_gives_its_alias_a_name(monkeypatch):
+    """As numpy does from 2.5 on, where the language lets it."""
+    scalar = TypeVar("scalar", bound=np.generic)
+    named = TypeAliasType(
+        "NDArray", np.ndarray[tuple[Any, ...], np.dtype[scalar]], type_params=(scalar,)
+    )
+    monkeypatch.setattr(fields, "NDArray", named)
+    kind = dataclasses.make_dataclass(
+        "Kind", [("numbers", named[np.float32]), ("more", named[Any] | None)]
+    )
+    numbers, more = (fits for fits, _ in fields.checks_of(kind).values())
+    assert numbers(np.zeros(2, np.float32))
+    assert not numbers(np.zeros(2))
+    assert not numbers(None)
+    assert more(None)
+    assert more(np.zeros(2))
+    assert not more("words")

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 Check = Callable[[Any], bool]
 
@@ -30,6 +31,8 @@ def _check(hint: Any) -> Check:
     origin = typing.get_origin(hint)
     if origin is np.ndarray:
         return _array_check(typing.get_args(typing.get_args(hint)[1])[0])
+    if origin is NDArray:  # an alias with a name of its own, since numpy 2.5
+        return _array_check(typing.get_args(hint)[0])
     if origin is typing.Literal:
         words = typing.get_args(hint)
         return lambda item: item in words
