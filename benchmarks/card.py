@@ -1,0 +1,98 @@
+"""A PPO update on a processor and on a graphics card, by width of the networks and by minibatch.
+
+    python benchmarks/card.py --width 64,256,1024 --minibatch 64,1024,8192
+    python benchmarks/card.py --threads 16 --csv docs/results/card.csv
+
+The learner of hopper's preset, with two layers of each width, learns from numbers drawn at random:
+by numpy on one thread, by numpy on `--threads` of them, and by torch on the card. What is timed, as
+it passes, is an epoch over four minibatches with values, advantages and shuffling, as a run has
+them; a quarter of that, the least of five, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import os
+import time
+
+from idle import others, processor
+from ppo_update import drawn
+from script import ended, positive, table
+
+from rlflame import build, presets
+from rlflame.errors import ConfigError
+from rlflame.learner.leaves import card, cuda_available
+from rlflame.learners import algorithm
+from rlflame.rollout import blas
+
+ROUNDS = 5
+MINIBATCHES = 4
+COLUMNS = ["width", "minibatch", "one_thread_ms", "threads", "threads_ms", "card_ms", "processor",
+           "card", "others_before"]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--width", default="64,256,1024")
+    parser.add_argument("--minibatch", default="64,1024,8192")
+    parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
+    parser.add_argument("--csv", type=table, help="a table to write, anew")
+    options = parser.parse_args()
+    sizes = [options.width.split(","), options.minibatch.split(",")]
+    if not all(size.isdigit() and int(size) for size in itertools.chain(*sizes)):
+        parser.error("--width and --minibatch are whole numbers from 1 on, with commas between")
+    if not cuda_available():
+        raise ConfigError("torch finds no CUDA device here.", "run this where there is a card")
+    note = others()
+    print(f"{processor()}, {card()}")
+    print(f"width   minibatch   one thread ms   {options.threads} threads ms   card ms")
+    found = []
+    for width, rows in itertools.product(*sizes):
+        # Where products are made, and by how many threads of the processor.
+        sides = [("numpy", 1), ("numpy", options.threads), ("torch", 1)]
+        learners = [made(int(width), int(rows), provider) for provider, _ in sides]
+        times: list[list[float]] = [[] for _ in sides]
+        for number in range(ROUNDS + 1):
+            for place, (_, threads) in enumerate(sides):
+                learner, batch = learners[place]
+                blas.set_threads(threads)
+                begun = time.perf_counter()
+                learner.update(batch, 0.0)
+                if number:
+                    times[place].append(1e3 * (time.perf_counter() - begun) / MINIBATCHES)
+        one, many, there = map(min, times)
+        print(f"{width:>5s}{rows:>12s}{one:16.2f}{many:16.2f}{there:10.2f}", flush=True)
+        found.append([width, rows, f"{one:.3f}", options.threads, f"{many:.3f}", f"{there:.3f}",
+                      processor(), card(), note])  # fmt: skip
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *found])
+
+
+def made(width: int, rows: int, provider: str):  # type: ignore[no-untyped-def]
+    """A learner, by numpy on the processor or by torch on the card, and what it learns from."""
+    config, _ = presets.resolve(
+        environment="hopper",
+        sets=[
+            f"ppo.minibatch_size={rows}",
+            "ppo.epochs=1",
+            f"network.hidden=[{width}, {width}]",
+            f"learning.provider={provider}",
+            f"learning.device={'cuda' if provider == 'torch' else 'cpu'}",
+            "rollout.num_slots=1",
+            f"rollout.envs_per_slot={MINIBATCHES}",
+            f"rollout.steps={rows}",
+        ],
+        continuous=build.acts_continuously,
+    )
+    learning = config.learning
+    spec = build.policy_spec(learning, build.environment(learning.environment))
+    learner = algorithm(learning, spec)
+    rollout = learning.rollout
+    return learner, drawn(rollout.steps, rollout.columns, spec, learner.policy())
+
+
+if __name__ == "__main__":
+    ended(main)
