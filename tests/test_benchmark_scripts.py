@@ -60,11 +60,13 @@ def test_an_update_is_timed_beside_its_products_and_autograd(tmp_path) -> None:
     [
         (("ppo_update.py", "--env", "nope"), 2, "There is no environment 'nope'."),
         (("ppo_update.py", "--env", "cartpole"), 2, "cartpole has choices"),
+        (("card.py",), 2, "torch finds no CUDA device here."),
         (("flame_overhead.py",), 3, "No Flame cluster is configured"),
     ],
 )
 def test_what_rlflame_refuses_is_a_sentence(words, code, said, monkeypatch) -> None:
     monkeypatch.delenv("FLAME_ENDPOINT", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     found = ended(*words)
     assert found.returncode == code, found.stderr
     assert said in found.stderr

@@ -1,0 +1,147 @@
+"""What others have where rlflame's presets were measured: from the records, for docs/results.md.
+
+    python benchmarks/beside.py ppo
+    python benchmarks/beside.py elsewhere | wide | sac | reinforce
+
+Trains nothing. P4 is the mean of the last twentieth of the evaluations in training and P2 the best
+mean over seeds that its evaluations have. Of stable-baselines3, run by `control.py` and
+`ppo_vs_sb3.py` here, it is the mean of all evaluations after 95% of the steps. Minutes are those of
+the timed pairs and, of SAC, of the updates timed in turn; theirs with the defaults. Published
+figures are those of docs/results/peers.csv, which says where each is from.
+"""
+
+from __future__ import annotations
+
+import argparse
+from decimal import ROUND_HALF_UP, Decimal
+from statistics import median
+
+import numpy as np
+from script import ended
+from time_to_return import curves, records
+
+from rlflame.estimates import best_mean, over, tail_mean
+
+#: The record of each group, and its studies.
+GROUPS = {
+    "ppo": ("ppo", [f"ppo-{env}-1m" for env in ("hopper", "halfcheetah", "walker2d", "ant")]),
+    "elsewhere": (
+        "ppo",
+        [
+            "ppo-cartpole-100k",
+            "ppo-pendulum-100k",
+            "ppo-mountaincarcontinuous-100k",
+            "ppo-lunarlander-1m",
+            "ppo-swimmer-1m",
+        ],
+    ),
+    "wide": ("wide", [f"wide-{env}-3m" for env in ("hopper", "walker2d", "halfcheetah")]),
+    "sac": (
+        "sac",
+        [
+            "sac-pendulum-20k",
+            *(f"sac-{env}-300k" for env in ("halfcheetah", "hopper", "ant", "walker2d")),
+        ],
+    ),
+    "reinforce": (
+        "reinforce_long",
+        [
+            *(f"reinforce-{env}-3m" for env in ("hopper", "halfcheetah", "walker2d", "ant")),
+            "reinforce-cartpole-200k",
+        ],
+    ),
+}
+NAMES = {
+    env.partition("-")[0].lower(): env
+    for env in ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5", "Swimmer-v5",
+                "CartPole-v1", "Pendulum-v1", "LunarLander-v3", "MountainCarContinuous-v0")
+}  # fmt: skip
+#: The steps of the groups that have one.
+STEPS = {"ppo": 1_000_000, "sac": 300_000}
+#: Those of stable-baselines3 that were run here: the column, the record and its name for them.
+CONTROLS = {
+    "ppo": [("its defaults, here", "ppo_control.csv", "ppo-sb3"),
+            ("as its zoo tuned it, here", "ppo_zoo_control.csv", "ppo-zoo-sb3")],
+    "sac": [("its defaults, here", "sac_control.csv", "sac-sb3")],
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("group", choices=GROUPS)
+    print("\n".join(table(parser.parse_args().group)))
+
+
+def table(group: str) -> list[str]:
+    record, studies = GROUPS[group]
+    controls = CONTROLS.get(group, [])
+    timed = group in CONTROLS
+    head = ["environment", "rlflame: P4, P2", *["minutes"] * timed]
+    head += [column if place else f"stable-baselines3, {column}"
+             for place, (column, _, _) in enumerate(controls)]  # fmt: skip
+    head += [*["minutes"] * timed, "published"]
+    lines = [head, ["---"] * len(head)]
+    published = records("peers.csv")
+    ours = records(f"{record}.csv")
+    for study in studies:
+        env = NAMES[study.split("-")[1]]
+        found = curves(row for row in ours if (row["study"], row["final"]) == (study, "0"))
+        tails, best = np.array([tail_mean(y) for _, y in found]), best_mean(found)
+        assert best is not None
+        cells = [env, f"{spread(tails)}, {best[1].mean:,.0f} ({len(found)} seeds)"]
+        minutes = taken(group, env) if timed else ("", "")
+        cells += minutes[:timed]
+        cells += [control(name, label, env, STEPS[group]) for _, name, label in controls]
+        cells += minutes[1 : 1 + timed]
+        said = [peer(row) for row in published if row["study"] == study]
+        lines.append([*cells, "; ".join(said)])
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def spread(values: np.ndarray) -> str:
+    found = over(values)
+    return f"{found.mean:,.0f} ± {found.std:,.0f}"
+
+
+def control(name: str, label: str, env: str, steps: int) -> str:
+    found = curves(row for row in records(name) if (row["algo"], row["env"]) == (label, env))
+    late = np.array([returns[x > 0.95 * steps].mean() for x, returns in found])
+    return f"{spread(late)} ({len(late)})" if found else ""
+
+
+def taken(group: str, env: str) -> tuple[str, str]:
+    """Minutes of this many steps on two idle cores, ours and theirs with its defaults."""
+    if group == "ppo":
+        pairs = [row for row in records("ppo_vs_sb3.csv")
+                 if (row["env"], row["steps"], row["set"]) == (env, "1000000", "")
+                 and row["sb3_s"]]  # fmt: skip
+        found = [median(float(row[side]) for row in pairs) for side in ("rlflame_s", "sb3_s")]
+        return f"{found[0] / 60:.1f}", f"{found[1] / 60:.1f}"
+    if env not in ("Hopper-v5", "HalfCheetah-v5"):
+        return "", ""
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    rows = records(f"sac_vs_sb3_{env.partition('-')[0].lower()}.csv")
+    for side, threads in {(row["side"], row["threads"]) for row in rows}:
+        turns = [float(row["updates_per_s"]) for row in rows
+                 if (row["side"], row["threads"]) == (side, threads)]  # fmt: skip
+        if side != "limit":
+            rates[side == "rlflame"].append(median(turns))
+    # Updates begin after 10,000 of the 300,000 steps.
+    ours, theirs = (f"{290_000 / max(rates[side]) / 60:.0f}" for side in (True, False))
+    return ours, theirs
+
+
+def peer(row: dict[str, str]) -> str:
+    deviation = f" ± {whole(row['deviation'])}" if row["deviation"] else ""
+    seeds = f"{row['seeds']} seeds" if row["seeds"] != "1" else "1 run"
+    _, _, version = row["environment"].partition("-")
+    return f"{row['project']} {whole(row['mean'])}{deviation} ({version}, {seeds})"
+
+
+def whole(number: str) -> str:
+    """As one rounds by hand."""
+    return f"{Decimal(number).quantize(Decimal(1), ROUND_HALF_UP):,}"
+
+
+if __name__ == "__main__":
+    ended(main)

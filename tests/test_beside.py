@@ -1,0 +1,62 @@
+"""What others have beside the presets: the page is what the script prints from the records."""
+
+from __future__ import annotations
+
+import csv
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "results.md").read_text("utf-8")
+
+
+@pytest.fixture
+def script(monkeypatch) -> dict[str, Any]:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return runpy.run_path(str(ROOT / "benchmarks" / "beside.py"))
+
+
+@pytest.mark.parametrize("group", ["ppo", "elsewhere", "wide", "sac", "reinforce"])
+def test_the_page_has_what_the_script_prints(group, script) -> None:
+    lines = script["table"](group)
+    assert len(lines) > 4
+    assert "\n".join(lines) + "\n\n" in PAGE
+
+
+def test_every_published_figure_is_in_a_table_and_has_a_source() -> None:
+    with (ROOT / "docs" / "results" / "peers.csv").open(newline="") as file:
+        peers = list(csv.DictReader(file))
+    assert len(peers) > 30
+    for peer in peers:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{7}:\S+", peer["source"])
+        assert peer["measure"] in ("final", "P2", "P3", "P4")
+        assert f"{peer['project']} {float(peer['mean']) + 1e-6:,.0f}" in PAGE
+
+
+def test_the_mean_of_a_control_is_that_of_what_comes_after_nine_tenths_and_a_half(script) -> None:
+    made = [
+        {"algo": "x", "env": "e", "seed": str(seed), "step": str(step), "return_mean": str(mean)}
+        for seed, shift in ((0, 0.0), (1, 10.0))
+        for step, mean in ((50, 900.0), (95, 800.0), (96, 10.0 + shift), (101, 30.0 + shift))
+    ]
+    script["control"].__globals__["records"] = lambda name: made
+    assert script["control"]("", "x", "e", 100) == "25 ± 7 (2)"
+    assert script["control"]("", "x", "another", 100) == ""
+
+
+def test_what_the_best_of_theirs_has_is_on_record(script) -> None:
+    said = re.search(
+        r"has ([\d,]+) on Hopper, ([\d,]+) on Walker2d, ([\d,]+) on Ant and ([\d,]+) on Half",
+        " ".join(PAGE.split()),
+    )
+    assert said is not None
+    best = []
+    for env in ("Hopper-v5", "Walker2d-v5", "Ant-v5", "HalfCheetah-v5"):
+        lines = [row for row in script["records"]("ppo_control.csv") if row["env"] == env]
+        late = [y[x > 950_000].mean() for x, y in script["curves"](lines)]
+        best.append(f"{max(late):,.0f}")
+    assert list(said.groups()) == best
