@@ -300,6 +300,23 @@ def test_what_is_learned_by_when_is_as_recorded(title, prefix, steps) -> None:
         assert means == expected, study
 
 
+def test_what_the_family_was_tuned_by_is_as_recorded() -> None:
+    ended = [row for row in table("tuning.csv") if row["final"] == "1"]
+    text = (DOCS / "experiments.md").read_text("utf-8")
+    told = list(rows(section(text, "PPO on MuJoCo, 1M steps")))
+    assert len({study for study, *_ in told}) == len(told) == 29
+    for study, _, _, where, returns, middle_half, _ in told:
+        mine = sorted((int(row["seed"]), float(row["return_mean"]))
+                      for row in ended if row["study"] == study)  # fmt: skip
+        env, first, last = re.match(r"(\w+), (\d+)-(\d+)", where).groups()
+        assert study.startswith(env.lower())
+        assert [seed for seed, _ in mine] == list(range(int(first), int(last) + 1))
+        assert returns == ", ".join(f"{value:.0f}" for _, value in mine)
+        found = iqm_interval([np.array([value for _, value in mine])])
+        expected = f"{found.value:.0f} [{found.low:.0f}, {found.high:.0f}]"
+        assert middle_half == (expected if len(mine) > 2 else "-"), study
+
+
 @pytest.mark.parametrize(
     ("title", "studies"),
     [("SAC", ["sac-ant-batch-b128", "sac-walker2d-tianshou", "sac-walker2d-nstep3",
