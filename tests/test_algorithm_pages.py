@@ -53,15 +53,15 @@ def table(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def finals(data: str, study: str, column: str = "return_mean") -> list[float]:
+def finals(data: str, study: str, column: str = "return_mean", seeds: int = 5) -> list[float]:
     """Of seeds 0 to 4, in their order."""
     found = {
         int(row["seed"]): float(row[column])
         for row in table(data)
         if row["study"] == study and row["final"] == "1"
     }
-    assert set(found) == {0, 1, 2, 3, 4}, study
-    return [found[seed] for seed in range(5)]
+    assert set(found) == {*range(seeds)}, study
+    return [found[seed] for seed in range(seeds)]
 
 
 def middle(five: list[float]) -> float:
@@ -98,12 +98,22 @@ def test_returns_over_seeds_are_those_of_the_data_and_each_has_its_command(algor
     found = [row for row in rows(section(page(algorithm), "Results")) if len(row) == 5]
     assert found
     for _, iqm, interval, worst, command in found:
-        study = re.fullmatch(r"`python benchmarks/learning\.py floors ([\w-]+)`", command)[1]
-        five = finals("learning.csv", study)
-        assert iqm == f"{middle(five):.1f}"
-        assert worst == f"{min(five):.1f}"
-        ends = iqm_interval([np.array(five)])
+        group, study = re.fullmatch(
+            r"`python benchmarks/learning\.py (ppo|long) ([\w-]+) --seeds 0-9`", command
+        ).groups()
+        record = {"ppo": "ppo.csv", "long": "reinforce_long.csv"}[group]
+        ten = finals(record, study, seeds=10)
+        assert worst == f"{min(ten):.1f}"
+        ends = iqm_interval([np.array(ten)])
+        assert iqm == f"{ends.value:.1f}"
         assert interval == f"[{ends.low:.1f}, {ends.high:.1f}]"
+
+
+def test_what_the_family_had_as_it_began_is_on_record():
+    page = " ".join((DOCS / "results.md").read_text("utf-8").split())
+    for env in ("Hopper", "HalfCheetah", "Walker2d"):
+        five = iqm_interval([np.array(finals("ppo_first.csv", f"ppo-{env.lower()}-1m"))])
+        assert f"{five.value:,.0f} [{five.low:,.0f}, {five.high:,.0f}] on {env}" in page
 
 
 def test_the_default_and_the_classic_of_reinforce_are_those_of_the_data():
@@ -220,7 +230,7 @@ def test_a_table_of_studies_is_that_of_its_record(record, title) -> None:
             curves.append(
                 tuple(np.array([float(row[n]) for row in seen]) for n in ("step", "return_mean"))
             )
-        found = iqm_interval([np.array([*ended.values()])])
+        found = iqm_interval([np.array([ended[seed] for seed in sorted(ended)])])
         places = 1 if abs(float(floor or found.value)) < 1000 else 0
         tail, best = over(np.array([tail_mean(y) for _, y in curves])), best_mean(curves)[1]
         assert iqm == f"{found.value:.{places}f}"
