@@ -238,7 +238,9 @@ def test_a_table_of_studies_is_that_of_its_record(record, title) -> None:
         assert worst == f"{min(ended.values()):.{places}f}"
         assert p4 == f"{tail.mean:.{places}f} ± {tail.std:.{places}f}"
         assert p2 == f"{best.mean:.0f} ± {best.std:.0f}"
-        assert not floor or tail.mean >= float(floor)
+        # The page says of it that it is below.
+        below = what == "Hopper-v5, 300k"
+        assert not floor or (tail.mean < float(floor)) is below, what
         if record == "sac":
             assert f"{what.partition('-')[0]} {found.value:,.{places}f}" in page("sac")
 
