@@ -6,8 +6,8 @@
 Trains nothing. P4 is the mean of the last twentieth of the evaluations in training and P2 the best
 mean over seeds that its evaluations have. Of stable-baselines3, run by `control.py` and
 `ppo_vs_sb3.py` here, it is the mean of all evaluations after 95% of the steps. Minutes are those of
-the timed pairs and, of SAC, of the updates timed in turn; theirs with the defaults. Published
-figures are those of docs/results/peers.csv, which says where each is from.
+the timed pairs with its defaults and, of SAC, of as many updates as were timed in turn on one
+thread each. Published figures are those of docs/results/peers.csv, which says where each is from.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ def table(group: str) -> list[str]:
     controls = CONTROLS.get(group, [])
     timed = group in CONTROLS
     head = ["environment", "rlflame: P4, P2", *["minutes"] * timed]
-    head += [column if place else f"stable-baselines3, {column}"
-             for place, (column, _, _) in enumerate(controls)]  # fmt: skip
-    head += [*["minutes"] * timed, "published"]
+    for place, (column, _, _) in enumerate(controls):
+        head += [f"stable-baselines3, {column}"] if place == 0 else [column]
+        head += ["minutes"] * (place == 0)
+    head.append("published")
     lines = [head, ["---"] * len(head)]
     published = records("peers.csv")
     ours = records(f"{record}.csv")
@@ -89,10 +90,11 @@ def table(group: str) -> list[str]:
         tails, best = np.array([tail_mean(y) for _, y in found]), best_mean(found)
         assert best is not None
         cells = [env, f"{spread(tails)}, {best[1].mean:,.0f} ({len(found)} seeds)"]
-        minutes = taken(group, env) if timed else ("", "")
-        cells += minutes[:timed]
-        cells += [control(name, label, env, STEPS[group]) for _, name, label in controls]
-        cells += minutes[1 : 1 + timed]
+        ours_min, theirs_min = taken(group, env) if timed else ("", "")
+        cells += [ours_min] * timed
+        for place, (_, name, label) in enumerate(controls):
+            cells.append(control(name, label, env, STEPS[group]))
+            cells += [theirs_min] * (place == 0)
         said = [peer(row) for row in published if row["study"] == study]
         lines.append([*cells, "; ".join(said)])
     return ["| " + " | ".join(cells) + " |" for cells in lines]
@@ -119,23 +121,22 @@ def taken(group: str, env: str) -> tuple[str, str]:
         return f"{found[0] / 60:.1f}", f"{found[1] / 60:.1f}"
     if env not in ("Hopper-v5", "HalfCheetah-v5"):
         return "", ""
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    rows = records(f"sac_vs_sb3_{env.partition('-')[0].lower()}.csv")
-    for side, threads in {(row["side"], row["threads"]) for row in rows}:
-        turns = [float(row["updates_per_s"]) for row in rows
-                 if (row["side"], row["threads"]) == (side, threads)]  # fmt: skip
-        if side != "limit":
-            rates[side == "rlflame"].append(median(turns))
-    # Updates begin after 10,000 of the 300,000 steps.
-    ours, theirs = (f"{290_000 / max(rates[side]) / 60:.0f}" for side in (True, False))
-    return ours, theirs
+    # Updates begin after 10,000 of the 300,000 steps. Both learned on one thread.
+    rows = [row for row in records(f"sac_vs_sb3_{env.partition('-')[0].lower()}.csv")
+            if row["threads"] == "1"]  # fmt: skip
+    ours, theirs = (
+        median(float(row["updates_per_s"]) for row in rows if row["side"] == side)
+        for side in ("rlflame", "sb3 1 env")
+    )
+    return f"{290_000 / ours / 60:.0f}", f"{290_000 / theirs / 60:.0f}"
 
 
 def peer(row: dict[str, str]) -> str:
     deviation = f" ± {whole(row['deviation'])}" if row["deviation"] else ""
     seeds = f"{row['seeds']} seeds" if row["seeds"] != "1" else "1 run"
+    measure = "" if row["measure"] in ("final", "there") else f"{row['measure']}, "
     _, _, version = row["environment"].partition("-")
-    return f"{row['project']} {whole(row['mean'])}{deviation} ({version}, {seeds})"
+    return f"{row['project']} {whole(row['mean'])}{deviation} ({measure}{version}, {seeds})"
 
 
 def whole(number: str) -> str:
