@@ -12,7 +12,7 @@ import gloo
 import numpy as np
 import pytest
 import torch
-from commands import TINY, TINY_REINFORCE, TINY_SAC, Spoken, finished, process
+from commands import TINY, TINY_REINFORCE, TINY_SAC, finished, process
 
 from rlflame.crew.roll_call import HERE, hosted
 from rlflame.files import checkpoint
@@ -33,13 +33,12 @@ ALGORITHMS = {
 }
 
 
-def train(folder: Path, *words: str) -> Spoken:
+def train(folder: Path, *words: str) -> None:
     running = process("train", *words, "--quiet", "--out", folder)
     spoken = finished(running, timeout_s=240)
     assert spoken.code == 0, spoken.err
     recipe = checkpoint.load(folder / "latest.safetensors").recipe
     assert recipe.learning.device == ("cuda" if "--device" in words else "cpu")
-    return spoken
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
