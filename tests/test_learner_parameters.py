@@ -80,6 +80,32 @@ def test_adam_goes_on_from_its_state():
     np.testing.assert_array_equal(stopped, straight)
 
 
+def test_moments_of_what_no_gradient_reaches_end_at_zero_and_weights_are_none_the_wiser():
+    """Subnormal numbers are slow, and the smallest of them is 0.9 of itself."""
+    rng = np.random.default_rng(3)
+    weights, swept = rng.standard_normal(40).astype(np.float32), Adam(40, 1e-8)
+    plain, first, second = weights.copy(), np.zeros(40, np.float32), np.zeros(40, np.float32)
+    smallest = np.finfo(np.float32).smallest_normal
+    for step in range(1, 80_001):
+        gradient = np.zeros(40, np.float32)
+        gradient[:20] = rng.standard_normal(20) * 10.0 ** rng.integers(-6, 3)
+        if step < 40:
+            gradient[20:] = 10.0 ** rng.integers(-12, 1, 20)
+        swept.step(weights, gradient, 1e-3)
+        first += np.float32(0.1) * (gradient - first)
+        second += np.float32(0.001) * (gradient * gradient - second)
+        correction = math.sqrt(1 - 0.999**step)
+        rate = np.float32(1e-3 * correction / (1 - 0.9**step))
+        plain -= rate * (first / (np.sqrt(second) + np.float32(1e-8 * correction)))
+        for moment in (swept.first, swept.second):
+            assert not np.any((moment != 0) & (np.abs(moment) < smallest)), step
+
+    np.testing.assert_array_equal(weights, plain)
+    assert np.all(swept.first[20:] == 0)
+    assert np.all(swept.second[20:] == 0)
+    assert 0 < np.abs(first[20:]).max() < smallest
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -156,7 +182,9 @@ def test_orthogonal_matrices_are_spread_over_all_directions():
 def test_uniform_initialisation_is_that_of_torchs_linear_layer():
     vector = FlatVector(network_shapes("n", (100, 400, 10)))
     initialise(vector, "n", 2, seed=0, orthogonal=False, hidden_gain=9.0, last_gain=0.1, key=0)
-    layer = torch.nn.Linear(100, 400)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(100, 400)
 
     for name, like in (("weight", layer.weight), ("bias", layer.bias)):
         found = vector[f"n.0.{name}"]

@@ -19,6 +19,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 _PIECE = 65_536
 _BETA_1, _BETA_2 = 0.9, 0.999
 _TO_FIRST, _TO_SECOND = np.array(1 - _BETA_1, np.float32), np.array(1 - _BETA_2, np.float32)
+#: Steps between two sweeps of moments below these, which move no weight any more. Not swept, those
+#: of a unit that has fallen silent shrink until float32 has only subnormal numbers for them and
+#: stay there: 0.9 of the smallest rounds to itself. Arithmetic on them takes some processors a
+#: hundred times as long. Until the next sweep nothing that is left gets that small.
+_SWEEP = 64
+_STILL = np.array(1e-28, np.float32), np.array(1e-34, np.float32)
 
 
 class FlatVector:
@@ -154,6 +160,10 @@ class Adam:
             np.divide(first, b, out=b)
             np.multiply(b, rate, out=b)
             np.subtract(parameters[piece], b, out=parameters[piece])
+            if self.count % _SWEEP == 0:
+                still = np.abs(first) < _STILL[0]
+                first[still] = 0.0
+                second[still & (second < _STILL[1])] = 0.0
 
     def state(self, prefix: str) -> dict[str, Array]:
         return {
