@@ -1,12 +1,14 @@
 """SAC beside stable-baselines3's at equal updates per step: steps per second once both learn.
 
     python benchmarks/sac_vs_sb3.py --sb3-python OTHER/bin/python --env Hopper-v5 --threads 1,2
+    python benchmarks/sac_vs_sb3.py --sb3-python OTHER/bin/python --own --env Hopper-v5,Ant-v5
 
 Both train 256x256 networks on batches of 256, one update a step, and are timed from the end of
 their random warm-up to the end of training, start-up and evaluation left out. Every way of running
 stable-baselines3 that is known to help (one environment, or eight with as many updates a round) is
 measured, and the ratio is to its best. The limit is what the sixteen 256x256x256 products of one
-update would take with numpy's BLAS and nothing else.
+update would take with numpy's BLAS and nothing else. With `--own` rlflame has the preset that it
+takes by itself for an environment, and only their one environment is beside it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ PRODUCTS = 16
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sb3-python", default=sys.executable)
-    parser.add_argument("--env", default="Hopper-v5")
+    parser.add_argument("--env", default="Hopper-v5", help="several with commas between")
+    parser.add_argument("--own", action="store_true", help="rlflame's preset is the environment's")
     parser.add_argument("--steps", type=positive, default=5_000, help="after the warm-up")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--repeat", type=positive, default=3)
@@ -51,8 +54,9 @@ def main() -> None:
 
     others()
     results: list[dict[str, object]] = []
-    for threads in map(int, options.threads.split(",")):
-        measure(options, threads, results)
+    for env in options.env.split(","):
+        for threads in map(int, options.threads.split(",")):
+            measure(options, env, threads, results)
     if options.csv:
         with options.csv.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(results[0]))
@@ -60,28 +64,38 @@ def main() -> None:
             writer.writerows(results)
 
 
-def measure(options: argparse.Namespace, threads: int, results: list[dict[str, object]]) -> None:
+def measure(
+    options: argparse.Namespace, env: str, threads: int, results: list[dict[str, object]]
+) -> None:
     """All sides in turn, so many times; the medians and what they amount to."""
-    rates: dict[str, list[float]] = {"rlflame": [], "sb3 1 env": [], "sb3 8 envs": [], "limit": []}
+    of_theirs = {"sb3 1 env": 1} if options.own else {"sb3 1 env": 1, "sb3 8 envs": 8}
+    # With the family's preset a step is an update, as it is of theirs.
+    what, preset = ("steps_per_s", None) if options.own else ("updates_per_s", "mujoco-sac")
+    rates: dict[str, list[float]] = {}
     for turn in range(options.repeat):
-        rates["rlflame"].append(ours(options.env, options.steps, threads, turn, options.sets))
-        for envs in (1, 8):
-            rates[f"sb3 {envs} env{'s' * (envs > 1)}"].append(theirs(options, threads, envs))
-        rates["limit"].append(
-            spoken([sys.executable, __file__, "--side", "limit"], threads) * 1.0 / PRODUCTS
-        )
-        for side, values in rates.items():
-            results.append({"env": options.env, "threads": threads, "turn": turn, "side": side,
-                            "updates_per_s": round(values[-1], 2)})  # fmt: skip
+        rate = {"rlflame": ours(env, preset, options.steps, threads, turn, options.sets)}
+        for side, envs in of_theirs.items():
+            rate[side] = theirs(options, env, threads, envs)
+        if not options.own:
+            bare = spoken([sys.executable, __file__, "--side", "limit"], threads)
+            rate["limit"] = bare / PRODUCTS
+        for side, value in rate.items():
+            rates.setdefault(side, []).append(value)
+            results.append({"env": env, "threads": threads, "turn": turn, "side": side,
+                            what: round(value, 2)})  # fmt: skip
     medians = {side: statistics.median(values) for side, values in rates.items()}
-    best = max(value for side, value in medians.items() if side.startswith("sb3"))
-    print(f"{options.env}, {threads} thread{'s' * (threads > 1)}: " + ", ".join(
+    best = max(medians[side] for side in of_theirs)
+    limit = medians.get("limit")
+    print(f"{env}, {threads} thread{'s' * (threads > 1)}: " + ", ".join(
         f"{side} {value:.0f}/s" for side, value in medians.items()
-    ) + f"; {medians['rlflame'] / best:.2f} times their best, "
-        f"{medians['rlflame'] / medians['limit']:.0%} of the limit", flush=True)  # fmt: skip
+    ) + f"; {medians['rlflame'] / best:.2f} times their best"
+      + (f", {medians['rlflame'] / limit:.0%} of the limit" if limit else ""),
+      flush=True)  # fmt: skip
 
 
-def ours(env: str, steps: int, threads: int, seed: int, sets: list[str]) -> float:
+def ours(
+    env: str, preset: str | None, steps: int, threads: int, seed: int, sets: list[str]
+) -> float:
     """Of the command line's own timing file: from the end of the warm-up to the end of training."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/run"
@@ -89,7 +103,7 @@ def ours(env: str, steps: int, threads: int, seed: int, sets: list[str]) -> floa
                     "evaluation.every_steps=none", "evaluation.final_episodes=1"]  # fmt: skip
         command = [sys.executable, "-m", "rlflame", "train", "--local", "--algo", "sac",
                    "--env", env, "--steps", str(WARM_UP + steps), "--seed", str(seed), "--quiet",
-                   "--out", out]  # fmt: skip
+                   "--out", out, *(["--preset", preset] if preset else [])]  # fmt: skip
         for setting in settings:
             command += ["--set", setting]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment(threads))
@@ -107,9 +121,9 @@ def ours(env: str, steps: int, threads: int, seed: int, sets: list[str]) -> floa
         return (lap["steps"] - taken) / seconds
 
 
-def theirs(options: argparse.Namespace, threads: int, envs: int) -> float:
+def theirs(options: argparse.Namespace, env: str, threads: int, envs: int) -> float:
     command = [options.sb3_python, str(Path(__file__).resolve()), "--side", "sb3", "--env",
-               options.env, "--steps", str(options.steps), "--envs", str(envs),
+               env, "--steps", str(options.steps), "--envs", str(envs),
                "--threads", str(threads)]  # fmt: skip
     return spoken(command, threads)
 
