@@ -1,7 +1,7 @@
 """What others have where rlflame's presets were measured: from the records, for docs/results.md.
 
     python benchmarks/beside.py ppo
-    python benchmarks/beside.py elsewhere | wide | sac | reinforce
+    python benchmarks/beside.py elsewhere | untuned | wide | sac | reinforce
 
 Trains nothing. P4 is the mean of the last twentieth of the evaluations in training and P2 the best
 mean over seeds that its evaluations have. Of stable-baselines3, run by `control.py` and
@@ -35,6 +35,20 @@ GROUPS = {
             "ppo-swimmer-1m",
         ],
     ),
+    "untuned": (
+        "untuned",
+        [
+            f"default-{env}"
+            for env in (
+                "acrobot",
+                "mountaincarcontinuous",
+                "swimmer",
+                "reacher",
+                "pusher",
+                "bipedalwalker",
+            )
+        ],
+    ),
     "wide": ("wide", [f"wide-{env}-3m" for env in ("hopper", "walker2d", "halfcheetah")]),
     "sac": (
         "sac",
@@ -54,10 +68,13 @@ GROUPS = {
 NAMES = {
     env.partition("-")[0].lower(): env
     for env in ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5", "Swimmer-v5",
-                "CartPole-v1", "Pendulum-v1", "LunarLander-v3", "MountainCarContinuous-v0")
+                "CartPole-v1", "Pendulum-v1", "LunarLander-v3", "MountainCarContinuous-v0",
+                "Acrobot-v1", "Reacher-v5", "Pusher-v5", "BipedalWalker-v3")
 }  # fmt: skip
 #: The steps of the groups that have one.
 STEPS = {"ppo": 1_000_000, "sac": 300_000}
+#: Returns below this are told with so many places, and published ones as they were.
+SMALL, PLACES = 100, 1
 #: Those of stable-baselines3 that were run here: the column, the record and its name for them.
 CONTROLS = {
     "ppo": [("its defaults, here", "ppo_control.csv", "ppo-sb3"),
@@ -76,10 +93,11 @@ def table(group: str) -> list[str]:
     record, studies = GROUPS[group]
     controls = CONTROLS.get(group, [])
     timed = group in CONTROLS
-    head = ["environment", "rlflame: P4, P2", *["minutes"] * timed]
-    for place, (column, _, _) in enumerate(controls):
-        head += [f"stable-baselines3, {column}"] if place == 0 else [column]
-        head += ["minutes"] * (place == 0)
+    head = ["environment", "rlflame: P4, P2"]
+    if timed:
+        (first, *_), *others = controls
+        head += ["minutes", f"stable-baselines3, {first}", "minutes"]
+        head += [column for column, *_ in others]
     head.append("published")
     lines = [head, ["---"] * len(head)]
     published = records("peers.csv")
@@ -89,12 +107,13 @@ def table(group: str) -> list[str]:
         found = curves(row for row in ours if (row["study"], row["final"]) == (study, "0"))
         tails, best = np.array([tail_mean(y) for _, y in found]), best_mean(found)
         assert best is not None
-        cells = [env, f"{spread(tails)}, {best[1].mean:,.0f} ({len(found)} seeds)"]
-        ours_min, theirs_min = taken(group, env) if timed else ("", "")
-        cells += [ours_min] * timed
-        for place, (_, name, label) in enumerate(controls):
-            cells.append(control(name, label, env, STEPS[group]))
-            cells += [theirs_min] * (place == 0)
+        cells = [env, f"{spread(tails)}, {told(best[1].mean)} ({len(found)} seeds)"]
+        if timed:
+            ours_min, theirs_min = taken(group, env)
+            first, *others = (
+                control(name, label, env, STEPS[group]) for _, name, label in controls
+            )
+            cells += [ours_min, first, theirs_min, *others]
         said = [peer(row) for row in published if row["study"] == study]
         lines.append([*cells, "; ".join(said)])
     return ["| " + " | ".join(cells) + " |" for cells in lines]
@@ -102,7 +121,12 @@ def table(group: str) -> list[str]:
 
 def spread(values: np.ndarray) -> str:
     found = over(values)
-    return f"{found.mean:,.0f} ± {found.std:,.0f}"
+    places = PLACES if abs(found.mean) < SMALL else 0
+    return f"{found.mean:,.{places}f} ± {found.std:,.{places}f}"
+
+
+def told(mean: float) -> str:
+    return f"{mean:,.{PLACES if abs(mean) < SMALL else 0}f}"
 
 
 def control(name: str, label: str, env: str, steps: int) -> str:
@@ -132,11 +156,12 @@ def taken(group: str, env: str) -> tuple[str, str]:
 
 
 def peer(row: dict[str, str]) -> str:
-    deviation = f" ± {whole(row['deviation'])}" if row["deviation"] else ""
+    rounded = whole if abs(float(row["mean"])) >= SMALL else str
+    deviation = f" ± {rounded(row['deviation'])}" if row["deviation"] else ""
     seeds = f"{row['seeds']} seeds" if row["seeds"] != "1" else "1 run"
     measure = "" if row["measure"] in ("final", "there") else f"{row['measure']}, "
     _, _, version = row["environment"].partition("-")
-    return f"{row['project']} {whole(row['mean'])}{deviation} ({measure}{version}, {seeds})"
+    return f"{row['project']} {rounded(row['mean'])}{deviation} ({measure}{version}, {seeds})"
 
 
 def whole(number: str) -> str:
