@@ -344,7 +344,10 @@ def test_returns_of_single_seeds_are_those_recorded(title, studies) -> None:
         study: [float(row["return_mean"]) for row in ended if row["study"] == study]
         for study in studies
     }
-    cells = [cells[2] for cells in rows(section((DOCS / "experiments.md").read_text(), title))]
+    text = section((DOCS / "experiments.md").read_text("utf-8"), title)
+    named = re.findall(r"`([a-z]+-[\w-]+)`", text.partition("\n|")[0])
+    assert named == studies
+    cells = [cells[2] for cells in rows(text)]
     told = [cell for cell in cells if not cell.startswith("stopped")]
     assert told == [", ".join(f"{one:.0f}" for one in found) for found in returns.values()]
 

@@ -50,9 +50,15 @@ def spec(
     )
 
 
-def networks(seed: int = 0, norm: CriticNorm = "none", **shape: Any) -> SoftNetworks:
+def networks(
+    seed: int = 0,
+    norm: CriticNorm = "none",
+    quantiles: int = 1,
+    dropped: int = 0,
+    **shape: Any,
+) -> SoftNetworks:
     settings = NetworkSettings(last_layer_scale=1.0)
-    built = build_soft_networks(spec(**shape), settings, seed, norm)
+    built = build_soft_networks(spec(**shape), settings, seed, norm, quantiles, dropped)
     generator = np.random.default_rng(seed)
     for vector in (built.actor, built.critics, built.targets):
         # Biases and targets of their own, so that nothing hides behind a zero or an equal.
@@ -230,6 +236,26 @@ def test_hand_derived_gradients_are_those_of_autograd(
 ) -> None:
     nets = networks(norm=norm, activation=activation, hidden=hidden, exploration=exploration)
     batch, count = minibatch(), 50  # as if the batch were one shard of a greater one
+    ours, theirs = providers(nets, threads)
+    np.testing.assert_allclose(ours.act(batch), theirs.act(batch), rtol=1e-4, atol=1e-4)
+    for name in ("critic_gradient", "actor_gradient"):
+        found, sums = getattr(ours, name)(batch, 0.37, count)
+        expected, expected_sums = getattr(theirs, name)(batch, 0.37, count)
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * scale)
+        assert sums == pytest.approx(expected_sums, rel=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("norm", ["none", "layer", "batch"])
+@pytest.mark.parametrize(("quantiles", "dropped"), [(2, 0), (9, 4), (25, 5)])
+def test_so_are_those_of_quantiles(
+    norm: CriticNorm, threads: int, quantiles: int, dropped: int
+) -> None:
+    nets = networks(norm=norm, quantiles=quantiles, dropped=dropped)
+    # Far enough apart that some lie on either side of where the loss turns linear.
+    nets.critics.data[:] *= 3.0
+    batch, count = minibatch(), 50
     ours, theirs = providers(nets, threads)
     np.testing.assert_allclose(ours.act(batch), theirs.act(batch), rtol=1e-4, atol=1e-4)
     for name in ("critic_gradient", "actor_gradient"):
@@ -444,9 +470,13 @@ def test_a_hundred_updates_are_those_of_a_loop_in_plain_torch(
     assert ours.update(owed(100, 0), 0.0)["ent_coef"] == pytest.approx(weight, rel=1e-4)
 
 
-@pytest.mark.parametrize("norm", ["none", "batch"])
-def test_autograd_and_hand_lead_to_the_same_weights(norm: CriticNorm) -> None:
-    settings, one, other = SacSettings(learning_rate=1e-3), networks(norm=norm), networks(norm=norm)
+#: What there can be for critics.
+KINDS: list[dict[str, Any]] = [{}, {"norm": "batch"}, {"quantiles": 6, "dropped": 2}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autograd_and_hand_lead_to_the_same_weights(kind: dict[str, Any]) -> None:
+    settings, one, other = SacSettings(learning_rate=1e-3), networks(**kind), networks(**kind)
     by_hand = learner(settings, one)
     by_torch = Sac(settings, other, [providers(other)[1]], Lanes(1), seed=7)
     for first in range(0, 100, 10):
@@ -458,11 +488,11 @@ def test_autograd_and_hand_lead_to_the_same_weights(norm: CriticNorm) -> None:
 
 
 @pytest.mark.parametrize("exploration", ["independent", "gsde"])
-@pytest.mark.parametrize("norm", ["none", "batch"])
-def test_lanes_change_no_bit(exploration: str, norm: CriticNorm) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_lanes_change_no_bit(exploration: str, kind: dict[str, Any]) -> None:
     states = []
     for count in (1, 2):
-        sac = learner(SacSettings(), networks(norm=norm, exploration=exploration), count)
+        sac = learner(SacSettings(), networks(exploration=exploration, **kind), count)
         sac.update(owed(0, 30), 0.0)
         states.append(sac.state())
     for name, array in states[0].items():
@@ -472,11 +502,11 @@ def test_lanes_change_no_bit(exploration: str, norm: CriticNorm) -> None:
 # State, schedules, refusals
 
 
-@pytest.mark.parametrize("norm", ["none", "batch"])
-def test_a_restored_learner_goes_on_as_the_one_that_was_saved(norm: CriticNorm) -> None:
-    first = learner(SacSettings(), networks(norm=norm))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restored_learner_goes_on_as_the_one_that_was_saved(kind: dict[str, Any]) -> None:
+    first = learner(SacSettings(), networks(**kind))
     first.update(owed(0, 11), 0.0)
-    second = learner(SacSettings(), networks(seed=9, norm=norm))
+    second = learner(SacSettings(), networks(seed=9, **kind))
     second.load_state(first.state())
     for sac in (first, second):
         sac.update(owed(11, 9), 0.0)

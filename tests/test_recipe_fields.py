@@ -137,6 +137,8 @@ CHANGES: dict[str, Change] = {
     "sac.initial_entropy_coefficient": Change(0.5, "replay"),
     "sac.target_entropy": Change(-3.0, "replay"),
     "sac.critic_norm": Change("batch", "replay"),
+    "sac.quantiles": Change(3, "replay"),
+    "sac.dropped_quantiles": Change(1, "replay", {"sac.quantiles": 3}),
     "sac.max_gradient_norm": Change(1e-6, "replay"),
 }
 EXEMPT = {

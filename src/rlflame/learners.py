@@ -171,7 +171,14 @@ def _sac(
     start: PolicyArrays,
     shards: Shards,
 ) -> Sac:
-    networks = build_soft_networks(spec, learning.network, learning.seed, settings.critic_norm)
+    networks = build_soft_networks(
+        spec,
+        learning.network,
+        learning.seed,
+        settings.critic_norm,
+        settings.quantiles,
+        settings.dropped_quantiles,
+    )
     _begin_with(networks.actor, start)
     lanes = Lanes(learning.threads)
     providers: list[SoftProvider]

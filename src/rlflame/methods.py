@@ -140,6 +140,15 @@ class SacSettings(Section):
         "hidden activation over the layer's units, batch each layer's inputs over both sides of "
         "the critics' equation, with no target critics.",
     )
+    quantiles: Positive = Field(
+        1,
+        le=1000,
+        description="What each critic tells of an action: with 1 the expected return, of which the "
+        "lower counts; else so many quantiles of it, of which the mean counts.",
+    )
+    dropped_quantiles: int = Field(
+        0, ge=0, description="The highest, of so many for each critic, that nobody learns from."
+    )
     max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
         None, description="Longer gradients, of the actor or of one critic, are scaled to this."
     )
@@ -150,4 +159,13 @@ class SacSettings(Section):
             value, default = getattr(self, name), type(self).model_fields[name].default
             if self.critic_norm == "batch" and value != default:
                 raise ValueError(f"{name} is {value}, but with critic_norm=batch nothing follows")
+        return self
+
+    @model_validator(mode="after")
+    def _some_are_kept(self) -> SacSettings:
+        if self.dropped_quantiles >= self.quantiles:
+            raise ValueError(
+                f"dropped_quantiles is {self.dropped_quantiles}, and of the {self.quantiles} that "
+                "each critic has at least one has to be kept"
+            )
         return self

@@ -7,7 +7,8 @@ An update draws transitions (s, a, r, s') and, with a' ~ pi(s') and a~ ~ pi(s), 
     entropy  -log w mean(log pi(a~|s) + target)
 
 and lets the target critics Q' follow the critics; where critics are standardised over the batch, Q'
-is Q. Must not know: how transitions are kept, where fragments come from, how long training lasts.
+is Q, and where they tell quantiles, `worth` says what is minimised. Must not know: how transitions
+are kept, where fragments come from, how long training lasts.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from .parameters import FlatVector
 from .soft_networks import CRITICS, SoftNetworks
 from .squashed import SquashedHead
 from .state_dependent import Spread, StateDependentSquashedHead
+from .worth import worth_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,18 @@ class SoftProvider(Protocol):
     ) -> tuple[Float32, Metrics]:
         """Of 1/2 sum (Q_j(s, a) - y)^2 / count, y = r + bootstrap (min Q'_j - weight log pi).
 
-        Q' are the targets or, with moments, the critics as they are; then `moments.latest` are
-        those of this batch.
+        With quantiles, of their loss, y being made of the lowest of both critics. Q' are the
+        targets or, with moments, the critics as they are; then `moments.latest` are those of this
+        batch.
         """
 
     def actor_gradient(
         self, batch: Minibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """Of sum (weight log pi(a|s) - min Q_j(s, a)) / count, with the critics as they are."""
+        """Of sum (weight log pi(a|s) - min Q_j(s, a)) / count, with the critics as they are.
+
+        With quantiles, their mean instead of the minimum.
+        """
 
 
 class SoftHead(Protocol):
@@ -90,7 +95,7 @@ class Critic(Protocol):
         """Where the next pass takes its inputs from, `[units, rows]`."""
 
     def run(self) -> Float32:
-        """The values of what was written into `inputs`, `[1, rows]`."""
+        """The values of what was written into `inputs`, `[outputs, rows]`."""
 
     def input_gradient(self, upstream: Float32, first: int) -> Float32:
         """d(loss)/d(input) for the inputs from `first` on; no weight's gradient is touched."""
@@ -108,6 +113,7 @@ class _ByHand:
     ) -> None:
         network = networks.network
         self._lanes = lanes
+        self._worth = worth_of(networks.quantiles, networks.dropped)
         self._observation_size = network.observation_size
         self._judges, self._critic_gradients = critics, critic_gradients
         self._actor_gradients = FlatVector(networks.actor.shapes)
@@ -131,17 +137,18 @@ class _ByHand:
     def _resize(self, rows: int) -> None:
         self._actions: Float32 = np.empty((LANES, self._action_size, rows), np.float32)
         self._log_probs: Float32 = np.empty((LANES, rows), np.float32)
-        self._values: Float32 = np.empty((LANES, rows), np.float32)
-        self._next_values: Float32 = np.empty((LANES, rows), np.float32)
+        shape = (LANES, self._worth.outputs, rows)
+        self._values: Float32 = np.empty(shape, np.float32)
+        self._next_values: Float32 = np.empty(shape, np.float32)
         self._slopes: Float32 = np.empty((LANES, self._action_size, rows), np.float32)
         self._squares = np.empty(LANES, np.float64)
 
     def act(self, batch: Minibatch) -> Float32:
-        if self._values.shape[1] != len(batch.rewards):
+        if self._values.shape[-1] != len(batch.rewards):
             self._resize(len(batch.rewards))
         seen = (batch.observations, batch.next_observations)
 
-        outs: list[Float32] = [self._values] * LANES
+        outs: list[Float32] = [self._actions] * LANES
 
         def lane(number: int) -> None:
             outs[number] = self._actors[number].forward(seen[number])
@@ -156,18 +163,16 @@ class _ByHand:
 
     def _wanted(self, batch: Minibatch, entropy_weight: float) -> Float32:
         """The right side of the critics' equation, from `_next_values`."""
-        following: Float32 = np.minimum(*self._next_values)
+        following = self._worth.lowest(self._next_values)
         following -= np.float32(entropy_weight) * self._log_probs[1]
         following *= batch.bootstrap
         following += batch.rewards
         return following
 
     def _errors(self, number: int, wanted: Float32, count: int) -> Float32:
-        """Of one critic's values, divided by the count; their square is remembered."""
-        error: Float32 = self._values[number] - wanted
-        self._squares[number] = np.dot(error, error)
-        error *= np.float32(1.0 / count)
-        return error
+        """d(loss)/d(values) of one critic; how far it is off, squared, is remembered."""
+        slope, self._squares[number] = self._worth.error(self._values[number], wanted, count)
+        return slope
 
     def _critic_loss(self) -> Metrics:
         return {"critic_loss": 0.5 * float(self._squares[0] + self._squares[1])}
@@ -181,14 +186,11 @@ class _ByHand:
             )
 
         self._lanes.run(judge)
-        first_is_lower = self._values[0] <= self._values[1]
+        upstreams, worth = self._worth.slopes(self._values, count)
 
         def through_critic(number: int) -> None:
-            # Only the lower of the two values counts, so only its critic is asked for a slope.
-            counts = first_is_lower if number == 0 else ~first_is_lower
-            upstream = counts * np.float32(-1.0 / count)
             self._slopes[number] = self._judges[number].input_gradient(
-                upstream[None], self._observation_size
+                upstreams[number], self._observation_size
             )
 
         self._lanes.run(through_critic)
@@ -196,16 +198,14 @@ class _ByHand:
         slopes = np.add(*self._slopes)
         upstream, beside = self._heads[0].backward(slopes, entropy_weight / count)
         self._actors[0].backward_in(self._lanes, upstream, beside)
-        lower = float(np.minimum(*self._values).sum(dtype=np.float64))
         entropy_part = entropy_weight * float(self._log_probs[0].sum(dtype=np.float64))
-        return self._actor_gradients.data, {"actor_loss": entropy_part - lower}
+        return self._actor_gradients.data, {"actor_loss": entropy_part - worth}
 
     def _value(self, critic: Critic, observations: Float32, actions: Float32) -> Float32:
         inputs = critic.inputs(len(observations))
         inputs[: self._observation_size] = observations.T
         inputs[self._observation_size :] = actions
-        values: Float32 = critic.run()[0]
-        return values
+        return critic.run()
 
 
 class NumpySac(_ByHand):
@@ -245,8 +245,7 @@ class NumpySac(_ByHand):
         wanted = self._wanted(batch, entropy_weight)
 
         def backward(number: int) -> None:
-            error = self._errors(number, wanted, count)
-            self._critics[number].backward(error[None])
+            self._critics[number].backward(self._errors(number, wanted, count))
 
         self._lanes.run(backward)
         return self._critic_gradients.data, self._critic_loss()
@@ -287,16 +286,16 @@ class NumpyJointSac(_ByHand):
             inputs[size:, :rows] = batch.actions.T
             inputs[:size, rows:] = batch.next_observations.T
             inputs[size:, rows:] = self._actions[1]
-            (values,) = self._critics[number].run_batch()
-            self._values[number] = values[:rows]
-            self._next_values[number] = values[rows:]
+            values = self._critics[number].run_batch()
+            self._values[number] = values[:, :rows]
+            self._next_values[number] = values[:, rows:]
 
         self._lanes.run(forward)
         wanted = self._wanted(batch, entropy_weight)
 
         def backward(number: int) -> None:
-            upstream = np.zeros((1, 2 * rows), np.float32)
-            upstream[0, :rows] = self._errors(number, wanted, count)
+            upstream = np.zeros((self._worth.outputs, 2 * rows), np.float32)
+            upstream[:, :rows] = self._errors(number, wanted, count)
             self._critics[number].backward(upstream)
 
         self._lanes.run(backward)

@@ -32,17 +32,25 @@ class SoftNetworks:
     targets: FlatVector
     norm: CriticNorm = "none"
     moments: Moments | None = None
+    #: What each critic tells of an action, and how many of them nobody learns from.
+    quantiles: int = 1
+    dropped: int = 0
 
 
 def build_soft_networks(
-    spec: PolicySpec, settings: NetworkSettings, seed: int, norm: CriticNorm = "none"
+    spec: PolicySpec,
+    settings: NetworkSettings,
+    seed: int,
+    norm: CriticNorm = "none",
+    quantiles: int = 1,
+    dropped: int = 0,
 ) -> SoftNetworks:
     hidden = tuple(spec.hidden)
     shapes = network_shapes("actor", (spec.observation_size, *hidden, spec.output_size))
     if spec.log_std_shape is not None:
         shapes["actor.log_std"] = spec.log_std_shape
     actor = FlatVector(shapes)
-    sizes = (spec.observation_size + spec.action_size, *hidden, 1)
+    sizes = (spec.observation_size + spec.action_size, *hidden, quantiles)
     critics = FlatVector(
         {
             name: shape
@@ -64,8 +72,10 @@ def build_soft_networks(
         moments = Moments(
             {n: s for prefix in CRITICS for n, s in moment_shapes(prefix[:-1], sizes).items()}
         )
-        none = FlatVector({})
-        return SoftNetworks(shape, spec.action_size, actor, critics, none, norm, moments)
-    targets = FlatVector(critics.shapes)
-    targets.data[:] = critics.data
-    return SoftNetworks(shape, spec.action_size, actor, critics, targets, norm)
+        targets = FlatVector({})
+    else:
+        moments, targets = None, FlatVector(critics.shapes)
+        targets.data[:] = critics.data
+    return SoftNetworks(
+        shape, spec.action_size, actor, critics, targets, norm, moments, quantiles, dropped
+    )

@@ -31,6 +31,7 @@ class TorchSac:
         self._layers, self._tanh = networks.network.layers, networks.network.tanh
         self._standardise = networks.norm == "layer"
         self._size = networks.action_size
+        self._quantiles, self._dropped = networks.quantiles, networks.dropped
         self._actor = Leaves(networks.actor, device)
         self._critics = Leaves(networks.critics, device)
         self._targets = Leaves(networks.targets, device)
@@ -53,11 +54,29 @@ class TorchSac:
         self._critics.refresh()
         values, following = self._both_sides(batch)
         tensor = self._critics.tensor
-        soft = following.min(dim=0).values - entropy_weight * self._next_log_probs
-        wanted = tensor(batch.rewards) + tensor(batch.bootstrap) * soft
-        loss = 0.5 * (values - wanted).square().sum()
+        soft = self._lowest(following) - entropy_weight * self._next_log_probs[:, None]
+        wanted = tensor(batch.rewards)[:, None] + tensor(batch.bootstrap)[:, None] * soft
+        off = 0.5 * (values.mean(dim=2) - wanted.mean(dim=1)).square().sum()
+        loss = off if self._quantiles == 1 else self._quantile_loss(values, wanted)
         gradient = self._critics.gradient_of(loss / count)
-        return gradient, {"critic_loss": float(loss.detach())}
+        return gradient, {"critic_loss": float(off.detach())}
+
+    def _lowest(self, following: Tensor) -> Tensor:
+        """Of both critics' values, those that a critic may learn from, `[rows, kept]`."""
+        if self._quantiles == 1:
+            return following.min(dim=0).values
+        together = torch.cat(tuple(following), dim=1).sort(dim=1).values
+        return together[:, : len(following) * (self._quantiles - self._dropped)]
+
+    def _quantile_loss(self, values: Tensor, wanted: Tensor) -> Tensor:
+        """Huber's, of every quantile to every wanted value, in the mean."""
+        place = torch.arange(self._quantiles, dtype=values.dtype, device=values.device)
+        fractions = ((place + 0.5) / self._quantiles)[:, None]
+        apart = wanted[None, :, None, :] - values[..., None]
+        far = apart.detach().abs() > 1.0
+        huber = torch.where(far, apart.abs() - 0.5, 0.5 * apart.square())
+        weight = (fractions - (apart.detach() < 0.0).to(values.dtype)).abs()
+        return (weight * huber).mean(dim=(2, 3)).sum()
 
     def _both_sides(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
         """The critics' values of what was done, and of what follows, which has no gradient."""
@@ -72,7 +91,8 @@ class TorchSac:
     ) -> tuple[Float32, Metrics]:
         self._critics.refresh()
         values = self._values(self._critics, batch.observations, self._actions)
-        loss = (entropy_weight * self._log_probs - values.min(dim=0).values).sum()
+        worth = values.min(dim=0).values[:, 0] if self._quantiles == 1 else values.mean(dim=(0, 2))
+        loss = (entropy_weight * self._log_probs - worth).sum()
         gradient = self._actor.gradient_of(loss / count)
         return gradient, {"actor_loss": float(loss.detach())}
 
@@ -93,8 +113,9 @@ class TorchSac:
         return 0.5 * (latent.square() @ (2.0 * own).exp() + VARIANCE_FLOOR).log()
 
     def _values(self, critics: Leaves, observations: Float32, actions: Tensor) -> Tensor:
+        """`[critics, rows, outputs]`."""
         inputs = torch.cat((critics.tensor(observations), actions), dim=1)
-        return torch.stack([self._forward(critics, name[:-1], inputs)[:, 0] for name in CRITICS])
+        return torch.stack([self._forward(critics, name[:-1], inputs) for name in CRITICS])
 
     def _forward(self, leaves: Leaves, prefix: str, x: Tensor) -> Tensor:
         latent = self._latent(leaves, prefix, x, self._standardise)
