@@ -333,7 +333,7 @@ def test_what_the_family_was_tuned_by_is_as_recorded() -> None:
     [("SAC", ["sac-ant-batch-b128", "sac-walker2d-tianshou", "sac-walker2d-nstep3",
       "sac-walker2d-nstep3-ent3", "sac-walker2d-nstep3-twice", "sac-hopper-three-steps",
       "sac-hopper-layer", "sac-hopper-three-steps-layer", "sac-hopper-fixed",
-      "sac-hopper-tianshou"]),
+      "sac-hopper-tianshou", "sac-hopper-q25"]),
      ("Swimmer", ["swimmer-g999", "swimmer-g9999", "swimmer-4x1024", "swimmer-8x512"]),
      ("The wide family", ["wide-walker2d-clip4", "wide-hopper-clip4", "wide-halfcheetah-clip4",
       "wide-hopper-family", "wide-hopper-raw", "wide-walker2d-lam95", "wide-halfcheetah-lam95",
