@@ -277,8 +277,9 @@ def test_the_deviations_of_gsde_have_no_bounds(shift: float) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-def test_gradients_of_shards_add_up() -> None:
-    nets, whole = networks(), minibatch(rows=32)
+@pytest.mark.parametrize("kind", [{}, {"norm": "layer"}, {"quantiles": 6, "dropped": 2}])
+def test_gradients_of_shards_add_up(kind: dict[str, Any]) -> None:
+    nets, whole = networks(**kind), minibatch(rows=32)
     provider = NumpySac(nets, Lanes(1))
 
     def gradients(rows: slice) -> tuple[Any, Any]:
@@ -471,7 +472,13 @@ def test_a_hundred_updates_are_those_of_a_loop_in_plain_torch(
 
 
 #: What there can be for critics.
-KINDS: list[dict[str, Any]] = [{}, {"norm": "batch"}, {"quantiles": 6, "dropped": 2}]
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"norm": "batch"},
+    {"quantiles": 6, "dropped": 2},
+    {"norm": "layer", "quantiles": 6, "dropped": 2},
+    {"norm": "batch", "quantiles": 6, "dropped": 2},
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -619,6 +626,18 @@ def test_where_what_is_learned_from_is_small_the_learning_rate_is_blamed() -> No
     with pytest.raises(LearningError, match=r"gradient norm (inf|nan)\)") as caught:
         sac.update(owed(0, 5), 0.0)
     assert "--set sac.learning_rate=1e-4" in caught.value.hint
+
+
+@pytest.mark.parametrize("provider", [0, 1])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_targets_that_are_not_finite_are_seen_among_quantiles(provider: int, bad: float) -> None:
+    """One high quantile of one target critic, which would be left out of every row."""
+    nets = networks(quantiles=6, dropped=2)
+    nets.targets["critic1.2.bias"][5] = bad
+    sac = Sac(SacSettings(), nets, [providers(nets)[provider]], Lanes(1), seed=7)
+    before = nets.critics.data.copy()
+    assert sac.update(owed(0, 2), 0.0)["refused_minibatches"] == 2.0
+    np.testing.assert_array_equal(nets.critics.data, before)
 
 
 def test_an_actor_whose_loss_is_not_finite_stays_while_the_critics_learn() -> None:

@@ -358,8 +358,11 @@ print(load_policy({str(trained / "best.safetensors")!r})({observation}).tolist()
     assert json.loads(said.stdout) == pytest.approx([2.0 * math.tanh(mean)], rel=1e-5)
 
 
-def test_a_run_that_is_killed_and_resumed_ends_in_equal_bits(trained):
+@pytest.mark.parametrize("more", [(), ("sac.quantiles=5", "sac.dropped_quantiles=2")])
+def test_a_run_that_is_killed_and_resumed_ends_in_equal_bits(more, trained):
     words = ["--env", "pendulum", "--algo", "sac", *TINY_SAC, "--quiet", "--out", "killed"]
+    for setting in more:
+        words += ["--set", setting]
     words += ["--set", "runtime.fleet=local", "--workers", "2"]
     words += ["--set", "runtime.checkpoint_every_steps=16"]
     running = process("train", *words, "--steps", "1000000", start_new_session=True)

@@ -142,12 +142,16 @@ class SacSettings(Section):
     )
     quantiles: Positive = Field(
         1,
-        le=1000,
-        description="What each critic tells of an action: with 1 the expected return, of which the "
-        "lower counts; else so many quantiles of it, of which the mean counts.",
+        le=100,
+        description="Quantiles of the return that each critic tells; 1: the expected return, and "
+        "the lower of two counts.",
     )
     dropped_quantiles: int = Field(
-        0, ge=0, description="The highest, of so many for each critic, that nobody learns from."
+        0,
+        ge=0,
+        le=99,
+        description="Of both target critics' quantiles together, twice so many of the highest are "
+        "left out of what is learned from.",
     )
     max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
         None, description="Longer gradients, of the actor or of one critic, are scaled to this."
@@ -165,7 +169,7 @@ class SacSettings(Section):
     def _some_are_kept(self) -> SacSettings:
         if self.dropped_quantiles >= self.quantiles:
             raise ValueError(
-                f"dropped_quantiles is {self.dropped_quantiles}, and of the {self.quantiles} that "
-                "each critic has at least one has to be kept"
+                f"dropped_quantiles is {self.dropped_quantiles}, which has to be less than "
+                f"quantiles, which is {self.quantiles}"
             )
         return self

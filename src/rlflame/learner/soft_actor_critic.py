@@ -64,7 +64,7 @@ class SoftProvider(Protocol):
     ) -> tuple[Float32, Metrics]:
         """Of 1/2 sum (Q_j(s, a) - y)^2 / count, y = r + bootstrap (min Q'_j - weight log pi).
 
-        With quantiles, of their loss, y being made of the lowest of both critics. Q' are the
+        With quantiles, of their loss, y being made of all but the highest of both. Q' are the
         targets or, with moments, the critics as they are; then `moments.latest` are those of this
         batch.
         """

@@ -56,8 +56,9 @@ class TorchSac:
         tensor = self._critics.tensor
         soft = self._lowest(following) - entropy_weight * self._next_log_probs[:, None]
         wanted = tensor(batch.rewards)[:, None] + tensor(batch.bootstrap)[:, None] * soft
-        off = 0.5 * (values.mean(dim=2) - wanted.mean(dim=1)).square().sum()
-        loss = off if self._quantiles == 1 else self._quantile_loss(values, wanted)
+        loss = off = 0.5 * (values.mean(dim=2) - wanted.mean(dim=1)).square().sum()
+        if self._quantiles > 1:
+            loss = self._quantile_loss(values, wanted)
         gradient = self._critics.gradient_of(loss / count)
         return gradient, {"critic_loss": float(off.detach())}
 
@@ -66,6 +67,8 @@ class TorchSac:
         if self._quantiles == 1:
             return following.min(dim=0).values
         together = torch.cat(tuple(following), dim=1).sort(dim=1).values
+        # What is not finite has been put last, where it would be left out unseen.
+        together[~together[:, -1].isfinite()] = math.nan
         return together[:, : len(following) * (self._quantiles - self._dropped)]
 
     def _quantile_loss(self, values: Tensor, wanted: Tensor) -> Tensor:

@@ -17,7 +17,10 @@ class Worth(Protocol):
     outputs: int
 
     def lowest(self, values: Float32) -> Float32:
-        """Of both critics' values, those that a critic may learn from; an array of its own."""
+        """Of both critics' values, those that a critic may learn from; an array of its own.
+
+        What is not finite is never left out: it has to reach whoever refuses the update.
+        """
 
     def error(self, values: Float32, wanted: Float32, count: int) -> tuple[Float32, float]:
         """d(loss)/d(values) of one critic over `count`; and how far it is off, squared, in sum."""
@@ -60,7 +63,7 @@ class Quantiles:
     def __init__(self, outputs: int, dropped: int) -> None:
         self.outputs = outputs
         self._dropped = dropped
-        #: Each output is the middle of an equal share of the returns.
+        #: Each output stands for the middle of an equal share of the probability.
         self._fractions = [(2 * place + 1) / (2 * outputs) for place in range(outputs)]
 
     def lowest(self, values: Float32) -> Float32:
@@ -68,12 +71,14 @@ class Quantiles:
         # Sorted where a row's lie side by side, and laid out as the values are again.
         together = np.concatenate([value.T for value in values], axis=1)
         together.sort(axis=1)
+        # What is not finite has been put last, where it would be left out unseen.
+        together[~np.isfinite(together[:, -1])] = np.nan
         return np.ascontiguousarray(together[:, :kept].T)
 
     def error(self, values: Float32, wanted: Float32, count: int) -> tuple[Float32, float]:
         slope: Float32 = np.empty_like(values)
         apart: Float32 = np.empty_like(wanted)
-        # numpy compares two arrays several times faster than an array and a number, or a row.
+        # numpy compares two arrays faster than an array and a row.
         low, none, high = (np.full_like(wanted, bound) for bound in (-1.0, 0.0, 1.0))
         for place, fraction in enumerate(self._fractions):
             np.subtract(wanted, values[place], out=apart)
@@ -82,7 +87,7 @@ class Quantiles:
             both = np.add.reduce(apart, axis=0)
             np.minimum(apart, none, out=apart)
             below = np.add.reduce(apart, axis=0)
-            # Too high counts by 1 - fraction, too low by the fraction.
+            # Too high counts by 1 - fraction, too low by the fraction; at 0 both are nothing.
             both *= np.float32(fraction)
             below *= np.float32(1.0 - 2.0 * fraction)
             np.add(both, below, out=slope[place])
