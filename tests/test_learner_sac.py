@@ -226,15 +226,7 @@ def test_what_the_actor_begins_with_does_not_touch_the_critics() -> None:
 # Gradients
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
-@pytest.mark.parametrize("hidden", [(24, 16), (12,), (8, 8, 8)])
-@pytest.mark.parametrize("exploration", ["independent", "gsde"])
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("norm", ["none", "layer", "batch"])
-def test_hand_derived_gradients_are_those_of_autograd(
-    activation: str, hidden: tuple[int, ...], exploration: str, threads: int, norm: CriticNorm
-) -> None:
-    nets = networks(norm=norm, activation=activation, hidden=hidden, exploration=exploration)
+def assert_both_agree(nets: SoftNetworks, threads: int) -> None:
     batch, count = minibatch(), 50  # as if the batch were one shard of a greater one
     ours, theirs = providers(nets, threads)
     np.testing.assert_allclose(ours.act(batch), theirs.act(batch), rtol=1e-4, atol=1e-4)
@@ -246,6 +238,18 @@ def test_hand_derived_gradients_are_those_of_autograd(
         assert sums == pytest.approx(expected_sums, rel=1e-5)
 
 
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("hidden", [(24, 16), (12,), (8, 8, 8)])
+@pytest.mark.parametrize("exploration", ["independent", "gsde"])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("norm", ["none", "layer", "batch"])
+def test_hand_derived_gradients_are_those_of_autograd(
+    activation: str, hidden: tuple[int, ...], exploration: str, threads: int, norm: CriticNorm
+) -> None:
+    nets = networks(norm=norm, activation=activation, hidden=hidden, exploration=exploration)
+    assert_both_agree(nets, threads)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("norm", ["none", "layer", "batch"])
 @pytest.mark.parametrize(("quantiles", "dropped"), [(2, 0), (9, 4), (25, 5)])
@@ -255,15 +259,7 @@ def test_so_are_those_of_quantiles(
     nets = networks(norm=norm, quantiles=quantiles, dropped=dropped)
     # Far enough apart that some lie on either side of where the loss turns linear.
     nets.critics.data[:] *= 3.0
-    batch, count = minibatch(), 50
-    ours, theirs = providers(nets, threads)
-    np.testing.assert_allclose(ours.act(batch), theirs.act(batch), rtol=1e-4, atol=1e-4)
-    for name in ("critic_gradient", "actor_gradient"):
-        found, sums = getattr(ours, name)(batch, 0.37, count)
-        expected, expected_sums = getattr(theirs, name)(batch, 0.37, count)
-        scale = np.abs(expected).max()
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * scale)
-        assert sums == pytest.approx(expected_sums, rel=1e-5)
+    assert_both_agree(nets, threads)
 
 
 @pytest.mark.parametrize("shift", [-4.0, 5.0])
