@@ -73,8 +73,8 @@ NAMES = {
 }  # fmt: skip
 #: The steps of the groups that have one.
 STEPS = {"ppo": 1_000_000, "sac": 300_000}
-#: Returns below this are told with so many places, and published ones as they were.
-SMALL, PLACES = 100, 1
+#: Below this a return's first decimal is told.
+SMALL = 100
 #: Those of stable-baselines3 that were run here: the column, the record and its name for them.
 CONTROLS = {
     "ppo": [("its defaults, here", "ppo_control.csv", "ppo-sb3"),
@@ -121,12 +121,16 @@ def table(group: str) -> list[str]:
 
 def spread(values: np.ndarray) -> str:
     found = over(values)
-    places = PLACES if abs(found.mean) < SMALL else 0
-    return f"{found.mean:,.{places}f} ± {found.std:,.{places}f}"
+    return f"{told(found.mean)} ± {found.std:,.{places(found.mean)}f}"
 
 
 def told(mean: float) -> str:
-    return f"{mean:,.{PLACES if abs(mean) < SMALL else 0}f}"
+    return f"{mean:,.{places(mean)}f}"
+
+
+def places(mean: float) -> int:
+    """A decimal for small returns, for which published ones are told as they were."""
+    return 1 if abs(mean) < SMALL else 0
 
 
 def control(name: str, label: str, env: str, steps: int) -> str:
@@ -156,7 +160,7 @@ def taken(group: str, env: str) -> tuple[str, str]:
 
 
 def peer(row: dict[str, str]) -> str:
-    rounded = whole if abs(float(row["mean"])) >= SMALL else str
+    rounded = str if places(float(row["mean"])) else whole
     deviation = f" ± {rounded(row['deviation'])}" if row["deviation"] else ""
     seeds = f"{row['seeds']} seeds" if row["seeds"] != "1" else "1 run"
     measure = "" if row["measure"] in ("final", "there") else f"{row['measure']}, "

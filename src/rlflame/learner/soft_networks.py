@@ -32,7 +32,8 @@ class SoftNetworks:
     targets: FlatVector
     norm: CriticNorm = "none"
     moments: Moments | None = None
-    #: What each critic tells of an action, and how many of them nobody learns from.
+    #: What each critic puts out; of both critics' together the highest, twice `dropped`, are not
+    #: learned from.
     quantiles: int = 1
     dropped: int = 0
 

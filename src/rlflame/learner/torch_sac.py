@@ -22,6 +22,45 @@ from .soft_actor_critic import Minibatch
 from .soft_networks import CRITICS, SoftNetworks
 
 
+class _Lower:
+    """The counterpart of `worth.Lower`; values are `[critics, rows, outputs]`."""
+
+    def lowest(self, values: Tensor) -> Tensor:
+        return values.min(dim=0).values
+
+    def loss(self, values: Tensor, wanted: Tensor) -> Tensor:
+        return 0.5 * (values - wanted).square().sum()
+
+    def of(self, values: Tensor) -> Tensor:
+        return values.min(dim=0).values[:, 0]
+
+
+class _Quantiles:
+    """The counterpart of `worth.Quantiles`."""
+
+    def __init__(self, outputs: int, dropped: int) -> None:
+        self._outputs, self._dropped = outputs, dropped
+
+    def lowest(self, values: Tensor) -> Tensor:
+        together = torch.cat(tuple(values), dim=1).sort(dim=1).values
+        # What is not finite has been put last, where it would be left out unseen.
+        together[~together[:, -1].isfinite()] = math.nan
+        return together[:, : len(values) * (self._outputs - self._dropped)]
+
+    def loss(self, values: Tensor, wanted: Tensor) -> Tensor:
+        """Huber's, of every quantile to every wanted value, in the mean."""
+        place = torch.arange(self._outputs, dtype=values.dtype, device=values.device)
+        fractions = ((place + 0.5) / self._outputs)[:, None]
+        apart = wanted[None, :, None, :] - values[..., None]
+        far = apart.detach().abs() > 1.0
+        huber = torch.where(far, apart.abs() - 0.5, 0.5 * apart.square())
+        weight = (fractions - (apart.detach() < 0.0).to(values.dtype)).abs()
+        return (weight * huber).mean(dim=(2, 3)).sum()
+
+    def of(self, values: Tensor) -> Tensor:
+        return values.mean(dim=(0, 2))
+
+
 class TorchSac:
     """The counterpart of `NumpySac`."""
 
@@ -31,7 +70,11 @@ class TorchSac:
         self._layers, self._tanh = networks.network.layers, networks.network.tanh
         self._standardise = networks.norm == "layer"
         self._size = networks.action_size
-        self._quantiles, self._dropped = networks.quantiles, networks.dropped
+        self._worth = (
+            _Lower()
+            if networks.quantiles == 1
+            else _Quantiles(networks.quantiles, networks.dropped)
+        )
         self._actor = Leaves(networks.actor, device)
         self._critics = Leaves(networks.critics, device)
         self._targets = Leaves(networks.targets, device)
@@ -54,32 +97,11 @@ class TorchSac:
         self._critics.refresh()
         values, following = self._both_sides(batch)
         tensor = self._critics.tensor
-        soft = self._lowest(following) - entropy_weight * self._next_log_probs[:, None]
+        soft = self._worth.lowest(following) - entropy_weight * self._next_log_probs[:, None]
         wanted = tensor(batch.rewards)[:, None] + tensor(batch.bootstrap)[:, None] * soft
-        loss = off = 0.5 * (values.mean(dim=2) - wanted.mean(dim=1)).square().sum()
-        if self._quantiles > 1:
-            loss = self._quantile_loss(values, wanted)
-        gradient = self._critics.gradient_of(loss / count)
-        return gradient, {"critic_loss": float(off.detach())}
-
-    def _lowest(self, following: Tensor) -> Tensor:
-        """Of both critics' values, those that a critic may learn from, `[rows, kept]`."""
-        if self._quantiles == 1:
-            return following.min(dim=0).values
-        together = torch.cat(tuple(following), dim=1).sort(dim=1).values
-        # What is not finite has been put last, where it would be left out unseen.
-        together[~together[:, -1].isfinite()] = math.nan
-        return together[:, : len(following) * (self._quantiles - self._dropped)]
-
-    def _quantile_loss(self, values: Tensor, wanted: Tensor) -> Tensor:
-        """Huber's, of every quantile to every wanted value, in the mean."""
-        place = torch.arange(self._quantiles, dtype=values.dtype, device=values.device)
-        fractions = ((place + 0.5) / self._quantiles)[:, None]
-        apart = wanted[None, :, None, :] - values[..., None]
-        far = apart.detach().abs() > 1.0
-        huber = torch.where(far, apart.abs() - 0.5, 0.5 * apart.square())
-        weight = (fractions - (apart.detach() < 0.0).to(values.dtype)).abs()
-        return (weight * huber).mean(dim=(2, 3)).sum()
+        gradient = self._critics.gradient_of(self._worth.loss(values, wanted) / count)
+        off = values.detach().mean(dim=2) - wanted.mean(dim=1)
+        return gradient, {"critic_loss": 0.5 * float(off.square().sum())}
 
     def _both_sides(self, batch: Minibatch) -> tuple[Tensor, Tensor]:
         """The critics' values of what was done, and of what follows, which has no gradient."""
@@ -94,8 +116,7 @@ class TorchSac:
     ) -> tuple[Float32, Metrics]:
         self._critics.refresh()
         values = self._values(self._critics, batch.observations, self._actions)
-        worth = values.min(dim=0).values[:, 0] if self._quantiles == 1 else values.mean(dim=(0, 2))
-        loss = (entropy_weight * self._log_probs - worth).sum()
+        loss = (entropy_weight * self._log_probs - self._worth.of(values)).sum()
         gradient = self._actor.gradient_of(loss / count)
         return gradient, {"actor_loss": float(loss.detach())}
 
