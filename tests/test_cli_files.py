@@ -23,8 +23,8 @@ def made(tmp_path_factory):
     """Three small runs: two equal but for the steps, and one of REINFORCE."""
     folder = tmp_path_factory.mktemp("made")
     for name, words in {
-        "short": (*TINY, "--steps", "256"),
-        "long": (*TINY, "--steps", "512", "--set", "horizon_steps=256"),
+        "short": (*TINY, "--steps", "256", "--set", "horizon_steps=512"),
+        "long": (*TINY, "--steps", "512"),
         "reinforce": (*TINY_REINFORCE, "--algo", "reinforce", "--iterations", "3"),
     }.items():
         spoken = rlflame("train", *words, "--out", folder / name, "--json")
@@ -63,6 +63,41 @@ def test_resume_to_more_steps_equals_the_longer_run(folder):
     assert ended["state_digest"] == at_once.state_digest
     for name in ("metrics.jsonl", "episodes.csv"):
         assert (folder / "short" / name).read_bytes() == (folder / "long" / name).read_bytes()
+
+
+def test_a_run_whose_rate_has_fallen_to_0_is_not_taken_further(folder):
+    """Its weights would stay as they are; the command that is advised changes them."""
+    refused = rlflame("resume", folder / "long", "--steps", "768")
+    assert refused.code == 2
+    assert "has fallen to 0, where its schedule ends, by step 512" in refused.err
+    (said,) = re.findall(r"schedule of its own: rlflame (.*)", refused.err)
+    again = rlflame("resume", folder / "long")
+    assert f"rlflame {said.replace('--steps 256', '--steps 512')}" in again.out
+    onward = rlflame(*shlex.split(said), "--out", "onward", "--json")
+    assert onward.code == 0, onward.err
+    assert not any("falls to 0" in event.get("text", "") for event in onward.events())
+    rates = [
+        json.loads(line)["learning_rate"]
+        for line in Path("onward/metrics.jsonl").read_text().splitlines()
+        if "learning_rate" in line
+    ]
+    assert len(rates) == 4
+    assert min(rates) > 0
+    recipe = checkpoint.load(Path("onward/latest.safetensors")).recipe
+    assert (recipe.stop_at_steps, recipe.learning.horizon_steps) == (256, 256)
+
+
+@pytest.mark.parametrize("unit", ["steps", "iterations"])
+def test_an_end_beyond_the_end_of_learning_is_told(tmp_path, unit):
+    """As where a longer run takes the config of a shorter one, which names its horizon."""
+    words = ("--set", f"stop_at_{unit}=2", "--set", f"horizon_{unit}=1", "--out", tmp_path / "run")
+    if unit == "iterations":
+        words = (*words, "--set", "stop_at_steps=none")
+    said = rlflame("train", *TINY, *words, "--plain")
+    assert f"falls to 0 over 1 {unit} (learning.horizon_{unit}); what follows until 2" in said.err
+    kept = rlflame("train", *TINY, *words[:4], "--set", "ppo.anneal_learning_rate=false",
+                   *words[4:], "--plain")  # fmt: skip
+    assert (kept.code, "falls to 0" in kept.err) == (0, False)
 
 
 def test_resume_takes_the_name_of_a_checkpoint_too(folder):

@@ -250,7 +250,7 @@ def test_a_run_that_cannot_be_filmed_ends_as_any_other(tmp_path):
 def test_the_option_is_a_setting_of_the_runtime_and_resume_keeps_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ("train", "--env", "easels:Easel-v0", *TINY, "--steps", "64", "--out", "run")
-    assert rlflame(*words, "--video-every", "64").code == 0
+    assert rlflame(*words, "--set", "horizon_steps=128", "--video-every", "64").code == 0
     assert "video_every_steps = 64" in (tmp_path / "run" / "config.toml").read_text()
     assert rlflame("resume", "run", "--steps", "128").code == 0
     found = {path.name for path in (tmp_path / "run" / "videos").iterdir()}

@@ -49,7 +49,8 @@ def test_a_lap_holds_what_workers_spent_in_it():
 
 def test_every_process_that_trained_is_noted(tmp_path):
     run = tmp_path / "run"
-    assert rlflame("train", *TINY, "--steps", "128", "--out", run).code == 0
+    words = ("--steps", "128", "--set", "horizon_steps=256", "--out", run)
+    assert rlflame("train", *TINY, *words).code == 0
     assert rlflame("resume", run, "--steps", "256").code == 0
     first, second = json.loads((run / "machines.json").read_text())
     assert (first["steps"], second["steps"]) == (0, 128)
@@ -66,7 +67,8 @@ def test_every_process_that_trained_is_noted(tmp_path):
 
 def test_what_cannot_be_read_begins_anew(tmp_path):
     run = tmp_path / "run"
-    assert rlflame("train", *TINY, "--steps", "128", "--out", run).code == 0
+    words = ("--steps", "128", "--set", "horizon_steps=256", "--out", run)
+    assert rlflame("train", *TINY, *words).code == 0
     (run / "machines.json").write_text("rubbish")
     assert rlflame("resume", run, "--steps", "256").code == 0
     assert [entry["steps"] for entry in json.loads((run / "machines.json").read_text())] == [128]

@@ -245,6 +245,9 @@ def test_a_job_is_taken_further_as_one(tmp_path):
     spoken = rlflame("resume", out, "--fresh-replay")
     assert (spoken.code, "--fresh-replay is for one run" in spoken.err) == (2, True)
     assert rlflame("resume", out, "--steps", "512").code == 0
+    spoken = rlflame("resume", out, "--steps", "1024")
+    assert (spoken.code, "has fallen to 0" in spoken.err) == (2, True)
+    assert f"--init-from {out}/seed-3/best.safetensors --steps 512" in spoken.err
     for seed in (3, 5):
         alone = tmp_path / f"alone-{seed}"
         assert rlflame(*words, "--steps", "512", "--seed", str(seed), "--out", alone).code == 0
@@ -451,7 +454,8 @@ def test_two_processes_do_not_run_one_job(tmp_path):
 
 def test_who_trains_in_a_seed_s_folder_is_waited_for_and_that_is_said(tmp_path, monkeypatch):
     out = tmp_path / "job"
-    assert rlflame("train", *TINY, "--steps", "64", "--seeds", "0", "--out", out).code == 0
+    words = ("--steps", "64", "--set", "horizon_steps=128", "--seeds", "0", "--out", out)
+    assert rlflame("train", *TINY, *words).code == 0
     monkeypatch.setattr(conduct, "_PATIENCE_S", 0.2)
     held = RunFolder.open(out / "seed-0")
     try:

@@ -184,7 +184,7 @@ def test_a_run_that_goes_back_takes_its_curves_back(tmp_path):
 
 
 def test_a_run_that_began_without_has_its_beginning_too(tmp_path):
-    run = train(tmp_path / "run", "--steps", "256")
+    run = train(tmp_path / "run", "--steps", "256", "--set", "horizon_steps=512")
     assert not (run / "tensorboard").exists()
     assert rlflame("resume", run, "--steps", "512", "--tensorboard").code == 0
     assert [step for step, _ in curves(run)["Loss/value_loss"]] == list(range(64, 513, 64))

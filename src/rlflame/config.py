@@ -199,6 +199,12 @@ class LearningSettings(Section):
         return self.sac is not None and self.sac.critic_norm == "batch"
 
     @property
+    def anneals(self) -> bool:
+        """Whether the learning rate is 0 from the horizon on, where nothing is learned any more."""
+        own = self.ppo or self.reinforce or self.sac
+        return own is not None and own.anneal_learning_rate
+
+    @property
     def samples(self) -> int:
         """Those of one gradient, or at most so many where the length of episodes decides."""
         batch = self.rollout.columns * self.rollout.steps
@@ -257,6 +263,19 @@ class Recipe(Section):
                 }
             )
         return self.model_copy(update={"learning": learning})
+
+    @property
+    def in_vain(self) -> str | None:
+        """What is to be said of an end that lies beyond the end of learning."""
+        learning = self.learning
+        for unit in ("steps", "iterations"):
+            end, horizon = getattr(self, f"stop_at_{unit}"), getattr(learning, f"horizon_{unit}")
+            if learning.anneals and end is not None and horizon is not None and end > horizon:
+                return (
+                    f"The learning rate falls to 0 over {horizon:,} {unit} "
+                    f"(learning.horizon_{unit}); what follows until {end:,} changes no weight."
+                )
+        return None
 
 
 class RunConfig(Recipe):

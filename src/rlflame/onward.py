@@ -56,17 +56,55 @@ def extended(found: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
     return replace(found, recipe=found.recipe.model_copy(update=changes))
 
 
-def train_from(recipe: Recipe, policy: Path) -> str:
-    """The command that starts a new run from a policy of a run that has reached its return."""
+def check_learns(found: Checkpoint, longer: Checkpoint, policy: Path) -> None:
+    """Refuse to take a run further whose learning rate has fallen to 0."""
+    wanted, taken = longer.recipe.stop_at_steps, found.progress.steps
+    if longer is found or wanted is None or not _has_learned(found):
+        return
+    raise ConfigError(
+        f"This run's learning rate has fallen to 0, where its schedule ends, by step {taken:,}; "
+        "more steps would change no weight.",
+        "train on from its policy, with a schedule of its own: "
+        + train_from(found.recipe, policy, wanted - taken),
+    )
+
+
+def further(found: Checkpoint, run: Path, policy: Path) -> str:
+    """The command that goes on from where a run has ended, as far again."""
+    if found.progress.reached:
+        return train_from(found.recipe, policy)
+    if _has_learned(found):
+        return train_from(found.recipe, policy, found.progress.steps)
+    return typed("resume", run, "--steps", 2 * found.progress.steps)
+
+
+def _has_learned(found: Checkpoint) -> bool:
+    learning = found.recipe.learning
+    return learning.anneals and found.progress.spent(
+        learning.horizon_steps, learning.horizon_iterations
+    )
+
+
+def train_from(recipe: Recipe, policy: Path, steps: int | None = None) -> str:
+    """The command that starts a new run from a policy of one that does not go on.
+
+    With `steps` it has another end, and schedules that are made for it.
+    """
     learning, folder = recipe.learning, policy.parent
     config = (folder.parent if folder.name == "checkpoints" else folder) / "config.toml"
+    end = ("--steps", steps) if steps is not None else ()
     if not config.exists():
-        words = ("--env", learning.environment.id, "--algo", learning.algorithm)
-        return typed("train", *words, "--init-from", policy)
-    sets = ["--set", "evaluation.until_return=none"]
-    if learning.init_policy is not None:
-        sets += ["--set", "learning.init_policy=none"]
-    return typed("train", "--config", config, "--init-from", policy, *sets)
+        made = ("--env", learning.environment.id, "--algo", learning.algorithm)
+        return typed("train", *made, "--init-from", policy, *end)
+    now: dict[str, object] = {"learning.init_policy": learning.init_policy}
+    if steps is None:
+        now["evaluation.until_return"] = recipe.evaluation.until_return
+    else:
+        now["learning.horizon_steps"] = learning.horizon_steps
+        now["learning.horizon_iterations"] = learning.horizon_iterations
+    absent = [("--set", f"{name}=none") for name in sorted(now) if now[name] is not None]
+    sets = [word for pair in absent for word in pair]
+    return typed("train", "--config", config, "--init-from", policy, *end, *sets)
 
 
 def machine_differences(found: Checkpoint, here: Mapping[str, str] | None = None) -> list[str]:
@@ -114,10 +152,10 @@ def begun_anew(found: Checkpoint, target: Path) -> str:
     """What to type to go on with the weights alone, as far as was asked for."""
     run = target if target.is_dir() else segments.run_of(target)
     over = finished(found) and scored(run, found)
-    if over and found.progress.reached:
+    if over and (found.progress.reached or _has_learned(found)):
         best = run / "best.safetensors"
         policy = best if best.exists() else target
-        return f"{train_from(found.recipe, policy)} begins a new run with its weights"
+        return f"{further(found, run, policy)} begins a new run with its weights"
     end: tuple[object, ...] = ("--steps", 2 * found.progress.steps) if over else ()
     with contextlib.suppress(CheckpointError):
         held = newest_checkpoint(target, lambda note: None)

@@ -29,12 +29,13 @@ from rlflame.learners import blas_threads, made_with
 from rlflame.onward import (
     begun_anew,
     check_environment,
+    check_learns,
     check_state,
     extended,
     finished,
+    further,
     machine_differences,
     scored,
-    train_from,
 )
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
 from rlflame.runtime import RuntimeSettings
@@ -74,6 +75,8 @@ def train(
     rules.check(recipe.learning, runtime)
     show = show or Silent()
     check_start(recipe.learning, init_from)
+    if recipe.in_vain:
+        show.note(recipe.in_vain)
     counts = _counts(fleet, counts, show)
     with _opened(fleet, runtime, recipe.learning.rollout.num_slots, counts) as fleet:
         env_spec = environment(recipe, stop or NeverStop())
@@ -147,7 +150,10 @@ def resume(
                 f"{target} holds a policy alone, without the state that training needs.",
                 f"start a new run from it: {typed('train', '--init-from', target)}",
             )
-        found = extended(found, steps, folder.best if folder.best.exists() else target)
+        best = folder.best if folder.best.exists() else target
+        longer = extended(found, steps, best)
+        check_learns(found, longer, best)
+        found = longer
         if fresh_replay:
             found = build.with_fresh_replay(found)
         if finished(found) and scored(folder.path, found):
@@ -164,6 +170,8 @@ def resume(
         here = made_with(found.recipe.learning)
         for difference in machine_differences(found, here):
             show.note(f"This machine differs from the one before in {difference}; bits may too.")
+        if found.recipe.in_vain:
+            show.note(found.recipe.in_vain)
         found = replace(found, fingerprint=here)
         if runtime.env_file is not None:
             env_file.admit(runtime.env_file)
@@ -290,10 +298,7 @@ def _result(
         saved.digest,
         saved.evaluation,
         saved.best,
-        # A run that has reached its return does not go on.
-        train_from(saved.recipe, folder.best)
-        if saved.progress.reached
-        else typed("resume", folder.path, "--steps", 2 * saved.progress.steps),
+        further(saved, folder.path, folder.best),
         typed("eval", folder.best, *own),
     )
 

@@ -17,7 +17,7 @@ from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.files import tensor_file
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.files.run_folder import AGAIN, RunFolder, is_locked, newest_checkpoint, writing
-from rlflame.onward import extended, finished, scored
+from rlflame.onward import check_learns, extended, finished, scored
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import JOB_FILE, RESTORED, folder_name, is_job, parse, seed_folder
 from rlflame.tables import first_difference
@@ -174,9 +174,10 @@ def check_recipe(folder: Path, job: Job) -> None:
 
 
 def check_goal(folder: Path, job: Job, steps: int) -> None:
-    """Refuse an end that a seed has passed, before any other goes on."""
+    """Refuse an end that a seed has passed, or cannot learn until, before any other goes on."""
     for seed in job.seeds:
-        found = standing(folder, job, seed).found
+        one = standing(folder, job, seed)
+        found = one.found
         if found is None or found.progress.reached:
             continue
         taken, goal = found.progress.steps, found.recipe.stop_at_steps
@@ -185,6 +186,8 @@ def check_goal(folder: Path, job: Job, steps: int) -> None:
                 f"--steps {steps} is not beyond the {taken} steps that seed {seed} has taken.",
                 f"--steps {2 * taken}",
             )
+        best = one.folder / "best.safetensors"
+        check_learns(found, extended(found, steps, best), best)
 
 
 def opened(folder: Path) -> RunFolder:
