@@ -244,6 +244,18 @@ def test_a_signal_does_not_wait_for_an_executor(tmp_path):
         assert not [name for name in stub.applications() if name.startswith("rlflame")]
 
 
+def test_a_signal_leaves_nothing_of_an_evaluation_on_a_cluster(tmp_path):
+    policy = Path(__file__).parent.parent / "checkpoints" / "cartpole.safetensors"
+    with FlameStub(faults=Faults(no_executors=True)) as stub:
+        running = process("eval", policy, "--fleet", "flame", environment=stub.environment())
+        until(lambda: any(name.startswith("rlflame") for name in stub.applications()))
+        running.send_signal(signal.SIGTERM)
+        spoken = finished(running)
+        assert spoken.code == 143
+        assert "Terminated" in spoken.err
+        assert not [name for name in stub.applications() if name.startswith("rlflame")]
+
+
 SLOW_TO_MAKE = """
 import pathlib, time
 import gymnasium
@@ -369,7 +381,7 @@ def test_training_and_looking_load_no_torch(tmp_path):
     script = f"""
 from commands import rlflame, LOCAL
 for words in (
-    ["train", *LOCAL, "--steps", "128", "--out", {out!r}],
+    ["train", *LOCAL, "--steps", "128", "--set", "horizon_steps=192", "--out", {out!r}],
     ["resume", {out!r}, "--steps", "192"],
     ["eval", {out!r} + "/best.safetensors", "--episodes", "2"],
     ["inspect", {out!r}],
@@ -469,7 +481,8 @@ def test_threads_are_limited_before_numpy_is_loaded(tmp_path, count):
 
 
 def test_a_resumed_run_has_the_threads_of_its_recipe(tmp_path):
-    words = (*TINY, "--set", "learning.threads=3", "--steps", "64", "--out", tmp_path / "x")
+    sets = ("--set", "learning.threads=3", "--set", "horizon_steps=128")
+    words = (*TINY, *sets, "--steps", "64", "--out", tmp_path / "x")
     assert finished(process("train", *words)).code == 0
     done = subprocess.run(
         [sys.executable, "-c", SHOW_THREADS, "resume", str(tmp_path / "x"), "--steps", "128"],

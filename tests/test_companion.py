@@ -166,7 +166,7 @@ def test_a_companion_with_other_kernels_is_not_used(plain, monkeypatch):
 
 
 def test_what_a_learner_refuses_ends_its_companion_as_well():
-    learning, spec = settings(minibatch_size=8), spec_of()
+    learning, spec = settings(minibatch_size=8, scale_rewards=False), spec_of()
     (batch,) = batches(spec, learning, 1)
     batch.rewards.fill(1e300)
     with accompanied(learning, spec) as (both, companion, notes):
@@ -244,7 +244,8 @@ def loaded(monkeypatch):
 def test_training_has_a_companion_of_itself(tmp_path, loaded, monkeypatch):
     monkeypatch.setattr(lead.blas, "usable_share", lambda: 2.0)
     monkeypatch.setattr(lead, "_WORTH", 1)
-    words = ("--steps", "512", "--quiet", "--fleet", "local", "--workers", "2")
+    words = ("--steps", "512", "--set", "horizon_steps=1024", "--quiet", "--fleet", "local",
+             "--workers", "2")  # fmt: skip
     assert rlflame("train", "--env", "cartpole", *LONG, *words, "--out", tmp_path / "x").code == 0
     assert rlflame("resume", tmp_path / "x", "--steps", "1024", "--quiet").code == 0
     entries = json.loads((tmp_path / "x" / "machines.json").read_text())

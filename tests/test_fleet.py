@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import queue
 import threading
 import time
 from collections import Counter
@@ -24,8 +25,9 @@ import rollouts
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.fleet import Fleet, FleetEvent, Observer, TrafficCount, checked, policy_id
 from rlflame.fleet.choosing import ChoosingFleet
+from rlflame.fleet.flame.submission import FlameSubmission
 from rlflame.fleet.inline import InlineFleet
-from rlflame.fleet.local import LocalFleet
+from rlflame.fleet.local import LocalFleet, _LocalSubmission
 from rlflame.rollout import wire
 from rlflame.rollout.making import describe
 from rlflame.rollout.spec import Fragment, RolloutTask
@@ -210,6 +212,29 @@ def test_what_was_cancelled_is_not_yielded_and_disturbs_nobody(watched: Watched)
     assert list(submission) == []
     assert {wire.encode(f) for f in untouched} == {alone(t) for t in slots(3, seed=2)}
     assert {wire.encode(f) for f in watched.send(slots(4))} == {alone(t) for t in slots(4)}
+
+
+class Forgetful:
+    """A dispatcher, or a desk, that hands nothing out."""
+
+    def cancel(self, jobs: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda *made: _LocalSubmission(*made),
+        lambda *made: FlameSubmission(*made, lambda whole: None),
+    ],
+    ids=["local", "flame"],
+)
+def test_who_waits_in_another_thread_is_told_of_a_cancellation(kind: Any) -> None:
+    submission = kind(Forgetful(), [object()], queue.SimpleQueue())
+    waiting = threading.Thread(target=lambda: list(submission), daemon=True)
+    waiting.start()
+    submission.cancel()
+    waiting.join(20.0)
+    assert not waiting.is_alive()
 
 
 def test_events_tell_each_task_s_story_from_its_submission_to_its_one_end(

@@ -87,7 +87,8 @@ def test_a_run_that_was_stopped_goes_on_in_the_same_bits(tmp_path):
 
 
 def test_a_run_of_a_card_says_which_and_is_evaluated_without_one(tmp_path):
-    train(tmp_path / "run", *TINY, "--steps", "256", "--device", "cuda")
+    words = (*TINY, "--set", "horizon_steps=512", "--device", "cuda")
+    train(tmp_path / "run", *words, "--steps", "256")
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     inspected = finished(process("inspect", tmp_path / "run", environment=hidden))
     assert inspected.code == 0, inspected.err

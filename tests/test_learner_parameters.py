@@ -10,11 +10,13 @@ import torch
 from batches import policy_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from rlflame.config import NetworkSettings
 from rlflame.errors import LearningError
 from rlflame.learner.actor_critic import build_network
 from rlflame.learner.parameters import Adam, FlatVector, clip_by_norm, initialise, network_shapes
+from rlflame.methods import PpoSettings, ReinforceSettings, SacSettings
 
 
 def test_views_share_the_vectors_memory():
@@ -62,6 +64,18 @@ def test_adam_is_torchs(epsilon):
     expected = theirs.detach().numpy()
     assert np.abs(expected[10:] - expected[10:].mean()).max() > 0.1
     np.testing.assert_allclose(ours, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("settings", [PpoSettings, ReinforceSettings, SacSettings])
+def test_the_least_epsilon_divides_no_gradient_of_0_by_nothing(settings):
+    least = 1e-30
+    adam, vector = Adam(2, least), np.ones(2, np.float32)
+    for _ in range(3):
+        adam.step(vector, np.array([1.0, 0.0], np.float32), 1e-3)
+        assert np.isfinite(vector).all()
+    assert settings(adam_epsilon=least).adam_epsilon == least
+    with pytest.raises(ValidationError, match="adam_epsilon"):
+        settings(adam_epsilon=1e-31)
 
 
 def test_adam_goes_on_from_its_state():

@@ -72,6 +72,14 @@ def test_a_new_normaliser_changes_nothing_and_a_constant_feature_stays_finite():
     np.testing.assert_array_equal(arrays["normaliser.mean"], np.float32(7.3))
 
 
+def test_rewards_without_a_variance_end_the_run_where_all_would_become_0():
+    scaler = RewardScaler(1, 0.99)
+    valid = np.ones((1, 1), bool)
+    assert scaler.scale(np.full((1, 1), 3.0), ~valid, valid) > 0.0
+    with pytest.raises(LearningError, match=r"as large as 1e\+160"):
+        scaler.scale(np.full((1, 1), 1e160), ~valid, valid)
+
+
 def random_rewards(rng, steps, columns):
     return 3.0 + rng.standard_normal((steps, columns)), rng.random((steps, columns)) < 0.1
 

@@ -50,7 +50,8 @@ def test_it_trains_resumes_and_evaluates_from_its_folder(tmp_path: Path, fleet: 
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
-    small = ("--set", "rollout.num_slots=2", "--set", "rollout.envs_per_slot=2")
+    small = ("--set", "rollout.num_slots=2", "--set", "rollout.envs_per_slot=2",
+             "--set", "horizon_steps=384")  # fmt: skip
     rlflame("train", "--env", "my_env:Mine-v0", "--steps", "256", "--fleet", fleet, *small,
             "--workers", "1", "--out", "run", "--quiet")  # fmt: skip
     rlflame("resume", "run", "--steps", "384", "--quiet", "--workers", "1")
@@ -111,7 +112,8 @@ def test_a_file_elsewhere_is_named_once_and_remembered(tmp_path: Path) -> None:
 
     small = ("--set", "rollout.num_slots=2", "--set", "rollout.envs_per_slot=2", "--workers", "1")
     words = ("--env", "my_env:Mine-v0", "--env-file", "lib/my_env.py", *small)
-    first = rlflame("train", *words, "--steps", "256", "--out", "run", "--quiet")
+    end = ("--steps", "256", "--set", "horizon_steps=512")
+    first = rlflame("train", *words, *end, "--out", "run", "--quiet")
     assert first.returncode == 0, first.stderr
     again = rlflame("resume", "run", "--steps", "384", "--quiet", "--workers", "1")
     assert again.returncode == 0, again.stderr

@@ -52,6 +52,16 @@ def test_flag_over_set_over_file_over_preset_over_default(tmp_path, layer, expec
     assert resolve(**layers(tmp_path)[layer]).learning.ppo.gae_lambda == expected
 
 
+def test_critics_without_a_norm_are_asked_for_by_the_plain_word():
+    config, _ = presets.resolve(
+        environment="ant",
+        algorithm="sac",
+        sets=["sac.critic_norm=none"],
+        continuous=lambda _: True,
+    )
+    assert config.learning.sac.critic_norm == "none"
+
+
 def test_the_flag_for_an_environment_wins_over_set_and_file(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('[learning.environment]\nid = "Acrobot-v1"\n')

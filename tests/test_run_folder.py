@@ -6,6 +6,7 @@ import contextlib
 import csv
 import dataclasses
 import errno
+import fcntl
 import itertools
 import json
 import os
@@ -21,8 +22,8 @@ import pytest
 from commands import rlflame
 
 from rlflame import api
-from rlflame.errors import CheckpointError
-from rlflame.files import checkpoint, tensor_file
+from rlflame.errors import CheckpointError, LearningError
+from rlflame.files import checkpoint, run_folder, tensor_file
 from rlflame.files.recorder import FileRecorder
 from rlflame.files.run_folder import RunFolder, is_locked, newest_checkpoint, step_files, writing
 from rlflame.learner import averaging
@@ -57,7 +58,8 @@ INLINE = RuntimeSettings(fleet="inline", checkpoint_every_steps=32, keep_checkpo
 def untouched(tmp_path_factory):
     """A run that ended; its folder must not be changed."""
     folder = tmp_path_factory.mktemp("untouched") / "run"
-    api.train(failpoints.config(out=folder, runtime={"keep_checkpoints": 9}))
+    learning = {"horizon_steps": 128}
+    api.train(failpoints.config(out=folder, learning=learning, runtime={"keep_checkpoints": 9}))
     return folder
 
 
@@ -209,6 +211,55 @@ def test_half_written_files_of_a_dead_process_are_removed(copied):
     (copied / "checkpoints" / f".{step(64)}.01234567.tmp").touch()
     RunFolder.open(copied).release()
     assert content(copied) == before
+
+
+def test_what_others_left_in_a_folder_stays(copied):
+    for name in (".someone-elses.abc.tmp", ".report.tmp", ".a.0a1b2c3.tmp"):
+        (copied / name).touch()
+    before = content(copied)
+    RunFolder.open(copied).release()
+    assert content(copied) == before
+
+
+def test_a_folder_that_is_no_run_is_left_as_it_is(tmp_path):
+    (tmp_path / "notes.txt").write_text("not a run")
+    (tmp_path / ".notes.0a1b2c3d.tmp").touch()
+    before = content(tmp_path)
+    for named, said in ((tmp_path, "holds no checkpoint"), (tmp_path / "notes.txt", "safetensors")):
+        spoken = rlflame("resume", named)
+        assert (spoken.code, said in spoken.err) == (1, True), spoken.err
+    assert content(tmp_path) == before
+
+
+def test_what_could_not_be_read_is_not_written_and_nothing_older_goes(copied, whole):
+    """Weights that are NaN would leave the newest checkpoints of no use, and older ones pruned."""
+    weights = {name: array.copy() for name, array in whole.policy.items()}
+    weights["actor.0.bias"][3] = np.nan
+    spoiled = at(whole, 128)
+    with recording(copied, whole) as (recorder, _):
+        before = {path.name: path.read_bytes() for path in copied.rglob("*.safetensors")}
+        with pytest.raises(LearningError, match=r"actor\.0\.bias has come to hold NaN"):
+            recorder.snapshot(
+                lambda: dataclasses.replace(spoiled.snapshot, policy=weights),
+                spoiled.progress,
+                final=True,
+            )
+    assert {path.name: path.read_bytes() for path in copied.rglob("*.safetensors")} == before
+
+
+def test_who_only_looks_whether_a_folder_is_locked_keeps_nobody_out(copied, monkeypatch):
+    look = os.open(copied / ".lock", os.O_RDONLY)
+    fcntl.flock(look, fcntl.LOCK_SH)
+    slept = []
+
+    def moment(seconds):
+        slept.append(seconds)
+        fcntl.flock(look, fcntl.LOCK_UN)
+
+    monkeypatch.setattr(run_folder.time, "sleep", moment)
+    RunFolder.open(copied).release()
+    assert len(slept) == 1
+    os.close(look)
 
 
 # Checkpoints.
@@ -516,7 +567,8 @@ def test_a_changed_recipe_is_on_disk_before_the_first_step(copied, whole):
 
 def test_the_runtime_changes_neither_bits_nor_logs(tmp_path, untouched):
     changes = {"checkpoint_every_steps": 50, "keep_checkpoints": 1, "progress": "quiet"}
-    api.train(failpoints.config(out=tmp_path / "run", runtime=changes))
+    learning = {"horizon_steps": 128}
+    api.train(failpoints.config(out=tmp_path / "run", learning=learning, runtime=changes))
     assert same_run(tmp_path / "run", untouched) == {"checkpoints"}
 
 

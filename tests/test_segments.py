@@ -7,6 +7,7 @@ expected of a damaged one is its untouched copy.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import random
 import re
@@ -217,7 +218,10 @@ def forged(file):
 def poisoned(file):
     strings, arrays = tensor_file.opened(file, file.read_bytes(), "segment", ())
     arrays["rewards"] = np.full_like(arrays["rewards"], np.nan)
-    tensor_file.write(file, arrays, {name: strings[name] for name in ("kind", "segment", "digest")})
+    kept = {name: strings[name] for name in ("kind", "segment", "digest")}
+    with pytest.MonkeyPatch.context() as patch:  # as a writer would that does not look
+        patch.setattr(tensor_file, "_not_finite", lambda tensors: None)
+        tensor_file.write(file, arrays, kept)
 
 
 def renumbered(file):
@@ -366,6 +370,26 @@ def test_a_run_that_has_its_return_is_begun_anew_with_the_command_that_is_advise
         assert rlflame(*shlex.split(command), "--dry-run").code == 0
     assert "begins a new run with its weights" in rlflame("resume", folder, "--fresh-replay").err
     assert shlex.split(result.onward)[1:] == shlex.split(command)
+
+
+def test_while_a_checkpoint_cannot_be_read_nothing_of_the_replay_goes(copied, monkeypatch):
+    """It may be the one that needs it."""
+    kept = sorted((copied / "replay").iterdir())
+    (copied / "replay" / "segment-000099-0123456789abcdef.safetensors").touch()
+    header, opened = run_folder.step_files(copied)[0], Path.open
+
+    def failing(path, *words, **more):
+        if path == header:
+            raise OSError(errno.EIO, "Input/output error")
+        return opened(path, *words, **more)
+
+    files = SegmentFiles(copied, ())
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", failing)
+        files.prune(lambda: run_folder.segments_needed(copied))
+    assert len([*(copied / "replay").iterdir()]) == len(kept) + 1
+    files.prune(lambda: run_folder.segments_needed(copied))
+    assert sorted((copied / "replay").iterdir()) == kept
 
 
 def test_inspect_looks_again_where_a_run_has_moved_on(copied, monkeypatch):

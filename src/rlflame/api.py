@@ -88,10 +88,9 @@ def evaluate(
 ) -> EvaluationRecord:
     """Score the policy in a checkpoint; `fleet` as in `train`."""
     check_environment(source)
-    groups = -(-plan.episodes // source.policy_spec.width)
     watched = EventCount((show or Silent()).fleet)
     runtime = runtime or RuntimeSettings()
-    opened = fleets.fleet(runtime, groups, watched) if fleet is None else nullcontext(fleet)
+    opened = fleets.fleet(runtime, plan.episodes, watched) if fleet is None else nullcontext(fleet)
     with opened as fleet:
         return run_episodes(fleet, source.env, source.policy_spec, source.policy, plan)
 

@@ -5,21 +5,30 @@ Must not know: the rest of a recipe, how an algorithm works.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rlflame.runtime import Positive, Section
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, le=10.0)]
-CriticNorm = Literal["none", "layer", "batch"]
+#: Below this Adam divides by nothing where a gradient is 0: the moments are float32.
+Epsilon = Annotated[float, Field(ge=1e-30, le=10.0)]
+
+
+def _by_name(norm: Any) -> Any:
+    """What is typed as `none` comes as nothing at all."""
+    return "none" if norm is None else norm
+
+
+CriticNorm = Annotated[Literal["none", "layer", "batch"], BeforeValidator(_by_name)]
 
 
 class PpoSettings(Section):
     learning_rate: Rate = Field(3e-4, description="Adam's step size.")
     anneal_learning_rate: bool = Field(True, description="Lower it linearly to 0 at the horizon.")
-    adam_epsilon: Rate = Field(1e-5, description="Adam's epsilon.")
+    adam_epsilon: Epsilon = Field(1e-5, description="Adam's epsilon.")
     discount: Fraction = Field(0.99, description="Weight of the next step's return.")
     final_discount: Annotated[float, Field(ge=0.0, lt=1.0)] | None = Field(
         None,
@@ -62,7 +71,7 @@ class PpoSettings(Section):
 class ReinforceSettings(Section):
     learning_rate: Rate = Field(1e-3, description="Adam's step size.")
     anneal_learning_rate: bool = Field(False, description="Lower it linearly to 0 at the horizon.")
-    adam_epsilon: Rate = Field(1e-8, description="Adam's epsilon.")
+    adam_epsilon: Epsilon = Field(1e-8, description="Adam's epsilon.")
     discount: Fraction = Field(0.99, description="Weight of the next step's return.")
     normalise_returns: Literal["off", "episode", "batch"] = Field(
         "batch", description="Standardise reward-to-go within each episode or over the batch."
@@ -96,7 +105,7 @@ class SacSettings(Section):
         None, description="Adam's step size for the entropy coefficient; absent: the actor's."
     )
     anneal_learning_rate: bool = Field(False, description="Lower them linearly to 0.")
-    adam_epsilon: Rate = Field(1e-8, description="Adam's epsilon.")
+    adam_epsilon: Epsilon = Field(1e-8, description="Adam's epsilon.")
     discount: Fraction = Field(0.99, description="Weight of the next step's return.")
     batch_size: Positive = Field(256, le=1_000_000, description="Transitions per update.")
     buffer_size: Positive = Field(

@@ -59,7 +59,7 @@ def extended(found: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
 def check_learns(found: Checkpoint, longer: Checkpoint, policy: Path) -> None:
     """Refuse to take a run further whose learning rate has fallen to 0."""
     wanted, taken = longer.recipe.stop_at_steps, found.progress.steps
-    if longer is found or wanted is None or not _has_learned(found):
+    if longer.recipe == found.recipe or wanted is None or not _has_learned(found):
         return
     raise ConfigError(
         f"This run's learning rate has fallen to 0, where its schedule ends, by step {taken:,}; "

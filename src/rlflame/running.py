@@ -22,7 +22,14 @@ from rlflame.files import checkpoint, segments, tensor_file
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.files.machine_log import MachineLog
 from rlflame.files.recorder import FileRecorder
-from rlflame.files.run_folder import RunFolder, kept, named_policy, newest_checkpoint, writing
+from rlflame.files.run_folder import (
+    RunFolder,
+    holds_anything,
+    kept,
+    named_policy,
+    newest_checkpoint,
+    writing,
+)
 from rlflame.filming.recorder import filmed
 from rlflame.fleet import EventCount, Fleet, Observer, TrafficCount, policy_id
 from rlflame.learners import blas_threads, made_with
@@ -142,6 +149,8 @@ def resume(
     if not target.exists():
         raise CheckpointError(f"{target} does not exist.", "rlflame runs lists the runs here")
     path = target if target.is_dir() else segments.run_of(target)
+    if not holds_anything(path):
+        newest_checkpoint(target, show.note)  # says what there is not, and leaves no lock behind
     folder = RunFolder.open(path)
     try:
         found = newest_checkpoint(target, show.note)
@@ -152,10 +161,10 @@ def resume(
             )
         best = folder.best if folder.best.exists() else target
         longer = extended(found, steps, best)
+        if fresh_replay:
+            longer = build.with_fresh_replay(longer)
         check_learns(found, longer, best)
         found = longer
-        if fresh_replay:
-            found = build.with_fresh_replay(found)
         if finished(found) and scored(folder.path, found):
             processes.excuse()
             if fresh_replay:

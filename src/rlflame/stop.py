@@ -48,6 +48,29 @@ def terminations() -> list[signal.Signals]:
     return [signal.SIGTERM, *([signal.SIGHUP] if heeded else [])]
 
 
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Whatever asks to end does so as Ctrl-C does, so that nothing stays on a cluster."""
+    heard: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # Not our own error yet: what is underway may go on after those, whatever it was doing.
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, end) for number in terminations()}
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not heard:
+            raise
+        said = "Terminated; what was opened was closed."
+        raise Interrupted(said, "type the same again", heard[0]) from None
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 class SignalStop:
     """SIGINT, SIGTERM and SIGHUP, while it is open; a second one ends the process as usual.
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -49,6 +46,7 @@ def cluster_check(
     from rlflame.doctor import connection
     from rlflame.doctor.examination import Examination
     from rlflame.fleet.flame.cluster import configured
+    from rlflame.stop import terminable
 
     streaming = not as_json and configured() is not None
 
@@ -58,7 +56,7 @@ def cluster_check(
                 say(line)
 
     examination = Examination(show, say_aside, workers=workers, clean=clean, debug=debug)
-    with _terminable():
+    with terminable():
         diagnosis = examination.run()
     if as_json:
         say(as_json_text(diagnosis.as_dict(), indent=2))
@@ -87,29 +85,3 @@ def _verdict(diagnosis: Diagnosis) -> str:
     text = diagnosis.verdict.capitalize()
     text += f", because of: {', '.join(failed)}" if failed else ""
     return text + (f"; with warnings about: {', '.join(warnings)}." if warnings else ".")
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Whatever asks to end does so as Ctrl-C does, so that nothing stays on the cluster."""
-    from rlflame.errors import Interrupted
-    from rlflame.stop import terminations
-
-    heard: list[int] = []
-
-    def end(number: int, frame: Any) -> None:
-        # Not our own error yet: checks go on after those, whatever they were doing.
-        heard.append(number)
-        raise KeyboardInterrupt
-
-    previous = {number: signal.signal(number, end) for number in terminations()}
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not heard:
-            raise
-        said = "Terminated; what was opened on the cluster was closed."
-        raise Interrupted(said, "type the same again", heard[0]) from None
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

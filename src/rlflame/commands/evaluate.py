@@ -66,6 +66,7 @@ def evaluate(
     from rlflame.errors import ConfigError, RlflameError
     from rlflame.evaluate import EvaluationPlan
     from rlflame.files.run_folder import named_policy
+    from rlflame.stop import terminable
 
     if min_return is not None and not math.isfinite(min_return):
         raise ConfigError(f"--min-return {min_return} is no return.", "--min-return 400")
@@ -87,7 +88,7 @@ def evaluate(
     for difference in differences:
         say_aside(f"This machine differs from the file's in {difference}; bits may too.")
 
-    with Tally() as show:
+    with terminable(), Tally() as show:
         record = api.evaluate(source, plan, runtime, show=show)
         theirs = api.evaluate(other, plan, runtime, show=show) if other is not None else None
     verdicts = scoring.verdicts(

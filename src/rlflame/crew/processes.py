@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import select
+import selectors
 import signal
 import socket
 import sys
@@ -168,19 +168,20 @@ def _await_loaded(crew: Mapping[int, WorkerProcess]) -> None:
     begins when all are there, and all load torch at the same time."""
     import rlflame.learner.torch_group  # noqa: F401
 
-    waiting = {process.answers: rank for rank, process in crew.items()}
     until = time.monotonic() + JOINING_S
-    while waiting:
-        if time.monotonic() > until:
-            first = min(waiting.values())
-            raise LearnersLost(f"Learner {first} did not load within {JOINING_S:g} s.")
-        ready, _, _ = select.select([*waiting], [], [], 0.2)
-        for answers in ready:
-            try:
-                crew[waiting[answers]].receive()
-            except EOFError as error:
-                raise LearnersLost("A learner has ended before it could join.") from error
-            del waiting[answers]
+    with selectors.DefaultSelector() as waiting:
+        for rank, process in crew.items():
+            waiting.register(process.answers, selectors.EVENT_READ, rank)
+        while late := waiting.get_map():
+            if time.monotonic() > until:
+                first = min(key.data for key in late.values())
+                raise LearnersLost(f"Learner {first} did not load within {JOINING_S:g} s.")
+            for key, _ in waiting.select(0.2):
+                try:
+                    crew[key.data].receive()
+                except EOFError as error:
+                    raise LearnersLost("A learner has ended before it could join.") from error
+                waiting.unregister(key.fileobj)
 
 
 @contextmanager

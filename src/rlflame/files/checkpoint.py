@@ -111,7 +111,10 @@ def load(path: Path) -> Checkpoint:
 
 
 def segments_named_in(path: Path) -> set[str]:
-    """The files of the replay that a checkpoint needs, read from its header alone."""
+    """The files of the replay that a checkpoint needs, read from its header alone.
+
+    Raises OSError where it is there and cannot be read: it may need any of them.
+    """
     try:
         named = _value(_Named, tensor_file.strings(path).get("segments", "[]"))
     except ValueError:  # nothing that can be resumed
@@ -224,6 +227,11 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
     if (
         any(getattr(spec, name) != getattr(env, name) for name in names)
         or spec.width != recipe.learning.rollout.width
+        or spec.hidden != tuple(network.hidden)
+        or spec.activation != network.activation
+        or spec.normalise != network.normalise_observations
+        or spec.observation_clip != network.observation_clip
+        or spec.squash != (recipe.learning.sac is not None)
         or spec.exploration != network.exploration
         or spec.exploration_interval != network.exploration_interval
         or not _shaped(env)

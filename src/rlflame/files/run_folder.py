@@ -24,6 +24,7 @@ import itertools
 import os
 import re
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,6 +37,8 @@ from rlflame.trainer import Progress
 AGAIN = "begin again with the same command"
 #: There is no room, as against no right to write.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+#: As long as nobody holds a lock who only looks whether it is held.
+_MOMENT_S = 0.2
 _STEP_FILE = re.compile(r"step-(\d{9,})\.safetensors")
 
 
@@ -81,7 +84,8 @@ class RunFolder:
         with contextlib.suppress(OSError):
             for place in ("", "checkpoints/", "replay/"):
                 for leftover in path.glob(f"{place}.*{tensor_file.TEMPORARY}"):
-                    leftover.unlink()
+                    if tensor_file.is_temporary(leftover.name):
+                        leftover.unlink()
         return folder
 
     def release(self) -> None:
@@ -161,6 +165,12 @@ def newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
     )
 
 
+def holds_anything(folder: Path) -> bool:
+    """Whether a run folder has a checkpoint of any kind, whole or not."""
+    places = ("*.safetensors*", "checkpoints/*", "replay/*")
+    return any(path for place in places for path in folder.glob(place))
+
+
 def kept(folder: Path) -> str:
     """What to type after a run has failed."""
     found, config = step_files(folder), folder / "config.toml"
@@ -209,7 +219,7 @@ def _locked(path: Path, hint: str) -> int:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}.", hint) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _locked_soon(lock)
     except BlockingIOError as error:
         os.close(lock)
         raise CheckpointError(
@@ -222,6 +232,19 @@ def _locked(path: Path, hint: str) -> int:
             f"{path} cannot be locked: {error.strerror}.", "choose a folder on a local disk"
         ) from error
     return lock
+
+
+def _locked_soon(lock: int) -> None:
+    """Whoever looks whether it is locked has it for a moment."""
+    until = time.monotonic() + _MOMENT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_MOMENT_S / 20)
 
 
 def is_locked(path: Path) -> bool:

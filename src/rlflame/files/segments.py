@@ -95,7 +95,10 @@ class SegmentFiles:
     def prune(self, needed: Callable[[], Collection[str]]) -> None:
         """Remove what no checkpoint names any more."""
         if self._folder.exists():
-            named = needed()
+            try:
+                named = needed()
+            except OSError:  # a checkpoint that cannot be read now may need any of them
+                return
             for path in self._folder.iterdir():
                 if path.name not in named and _NAME.fullmatch(path.name):
                     path.unlink(missing_ok=True)

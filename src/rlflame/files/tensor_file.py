@@ -22,7 +22,7 @@ import numpy as np
 import safetensors.numpy
 
 from rlflame import __version__
-from rlflame.errors import CheckpointError
+from rlflame.errors import CheckpointError, LearningError
 from rlflame.rollout.spec import Array
 
 FORMAT = 1
@@ -30,11 +30,24 @@ _BLANK = "0" * 64
 _HEADER_LIMIT = 100_000_000
 #: How the names end of files that are being written, and of those that were when power failed.
 TEMPORARY = ".tmp"
+#: Of `write_atomically`, and of a name that is about to point to a checkpoint.
+_TEMPORARY = re.compile(
+    r"\.(.+\.[0-9a-f]{8}|(latest|step-\d{9,})\.safetensors(\.[\w.-]+)?)" + re.escape(TEMPORARY)
+)
 EARLIER = "use an earlier checkpoint of the same run"
 
 
 def write(path: Path, tensors: dict[str, Array], metadata: Mapping[str, str]) -> None:
-    """Write a file so that at every moment either the old one or the new one is there."""
+    """Write a file so that at every moment either the old one or the new one is there.
+
+    What `opened` would refuse for its numbers is refused here, while older files are still there.
+    """
+    if (name := _not_finite(tensors)) is not None:
+        raise LearningError(
+            f"{name} has come to hold NaN or infinity; {path} was not written.",
+            "rlflame resume goes on from what was written before; smaller rewards or a smaller "
+            "learning rate may keep it finite",
+        )
     own = {"format": str(FORMAT), "rlflame": __version__, "checksum": _BLANK}
     data = _ordered(safetensors.numpy.save(tensors, {**metadata, **own}))
     position = _checksum_position(data)
@@ -52,15 +65,21 @@ def opened(
     """
     metadata = _verified_metadata(path, data, mark, fields)
     tensors: dict[str, Array] = safetensors.numpy.load(data)
-    for name, array in tensors.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValueError(f"tensor {name} holds NaN or infinity")
+    if (name := _not_finite(tensors)) is not None:
+        raise ValueError(f"tensor {name} holds NaN or infinity")
     return metadata, tensors
 
 
+def _not_finite(tensors: Mapping[str, Array]) -> str | None:
+    return next(
+        (n for n, a in tensors.items() if a.dtype.kind == "f" and not np.isfinite(a).all()), None
+    )
+
+
 def strings(path: Path) -> dict[str, str]:
-    """A file's strings alone, unverified; none where they cannot be read."""
-    with contextlib.suppress(OSError, ValueError, struct.error, AttributeError, RecursionError):
+    """A file's strings alone, unverified; none where it is gone, or no file of this kind."""
+    gone = FileNotFoundError, IsADirectoryError
+    with contextlib.suppress(*gone, ValueError, struct.error, AttributeError, RecursionError):
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             text = file.read(min(length, _HEADER_LIMIT))
@@ -94,7 +113,6 @@ def write_atomically(path: Path, data: bytes) -> None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-        sync_folder(path.parent)
     except OSError as error:
         hint = "make room or choose another folder; what was there before is as it was"
         if not path.parent.exists():
@@ -102,6 +120,18 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise CheckpointError(
             f"{path} could not be written: {error.strerror or error}.", hint
         ) from error
+    try:
+        sync_folder(path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} was written, and may be lost if power fails: {error.strerror or error}.",
+            "choose another folder",
+        ) from error
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is one of ours that was not finished."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 def sync_folder(folder: Path) -> None:

@@ -25,7 +25,7 @@ class Job:
     task: RolloutTask
     payload: bytes
     policy: bytes
-    answers: queue.SimpleQueue[Fragment | RlflameError]
+    answers: queue.SimpleQueue[Fragment | RlflameError | None]
     deaths: int = 0
     hangs: int = 0
     #: Answers that were no fault of its environment and no death either.

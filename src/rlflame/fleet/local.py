@@ -82,7 +82,7 @@ class LocalFleet(Closing):
                 self._dispatcher.forget(policy_id)
 
     def submit(self, tasks: Sequence[RolloutTask]) -> _LocalSubmission:
-        answers: queue.SimpleQueue[Fragment | RlflameError] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[Fragment | RlflameError | None] = queue.SimpleQueue()
         with self._lock:
             # Weights are bound now: releasing a policy never pulls it from under a submission.
             weights = {task.policy_id: self._policies[task.policy_id] for task in tasks}
@@ -121,7 +121,7 @@ class _LocalSubmission:
         self,
         dispatcher: Dispatcher,
         jobs: list[Job],
-        answers: queue.SimpleQueue[Fragment | RlflameError],
+        answers: queue.SimpleQueue[Fragment | RlflameError | None],
     ) -> None:
         self._dispatcher = dispatcher
         self._jobs = jobs
@@ -131,6 +131,8 @@ class _LocalSubmission:
     def __iter__(self) -> Iterator[Fragment]:
         while self._waiting:
             outcome = self._answers.get()
+            if outcome is None:
+                return
             if isinstance(outcome, RlflameError):
                 self.cancel()
                 raise outcome
@@ -141,3 +143,4 @@ class _LocalSubmission:
         if self._waiting:
             self._waiting = 0
             self._dispatcher.cancel(self._jobs)
+            self._answers.put(None)  # whoever waits in another thread

@@ -19,6 +19,7 @@ from rlflame.rollout.spec import Array, Float32, PolicySpec
 
 from . import Batch, Metrics
 from .parameters import FlatVector, initialise, network_shapes, restore
+from .statistics import TOO_LARGE_REWARDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +141,7 @@ class Guard:
             ("observations", "next_observations"), "--set network.normalise_observations=true"
         ),
         "returns": "--set ppo.scale_rewards=true",
-        "rewards": "divide the environment's rewards, "
-        "for example by a gymnasium.wrappers.TransformReward around it",
+        "rewards": TOO_LARGE_REWARDS,
     }
 
     def __init__(self, section: str) -> None:

@@ -10,11 +10,16 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from rlflame.errors import LearningError
 from rlflame.rollout.spec import Array, Float32, Float64
 
 from .parameters import restore
 
 _EPSILON = 1e-8
+TOO_LARGE_REWARDS = (
+    "divide the environment's rewards, "
+    "for example by a gymnasium.wrappers.TransformReward around it"
+)
 
 
 class RunningMoments:
@@ -96,7 +101,14 @@ class RewardScaler:
             self._running = self._discount * self._running + rewards[t]
             returns[t] = self._running
             self._running = np.where(ended[t], 0.0, self._running)
-        self._moments.merge(returns[valid][:, None])
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._moments.merge(returns[valid][:, None])
+        if not np.isfinite(self._moments.variance()[0]):
+            raise LearningError(
+                f"Rewards as large as {np.abs(rewards).max():.3g} have no variance that a number "
+                "can hold.",
+                TOO_LARGE_REWARDS,
+            )
         return float(1.0 / np.sqrt(self._moments.variance()[0] + _EPSILON))
 
     def state(self) -> dict[str, Array]:

@@ -120,7 +120,7 @@ class TorchGroup:
         distributed.destroy_process_group()
 
     def _made(self, backend: str) -> distributed.ProcessGroup:
-        waiting_s = _ENDLESS_S if self.rank else self._deadline_s
+        waiting_s = _ENDLESS_S if self.rank else min(self._deadline_s, _ENDLESS_S)
         group = distributed.new_group(backend=backend, timeout=timedelta(seconds=waiting_s))
         assert isinstance(group, distributed.ProcessGroup)
         return group

@@ -13,7 +13,7 @@ from typing import Any
 from rlflame import build, env_file, fleets, running
 from rlflame.config import RunConfig
 from rlflame.display.mouth import as_json_text
-from rlflame.errors import ConfigError, RlflameError, typed
+from rlflame.errors import RlflameError, typed
 from rlflame.facts import Facts
 from rlflame.files import tensor_file
 from rlflame.files.run_folder import RunFolder, is_locked, writing
@@ -55,17 +55,12 @@ def train(
         env_file.admit(runtime.env_file)
     recipe = config.recipe.with_horizon()
     # All that can be refused is refused once, before there is a folder.
+    running.check_start(recipe.learning, init_from)
     env = running.environment(recipe, stop)
     build.check_memory(recipe, env, begun=False)
     if init_from is not None:
         learning, _ = running.started_from(recipe.learning, env, init_from)
         recipe = recipe.model_copy(update={"learning": learning})
-    elif recipe.learning.init_policy is not None:
-        raise ConfigError(
-            f"The recipe starts from a policy (learning.init_policy = "
-            f"{recipe.learning.init_policy}), and no file was given.",
-            "--init-from FILE, or --set learning.init_policy=none",
-        )
     build.policy_spec(recipe.learning, env)
     learning = recipe.learning.model_copy(update={"seed": seeds[0]})
     whole = RunConfig(

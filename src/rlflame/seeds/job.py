@@ -16,7 +16,14 @@ from rlflame.config import RunConfig
 from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.files import tensor_file
 from rlflame.files.checkpoint import Checkpoint
-from rlflame.files.run_folder import AGAIN, RunFolder, is_locked, newest_checkpoint, writing
+from rlflame.files.run_folder import (
+    AGAIN,
+    RunFolder,
+    holds_anything,
+    is_locked,
+    newest_checkpoint,
+    writing,
+)
 from rlflame.onward import check_learns, extended, finished, scored
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import JOB_FILE, RESTORED, folder_name, is_job, parse, seed_folder
@@ -141,12 +148,6 @@ def standing(folder: Path, job: Job, seed: int) -> Standing:
         if wanted > found.progress.steps or wanted == found.recipe.stop_at_steps:
             found = extended(found, wanted, path)
     return Standing(seed, path, True, finished(found) and scored(path, found), found)
-
-
-def holds_anything(folder: Path) -> bool:
-    """Whether a run folder has a checkpoint of any kind, whole or not."""
-    places = ("*.safetensors*", "checkpoints/*", "replay/*")
-    return any(path for place in places for path in folder.glob(place))
 
 
 def check_recipe(folder: Path, job: Job) -> None:

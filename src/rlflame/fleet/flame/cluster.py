@@ -33,7 +33,6 @@ CLOSED = 1
 EXECUTOR_STATES = (
     "Unknown", "Void", "Idle", "Binding", "Bound", "Unbinding", "Releasing", "Released",
 )  # fmt: skip
-TEMPLATE = "flmrun"
 #: Session events that say why no executor comes: a failed attempt, and the last of them.
 BIND_FAILED, SESSION_PAUSED = 1001, 1002
 

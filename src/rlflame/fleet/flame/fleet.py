@@ -235,7 +235,7 @@ class FlameFleet(Closing):
     # Tasks.
 
     def submit(self, tasks: Sequence[RolloutTask]) -> FlameSubmission:
-        answers: queue.SimpleQueue[Fragment | RlflameError] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[Fragment | RlflameError | None] = queue.SimpleQueue()
         jobs = [Job(task, wire.encode(task), b"", answers) for task in tasks]
         if self._failed is not None:
             raise self._failed

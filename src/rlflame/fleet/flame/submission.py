@@ -22,7 +22,7 @@ class FlameSubmission:
         self,
         desk: Desk,
         jobs: list[Job],
-        answers: queue.SimpleQueue[Fragment | RlflameError],
+        answers: queue.SimpleQueue[Fragment | RlflameError | None],
         over: Callable[[bool], None],
     ) -> None:
         self._desk = desk
@@ -35,6 +35,8 @@ class FlameSubmission:
     def __iter__(self) -> Iterator[Fragment]:
         while self._waiting:
             outcome = self._answers.get()
+            if outcome is None:
+                return
             if isinstance(outcome, RlflameError):
                 self.cancel()
                 raise outcome
@@ -47,6 +49,7 @@ class FlameSubmission:
         if self._waiting:
             self._waiting = 0
             self._desk.cancel(self._jobs)
+            self._answers.put(None)  # whoever waits in another thread
         self._tell(whole=False)
 
     def _tell(self, *, whole: bool) -> None:
