@@ -6,8 +6,8 @@
 Trains nothing. P4 is the mean of the last twentieth of the evaluations in training and P2 the best
 mean over seeds that its evaluations have. Of stable-baselines3, run by `control.py` and
 `ppo_vs_sb3.py` here, it is the mean of all evaluations after 95% of the steps. Minutes are those of
-the timed pairs with its defaults and, of SAC, of as many updates as were timed in turn on one
-thread each. Published figures are those of docs/results/peers.csv, which says where each is from.
+the timed pairs with its defaults and, of SAC, of as many steps at the rates of
+`sac_vs_sb3.py --own` on two threads each. Published figures are those of docs/results/peers.csv, which says where each is from.
 """
 
 from __future__ import annotations
@@ -147,16 +147,16 @@ def taken(group: str, env: str) -> tuple[str, str]:
                  and row["sb3_s"]]  # fmt: skip
         found = [median(float(row[side]) for row in pairs) for side in ("rlflame_s", "sb3_s")]
         return f"{found[0] / 60:.1f}", f"{found[1] / 60:.1f}"
-    if env not in ("Hopper-v5", "HalfCheetah-v5"):
-        return "", ""
-    # Updates begin after 10,000 of the 300,000 steps. Both learned on one thread.
-    rows = [row for row in records(f"sac_vs_sb3_{env.partition('-')[0].lower()}.csv")
-            if row["threads"] == "1"]  # fmt: skip
-    ours, theirs = (
-        median(float(row["updates_per_s"]) for row in rows if row["side"] == side)
+    # Learning begins after 10,000 of the steps, and what comes before takes next to nothing.
+    rows = [row for row in records("sac_pace.csv") if row["env"] == env]
+    found = [
+        [float(row["steps_per_s"]) for row in rows if row["side"] == side]
         for side in ("rlflame", "sb3 1 env")
+    ]
+    ours, theirs = (
+        f"{(STEPS[group] - 10_000) / median(rates) / 60:.0f}" if rates else "" for rates in found
     )
-    return f"{290_000 / ours / 60:.0f}", f"{290_000 / theirs / 60:.0f}"
+    return ours, theirs
 
 
 def peer(row: dict[str, str]) -> str:

@@ -69,9 +69,12 @@ SAC = [
                               ("hopper", 300_000, 2800), ("walker2d", 300_000, 3500),
                               ("ant", 300_000, 2500))
 ]  # fmt: skip
-#: What Walker2d was before it had a preset of its own.
-SAC.append(Study("family-walker2d-300k", "walker2d", "sac", 300_000, None, "mujoco-sac",
-                 ("learning.threads=1",), published_plan=True))  # fmt: skip
+#: What these were before they had presets of their own.
+SAC += [
+    Study(f"family-{env}-300k", env, "sac", 300_000, None, "mujoco-sac",
+          ("learning.threads=1",), published_plan=True)
+    for env in ("hopper", "walker2d")
+]  # fmt: skip
 PPO = [
     Study(f"ppo-{env}-{length}", env, "ppo", steps, floor, published_plan=True)
     for length, steps, floors in (

@@ -166,7 +166,7 @@ STUDIES = {
     ("sac", "SAC"): {
         "Pendulum-v1, 20k steps": "sac-pendulum-20k",
         "HalfCheetah-v5, 300k": "sac-halfcheetah-300k",
-        "Hopper-v5, 300k": "sac-hopper-300k",
+        "Hopper-v5, 300k, `hopper-sac`": "sac-hopper-300k",
         "Ant-v5, 300k, `ant-sac`": "sac-ant-300k",
         "Walker2d-v5, 300k, `walker2d-sac`": "sac-walker2d-300k",
     },
@@ -238,8 +238,7 @@ def test_a_table_of_studies_is_that_of_its_record(record, title) -> None:
         assert worst == f"{min(ended.values()):.{places}f}"
         assert p4 == f"{tail.mean:.{places}f} ± {tail.std:.{places}f}"
         assert p2 == f"{best.mean:.0f} ± {best.std:.0f}"
-        below = f"**{what.partition('-')[0]}'s P4 is below its floor.**" in body
-        assert not floor or (tail.mean < float(floor)) is below, what
+        assert not floor or tail.mean >= float(floor), what
         if record == "sac":
             assert f"{what.partition('-')[0]} {found.value:,.{places}f}" in page("sac")
 
@@ -277,8 +276,9 @@ def test_a_picture_has_a_line_for_each_side_of_its_record(algorithm, envs) -> No
     for env, id in envs.items():
         assert f">{id}<" in picture
         mine = [row for row in table(f"{algorithm}.csv") if row["env"] == env]
-        ours, (preset,) = {row["seed"] for row in mine}, {row["preset"] for row in mine}
-        drawn.append(f"rlflame, {preset} ({len(ours)} seeds)")
+        for preset in {row["preset"] for row in mine}:
+            ours = {row["seed"] for row in mine if row["preset"] == preset}
+            drawn.append(f"rlflame, {preset} ({len(ours)} seeds)")
         control = {row["seed"] for row in table(f"{algorithm}_control.csv") if row["env"] == id}
         plural = "s" if len(control) > 1 else ""
         drawn.append(f"stable-baselines3 ({len(control)} seed{plural})")
