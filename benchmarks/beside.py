@@ -7,7 +7,8 @@ Trains nothing. P4 is the mean of the last twentieth of the evaluations in train
 mean over seeds that its evaluations have. Of stable-baselines3, run by `control.py` and
 `ppo_vs_sb3.py` here, it is the mean of all evaluations after 95% of the steps. Minutes are those of
 the timed pairs with its defaults and, of SAC, of as many steps at the rates of
-`sac_vs_sb3.py --own` on two threads each. Published figures are those of docs/results/peers.csv, which says where each is from.
+`sac_vs_sb3.py --own` on two threads each. Published figures are those of docs/results/peers.csv,
+which says where each is from.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ import pytest
 from commands import TINY, finished, process, rlflame
 from flame_stub import Faults, FlameStub
 
+from rlflame.errors import Interrupted
 from rlflame.files import checkpoint
-from rlflame.stop import SignalStop
+from rlflame.stop import SignalStop, terminable
 
 #: Two workers as processes of their own, on the small run of all these tests.
 LOCAL = (*TINY, "--fleet", "local", "--workers", "2")
@@ -254,6 +255,25 @@ def test_a_signal_leaves_nothing_of_an_evaluation_on_a_cluster(tmp_path):
         assert spoken.code == 143
         assert "Terminated" in spoken.err
         assert not [name for name in stub.applications() if name.startswith("rlflame")]
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP])
+def test_what_is_being_closed_is_closed_to_its_end(second):
+    """A terminal that goes away says so twice."""
+    closed = []
+
+    @contextlib.contextmanager
+    def opened():
+        try:
+            yield
+        finally:
+            os.kill(os.getpid(), second)
+            time.sleep(0.01)
+            closed.append(True)
+
+    with pytest.raises(Interrupted, match="Terminated"), terminable(), opened():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert closed
 
 
 SLOW_TO_MAKE = """

@@ -229,9 +229,17 @@ class Forgetful:
     ids=["local", "flame"],
 )
 def test_who_waits_in_another_thread_is_told_of_a_cancellation(kind: Any) -> None:
-    submission = kind(Forgetful(), [object()], queue.SimpleQueue())
+    asked = threading.Event()
+
+    class Answers(queue.Queue[Any]):
+        def get(self, *words: Any) -> Any:
+            asked.set()
+            return super().get(*words)
+
+    submission = kind(Forgetful(), [object()], Answers())
     waiting = threading.Thread(target=lambda: list(submission), daemon=True)
     waiting.start()
+    assert asked.wait(20.0)
     submission.cancel()
     waiting.join(20.0)
     assert not waiting.is_alive()

@@ -95,8 +95,8 @@ def test_the_page_has_what_the_script_prints(script, capsys) -> None:
 
 def test_the_readme_says_what_the_page_does(script) -> None:
     said = re.search(
-        r"On two cores its million steps take a minute\. After (\d+) seconds the mean of ten of our "
-        r"seeds is above .* and stays above it; theirs takes (\d+) minutes to come there",
+        r"On two cores its million steps take a minute\. After (\d+) seconds the mean of ten of "
+        r"our seeds is above .* and stays above it; theirs takes (\d+) minutes to come there",
         " ".join((ROOT / "README.md").read_text("utf-8").split()),
     )
     assert said is not None

@@ -10,7 +10,9 @@ import csv
 import json
 import math
 import os
+import re
 import resource
+import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -247,7 +249,9 @@ def test_a_job_is_taken_further_as_one(tmp_path):
     assert rlflame("resume", out, "--steps", "512").code == 0
     spoken = rlflame("resume", out, "--steps", "1024")
     assert (spoken.code, "has fallen to 0" in spoken.err) == (2, True)
-    assert f"--init-from {out}/seed-3/best.safetensors --steps 512" in spoken.err
+    (said,) = re.findall(r"from the beginning: rlflame (.*)", spoken.err)
+    assert rlflame(*shlex.split(said), "--dry-run").code == 0
+    assert f"--seeds 3,5 --steps 1024 --set learning.horizon_steps=none --out {out}-longer" in said
     for seed in (3, 5):
         alone = tmp_path / f"alone-{seed}"
         assert rlflame(*words, "--steps", "512", "--seed", str(seed), "--out", alone).code == 0

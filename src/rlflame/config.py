@@ -268,6 +268,8 @@ class Recipe(Section):
     def in_vain(self) -> str | None:
         """What is to be said of an end that lies beyond the end of learning."""
         learning = self.learning
+        if None not in (self.stop_at_steps, self.stop_at_iterations):
+            return None  # whichever comes first
         for unit in ("steps", "iterations"):
             end, horizon = getattr(self, f"stop_at_{unit}"), getattr(learning, f"horizon_{unit}")
             if learning.anneals and end is not None and horizon is not None and end > horizon:

@@ -75,7 +75,14 @@ def further(found: Checkpoint, run: Path, policy: Path) -> str:
         return train_from(found.recipe, policy)
     if _has_learned(found):
         return train_from(found.recipe, policy, found.progress.steps)
-    return typed("resume", run, "--steps", 2 * found.progress.steps)
+    return typed("resume", run, "--steps", _twice(found))
+
+
+def _twice(found: Checkpoint) -> int:
+    """Twice the steps, or the end of what can be learned where that comes before."""
+    learning, twice = found.recipe.learning, 2 * found.progress.steps
+    end = learning.horizon_steps if learning.anneals else None
+    return twice if end is None else min(twice, end)
 
 
 def _has_learned(found: Checkpoint) -> bool:
@@ -83,6 +90,13 @@ def _has_learned(found: Checkpoint) -> bool:
     return learning.anneals and found.progress.spent(
         learning.horizon_steps, learning.horizon_iterations
     )
+
+
+def best_policy(run: Path, named: Path) -> Path:
+    """The file in a run that another one is best begun from; its best, or what stands there."""
+    best, latest = run / "best.safetensors", run / "latest.safetensors"
+    found = [path for path in (best, named, latest) if path.is_file()]
+    return found[0] if found else latest
 
 
 def train_from(recipe: Recipe, policy: Path, steps: int | None = None) -> str:
@@ -153,10 +167,9 @@ def begun_anew(found: Checkpoint, target: Path) -> str:
     run = target if target.is_dir() else segments.run_of(target)
     over = finished(found) and scored(run, found)
     if over and (found.progress.reached or _has_learned(found)):
-        best = run / "best.safetensors"
-        policy = best if best.exists() else target
+        policy = best_policy(run, target)
         return f"{further(found, run, policy)} begins a new run with its weights"
-    end: tuple[object, ...] = ("--steps", 2 * found.progress.steps) if over else ()
+    end: tuple[object, ...] = ("--steps", _twice(found)) if over else ()
     with contextlib.suppress(CheckpointError):
         held = newest_checkpoint(target, lambda note: None)
         end = end or _as_far(held.recipe, found.recipe)

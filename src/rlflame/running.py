@@ -35,6 +35,7 @@ from rlflame.fleet import EventCount, Fleet, Observer, TrafficCount, policy_id
 from rlflame.learners import blas_threads, made_with
 from rlflame.onward import (
     begun_anew,
+    best_policy,
     check_environment,
     check_learns,
     check_state,
@@ -159,7 +160,7 @@ def resume(
                 f"{target} holds a policy alone, without the state that training needs.",
                 f"start a new run from it: {typed('train', '--init-from', target)}",
             )
-        best = folder.best if folder.best.exists() else target
+        best = best_policy(path, target)
         longer = extended(found, steps, best)
         if fresh_replay:
             longer = build.with_fresh_replay(longer)

@@ -54,6 +54,9 @@ def terminable() -> Iterator[None]:
     heard: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
+        # A terminal that goes says so twice; what is being closed is closed to its end.
+        if heard:
+            return
         # Not our own error yet: what is underway may go on after those, whatever it was doing.
         heard.append(number)
         raise KeyboardInterrupt

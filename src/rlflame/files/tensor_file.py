@@ -45,8 +45,8 @@ def write(path: Path, tensors: dict[str, Array], metadata: Mapping[str, str]) ->
     if (name := _not_finite(tensors)) is not None:
         raise LearningError(
             f"{name} has come to hold NaN or infinity; {path} was not written.",
-            "rlflame resume goes on from what was written before; smaller rewards or a smaller "
-            "learning rate may keep it finite",
+            "begin a new run with smaller rewards or a smaller learning rate; --init-from takes "
+            "the weights of a file that was written before",
         )
     own = {"format": str(FORMAT), "rlflame": __version__, "checksum": _BLANK}
     data = _ordered(safetensors.numpy.save(tensors, {**metadata, **own}))

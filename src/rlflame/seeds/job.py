@@ -24,9 +24,9 @@ from rlflame.files.run_folder import (
     newest_checkpoint,
     writing,
 )
-from rlflame.onward import check_learns, extended, finished, scored
+from rlflame.onward import best_policy, check_learns, extended, finished, scored
 from rlflame.runtime import RuntimeSettings
-from rlflame.seeds import JOB_FILE, RESTORED, folder_name, is_job, parse, seed_folder
+from rlflame.seeds import JOB_FILE, RESTORED, folder_name, is_job, parse, seed_folder, written
 from rlflame.tables import first_difference
 
 
@@ -187,8 +187,20 @@ def check_goal(folder: Path, job: Job, steps: int) -> None:
                 f"--steps {steps} is not beyond the {taken} steps that seed {seed} has taken.",
                 f"--steps {2 * taken}",
             )
-        best = one.folder / "best.safetensors"
-        check_learns(found, extended(found, steps, best), best)
+        best = best_policy(one.folder, one.folder)
+        try:
+            check_learns(found, extended(found, steps, best), best)
+        except ConfigError as error:
+            raise ConfigError(error.message, _longer(folder, job, one, steps)) from error
+
+
+def _longer(folder: Path, job: Job, one: Standing, steps: int) -> str:
+    """The command that trains all seeds for so long, with schedules that are made for it."""
+    again = typed(
+        "train", "--config", one.folder / "config.toml", "--seeds", written(job.seeds), "--steps",
+        steps, "--set", "learning.horizon_steps=none", "--out", f"{folder}-longer",
+    )  # fmt: skip
+    return f"train longer from the beginning: {again}"
 
 
 def opened(folder: Path) -> RunFolder:
