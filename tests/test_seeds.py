@@ -251,7 +251,7 @@ def test_a_job_is_taken_further_as_one(tmp_path):
     assert (spoken.code, "has fallen to 0" in spoken.err) == (2, True)
     (said,) = re.findall(r"from the beginning: rlflame (.*)", spoken.err)
     assert rlflame(*shlex.split(said), "--dry-run").code == 0
-    assert f"--seeds 3,5 --steps 1024 --set learning.horizon_steps=none --out {out}-longer" in said
+    assert f"--seeds 3,5 --set learning.horizon_steps=none --steps 1024 --out {out}-longer" in said
     for seed in (3, 5):
         alone = tmp_path / f"alone-{seed}"
         assert rlflame(*words, "--steps", "512", "--seed", str(seed), "--out", alone).code == 0

@@ -56,16 +56,14 @@ def extended(found: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
     return replace(found, recipe=found.recipe.model_copy(update=changes))
 
 
-def check_learns(found: Checkpoint, longer: Checkpoint, policy: Path) -> None:
-    """Refuse to take a run further whose learning rate has fallen to 0."""
-    wanted, taken = longer.recipe.stop_at_steps, found.progress.steps
-    if longer.recipe == found.recipe or wanted is None or not _has_learned(found):
+def check_learns(found: Checkpoint, longer: Checkpoint, advice: str) -> None:
+    """Refuse to take a run further whose learning rate has fallen to 0; what to do is `advice`."""
+    if longer.recipe == found.recipe or not _has_learned(found):
         return
     raise ConfigError(
-        f"This run's learning rate has fallen to 0, where its schedule ends, by step {taken:,}; "
-        "more steps would change no weight.",
-        "train on from its policy, with a schedule of its own: "
-        + train_from(found.recipe, policy, wanted - taken),
+        "This run's learning rate has fallen to 0, where its schedule ends, by step "
+        f"{found.progress.steps:,}; more steps would change no weight.",
+        advice,
     )
 
 

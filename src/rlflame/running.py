@@ -44,6 +44,7 @@ from rlflame.onward import (
     further,
     machine_differences,
     scored,
+    train_from,
 )
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
 from rlflame.runtime import RuntimeSettings
@@ -164,7 +165,9 @@ def resume(
         longer = extended(found, steps, best)
         if fresh_replay:
             longer = build.with_fresh_replay(longer)
-        check_learns(found, longer, best)
+        more = train_from(found.recipe, best, (steps or 0) - found.progress.steps)
+        advice = f"train on from its policy, with a schedule of its own: {more}"
+        check_learns(found, longer, advice)
         found = longer
         if finished(found) and scored(folder.path, found):
             processes.excuse()

@@ -24,7 +24,7 @@ from rlflame.files.run_folder import (
     newest_checkpoint,
     writing,
 )
-from rlflame.onward import best_policy, check_learns, extended, finished, scored
+from rlflame.onward import check_learns, extended, finished, scored
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import JOB_FILE, RESTORED, folder_name, is_job, parse, seed_folder, written
 from rlflame.tables import first_difference
@@ -187,19 +187,20 @@ def check_goal(folder: Path, job: Job, steps: int) -> None:
                 f"--steps {steps} is not beyond the {taken} steps that seed {seed} has taken.",
                 f"--steps {2 * taken}",
             )
-        best = best_policy(one.folder, one.folder)
-        try:
-            check_learns(found, extended(found, steps, best), best)
-        except ConfigError as error:
-            raise ConfigError(error.message, _longer(folder, job, one, steps)) from error
+        longer = extended(found, steps, one.folder)
+        check_learns(found, longer, _longer(folder, job, one.folder, steps))
 
 
-def _longer(folder: Path, job: Job, one: Standing, steps: int) -> str:
+def _longer(folder: Path, job: Job, seed: Path, steps: int) -> str:
     """The command that trains all seeds for so long, with schedules that are made for it."""
-    again = typed(
-        "train", "--config", one.folder / "config.toml", "--seeds", written(job.seeds), "--steps",
-        steps, "--set", "learning.horizon_steps=none", "--out", f"{folder}-longer",
-    )  # fmt: skip
+    learning = job.config.learning
+    words: list[object] = ["--config", seed / "config.toml", "--seeds", written(job.seeds)]
+    if job.init_from is not None:
+        words += ["--init-from", job.init_from]
+    for name in ("horizon_steps", "horizon_iterations"):
+        if getattr(learning, name) is not None:
+            words += ["--set", f"learning.{name}=none"]
+    again = typed("train", *words, "--steps", steps, "--out", f"{folder}-longer")
     return f"train longer from the beginning: {again}"
 
 
