@@ -117,4 +117,5 @@ def config(
 def _shown(value: Any) -> str:
     from rlflame import toml
 
-    return toml.written(value)
+    # A choice of that name is shown as it is typed, not with the backslash of a text.
+    return toml.written(None if value == toml.NONE else value)
