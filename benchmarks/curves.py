@@ -4,25 +4,29 @@
         --envs halfcheetah,hopper -o docs/images/sac.svg
 
 A line is a study's seeds together: the interquartile mean of their evaluations and its 95%
-bootstrap interval, or one seed as it is.
+bootstrap interval, of three seeds or more, or one seed as it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from script import ended
 
 from rlflame import presets
+from rlflame.estimates import FEWEST_SEEDS
 from rlflame.files.tensor_file import write_atomically
 from rlflame.history import curves
 from rlflame.history.averaged import Curve, alone, together
 from rlflame.plot import Chart, Panels, Series, picture
 
 PEERS = {"-zoo-sb3": "stable-baselines3, tuned by its zoo", "-sb3": "stable-baselines3"}
+
+BAND_NOTE = "Band: 95% bootstrap interval over seeds, where there are three or more."
 
 
 def main() -> None:
@@ -36,7 +40,7 @@ def main() -> None:
             parser.error(f"{path} is not there")
     rows = [row for path in options.csvs for row in read(path)]
     charts = tuple(panel(rows, presets.environment_id(name)) for name in options.envs.split(","))
-    panels = Panels(charts, curves.LINE_NOTE, "Band: 95% bootstrap interval over seeds.")
+    panels = Panels(charts, curves.LINE_NOTE, BAND_NOTE)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(options.out, picture.image(panels, options.out))
 
@@ -67,7 +71,8 @@ def series(name: str, rows: list[dict[str, str]]) -> Series:
     line = together(title, found) if len(found) > 1 else alone(title, found[0])
     if line is None:
         raise SystemExit(f"The seeds of {name} have no steps in common.")
-    return line
+    # Of fewer seeds a bootstrap knows nothing.
+    return line if len(found) >= FEWEST_SEEDS else replace(line, low=None, high=None)
 
 
 def curve(rows: list[dict[str, str]], seed: int) -> Curve:

@@ -268,7 +268,7 @@ def report(studies: list[Study], seeds: list[int], path: Path) -> None:
     standard deviation), and the mean return of the last 100 training episodes, with exploration."""
     import numpy as np
 
-    from rlflame.estimates import best_mean, iqm_interval, over, tail_mean
+    from rlflame.estimates import FEWEST_SEEDS, best_mean, iqm_interval, over, tail_mean
 
     print("| study | seeds | IQM | 95% interval | worst | P4 | P2 | exploring | floor |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -282,16 +282,23 @@ def report(studies: list[Study], seeds: list[int], path: Path) -> None:
         values = np.array([float(row["return_mean"]) for row in ended])
         curves = [evaluations([row for row in lines if row["seed"] == one["seed"]])
                   for one in ended]  # fmt: skip
-        p4 = over(np.array([tail_mean(returns) for _, returns in curves]))
+        # Classic recipes of REINFORCE are evaluated at the end alone.
+        tails = [tail_mean(returns) for _, returns in curves if len(returns)]
+        p4 = spread(over(np.array(tails)), 1) if tails else ""
         best = best_mean(curves)
-        p2 = f"{best[1].mean:.0f} ± {best[1].std:.0f}" if best else ""
+        p2 = spread(best[1], 0) if best else ""
         exploring = [float(row["exploring_return"]) for row in ended if row["exploring_return"]]
         found = iqm_interval([values])
         noisy = f"{np.mean(exploring):.1f}" if exploring else ""
+        interval = f"[{found.low:.1f}, {found.high:.1f}]" if len(values) >= FEWEST_SEEDS else "-"
         print(f"| {study.name} | {len(values)} | {found.value:.1f} "
-              f"| [{found.low:.1f}, {found.high:.1f}] | {values.min():.1f} "
-              f"| {p4.mean:.1f} ± {p4.std:.1f} | {p2} | {noisy} "
+              f"| {interval} | {values.min():.1f} | {p4} | {p2} | {noisy} "
               f"| {study.floor or ''} |")  # fmt: skip
+
+
+def spread(found: Any, places: int) -> str:
+    """Over seeds, the mean and its deviation."""
+    return f"{found.mean:.{places}f} ± {found.std:.{places}f}"
 
 
 def evaluations(lines: list[dict[str, str]]) -> tuple[Any, Any]:

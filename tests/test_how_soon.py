@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-from rlflame.estimates import iqm_interval, tail_mean
 
 ROOT = Path(__file__).parent.parent
 RESULTS = (ROOT / "docs" / "results.md").read_text("utf-8")
@@ -86,7 +85,9 @@ def test_a_return_that_is_not_kept_is_not_there(script, tmp_path) -> None:
         script["row"]("Hopper-v5")
 
 
-def test_the_page_has_what_the_script_prints(script, capsys) -> None:
+@pytest.mark.parametrize("words", [[], ["--late"]])
+def test_the_page_has_what_the_script_prints(script, capsys, monkeypatch, words) -> None:
+    monkeypatch.setattr(sys, "argv", ["time_to_return.py", *words])
     script["main"]()
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) == 6
@@ -105,20 +106,16 @@ def test_the_readme_says_what_the_page_does(script) -> None:
     assert [round(float(each.split()[0])) for each in (theirs, whole)] == [int(said[2]), 1]
 
 
-def test_the_last_evaluations_of_both_are_on_record(script) -> None:
-    body = RESULTS.partition("| environment | rlflame, seeds 0 to 9 |")[2]
-    told = re.findall(r"^\| (\S+) \| (\S+ \[.*\]) \| (\S+ \[.*\]) \|$", body, re.MULTILINE)
-    assert [env for env, *_ in told[:4]] == list(script["ENVS"])
-    for env, *cells in told[:4]:
-        study = f"ppo-{env.partition('-')[0].lower()}-1m"
-        ours = [row for row in script["records"]("ppo.csv")
-                if (row["study"], row["final"]) == (study, "0")]  # fmt: skip
-        theirs = [row for row in script["records"]("ppo_control.csv") if row["env"] == env]
-        late = [
-            [tail_mean(y) for _, y in script["curves"](ours)],
-            [y[x > 950_000].mean() for x, y in script["curves"](theirs)],
-        ]
-        assert list(map(len, late)) == [10, 5]
-        found = [iqm_interval([np.array(side)]) for side in late]
-        assert cells == [f"{i.value:.0f} [{i.low:.0f}, {i.high:.0f}]" for i in found]
-        assert found[0].value >= found[1].value
+def test_late_is_the_last_twentieth_of_ours_and_of_theirs_what_comes_after(script) -> None:
+    for env in script["ENVS"]:
+        theirs, ours = script["both"](env)
+        assert (len(ours), len(theirs)) == (10, 5)
+    ours = [(np.arange(1, 41) * 25_000, np.array([0.0] * 38 + [39.0, 41.0]))] * 3
+    theirs = [(np.array([900_000, 950_000, 950_272, 1_000_000]), np.array([9.0, 9.0, 1.0, 3.0]))]
+    script["late"].__globals__["both"] = lambda env: (theirs * 3, ours)
+    assert script["late"]("Ant-v5") == ("Ant-v5", "40 [40, 40]", "2 [2, 2]")
+
+
+def test_seeds_come_in_order_whichever_was_over_first(script) -> None:
+    lines = [{"seed": seed, "step": "1", "return_mean": seed} for seed in ("10", "2", "0")]
+    assert [y[0] for _, y in script["curves"](lines)] == [0.0, 2.0, 10.0]
