@@ -380,3 +380,28 @@ def test_what_the_default_recipe_was_tuned_by_is_as_recorded() -> None:
     assert shown == {
         study: f"{mean(returns):.0f} (worst {min(returns):.0f})" for study, returns in ended.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "study"),
+    [
+        ("cartpole", "ppo", "ppo-cartpole-100k"),
+        ("lunarlander", "ppo", "ppo-lunarlander-500k"),
+        ("pendulum", "sac", "sac-pendulum-20k"),
+        ("hopper", "ppo", "ppo-hopper-1m"),
+        ("halfcheetah", "ppo", "ppo-halfcheetah-1m"),
+        ("walker2d", "ppo", "ppo-walker2d-1m"),
+        ("ant", "ppo", "ppo-ant-1m"),
+    ],
+)
+def test_a_policy_to_try_is_one_of_the_seeds_on_record(name, record, study) -> None:
+    """Its first twenty episodes are those that the seed was scored on."""
+    shipped = checkpoint.load(ROOT / "checkpoints" / f"{name}.safetensors")
+    (row,) = [
+        row
+        for row in table(f"{record}.csv")
+        if (row["study"], row["final"]) == (study, "1")
+        and int(row["seed"]) == shipped.recipe.learning.seed
+    ]
+    assert mean(shipped.best.returns[:20]) == pytest.approx(float(row["return_mean"]), rel=1e-5)
+    assert shipped.progress.steps == int(row["step"])
