@@ -39,7 +39,10 @@ def main() -> None:
         if not path.is_file():
             parser.error(f"{path} is not there")
     rows = [row for path in options.csvs for row in read(path)]
-    charts = tuple(panel(rows, presets.environment_id(name)) for name in options.envs.split(","))
+    # Whose a preset is wants saying beside others alone.
+    ours = "rlflame, " if any(peer(row) for row in rows) else ""
+    ids = [presets.environment_id(name) for name in options.envs.split(",")]
+    charts = tuple(panel(rows, id, ours) for id in ids)
     panels = Panels(charts, curves.LINE_NOTE, BAND_NOTE)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(options.out, picture.image(panels, options.out))
@@ -51,18 +54,26 @@ def read(path: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if row.get("final") != "1"]
 
 
-def panel(rows: list[dict[str, str]], id: str) -> Chart:
+def panel(rows: list[dict[str, str]], id: str, ours: str) -> Chart:
     mine = [row for row in rows if presets.environment_id(row["env"]) == id]
     if not mine:
         raise SystemExit(f"None of these files has {id}.")
-    lines = {label(row): None for row in mine}
-    drawn = tuple(series(name, [row for row in mine if label(row) == name]) for name in lines)
+    lines: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in mine:
+        label = peer(row) or f"{ours}{row['preset']}"
+        lines.setdefault((label, row.get("study", "")), []).append(row)
+    names = [name for name, _ in lines]
+    drawn = tuple(
+        # Two studies of one preset are told apart by what the study's name ends in, its steps.
+        series(name if names.count(name) == 1 else f"{name}, {study.split('-')[-1]}", found)
+        for (name, study), found in lines.items()
+    )
     return Chart(id, curves.AXES["steps"], "Evaluation return", drawn)
 
 
-def label(row: dict[str, str]) -> str:
-    peers = [name for end, name in PEERS.items() if row["algo"].endswith(end)]
-    return peers[0] if peers else f"rlflame, {row['preset']}"
+def peer(row: dict[str, str]) -> str | None:
+    """Whose the row is, if not rlflame's."""
+    return next((name for end, name in PEERS.items() if row["algo"].endswith(end)), None)
 
 
 def series(name: str, rows: list[dict[str, str]]) -> Series:
