@@ -323,6 +323,41 @@ def test_what_is_learned_by_when_is_as_recorded(title, prefix, steps) -> None:
         assert means == expected, study
 
 
+def test_what_each_part_of_the_family_is_worth_is_as_recorded() -> None:
+    record = [row for row in table("tuning.csv") if row["final"] == "0"]
+    text = (DOCS / "experiments.md").read_text("utf-8")
+    told = list(rows(section(text, "The family, and each of its parts otherwise")))
+    studies = {row["study"] for row in record if row["study"].startswith("part-")}
+    assert studies == {f"part-{env}-{study}" for study, *_ in told
+                       for env in ("halfcheetah", "hopper")}  # fmt: skip
+    for study, _, _, *means in told:
+        expected = []
+        for env in ("halfcheetah", "hopper"):
+            curves = [
+                [float(row["return_mean"]) for row in record
+                 if (row["study"], row["seed"]) == (f"part-{env}-{study}", seed)]
+                for seed in ("100", "101", "102")
+            ]  # fmt: skip
+            first, second, third = ([curve[at] for curve in curves] for at in (3, 7, 11))
+            expected += [f"{mean(first):.0f}", f"{mean(second):.0f}"]
+            expected += [f"{mean(third):.0f} ({', '.join(f'{each:.0f}' for each in third)})"]
+        assert means == expected, study
+
+
+def test_what_was_tried_about_walker2d_s_falls_is_as_recorded() -> None:
+    record = table("tuning.csv")
+    text = (DOCS / "experiments.md").read_text("utf-8")
+    for study, _, _, seeds, returns, tails, _ in rows(section(text, "How Walker2d falls")):
+        first, last = map(int, seeds.split("-"))
+        mine = [[row for row in record if (row["study"], row["seed"]) == (study, str(seed))]
+                for seed in range(first, last + 1)]  # fmt: skip
+        assert len(mine) == len({row["seed"] for row in record if row["study"] == study})
+        ended = [float(row["return_mean"]) for one in mine for row in one if row["final"] == "1"]
+        assert returns == ", ".join(f"{value:.0f}" for value in ended)
+        curves = [[float(row["return_mean"]) for row in one if row["final"] == "0"] for one in mine]
+        assert tails == ", ".join(f"{tail_mean(np.array(curve)):.0f}" for curve in curves)
+
+
 def test_what_the_family_was_tuned_by_is_as_recorded() -> None:
     ended = [row for row in table("tuning.csv") if row["final"] == "1"]
     text = (DOCS / "experiments.md").read_text("utf-8")
