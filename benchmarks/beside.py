@@ -122,6 +122,8 @@ def table(group: str) -> list[str]:
 
 def spread(values: np.ndarray) -> str:
     found = over(values)
+    if len(values) == 1:  # which deviates from nothing
+        return told(found.mean)
     return f"{told(found.mean)} ± {found.std:,.{places(found.mean)}f}"
 
 
