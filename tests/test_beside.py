@@ -63,3 +63,19 @@ def test_what_the_best_of_theirs_has_is_on_record(script) -> None:
         late = [y[x > 950_000].mean() for x, y in script["curves"](lines)]
         best.append(f"{max(late):,.0f}")
     assert list(said.groups()) == best
+
+
+def test_two_studies_of_a_preset_are_two_lines_and_two_seeds_have_no_band() -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "curves.py"))
+    rows = [
+        {"study": f"ppo-lunarlander-{steps}", "env": "lunarlander", "algo": "ppo",
+         "preset": "lunarlander-ppo", "seed": str(seed), "step": str(at), "return_mean": str(seed)}
+        for steps, seeds in (("500k", 2), ("1m", 3)) for seed in range(seeds) for at in (1, 2)
+    ]  # fmt: skip
+    short, long = script["panel"](rows, "LunarLander-v3", "").series
+    assert short.label == "lunarlander-ppo, 500k (2 seeds)"
+    assert (short.low, short.high) == (None, None)
+    assert long.label == "lunarlander-ppo, 1m (3 seeds)"
+    assert long.low is not None
+    (alone,) = script["panel"](rows[:4], "LunarLander-v3", "rlflame, ").series
+    assert alone.label == "rlflame, lunarlander-ppo (2 seeds)"
