@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import queue
 import re
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from flame_stub import Faults, FlameStub
 from rlflame.errors import Interrupted
 from rlflame.files import checkpoint
 from rlflame.stop import SignalStop, terminable
+from rlflame.trainer import StopNow
 
 #: Two workers as processes of their own, on the small run of all these tests.
 LOCAL = (*TINY, "--fleet", "local", "--workers", "2")
@@ -216,6 +218,31 @@ def test_a_terminal_that_says_twice_that_it_goes_is_heard_once():
             assert stop.signal_number == signal.SIGHUP
         signal.raise_signal(signal.SIGHUP)
     finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_does_not_end_a_wait_is_not_lost(number):
+    """As where it comes just before the wait; here another thread takes it, and for certain."""
+    previous = signal.getsignal(signal.SIGHUP)
+    answers = queue.SimpleQueue()
+
+    def take():
+        until(lambda: stop._waiting)
+        time.sleep(0.05)
+        signal.pthread_kill(threading.get_ident(), number)
+
+    thread = threading.Thread(target=take)
+    began = time.monotonic()
+    try:
+        with SignalStop() as stop:
+            thread.start()
+            with pytest.raises(StopNow), stop.interruptible():
+                answers.get(timeout=60)  # at the end of which it is heard anyway
+            assert stop.signal_number == number
+        assert time.monotonic() - began < 55
+    finally:
+        thread.join()
         signal.signal(signal.SIGHUP, previous)
 
 

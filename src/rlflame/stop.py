@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import threading
 import time
@@ -19,6 +20,9 @@ from rlflame.trainer import Stop, StopNow
 
 #: What the default action of a second signal has, before the process is ended from outside.
 _GRACE_S = 0.5
+#: How soon a wait that a signal did not end is ended, and by which other signal: nobody uses it.
+_UNHEARD_S = 0.1
+_NUDGE = signal.SIGURG
 
 
 class NeverStop:
@@ -105,10 +109,11 @@ class SignalStop:
     def __enter__(self) -> SignalStop:
         for number in (signal.SIGINT, *terminations()):
             self._previous[number] = signal.signal(number, self._handle)
+        self._previous[_NUDGE] = signal.signal(_NUDGE, lambda *_: None)
         rung, self._bell = os.pipe()
         os.set_blocking(self._bell, False)
         self._previous_bell = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
-        threading.Thread(target=_end_at_the_second, args=(rung,), daemon=True).start()
+        threading.Thread(target=self._attend, args=(rung,), daemon=True).start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -138,15 +143,30 @@ class SignalStop:
             self._waiting = False
             raise StopNow
 
+    def _attend(self, rung: int) -> None:
+        """Python calls a handler when the main thread is next in Python, and that may be never.
 
-def _end_at_the_second(rung: int) -> None:
-    """Python calls a handler when the main thread is next in Python. Where it waits inside torch
-    for a learner that hangs, or a simulator does not return, that may be never."""
-    heard = 0
-    while number := os.read(rung, 1):
-        asked = number[0] in (signal.SIGINT, signal.SIGTERM)
-        heard += asked or (number[0] == signal.SIGHUP and not heard)
-        if asked and heard == 2:
-            time.sleep(_GRACE_S)
-            os._exit(128 + number[0])
-    os.close(rung)
+        Where a signal comes between its last look and a wait, or in another thread, nothing ends
+        that wait: it is nudged. Where it waits inside torch for a learner that hangs, or a
+        simulator does not return, only the end of the process helps, at the second signal.
+        """
+        heard = 0
+        while True:
+            nudges = heard and not self.requested
+            if not select.select([rung], [], [], _UNHEARD_S if nudges else None)[0]:
+                signal.pthread_kill(_main(), _NUDGE)
+                continue
+            if not (number := os.read(rung, 1)):
+                break
+            asked = number[0] in (signal.SIGINT, signal.SIGTERM)
+            heard += asked or (number[0] == signal.SIGHUP and not heard)
+            if asked and heard == 2:
+                time.sleep(_GRACE_S)
+                os._exit(128 + number[0])
+        os.close(rung)
+
+
+def _main() -> int:
+    ident = threading.main_thread().ident
+    assert ident is not None
+    return ident
