@@ -112,7 +112,9 @@ class ReferencePpo:
         clip_range = ppo.clip_range * (left if ppo.anneal_clip_range else 1.0)
         self.adam.param_groups[0]["lr"] = rate
         if ppo.final_discount is not None:
-            ahead = left / (1 - ppo.discount) + progress / (1 - ppo.final_discount)
+            begins = ppo.discount_moves_from
+            moved = max(0.0, (progress - begins) / (1 - begins))
+            ahead = (1 - moved) / (1 - ppo.discount) + moved / (1 - ppo.final_discount)
             self.discount = (ahead - 1) / ahead
         rewards = batch.rewards * self.reward_factor(batch)
         places = [(t, c) for t, c in np.ndindex(batch.valid.shape) if batch.valid[t, c]]

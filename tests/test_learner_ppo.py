@@ -108,6 +108,7 @@ VARIANTS = {
             "entropy_weight": 0.05,
             "anneal_clip_range": True,
             "final_discount": 0.97,
+            "discount_moves_from": 0.2,
             "minibatch_size": 19,
         },
     ),
@@ -164,9 +165,15 @@ def test_the_steps_that_a_discount_looks_ahead_grow_in_a_straight_line_to_the_ho
     growing = PpoSettings(discount=0.99, final_discount=0.995)
     for progress, ahead in ((0.0, 100), (0.25, 125), (0.5, 150), (1.0, 200), (1.3, 200)):
         assert 1.0 / (1.0 - discount_at(growing, progress)) == pytest.approx(ahead)
+    late = growing.model_copy(update={"discount_moves_from": 0.5})
+    for progress, ahead in ((0.0, 100), (0.5, 100), (0.75, 150), (1.0, 200), (1.3, 200)):
+        assert 1.0 / (1.0 - discount_at(late, progress)) == pytest.approx(ahead)
+    assert {discount_at(late, at) for at in (0.0, 0.3, 0.5)} == {discount_at(growing, 0.0)}
     assert [discount_at(PpoSettings(discount=1.0), at) for at in (0.0, 0.7)] == [1.0, 1.0]
     with pytest.raises(ValueError, match="final_discount needs a discount below 1 to begin with"):
         PpoSettings(discount=1.0, final_discount=0.99)
+    with pytest.raises(ValueError, match="discount_moves_from needs a final_discount to move to"):
+        PpoSettings(discount_moves_from=0.5)
 
 
 def test_one_epoch_of_one_minibatch_is_the_actor_critic_gradient():

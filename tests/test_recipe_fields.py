@@ -93,6 +93,7 @@ CHANGES: dict[str, Change] = {
     "ppo.adam_epsilon": Change(2e-5),
     "ppo.discount": Change(0.98),
     "ppo.final_discount": Change(0.9),
+    "ppo.discount_moves_from": Change(0.5, given={"ppo.final_discount": 0.9}),
     "ppo.gae_lambda": Change(0.94),
     "ppo.clip_range": Change(0.01),
     "ppo.anneal_clip_range": Change(True, given={"ppo.clip_range": 0.02}),

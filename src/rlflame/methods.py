@@ -35,6 +35,12 @@ class PpoSettings(Section):
         description="The discount at the horizon; the steps that it looks ahead, "
         "1 / (1 - discount), move there in a straight line; absent: it stays.",
     )
+    discount_moves_from: float = Field(
+        0.0,
+        ge=0.0,
+        lt=1.0,
+        description="How far along the way to the horizon that line begins; before, it stays.",
+    )
     gae_lambda: Fraction = Field(0.95, description="Bias-variance mix of the advantages.")
     clip_range: float = Field(0.2, gt=0.0, le=100.0, description="How far the ratio may move.")
     anneal_clip_range: bool = Field(False, description="Lower it linearly to 0 at the horizon.")
@@ -65,6 +71,8 @@ class PpoSettings(Section):
     def _finite(self) -> PpoSettings:
         if self.final_discount is not None and self.discount >= 1.0:
             raise ValueError("final_discount needs a discount below 1 to begin with, or is none")
+        if self.final_discount is None and self.discount_moves_from > 0.0:
+            raise ValueError("discount_moves_from needs a final_discount to move to, or is 0")
         return self
 
 

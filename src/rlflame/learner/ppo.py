@@ -177,11 +177,16 @@ class Ppo:
 
 
 def discount_at(settings: PpoSettings, progress: float) -> float:
-    """The steps that it looks ahead, 1 / (1 - discount), move in a straight line to the horizon."""
+    """The steps that it looks ahead, 1 / (1 - discount), move in a straight line to the horizon.
+
+    They stay where they are until the line begins.
+    """
     if settings.final_discount is None:
         return settings.discount
     first, last = 1.0 / (1.0 - settings.discount), 1.0 / (1.0 - settings.final_discount)
-    return 1.0 - 1.0 / (first + (last - first) * min(1.0, progress))
+    begins = settings.discount_moves_from
+    moved = max(0.0, progress - begins) / (1.0 - begins)
+    return 1.0 - 1.0 / (first + (last - first) * min(1.0, moved))
 
 
 def standardised(samples: Float32) -> Float32:
