@@ -1,70 +1,73 @@
-"""What others have where rlflame's presets were measured: from the records, for docs/results.md.
+"""What rlflame's presets reach and others beside them: from the records, for docs/results.md.
 
     python benchmarks/beside.py ppo
     python benchmarks/beside.py elsewhere | untuned | wide | sac | reinforce
 
-Trains nothing. P4 is the mean of the last twentieth of the evaluations in training and P2 the best
-mean over seeds that its evaluations have. Of stable-baselines3, run by `control.py` and
-`ppo_vs_sb3.py` here, it is the mean of all evaluations after 95% of the steps. Minutes are those of
-the timed pairs with its defaults and, of SAC, of as many steps at the rates of
-`sac_vs_sb3.py --own` on two threads each. Published figures are those of docs/results/peers.csv,
-which says where each is from.
+Trains nothing. The IQM, its interval and the worst are of the final evaluations, P4 is the mean of
+the last twentieth of the evaluations in training and P2 the best mean over seeds that they have. Of
+stable-baselines3, run by `control.py` and `ppo_vs_sb3.py` here, it is the mean of all evaluations
+after 95% of the steps. Minutes are those of the timed pairs with its defaults and, of SAC, of as
+many steps at the rates of `sac_vs_sb3.py --own` on two threads each. Published figures are those of
+docs/results/peers.csv, which says where each is from; where an environment has several, a second
+table has them all.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from statistics import median
 
 import numpy as np
+from learning import LONG, PPO, SAC, UNTUNED, WIDE, Study
 from script import ended
 from time_to_return import curves, records
 
-from rlflame.estimates import best_mean, over, tail_mean
+from rlflame.estimates import FEWEST_SEEDS, best_mean, iqm_interval, over, tail_mean
 
-#: The record of each group, and its studies.
+MUJOCO = ("hopper", "halfcheetah", "walker2d", "ant")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A table: its record, which of the studies are in it, and whether theirs was timed beside."""
+
+    record: str
+    studies: list[Study]
+    timed: bool = False
+
+
+def chosen(studies: list[Study], *names: str) -> list[Study]:
+    """In this order."""
+    found = {study.name: study for study in studies}
+    return [found[name] for name in names]
+
+
 GROUPS = {
-    "ppo": ("ppo", [f"ppo-{env}-1m" for env in ("hopper", "halfcheetah", "walker2d", "ant")]),
-    "elsewhere": (
+    "ppo": Group("ppo", chosen(PPO, *(f"ppo-{env}-1m" for env in MUJOCO)), timed=True),
+    "elsewhere": Group(
         "ppo",
-        [
-            "ppo-cartpole-100k",
-            "ppo-pendulum-100k",
-            "ppo-mountaincarcontinuous-100k",
+        chosen(
+            PPO,
+            *(f"ppo-{env}-100k" for env in ("cartpole", "pendulum", "mountaincarcontinuous")),
+            "ppo-lunarlander-500k",
             "ppo-lunarlander-1m",
             "ppo-swimmer-1m",
-        ],
+        ),
     ),
-    "untuned": (
-        "untuned",
-        [
-            f"default-{env}"
-            for env in (
-                "acrobot",
-                "mountaincarcontinuous",
-                "swimmer",
-                "reacher",
-                "pusher",
-                "bipedalwalker",
-            )
-        ],
-    ),
-    "wide": ("wide", [f"wide-{env}-3m" for env in ("hopper", "walker2d", "halfcheetah")]),
-    "sac": (
+    "untuned": Group("untuned", UNTUNED),
+    "wide": Group("wide", WIDE),
+    "sac": Group(
         "sac",
-        [
+        chosen(
+            SAC,
             "sac-pendulum-20k",
             *(f"sac-{env}-300k" for env in ("halfcheetah", "hopper", "ant", "walker2d")),
-        ],
+        ),
+        timed=True,
     ),
-    "reinforce": (
-        "reinforce_long",
-        [
-            *(f"reinforce-{env}-3m" for env in ("hopper", "halfcheetah", "walker2d", "ant")),
-            "reinforce-cartpole-200k",
-        ],
-    ),
+    "reinforce": Group("reinforce_long", LONG),
 }
 NAMES = {
     env.partition("-")[0].lower(): env
@@ -72,59 +75,107 @@ NAMES = {
                 "CartPole-v1", "Pendulum-v1", "LunarLander-v3", "MountainCarContinuous-v0",
                 "Acrobot-v1", "Reacher-v5", "Pusher-v5", "BipedalWalker-v3")
 }  # fmt: skip
-#: The steps of the groups that have one.
-STEPS = {"ppo": 1_000_000, "sac": 300_000}
 #: Below this a return's first decimal is told.
 SMALL = 100
 #: Those of stable-baselines3 that were run here: the column, the record and its name for them.
 CONTROLS = {
-    "ppo": [("its defaults, here", "ppo_control.csv", "ppo-sb3"),
-            ("as its zoo tuned it, here", "ppo_zoo_control.csv", "ppo-zoo-sb3")],
-    "sac": [("its defaults, here", "sac_control.csv", "sac-sb3")],
+    "ppo": [("its defaults", "ppo_control.csv", "ppo-sb3"),
+            ("as its zoo tuned it", "ppo_zoo_control.csv", "ppo-zoo-sb3")],
+    "sac": [("its defaults", "sac_control.csv", "sac-sb3")],
 }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("group", choices=GROUPS)
-    print("\n".join(table(parser.parse_args().group)))
+    name = parser.parse_args().group
+    print("\n\n".join("\n".join(lines) for lines in (table(name), quoted(name)) if lines))
 
 
-def table(group: str) -> list[str]:
-    record, studies = GROUPS[group]
-    controls = CONTROLS.get(group, [])
-    timed = group in CONTROLS
-    head = ["environment", "rlflame: P4, P2"]
-    if timed:
+def table(name: str) -> list[str]:
+    """What was measured, and the best of what others have published."""
+    group, controls = GROUPS[name], CONTROLS.get(name, [])
+    head = ["environment, steps", "preset", "seeds", "IQM [95% interval]", "worst seed",
+            "P4", "P2", "floor"]  # fmt: skip
+    if group.timed:
         (first, *_), *others = controls
-        head += ["minutes", f"stable-baselines3, {first}", "minutes"]
+        head += ["minutes", f"stable-baselines3 here, {first}", "its minutes"]
         head += [column for column, *_ in others]
-    head.append("published")
-    lines = [head, ["---"] * len(head)]
-    published = records("peers.csv")
-    ours = records(f"{record}.csv")
-    for study in studies:
-        env = NAMES[study.split("-")[1]]
-        found = curves(row for row in ours if (row["study"], row["final"]) == (study, "0"))
-        tails, best = np.array([tail_mean(y) for _, y in found]), best_mean(found)
-        assert best is not None
-        cells = [env, f"{spread(tails)}, {told(best[1].mean)} ({len(found)} seeds)"]
-        if timed:
-            ours_min, theirs_min = taken(group, env)
+    head.append("best published")
+    ours = records(f"{group.record}.csv")
+    lines = [head]
+    for study in group.studies:
+        cells = reached(study, [row for row in ours if row["study"] == study.name])
+        if group.timed:
+            env = environment(study)
+            ours_min, theirs_min = taken(name, env, study.steps)
             first, *others = (
-                control(name, label, env, STEPS[group]) for _, name, label in controls
+                control(record, label, env, study.steps) for _, record, label in controls
             )
             cells += [ours_min, first, theirs_min, *others]
-        said = [peer(row) for row in published if row["study"] == study]
-        lines.append([*cells, "; ".join(said)])
-    return ["| " + " | ".join(cells) + " |" for cells in lines]
+        best = max(peers(study), key=lambda row: float(row["mean"]), default=None)
+        lines.append([*cells, peer(best) if best else ""])
+    return marked(lines)
+
+
+def quoted(name: str) -> list[str]:
+    """All that others have published, where that is more than the best of it."""
+    lines = [["environment", "published"]]
+    for study in GROUPS[name].studies:
+        if len(said := [peer(row) for row in peers(study)]) > 1:
+            lines.append([environment(study), "; ".join(said)])
+    return marked(lines) if len(lines) > 1 else []
+
+
+def marked(lines: list[list[str]]) -> list[str]:
+    head, *rest = lines
+    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rest)]
+
+
+def reached(study: Study, rows: list[dict[str, str]]) -> list[str]:
+    """Over the seeds of a study, in their order, as an interval is drawn by place."""
+    ends = {int(row["seed"]): float(row["return_mean"]) for row in rows if row["final"] == "1"}
+    seeds = sorted(ends)
+    finals = np.array([ends[seed] for seed in seeds])
+    found = curves(row for row in rows if row["final"] == "0")
+    tails, best = np.array([tail_mean(y) for _, y in found]), best_mean(found)
+    assert best is not None
+    middle = iqm_interval([finals])
+    iqm = told(middle.value)
+    if len(seeds) >= FEWEST_SEEDS:
+        iqm += f" [{told(middle.low)}, {told(middle.high)}]"
+    length = (
+        f"{study.steps // 1_000_000}M" if study.steps >= 1_000_000 else f"{study.steps // 1000}k"
+    )
+    return [
+        f"{environment(study)}, {length}",
+        f"`{rows[0]['preset']}`",
+        f"{seeds[0]} to {seeds[-1]}",
+        iqm,
+        told(finals.min()),
+        spread(tails),
+        said(best[1].mean, best[1].std),
+        "" if study.floor is None else told(study.floor),
+    ]
+
+
+def environment(study: Study) -> str:
+    return NAMES[study.name.split("-")[1]]
+
+
+def peers(study: Study) -> list[dict[str, str]]:
+    return [row for row in records("peers.csv") if row["study"] == study.name]
 
 
 def spread(values: np.ndarray) -> str:
     found = over(values)
     if len(values) == 1:  # which deviates from nothing
         return told(found.mean)
-    return f"{told(found.mean)} ± {found.std:,.{places(found.mean)}f}"
+    return said(found.mean, found.std)
+
+
+def said(mean: float, deviation: float) -> str:
+    return f"{told(mean)} ± {deviation:,.{places(mean)}f}"
 
 
 def told(mean: float) -> str:
@@ -142,7 +193,7 @@ def control(name: str, label: str, env: str, steps: int) -> str:
     return f"{spread(late)} ({len(late)})" if found else ""
 
 
-def taken(group: str, env: str) -> tuple[str, str]:
+def taken(group: str, env: str, steps: int) -> tuple[str, str]:
     """Minutes of this many steps on two idle cores, ours and theirs with its defaults."""
     if group == "ppo":
         pairs = [row for row in records("ppo_vs_sb3.csv")
@@ -157,7 +208,7 @@ def taken(group: str, env: str) -> tuple[str, str]:
         for side in ("rlflame", "sb3 1 env")
     ]
     ours, theirs = (
-        f"{(STEPS[group] - 10_000) / median(rates) / 60:.0f}" if rates else "" for rates in found
+        f"{(steps - 10_000) / median(rates) / 60:.0f}" if rates else "" for rates in found
     )
     return ours, theirs
 

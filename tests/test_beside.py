@@ -22,9 +22,14 @@ def script(monkeypatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize("group", ["ppo", "elsewhere", "untuned", "wide", "sac", "reinforce"])
 def test_the_page_has_what_the_script_prints(group, script) -> None:
-    lines = script["table"](group)
+    lines, quoted = script["table"](group), script["quoted"](group)
     assert len(lines) > 4
     assert "\n".join(lines) + "\n\n" in PAGE
+    assert "\n".join(quoted) + "\n\n" in PAGE
+    several = {
+        study.name for study in script["GROUPS"][group].studies if len(script["peers"](study)) > 1
+    }
+    assert len(quoted) == (len(several) + 2 if several else 0)
 
 
 def test_every_published_figure_is_in_a_table_and_has_a_source(script) -> None:
@@ -32,7 +37,7 @@ def test_every_published_figure_is_in_a_table_and_has_a_source(script) -> None:
         peers = list(csv.DictReader(file))
     assert len(peers) > 50
     assert {peer["study"] for peer in peers} <= {
-        study for _, studies in script["GROUPS"].values() for study in studies
+        study.name for group in script["GROUPS"].values() for study in group.studies
     }
     for peer in peers:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{7}:\S+", peer["source"])
