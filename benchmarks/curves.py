@@ -82,6 +82,7 @@ def series(name: str, rows: list[dict[str, str]]) -> Series:
     line = together(title, found) if len(found) > 1 else alone(title, found[0])
     if line is None:
         raise SystemExit(f"The seeds of {name} have no steps in common.")
+    line = replace(line, name=name)
     # Of fewer seeds a bootstrap knows nothing.
     return line if len(found) >= FEWEST_SEEDS else replace(line, low=None, high=None)
 

@@ -56,13 +56,17 @@ def test_each_environment_has_axes_limits_and_a_legend_of_its_own(two_environmen
     assert (right.rowspan, right.colspan) == (range(1), range(1, 2))
 
 
-def test_what_is_called_alike_has_one_colour_in_all_panels(two_environments):
+@pytest.mark.parametrize(
+    ("seeds", "label"), [(3, "PPO, 3 seeds"), (2, "PPO, 2 seeds"), (1, "PPO, seed 0")]
+)
+def test_what_is_called_alike_has_one_colour_in_all_panels(two_environments, seeds, label):
+    """However many seeds each panel has of it."""
     # PPO is first in Hopper, and second in CartPole.
-    names = ("z-0", "z-1", "z-2", "re-0", "re-1", "ppo-0", "ppo-1", "ppo-2")
+    names = ("z-0", "z-1", "z-2", "re-0", "re-1", *(f"ppo-{seed}" for seed in range(seeds)))
     found = [recorded.read(two_environments / name) for name in names]
     hopper, cartpole = picture.drawn(curves.picture(found)).axes
     colours = {line.get_label(): line.get_color() for line in cartpole.lines}
-    assert hopper.lines[0].get_color() == colours["PPO, 3 seeds"]
+    assert hopper.lines[0].get_color() == colours[label]
     assert len(set(colours.values())) == 2
 
 

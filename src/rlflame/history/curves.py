@@ -128,7 +128,7 @@ def _drawn(
     series, found = [], []
     for group in groups([run for run in runs if run.folder in curves]):
         for line, whose in _lines(group, curves, _window(metric, smooth), remarks):
-            series.append(line)
+            series.append(replace(line, name=whose.name))
             found.append(whose)
     series, axis_label = _with_units(series, axis, runs)
     averaged = f", mean of {smooth}" if smooth > 1 and metric != EPISODE_RETURN else ""

@@ -19,10 +19,14 @@ _SEED = "learning.seed"
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs of one recipe, each with a seed of its own, and a name that tells it from others."""
+    """Runs of one recipe, each with a seed of its own.
+
+    The label tells it from others, and begins with the name, which does not say of how many seeds.
+    """
 
     label: str
     runs: tuple[Recorded, ...]
+    name: str
 
     @property
     def environment(self) -> str:
@@ -41,13 +45,18 @@ def groups(runs: Sequence[Recorded]) -> list[Group]:
         for part in parts:
             found += [part] if _seeds_differ(part) else [[run] for run in part]
     labels = _labels(found)
-    return [Group(label, tuple(part)) for label, part in zip(labels, found, strict=True)]
+    return [
+        Group(label, tuple(part), name) for (label, name), part in zip(labels, found, strict=True)
+    ]
 
 
 def split(group: Group) -> list[Group]:
     """Each run by itself, under a name that tells its seed."""
     seeds = count(len(group.runs), "seed")
-    return [Group(group.label.replace(seeds, f"seed {run.seed}"), (run,)) for run in group.runs]
+    return [
+        Group(group.label.replace(seeds, f"seed {run.seed}"), (run,), group.name)
+        for run in group.runs
+    ]
 
 
 def _split(runs: Sequence[Recorded], key: Callable[[Recorded], str]) -> Iterator[list[Recorded]]:
@@ -87,10 +96,10 @@ def _fleet(run: Recorded) -> str:
     return f"{fleet}, {count(workers, 'worker')}" if workers else str(fleet)
 
 
-def _labels(found: Sequence[Sequence[Recorded]]) -> list[str]:
-    """The algorithm; the environment where there are several; and then what still differs."""
+def _labels(found: Sequence[Sequence[Recorded]]) -> list[tuple[str, str]]:
+    """Of each: the algorithm, the environment if there are several, what else differs; its name."""
     environments = {part[0].environment for part in found}
-    labels = []
+    labels, names = [], []
     for part in found:
         first = part[0]
         words = [first.algorithm.upper()]
@@ -99,12 +108,14 @@ def _labels(found: Sequence[Sequence[Recorded]]) -> list[str]:
         alike = [other for other in found if _head(other) == _head(part)]
         if len(alike) > 1:
             words += _peculiar(first, [other[0] for other in alike])
+        names.append(", ".join(words))
         words.append(f"seed {first.seed}" if len(part) == 1 else count(len(part), "seed"))
         labels.append(", ".join(words))
-    return [
+    told = [
         f"{label} ({part[0].folder.name})" if labels.count(label) > 1 else label
         for label, part in zip(labels, found, strict=True)
     ]
+    return list(zip(told, names, strict=True))
 
 
 def _head(part: Sequence[Recorded]) -> tuple[str, str]:

@@ -28,6 +28,8 @@ class Series:
     dots: tuple[Float64, Float64] | None = None
     #: How many dots a point of the line is the mean of.
     average_of: int = 0
+    #: What its label says of it in every panel, where a part of that is this panel's alone.
+    name: str | None = None
 
     def all_x(self) -> Float64:
         return np.concatenate([self.x, *(self.dots[:1] if self.dots else ())])
@@ -88,8 +90,8 @@ class Panels:
         known: dict[tuple[str, int], int] = {}
         found = []
         for chart in self.charts:
-            labels = [series.label for series in chart.series]
-            keys = [(label, labels[:i].count(label)) for i, label in enumerate(labels)]
+            names = [series.name or series.label for series in chart.series]
+            keys = [(name, names[:i].count(name)) for i, name in enumerate(names)]
             found.append([known.setdefault(key, len(known)) for key in keys])
         return found
 
