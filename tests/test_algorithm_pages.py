@@ -16,6 +16,7 @@ from commands import TINY, TINY_REINFORCE, TINY_SAC, rlflame
 from rlflame.estimates import FEWEST_SEEDS, best_mean, iqm_interval, over, tail_mean
 from rlflame.files import checkpoint
 from rlflame.metrics import NAMES
+from rlflame.seeds import parse
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -352,9 +353,8 @@ def test_what_was_tried_about_walker2d_s_falls_is_as_recorded() -> None:
     record = table("tuning.csv")
     text = (DOCS / "experiments.md").read_text("utf-8")
     for study, _, _, seeds, returns, tails, _ in rows(section(text, "How Walker2d falls")):
-        first, last = map(int, seeds.split("-"))
         mine = [[row for row in record if (row["study"], row["seed"]) == (study, str(seed))]
-                for seed in range(first, last + 1)]  # fmt: skip
+                for seed in parse(seeds.replace(", ", ","))]  # fmt: skip
         assert len(mine) == len({row["seed"] for row in record if row["study"] == study})
         ended = [float(row["return_mean"]) for one in mine for row in one if row["final"] == "1"]
         assert returns == ", ".join(f"{value:.0f}" for value in ended)
