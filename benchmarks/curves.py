@@ -58,15 +58,22 @@ def panel(rows: list[dict[str, str]], id: str, ours: str) -> Chart:
     mine = [row for row in rows if presets.environment_id(row["env"]) == id]
     if not mine:
         raise SystemExit(f"None of these files has {id}.")
-    lines: dict[tuple[str, str], list[dict[str, str]]] = {}
+    lines: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in mine:
         label = peer(row) or f"{ours}{row['preset']}"
-        lines.setdefault((label, row.get("study", "")), []).append(row)
-    names = [name for name, _ in lines]
+        # Beside others what is ours looks alike in all panels, whichever preset each of them has.
+        looks = peer(row) or ours or row["preset"]
+        lines.setdefault((label, looks, row.get("study", "")), []).append(row)
+    labels = [label for label, *_ in lines]
     drawn = tuple(
-        # Two studies of one preset are told apart by what the study's name ends in, its steps.
-        series(name if names.count(name) == 1 else f"{name}, {study.split('-')[-1]}", found)
-        for (name, study), found in lines.items()
+        replace(
+            # Two studies of one preset are told apart by what the study's name ends in, its steps.
+            series(
+                label if labels.count(label) == 1 else f"{label}, {study.split('-')[-1]}", found
+            ),
+            name=looks,
+        )
+        for (label, looks, study), found in lines.items()
     )
     return Chart(id, curves.AXES["steps"], "Evaluation return", drawn)
 
@@ -82,7 +89,6 @@ def series(name: str, rows: list[dict[str, str]]) -> Series:
     line = together(title, found) if len(found) > 1 else alone(title, found[0])
     if line is None:
         raise SystemExit(f"The seeds of {name} have no steps in common.")
-    line = replace(line, name=name)
     # Of fewer seeds a bootstrap knows nothing.
     return line if len(found) >= FEWEST_SEEDS else replace(line, low=None, high=None)
 

@@ -84,4 +84,5 @@ def test_two_studies_of_a_preset_are_two_lines_and_two_seeds_have_no_band() -> N
     assert long.low is not None
     (alone,) = script["panel"](rows[:4], "LunarLander-v3", "rlflame, ").series
     assert alone.label == "rlflame, lunarlander-ppo (2 seeds)"
-    assert alone.name == "rlflame, lunarlander-ppo"  # which has one colour in all panels
+    assert alone.name == "rlflame, "  # beside others ours has one colour in all panels
+    assert (short.name, long.name) == ("lunarlander-ppo", "lunarlander-ppo")
