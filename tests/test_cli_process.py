@@ -225,25 +225,63 @@ def test_a_terminal_that_says_twice_that_it_goes_is_heard_once():
 def test_a_signal_that_does_not_end_a_wait_is_not_lost(number):
     """As where it comes just before the wait; here another thread takes it, and for certain."""
     previous = signal.getsignal(signal.SIGHUP)
-    answers = queue.SimpleQueue()
+    waiting, nothing = threading.Event(), queue.SimpleQueue()
 
     def take():
-        until(lambda: stop._waiting)
+        waiting.wait()
         time.sleep(0.05)
         signal.pthread_kill(threading.get_ident(), number)
 
-    thread = threading.Thread(target=take)
+    def wait():
+        waiting.set()
+        nothing.get(timeout=60)  # at the end of which it is heard anyway
+
     began = time.monotonic()
     try:
+        thread = threading.Thread(target=take)
         with SignalStop() as stop:
             thread.start()
             with pytest.raises(StopNow), stop.interruptible():
-                answers.get(timeout=60)  # at the end of which it is heard anyway
+                wait()
             assert stop.signal_number == number
+        thread.join()
+        signal.signal(signal.SIGHUP, previous)
+        waiting.clear()
+        thread = threading.Thread(target=take)
+        thread.start()
+        with pytest.raises((Interrupted, KeyboardInterrupt)), terminable():
+            wait()
         assert time.monotonic() - began < 55
     finally:
         thread.join()
         signal.signal(signal.SIGHUP, previous)
+
+
+FORKED = """
+import os, signal, time
+from rlflame.stop import SignalStop
+
+with SignalStop() as stop:
+    for _ in range(2):
+        here, there = os.pipe()
+        if not (child := os.fork()):
+            os.write(there, b".")
+            time.sleep(600)
+        os.read(here, 1)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    time.sleep(1.5)
+    assert not stop.requested
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1.5)
+    assert stop.requested
+"""
+
+
+def test_what_was_forked_ends_as_ever_and_rings_nobody():
+    """As the processes do that an environment begins for itself, and ends by a signal."""
+    running = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, timeout=60)
+    assert running.returncode == 0, running.stderr
 
 
 def test_a_signal_does_not_wait_for_a_rollout(tmp_path):

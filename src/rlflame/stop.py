@@ -11,17 +11,17 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any
 
 from rlflame.errors import Interrupted
 from rlflame.trainer import Stop, StopNow
 
 #: What the default action of a second signal has, before the process is ended from outside.
 _GRACE_S = 0.5
-#: How soon a wait that a signal did not end is ended, and by which other signal: nobody uses it.
-_UNHEARD_S = 0.1
+#: How soon a wait that a signal did not end is nudged, and how often.
+_UNHEARD_MS, _NUDGES = 100, 20
+#: By which signal: nobody uses it.
 _NUDGE = signal.SIGURG
 
 
@@ -52,6 +52,86 @@ def terminations() -> list[signal.Signals]:
     return [signal.SIGTERM, *([signal.SIGHUP] if heeded else [])]
 
 
+class _Handlers:
+    """Handlers, and a thread that hears of every signal at once.
+
+    Python calls a handler when the main thread is next in Python, and that may be never. Where a
+    signal comes between its last look and a wait, or in another thread, nothing ends that wait: it
+    is nudged, until it has `heard` or a while has passed. Where it waits inside torch for a learner
+    that hangs, or a simulator does not return, only the end of the process helps: at the second
+    signal, where that `ends` it.
+    """
+
+    def __init__(
+        self,
+        numbers: Iterable[int],
+        handler: Callable[[int, FrameType | None], None],
+        heard: Callable[[], bool],
+        *,
+        ends: bool = False,
+    ) -> None:
+        self._heard, self._ends = heard, ends
+        rung, self._bell = os.pipe()
+        os.set_blocking(self._bell, False)
+        self._previous = {number: signal.signal(number, handler) for number in numbers}
+        self._previous[_NUDGE] = signal.signal(_NUDGE, lambda *_: None)
+        self._previous_bell = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
+        _installed.append(self)
+        threading.Thread(target=self._attend, args=(rung,), daemon=True).start()
+
+    def remove(self) -> None:
+        if self in _installed:  # not so in what was forked
+            _installed.remove(self)
+            self.give_back()
+
+    def give_back(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_bell)
+        os.close(self._bell)
+
+    def _attend(self, rung: int) -> None:
+        count = nudges = 0
+        poll = select.poll()
+        poll.register(rung, select.POLLIN)
+        while True:
+            unheard = nudges and not self._heard()
+            if not poll.poll(_UNHEARD_MS if unheard else None):
+                nudges -= 1
+                signal.pthread_kill(_main(), _NUDGE)
+                continue
+            if not (number := os.read(rung, 1)):
+                break
+            asked = number[0] in (signal.SIGINT, signal.SIGTERM)
+            told = asked or (number[0] == signal.SIGHUP and not count)
+            if told:
+                count, nudges = count + 1, _NUDGES
+            if self._ends and asked and count == 2:
+                time.sleep(_GRACE_S)
+                os._exit(128 + number[0])
+        os.close(rung)
+
+
+#: The innermost is the last.
+_installed: list[_Handlers] = []
+
+
+def _forked() -> None:
+    """What was forked, and is no program of its own, must not answer in the place of its parent."""
+    for handlers in reversed(_installed):
+        handlers.give_back()
+    _installed.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _main() -> int:
+    ident = threading.main_thread().ident
+    assert ident is not None
+    return ident
+
+
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
     """Whatever asks to end does so as Ctrl-C does, so that nothing stays on a cluster."""
@@ -65,7 +145,7 @@ def terminable() -> Iterator[None]:
         heard.append(number)
         raise KeyboardInterrupt
 
-    previous = {number: signal.signal(number, end) for number in terminations()}
+    handlers = _Handlers(terminations(), end, lambda: bool(heard))
     try:
         yield
     except KeyboardInterrupt:
@@ -74,8 +154,7 @@ def terminable() -> Iterator[None]:
         said = "Terminated; what was opened was closed."
         raise Interrupted(said, "type the same again", heard[0]) from None
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        handlers.remove()
 
 
 class SignalStop:
@@ -88,9 +167,7 @@ class SignalStop:
     def __init__(self) -> None:
         self.signal_number: int | None = None
         self._waiting = False
-        self._previous: dict[int, Any] = {}
-        self._bell = -1
-        self._previous_bell = -1
+        self._handlers: _Handlers | None = None
 
     @property
     def requested(self) -> bool:
@@ -107,22 +184,15 @@ class SignalStop:
             self._waiting = False
 
     def __enter__(self) -> SignalStop:
-        for number in (signal.SIGINT, *terminations()):
-            self._previous[number] = signal.signal(number, self._handle)
-        self._previous[_NUDGE] = signal.signal(_NUDGE, lambda *_: None)
-        rung, self._bell = os.pipe()
-        os.set_blocking(self._bell, False)
-        self._previous_bell = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
-        threading.Thread(target=self._attend, args=(rung,), daemon=True).start()
+        numbers = (signal.SIGINT, *terminations())
+        self._handlers = _Handlers(numbers, self._handle, lambda: self.requested, ends=True)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        assert self._handlers is not None
+        self._handlers.remove()
         if self.signal_number == signal.SIGHUP:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.set_wakeup_fd(self._previous_bell)
-        os.close(self._bell)
         # Python has one word for both signals, and it is that of Ctrl-C.
         heard = self.signal_number
         if isinstance(error, KeyboardInterrupt) and heard not in (None, signal.SIGINT):
@@ -142,31 +212,3 @@ class SignalStop:
         if self._waiting:
             self._waiting = False
             raise StopNow
-
-    def _attend(self, rung: int) -> None:
-        """Python calls a handler when the main thread is next in Python, and that may be never.
-
-        Where a signal comes between its last look and a wait, or in another thread, nothing ends
-        that wait: it is nudged. Where it waits inside torch for a learner that hangs, or a
-        simulator does not return, only the end of the process helps, at the second signal.
-        """
-        heard = 0
-        while True:
-            nudges = heard and not self.requested
-            if not select.select([rung], [], [], _UNHEARD_S if nudges else None)[0]:
-                signal.pthread_kill(_main(), _NUDGE)
-                continue
-            if not (number := os.read(rung, 1)):
-                break
-            asked = number[0] in (signal.SIGINT, signal.SIGTERM)
-            heard += asked or (number[0] == signal.SIGHUP and not heard)
-            if asked and heard == 2:
-                time.sleep(_GRACE_S)
-                os._exit(128 + number[0])
-        os.close(rung)
-
-
-def _main() -> int:
-    ident = threading.main_thread().ident
-    assert ident is not None
-    return ident
