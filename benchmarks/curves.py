@@ -60,9 +60,7 @@ def panel(rows: list[dict[str, str]], id: str, ours: str) -> Chart:
         raise SystemExit(f"None of these files has {id}.")
     lines: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in mine:
-        label = peer(row) or f"{ours}{row['preset']}"
-        # Beside others what is ours looks alike in all panels, whichever preset each of them has.
-        looks = peer(row) or ours or row["preset"]
+        label, looks = called(row, id, ours)
         lines.setdefault((label, looks, row.get("study", "")), []).append(row)
     labels = [label for label, *_ in lines]
     drawn = tuple(
@@ -76,6 +74,15 @@ def panel(rows: list[dict[str, str]], id: str, ours: str) -> Chart:
         for (label, looks, study), found in lines.items()
     )
     return Chart(id, curves.AXES["steps"], "Evaluation return", drawn)
+
+
+def called(row: dict[str, str], id: str, ours: str) -> tuple[str, str]:
+    """A line's label, and what has one colour in all panels: beside others, each one's preset."""
+    if name := peer(row):
+        return name, name
+    label = f"{ours}{row['preset']}"
+    today = presets.preset_for(id, row["algo"]) == row["preset"]
+    return label, ours if ours and today else label
 
 
 def peer(row: dict[str, str]) -> str | None:

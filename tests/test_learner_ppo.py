@@ -168,11 +168,12 @@ def test_the_steps_that_a_discount_looks_ahead_grow_in_a_straight_line_to_the_ho
     late = growing.model_copy(update={"discount_moves_from": 0.5})
     for progress, ahead in ((0.0, 100), (0.5, 100), (0.75, 150), (1.0, 200), (1.3, 200)):
         assert 1.0 / (1.0 - discount_at(late, progress)) == pytest.approx(ahead)
-    assert {discount_at(late, at) for at in (0.0, 0.3, 0.5)} == {discount_at(growing, 0.0)}
+    rounded = PpoSettings(discount=0.6, final_discount=0.9, discount_moves_from=0.5)
+    assert {discount_at(rounded, at) for at in (0.0, 0.3, 0.5)} == {0.6}  # to the last bit
     assert [discount_at(PpoSettings(discount=1.0), at) for at in (0.0, 0.7)] == [1.0, 1.0]
     with pytest.raises(ValueError, match="final_discount needs a discount below 1 to begin with"):
         PpoSettings(discount=1.0, final_discount=0.99)
-    with pytest.raises(ValueError, match="discount_moves_from needs a final_discount to move to"):
+    with pytest.raises(ValueError, match=r"discount_moves_from is 0\.5, but there is no final_d"):
         PpoSettings(discount_moves_from=0.5)
 
 

@@ -39,7 +39,8 @@ class PpoSettings(Section):
         0.0,
         ge=0.0,
         lt=1.0,
-        description="How far along the way to the horizon that line begins; before, it stays.",
+        description="The share of the way to the horizon before which the discount does not move "
+        "to final_discount.",
     )
     gae_lambda: Fraction = Field(0.95, description="Bias-variance mix of the advantages.")
     clip_range: float = Field(0.2, gt=0.0, le=100.0, description="How far the ratio may move.")
@@ -72,7 +73,10 @@ class PpoSettings(Section):
         if self.final_discount is not None and self.discount >= 1.0:
             raise ValueError("final_discount needs a discount below 1 to begin with, or is none")
         if self.final_discount is None and self.discount_moves_from > 0.0:
-            raise ValueError("discount_moves_from needs a final_discount to move to, or is 0")
+            raise ValueError(
+                f"discount_moves_from is {self.discount_moves_from:g}, but there is no "
+                "final_discount to move to: set discount_moves_from to 0"
+            )
         return self
 
 

@@ -21,7 +21,7 @@ _SEED = "learning.seed"
 class Group:
     """Runs of one recipe, each with a seed of its own.
 
-    The label tells it from others, and begins with the name, which does not say of how many seeds.
+    The label tells it from others; of several runs the name is that without how many they are.
     """
 
     label: str
@@ -46,17 +46,16 @@ def groups(runs: Sequence[Recorded]) -> list[Group]:
             found += [part] if _seeds_differ(part) else [[run] for run in part]
     labels = _labels(found)
     return [
-        Group(label, tuple(part), name) for (label, name), part in zip(labels, found, strict=True)
+        Group(label, tuple(part), name if len(part) > 1 else label)
+        for (label, name), part in zip(labels, found, strict=True)
     ]
 
 
 def split(group: Group) -> list[Group]:
     """Each run by itself, under a name that tells its seed."""
     seeds = count(len(group.runs), "seed")
-    return [
-        Group(group.label.replace(seeds, f"seed {run.seed}"), (run,), group.name)
-        for run in group.runs
-    ]
+    labels = [group.label.replace(seeds, f"seed {run.seed}") for run in group.runs]
+    return [Group(label, (run,), label) for label, run in zip(labels, group.runs, strict=True)]
 
 
 def _split(runs: Sequence[Recorded], key: Callable[[Recorded], str]) -> Iterator[list[Recorded]]:

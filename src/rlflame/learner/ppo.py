@@ -181,12 +181,12 @@ def discount_at(settings: PpoSettings, progress: float) -> float:
 
     They stay where they are until the line begins.
     """
-    if settings.final_discount is None:
+    begins = settings.discount_moves_from
+    if settings.final_discount is None or progress <= begins:
         return settings.discount
     first, last = 1.0 / (1.0 - settings.discount), 1.0 / (1.0 - settings.final_discount)
-    begins = settings.discount_moves_from
-    moved = max(0.0, progress - begins) / (1.0 - begins)
-    return 1.0 - 1.0 / (first + (last - first) * min(1.0, moved))
+    moved = min(1.0, (progress - begins) / (1.0 - begins))
+    return 1.0 - 1.0 / (first + (last - first) * moved)
 
 
 def standardised(samples: Float32) -> Float32:
