@@ -94,6 +94,47 @@ def test_every_metric_that_is_logged_is_explained(algorithm, tmp_path):
     assert every | own <= {*NAMES, "steps"}
 
 
+def tails(data: str, study: str) -> np.ndarray:
+    """P4 of each seed, in their order."""
+    seen: dict[int, list[float]] = {}
+    for row in table(data):
+        if (row["study"], row["final"]) == (study, "0"):
+            seen.setdefault(int(row["seed"]), []).append(float(row["return_mean"]))
+    return np.array([tail_mean(np.array(seen[seed])) for seed in sorted(seen)])
+
+
+def test_what_a_growing_view_is_said_to_do_is_as_recorded() -> None:
+    page = " ".join((DOCS / "results.md").read_text("utf-8").split())
+    grown, steady = (
+        tails("ppo.csv", "ppo-walker2d-1m"),
+        tails("ppo_earlier.csv", "ppo-walker2d-1m-steady"),
+    )
+    before = finals("ppo_earlier.csv", "ppo-walker2d-1m-steady", seeds=10)
+    middle = iqm_interval([np.array(before)])
+    assert (
+        f"had a P4 of {steady.mean():,.0f} ± {steady.std(ddof=1):,.0f} and an IQM of "
+        f"{middle.value:,.0f} [{middle.low:,.0f}, {middle.high:,.0f}]"
+    ) in page
+    ends = finals("ppo.csv", "ppo-walker2d-1m", seeds=10)
+    assert f"none ends below {min(ends):,.0f} any more: five of the ten" in page
+    assert (grown > steady).sum() == 5
+    assert [sum(end > 5_000 for end in each) for each in (ends, before)] == [1, 3]
+    now, then = (
+        np.concatenate([ten, tails("tuning.csv", f"walker2d-{study}")])
+        for ten, study in ((grown, "late300"), (steady, "today"))
+    )
+    assert (
+        f"twenty have a P4 of {now.mean():,.0f} ± {now.std(ddof=1):,.0f} where they had "
+        f"{then.mean():,.0f} ± {then.std(ddof=1):,.0f}, eleven of them more"
+    ) in page
+    assert (now > then).sum() == 11
+    cheetah = tails("tuning.csv", "halfcheetah-late300-0to9") - tails(
+        "ppo.csv", "ppo-halfcheetah-1m"
+    )
+    assert (cheetah < 0).sum() == 9
+    assert f"nine of ten seeds and {-cheetah.mean():.0f} in the mean of P4" in page
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce"])
 def test_returns_over_seeds_are_those_of_the_data_and_each_has_its_command(algorithm):
     found = [row for row in rows(section(page(algorithm), "Results")) if len(row) == 5]
@@ -232,7 +273,8 @@ def test_a_table_of_studies_is_that_of_its_record(record, title) -> None:
         assert {f"`{row['preset']}`" for row in mine} == {preset}
         steps = max(int(row["step"]) for row in mine)
         asked = float(length[:-1]) * {"k": 1e3, "M": 1e6}[length[-1]]
-        assert asked <= steps < 1.02 * asked + 30_000
+        # It ends with its iteration; those of REINFORCE are whole episodes, and of the wide 32,768.
+        assert asked <= steps < asked + (33_000 if asked > 1e6 else 13_000)
         first, last = map(int, seeds.split(" to "))
         ended = {int(row["seed"]): float(row["return_mean"]) for row in mine if row["final"] == "1"}
         assert sorted(ended) == list(range(first, last + 1))
