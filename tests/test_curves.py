@@ -35,6 +35,25 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("written", ["[learning.network]\nhidden = [64, 64]\n", "[evaluation]\n"])
+def test_a_run_from_before_a_setting_is_one_with_its_default(tmp_path, written):
+    before, since = make(tmp_path / "a", seed=0), make(tmp_path / "b", seed=1)
+    with (since / "config.toml").open("a") as config:
+        config.write(written)
+    (found,) = groups([recorded.read(before), recorded.read(since)])
+    assert found.label == "PPO, 2 seeds"
+
+
+@pytest.mark.parametrize("line", ["hidden = [32]", "gone = 1"])
+def test_what_a_setting_does_not_have_by_default_is_a_difference(tmp_path, line):
+    plain, other = make(tmp_path / "a", seed=0), make(tmp_path / "b", seed=1)
+    with (other / "config.toml").open("a") as config:
+        config.write(f"[learning.network]\n{line}\n")
+    found = groups([recorded.read(plain), recorded.read(other)])
+    assert len(found) == 2
+    assert "hidden" not in line or found[1].label == "PPO, hidden [32], seed 1"
+
+
 def test_the_same_seed_twice_is_no_second_sample(tmp_path):
     runs = [
         run(tmp_path / "a0", seed=0, capacity=1),

@@ -15,8 +15,12 @@ from rlflame.runtime import Positive, RuntimeSettings, Section
 
 Scalar = str | int | float | bool | None
 
-#: The algorithms, each with a section of its own name.
-SECTIONS = ("ppo", "reinforce", "sac")
+#: The algorithms' own settings, each in a section of its name.
+METHODS: dict[str, type[Section]] = {
+    "ppo": PpoSettings,
+    "reinforce": ReinforceSettings,
+    "sac": SacSettings,
+}
 #: Parts of a minibatch where a run begins with several learners.
 SHARDS = 8
 #: A forward pass runs at a multiple of this many rows.
@@ -164,10 +168,10 @@ class LearningSettings(Section):
         """Only the chosen algorithm's section exists, so that every field of a recipe counts."""
         if isinstance(data, dict):
             algorithm = data.get("algorithm", "ppo")
-            for other in SECTIONS:
+            for other in METHODS:
                 if other != algorithm and data.get(other):
                     raise ValueError(f"section `{other}` is set, but the algorithm is {algorithm}")
-            if algorithm in SECTIONS and data.get(algorithm) is None:
+            if algorithm in METHODS and data.get(algorithm) is None:
                 data = {**data, algorithm: {}}
         return data
 
@@ -278,6 +282,20 @@ class Recipe(Section):
                     f"(learning.horizon_{unit}); what follows until {end:,} changes no weight."
                 )
         return None
+
+
+def defaults(algorithm: str) -> dict[str, Any]:
+    """What a recipe has where it says nothing but its algorithm."""
+
+    def told(section: Section) -> dict[str, Any]:
+        return section.model_dump(mode="json", exclude_none=True)
+
+    learning = {
+        name: value for name, value in told(LearningSettings()).items() if name not in METHODS
+    }
+    if algorithm in METHODS:
+        learning[algorithm] = told(METHODS[algorithm]())
+    return {"learning": learning, "evaluation": told(EvaluationSettings())}
 
 
 class RunConfig(Recipe):

@@ -6,10 +6,11 @@ Must not know: what is drawn or said of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlflame import tables
 from rlflame.facts import count
 from rlflame.history.recorded import Recorded
 
@@ -75,16 +76,7 @@ def _recipe(run: Recorded) -> str:
 
 def _settings(run: Recorded) -> dict[str, Any]:
     """The recipe as full names and values, without the seed."""
-    recipe = {key: value for key, value in run.config.items() if key != "runtime"}
-    return {key: value for key, value in _flat(recipe) if key != _SEED}
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return {name: value for name, value in tables.named(run.recipe) if name != _SEED}
 
 
 def _fleet(run: Recorded) -> str:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlflame import decoded, tables, toml
+from rlflame.config import defaults
 from rlflame.decoded import Line
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.spec import Float64
@@ -31,6 +33,12 @@ class Recorded:
     machines: tuple[Line, ...]
     #: The final evaluation and the steps it was made at, once there is one.
     result: Line | None
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """All settings but the runtime's: a run from before a setting has it by its default."""
+        written = {key: value for key, value in self.config.items() if key != "runtime"}
+        return tables.merge(defaults(self.algorithm), written)
 
     @property
     def learning(self) -> dict[str, Any]:
