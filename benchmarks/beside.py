@@ -9,7 +9,7 @@ stable-baselines3, run by `control.py` and `ppo_vs_sb3.py` here, it is the mean 
 after 95% of the steps. Minutes are those of the timed pairs with its defaults and, of SAC, of as
 many steps at the rates of `sac_vs_sb3.py --own` on two threads each. Published figures are those of
 docs/results/peers.csv, which says where each is from; where an environment has several, a second
-table has them all.
+table has them all. Of SAC a third has the way there.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ NAMES = {
 }  # fmt: skip
 #: Below this a return's first decimal is told.
 SMALL = 100
+#: Steps of the studies whose curves are told in numbers.
+ALONG = 300_000
 #: Those of stable-baselines3 that were run here: the column, the record and its name for them.
 CONTROLS = {
     "ppo": [("its defaults", "ppo_control.csv", "ppo-sb3"),
@@ -89,7 +91,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("group", choices=GROUPS)
     name = parser.parse_args().group
-    print("\n\n".join("\n".join(lines) for lines in (table(name), quoted(name)) if lines))
+    tables = (table(name), quoted(name), along() if name == "sac" else [])
+    print("\n\n".join("\n".join(lines) for lines in tables if lines))
 
 
 def table(name: str) -> list[str]:
@@ -125,6 +128,27 @@ def quoted(name: str) -> list[str]:
         if len(said := [peer(row) for row in peers(study)]) > 1:
             lines.append([environment(study), "; ".join(said)])
     return marked(lines) if len(lines) > 1 else []
+
+
+def along() -> list[str]:
+    """Of SAC, the means over seeds at each of their evaluations, and ours nearest to it."""
+    ((_, record, label),) = CONTROLS["sac"]
+    lines: dict[int, list[str]] = {}
+    head = ["steps"]
+    for study in GROUPS["sac"].studies:
+        env = environment(study)
+        theirs = curves(row for row in records(record) if (row["algo"], row["env"]) == (label, env))
+        if study.steps != ALONG or not theirs:
+            continue
+        ours = curves(
+            row for row in records("sac.csv") if row["study"] == study.name and row["final"] == "0"
+        )
+        head += [f"{env}, rlflame ({len(ours)})", f"stable-baselines3 ({len(theirs)})"]
+        for place, step in enumerate(theirs[0][0]):
+            near = np.mean([y[np.abs(x - step).argmin()] for x, y in ours])
+            there = np.mean([y[place] for _, y in theirs])
+            lines.setdefault(int(step), [f"{step:,}"]).extend([told(near), told(there)])
+    return marked([head, *lines.values()])
 
 
 def marked(lines: list[list[str]]) -> list[str]:

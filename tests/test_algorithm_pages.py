@@ -14,6 +14,7 @@ import pytest
 from commands import TINY, TINY_REINFORCE, TINY_SAC, rlflame
 
 from rlflame.estimates import FEWEST_SEEDS, best_mean, iqm_interval, over, tail_mean
+from rlflame.facts import count
 from rlflame.files import checkpoint
 from rlflame.metrics import NAMES
 from rlflame.seeds import parse
@@ -306,26 +307,30 @@ def test_the_page_of_results_has_the_control_s_returns_beside_ours() -> None:
     """Means over seeds at the evaluation nearest to each of the control's."""
     control = table("sac_control.csv")
     ours = [row for row in table("sac.csv") if row["final"] == "0"]
-    told = list(rows(section((DOCS / "results.md").read_text("utf-8"), "Beside stable-baselines3")))
+    body = section((DOCS / "results.md").read_text("utf-8"), "Beside stable-baselines3")
+    told = list(rows(body))
     assert [line[0] for line in told] == [f"{step:,}" for step in range(50_000, 300_001, 50_000)]
-    for steps, *cells in told:
-        step = int(steps.replace(",", ""))
-        expected = []
-        for name in ("HalfCheetah", "Hopper"):
-            here = [row for row in ours if row["study"] == f"sac-{name.lower()}-300k"]
+    head = ["steps"]
+    for name in ("HalfCheetah", "Hopper", "Ant", "Walker2d"):
+        here = [row for row in ours if row["study"] == f"sac-{name.lower()}-300k"]
+        theirs = [row for row in control if row["env"] == f"{name}-v5"]
+        seeds = [len({row["seed"] for row in side}) for side in (here, theirs)]
+        head += [f"{name}-v5, rlflame ({seeds[0]})", f"stable-baselines3 ({seeds[1]})"]
+        for steps, *cells in told:
+            step = int(steps.replace(",", ""))
             near = min((int(row["step"]) for row in here), key=lambda at: abs(at - step))
             assert abs(near - step) < 100
-            for found in (
-                [row for row in here if int(row["step"]) == near],
-                [r for r in control if r["env"] == f"{name}-v5" and int(r["step"]) == step],
-            ):
-                expected.append(f"{mean(float(row['return_mean']) for row in found):,.0f}")
-        assert cells == expected, steps
+            pair = cells[len(head) - 3 : len(head) - 1]
+            for cell, side, at in zip(pair, (here, theirs), (near, step), strict=True):
+                found = [float(row["return_mean"]) for row in side if int(row["step"]) == at]
+                assert cell == f"{mean(found):,.0f}", (name, steps)
+    assert "| " + " | ".join(head) + " |" in body
 
 
 @pytest.mark.parametrize(
     ("algorithm", "envs"),
-    [("sac", {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5"}),
+    [("sac", {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5",
+              "ant": "Ant-v5", "walker2d": "Walker2d-v5"}),
      ("ppo", {"hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5",
               "walker2d": "Walker2d-v5", "ant": "Ant-v5"})],
 )  # fmt: skip
@@ -337,10 +342,9 @@ def test_a_picture_has_a_line_for_each_side_of_its_record(algorithm, envs) -> No
         mine = [row for row in table(f"{algorithm}.csv") if row["env"] == env]
         for preset in {row["preset"] for row in mine}:
             ours = {row["seed"] for row in mine if row["preset"] == preset}
-            drawn.append(f"rlflame, {preset} ({len(ours)} seeds)")
+            drawn.append(f"rlflame, {preset} ({count(len(ours), 'seed')})")
         control = {row["seed"] for row in table(f"{algorithm}_control.csv") if row["env"] == id}
-        plural = "s" if len(control) > 1 else ""
-        drawn.append(f"stable-baselines3 ({len(control)} seed{plural})")
+        drawn.append(f"stable-baselines3 ({count(len(control), 'seed')})")
     for line in drawn:
         assert picture.count(f">{line}<") == drawn.count(line), line
     assert f"images/{algorithm}.svg" in (DOCS / "results.md").read_text("utf-8")

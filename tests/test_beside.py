@@ -32,6 +32,10 @@ def test_the_page_has_what_the_script_prints(group, script) -> None:
     assert len(quoted) == (len(several) + 2 if several else 0)
 
 
+def test_the_page_has_the_way_of_sac_that_the_script_prints(script) -> None:
+    assert "\n".join(script["along"]()) + "\n\n" in PAGE
+
+
 def test_every_published_figure_is_in_a_table_and_has_a_source(script) -> None:
     with (ROOT / "docs" / "results" / "peers.csv").open(newline="") as file:
         peers = list(csv.DictReader(file))
