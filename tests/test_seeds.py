@@ -15,6 +15,7 @@ import resource
 import shlex
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -311,8 +312,8 @@ def the_one_of(folder: Path, pids: list[int]) -> int:
     """Which process holds the lock of a run folder."""
     lock = str((folder / ".lock").resolve())
     for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            if os.path.realpath(link) == lock:
+        with suppress(OSError):  # one that has ended since holds nothing
+            if any(os.path.realpath(link) == lock for link in Path(f"/proc/{pid}/fd").iterdir()):
                 return pid
     raise AssertionError("nobody holds it")
 
