@@ -240,10 +240,10 @@ def taken(group: str, env: str, steps: int) -> tuple[str, str]:
 def peer(row: dict[str, str]) -> str:
     rounded = str if places(float(row["mean"])) else whole
     deviation = f" ± {rounded(row['deviation'])}" if row["deviation"] else ""
-    seeds = f"{row['seeds']} seeds" if row["seeds"] != "1" else "1 run"
+    seeds = {"": "", "1": ", 1 run"}.get(row["seeds"], f", {row['seeds']} seeds")
     measure = "" if row["measure"] in ("final", "there") else f"{row['measure']}, "
     _, _, version = row["environment"].partition("-")
-    return f"{row['project']} {rounded(row['mean'])}{deviation} ({measure}{version}, {seeds})"
+    return f"{row['project']} {rounded(row['mean'])}{deviation} ({measure}{version}{seeds})"
 
 
 def whole(number: str) -> str:

@@ -44,7 +44,9 @@ def test_every_published_figure_is_in_a_table_and_has_a_source(script) -> None:
         study.name for group in script["GROUPS"].values() for study in group.studies
     }
     for peer in peers:
-        assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{7}:\S+", peer["source"])
+        assert re.fullmatch(
+            r"[\w.-]+/[\w.-]+@[0-9a-f]{7}:\S+|[\w.-]+\.github\.io/\S+", peer["source"]
+        )
         assert peer["measure"] in ("final", "there", "P2", "P3", "P4")
         assert script["peer"](peer) in PAGE
 
