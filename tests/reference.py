@@ -100,7 +100,7 @@ class ReferencePpo:
         self.tanh = spec.activation == "tanh"
         self.weights = tensors(parameters)
         self.adam = torch.optim.Adam(self.weights.values(), eps=ppo.adam_epsilon)
-        self.iteration, self.discount = 0, ppo.discount
+        self.iteration, self.discount, self.rate = 0, ppo.discount, ppo.learning_rate
         self.observations_seen: list[np.ndarray] = []
         self.returns_seen: list[float] = []
         self.return_so_far = [0.0] * columns
@@ -108,7 +108,7 @@ class ReferencePpo:
     def update(self, batch, progress: float) -> dict[str, float]:
         ppo = self.ppo
         left = 1.0 - progress
-        rate = ppo.learning_rate * (left if ppo.anneal_learning_rate else 1.0)
+        rate = self.rate * (left if ppo.anneal_learning_rate else 1.0)
         clip_range = ppo.clip_range * (left if ppo.anneal_clip_range else 1.0)
         self.adam.param_groups[0]["lr"] = rate
         if ppo.final_discount is not None:
@@ -153,6 +153,9 @@ class ReferencePpo:
         self.iteration += 1
         self.observations_seen += [batch.observations[p] for p in places]
         means = {name: np.mean([r[name] for r in report]) for name in report[0]}
+        if ppo.desired_kl is not None:
+            moved = means["approx_kl"] / ppo.desired_kl
+            self.rate *= 2 / 3 if moved > 2 else 3 / 2 if moved < 1 / 2 else 1
         return {**means, "gradient_norm": report[-1]["gradient_norm"], "learning_rate": rate} | {
             "clip_range": clip_range,
             "discount": self.discount,

@@ -17,7 +17,8 @@ from rlflame.learner.experience import side_by_side
 from rlflame.learner.halves import norm_of, parts
 from rlflame.learner.networks import TorchPpo
 from rlflame.learner.parameters import Adam, clip, square_of
-from rlflame.learner.ppo import Ppo, discount_at
+from rlflame.learner.ppo import Ppo
+from rlflame.learner.schedules import discount_at, rate_after
 from rlflame.methods import PpoSettings
 from rlflame.rollout.spec import Fragment
 
@@ -125,6 +126,7 @@ VARIANTS = {
         },
     ),
     "gsde": ("gsde", "relu", {"entropy_weight": 0.05}),
+    "kept near": ("continuous", "relu", {"desired_kl": 0.003, "anneal_learning_rate": False}),
     "one sample left": (
         "discrete",
         "tanh",
@@ -175,6 +177,35 @@ def test_the_steps_that_a_discount_looks_ahead_grow_in_a_straight_line_to_the_ho
         PpoSettings(discount=1.0, final_discount=0.99)
     with pytest.raises(ValueError, match=r"discount_moves_from is 0\.5, but there is no final_d"):
         PpoSettings(discount_moves_from=0.5)
+
+
+def test_the_rate_follows_how_far_the_policy_moved():
+    kept = PpoSettings(desired_kl=0.01, learning_rate=3e-4, anneal_learning_rate=False)
+    for kl, factor in ((0.021, 2 / 3), (0.02, 1), (0.01, 1), (0.005, 1), (0.0049, 3 / 2)):
+        assert rate_after(1e-3, kl, kept) == pytest.approx(1e-3 * factor)
+    assert rate_after(1e-3, None, kept) == 1e-3  # of an update that refused all
+    assert rate_after(1e-3, 9.0, PpoSettings()) == 1e-3
+    rates = [3e-4]
+    for kl in [1.0] * 12 + [0.0] * 24:
+        rates.append(rate_after(rates[-1], kl, kept))
+    assert min(rates) == pytest.approx(1e-5)
+    assert max(rates) == pytest.approx(9e-3)
+    with pytest.raises(ValueError, match=r"desired_kl of 0\.01 .* set anneal_learning_rate to f"):
+        PpoSettings(desired_kl=0.01)
+
+
+def test_a_rate_that_moved_goes_on_from_where_it_was():
+    ppo = PpoSettings(desired_kl=1e-5, learning_rate=2e-3, anneal_learning_rate=False, epochs=2)
+    spec = policy_spec("continuous")
+    first, _, _ = learner(ppo, spec)
+    second, _, _ = learner(ppo, spec)
+    rng = np.random.default_rng(4)
+    first.update(random_batch(rng, spec, first.policy(), columns=COLUMNS), 0.0)
+    second.load_state(first.state())
+    batch = random_batch(rng, spec, first.policy(), columns=COLUMNS)
+    found = [algorithm.update(batch, 0.5)["learning_rate"] for algorithm in (first, second)]
+    assert found == [pytest.approx(2e-3 / 1.5)] * 2
+    assert first.state()["rate"] == second.state()["rate"]
 
 
 def test_one_epoch_of_one_minibatch_is_the_actor_critic_gradient():

@@ -1,4 +1,4 @@
-"""What the on-policy algorithms share: the network's shape, schedules, and refusing bad updates.
+"""What the on-policy algorithms share: the network's shape, and refusing bad updates.
 
 Must not know: losses, environments, fleets.
 """
@@ -112,11 +112,6 @@ def normalised(batch: Batch, network: Network) -> Batch:
         last_observations=seen(batch.last_observations),
         boundary_observations=seen(batch.boundary_observations),
     )
-
-
-def schedule(value: float, anneal: bool, progress: float) -> float:
-    """The value itself, or its line down to zero at the horizon."""
-    return value * (1.0 - min(1.0, progress)) if anneal else value
 
 
 def training_metrics(parameters: FlatVector, learning_rate: float, updates: int) -> Metrics:

@@ -19,11 +19,12 @@ from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
 
 from . import Batch, Metrics, Provider, State
-from .actor_critic import Guard, Network, normalised, schedule, training_metrics
+from .actor_critic import Guard, Network, normalised, training_metrics
 from .clipped_loss import Minibatch, NumpyPpo
 from .halves import Half, Partner, Whole, Work
 from .parameters import Adam, FlatVector, clip, restore, restored_count
 from .returns import advantages
+from .schedules import discount_at, rate_after, schedule
 from .shards import Shards
 from .statistics import ObservationNormaliser, RewardScaler
 
@@ -56,6 +57,7 @@ class Ppo:
         self._scaler = RewardScaler(columns, settings.discount)
         self._updates = 0
         self._iterations = 0
+        self._rate = settings.learning_rate
         self._guard = Guard("ppo")
         self._work: Work = Whole(provider, self._shards, parameters)
 
@@ -74,7 +76,7 @@ class Ppo:
     @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
     def update(self, batch: Batch, progress: float) -> Metrics:
         settings = self._settings
-        learning_rate = schedule(settings.learning_rate, settings.anneal_learning_rate, progress)
+        learning_rate = schedule(self._rate, settings.anneal_learning_rate, progress)
         clip_range = schedule(settings.clip_range, settings.anneal_clip_range, progress)
         discount = discount_at(settings, progress)
         rewards = batch.rewards
@@ -96,6 +98,7 @@ class Ppo:
             **training_metrics(self._parameters, learning_rate, self._updates),
             "refused_minibatches": float(self._guard.refused),
         }
+        self._rate = rate_after(self._rate, metrics.get("approx_kl"), settings)
         self._work.complete([self._parameters.data, self._adam.first, self._adam.second])
         if settings.clip_range_value is not None:
             metrics["clip_range_vf"] = settings.clip_range_value
@@ -112,6 +115,7 @@ class Ppo:
             **self._adam.state("adam"),
             **(self._normaliser.state() if self._network.normalise else {}),
             **(self._scaler.state() if self._settings.scale_rewards else {}),
+            **({} if self._settings.desired_kl is None else {"rate": np.array(self._rate)}),
         }
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -124,6 +128,10 @@ class Ppo:
             self._normaliser.load_state(state)
         if self._settings.scale_rewards:
             self._scaler.load_state(state)
+        if self._settings.desired_kl is not None:
+            rate = np.zeros(())
+            restore(rate, "rate", state)
+            self._rate = float(rate)
 
     def _epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
         """One optimizer step a minibatch, until the epochs or the KL budget are used up."""
@@ -174,19 +182,6 @@ class Ppo:
                 settings.value_weight,
                 settings.entropy_weight,
             )
-
-
-def discount_at(settings: PpoSettings, progress: float) -> float:
-    """The steps that it looks ahead, 1 / (1 - discount), move in a straight line to the horizon.
-
-    They stay where they are until the line begins.
-    """
-    begins = settings.discount_moves_from
-    if settings.final_discount is None or progress <= begins:
-        return settings.discount
-    first, last = 1.0 / (1.0 - settings.discount), 1.0 / (1.0 - settings.final_discount)
-    moved = min(1.0, (progress - begins) / (1.0 - begins))
-    return 1.0 - 1.0 / (first + (last - first) * moved)
 
 
 def standardised(samples: Float32) -> Float32:

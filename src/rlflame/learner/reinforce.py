@@ -20,10 +20,11 @@ from rlflame.methods import ReinforceSettings
 from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
 
 from . import Batch, Metrics, Provider, State
-from .actor_critic import Guard, Network, normalised, schedule, training_metrics
+from .actor_critic import Guard, Network, normalised, training_metrics
 from .kernel import CHUNK_ROWS, Perceptron, make_head
 from .parameters import Adam, FlatVector, clip_by_norm, restore, restored_count
 from .returns import continued_returns, discounted_returns
+from .schedules import schedule
 from .shards import Shard, Shards
 from .statistics import ObservationNormaliser
 

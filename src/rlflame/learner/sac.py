@@ -25,9 +25,10 @@ from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import Array, Float32, PolicyArrays
 
 from . import Metrics, ReplayBatch, State, Transitions
-from .actor_critic import Guard, schedule
+from .actor_critic import Guard
 from .lanes import Lanes, half
 from .parameters import Adam, clip_by_norm, restore, restored_count
+from .schedules import schedule
 from .shards import Shard, Shards
 from .soft_actor_critic import Minibatch, SoftProvider
 from .soft_networks import CRITICS, SoftNetworks
