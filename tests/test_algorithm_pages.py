@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from commands import TINY, TINY_REINFORCE, TINY_SAC, rlflame
 
-from rlflame.estimates import FEWEST_SEEDS, best_mean, iqm_interval, over, tail_mean
+from rlflame.estimates import FEWEST_SEEDS, best_mean, compare, iqm_interval, over, tail_mean
 from rlflame.facts import count
 from rlflame.files import checkpoint
 from rlflame.metrics import NAMES
@@ -129,6 +129,18 @@ def test_what_a_growing_view_is_said_to_do_is_as_recorded() -> None:
         f"{then.mean():,.0f} ± {then.std(ddof=1):,.0f}, eleven of them more"
     ) in page
     assert (now > then).sum() == 11
+    error = (now - then).std(ddof=1) / len(now) ** 0.5
+    gain = compare(now, then).difference
+    assert (
+        f"a seed gains {(now - then).mean():.0f} in the mean, with a standard error of "
+        f"{error:.0f}, and the IQM of their P4 {gain.value:.0f} [{gain.low:.0f}, {gain.high:.0f}]"
+    ) in page
+    drawn = np.random.default_rng(0).choice(now, (20_000, len(now))).mean(axis=1)
+    low, high = re.search(r"may as well lie between ([\d,]+) and ([\d,]+), and", page).groups()
+    said = [float(end.replace(",", "")) for end in (low, high)]
+    assert said == pytest.approx(np.quantile(drawn, (0.025, 0.975)), abs=15)
+    early = tails("ppo_earlier.csv", "ppo-walker2d-1m")
+    assert f"had a P4 of {early.mean():,.0f} ± {early.std(ddof=1):,.0f} (`ppo-walker2d" in page
     cheetah = tails("tuning.csv", "halfcheetah-late300-0to9") - tails(
         "ppo.csv", "ppo-halfcheetah-1m"
     )

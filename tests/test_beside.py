@@ -8,6 +8,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -60,6 +61,23 @@ def test_the_mean_of_a_control_is_of_the_last_twentieth_of_the_steps(script) -> 
     script["control"].__globals__["records"] = lambda name: made
     assert script["control"]("", "x", "e", 100) == "25.0 ± 7.1 (2)"
     assert script["control"]("", "x", "another", 100) == ""
+
+
+def test_how_many_of_hoppers_seeds_pass_the_best_published(script) -> None:
+    best = max(
+        float(peer["mean"])
+        for peer in script["records"]("peers.csv")
+        if peer["study"] == "ppo-hopper-1m"
+    )
+    ends = [
+        float(row["return_mean"])
+        for row in script["records"]("ppo.csv")
+        if (row["study"], row["final"]) == ("ppo-hopper-1m", "1")
+    ]
+    assert len(ends) == 10
+    assert np.mean(ends) < best
+    assert sum(end > best for end in ends) == 4
+    assert "above the mean of ours, and four of our ten end above it" in " ".join(PAGE.split())
 
 
 def test_what_the_best_of_theirs_has_is_on_record(script) -> None:

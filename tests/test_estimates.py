@@ -39,9 +39,18 @@ def every_resample(values: np.ndarray) -> np.ndarray:
 def test_the_interval_is_that_of_all_resamples():
     values = array(1.0, 2.0, 4.0, 8.0, 16.0)
     found = estimates.iqm_interval([values])
-    # All 3,125 equally likely resamples; 10,000 drawn ones come as near as their distribution.
     exact = np.sort([estimates.interquartile_means(row) for row in every_resample(values)])
     assert found.value == estimates.interquartile_means(values)
+    # Of 3,125 equally likely ones the 79th is the first that a fortieth of all are not above.
+    assert (found.low, found.high) == pytest.approx((exact[78], exact[3046]))
+    band = estimates.iqm_band(values[:, None])
+    assert [end[0] for end in band] == pytest.approx([found.value, found.low, found.high])
+
+
+def test_the_interval_of_many_is_that_of_as_many_resamples_as_are_enough():
+    values = array(1.0, 2.0, 4.0, 8.0, 16.0, 40.0)
+    found = estimates.iqm_interval([values])
+    exact = np.sort(estimates.interquartile_means(every_resample(values)))
     for end, tail in ((found.low, 0.025), (found.high, 0.975)):
         share = np.searchsorted(exact, [end - 1e-9, end + 1e-9]) / len(exact)
         assert share[0] - 0.01 <= tail <= share[1] + 0.01

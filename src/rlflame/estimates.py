@@ -1,7 +1,8 @@
 """What a few seeds allow to be said: interquartile means, bootstrap intervals, comparisons.
 
 Resampling is stratified: seeds are drawn anew within each stratum (one environment's runs), never
-across (Agarwal and others, 2021). Its streams are keyed, so equal numbers give equal intervals.
+across (Agarwal and others, 2021). Of few seeds every resample is counted, of more some are drawn,
+from keyed streams, so equal numbers give equal intervals.
 Must not know: runs, files, what the numbers measure.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -177,7 +178,7 @@ def iqm_interval(strata: Strata, level: float = 0.95) -> Interval:
     """The interquartile mean over all strata together."""
     value = float(interquartile_means(np.concatenate(strata)))
     means = _resampled(strata, lambda *parts: interquartile_means(np.concatenate(parts, axis=-1)))
-    return _interval(value, means, level)
+    return means.interval(value, level)
 
 
 def iqm_band(curves: Float64) -> tuple[Float64, Float64, Float64]:
@@ -186,14 +187,18 @@ def iqm_band(curves: Float64) -> tuple[Float64, Float64, Float64]:
     seeds, points = curves.shape
     if seeds < 2:
         return middle, middle, middle
-    picks = stream(0, Role.BOOTSTRAP, seeds).integers(0, seeds, (CURVE_RESAMPLES, seeds))
+    every = seeds**seeds <= RESAMPLES
+    if every:
+        picks = _every_pick(seeds)
+    else:
+        picks = stream(0, Role.BOOTSTRAP, seeds).integers(0, seeds, (CURVE_RESAMPLES, seeds))
     low, high = np.empty(points), np.empty(points)
     at_once = max(1, _NUMBERS_AT_ONCE // picks.size)
     for start in range(0, points, at_once):
         part = slice(start, start + at_once)
         # [points, resamples, seeds]: every point sees the same seeds drawn.
         means = interquartile_means(curves[:, part].T[:, picks])
-        low[part], high[part] = np.quantile(means, (0.025, 0.975), axis=-1)
+        low[part], high[part] = _Resampled(means, every).ends(0.95)
     return middle, low, high
 
 
@@ -206,10 +211,10 @@ def compare(ours: Float64, theirs: Float64, margin_share: float = 0.1) -> Compar
     )
     return Comparison(
         seeds=(len(ours), len(theirs)),
-        difference=_interval(value, differences, 0.95),
-        equivalence=_interval(value, differences, 0.90),
-        probability_of_improvement=_interval(
-            float(_improvements(ours, theirs)), _resampled([ours, theirs], _improvements), 0.95
+        difference=differences.interval(value, 0.95),
+        equivalence=differences.interval(value, 0.90),
+        probability_of_improvement=_resampled([ours, theirs], _improvements).interval(
+            float(_improvements(ours, theirs)), 0.95
         ),
         margin=margin_share * abs(base),
     )
@@ -225,13 +230,13 @@ def compare_medians(ours: Float64, theirs: Float64, level: float = 0.95) -> Inte
         return change
 
     value = float(percent(ours, theirs))
-    return _interval(value, _resampled([ours, theirs], percent), level)
+    return _resampled([ours, theirs], percent).interval(value, level)
 
 
 def median_interval(values: Float64, level: float = 0.95) -> Interval:
     """The median of repetitions and its bootstrap interval."""
     medians = _resampled([values], lambda part: np.median(part, axis=-1))
-    return _interval(float(np.median(values)), medians, level)
+    return medians.interval(float(np.median(values)), level)
 
 
 def _improvements(a: Float64, b: Float64) -> Float64:
@@ -241,8 +246,36 @@ def _improvements(a: Float64, b: Float64) -> Float64:
     return wins
 
 
-def _resampled(strata: Strata, statistic: Callable[..., Float64]) -> Float64:
-    """The statistic of many resamples; each stratum's seeds come from a stream of their own."""
+@dataclass(frozen=True, slots=True)
+class _Resampled:
+    """What a statistic comes to, along the last axis: in every resample, or in some of them."""
+
+    values: Float64
+    every: bool
+
+    def ends(self, level: float) -> tuple[Float64, Float64]:
+        tail = (1.0 - level) / 2.0
+        # Where all are known none between them is possible.
+        method: Literal["inverted_cdf", "linear"] = "inverted_cdf" if self.every else "linear"
+        low, high = np.quantile(self.values, (tail, 1.0 - tail), axis=-1, method=method)
+        return low, high
+
+    def interval(self, value: float, level: float) -> Interval:
+        low, high = self.ends(level)
+        return Interval(value, float(low), float(high))
+
+
+def _resampled(strata: Strata, statistic: Callable[..., Float64]) -> _Resampled:
+    """The statistic of all resamples, or, where they are too many, of as many as are enough.
+
+    Each stratum's seeds are drawn from a stream of their own.
+    """
+    ways = [len(part) ** len(part) for part in strata]
+    if math.prod(ways) <= RESAMPLES:
+        places = np.unravel_index(np.arange(math.prod(ways)), ways)
+        picked = [_every_pick(len(part))[at] for part, at in zip(strata, places, strict=True)]
+        drawn = [part[rows] for part, rows in zip(strata, picked, strict=True)]
+        return _Resampled(statistic(*drawn), every=True)
     results = np.empty(RESAMPLES, np.float64)
     streams = [stream(0, Role.BOOTSTRAP, i, len(part)) for i, part in enumerate(strata)]
     at_once = max(1, _NUMBERS_AT_ONCE // int(np.prod([len(part) for part in strata])))
@@ -253,10 +286,9 @@ def _resampled(strata: Strata, statistic: Callable[..., Float64]) -> Float64:
             for part, generator in zip(strata, streams, strict=True)
         ]
         results[start:stop] = statistic(*drawn)
-    return results
+    return _Resampled(results, every=False)
 
 
-def _interval(value: float, resampled: Float64, level: float) -> Interval:
-    tail = (1.0 - level) / 2.0
-    low, high = np.quantile(resampled, (tail, 1.0 - tail))
-    return Interval(value, float(low), float(high))
+def _every_pick(seeds: int) -> Array:
+    """All the ways to draw as many seeds as there are, each a row."""
+    return np.indices((seeds,) * seeds).reshape(seeds, -1).T

@@ -74,7 +74,7 @@ class PpoSettings(Section):
     )
 
     @model_validator(mode="after")
-    def _finite(self) -> PpoSettings:
+    def _coherent(self) -> PpoSettings:
         if self.desired_kl is not None and self.anneal_learning_rate:
             raise ValueError(
                 f"with a desired_kl of {self.desired_kl:g} the learning rate goes where that takes "
@@ -112,7 +112,7 @@ class ReinforceSettings(Section):
     )
 
     @model_validator(mode="after")
-    def _finite(self) -> ReinforceSettings:
+    def _coherent(self) -> ReinforceSettings:
         if self.continue_truncated and self.discount >= 1.0:
             raise ValueError("continue_truncated needs a discount below 1")
         return self
