@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from run_files import make, write_lines
 
+from rlflame import toml
+from rlflame.config import RunConfig
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.history import averaged, curves, recorded
 from rlflame.history.grouping import groups
@@ -42,6 +44,36 @@ def test_a_run_from_before_a_setting_is_one_with_its_default(tmp_path, written):
         config.write(written)
     (found,) = groups([recorded.read(before), recorded.read(since)])
     assert found.label == "PPO, 2 seeds"
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "reinforce", "sac"])
+def test_each_setting_may_be_younger_than_a_run(tmp_path, algorithm):
+    unit = "episodes" if algorithm == "reinforce" else "steps"
+    learning = {"algorithm": algorithm, "rollout": {"unit": unit}}
+    config = RunConfig.model_validate({"stop_at_steps": 1000, "learning": learning})
+    whole = toml.to_toml(config).splitlines()
+    run, younger = make(tmp_path / "a"), make(tmp_path / "b")
+    seed = whole.index("seed = 0")
+    (younger / "config.toml").write_text("\n".join([*whole[:seed], "seed = 1", *whole[seed + 1 :]]))
+    settings = [i for i, line in enumerate(whole) if " = " in line]
+    for i in settings:
+        if whole[i].startswith(("stop_at_steps", "algorithm", "unit", "id = ")):
+            continue  # without these it is another run, or none
+        (run / "config.toml").write_text("\n".join(whole[:i] + whole[i + 1 :]))
+        found = groups([recorded.read(run), recorded.read(younger)])
+        assert len(found) == 1, whole[i]
+    assert len(settings) > 40
+
+
+def test_a_setting_that_only_the_other_has_is_named(tmp_path):
+    plain, other = make(tmp_path / "a"), make(tmp_path / "b")
+    with (other / "config.toml").open("a") as config:
+        config.write("[learning.network]\nleft_out = 3\n")
+    found = groups([recorded.read(plain), recorded.read(other)])
+    assert [group.label for group in found] == [
+        "PPO, left_out none, seed 0",
+        "PPO, left_out 3, seed 0",
+    ]
 
 
 @pytest.mark.parametrize("line", ["hidden = [32]", "gone = 1"])

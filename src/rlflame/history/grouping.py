@@ -16,6 +16,8 @@ from rlflame.history.recorded import Recorded
 
 #: Follow from the seed or the machine, and are no difference in the recipe.
 _SEED = "learning.seed"
+#: As it is written in a config, and as it is read from it; a run from before a setting has neither.
+_NOTHING = ("none", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,9 @@ def _recipe(run: Recorded) -> str:
 
 
 def _settings(run: Recorded) -> dict[str, Any]:
-    """The recipe as full names and values, without the seed."""
-    return {name: value for name, value in tables.named(run.recipe) if name != _SEED}
+    """The recipe as full names and values, without the seed and what is set to nothing."""
+    named = tables.named(run.recipe)
+    return {name: value for name, value in named if name != _SEED and value not in _NOTHING}
 
 
 def _fleet(run: Recorded) -> str:
@@ -117,8 +120,11 @@ def _peculiar(run: Recorded, others: Sequence[Recorded]) -> list[str]:
     """The settings in which it differs from the others, the first few; else how it ran."""
     mine, theirs = _settings(run), [_settings(other) for other in others]
     if any(one != mine for one in theirs):
-        names = [k for k in mine if any(one.get(k) != mine[k] for one in theirs)]
-        words = [f"{name.rpartition('.')[2]} {_short(mine[name])}" for name in names[:3]]
+        known = dict.fromkeys(name for one in (mine, *theirs) for name in one)
+        names = [k for k in known if any(one.get(k) != mine.get(k) for one in theirs)]
+        words = [
+            f"{name.rpartition('.')[2]} {_short(mine.get(name, 'none'))}" for name in names[:3]
+        ]
         return [*words, *(["..."] if len(names) > 3 else [])]
     return [_fleet(run)] if len({_fleet(other) for other in others}) > 1 else []
 
