@@ -358,6 +358,8 @@ def test_a_folder_is_never_written_over(tmp_path):
     before = {path: path.read_bytes() for path in (tmp_path / "x").rglob("*") if path.is_file()}
     second = rlflame("train", *TINY, "--steps", "64", "--out", "x", "--quiet")
     assert (first.out, second.out) == ("x\n", "x-2\n")
+    plain = rlflame("train", *TINY, "--steps", "64", "--out", "x", "--plain")
+    assert plain.err == "x is taken and stays as it is; this run is in x-3.\n"
     assert before == {p: p.read_bytes() for p in (tmp_path / "x").rglob("*") if p.is_file()}
 
 

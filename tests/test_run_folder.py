@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import failpoints
@@ -134,14 +135,37 @@ def test_an_existing_folder_is_never_touched(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_an_empty_folder_is_used_as_it_is(tmp_path):
+    """A volume that was mounted for a run, say."""
+    wanted = tmp_path / "volume"
+    wanted.mkdir()
+    first, second = RunFolder.create(wanted), RunFolder.create(wanted)
+    assert [folder.path.name for folder in (first, second)] == ["volume", "volume-2"]
+    for folder in (first, second):
+        folder.release()
+    # Of one that ended before it began there is a lock, which nobody holds.
+    again = RunFolder.create(wanted)
+    again.release()
+    assert again.path == wanted
+
+
+def test_as_many_as_begin_at_once_have_a_folder_each(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: RunFolder.create(tmp_path / "run"), range(8)))
+    assert len({folder.path for folder in found}) == 8
+    for folder in found:
+        folder.release()
+
+
 def test_the_current_folder_is_an_existing_one_too(tmp_path, monkeypatch):
     here = tmp_path / "here"
     here.mkdir()
+    (here / "mine").touch()
     monkeypatch.chdir(here)
     folder = RunFolder.create(Path("."))
     folder.release()
     assert folder.path == tmp_path / "here-2"
-    assert not list(here.iterdir())
+    assert [path.name for path in here.iterdir()] == ["mine"]
 
 
 def test_new_folders_are_on_disk_before_anything_is_in_them(tmp_path, monkeypatch):

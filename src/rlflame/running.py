@@ -96,6 +96,8 @@ def train(
             recipe = recipe.model_copy(update={"learning": learning})
         begun = build.beginning(recipe, env_spec, start)
         folder = RunFolder.create(run_path(recipe, runtime))
+        if moved := folder.instead_of(runtime.out):
+            show.note(moved)
         try:
             described = _start(folder, begun, runtime, fleet, preset=preset, resumed=False)
             return _run(

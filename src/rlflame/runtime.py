@@ -122,7 +122,9 @@ class RuntimeSettings(Section):
         "config file, beside that.",
     )
     out: str | None = Field(
-        None, description="The run folder; by default runs/ENVIRONMENT-ALGORITHM-SEED."
+        None,
+        description="The run folder, by default runs/ENVIRONMENT-ALGORITHM-SEED; where there is "
+        "something already, a number is added to its name.",
     )
     checkpoint_every_steps: Positive = Field(
         100_000, description="Steps between checkpoints; one is always written at the end."

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import os
 import re
 import shlex
@@ -39,7 +38,12 @@ AGAIN = "begin again with the same command"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 #: As long as nobody holds a lock who only looks whether it is held.
 _MOMENT_S = 0.2
+_LOCK = ".lock"
 _STEP_FILE = re.compile(r"step-(\d{9,})\.safetensors")
+
+
+class Taken(CheckpointError):
+    """A folder that another process holds."""
 
 
 class RunFolder:
@@ -51,25 +55,22 @@ class RunFolder:
 
     @classmethod
     def create(cls, wanted: Path) -> RunFolder:
-        """A new folder; where one exists already, a suffix is added and nothing is touched."""
+        """A new folder, or an empty one; beside one that is not, under a name with a number."""
         if wanted.name in ("", ".."):
             wanted = wanted.resolve()
-        path = wanted
-        for number in itertools.count(2):
-            missing = [level for level in (path, *path.parents) if not level.exists()]
-            try:
-                path.mkdir(parents=True)
-                for level in missing:
-                    with contextlib.suppress(PermissionError):  # one that may be entered, not read
-                        tensor_file.sync_folder(level.parent)
-                break
-            except FileExistsError:
-                path = wanted.parent / f"{wanted.name}-{number}"
-            except OSError as error:
-                raise CheckpointError(
-                    f"{path} cannot be made: {error.strerror}.", "choose another with --out"
-                ) from error
-        return cls(path, _locked(path, "choose another folder with --out"))
+        path, number = wanted, 1
+        while True:
+            if _made(path) or _is_free(path):
+                try:
+                    lock = _locked(path, "choose another folder with --out")
+                except Taken:  # by one that was as quick
+                    lock = None
+                if lock is not None:
+                    if _is_free(path):
+                        return cls(path, lock)
+                    os.close(lock)
+            number += 1
+            path = wanted.parent / f"{wanted.name}-{number}"
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -88,6 +89,12 @@ class RunFolder:
                         leftover.unlink()
         return folder
 
+    def instead_of(self, asked: str | None) -> str | None:
+        """What to say where it is not the one that was asked for by name."""
+        if asked is None or self.path.resolve() == Path(asked).resolve():
+            return None
+        return f"{asked} is taken and stays as it is; this run is in {self.path}."
+
     def release(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)
@@ -100,6 +107,31 @@ class RunFolder:
     @property
     def best(self) -> Path:
         return self.path / "best.safetensors"
+
+
+def _made(path: Path) -> bool:
+    """Whether there is a folder now where there was nothing."""
+    missing = [level for level in (path, *path.parents) if not level.exists()]
+    try:
+        path.mkdir(parents=True)
+        for level in missing:
+            with contextlib.suppress(PermissionError):  # one that may be entered, not read
+                tensor_file.sync_folder(level.parent)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be made: {error.strerror}.", "choose another with --out"
+        ) from error
+    return True
+
+
+def _is_free(path: Path) -> bool:
+    """Whether it is a folder with nothing in it but what a lock leaves behind."""
+    try:
+        return {entry.name for entry in path.iterdir()} <= {_LOCK}
+    except OSError:
+        return False
 
 
 def step_files(folder: Path) -> list[Path]:
@@ -215,14 +247,14 @@ def _locked(path: Path, hint: str) -> int:
     The `hint` is for whoever may not write there.
     """
     try:
-        lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}.", hint) from error
     try:
         _locked_soon(lock)
     except BlockingIOError as error:
         os.close(lock)
-        raise CheckpointError(
+        raise Taken(
             f"Another rlflame is training in {path}.",
             "wait for it, or start a new run with another --out",
         ) from error
@@ -250,7 +282,7 @@ def _locked_soon(lock: int) -> None:
 def is_locked(path: Path) -> bool:
     """Whether a trainer holds the folder now."""
     try:
-        lock = os.open(path / ".lock", os.O_RDONLY)
+        lock = os.open(path / _LOCK, os.O_RDONLY)
     except OSError:
         return False
     try:

@@ -70,6 +70,8 @@ def train(
     job = Job(whole, tuple(seeds), preset, started)
     with _Conductor(job, show, stop) as conductor:
         folder = RunFolder.create(jobs.default_path(config, job.seeds))
+        if moved := folder.instead_of(config.runtime.out):
+            show.note(moved)
         try:
             jobs.write(folder.path, job)
             return conductor.conduct(folder.path, Facts(recipe, env, preset), resumed=False)
