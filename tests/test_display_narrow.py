@@ -9,7 +9,7 @@ from rich.console import Console
 from test_display import Clock, ended, metrics, record, started
 
 from rlflame.display import layout
-from rlflame.display.live import LiveDisplay
+from rlflame.display.live import LiveDisplay, Pairs
 from rlflame.display.plain import PlainDisplay
 
 WIDTHS = (20, 30, 40, 60)
@@ -86,3 +86,26 @@ def test_the_live_view_fits_and_is_whole(width):
     assert f"{0.25:4.0%}" in narrow
     whole = ("".join(text[text.index("progress") :].split()) for text in (narrow, wide))
     assert next(whole) == next(whole)
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_a_command_stays_in_one_line_on_a_terminal_too(columns):
+    console = Console(file=io.StringIO(), width=columns, force_terminal=True, color_system=None)
+    command = "rlflame train --config runs/x/config.toml --init-from runs/x/best.safetensors"
+    said = [("time", "0:05, 10,240 steps (2,048/s), 100 episodes"), ("to go on", command)]
+    console.print(Pairs(said), crop=False)
+    lines = console.file.getvalue().splitlines()
+    (whole,) = [line for line in lines if command in line]
+    assert whole.endswith(command)
+    assert all(len(line) <= columns for line in lines if line != whole)
+
+
+def test_words_and_a_command_begin_where_the_others_do():
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    console.print(Pairs([("a", "one"), ("b", "rlflame two"), ("a longer word", "3")]), crop=False)
+    lines = console.file.getvalue().splitlines()
+    assert [line.index(word) for line, word in zip(lines, ("one", "rlf", "3"), strict=True)] == [
+        17,
+        17,
+        17,
+    ]

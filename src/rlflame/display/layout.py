@@ -20,9 +20,14 @@ def aligned(lines: Sequence[tuple[str, str]], columns: int | None = None) -> lis
     found = []
     for word, text in lines:
         # A command stays in one line, so that it can be copied.
-        said = indent + text if text.startswith("rlflame ") else fitted(text, columns, indent)
+        said = indent + text if is_command(text) else fitted(text, columns, indent)
         found += [f"  {word:{width}}  {said.lstrip()}"] if beside else [f"  {word}", said]
     return found
+
+
+def is_command(text: str) -> bool:
+    """What is there to be typed."""
+    return text.startswith("rlflame ")
 
 
 def fitted(text: str, columns: int | None = None, indent: str = "") -> str:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlflame.display.board import Board, Evaluated
+from rlflame.display.layout import is_command
 from rlflame.display.mouth import canvas, say_aside
 from rlflame.display.words import again, banner, closing, ending, headline
 from rlflame.facts import count, duration
@@ -89,7 +90,7 @@ class LiveDisplay:
 
     def ended(self, result: RunResult) -> None:
         self._console.print(Text(ending(result), style="bold"))
-        self._console.print(Pairs(closing(result, self.board)))
+        self._console.print(Pairs(closing(result, self.board)), crop=False)
 
     def view(self) -> RenderableType:
         """The run now."""
@@ -163,7 +164,10 @@ def learning(metrics: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Words and what there is to say of them: beside them, or below where there is no room."""
+    """Words and what there is to say of them: beside them, or below where there is no room.
+
+    A command stays in one line, so that it can be copied; print them uncropped.
+    """
 
     lines: Sequence[tuple[str, str]]
 
@@ -171,11 +175,24 @@ class Pairs:
         if options.max_width < _NARROW:
             for word, text in self.lines:
                 yield Text(f"  {word}", style="dim")
-                yield Padding(Text(text, overflow="fold"), (0, 0, 0, 4))
+                if is_command(text):
+                    yield _whole(Text(f"    {text}"))
+                else:
+                    yield Padding(Text(text, overflow="fold"), (0, 0, 0, 4))
             return
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(no_wrap=True, style="dim", min_width=13)
-        grid.add_column(overflow="fold")
+        width = max(13, *(len(word) + 2 for word, _ in self.lines))
         for word, text in self.lines:
+            if is_command(text):
+                yield _whole(Text.assemble((f"{'  ' + word:{width}}", "dim"), f"  {text}"))
+                continue
+            grid = Table.grid(padding=(0, 2))
+            grid.add_column(no_wrap=True, style="dim", width=width)
+            grid.add_column(overflow="fold")
             grid.add_row(f"  {word}", text)
-        yield grid
+            yield grid
+
+
+def _whole(line: Text) -> Text:
+    """In one line, which a terminal may break, but not whoever copies it."""
+    line.no_wrap, line.overflow = True, "ignore"
+    return line

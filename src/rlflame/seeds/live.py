@@ -82,7 +82,7 @@ class LiveSeeds:
         self._console.print(Text(ending(result), style="bold"))
         for line in seeds_table(result.summary):
             self._console.print(Text(line))
-        self._console.print(Pairs(closing(result, self._board)))
+        self._console.print(Pairs(closing(result, self._board)), crop=False)
 
     def view(self) -> RenderableType:
         """The job now."""
