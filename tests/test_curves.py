@@ -86,6 +86,23 @@ def test_what_a_setting_does_not_have_by_default_is_a_difference(tmp_path, line)
     assert "hidden" not in line or found[1].label == "PPO, hidden [32], seed 1"
 
 
+def test_two_jobs_of_one_recipe_are_two_samples(tmp_path):
+    runs = [
+        make(tmp_path / job / f"seed-{seed}", seed=seed)
+        for job in ("old", "new")
+        for seed in (0, 1)
+    ]
+    found = groups([recorded.read(run) for run in runs])
+    assert [group.label for group in found] == ["PPO, 2 seeds (old)", "PPO, 2 seeds (new)"]
+    assert [len(group.runs) for group in found] == [2, 2]
+    # A seed of each has the same folder's name, and their jobs tell them apart.
+    found = groups([recorded.read(run) for run in (runs[0], runs[2])])
+    assert [group.label for group in found] == [
+        "PPO, seed 0 (old/seed-0)",
+        "PPO, seed 0 (new/seed-0)",
+    ]
+
+
 def test_the_same_seed_twice_is_no_second_sample(tmp_path):
     runs = [
         run(tmp_path / "a0", seed=0, capacity=1),

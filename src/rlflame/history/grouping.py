@@ -40,13 +40,11 @@ def groups(runs: Sequence[Recorded]) -> list[Group]:
     """In the order in which the runs were named.
 
     A seed that occurs twice in a recipe is no second sample: such runs are told apart by how they
-    ran, or by their folder.
+    ran, by what they lie in, or each by its folder.
     """
     found: list[list[Recorded]] = []
     for same in _split(runs, _recipe):
-        parts = [same] if _seeds_differ(same) else list(_split(same, _fleet))
-        for part in parts:
-            found += [part] if _seeds_differ(part) else [[run] for run in part]
+        found += _sampled(same, (_fleet, _parent))
     labels = _labels(found)
     return [
         Group(label, tuple(part), name if len(part) > 1 else label)
@@ -66,6 +64,18 @@ def _split(runs: Sequence[Recorded], key: Callable[[Recorded], str]) -> Iterator
     for run in runs:
         parts.setdefault(key(run), []).append(run)
     yield from parts.values()
+
+
+def _sampled(
+    runs: list[Recorded], apart: Sequence[Callable[[Recorded], str]]
+) -> list[list[Recorded]]:
+    """Runs of one recipe, told apart by one way after the other until no part has a seed twice."""
+    if _seeds_differ(runs):
+        return [runs]
+    if not apart:
+        return [[run] for run in runs]
+    key, *further = apart
+    return [part for same in _split(runs, key) for part in _sampled(same, further)]
 
 
 def _seeds_differ(runs: Sequence[Recorded]) -> bool:
@@ -90,6 +100,10 @@ def _fleet(run: Recorded) -> str:
     return f"{fleet}, {count(workers, 'worker')}" if workers else str(fleet)
 
 
+def _parent(run: Recorded) -> str:
+    return str(run.folder.resolve().parent)
+
+
 def _labels(found: Sequence[Sequence[Recorded]]) -> list[tuple[str, str]]:
     """Of each: the algorithm, the environment if there are several, what else differs; its name."""
     environments = {part[0].environment for part in found}
@@ -105,11 +119,26 @@ def _labels(found: Sequence[Sequence[Recorded]]) -> list[tuple[str, str]]:
         names.append(", ".join(words))
         words.append(f"seed {first.seed}" if len(part) == 1 else count(len(part), "seed"))
         labels.append(", ".join(words))
-    told = [
-        f"{label} ({part[0].folder.name})" if labels.count(label) > 1 else label
-        for label, part in zip(labels, found, strict=True)
-    ]
-    return list(zip(told, names, strict=True))
+    for label in {label for label in labels if labels.count(label) > 1}:
+        which = [i for i, other in enumerate(labels) if other == label]
+        for i, place in zip(which, _ends([_place(found[i]) for i in which]), strict=True):
+            labels[i], names[i] = f"{label} ({place})", f"{names[i]} ({place})"
+    return list(zip(labels, names, strict=True))
+
+
+def _place(part: Sequence[Recorded]) -> tuple[str, ...]:
+    """Of a run its folder, of several what they lie in."""
+    folder = part[0].folder.resolve()
+    return (folder if len(part) == 1 else folder.parent).parts
+
+
+def _ends(paths: Sequence[tuple[str, ...]]) -> list[str]:
+    """As much of each path, from its end, as tells it from the others."""
+    for length in range(1, max(map(len, paths)) + 1):
+        ends = ["/".join(path[-length:]) for path in paths]
+        if len(set(ends)) == len(ends):
+            return ends
+    return ["/".join(path[-1:]) for path in paths]
 
 
 def _head(part: Sequence[Recorded]) -> tuple[str, str]:
