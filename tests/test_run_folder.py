@@ -28,6 +28,7 @@ from rlflame.files import checkpoint, run_folder, tensor_file
 from rlflame.files.recorder import FileRecorder
 from rlflame.files.run_folder import RunFolder, is_locked, newest_checkpoint, step_files, writing
 from rlflame.learner import averaging
+from rlflame.metrics import EPISODE_HEADER
 from rlflame.runtime import RuntimeSettings
 
 
@@ -597,6 +598,16 @@ def test_the_runtime_changes_neither_bits_nor_logs(tmp_path, untouched):
 
 
 # The record.
+
+
+def test_an_iteration_can_be_read_of_at_once(tmp_path, whole):
+    """By who looks at the folder while the next one, which may take minutes, is collected."""
+    with recording(tmp_path / "run", fresh(whole), every_steps=1_000) as (recorder, _):
+        recorder.iteration(dataclasses.replace(whole.progress, steps=64), {"loss": 0.5}, [])
+        (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        assert json.loads(line)["loss"] == 0.5
+        assert (tmp_path / "run" / "episodes.csv").read_text() == EPISODE_HEADER
+        assert len((tmp_path / "run" / "timing.jsonl").read_text().splitlines()) == 1
 
 
 def test_the_logs_agree_with_each_other_and_with_the_weights(untouched, whole):

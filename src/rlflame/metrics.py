@@ -87,6 +87,10 @@ class LineFile:
         self._file.write(line + "\n")
         self.lines += 1
 
+    def flush(self) -> None:
+        """On return others read the lines, as long as the machine runs."""
+        self._file.flush()
+
     def sync(self) -> None:
         """On return the lines are on disk: called before the checkpoint that counts them."""
         self._file.flush()

@@ -132,6 +132,7 @@ class FileRecorder:
             timing = self._timed()
             for sink in self._beside:
                 sink.write(progress.steps, {**timing, **summary})
+            self._show()
         self._watcher.iteration({"steps": progress.steps, **summary}, returns)
 
     def evaluation(
@@ -141,6 +142,7 @@ class FileRecorder:
         with writing(self._folder.path):
             for sink in (self._metrics, *self._beside):
                 sink.write(progress.steps, line)
+            self._show()
         better = self.offer_best(progress, record, policy)
         self._watcher.evaluation(progress.steps, record, better)
 
@@ -196,6 +198,11 @@ class FileRecorder:
         timing = {"steps": self._steps, **more, **self._times.lap(), **self._counts()}
         self._timing.write(json.dumps(timing) + "\n")
         return timing
+
+    def _show(self) -> None:
+        """Whoever looks at the folder meanwhile, such as `rlflame runs`, sees where it is."""
+        for file in (self._metric_file, self._episode_file, self._timing):
+            file.flush()
 
     def _save(self, snapshot: Snapshot) -> None:
         """Logs first, then the checkpoint that counts their lines."""
