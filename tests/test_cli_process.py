@@ -63,7 +63,23 @@ def test_a_word_that_means_nothing_is_said_as_json_too():
     assert "No such option: --stepz" in err
 
 
-# Signals
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("trian",), "rlflame"),
+        (("train", "--stepz", "5"), "rlflame train"),
+        (("eval",), "rlflame eval"),
+        (("train", "--learners", "0"), "rlflame train"),
+        (("bench", "nosuch"), "rlflame bench"),
+    ],
+)
+def test_a_word_that_means_nothing_is_a_sentence_and_the_next_command(words, command):
+    spoken = finished(process(*words))
+    assert (spoken.code, spoken.out) == (2, "")
+    sentence, hint = spoken.err.splitlines()
+    assert sentence.startswith("rlflame: ")
+    assert sentence[-1] in ".?)"
+    assert hint == f"  hint: {command} --help"
 
 
 @pytest.mark.parametrize(
@@ -81,6 +97,9 @@ def test_what_is_no_number_is_shown(words, said):
     assert spoken.code == 2
     older = ("is not a valid", "is not in the range")  # as older Typers say it
     assert any(words in spoken.err for words in (said, *older))
+
+
+# Signals
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

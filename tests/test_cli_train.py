@@ -414,7 +414,9 @@ def test_the_most_workers_that_can_help_are_named(tmp_path):
 
 def test_what_is_said_of_a_run_that_reached_its_return_can_be_typed():
     words = ("--steps", "9999", "--until-return", "5", "--out", "done", *TINY)
-    assert rlflame("train", *words).code == 0
+    first = rlflame("train", *words)
+    assert first.code == 0
+    assert any("Finished: --until-return is reached at step " in line for line in first.lines)
     again, refused = rlflame("resume", "done"), rlflame("resume", "done", "--steps", "99999")
     (line,) = (line for line in again.lines if "to go on" in line)
     command = (

@@ -195,6 +195,16 @@ def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
         ({"algorithm": "poo"}, "no algorithm 'poo'", "ppo or reinforce"),
         ({"preset": "cartpol-ppo"}, "no preset 'cartpol-ppo'", "cartpole-ppo"),
         ({"sets": ["ppo.clip_rnge=1"]}, "no setting 'ppo.clip_rnge'", "learning.ppo.clip_range"),
+        (
+            {"sets": ["ppo.clip=1"]},
+            "no setting 'ppo.clip'",
+            "did you mean learning.ppo.clip_range, learning.ppo.clip_range_value",
+        ),
+        (
+            {"sets": ["environment.max_episode_stepz=1"]},
+            "no setting",
+            "did you mean learning.environment.max_episode_steps, evaluation.max_episode_steps",
+        ),
         ({"sets": ["discount=0.5"]}, "learning.ppo.discount, learning.reinforce.discount", "one"),
         ({"sets": ["seed"]}, "'seed' is not NAME=VALUE", "--set"),
         ({"sets": ["=3"]}, "'=3' is not NAME=VALUE", "--set"),

@@ -78,7 +78,7 @@ def main(early: HeadStart | None = None) -> None:
     """With the workers that have begun before anything was read, if any have."""
     try:
         _accept_any_text()
-        code = app(standalone_mode=False, obj=early)
+        code = app(prog_name="rlflame", standalone_mode=False, obj=early)
     except KeyboardInterrupt:  # before any command has begun
         code = 130
     except Exception as error:
@@ -101,14 +101,16 @@ def _leave(code: int) -> None:
 
 
 def _say_usage(error: Any) -> int:
+    from rlflame.display.mouth import say_failure
+    from rlflame.errors import ConfigError
+
     if str(error.message).startswith("Input should"):
         error.message = _misread(error)
-    error.show()
-    if "--json" in sys.argv:
-        from rlflame.display.mouth import say_as_json
-        from rlflame.errors import ConfigError
-
-        say_as_json(ConfigError(error.format_message(), "the same command with --help"))
+    message = str(error.format_message())
+    if message[-1:] not in ".?)":
+        message += "."
+    command = error.ctx.command_path if error.ctx is not None else "rlflame"
+    say_failure(ConfigError(message, f"{command} --help"), as_json="--json" in sys.argv)
     return int(error.exit_code)
 
 

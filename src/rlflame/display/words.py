@@ -70,6 +70,8 @@ def closing(result: RunResult, board: Board) -> list[tuple[str, str]]:
 def ending(result: RunResult) -> str:
     if not result.began:
         return f"This run was finished already, at step {result.progress.steps:,}"
+    if result.complete and result.progress.reached:
+        return f"Finished: --until-return is reached at step {result.progress.steps:,}"
     return "Finished" if result.complete else "Stopped"
 
 

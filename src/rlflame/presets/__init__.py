@@ -302,10 +302,16 @@ def _setting(place: Sequence[int | str]) -> str:
 
 
 def _did_you_mean(key: str) -> str:
-    last = key.rsplit(".", 1)[-1]
-    by_last = {path.rsplit(".", 1)[-1]: path for path in leaves()}
-    close = difflib.get_close_matches(last, by_last, n=3, cutoff=0.5)
-    known = ", ".join(by_last[name] for name in close)
+    """First those of the section that was typed, and of them what begins as what was typed."""
+    section, _, last = key.rpartition(".")
+    by_last: dict[str, list[str]] = {}
+    for path in leaves():
+        by_last.setdefault(path.rpartition(".")[2], []).append(path)
+    begun = [name for name in by_last if name.startswith(last)]
+    close = difflib.get_close_matches(last, by_last, n=5, cutoff=0.5)
+    found = [path for name in dict.fromkeys([*begun, *close]) for path in by_last[name]]
+    found.sort(key=lambda path: not f".{path}".rpartition(".")[0].endswith(f".{section}"))
+    known = ", ".join(found[:3])
     return f"did you mean {known}?" if known else "rlflame config lists all settings"
 
 
