@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, cast
 
+from rlflame.display.tracebacks import brief
 from rlflame.errors import RlflameError
 
 
@@ -48,7 +49,7 @@ def say_failure(error: RlflameError, *, debug: bool = False, as_json: bool = Fal
     if debug:
         say_aside("".join(traceback.format_exception(error)).rstrip())
     if error.detail:
-        say_aside(error.detail.rstrip())
+        say_aside((error.detail if debug else brief(error.detail)).rstrip())
     say_aside(f"rlflame: {error.message}")
     if error.hint:
         say_aside(f"  hint: {error.hint}")

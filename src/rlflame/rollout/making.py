@@ -141,5 +141,5 @@ def short(value: object) -> str:
 
 
 def said(error: BaseException) -> str:
-    last = traceback.format_exception_only(type(error), error)[-1].strip()
+    last = " ".join(traceback.format_exception_only(type(error), error)[-1].split())
     return last if len(last) < 500 else last[:500] + " ..."

@@ -14,6 +14,7 @@ from typing import Any
 from rlflame import __version__
 from rlflame.display.layout import aligned, table
 from rlflame.display.mouth import as_json_text, report, say_aside
+from rlflame.display.tracebacks import brief
 from rlflame.errors import typed
 from rlflame.estimates import FEWEST_SEEDS
 from rlflame.facts import count, duration
@@ -165,7 +166,7 @@ def together(board: SeedsBoard) -> str:
 
 def failed(seed: int, outcome: Outcome) -> str:
     assert outcome.error is not None
-    detail = outcome.error.detail.rstrip()
+    detail = brief(outcome.error.detail).rstrip()
     return f"Seed {seed} failed: {outcome.error.message}" + (f"\n{detail}" if detail else "")
 
 
