@@ -479,3 +479,35 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
         assert rlflame("train", *TINY[2:], *words, early=early).code == 0
     assert ended == [fleet == "inline"]  # when training begins
     assert {*worked} == ({process} if fleet == "local" else set())
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "onward"),
+    [
+        (("rollout.steps=100000",), "A batch of 6,400,000 steps takes", "rollout.steps="),
+        (
+            ("network.hidden=[8000,8000]",),
+            "Learning networks of [8000, 8000] units",
+            "network.hidden=",
+        ),
+    ],
+)
+def test_what_memory_cannot_hold_is_refused_before_it_is_filled(
+    words, said, onward, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(build, "room_bytes", lambda: (300_000_000, 300_000_000))
+    sets = (part for word in words for part in ("--set", word))
+    spoken = rlflame("train", "--env", "hopper", "--local", "--out", tmp_path / "x", *sets)
+    assert spoken.code == 2
+    assert said in spoken.err
+    assert "and 300 MB are available" in spoken.err
+    assert f"  hint: --set learning.{onward}" in spoken.err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_batch_far_beyond_the_budget_is_told():
+    words = ("train", *TINY, "--set", "rollout.steps=1000", "--steps", "4")
+    spoken = rlflame(*words)
+    assert spoken.code == 0
+    assert "The first batch has " in spoken.err
+    assert "and the run is to end after 4" in spoken.err

@@ -17,7 +17,7 @@ from rlflame.companion.lead import Companion, Nobody
 from rlflame.config import EnvironmentSettings, LearningSettings, Recipe, RunConfig
 from rlflame.errors import ConfigError, typed
 from rlflame.evaluate import EvaluationPlan
-from rlflame.facts import Facts, count, replay_size, size
+from rlflame.facts import Facts, count, size
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.fleet import Fleet
 from rlflame.learner import Algorithm
@@ -107,22 +107,62 @@ def _check_entropy(settings: SacSettings, env: EnvSpec) -> None:
 
 
 def check_memory(recipe: Recipe, env: EnvSpec, *, begun: bool) -> None:
-    """Refuse a replay that the machine cannot hold, before hours have filled it."""
-    replay, (available, safe) = Facts(recipe, env, "").replay, room_bytes()
-    if replay is None or replay.nbytes <= available:
-        return
+    """Refuse what the machine cannot hold, before minutes or hours have filled it."""
+    learning, (available, safe) = recipe.learning, room_bytes()
+    elsewhere = f"free some, raise a limit, or {'resume' if begun else 'train'} on another machine"
+    needs = [_replay_need(recipe, env, safe), _batch_need(learning, env, available)]
+    for what, needed, smaller in [*filter(None, needs), _network_need(learning, env)]:
+        if needed > available:
+            raise ConfigError(
+                f"{what} takes {size(needed)} of memory, and {size(available)} are available "
+                "for it.",
+                elsewhere if begun or smaller is None else f"--set learning.{smaller}",
+            )
+
+
+#: What it is, the bytes that it takes at least, and a setting by which it would be smaller.
+_Need = tuple[str, int, str | None]
+
+
+def _replay_need(recipe: Recipe, env: EnvSpec, safe: int) -> _Need | None:
+    replay = Facts(recipe, env, "").replay
+    if replay is None:
+        return None
+    transitions = count(replay.rows * replay.columns, "transition")
     fitting = replay.fitting(safe)
-    if begun or fitting < recipe.learning.rollout.columns:
-        onward = f"free some, raise a limit, or {'resume' if begun else 'train'} on another machine"
-    else:
-        # Two digits, rounded down: a number that one would type, and that leaves something over.
-        unit = 10 ** max(0, len(str(fitting)) - 2)
-        onward = f"--set learning.sac.buffer_size={fitting // unit * unit}"
-    needed = replay_size(replay)
-    raise ConfigError(
-        f"{needed[0].upper()}{needed[1:]} of memory, and {size(available)} are available for it.",
-        onward,
+    enough = fitting >= recipe.learning.rollout.columns
+    smaller = f"sac.buffer_size={_round_number(fitting)}" if enough else None
+    return f"A replay of {transitions}", replay.nbytes, smaller
+
+
+def _batch_need(learning: LearningSettings, env: EnvSpec, available: int) -> _Need | None:
+    """What was collected, and that in another order."""
+    rollout = learning.rollout
+    if learning.sac is not None or rollout.unit != "steps":
+        return None  # the length of episodes decides
+    action = env.action_size if env.action_kind == "continuous" else 1
+    each = 2 * 4 * (env.observation_size + action + 4) * rollout.columns
+    fitting = available // each // 2
+    return (
+        f"A batch of {count(rollout.columns * rollout.steps, 'step')}",
+        each * rollout.steps,
+        f"rollout.steps={_round_number(fitting)}" if fitting else None,
     )
+
+
+def _network_need(learning: LearningSettings, env: EnvSpec) -> _Need:
+    """Weights, a gradient, and Adam's two moments."""
+    shapes = expected_shapes(policy_spec(learning, env)).values()
+    critics = {"ppo": 1, "reinforce": 0, "sac": 2}[learning.algorithm]
+    needed = 4 * 4 * sum(math.prod(shape) for shape in shapes) * (1 + critics)
+    hidden = list(learning.network.hidden)
+    return f"Learning networks of {hidden} units", needed, "network.hidden=[256,256]"
+
+
+def _round_number(most: int) -> int:
+    """Of two digits, rounded down: one that would be typed, and that leaves something over."""
+    unit: int = 10 ** max(0, len(str(most)) - 2)
+    return most // unit * unit
 
 
 def check_restores(found: Checkpoint) -> None:

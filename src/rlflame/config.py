@@ -16,6 +16,8 @@ from rlflame.runtime import Positive, RuntimeSettings, Section
 Scalar = str | int | float | bool | None
 
 #: The algorithms' own settings, each in a section of its name.
+#: A batch of so many times the steps that a run is to have is worth a word.
+_FAR = 100
 METHODS: dict[str, type[Section]] = {
     "ppo": PpoSettings,
     "reinforce": ReinforceSettings,
@@ -270,8 +272,14 @@ class Recipe(Section):
 
     @property
     def in_vain(self) -> str | None:
-        """What is to be said of an end that lies beyond the end of learning."""
+        """What is to be said of an end beyond that of learning, or far before that of a batch."""
         learning = self.learning
+        batch, end = learning.rollout.columns * learning.rollout.steps, self.stop_at_steps
+        if learning.rollout.unit == "steps" and end is not None and batch > _FAR * end:
+            return (
+                f"The first batch has {batch:,} steps, and the run is to end after {end:,}: "
+                "it ends with that batch."
+            )
         if None not in (self.stop_at_steps, self.stop_at_iterations):
             return None  # whichever comes first
         for unit in ("steps", "iterations"):
