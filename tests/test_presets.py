@@ -213,6 +213,7 @@ def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
         ({"sets": ["num_slots=many"]}, "seen 'many'", "rlflame config"),
         ({"sets": ["environment.id=[1]"]}, "[1] is no environment", "--env"),
         ({"sets": ["environment.id="]}, "'' is no environment's id", "--env"),
+        ({"sets": ["environment.kwargs.render_mode=human"]}, "would open a window", ""),
         ({"sets": ["num_slots=true"]}, "true and false are no values for it", "rlflame config"),
         ({"sets": ["network.hidden=[64, true]"]}, "true and false are no values", ""),
         ({"sets": ["network.activation=true"]}, "true and false are no values", ""),

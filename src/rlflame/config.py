@@ -43,6 +43,15 @@ class EnvironmentSettings(Section):
         None, description="Time limit in steps; by default the one the environment registers."
     )
 
+    @model_validator(mode="after")
+    def _unseen(self) -> EnvironmentSettings:
+        if self.kwargs.get("render_mode") == "human":
+            raise ValueError(
+                "with a render_mode of human every copy of the environment would open a window: "
+                "leave it out, and look at what was learned with rlflame render --human"
+            )
+        return self
+
 
 class RolloutSettings(Section):
     unit: Literal["steps", "episodes"] = Field(

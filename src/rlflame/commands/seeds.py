@@ -5,6 +5,7 @@ Must not know: how seeds run or are shown.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
     from rlflame.stop import SignalStop
 
 
-def check(seeds: str, *, seed: int | None, plot: bool) -> tuple[int, ...]:
+def check(
+    seeds: str, *, seed: int | None, sets: Sequence[str] = (), plot: bool = False
+) -> tuple[int, ...]:
     """The seeds of `--seeds`; refuses what means nothing beside it."""
     from rlflame.errors import ConfigError
+    from rlflame.presets import parse_set
     from rlflame.seeds import parse
 
     _alone("rlflame train --seeds without torchrun, or one --seed")
@@ -26,6 +30,11 @@ def check(seeds: str, *, seed: int | None, plot: bool) -> tuple[int, ...]:
         raise ConfigError(
             f"--seed {seed} and --seeds {seeds} exclude each other.", "leave out --seed"
         )
+    for text in sets:
+        if parse_set(text)[0] == "learning.seed":
+            raise ConfigError(
+                f"--set {text} and --seeds {seeds} exclude each other.", f"leave out --set {text}"
+            )
     if plot:
         raise ConfigError(
             "--plot draws the episodes of one run; of several seeds a picture is drawn anyway.",

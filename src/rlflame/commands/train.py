@@ -121,7 +121,7 @@ def train(
     from rlflame import settings
     from rlflame.commands import seeds as several
 
-    many = several.check(seeds, seed=seed, plot=plot) if seeds is not None else ()
+    many = several.check(seeds, seed=seed, sets=sets or (), plot=plot) if seeds is not None else ()
     runtime = settings.runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, out=out, debug=debug,
         json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
