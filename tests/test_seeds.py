@@ -103,7 +103,7 @@ def test_a_list_that_means_nothing_is_refused(text, said, tmp_path):
 def test_options_that_make_no_sense_beside_seeds_are_refused(tmp_path):
     for more, said in (
         (("--seed", "3"), "--seed 3 and --seeds 0-1 exclude each other"),
-        (("--set", "seed=3"), "--set seed=3 and --seeds 0-1 exclude each other"),
+        (("--set", "learning.seed=3"), "--set learning.seed=3 and --seeds 0-1 exclude each other"),
         (("--plot",), "--plot draws the episodes of one run"),
     ):
         spoken = rlflame("train", *TINY, "--seeds", "0-1", *more, "--out", tmp_path / "x")
