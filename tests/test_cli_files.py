@@ -477,6 +477,16 @@ def test_runs_tells_training_from_stopped(folder):
     assert (run["state"], run["steps"], run["iterations"]) == ("training", 640, 10)
 
 
+def test_a_run_whose_final_evaluation_is_missing_is_not_finished(folder):
+    """As where the disk was full by then; rlflame resume makes it."""
+    (folder / "long/result.json").unlink()
+    (run,) = rlflame("runs", folder / "long", "--json").json()
+    assert run["state"] == "stopped"
+    assert rlflame("resume", folder / "long").code == 0
+    (run,) = rlflame("runs", folder / "long", "--json").json()
+    assert run["state"] == "finished"
+
+
 def test_what_is_no_run_or_damaged_does_not_break_the_list(folder):
     (folder / "notes").mkdir()
     (folder / "notes/config.toml").write_text("title = 'mine'")

@@ -19,7 +19,7 @@ from rlflame import decoded, toml
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.estimates import interquartile_means
 from rlflame.files.run_folder import is_locked, newest_checkpoint
-from rlflame.onward import finished
+from rlflame.onward import finished, scored
 from rlflame.seeds import JOB_FILE, is_job, runs_in
 
 _TAIL_BYTES = 65_536
@@ -78,7 +78,9 @@ def look(folder: Path) -> Run:
         state = "training" if training else "damaged"
         return Run(str(folder), state, problem=None if training else str(error))
     recipe, progress = found.recipe, found.progress
-    state = "training" if training else "finished" if finished(found) else "stopped"
+    # Without its final evaluation a run has something left to do.
+    ended = finished(found) and scored(folder, found)
+    state = "training" if training else "finished" if ended else "stopped"
     steps, iterations = progress.steps, progress.iteration
     if training:
         last = _last_metrics(folder)

@@ -18,7 +18,6 @@ Must not know: the loop, algorithms, display.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -34,8 +33,6 @@ from rlflame.trainer import Progress
 
 #: What to type where nothing stands in a folder yet.
 AGAIN = "begin again with the same command"
-#: There is no room, as against no right to write.
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 #: As long as nobody holds a lock who only looks whether it is held.
 _MOMENT_S = 0.2
 _LOCK = ".lock"
@@ -236,7 +233,7 @@ def writing(folder: Path, onward: str | None = None) -> Iterator[None]:
         message = f"{place} could not be written: {cause.strerror or cause}."
         raise NotWritten(
             error.message if isinstance(error, CheckpointError) else message,
-            "make room" if cause.errno in _FULL else "see that it can be written",
+            "make room" if cause.errno in tensor_file.FULL else "see that it can be written",
             onward or kept(folder),
         ) from cause
 

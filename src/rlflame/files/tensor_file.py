@@ -7,6 +7,7 @@ know: what the strings and tensors mean.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -28,6 +29,8 @@ from rlflame.rollout.spec import Array
 FORMAT = 1
 _BLANK = "0" * 64
 _HEADER_LIMIT = 100_000_000
+#: There is no room, as against no right to write.
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 #: How the names end of files that are being written, and of those that were when power failed.
 TEMPORARY = ".tmp"
 #: Of `write_atomically`, and of a name that is about to point to a checkpoint.
@@ -114,7 +117,8 @@ def write_atomically(path: Path, data: bytes) -> None:
                 temporary.unlink()
             raise
     except OSError as error:
-        hint = "make room or choose another folder; what was there before is as it was"
+        remedy = "make room" if error.errno in FULL else "see that it can be written"
+        hint = f"{remedy}, or choose another folder; what was there before is as it was"
         if not path.parent.exists():
             hint = f"mkdir -p {shlex.quote(str(path.parent))}"
         raise CheckpointError(
