@@ -342,7 +342,7 @@ def test_the_page_of_results_has_the_control_s_returns_beside_ours() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "envs"),
     [("sac", {"halfcheetah": "HalfCheetah-v5", "hopper": "Hopper-v5",
-              "ant": "Ant-v5", "walker2d": "Walker2d-v5"}),
+              "ant": "Ant-v5", "walker2d": "Walker2d-v5", "pendulum": "Pendulum-v1"}),
      ("ppo", {"hopper": "Hopper-v5", "halfcheetah": "HalfCheetah-v5",
               "walker2d": "Walker2d-v5", "ant": "Ant-v5"})],
 )  # fmt: skip
