@@ -402,6 +402,27 @@ def test_a_recipe_field_and_a_counter_that_differ_are_named(folder):
     assert (spoken.code, said in spoken.lines[-1]) == (1, True)
 
 
+def test_a_recipe_that_was_written_before_a_setting_is_equal(folder, monkeypatch):
+    files = [folder / "short/latest.safetensors", folder / "copy.safetensors"]
+    loaded = checkpoint.load(files[0])
+    dumped = type(loaded.recipe).model_dump_json
+
+    def before(recipe, **words):
+        written = json.loads(dumped(recipe, **words))
+        del written["learning"]["ppo"]["desired_kl"]
+        return json.dumps(written)
+
+    monkeypatch.setattr(type(loaded.recipe), "model_dump_json", before)
+    checkpoint.save(files[1], loaded)
+    monkeypatch.undo()
+    spoken = rlflame("inspect", *files)
+    assert spoken.code == 0, spoken.out + spoken.err
+    assert spoken.lines[-2:] == [
+        f"{files[0]} and {files[1]} are equal to the last bit.",
+        "  Their digests differ: one is of a version that knew fewer settings.",
+    ]
+
+
 def test_equal_states_of_different_recipes_are_not_equal(folder):
     file, copy = policy(folder / "short"), folder / "copy.safetensors"
     found = checkpoint.load(file)

@@ -64,6 +64,8 @@ def inspect(
         for path, one, difference in zip(files[1:], found[1:], differences, strict=True):
             if difference is None:
                 say(f"{files[0]} and {path} are equal to the last bit.")
+                if one.digest != found[0].digest:
+                    say("  Their digests differ: one is of a version that knew fewer settings.")
                 continue
             say(f"{files[0]} and {path} differ first in {difference}.")
             for machine in inspection.machines_differ(found[0], one):
