@@ -498,6 +498,20 @@ def test_runs_tells_training_from_stopped(folder):
     assert (run["state"], run["steps"], run["iterations"]) == ("training", 640, 10)
 
 
+def test_what_is_to_be_typed_names_no_damaged_file(folder):
+    for name in ("latest", "best"):
+        file = folder / f"long/{name}.safetensors"
+        whole = file.read_bytes()
+        file.unlink()
+        file.write_bytes(whole[:-7])
+    good = max((folder / "long/checkpoints").glob("*.safetensors"))
+    spoken = rlflame("resume", folder / "long")
+    assert spoken.code == 0
+    commands = [line for line in spoken.lines if "rlflame train" in line or "rlflame eval" in line]
+    assert len(commands) == 2
+    assert all(str(good) in command for command in commands)
+
+
 def test_a_run_whose_final_evaluation_is_missing_is_not_finished(folder):
     """As where the disk was full by then; rlflame resume makes it."""
     (folder / "long/result.json").unlink()

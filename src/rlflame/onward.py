@@ -91,10 +91,18 @@ def _has_learned(found: Checkpoint) -> bool:
 
 
 def best_policy(run: Path, named: Path) -> Path:
-    """The file in a run that another one is best begun from; its best, or what stands there."""
+    """The file in a run that another one is best begun from; its best, or what can be read."""
     best, latest = run / "best.safetensors", run / "latest.safetensors"
-    found = [path for path in (best, named, latest) if path.is_file()]
-    return found[0] if found else latest
+    found = (path for path in (best, named, latest, *reversed(step_files(run))) if path.is_file())
+    return next((path for path in found if _can_be_read(path)), latest)
+
+
+def _can_be_read(path: Path) -> bool:
+    try:
+        checkpoint.load(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def train_from(recipe: Recipe, policy: Path, steps: int | None = None) -> str:

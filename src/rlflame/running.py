@@ -304,6 +304,7 @@ def _result(
     began: bool = True,
 ) -> RunResult:
     own = ("--env-file", Path(runtime.env_file)) if runtime.env_file is not None else ()
+    best = best_policy(folder.path, folder.latest)
     return RunResult(
         folder.path,
         saved.progress,
@@ -313,8 +314,8 @@ def _result(
         saved.digest,
         saved.evaluation,
         saved.best,
-        further(saved, folder.path, folder.best),
-        typed("eval", folder.best, *own),
+        further(saved, folder.path, best),
+        typed("eval", best, *own),
     )
 
 
