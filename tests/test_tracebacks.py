@@ -41,7 +41,8 @@ def test_of_an_environment_that_raises_its_own_last_frame_is_shown(tmp_path):
     words = (*words, "--local", "--workers", "1", "--out")
     spoken = rlflame(*words, tmp_path / "a")
     assert spoken.code == 1
-    frame, code, sentence, hint = spoken.err.splitlines()
+    cause, frame, code, sentence, hint = spoken.err.splitlines()
+    assert cause == "  KeyError: 'moon'"
     assert frame == f'  File "{tmp_path / "moon.py"}", line 20, in reward'
     assert code.strip() == 'raise ValueError("the moon\\nis wrong")'
     assert "failed in step: ValueError: the moon is wrong (slot" in sentence
@@ -56,13 +57,11 @@ def test_what_was_printed_and_what_is_no_traceback_stays():
         exec(compile("def f():\n    1 / 0\nf()", "theirs.py", "exec"), {})
     except ZeroDivisionError:
         text = "Before.\n" + traceback.format_exc() + "\nIt had printed:\n  a word\nanother"
-    assert brief(text).splitlines() == [
-        "Before.",
-        '  File "theirs.py", line 2, in f',
-        "It had printed:",
-        "  a word",
-        "another",
-    ]
+    raised = "ZeroDivisionError: division by zero"
+    shown = ["Before.", '  File "theirs.py", line 2, in f', raised, "", "It had printed:"]
+    assert brief(text, "Lost.").splitlines() == [*shown, "  a word", "another"]
+    shown.remove(raised)
+    assert brief(text, f"Lost: {raised}.").splitlines() == [*shown, "  a word", "another"]
     for plain in ("", "no\ntraceback", "Traceback (most recent call last):", "x\n" + "y" * 3):
-        assert brief(plain) == plain
+        assert brief(plain, "Lost.") == plain
     assert sys.exc_info() == (None, None, None)

@@ -49,7 +49,7 @@ def say_failure(error: RlflameError, *, debug: bool = False, as_json: bool = Fal
     if debug:
         say_aside("".join(traceback.format_exception(error)).rstrip())
     if error.detail:
-        say_aside((error.detail if debug else brief(error.detail)).rstrip())
+        say_aside((error.detail if debug else brief(error.detail, error.message)).rstrip())
     say_aside(f"rlflame: {error.message}")
     if error.hint:
         say_aside(f"  hint: {error.hint}")

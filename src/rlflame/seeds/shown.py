@@ -166,7 +166,7 @@ def together(board: SeedsBoard) -> str:
 
 def failed(seed: int, outcome: Outcome) -> str:
     assert outcome.error is not None
-    detail = brief(outcome.error.detail).rstrip()
+    detail = brief(outcome.error.detail, outcome.error.message).rstrip()
     return f"Seed {seed} failed: {outcome.error.message}" + (f"\n{detail}" if detail else "")
 
 
