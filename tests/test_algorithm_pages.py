@@ -17,6 +17,7 @@ from rlflame.estimates import FEWEST_SEEDS, best_mean, compare, iqm_interval, ov
 from rlflame.facts import count
 from rlflame.files import checkpoint
 from rlflame.metrics import NAMES
+from rlflame.presets import preset_for
 from rlflame.seeds import parse
 
 ROOT = Path(__file__).parent.parent
@@ -516,3 +517,15 @@ def test_where_the_policies_to_try_stand_among_their_seeds_is_told() -> None:
         "by their ends Ant's is the best, Hopper's and Walker2d's are the third and HalfCheetah's "
         "is the fifth; of the others it is seed 0, as it came."
     ) in text
+
+
+def test_reacher_gets_what_is_better_there() -> None:
+    sides = [
+        np.array(finals("untuned.csv", f"{recipe}-reacher", seeds=5))
+        for recipe in ("default", "family")
+    ]
+    found = compare(*sides).difference
+    assert found.low > 0.0
+    said = f"difference of the IQMs is {found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    assert said in " ".join((DOCS / "results.md").read_text("utf-8").split())
+    assert preset_for("Reacher-v5", "ppo") == "default-ppo"

@@ -47,7 +47,7 @@ ALIASES: dict[str, Alias] = {
     "ant": Alias("Ant-v5", "mujoco"),
     "humanoid": Alias("Humanoid-v5", "mujoco"),
     "swimmer": Alias("Swimmer-v5", "mujoco"),
-    "reacher": Alias("Reacher-v5", "mujoco"),
+    "reacher": Alias("Reacher-v5", "default"),
     "pusher": Alias("Pusher-v5", "mujoco"),
     "invertedpendulum": Alias("InvertedPendulum-v5", "mujoco"),
     "inverteddoublependulum": Alias("InvertedDoublePendulum-v5", "mujoco"),
