@@ -6,8 +6,9 @@
 Trains nothing. The IQM, its interval and the worst are of the final evaluations, P4 is the mean of
 the last twentieth of the evaluations in training and P2 the best mean over seeds that they have. Of
 stable-baselines3, run by `control.py` and `ppo_vs_sb3.py` here, it is the mean of all evaluations
-after 95% of the steps. Minutes are those of the timed pairs with its defaults and, of SAC, of as
-many steps at the rates of `sac_vs_sb3.py --own` on two threads each. Published figures are those of
+after 95% of the steps. Minutes are those of the timed pairs with its defaults, of `ppo_vs_sb3.py`
+where a run had fewer steps as many times longer, and of SAC of as many steps at the rates of
+`sac_vs_sb3.py --own` on two threads each. Published figures are those of
 docs/results/peers.csv, which says where each is from; where an environment has several, a second
 table has them all. Of SAC a third has the way there.
 """
@@ -31,11 +32,13 @@ MUJOCO = ("hopper", "halfcheetah", "walker2d", "ant")
 
 @dataclass(frozen=True)
 class Group:
-    """A table: its record, which of the studies are in it, and whether theirs was timed beside."""
+    """A table: its record, which of the studies are in it, what ours was timed with (None if it was
+    not), and whether theirs was."""
 
     record: str
     studies: list[Study]
-    timed: bool = False
+    timed: str | None = None
+    beside: bool = True
 
 
 def chosen(studies: list[Study], *names: str) -> list[Study]:
@@ -45,7 +48,7 @@ def chosen(studies: list[Study], *names: str) -> list[Study]:
 
 
 GROUPS = {
-    "ppo": Group("ppo", chosen(PPO, *(f"ppo-{env}-1m" for env in MUJOCO)), timed=True),
+    "ppo": Group("ppo", chosen(PPO, *(f"ppo-{env}-1m" for env in MUJOCO)), "ppo_vs_sb3"),
     "elsewhere": Group(
         "ppo",
         chosen(
@@ -55,9 +58,10 @@ GROUPS = {
             "ppo-lunarlander-1m",
             "ppo-swimmer-1m",
         ),
+        "minutes",
     ),
     "untuned": Group("untuned", UNTUNED),
-    "wide": Group("wide", WIDE),
+    "wide": Group("wide", WIDE, "minutes"),
     "sac": Group(
         "sac",
         chosen(
@@ -65,9 +69,9 @@ GROUPS = {
             "sac-pendulum-20k",
             *(f"sac-{env}-300k" for env in ("halfcheetah", "hopper", "ant", "walker2d")),
         ),
-        timed=True,
+        "sac_pace",
     ),
-    "reinforce": Group("reinforce_long", LONG),
+    "reinforce": Group("reinforce_long", LONG, "minutes", beside=False),
 }
 NAMES = {
     env.partition("-")[0].lower(): env
@@ -77,6 +81,10 @@ NAMES = {
 }  # fmt: skip
 #: Below this a return's first decimal is told.
 SMALL = 100
+#: From here on whole minutes are told.
+LONG_S = 20 * 60
+#: SAC learns after so many steps, and what comes before takes next to nothing.
+LEARNS_AFTER = {"sac-pendulum-20k": 1_000}
 #: Steps of the studies whose curves are told in numbers.
 ALONG = 300_000
 #: Those of stable-baselines3 that were run here: the column, the record and its name for them.
@@ -101,21 +109,24 @@ def table(name: str) -> list[str]:
     head = ["environment, steps", "preset", "seeds", "IQM [95% interval]", "worst seed",
             "P4", "P2", "floor"]  # fmt: skip
     if group.timed:
-        (first, *_), *others = controls
-        head += ["minutes", f"stable-baselines3 here, {first}", "its minutes"]
-        head += [column for column, *_ in others]
+        head.append("minutes")
+    if controls:
+        head.append(f"stable-baselines3 here, {controls[0][0]}")
+    if group.timed and group.beside:
+        head.append("its minutes" if controls else "stable-baselines3's minutes")
+    head += [column for column, *_ in controls[1:]]
     head.append("best published")
     ours = records(f"{group.record}.csv")
     lines = [head]
     for study in group.studies:
         cells = reached(study, [row for row in ours if row["study"] == study.name])
+        beside = [
+            control(record, label, environment(study), study.steps) for _, record, label in controls
+        ]
         if group.timed:
-            env = environment(study)
-            ours_min, theirs_min = taken(name, env, study.steps)
-            first, *others = (
-                control(record, label, env, study.steps) for _, record, label in controls
-            )
-            cells += [ours_min, first, theirs_min, *others]
+            preset = next(row["preset"] for row in ours if row["study"] == study.name)
+            ours_min, theirs_min = taken(group.timed, study, preset)
+            cells += [ours_min, *beside[:1], *[theirs_min][: group.beside], *beside[1:]]
         best = max(peers(study), key=lambda row: float(row["mean"]), default=None)
         lines.append([*cells, peer(best) if best else ""])
     return marked(lines)
@@ -217,24 +228,34 @@ def control(name: str, label: str, env: str, steps: int) -> str:
     return f"{spread(late)} ({len(late)})" if found else ""
 
 
-def taken(group: str, env: str, steps: int) -> tuple[str, str]:
-    """Minutes of this many steps on two idle cores, ours and theirs with its defaults."""
-    if group == "ppo":
-        pairs = [row for row in records("ppo_vs_sb3.csv")
-                 if (row["env"], row["steps"], row["set"]) == (env, "1000000", "")
-                 and row["sb3_s"]]  # fmt: skip
-        found = [median(float(row[side]) for row in pairs) for side in ("rlflame_s", "sb3_s")]
-        return f"{found[0] / 60:.1f}", f"{found[1] / 60:.1f}"
-    # Learning begins after 10,000 of the steps, and what comes before takes next to nothing.
-    rows = [row for row in records("sac_pace.csv") if row["env"] == env]
-    found = [
-        [float(row["steps_per_s"]) for row in rows if row["side"] == side]
-        for side in ("rlflame", "sb3 1 env")
-    ]
-    ours, theirs = (
-        f"{(steps - 10_000) / median(rates) / 60:.0f}" if rates else "" for rates in found
+def taken(record: str, study: Study, preset: str) -> tuple[str, str]:
+    """Minutes of its steps on two idle cores, ours with this preset, theirs with its defaults."""
+    rows = [row for row in records(f"{record}.csv") if row["env"] == environment(study)]
+    if record == "sac_pace":
+        learned = study.steps - LEARNS_AFTER.get(study.name, 10_000)
+        rates = [
+            [float(row["steps_per_s"]) for row in rows if row["side"] == side]
+            for side in ("rlflame", "sb3 1 env")
+        ]
+        ours, theirs = (minutes(learned / median(found)) if found else "" for found in rates)
+        return ours, theirs
+    words = {"wide": f"--preset {preset}", "reinforce": "--algo reinforce"}
+    said = words.get(preset.rpartition("-")[2], "")
+    return (
+        scaled([row for row in rows if row["set"] == said], "rlflame_s", study.steps),
+        scaled([row for row in rows if row["sb3_s"]], "sb3_s", study.steps),
     )
-    return ours, theirs
+
+
+def scaled(rows: list[dict[str, str]], side: str, steps: int) -> str:
+    """Of the longest runs that were timed, for so many steps."""
+    longest = max(int(row["steps"]) for row in rows)
+    seconds = [float(row[side]) for row in rows if int(row["steps"]) == longest]
+    return minutes(median(seconds) * steps / longest)
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds / 60:.{0 if seconds >= LONG_S else 1}f}"
 
 
 def peer(row: dict[str, str]) -> str:

@@ -10,7 +10,7 @@ soon as it is there, and pairs that the file already has are not measured again,
 interruption loses one. Of rlflame's side it is also written which share of all cores' time it used,
 for which share of the time all of them were at work, the most memory that its processes held
 together (PSS, so what they share counts once) and the return of the final evaluation. --no-sb3
-leaves the other side out; --set reaches rlflame.
+leaves the other side out; --algo, --preset and --set reach rlflame, and are on record with it.
 Their side keeps its weights each 50,000 steps, which takes it some milliseconds; with --curves the
 policies are scored once the clock has stopped, as control.py scores them, into a CSV like its own.
 """
@@ -55,6 +55,8 @@ def main() -> None:
     parser.add_argument("--env", default="hopper", help="one or several, with commas")
     parser.add_argument("--steps", type=positive, default=100_000)
     parser.add_argument("--repeat", type=positive, default=5)
+    for option in ("--algo", "--preset"):
+        parser.add_argument(option, help="given to rlflame train")
     parser.add_argument("--set", action="append", default=[], help="given to rlflame train")
     parser.add_argument("--csv", type=table)
     parser.add_argument("--curves", type=table, help="a CSV of stable-baselines3's learning curves")
@@ -72,7 +74,10 @@ def main() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for name in options.env.split(","):
         env = IDS.get(name, name)
-        said = " ".join(options.set)
+        words = [word for option in ("algo", "preset") if (value := getattr(options, option))
+                 for word in (f"--{option}", value)]  # fmt: skip
+        said = " ".join([*words, *options.set])
+        words += [word for change in options.set for word in ("--set", change)]
         rows = known(options.csv, env, options.steps, said)
         if not options.no_sb3:
             rows = [row for row in rows if row["sb3_s"]]
@@ -83,7 +88,7 @@ def main() -> None:
         for pair in missing:
             theirs = None if options.no_sb3 else options.sb3_python
             found = {"env": env, "steps": options.steps, "set": said, "pair": pair}
-            found |= measured(env, options.steps, pair, options.set, theirs, options.curves)
+            found |= measured(env, options.steps, pair, words, theirs, options.curves)
             row = {column: str(found.get(column, "")) for column in COLUMNS}
             rows.append(row)
             print(", ".join(f"{key} {value}" for key, value in row.items() if value), flush=True)
@@ -130,7 +135,7 @@ def measured(
     env: str,
     steps: int,
     seed: int,
-    changes: list[str],
+    words: list[str],
     sb3_python: str | None,
     curves: Path | None = None,
 ) -> dict[str, object]:
@@ -139,7 +144,7 @@ def measured(
     from idle import others, processor
 
     at_work = others()
-    ours = rlflame_command(env, steps, seed, changes)
+    ours = rlflame_command(env, steps, seed, words)
     with tempfile.TemporaryDirectory() as folder:
         seconds, cpu_s, all_busy, pss_mb, _ = timed([*ours, "--out", "run"], folder)
         result = json.loads((Path(folder) / "run" / "result.json").read_text())
@@ -188,11 +193,10 @@ def summary(env: str, steps: int, rows: list[dict[str, str]]) -> str:
     return text
 
 
-def rlflame_command(env: str, steps: int, seed: int, changes: list[str]) -> list[str]:
-    """The defaults of the command line; what --set changes is written beside the numbers."""
+def rlflame_command(env: str, steps: int, seed: int, words: list[str]) -> list[str]:
+    """The defaults of the command line but for these words, which are beside the numbers."""
     return [sys.executable, "-m", "rlflame", "train", "--local", "--env", env,
-            "--steps", str(steps), "--seed", str(seed), "--quiet",
-            *(word for change in changes for word in ("--set", change))]  # fmt: skip
+            "--steps", str(steps), "--seed", str(seed), "--quiet", *words]  # fmt: skip
 
 
 def timed(command: list[str], folder: str) -> tuple[float, float, float | None, float, str]:
