@@ -81,8 +81,8 @@ NAMES = {
 }  # fmt: skip
 #: Below this a return's first decimal is told.
 SMALL = 100
-#: From here on whole minutes are told.
-LONG_S = 20 * 60
+#: From the one on whole minutes are told, and below the other hundredths.
+LONG_S, SHORT_S = 20 * 60, 30
 #: SAC learns after so many steps, and what comes before takes next to nothing.
 LEARNS_AFTER = {"sac-pendulum-20k": 1_000}
 #: Steps of the studies whose curves are told in numbers.
@@ -249,13 +249,16 @@ def taken(record: str, study: Study, preset: str) -> tuple[str, str]:
 
 def scaled(rows: list[dict[str, str]], side: str, steps: int) -> str:
     """Of the longest runs that were timed, for so many steps."""
+    if not rows:
+        return ""
     longest = max(int(row["steps"]) for row in rows)
     seconds = [float(row[side]) for row in rows if int(row["steps"]) == longest]
     return minutes(median(seconds) * steps / longest)
 
 
 def minutes(seconds: float) -> str:
-    return f"{seconds / 60:.{0 if seconds >= LONG_S else 1}f}"
+    places = 0 if seconds >= LONG_S else 1 if seconds >= SHORT_S else 2
+    return f"{seconds / 60:.{places}f}"
 
 
 def peer(row: dict[str, str]) -> str:

@@ -33,6 +33,23 @@ def test_the_page_has_what_the_script_prints(group, script) -> None:
     assert len(quoted) == (len(several) + 2 if several else 0)
 
 
+@pytest.mark.parametrize("group", ["ppo", "elsewhere", "wide", "sac", "reinforce"])
+def test_every_preset_says_its_minutes_and_those_of_the_peer(group, script) -> None:
+    head, _, *lines = script["table"](group)
+    columns = [place for place, name in enumerate(head.split(" | ")) if name.endswith("minutes")]
+    assert len(columns) == (1 if group == "reinforce" else 2)
+    for line in lines:
+        assert all(float(line.split(" | ")[place]) > 0 for place in columns)
+
+
+def test_minutes_are_those_of_the_longest_runs_as_many_times_as_there_are_steps(script) -> None:
+    runs = [("100", "60"), ("1000", "300"), ("1000", "180"), ("1000", "240")]
+    rows = [{"steps": steps, "s": seconds} for steps, seconds in runs]
+    assert script["scaled"](rows, "s", 1000) == "4.0"
+    assert script["scaled"](rows, "s", 10_000) == "40"
+    assert script["scaled"](rows, "s", 100) == "0.40"
+
+
 def test_the_page_has_the_way_of_sac_that_the_script_prints(script) -> None:
     assert "\n".join(script["along"]()) + "\n\n" in PAGE
 
