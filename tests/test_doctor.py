@@ -366,7 +366,14 @@ def test_a_run_that_is_killed_here_and_removed_meanwhile_is_not_dead():
 def test_a_number_that_another_process_has_is_no_driver():
     wait = "import sys; print(flush=True); sys.stdin.read()"
     found = {}
-    for words in ([], ["rlflame"], ["rlflame", "cluster-check"]):
+    cases: tuple[list[str], ...] = (
+        [],
+        ["here/rlflame/sums.py"],
+        ["rlflame"],
+        ["bin/rlflame", "train"],
+        ["rlflame", "cluster-check"],
+    )
+    for words in cases:
         with subprocess.Popen(
             [sys.executable, "-c", wait, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as other:
@@ -376,7 +383,13 @@ def test_a_number_that_another_process_has_is_no_driver():
             other.wait()
         assert process(other.pid) == "gone"
     known = "driver" if sys.platform == "linux" else "doubtful"
-    assert found == {"": "doubtful", "rlflame": known, "rlflame cluster-check": "doubtful"}
+    assert found == {
+        "": "doubtful",
+        "here/rlflame/sums.py": "doubtful",
+        "rlflame": known,
+        "bin/rlflame train": known,
+        "rlflame cluster-check": "doubtful",
+    }
     assert process(os.getpid()) == "doubtful"
 
 

@@ -101,11 +101,13 @@ def process(pid: int) -> Process:
     except PermissionError:
         pass
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return "doubtful"
     is_other = pid == os.getpid() or b"cluster-check" in words
-    return "driver" if b"rlflame" in words and not is_other else "doubtful"
+    # A folder of that name, as a clone has, says nothing of what its interpreter runs.
+    is_ours = any(word.rpartition(b"/")[2] == b"rlflame" for word in words)
+    return "driver" if is_ours and not is_other else "doubtful"
 
 
 @dataclass
