@@ -6,9 +6,9 @@
 Trains nothing. The IQM, its interval and the worst are of the final evaluations, P4 is the mean of
 the last twentieth of the evaluations in training and P2 the best mean over seeds that they have. Of
 stable-baselines3, run by `control.py` and `ppo_vs_sb3.py` here, it is the mean of all evaluations
-after 95% of the steps. Minutes are those of the timed pairs with its defaults, of `ppo_vs_sb3.py`
-where a run had fewer steps as many times longer, and of SAC of as many steps at the rates of
-`sac_vs_sb3.py --own` on two threads each. Published figures are those of
+after 95% of the steps. Minutes are those of the runs that `ppo_vs_sb3.py` timed, where they had
+other steps on the line through the shortest and the longest, and of SAC of as many steps at the
+rates of `sac_vs_sb3.py --own` on two threads each. Published figures are those of
 docs/results/peers.csv, which says where each is from; where an environment has several, a second
 table has them all. Of SAC a third has the way there.
 """
@@ -32,13 +32,14 @@ MUJOCO = ("hopper", "halfcheetah", "walker2d", "ant")
 
 @dataclass(frozen=True)
 class Group:
-    """A table: its record, which of the studies are in it, what ours was timed with (None if it was
-    not), and whether theirs was."""
+    """A table: its record, which studies are in it, the record of the times (if there is one),
+    what was given to rlflame for them, and whether theirs were taken."""
 
     record: str
     studies: list[Study]
     timed: str | None = None
-    beside: bool = True
+    words: str = ""
+    peer_timed: bool = True
 
 
 def chosen(studies: list[Study], *names: str) -> list[Study]:
@@ -61,7 +62,7 @@ GROUPS = {
         "minutes",
     ),
     "untuned": Group("untuned", UNTUNED),
-    "wide": Group("wide", WIDE, "minutes"),
+    "wide": Group("wide", WIDE, "minutes", "--preset {preset}"),
     "sac": Group(
         "sac",
         chosen(
@@ -71,7 +72,7 @@ GROUPS = {
         ),
         "sac_pace",
     ),
-    "reinforce": Group("reinforce_long", LONG, "minutes", beside=False),
+    "reinforce": Group("reinforce_long", LONG, "minutes", "--algo reinforce", peer_timed=False),
 }
 NAMES = {
     env.partition("-")[0].lower(): env
@@ -83,8 +84,8 @@ NAMES = {
 SMALL = 100
 #: From the one on whole minutes are told, and below the other hundredths.
 LONG_S, SHORT_S = 20 * 60, 30
-#: SAC learns after so many steps, and what comes before takes next to nothing.
-LEARNS_AFTER = {"sac-pendulum-20k": 1_000}
+#: Both SACs learn after 10,000 steps but for these, and what comes before takes next to nothing.
+LEARN_AFTER = {"sac-pendulum-20k": {"rlflame": 1_000, "sb3 1 env": 100}}
 #: Steps of the studies whose curves are told in numbers.
 ALONG = 300_000
 #: Those of stable-baselines3 that were run here: the column, the record and its name for them.
@@ -109,24 +110,27 @@ def table(name: str) -> list[str]:
     head = ["environment, steps", "preset", "seeds", "IQM [95% interval]", "worst seed",
             "P4", "P2", "floor"]  # fmt: skip
     if group.timed:
-        head.append("minutes")
+        head.append("minutes, ours")
     if controls:
         head.append(f"stable-baselines3 here, {controls[0][0]}")
-    if group.timed and group.beside:
-        head.append("its minutes" if controls else "stable-baselines3's minutes")
+    if group.timed and group.peer_timed:
+        head.append("minutes, theirs" if controls else "minutes, stable-baselines3's")
     head += [column for column, *_ in controls[1:]]
     head.append("best published")
     ours = records(f"{group.record}.csv")
     lines = [head]
     for study in group.studies:
         cells = reached(study, [row for row in ours if row["study"] == study.name])
-        beside = [
+        reached_there = [
             control(record, label, environment(study), study.steps) for _, record, label in controls
         ]
         if group.timed:
             preset = next(row["preset"] for row in ours if row["study"] == study.name)
-            ours_min, theirs_min = taken(group.timed, study, preset)
-            cells += [ours_min, *beside[:1], *[theirs_min][: group.beside], *beside[1:]]
+            ours_min, theirs_min = taken(group, study, preset)
+            cells += [ours_min, *reached_there[:1]]
+            if group.peer_timed:
+                cells.append(theirs_min)
+            cells += reached_there[1:]
         best = max(peers(study), key=lambda row: float(row["mean"]), default=None)
         lines.append([*cells, peer(best) if best else ""])
     return marked(lines)
@@ -228,32 +232,44 @@ def control(name: str, label: str, env: str, steps: int) -> str:
     return f"{spread(late)} ({len(late)})" if found else ""
 
 
-def taken(record: str, study: Study, preset: str) -> tuple[str, str]:
-    """Minutes of its steps on two idle cores, ours with this preset, theirs with its defaults."""
-    rows = [row for row in records(f"{record}.csv") if row["env"] == environment(study)]
-    if record == "sac_pace":
-        learned = study.steps - LEARNS_AFTER.get(study.name, 10_000)
-        rates = [
-            [float(row["steps_per_s"]) for row in rows if row["side"] == side]
+def taken(group: Group, study: Study, preset: str) -> tuple[str, str]:
+    """Minutes of its steps on two idle cores: with this preset where the group names it, else with
+    what the environment had when it was timed; and of theirs with its defaults."""
+    rows = [row for row in records(f"{group.timed}.csv") if row["env"] == environment(study)]
+    if group.timed == "sac_pace":
+        found = {
+            side: [float(row["steps_per_s"]) for row in rows if row["side"] == side]
             for side in ("rlflame", "sb3 1 env")
-        ]
-        ours, theirs = (minutes(learned / median(found)) if found else "" for found in rates)
+        }
+        after = LEARN_AFTER.get(study.name, {})
+        ours, theirs = (
+            minutes((study.steps - after.get(side, 10_000)) / median(rates))
+            for side, rates in found.items()
+        )
         return ours, theirs
-    words = {"wide": f"--preset {preset}", "reinforce": "--algo reinforce"}
-    said = words.get(preset.rpartition("-")[2], "")
+    words = group.words.format(preset=preset)
     return (
-        scaled([row for row in rows if row["set"] == said], "rlflame_s", study.steps),
-        scaled([row for row in rows if row["sb3_s"]], "sb3_s", study.steps),
+        extended([row for row in rows if row["set"] == words], "rlflame_s", study.steps),
+        extended([row for row in rows if row["sb3_s"]], "sb3_s", study.steps),
     )
 
 
-def scaled(rows: list[dict[str, str]], side: str, steps: int) -> str:
-    """Of the longest runs that were timed, for so many steps."""
-    if not rows:
+def extended(rows: list[dict[str, str]], side: str, steps: int) -> str:
+    """For so many steps: on the line through the medians of the shortest and the longest runs, and
+    of one length as many times as long."""
+    times: dict[int, list[float]] = {}
+    for row in rows:
+        times.setdefault(int(row["steps"]), []).append(float(row[side]))
+    if not times:
         return ""
-    longest = max(int(row["steps"]) for row in rows)
-    seconds = [float(row[side]) for row in rows if int(row["steps"]) == longest]
-    return minutes(median(seconds) * steps / longest)
+    if steps in times:
+        return minutes(median(times[steps]))
+    longest, shortest = max(times), min(times)
+    seconds = median(times[longest])
+    if longest == shortest:
+        return minutes(seconds * steps / longest)
+    slope = (seconds - median(times[shortest])) / (longest - shortest)
+    return minutes(seconds + slope * (steps - longest))
 
 
 def minutes(seconds: float) -> str:

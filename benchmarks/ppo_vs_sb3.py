@@ -99,6 +99,8 @@ def main() -> None:
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Before anything is measured, whatever would come to nothing afterwards."""
+    if options.algo not in (None, "ppo") and not options.no_sb3:
+        parser.error(f"theirs is PPO, which --algo {options.algo} is not: --no-sb3")
     if options.csv and options.csv.exists():
         head = options.csv.read_text().splitlines()[:1]
         if head != [",".join(COLUMNS)]:
@@ -143,14 +145,13 @@ def measured(
     # Their side of this file runs where rlflame need not be.
     from idle import others, processor
 
-    at_work = others()
+    at_work = [others()]
     ours = rlflame_command(env, steps, seed, words)
     with tempfile.TemporaryDirectory() as folder:
         seconds, cpu_s, all_busy, pss_mb, _ = timed([*ours, "--out", "run"], folder)
         result = json.loads((Path(folder) / "run" / "result.json").read_text())
     row: dict[str, object] = {
         "processor": processor(),
-        "at_work": at_work,
         "rlflame_s": round(seconds, 3),
         "rlflame_busy": round(cpu_s / seconds / len(os.sched_getaffinity(0)), 3),
         "rlflame_all_busy": "" if all_busy is None else round(all_busy, 3),
@@ -160,12 +161,14 @@ def measured(
     if sb3_python is not None:
         theirs = [sb3_python, str(Path(__file__).resolve()), "--env", env, "--steps", str(steps),
                   "--seed", str(seed), "--sb3-side"]  # fmt: skip
+        at_work.append(others())
         with tempfile.TemporaryDirectory() as folder:
             seconds, _, _, _, said = timed([*theirs, "train"], folder)
             if curves is not None:
                 timed([*theirs, "score", "--curves", str(curves.resolve())], folder)
         row["sb3_s"] = round(seconds, 3)
         row["sb3_return"] = round(json.loads(said.splitlines()[-1])["mean"], 1)
+    row["at_work"] = max(at_work, key=lambda seen: float(seen or 0))
     return row
 
 

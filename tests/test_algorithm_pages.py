@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean, median
 
@@ -130,6 +130,27 @@ def test_what_a_growing_view_is_said_to_do_is_as_recorded() -> None:
         f"{then.mean():,.0f} ± {then.std(ddof=1):,.0f}, eleven of them more"
     ) in page
     assert (now > then).sum() == 11
+    drawn = np.random.default_rng(0).integers(0, len(now), (20_000, len(now)))
+
+    def beyond_chance(of: Callable[[np.ndarray], np.ndarray], sign: int) -> str:
+        """Of seeds drawn in pairs, as the first half of each is one training."""
+        low, high = np.quantile(sign * (of(now[drawn]) - of(then[drawn])), (0.025, 0.975))
+        assert low > 0.0
+        gained = sign * (of(now[None]) - of(then[None]))[0]
+        return f"{gained:,.0f} [{low:,.0f}, {high:,.0f}]"
+
+    def worst_quarter(returns: np.ndarray) -> np.ndarray:
+        return np.sort(returns)[:, : len(now) // 4].mean(axis=1)
+
+    def deviation(returns: np.ndarray) -> np.ndarray:
+        return returns.std(axis=1, ddof=1)
+
+    assert (
+        f"the worst quarter of the twenty has a P4 of {worst_quarter(now[None])[0]:,.0f} in the "
+        f"mean where it had {worst_quarter(then[None])[0]:,.0f}, which is "
+        f"{beyond_chance(worst_quarter, 1)} more, and their deviation is "
+        f"{beyond_chance(deviation, -1)} less"
+    ) in page
     error = (now - then).std(ddof=1) / len(now) ** 0.5
     gain = compare(now, then).difference
     assert (
@@ -384,7 +405,7 @@ def test_what_is_learned_by_when_is_as_recorded(title, prefix, steps) -> None:
             seen = [float(row["return_mean"]) for row in mine if int(row["step"]) == near]
             assert len(seen) == int(seeds)
             expected.append(f"{mean(seen):.0f}")
-        assert means == expected, study
+        assert means == [*expected, middle_of(seen)], study
 
 
 def test_what_each_part_of_the_family_is_worth_is_as_recorded() -> None:
@@ -408,17 +429,26 @@ def test_what_each_part_of_the_family_is_worth_is_as_recorded() -> None:
         assert means == expected, study
 
 
+def middle_of(values: list[float]) -> str:
+    """As a ledger tells it: the IQM over seeds and its interval, where there are enough of them."""
+    found = iqm_interval([np.array(values)])
+    enough = len(values) >= FEWEST_SEEDS
+    return f"{found.value:.0f} [{found.low:.0f}, {found.high:.0f}]" if enough else "-"
+
+
 def test_what_was_tried_about_walker2d_s_falls_is_as_recorded() -> None:
     record = table("tuning.csv")
     text = (DOCS / "experiments.md").read_text("utf-8")
-    for study, _, _, seeds, returns, tails, _ in rows(section(text, "How Walker2d falls")):
+    for study, _, _, seeds, returns, p4, middle, _ in rows(section(text, "How Walker2d falls")):
         mine = [[row for row in record if (row["study"], row["seed"]) == (study, str(seed))]
                 for seed in parse(seeds.replace(", ", ","))]  # fmt: skip
         assert len(mine) == len({row["seed"] for row in record if row["study"] == study})
         ended = [float(row["return_mean"]) for one in mine for row in one if row["final"] == "1"]
         assert returns == ", ".join(f"{value:.0f}" for value in ended)
         curves = [[float(row["return_mean"]) for row in one if row["final"] == "0"] for one in mine]
-        assert tails == ", ".join(f"{tail_mean(np.array(curve)):.0f}" for curve in curves)
+        each = [tail_mean(np.array(curve)) for curve in curves]
+        assert p4 == ", ".join(f"{value:.0f}" for value in each)
+        assert middle == middle_of(each)
 
 
 def test_what_the_family_was_tuned_by_is_as_recorded() -> None:
@@ -433,9 +463,7 @@ def test_what_the_family_was_tuned_by_is_as_recorded() -> None:
         assert study.startswith(env.lower())
         assert [seed for seed, _ in mine] == list(range(int(first), int(last) + 1))
         assert returns == ", ".join(f"{value:.0f}" for _, value in mine)
-        found = iqm_interval([np.array([value for _, value in mine])])
-        expected = f"{found.value:.0f} [{found.low:.0f}, {found.high:.0f}]"
-        assert iqm == (expected if len(mine) > 2 else "-"), study
+        assert iqm == middle_of([value for _, value in mine]), study
 
 
 @pytest.mark.parametrize(
@@ -526,6 +554,6 @@ def test_reacher_gets_what_is_better_there() -> None:
     ]
     found = compare(*sides).difference
     assert found.low > 0.0
-    said = f"difference of the IQMs is {found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    said = f"the family by {found.value:.2f} [{found.low:.2f}, {found.high:.2f}] in the IQM"
     assert said in " ".join((DOCS / "results.md").read_text("utf-8").split())
     assert preset_for("Reacher-v5", "ppo") == "default-ppo"

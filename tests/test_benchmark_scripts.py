@@ -81,6 +81,7 @@ def test_what_rlflame_refuses_is_a_sentence(words, code, said, monkeypatch) -> N
         (("ppo_vs_sb3.py", "--csv", "nowhere/x.csv", "--no-sb3"), "nowhere/x.csv cannot be wr"),
         (("ppo_vs_sb3.py", "--csv", "other.csv", "--no-sb3"), "other.csv has other columns"),
         (("ppo_vs_sb3.py", "--sb3-python", "nowhere"), "nowhere has no stable_baselines3"),
+        (("ppo_vs_sb3.py", "--algo", "sac"), "theirs is PPO, which --algo sac is not: --no-sb3"),
         (("reinforce_vs_flame.py", "--example", "nowhere"), "nowhere has no main.py"),
         (("start.py", "--repeat", "-1"), "-1 is no whole number from 1 on"),
         (("start.py", "--csv", "nowhere/x.csv"), "nowhere/x.csv cannot be written"),
@@ -116,6 +117,31 @@ def test_pairs_on_record_are_not_passed_off_as_measured(tmp_path) -> None:
     assert "all are on record" in found.stdout
     assert "3 runs (2 on Old, 1 on New)" in found.stdout
     assert "at most 102 MB" in found.stdout
+
+
+def test_what_is_on_record_beside_a_time_is_what_rlflame_was_given(tmp_path, monkeypatch) -> None:
+    script = loaded("ppo_vs_sb3")
+    given: list[list[str]] = []
+
+    def stood_for(command: list[str], folder: str) -> tuple[float, float, None, float, str]:
+        given.append(command)
+        (Path(folder) / "run").mkdir()
+        (Path(folder) / "run" / "result.json").write_text('{"evaluation": {"mean": 1.0}}')
+        return 2.0, 1.0, None, 3.0, ""
+
+    monkeypatch.setitem(script["measured"].__globals__, "timed", stood_for)
+    monkeypatch.setattr(sys, "argv", [
+        "ppo_vs_sb3.py", "--no-sb3", "--algo", "reinforce", "--preset", "ant-reinforce",
+        "--set", "network.hidden=[8]", "--env", "ant", "--steps", "9", "--repeat", "1",
+        "--csv", str(tmp_path / "times.csv"),
+    ])  # fmt: skip
+    script["main"]()
+    (command,) = given
+    words = "--algo reinforce --preset ant-reinforce --set network.hidden=[8]"
+    assert words in " ".join(command)
+    (row,) = csv.DictReader((tmp_path / "times.csv").open(newline=""))
+    assert (row["env"], row["set"]) == ("Ant-v5", words.replace("--set ", ""))
+    assert row["sb3_s"] == ""
 
 
 def test_a_run_is_timed_with_what_its_processes_held_and_did(tmp_path) -> None:

@@ -26,7 +26,8 @@ def test_the_page_has_what_the_script_prints(group, script) -> None:
     lines, quoted = script["table"](group), script["quoted"](group)
     assert len(lines) > 4
     assert "\n".join(lines) + "\n\n" in PAGE
-    assert "\n".join(quoted) + "\n\n" in PAGE
+    if quoted:
+        assert "\n".join(quoted) + "\n\n" in PAGE
     several = {
         study.name for study in script["GROUPS"][group].studies if len(script["peers"](study)) > 1
     }
@@ -36,18 +37,46 @@ def test_the_page_has_what_the_script_prints(group, script) -> None:
 @pytest.mark.parametrize("group", ["ppo", "elsewhere", "wide", "sac", "reinforce"])
 def test_every_preset_says_its_minutes_and_those_of_the_peer(group, script) -> None:
     head, _, *lines = script["table"](group)
-    columns = [place for place, name in enumerate(head.split(" | ")) if name.endswith("minutes")]
+    columns = [place for place, name in enumerate(head.split(" | ")) if "minutes" in name]
     assert len(columns) == (1 if group == "reinforce" else 2)
     for line in lines:
         assert all(float(line.split(" | ")[place]) > 0 for place in columns)
 
 
-def test_minutes_are_those_of_the_longest_runs_as_many_times_as_there_are_steps(script) -> None:
-    runs = [("100", "60"), ("1000", "300"), ("1000", "180"), ("1000", "240")]
+def test_minutes_are_on_the_line_through_the_shortest_and_the_longest_runs(script) -> None:
+    runs = [("100", "60"), ("500", "9999"), ("1000", "300"), ("1000", "180"), ("1000", "240")]
     rows = [{"steps": steps, "s": seconds} for steps, seconds in runs]
-    assert script["scaled"](rows, "s", 1000) == "4.0"
-    assert script["scaled"](rows, "s", 10_000) == "40"
-    assert script["scaled"](rows, "s", 100) == "0.40"
+    assert script["extended"](rows, "s", 1000) == "4.0"
+    assert script["extended"](rows, "s", 100) == "1.0"
+    assert script["extended"](rows, "s", 550) == "2.5"
+    assert script["extended"](rows, "s", 10_000) == "34"
+    assert script["extended"](rows[-3:], "s", 100) == "0.40"
+    assert script["extended"]([], "s", 100) == ""
+
+
+def test_minutes_are_of_what_the_group_names_and_theirs_of_their_pairs(script) -> None:
+    made = [
+        {"env": env, "steps": "1000000", "set": words, "rlflame_s": ours, "sb3_s": theirs}
+        for env, words, ours, theirs in (
+            ("Hopper-v5", "", "60", "600"),
+            ("Hopper-v5", "--preset hopper-ppo-wide", "120", ""),
+            ("Hopper-v5", "--preset mujoco-ppo-wide", "7", ""),
+            ("Hopper-v5", "--algo reinforce", "180", ""),
+            ("Ant-v5", "--preset hopper-ppo-wide", "1", "1"),
+        )
+    ]
+    rates = [
+        {"env": "Pendulum-v1", "side": side, "steps_per_s": rate}
+        for side, rate in (("rlflame", "100"), ("sb3 1 env", "50"), ("sb3 8 envs", "1"))
+    ]
+    groups, taken = script["GROUPS"], script["taken"]
+    taken.__globals__["records"] = {"minutes.csv": made, "sac_pace.csv": rates}.__getitem__
+    (wide,) = (study for study in groups["wide"].studies if study.name == "wide-hopper-3m")
+    assert taken(groups["wide"], wide, "hopper-ppo-wide") == ("6.0", "30")
+    assert taken(groups["reinforce"], wide, "default-reinforce") == ("9.0", "30")
+    assert taken(groups["elsewhere"], wide, "hopper-ppo") == ("3.0", "30")
+    (pendulum,) = (study for study in groups["sac"].studies if study.name == "sac-pendulum-20k")
+    assert taken(groups["sac"], pendulum, "pendulum-sac") == ("3.2", "6.6")
 
 
 def test_the_page_has_the_way_of_sac_that_the_script_prints(script) -> None:
