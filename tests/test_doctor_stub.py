@@ -351,8 +351,8 @@ from rlflame.fleet.flame import objects
 from rlflame.fleet.flame.cluster import Cluster
 from rlflame.fleet.flame.lease import Lease
 cluster = Cluster().open()
-for name in sys.argv[1:]:
-    if name == sys.argv[1]:
+for name in sys.argv[2:]:
+    if name == sys.argv[2]:
         lease = Lease(cluster.cache_endpoint, name)
     place = objects.put(f"{name}/shared", b"weights")
     cluster.register(name, url=None, environment={}, delay_release_s=5)
@@ -364,12 +364,12 @@ time.sleep(3600)
 
 @pytest.fixture
 def driver(stub):
-    """A process that has opened a run, with a lease, and can be killed."""
+    """A process that has opened a run, with a lease, as `rlflame` does, and can be killed."""
     started = []
 
     def start(*names: str) -> subprocess.Popen:
         process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, *names],
+            [sys.executable, "-c", DRIVER, "rlflame", *names],
             stdout=subprocess.PIPE,
             env={**os.environ, **stub.environment()},
         )
