@@ -237,21 +237,18 @@ def taken(group: Group, study: Study, preset: str) -> tuple[str, str]:
     what the environment had when it was timed; and of theirs with its defaults."""
     rows = [row for row in records(f"{group.timed}.csv") if row["env"] == environment(study)]
     if group.timed == "sac_pace":
-        found = {
-            side: [float(row["steps_per_s"]) for row in rows if row["side"] == side]
-            for side in ("rlflame", "sb3 1 env")
-        }
-        after = LEARN_AFTER.get(study.name, {})
-        ours, theirs = (
-            minutes((study.steps - after.get(side, 10_000)) / median(rates))
-            for side, rates in found.items()
-        )
-        return ours, theirs
+        return paced(rows, study, "rlflame"), paced(rows, study, "sb3 1 env")
     words = group.words.format(preset=preset)
     return (
         extended([row for row in rows if row["set"] == words], "rlflame_s", study.steps),
         extended([row for row in rows if row["sb3_s"]], "sb3_s", study.steps),
     )
+
+
+def paced(rows: list[dict[str, str]], study: Study, side: str) -> str:
+    """Of the steps that this side learns from, at its rate."""
+    learned = study.steps - LEARN_AFTER.get(study.name, {}).get(side, 10_000)
+    return minutes(learned / median(float(r["steps_per_s"]) for r in rows if r["side"] == side))
 
 
 def extended(rows: list[dict[str, str]], side: str, steps: int) -> str:
