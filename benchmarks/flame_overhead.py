@@ -67,7 +67,7 @@ def fleet(most: int, **wishes: Any) -> FlameFleet:
 def tasks(count: int, seconds: float = 0.0, hidden: tuple[int, ...] = (8,)) -> list[RolloutTask]:
     """Fragments of 10 steps of 2,500 numbers: 100 kB, and next to nothing to compute."""
     given = {"seconds": seconds, "every": 10, "size": 2_500}
-    env = describe("sleeper:Sleeper-v0", given, None)
+    env = describe("sleeper:Sleeper-v0", given, None, ("sleeper",))
     policy = PolicySpec(
         action_kind=env.action_kind, observation_size=env.observation_size,
         action_size=env.action_size, action_low=env.action_low, action_high=env.action_high,

@@ -40,6 +40,13 @@ for variable in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "FLAME_CA_FILE"):
 os.environ["HOME"] = tempfile.mkdtemp(prefix="rlflame-home-")
 atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
+# The environments of the tests, which checkpoints name by their modules.
+os.environ.pop("XDG_CONFIG_HOME", None)
+trusted = Path(os.environ["HOME"], ".config", "rlflame", "trusted_modules")
+trusted.parent.mkdir(parents=True, mode=0o700)
+trusted.touch(mode=0o600)
+trusted.write_text("easels\nfakes\n")
+
 # Where nothing may be compiled beside its source, every worker would compile its libraries anew.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     compiled = tempfile.mkdtemp(prefix="rlflame-compiled-")

@@ -67,7 +67,7 @@ def weights(spec: PolicySpec, seed: int = 0) -> PolicyArrays:
 def fake(**kwargs: Any) -> EnvSpec:
     """A misbehaving environment; described while it still behaves."""
     harmless = {key: value for key, value in kwargs.items() if key in ("continuous", "length")}
-    return dataclasses.replace(describe("fakes:Fake-v0", harmless, None), kwargs=kwargs)
+    return dataclasses.replace(describe("fakes:Fake-v0", harmless, None, ("fakes",)), kwargs=kwargs)
 
 
 def task(env: EnvSpec, slot: int = 0, **changes: Any) -> RolloutTask:

@@ -75,7 +75,7 @@ FLAGS = {
 }
 #: Flags that change what is done with a config, each with a test of its own below or elsewhere.
 NO_CONFIG = {
-    *("init_from", "plot", "dry_run", "json_lines", "env_file"),
+    *("init_from", "plot", "dry_run", "json_lines", "env_file", "allow_modules"),
     *("seeds", "device", "scale_batch", "scale_lr"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -54,8 +55,9 @@ def test_it_trains_resumes_and_evaluates_from_its_folder(tmp_path: Path, fleet: 
              "--set", "horizon_steps=384")  # fmt: skip
     rlflame("train", "--env", "my_env:Mine-v0", "--steps", "256", "--fleet", fleet, *small,
             "--workers", "1", "--out", "run", "--quiet")  # fmt: skip
-    rlflame("resume", "run", "--steps", "384", "--quiet", "--workers", "1")
-    assert "best" in rlflame("eval", "run/best.safetensors", "--episodes", "2", "--workers", "1")
+    allowed = ("--allow-module", "my_env", "--workers", "1")
+    rlflame("resume", "run", "--steps", "384", "--quiet", *allowed)
+    assert "best" in rlflame("eval", "run/best.safetensors", "--episodes", "2", *allowed)
 
 
 def test_a_file_that_a_setting_names_is_known_before_the_recipe_is_chosen(tmp_path: Path) -> None:
@@ -65,7 +67,10 @@ def test_a_file_that_a_setting_names_is_known_before_the_recipe_is_chosen(tmp_pa
         MINE.replace("gymnasium.spaces.Discrete(2)", f"gymnasium.spaces.{numbers}")
     )
     (tmp_path / "mine.toml").write_text('[runtime]\nenv_file = "mine.py"\n')
-    for named in (("--set", "runtime.env_file=mine.py"), ("--config", "mine.toml")):
+    for named in (
+        ("--set", "runtime.env_file=mine.py"),
+        ("--config", "mine.toml", "--env-file", "mine.py"),
+    ):
         shown = subprocess.run(
             [sys.executable, "-m", "rlflame", "train", "--env", "Mine-v0", *named,
              "--dry-run", "--json"],
@@ -96,7 +101,7 @@ def test_a_name_of_gymnasium_s_own_may_be_given_to_another(tmp_path: Path) -> No
     assert (tmp_path / "run" / "result.json").exists()
 
 
-def test_a_file_elsewhere_is_named_once_and_remembered(tmp_path: Path) -> None:
+def test_a_file_elsewhere_is_named_in_every_command(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     mine = tmp_path / "lib" / "my_env.py"
     mine.write_text(MINE)
@@ -115,8 +120,18 @@ def test_a_file_elsewhere_is_named_once_and_remembered(tmp_path: Path) -> None:
     end = ("--steps", "256", "--set", "horizon_steps=512")
     first = rlflame("train", *words, *end, "--out", "run", "--quiet")
     assert first.returncode == 0, first.stderr
-    again = rlflame("resume", "run", "--steps", "384", "--quiet", "--workers", "1")
-    assert again.returncode == 0, again.stderr
+    unnamed = rlflame("resume", "run", "--steps", "384", "--workers", "1")
+    assert unnamed.returncode == 2
+    assert f"--env-file {mine}" in " ".join(unnamed.stderr.split())
+    changed = tmp_path / "my_env.py"
+    changed.write_text(MINE + "# another file")
+    other = rlflame("resume", "run", "--steps", "384", "--env-file", "my_env.py")
+    assert other.returncode == 2
+    assert hashlib.sha256(changed.read_bytes()).hexdigest()[:12] in other.stderr
+    changed.unlink()
+    again = ("resume", "run", "--steps", "384", "--quiet", "--env-file", "lib/my_env.py")
+    resumed = rlflame(*again)
+    assert resumed.returncode == 0, resumed.stderr
     other = ("--steps", "512", "--set", "runtime.env_file=lib/my_env.py")
     named = rlflame("resume", "run", *other, "--plain", "--workers", "1")
     assert named.returncode == 0, named.stderr

@@ -77,11 +77,11 @@ def test_a_file_is_found_where_it_was_named_from(tmp_path, monkeypatch):
     mine = tmp_path / "sub" / "mine.toml"
     mine.write_text('[runtime]\nenv_file = "../one.py"\n')
     monkeypatch.chdir(tmp_path)
-    by_file = resolve(config_file=Path("sub/mine.toml"))
-    assert by_file.runtime.env_file == str(tmp_path / "one.py")
+    with pytest.raises(ConfigError) as refusal:  # a file does not decide whose code runs
+        resolve(config_file=Path("sub/mine.toml"))
+    assert f"--env-file {tmp_path / 'one.py'}" in refusal.value.hint
     by_set = resolve(config_file=mine, sets=["runtime.env_file=sub/two.py"])
     assert by_set.runtime.env_file == str(tmp_path / "sub" / "two.py")
-    assert resolve(config_file=mine, sets=["runtime.env_file=none"]).runtime.env_file is None
     # What a file imports is beside the file, not beside a link to it.
     (tmp_path / "link.py").symlink_to("sub/two.py")
     linked = resolve(sets=["runtime.env_file=link.py"])

@@ -108,7 +108,7 @@ def telling(moments: list[Moment]) -> list[int]:
 @pytest.mark.parametrize("name", ALL)
 def test_an_interrupted_environment_goes_on_bit_for_bit(name: str, limit: int | None) -> None:
     id, kwargs = ALL[name]
-    env = describe(id, kwargs, limit)
+    env = describe(id, kwargs, limit, ("fakes",))
     actions = actions_for(env, STEPS)
     expected = told_by_gymnasium(env, actions)
     if limit is not None:
@@ -139,7 +139,7 @@ def test_the_moments_above_include_ends_of_every_kind() -> None:
     for name in ("CartPole-v1", "Hopper-v5", "InvertedPendulum-v5", "ShiftedHopper", "Fake"):
         id, kwargs = ALL[name]
         for limit, found in ((None, ended), (6, limited)):
-            env = describe(id, kwargs, limit)
+            env = describe(id, kwargs, limit, ("fakes",))
             moments = told_by_gymnasium(env, actions_for(env, STEPS))
             if any(moment[3 if limit else 2] for moment in moments):
                 found.add(name)
@@ -149,7 +149,7 @@ def test_the_moments_above_include_ends_of_every_kind() -> None:
 
 @pytest.mark.parametrize("name", ["Hopper-v5", "Pendulum-v1", "ShiftedHopper"])
 def test_a_state_taken_up_just_before_its_time_limit_ends_at_the_limit(name: str) -> None:
-    env = describe(*ALL[name], 5)
+    env = describe(*ALL[name], 5, ("fakes",))
     row, out = EnvRow(env, 0), np.zeros(env.observation_size, np.float32)
     row.begin(0, 4, out)
     actions = actions_for(env, 5)
@@ -165,7 +165,7 @@ def test_a_state_taken_up_just_before_its_time_limit_ends_at_the_limit(name: str
 def test_kinds_of_states_are_what_they_are_known_to_be() -> None:
     kinds = {}
     for name, (id, kwargs) in ALL.items():
-        env = describe(id, kwargs, None)
+        env = describe(id, kwargs, None, ("fakes",))
         row, out = EnvRow(env, 0), np.zeros(env.observation_size, np.float32)
         row.begin(0, 1, out)
         row.hold()
@@ -193,7 +193,7 @@ REUSED = {name: ALL[name] for name in ALL if name not in ("BipedalWalker", "Shif
 @pytest.mark.parametrize("name", REUSED)
 def test_a_used_instance_on_the_reuse_list_begins_like_a_fresh_one(name: str) -> None:
     id, kwargs = REUSED[name]
-    env = describe(id, kwargs, None)
+    env = describe(id, kwargs, None, ("fakes",))
     used = gymnasium.make(id, **kwargs)
     for seed in range(4):
         assert episode(used, seed, env, 60) == episode(gymnasium.make(id, **kwargs), seed, env, 60)
@@ -245,7 +245,7 @@ def test_an_instance_whose_reset_was_cut_short_is_never_used_again(error, monkey
 
 @pytest.mark.parametrize("name", ["ShiftedHopper", "Fake"])
 def test_what_is_not_known_gets_a_fresh_instance_for_each_episode(name: str) -> None:
-    row = opened(describe(*ALL[name], None))
+    row = opened(describe(*ALL[name], None, ("fakes",)))
     first = row._env
     row.begin(1, 5, np.zeros(row.spec.observation_size, np.float32))
     assert row._env is not first
@@ -399,7 +399,7 @@ import fakes
 if sys.argv[1] == "ours":
     from rlflame.rollout.gymnasium_row import EnvRow
     from rlflame.rollout.making import describe
-    env = describe("fakes:UnstableHopper-v0", {}, None)
+    env = describe("fakes:UnstableHopper-v0", {}, None, ("fakes",))
     row, out = EnvRow(env, 0), np.zeros(11, np.float32)
     row.begin(0, 0, out)
     for _ in range(6):
@@ -477,28 +477,28 @@ def test_a_simulation_that_flies_apart_prints_nothing_and_leaves_no_log(
 )
 def test_a_space_that_is_not_learned_in_is_refused_by_name(options: Any, words: str) -> None:
     with pytest.raises(UnsupportedSpace, match=words):
-        describe("fakes:Odd-v0", options, None)
+        describe("fakes:Odd-v0", options, None, ("fakes",))
 
 
 def test_spaces_are_described_as_the_policy_needs_them(capfd: Any) -> None:
-    env = describe("fakes:Odd-v0", {"acts": "shifted", "says": "hello"}, 7)
+    env = describe("fakes:Odd-v0", {"acts": "shifted", "says": "hello"}, 7, ("fakes",))
     assert (env.observation_size, env.action_kind, env.action_size) == (6, "discrete", 3)
     assert (env.action_start, env.max_episode_steps) == (5, 7)
-    matrix = describe("fakes:Odd-v0", {"acts": "matrix"}, None)
+    matrix = describe("fakes:Odd-v0", {"acts": "matrix"}, None, ("fakes",))
     assert (matrix.action_kind, matrix.action_size) == ("continuous", 6)
     assert (matrix.action_low, matrix.action_high) == ((-1.0,) * 6, (1.0,) * 6)
-    free = describe("fakes:Odd-v0", {"acts": "unbounded"}, None)
+    free = describe("fakes:Odd-v0", {"acts": "unbounded"}, None, ("fakes",))
     assert free.action_low == (-np.inf, -np.inf)
     assert capfd.readouterr().out == ""
 
 
 def test_actions_reach_the_environment_in_the_shape_and_numbering_of_its_space() -> None:
     out = np.zeros(6, np.float32)
-    row = opened(describe("fakes:Odd-v0", {"acts": "shifted"}, None))
+    row = opened(describe("fakes:Odd-v0", {"acts": "shifted"}, None, ("fakes",)))
     row.step(np.int64(2), out)
     assert row._env.unwrapped.got == [7]
     assert out.tolist() == [7.0] * 6
-    row = opened(describe("fakes:Odd-v0", {"acts": "matrix"}, None))
+    row = opened(describe("fakes:Odd-v0", {"acts": "matrix"}, None, ("fakes",)))
     row.step(np.arange(6, dtype=np.float32) / 10, out)
     assert row._env.unwrapped.got[0].shape == (2, 3)
     np.testing.assert_allclose(out, 1.5, rtol=1e-6)

@@ -4,10 +4,16 @@ Loading what follows takes a moment in which Ctrl-C ends the process without a w
 nothing has begun yet.
 """
 
-import contextlib
-import os
-import signal
-import sys
+from rlflame.rollout.search_path import remove_current_folder
+
+remove_current_folder()  # before any other import could find a file that lies there
+
+import contextlib  # noqa: E402
+import os  # noqa: E402
+import signal  # noqa: E402
+import sys  # noqa: E402
+
+from rlflame.rollout import own  # noqa: E402
 
 
 def main() -> None:
@@ -15,6 +21,8 @@ def main() -> None:
     if begun_in_front:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_standard_streams()
+    for name in (own.VARIABLE, own.FOLDER_VARIABLE):  # only this command says what workers load
+        os.environ.pop(name, None)
     early = None
     if sys.argv[1:2] == ["train"]:  # all others do without, and without loading what it needs
         from rlflame.early import HeadStart

@@ -32,9 +32,11 @@ from rlflame.running import resume, train
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds.conduct import resume as resume_seeds
 from rlflame.seeds.conduct import train as train_seeds
+from rlflame.trust import allow_modules
 
 __all__ = [
     "LoadedPolicy",
+    "allow_modules",
     "evaluate",
     "load_policy",
     "render",
@@ -87,7 +89,7 @@ def evaluate(
     show: Show | None = None,
 ) -> EvaluationRecord:
     """Score the policy in a checkpoint; `fleet` as in `train`."""
-    check_environment(source)
+    source = check_environment(source)
     watched = EventCount((show or Silent()).fleet)
     runtime = runtime or RuntimeSettings()
     opened = fleets.fleet(runtime, plan.episodes, watched) if fleet is None else nullcontext(fleet)
@@ -104,5 +106,5 @@ def render(
     tell: Callable[[int, int], None] = lambda made, of: None,
 ) -> Drawing:
     """Draw episodes of the policy in a checkpoint into a file, or a window."""
-    check_environment(source)
+    source = check_environment(source)
     return video.render(source, wish, out, show_output=show_output, tell=tell)

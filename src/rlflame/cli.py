@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlflame import __version__
-from rlflame.commands import bench, bench_learners, spoken
+from rlflame.commands import bench, bench_learners, spoken, trust
 from rlflame.commands.cluster_check import cluster_check
 from rlflame.commands.evaluate import evaluate
 from rlflame.commands.export import export
@@ -71,6 +71,10 @@ app.add_typer(bench.group, name="bench")
 app.command("runs")(spoken(runs))
 app.command("envs")(spoken(envs))
 app.command("config")(spoken(config))
+trust.group.command("add")(spoken(trust.add))
+trust.group.command("remove")(spoken(trust.remove))
+trust.group.command("list")(spoken(trust.show))
+app.add_typer(trust.group, name="trust")
 app.command("cluster-check")(spoken(cluster_check))
 
 

@@ -42,6 +42,11 @@ class EnvironmentSettings(Section):
     max_episode_steps: Positive | None = Field(
         None, description="Time limit in steps; by default the one the environment registers."
     )
+    file_digest: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="SHA-256 of the file given with --env-file, set when a run begins.",
+    )
 
     @model_validator(mode="after")
     def _unseen(self) -> EnvironmentSettings:

@@ -20,7 +20,12 @@ _MOST = 2
 #: With one of these, workers are not wanted here, or hardly wanted.
 _ELSEWHERE = {"-h", "--help", "--dry-run", "--seeds", "--fleet"}
 #: With these they must not have begun: of what they may say, workers are told when they begin.
-_TOLD = {"--env-file", "--debug", "--config", "--set"}
+_TOLD = {"--env-file", "--allow-module", "--debug", "--config", "--set"}
+
+
+def _names_module(word: str) -> bool:
+    """Whether a word can be `module:Id`, whose folder workers are told of when they begin."""
+    return ":" in word
 
 
 class HeadStart:
@@ -31,7 +36,9 @@ class HeadStart:
         """For what is typed after `rlflame train`; of learners that torchrun starts, the first one
         has a fleet."""
         first = os.environ.get("RANK", "0") == "0"
-        otherwise = any(word.partition("=")[0] in _ELSEWHERE | _TOLD for word in words)
+        otherwise = any(
+            word.partition("=")[0] in _ELSEWHERE | _TOLD or _names_module(word) for word in words
+        )
         return cls(_MOST if first and not otherwise else 0)
 
     def __init__(self, most: int = _MOST) -> None:

@@ -5,16 +5,24 @@ Must not know: who ships it, who makes the environment.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from rlflame.config import Recipe
 from rlflame.errors import ConfigError, shell
 from rlflame.rollout import own
+from rlflame.trust import allow_modules
 
 
-def admit(path: str) -> None:
-    """Make a file's environments known here and to workers; find out first that it loads."""
+def admit(path: str) -> str:
+    """Make a file's environments known here and to workers; returns its SHA-256.
+
+    Runs the file, so it has to be one that the user named in this command.
+    """
     path = os.path.abspath(path)
     module, extension = os.path.splitext(os.path.basename(path))
     if not os.path.isfile(path):
@@ -38,3 +46,49 @@ def admit(path: str) -> None:
             f"{shell('python', Path(path))} shows where",
         ) from error
     os.environ[own.VARIABLE] = path
+    allow_modules([module])
+    return _digest(path)
+
+
+def loaded_digest() -> str | None:
+    """The SHA-256 of the file that this command named, if it did."""
+    path = os.environ.get(own.VARIABLE)
+    return _digest(path) if path else None
+
+
+def _digest(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(
+            f"--env-file {path!r} cannot be read: {error.strerror}.", "make it readable"
+        ) from error
+
+
+def with_env_file(
+    recipe: Recipe, path: str | None, recorded: Callable[[], str | None] = lambda: None
+) -> Recipe:
+    """Load the file that the command names, and write its digest into the recipe.
+
+    A recipe that has a digest was begun with a file, and takes that file and no other. `recorded`
+    gives the path in the run's config.toml, which is shown and never loaded.
+    """
+    expected = recipe.learning.environment.file_digest
+    if path is None:
+        if expected is None:
+            return recipe
+        raise ConfigError(
+            f"This run's environment comes from a file (SHA-256 {expected[:12]}), and the command "
+            "names none.",
+            f"add {shlex.join(['--env-file', recorded() or 'FILE.py'])}, which runs the file",
+        )
+    digest = admit(path)
+    if expected is not None and digest != expected:
+        raise ConfigError(
+            f"The environment file {path} has the SHA-256 {digest[:12]}, and this run was begun "
+            f"with {expected[:12]}.",
+            "put its code back, or start a new run",
+        )
+    environment = recipe.learning.environment.model_copy(update={"file_digest": digest})
+    learning = recipe.learning.model_copy(update={"environment": environment})
+    return recipe.model_copy(update={"learning": learning})

@@ -6,8 +6,6 @@ Must not know: recipes, policies.
 from __future__ import annotations
 
 import difflib
-import os
-import sys
 
 import gymnasium
 
@@ -18,16 +16,15 @@ from rlflame.presets import ALIASES
 from rlflame.rollout.making import UnsupportedSpace, describe
 from rlflame.rollout.spec import EnvSpec
 from rlflame.toml import written
+from rlflame.trust import check_modules
 
 
 def look_at(settings: EnvironmentSettings) -> EnvSpec:
     """Its shapes, or an error that says what is wrong with it."""
-    if ":" in settings.id and os.getcwd() not in map(os.path.abspath, sys.path):
-        # A console script does not have the current folder on its path; users expect it.
-        sys.path.append(os.getcwd())
     name = settings.id
+    modules = check_modules(name, settings.kwargs)
     try:
-        return describe(name, dict(settings.kwargs), settings.max_episode_steps)
+        return describe(name, dict(settings.kwargs), settings.max_episode_steps, modules)
     except UnsupportedSpace as error:
         raise ConfigError(
             f"{name} has {error}, which rlflame does not learn in.",

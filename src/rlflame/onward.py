@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlflame import build, decoded
+from rlflame import build, decoded, env_file
 from rlflame.config import Recipe
 from rlflame.errors import CheckpointError, ConfigError, NoSuchEnvironment, ReplayLost, typed
 from rlflame.files import checkpoint, segments
@@ -129,11 +129,19 @@ def train_from(recipe: Recipe, policy: Path, steps: int | None = None) -> str:
 
 def machine_differences(found: Checkpoint, here: Mapping[str, str] | None = None) -> list[str]:
     """What differs between this machine and the one a file was made on that can change bits."""
-    return checkpoint.fingerprint_differences(found.fingerprint, here or versions())
+    differences = checkpoint.fingerprint_differences(found.fingerprint, here or versions())
+    recorded = found.recipe.learning.environment.file_digest
+    loaded = env_file.loaded_digest()
+    if recorded is not None and loaded is not None and recorded != loaded:
+        differences.append(f"environment file: {recorded:.12} -> {loaded:.12}")
+    return differences
 
 
-def check_environment(found: Checkpoint) -> None:
-    """The environment as it is here must be the one the policy was made for."""
+def check_environment(found: Checkpoint) -> Checkpoint:
+    """The checkpoint, if the environment as it is here is the one the policy was made for.
+
+    Its environment may then import the modules that were allowed.
+    """
     try:
         here = build.environment(found.recipe.learning.environment)
     except NoSuchEnvironment as error:
@@ -147,6 +155,7 @@ def check_environment(found: Checkpoint) -> None:
                 f"{found.env.id} has {name} {now} here, and {before} in the checkpoint.",
                 "install the environment's version that the checkpoint was made with",
             )
+    return replace(found, env=replace(found.env, modules=here.modules))
 
 
 def check_state(found: Checkpoint, target: Path) -> None:

@@ -17,7 +17,7 @@ from rlflame.companion.lead import companion
 from rlflame.config import LearningSettings, Recipe, RunConfig
 from rlflame.crew import processes
 from rlflame.display.show import RunResult, RunStart, Show, Silent
-from rlflame.errors import CheckpointError, ConfigError, typed
+from rlflame.errors import CheckpointError, ConfigError, shell, typed
 from rlflame.files import checkpoint, segments, tensor_file
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.files.machine_log import MachineLog
@@ -48,9 +48,10 @@ from rlflame.onward import (
 )
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
 from rlflame.runtime import RuntimeSettings
-from rlflame.settings import check_learners
+from rlflame.settings import check_learners, recorded_env_file
 from rlflame.stop import NeverStop, endable
 from rlflame.trainer import Stop, StopNow, Trainer
+from rlflame.trust import module_options
 
 
 def train(
@@ -78,8 +79,7 @@ def train(
             environment=env, algorithm=algo, sets=sets, continuous=build.acts_continuously
         )
     recipe, runtime = config.recipe.with_horizon(), config.runtime
-    if runtime.env_file is not None:
-        env_file.admit(runtime.env_file)
+    recipe = env_file.with_env_file(recipe, runtime.env_file)
     check_learners(recipe.learning, runtime.learners)
     rules.check(recipe.learning, runtime)
     show = show or Silent()
@@ -188,11 +188,12 @@ def resume(
         if found.recipe.in_vain:
             show.note(found.recipe.in_vain)
         found = replace(found, fingerprint=here)
-        if runtime.env_file is not None:
-            env_file.admit(runtime.env_file)
+        env_file.with_env_file(
+            found.recipe, runtime.env_file, lambda: recorded_env_file(folder.path)
+        )
         build.check_memory(found.recipe, found.env, begun=True)
         check_state(found, target)
-        check_environment(found)
+        found = check_environment(found)
         slots = found.recipe.learning.rollout.num_slots
         counts = _counts(fleet, counts, show)
         with _opened(fleet, runtime, slots, counts) as fleet:
@@ -303,7 +304,10 @@ def _result(
     complete: bool = True,
     began: bool = True,
 ) -> RunResult:
-    own = ("--env-file", Path(runtime.env_file)) if runtime.env_file is not None else ()
+    environment = saved.recipe.learning.environment
+    own: list[object] = [*module_options(environment.id, environment.kwargs)]
+    if runtime.env_file is not None:
+        own = ["--env-file", Path(runtime.env_file)]  # which names its own module
     best = best_policy(folder.path, folder.latest)
     return RunResult(
         folder.path,
@@ -314,7 +318,7 @@ def _result(
         saved.digest,
         saved.evaluation,
         saved.best,
-        further(saved, folder.path, best),
+        " ".join([further(saved, folder.path, best), *([shell(*own)] if own else [])]),
         typed("eval", best, *own),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflame import presets, tables, toml
+from rlflame import presets, tables, toml, trust
 from rlflame.companion import rules
 from rlflame.config import SHARDS, LearningSettings, RunConfig
 from rlflame.crew import torchrun
@@ -31,6 +31,7 @@ def runtime_flags(
     local: bool,
     debug: bool,
     env_file: Path | None = None,
+    allow_modules: Sequence[str] | None = None,
     out: Path | None = None,
     video_every: int | None = None,
     json_lines: bool = False,
@@ -56,6 +57,7 @@ def runtime_flags(
             raise ConfigError(f"--out {str(out)!r} is not UTF-8.", "another name") from error
     if env_file is not None:
         admit(str(env_file.resolve()))
+    trust.allow_modules(allow_modules or ())
     place = torchrun.place()
     found: dict[str, Any] = {
         "workers": workers,
@@ -231,6 +233,15 @@ def recorded_config(target: Path) -> dict[str, Any]:
         raise ConfigError(error.message, hint) from error
 
 
+def recorded_env_file(target: Path) -> str | None:
+    """The environment file that a run's config.toml names, which is shown and never loaded."""
+    try:
+        path = tables.get(recorded_config(target), "runtime.env_file")
+    except ConfigError:
+        return None
+    return path if isinstance(path, str) else None
+
+
 def _run_of(target: Path) -> Path:
     """The folder of a run, or of the one that a checkpoint lies in."""
     folder = target if target.is_dir() else target.absolute().parent
@@ -251,8 +262,10 @@ def resumed_runtime(
             )
     before = recorded.get("runtime")
     known = before if isinstance(before, dict) else {}
-    # How a run is shown is the present user's choice, not the past one's.
-    kept = {key: value for key, value in known.items() if key not in ("progress", "debug")}
+    # How a run is shown, and whose code runs, is this command's choice and not the file's.
+    kept = {
+        key: value for key, value in known.items() if key not in ("progress", "debug", "env_file")
+    }
     return _runtime(
         {"runtime": kept},
         flags,

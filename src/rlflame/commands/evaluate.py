@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlflame.commands.options import Debug, EnvFile, Fleet, Json, Local, RuntimeSets, Workers
+from rlflame.commands.options import (
+    AllowModules,
+    Debug,
+    EnvFile,
+    Fleet,
+    Json,
+    Local,
+    RuntimeSets,
+    Workers,
+)
 
 if TYPE_CHECKING:
     from rlflame.evaluate import EvaluationPlan, EvaluationRecord
@@ -47,6 +56,7 @@ def evaluate(
     fleet: Fleet = None,
     local: Local = False,
     env_file: EnvFile = None,
+    allow_modules: AllowModules = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -55,7 +65,12 @@ def evaluate(
 
     runtime = settings.runtime_of(
         settings.runtime_flags(
-            workers=workers, fleet=fleet, local=local, env_file=env_file, debug=debug
+            workers=workers,
+            fleet=fleet,
+            local=local,
+            env_file=env_file,
+            debug=debug,
+            allow_modules=allow_modules,
         ),
         sets or (),
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlflame.commands.options import Debug, EnvFile, Json
+from rlflame.commands.options import AllowModules, Debug, EnvFile, Json
 
 
 def export(
@@ -29,13 +29,21 @@ def export(
         ),
     ] = False,
     env_file: EnvFile = None,
+    allow_modules: AllowModules = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Write the policy alone, without what only training needs."""
     from rlflame import settings
 
-    settings.runtime_flags(workers=None, fleet=None, local=False, env_file=env_file, debug=debug)
+    settings.runtime_flags(
+        workers=None,
+        fleet=None,
+        local=False,
+        env_file=env_file,
+        debug=debug,
+        allow_modules=allow_modules,
+    )
     settings.limit_threads(1)
     from rlflame import export as files
     from rlflame import onnx_file, onward, presets
@@ -59,7 +67,7 @@ def export(
         data = files.write_onnx(source, out)
         size = len(data)
         if check:
-            onward.check_environment(source)
+            source = onward.check_environment(source)
             difference = files.difference(source, data)
     else:
         size = files.write_policy(source, out)

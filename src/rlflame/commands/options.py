@@ -49,6 +49,14 @@ EnvFile = Annotated[
         metavar="FILE.py", help="A file with an environment of yours, shipped to all workers."
     ),
 ]
+AllowModules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-module",
+        metavar="MODULE",
+        help="Let the file's environment import this module, which runs its code; repeatable.",
+    ),
+]
 VideoEvery = Annotated[
     int | None,
     typer.Option(

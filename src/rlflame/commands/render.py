@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlflame.commands.options import Debug, EnvFile, Json
+from rlflame.commands.options import AllowModules, Debug, EnvFile, Json
 
 if TYPE_CHECKING:
     from rlflame.files.checkpoint import Checkpoint
@@ -58,13 +58,21 @@ def render(
         bool, typer.Option("--human", help="In a window, where there is a display.")
     ] = False,
     env_file: EnvFile = None,
+    allow_modules: AllowModules = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Draw what a policy does: the very episodes that eval scores, also without a display."""
     from rlflame import settings
 
-    settings.runtime_flags(workers=None, fleet=None, local=False, env_file=env_file, debug=debug)
+    settings.runtime_flags(
+        workers=None,
+        fleet=None,
+        local=False,
+        env_file=env_file,
+        debug=debug,
+        allow_modules=allow_modules,
+    )
     settings.limit_threads(1)
     from rlflame import api, onward, presets
     from rlflame.display.mouth import say_aside

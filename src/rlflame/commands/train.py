@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlflame.commands.options import (
+    AllowModules,
     Debug,
     Device,
     EnvFile,
@@ -100,6 +101,7 @@ def train(
     fleet: Fleet = None,
     local: Local = False,
     env_file: EnvFile = None,
+    allow_modules: AllowModules = None,
     video_every: VideoEvery = None,
     plot: Annotated[
         bool, typer.Option("--plot", help="Draw the episodes' returns into the run folder.")
@@ -124,6 +126,7 @@ def train(
     many = several.check(seeds, seed=seed, sets=sets or (), plot=plot) if seeds is not None else ()
     runtime = settings.runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, out=out, debug=debug,
+        allow_modules=allow_modules,
         json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
         video_every=video_every, learners=learners,
     )  # fmt: skip
@@ -190,6 +193,7 @@ def resume(
     fleet: Fleet = None,
     local: Local = False,
     env_file: EnvFile = None,
+    allow_modules: AllowModules = None,
     tensorboard: TensorBoard = False,
     video_every: VideoEvery = None,
     json_lines: JsonLines = False,
@@ -207,8 +211,8 @@ def resume(
 
     flags = settings.runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, debug=debug,
-        json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
-        video_every=video_every, learners=learners,
+        allow_modules=allow_modules, json_lines=json_lines, quiet=quiet, plain=plain,
+        tensorboard=tensorboard, video_every=video_every, learners=learners,
     )  # fmt: skip
     from rlflame.seeds import is_job
 
@@ -264,8 +268,8 @@ def _dry_run(
     from rlflame.facts import Facts
     from rlflame.rollout.rows import stepped_by
 
-    if config.runtime.env_file is not None:
-        env_file.admit(config.runtime.env_file)
+    recipe = env_file.with_env_file(config.recipe, config.runtime.env_file)
+    config = config.model_copy(update={"learning": recipe.learning})
     env = look_at(config.learning.environment)
     running.check_start(config.learning, init_from)
     if init_from is not None:

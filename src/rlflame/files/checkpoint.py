@@ -74,7 +74,7 @@ def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
     metadata = {
         "kind": "checkpoint" if checkpoint.resumable else "policy",
         "recipe": recipe,
-        "environment": json.dumps(asdict(checkpoint.env)),
+        "environment": json.dumps(_environment_facts(checkpoint.env)),
         "policy": json.dumps(asdict(checkpoint.policy_spec)),
         "progress": json.dumps(asdict(checkpoint.progress)),
         "committed": json.dumps(checkpoint.committed),
@@ -161,6 +161,13 @@ def _state_digest(tensors: Mapping[str, Array], progress: Progress) -> str:
     return digest.hexdigest()
 
 
+def _environment_facts(env: EnvSpec) -> dict[str, Any]:
+    """The environment without the modules it may import, which are decided in every command."""
+    facts = asdict(env)
+    del facts["modules"]
+    return facts
+
+
 def _digest(state_digest: str, recipe: str) -> str:
     """Of the recipe's own text: a field that a later version adds leaves older files valid."""
     canonical = json.dumps(json.loads(recipe), sort_keys=True)
@@ -170,6 +177,7 @@ def _digest(state_digest: str, recipe: str) -> str:
 def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
     recipe = Recipe.model_validate_json(metadata["recipe"])
     env, spec = _value(EnvSpec, metadata["environment"]), _value(PolicySpec, metadata["policy"])
+    env = replace(env, modules=())
     progress = _value(Progress, metadata["progress"])
     _check_coherent(recipe, env, spec)
     policy = _group(tensors, "policy.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -20,7 +21,9 @@ from pydantic import BaseModel, ValidationError
 from rlflame import toml
 from rlflame.config import EvaluationSettings, LearningSettings, RunConfig
 from rlflame.errors import ConfigError, typed
+from rlflame.rollout.modules import named_modules
 from rlflame.tables import get, merge, put
+from rlflame.trust import allow_modules, check_modules
 
 _SHOULD = "Input should "
 
@@ -127,6 +130,20 @@ def resolve(
     if config_file:
         locate(from_file, config_file.parent)
     above = over(over(from_file, written), flagged)
+    asked = get(from_file, "runtime.env_file")
+    if isinstance(asked, str) and get(over(written, flagged), "runtime.env_file") is None:
+        raise ConfigError(
+            f"{config_file} names the environment file {asked}, and loading it runs its code.",
+            f"if you trust it, add {shlex.join(['--env-file', asked])}",
+        )
+    for layer in (written, flagged):  # what the user typed, and not what a file says
+        kwargs = get(layer, "learning.environment.kwargs")
+        id = get(layer, "learning.environment.id")
+        allow_modules(
+            named_modules(
+                id if isinstance(id, str) else "", kwargs if isinstance(kwargs, Mapping) else {}
+            )
+        )
 
     chosen = read_preset(preset) if preset else {}
     method = get(above, "learning.algorithm") or get(chosen, "learning.algorithm") or "ppo"
@@ -152,6 +169,7 @@ def resolve(
     layers = read_preset(name)
     overlay = layers.pop("continuous", None)
     config = validated(over(layers, above))
+    check_modules(config.learning.environment.id, config.learning.environment.kwargs)
     if overlay is not None and continuous(config):
         config = validated(over(over(layers, overlay), above))
     _check_until_return(config.evaluation)

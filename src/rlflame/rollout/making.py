@@ -20,6 +20,7 @@ import numpy as np
 from gymnasium import spaces
 
 from .later import DRAWING, load_later
+from .modules import check_allowed
 from .spec import EnvSpec
 
 load_later(*DRAWING)
@@ -55,6 +56,7 @@ def make(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, An
         options["render_mode"] = render_mode
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        check_allowed(spec.id, spec.kwargs, spec.modules)
         import_code(spec.id)
         # Before anything is made: loading a model may warn already.
         _quiet_mujoco()
@@ -70,11 +72,14 @@ def registered_limit(id: str) -> int | None:
 
 
 def import_code(id: str) -> None:
-    """Import what an id needs; what is wrong with it is for `gymnasium.make` to say."""
+    """Import what an id needs; what is wrong with it is for `gymnasium.make` to say.
+
+    A module that the id names is imported by `gymnasium.make`, once it is known to be allowed.
+    """
     module, _, name = id.rpartition(":")
+    if module and module not in sys.modules:
+        return
     with contextlib.suppress(Exception):
-        if module:
-            importlib.import_module(module)
         entry = gymnasium.spec(name).entry_point
         if isinstance(entry, str):
             importlib.import_module(entry.partition(":")[0])
@@ -100,9 +105,11 @@ def _ignore_warning(message: str) -> None:
     del message
 
 
-def describe(id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> EnvSpec:
+def describe(
+    id: str, kwargs: dict[str, Any], max_episode_steps: int | None, modules: tuple[str, ...] = ()
+) -> EnvSpec:
     """Read the spaces of an environment; raises UnsupportedSpace, or whatever making it raises."""
-    blank = EnvSpec(id, kwargs, max_episode_steps, 0, "discrete", 0, 0, (), ())
+    blank = EnvSpec(id, kwargs, max_episode_steps, 0, "discrete", 0, 0, (), (), modules=modules)
     # What a constructor prints here would stand between the user's own results.
     with contextlib.redirect_stdout(io.StringIO()):
         env = make(blank)
@@ -118,8 +125,9 @@ def describe(id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> 
         if isinstance(acted, spaces.Discrete):
             start = int(acted.start)
             return EnvSpec(
-                id, kwargs, max_episode_steps, size, "discrete", int(acted.n), start, (), (), ()
-            )
+                id, kwargs, max_episode_steps, size, "discrete", int(acted.n), start, (), (), (),
+                modules,
+            )  # fmt: skip
         if isinstance(acted, spaces.Box) and acted.dtype is not None and acted.dtype.kind == "f":
             if acted.low.size == 0:
                 raise UnsupportedSpace(f"empty actions of shape {acted.shape}")
@@ -127,7 +135,7 @@ def describe(id: str, kwargs: dict[str, Any], max_episode_steps: int | None) -> 
             high = tuple(float(x) for x in acted.high.ravel())
             n, shape = len(low), tuple(int(length) for length in acted.shape)
             return EnvSpec(
-                id, kwargs, max_episode_steps, size, "continuous", n, 0, low, high, shape
+                id, kwargs, max_episode_steps, size, "continuous", n, 0, low, high, shape, modules
             )
         dtype = f" of {acted.dtype}" if isinstance(acted, spaces.Box) else ""
         raise UnsupportedSpace(f"actions of type {type(acted).__name__}{dtype}")

@@ -12,6 +12,8 @@ import sys
 
 #: Where a worker process is told of the file.
 VARIABLE = "RLFLAME_ENV_FILE"
+#: Where a worker process is told of the folder in which a module lies that the user named.
+FOLDER_VARIABLE = "RLFLAME_MODULE_FOLDER"
 
 
 def load(path: str) -> None:
@@ -35,8 +37,18 @@ def load(path: str) -> None:
         raise
 
 
+def add_folder(folder: str) -> None:
+    """Search a folder last, here and in the worker processes that start from now on."""
+    os.environ[FOLDER_VARIABLE] = folder
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
 def load_told() -> None:
-    """The file that this process was told of, if it was."""
+    """The folder and the file that this process was told of."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder:
+        add_folder(folder)
     path = os.environ.get(VARIABLE)
     if path:
         load(path)

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from .child import HEADER, Kind
+from .search_path import child_path
 
 _PIPE_BYTES = 1 << 20
 _TAIL_BYTES = 4000
@@ -38,10 +39,6 @@ class WorkerProcess:
         environment: Mapping[str, str] | None = None,
         module: str = "rlflame.rollout.child",
     ) -> None:
-        # The child finds what this process finds, in the same order; the current folder comes
-        # last (so -P), where it hides nothing and a `module:Id` that lies in it is found.
-        folders = dict.fromkeys(entry or os.getcwd() for entry in [*sys.path, os.getcwd()])
-        path = os.pathsep.join(folders)
         self._output = tempfile.TemporaryFile("ab+", buffering=0)  # noqa: SIM115
         self._kept = b""
         self._received = bytearray()
@@ -64,7 +61,7 @@ class WorkerProcess:
                 env={
                     **os.environ,
                     **environment,
-                    "PYTHONPATH": path,
+                    "PYTHONPATH": child_path(),
                 },
                 start_new_session=True,
             )

@@ -7,7 +7,7 @@ RolloutFailure out. Must not know: how they travel, who computes them, or what t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -46,6 +46,8 @@ class EnvSpec:
     action_high: tuple[float, ...]
     #: What the environment's actions are shaped like; None is flat.
     action_shape: tuple[int, ...] | None = None
+    #: The modules that may be imported to make it: decided by the driver, never read from a file.
+    modules: tuple[str, ...] = field(default=(), compare=False)
 
 
 def output_size(actions: int, squash: bool, exploration: Exploration) -> int:

@@ -31,6 +31,7 @@ from rlflame.rollout import own
 from rlflame.rollout.spec import Whereabouts
 from rlflame.seeds.lent import LentFleet
 from rlflame.stop import SignalStop
+from rlflame.trust import allow_modules
 
 _LOOK_S = 1.0
 
@@ -65,6 +66,7 @@ def main() -> None:
 
 def _train(order: Message, line: Line, stop: SignalStop) -> None:
     own.load_told()
+    allow_modules(order["modules"])
     config = presets.validated(order["config"])
     show = JsonDisplay(out=lambda text: line.tell("event", text=text))
     counts = EventCount(show.fleet)

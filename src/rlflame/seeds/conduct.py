@@ -35,6 +35,7 @@ from rlflame.seeds.show import JobResult, JobStart, SeedsShow, SilentSeeds
 from rlflame.seeds.summary import summary
 from rlflame.stop import NeverStop
 from rlflame.trainer import Stop
+from rlflame.trust import allowed_modules
 
 _PATIENCE_S = 20.0
 
@@ -51,9 +52,7 @@ def train(
     """Train a config with each of the seeds, in a new folder of run folders."""
     stop, show = stop or NeverStop(), show or SilentSeeds()
     runtime = config.runtime
-    if runtime.env_file is not None:
-        env_file.admit(runtime.env_file)
-    recipe = config.recipe.with_horizon()
+    recipe = env_file.with_env_file(config.recipe.with_horizon(), runtime.env_file)
     # All that can be refused is refused once, before there is a folder.
     running.check_start(recipe.learning, init_from)
     env = running.environment(recipe, stop)
@@ -91,16 +90,17 @@ def resume(
     stop, show = stop or NeverStop(), show or SilentSeeds()
     lock = jobs.opened(folder)
     try:
-        job = jobs.read(folder).with_runtime(runtime)
+        job = jobs.read(folder)
+        recorded_env_file = job.config.runtime.env_file
+        job = job.with_runtime(runtime)
         _await_processes(folder, job, show)
         jobs.check_recipe(folder, job)
         if steps is not None:
             jobs.check_goal(folder, job, steps)
             job = job.with_steps(steps)
-        if runtime.env_file is not None:
-            env_file.admit(runtime.env_file)
         if all(jobs.standing(folder, job, seed).over for seed in job.seeds):
             return _result(folder, job, {}, began=False)
+        env_file.with_env_file(job.config.recipe, runtime.env_file, lambda: recorded_env_file)
         env = running.environment(job.config.recipe, stop)
         jobs.write(folder, job)
         with _Conductor(job, show, stop) as conductor:
@@ -208,6 +208,7 @@ class _Conductor:
             "config": self._job.config_of(one.seed, folder).model_dump(mode="json"),
             "preset": self._job.preset,
             "init_from": self._job.init_from,
+            "modules": allowed_modules(),
             "folder": str(one.folder),
             "resume": one.begun,
             "steps": recipe.stop_at_steps if recipe.stop_at_iterations is None else None,

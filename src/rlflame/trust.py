@@ -1,0 +1,162 @@
+"""The modules whose code a file may ask for: named in this command, or trusted by the user before.
+
+A checkpoint, a config or a run folder can name a module (`my_env:Mine-v0`); importing it runs code.
+Must not know: commands, how environments are made.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import stat
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rlflame.errors import ConfigError, shell, typed
+from rlflame.rollout import own
+from rlflame.rollout.modules import named_modules
+
+_FILE = "trusted_modules"
+#: Where Gymnasium looks for packages that register environments when it is imported.
+_PLUGINS = "gymnasium.envs"
+_MAX_BYTES = 1 << 16
+
+_named_in_command: set[str] = set()
+
+
+def allow_modules(modules: Iterable[str]) -> None:
+    """Allow modules that the user named in this command.
+
+    A module that is not installed and lies in the current folder is found there, by this process
+    and by its workers.
+    """
+    for module in modules:
+        _check_name(module)
+        _named_in_command.add(module)
+        _add_current_folder_for(module)
+
+
+def allowed_modules() -> list[str]:
+    """The modules that this command named, for the processes that it starts."""
+    return sorted(_named_in_command)
+
+
+def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """The modules that an environment asks for; an error for one that nobody has allowed."""
+    modules = named_modules(id, kwargs)
+    for module in modules:
+        _check_name(module)
+        if not _is_allowed(module):
+            raise ConfigError(
+                f"The environment {id} asks for the module {module!r}, and importing a module runs "
+                "its code.",
+                f"if you trust it: --allow-module {module}, or for every command: "
+                f"{typed('trust', 'add', module)}",
+            )
+    return modules
+
+
+def module_options(id: str, kwargs: Mapping[str, Any]) -> list[str]:
+    """What a later command has to say so that this environment may import its modules."""
+    trusted = trusted_modules()
+    words = [
+        ("--allow-module", module) for module in named_modules(id, kwargs) if module not in trusted
+    ]
+    return [word for pair in words for word in pair]
+
+
+def trusted_modules() -> list[str]:
+    """The modules that the user trusts in every command."""
+    path = _trust_file()
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(
+            f"The list of trusted modules, {path}, cannot be read: {error.strerror}.",
+            f"remove it: {shell('rm', path)}",
+        ) from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or status.st_uid != os.geteuid()
+            or (status.st_mode & 0o077)
+        ):
+            raise ConfigError(
+                f"The list of trusted modules, {path}, is not owner-only.",
+                f"check what it lists, then: {shell('chmod', '600', path)}",
+            )
+        text = file.read(_MAX_BYTES).decode("utf-8", "replace")
+    return sorted({line.strip() for line in text.splitlines() if _is_module_name(line.strip())})
+
+
+def add_trusted(modules: Iterable[str]) -> None:
+    for module in modules:
+        _check_name(module)
+    _write_trusted({*trusted_modules(), *modules})
+
+
+def remove_trusted(modules: Iterable[str]) -> None:
+    known = set(trusted_modules())
+    for module in modules:
+        if module not in known:
+            raise ConfigError(
+                f"The module {module!r} is not trusted.", f"{typed('trust', 'list')} shows them"
+            )
+        known.remove(module)
+    _write_trusted(known)
+
+
+def _write_trusted(modules: Iterable[str]) -> None:
+    path = _trust_file()
+    temporary = path.with_name(f".{_FILE}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.writelines(f"{module}\n" for module in sorted(modules))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(
+            f"The list of trusted modules, {path}, cannot be written: {error.strerror}.",
+            "name the module in each command instead: --allow-module MODULE",
+        ) from error
+
+
+def _trust_file() -> Path:
+    configured = os.environ.get("XDG_CONFIG_HOME", "")
+    folder = Path(configured) if os.path.isabs(configured) else Path.home() / ".config"
+    return folder / "rlflame" / _FILE
+
+
+def _is_allowed(module: str) -> bool:
+    names = (_named_in_command, trusted_modules(), _plugin_modules())
+    return any(module == name or module.startswith(f"{name}.") for group in names for name in group)
+
+
+def _plugin_modules() -> set[str]:
+    """Packages that Gymnasium imports by itself, so that naming them imports nothing more."""
+    return {point.value.partition(":")[0] for point in metadata.entry_points(group=_PLUGINS)}
+
+
+def _is_module_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _check_name(module: str) -> None:
+    if not _is_module_name(module):
+        raise ConfigError(f"{module!r} is not the name of a Python module.", "my_package.my_module")
+
+
+def _add_current_folder_for(module: str) -> None:
+    """Search the current folder, last, for a module that the user named and that lies there."""
+    top, folder = module.partition(".")[0], os.getcwd()
+    lies_here = os.path.isdir(top) or os.path.isfile(f"{top}.py")
+    if lies_here and top not in sys.modules and importlib.util.find_spec(top) is None:
+        own.add_folder(folder)

@@ -1,0 +1,265 @@
+"""No file runs code that the user has not named: modules, environment files, the current folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlflame import api, trust
+from rlflame.config import RunConfig
+from rlflame.errors import ConfigError
+from rlflame.evaluate import EvaluationPlan
+from rlflame.files import checkpoint
+from rlflame.files.checkpoint import Checkpoint
+from rlflame.rollout.making import make
+from rlflame.rollout.modules import ModuleNotAllowed, named_modules
+
+SHIPPED = Path(__file__).parents[1] / "checkpoints" / "cartpole.safetensors"
+#: A module that leaves a trace when it is imported, and registers an environment.
+TRACE = """
+from pathlib import Path
+import gymnasium
+Path({trace!r}).touch()
+gymnasium.register("Env-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=500)
+"""
+#: Names that the standard library or torch look up and that are absent on this system.
+ABSENT = ("org", "nt", "_winapi", "msvcrt", "tqdm", "pynvml", "winreg")
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that the module `evil` in the current folder touches."""
+    path = tmp_path / "trace"
+    (tmp_path / "evil.py").write_text(TRACE.format(trace=str(path)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def nothing_named() -> Iterator[None]:
+    """What one test names is not named in the next."""
+    named = set(trust._named_in_command)
+    yield
+    trust._named_in_command.clear()
+    trust._named_in_command.update(named)
+
+
+def rlflame(*words: object, module: bool = False) -> subprocess.CompletedProcess[str]:
+    """The command as it is installed, or as `python -m rlflame`."""
+    start = (
+        ["-m", "rlflame"]
+        if module
+        else ["-c", "import sys; sys.path.pop(0); from rlflame.__main__ import main; main()"]
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, *start, *map(str, words)],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def forged(path: Path, module: str = "evil", **kwargs: object) -> Path:
+    """A valid checkpoint whose environment asks for a module."""
+    source = checkpoint.load(SHIPPED)
+    id = f"{module}:Env-v0" if module else source.env.id
+    data = json.loads(source.recipe.model_dump_json())
+    data["learning"]["environment"] |= {"id": id, "kwargs": kwargs}
+    recipe = type(source.recipe).model_validate(data)
+    env = type(source.env)(
+        id, kwargs, None, source.env.observation_size, "discrete", 2, 0, (), (), ()
+    )
+    checkpoint.save(path, Checkpoint(
+        recipe=recipe, env=env, policy_spec=source.policy_spec, policy=source.policy,
+        progress=source.progress, fingerprint=source.fingerprint,
+    ))  # fmt: skip
+    return path
+
+
+COMMANDS = {
+    "eval": ("eval", "evil.safetensors", "--episodes", "2", "--workers", "1"),
+    "eval --vs": ("eval", "evil.safetensors", "--vs", "evil.safetensors", "--episodes", "2"),
+    "render": ("render", "evil.safetensors", "-o", "evil.gif"),
+    "export": ("export", "evil.safetensors", "--onnx", "--check"),
+    "train --config": ("train", "--config", "evil.toml", "--steps", "64", "--workers", "1"),
+    "train --config --seeds": ("train", "--config", "evil.toml", "--steps", "64", "--seeds", "0-1"),
+    "train --dry-run": ("train", "--config", "evil.toml", "--dry-run"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_does_not_import_a_module(command: str, trace: Path, tmp_path: Path) -> None:
+    forged(tmp_path / "evil.safetensors")
+    Path("evil.toml").write_text('[learning.environment]\nid = "evil:Env-v0"\n')
+    refused = rlflame(*COMMANDS[command])
+    assert refused.returncode == 2, refused.stderr
+    assert "'evil'" in refused.stderr
+    assert "--allow-module evil" in " ".join(refused.stderr.split())
+    assert not trace.exists()
+
+
+def test_inspect_and_load_policy_import_nothing(trace: Path, tmp_path: Path) -> None:
+    file = forged(tmp_path / "evil.safetensors")
+    assert rlflame("inspect", file).returncode == 0
+    policy = api.load_policy(file)
+    assert policy([0.0, 0.0, 0.0, 0.0]) in (0, 1)
+    assert not trace.exists()
+
+
+def test_the_user_may_name_the_module(trace: Path, tmp_path: Path) -> None:
+    file = forged(tmp_path / "evil.safetensors")
+    allowed = rlflame(
+        "eval", file, "--episodes", "2", "--workers", "1", "--allow-module", "evil", "--json"
+    )
+    assert allowed.returncode == 0, allowed.stderr
+    assert json.loads(allowed.stdout)["mean"] == 500.0
+    assert trace.exists()
+
+
+def test_a_run_is_resumed_with_its_module_named(trace: Path) -> None:
+    words = ("--workers", "1", "--quiet", "--set", "horizon_steps=4096")
+    begun = rlflame("train", "--env", "evil:Env-v0", "--steps", "2048", "--out", "run", *words)
+    assert begun.returncode == 0, begun.stderr
+    trace.unlink()
+    refused = rlflame("resume", "run", "--steps", "4096")
+    assert refused.returncode == 2
+    assert not trace.exists()
+    resumed = rlflame("resume", "run", "--steps", "4096", "--allow-module", "evil", "--plain")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "rlflame eval run/best.safetensors --allow-module evil" in resumed.stdout
+    trace.unlink()
+    anew = rlflame("train", "--config", "run/config.toml", "--out", "other", *words)
+    assert anew.returncode == 2
+    assert not trace.exists()
+
+
+def test_seeds_and_their_resume_take_the_modules_that_were_named(trace: Path) -> None:
+    words = ("--quiet", "--workers", "1")
+    begun = rlflame("train", "--env", "evil:Env-v0", "--steps", "2048", "--seeds", "0-1",
+                    "--set", "horizon_steps=4096", "--out", "job", *words)  # fmt: skip
+    assert begun.returncode == 0, begun.stderr
+    trace.unlink()
+    refused = rlflame("resume", "job", "--steps", "4096")
+    assert refused.returncode == 2
+    assert not trace.exists()
+    resumed = rlflame("resume", "job", "--steps", "4096", "--allow-module", "evil", *words)
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def test_trust_lasts_until_it_is_taken_back(trace: Path, tmp_path: Path) -> None:
+    file = forged(tmp_path / "evil.safetensors")
+    words = ("eval", file, "--episodes", "2", "--workers", "1", "--json")
+    (tmp_path / "site").mkdir()
+    shutil.move("evil.py", tmp_path / "site" / "evil.py")
+    assert rlflame("trust", "add", "evil", "other.part").returncode == 0
+    assert rlflame("trust", "list").stdout.split() == ["evil", "other.part"]
+    store = tmp_path / "home" / ".config" / "rlflame" / "trusted_modules"
+    assert stat.S_IMODE(store.stat().st_mode) == 0o600
+    # A module of that name in the current folder is not the one that was trusted.
+    assert rlflame(*words).returncode == 2
+    assert not trace.exists()
+    os.environ["PYTHONPATH"], before = str(tmp_path / "site"), os.environ["PYTHONPATH"]
+    try:
+        run = subprocess.run(
+            [sys.executable, "-P", "-m", "rlflame", *map(str, words)],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+    finally:
+        os.environ["PYTHONPATH"] = before
+    assert run.returncode == 0, run.stderr
+    store.chmod(0o644)
+    shared = rlflame(*words)
+    assert shared.returncode == 2
+    assert f"chmod 600 {store}" in " ".join(shared.stderr.split())
+    store.chmod(0o600)
+    assert rlflame("trust", "remove", "evil").returncode == 0
+    assert rlflame("trust", "remove", "evil").returncode == 2
+    assert rlflame("trust", "list").stdout.split() == ["other.part"]
+
+
+def test_from_python_the_module_is_named_by_the_caller(trace: Path, tmp_path: Path) -> None:
+    source = checkpoint.load(forged(tmp_path / "evil.safetensors"))
+    with pytest.raises(ConfigError, match="evil"):
+        api.evaluate(source, EvaluationPlan(1, 0))
+    config = RunConfig.model_validate(
+        {"stop_at_steps": 64, "learning": {"environment": {"id": "evil:Env-v0"}}}
+    )
+    with pytest.raises(ConfigError, match="evil"):
+        api.train(config)
+    assert not trace.exists()
+
+
+def test_a_worker_imports_only_what_its_task_lists(trace: Path, tmp_path: Path) -> None:
+    env = checkpoint.load(forged(tmp_path / "evil.safetensors")).env
+    assert env.modules == ()
+    with pytest.raises(ModuleNotAllowed):
+        make(env)
+    assert not trace.exists()
+
+
+def test_an_argument_that_names_an_environment_counts_as_well(trace: Path, tmp_path: Path) -> None:
+    assert named_modules("GymV26Environment-v0", {"env_id": "evil:Env-v0"}) == ("evil",)
+    file = forged(tmp_path / "evil.safetensors", module="", env_id="evil:Env-v0")
+    refused = rlflame("eval", file, "--episodes", "1")
+    assert refused.returncode == 2
+    assert "--allow-module evil" in " ".join(refused.stderr.split())
+    assert not trace.exists()
+
+
+def test_a_config_does_not_load_an_environment_file(trace: Path) -> None:
+    Path("run.toml").write_text('[runtime]\nenv_file = "evil.py"\n')
+    refused = rlflame("train", "--config", "run.toml", "--dry-run")
+    assert refused.returncode == 2
+    assert f"--env-file {Path('evil.py').resolve()}" in " ".join(refused.stderr.split())
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("module", [False, True], ids=["script", "python -m"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", SHIPPED, "--episodes", "2", "--workers", "1"),
+        ("render", SHIPPED, "-o", "x.gif"),
+        ("train", "--env", "cartpole", "--steps", "2048", "--learners", "2", "--workers", "1"),
+        ("train", "--env", "cartpole", "--steps", "2048", "--seeds", "0-1"),
+    ],
+    ids=["eval", "render", "learners", "seeds"],
+)
+def test_files_in_the_current_folder_are_not_imported(
+    words: tuple[object, ...], module: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [*ABSENT, *(["signal", "dataclasses"] if module else [])]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(
+            f"import os; os.close(os.open({str(tmp_path / 'trace') + '-'!r} + __name__, "
+            "os.O_CREAT))\nraise ImportError(__name__)\n"
+        )
+    monkeypatch.chdir(tmp_path)
+    done = rlflame(*words, module=module)
+    assert not list(tmp_path.glob("trace-*")), done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_empty_entry_of_pythonpath_is_not_passed_on(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from rlflame.rollout.search_path import child_path, remove_current_folder\n"
+        "assert os.getcwd() not in child_path().split(os.pathsep)\n"
+        "remove_current_folder()\n"
+        "assert os.getcwd() not in sys.path and '' not in sys.path\n"
+    )
+    for entry in ("", ".", f"{os.pathsep}/nowhere"):
+        path = os.pathsep.join([os.path.dirname(os.path.dirname(trust.__file__)), entry])
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
