@@ -23,7 +23,7 @@ SOURCE = Path(rlflame.__file__).parent
 #: From the ground up. A module imports from lower floors, and from its own room: the modules of
 #: one package, or names that stand in one string together.
 FLOORS = [
-    ["errors", "rollout rollout.*"],
+    ["errors", "escapes", "rollout rollout.*"],
     [
         "toml",
         "config methods runtime",
@@ -69,7 +69,7 @@ GUESTS = {
     },
     "flamepy": {"fleet.flame.*"},
     "typer": {"cli", "commands", "commands.*"},
-    "rich": {"display.live", "seeds.live"},
+    "rich": {"display.console", "display.live", "seeds.live"},
     "matplotlib": {"plot.picture"},
     "onnx": {"onnx_file"},
     "onnxruntime": {"onnx_file"},
@@ -111,6 +111,7 @@ BLIND = {
     "trainer": ["time", "pathlib", "os", "json", "rlflame.fleet.local", "rlflame.learner.ppo"],
     "evaluate": ["pathlib", "rlflame.trainer", "rlflame.files.checkpoint"],
     "errors": ["rlflame"],
+    "escapes": ["rlflame"],
     "files.*": ["rlflame.display", "rlflame.running", "rlflame.build"],
     "history.*": ["rlflame.plot.picture", "rlflame.plot.terminal", "rlflame.plot.inline"],
     "crew.*": ["rlflame.fleet", "rlflame.fleets", "rlflame.files", "rlflame.display"],
