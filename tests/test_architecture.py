@@ -23,7 +23,7 @@ SOURCE = Path(rlflame.__file__).parent
 #: From the ground up. A module imports from lower floors, and from its own room: the modules of
 #: one package, or names that stand in one string together.
 FLOORS = [
-    ["errors", "rollout rollout.*"],
+    ["errors", "escapes", "rollout rollout.*"],
     [
         "toml",
         "config methods runtime",
@@ -70,7 +70,7 @@ GUESTS = {
     },
     "flamepy": {"fleet.flame.*"},
     "typer": {"cli", "commands", "commands.*"},
-    "rich": {"display.live", "seeds.live"},
+    "rich": {"display.console", "display.live", "seeds.live"},
     "matplotlib": {"plot.picture"},
     "onnx": {"onnx_file"},
     "onnxruntime": {"onnx_file"},
@@ -112,6 +112,7 @@ BLIND = {
     "trainer": ["time", "pathlib", "os", "json", "rlflame.fleet.local", "rlflame.learner.ppo"],
     "evaluate": ["pathlib", "rlflame.trainer", "rlflame.files.checkpoint"],
     "errors": ["rlflame"],
+    "escapes": ["rlflame"],
     "files.*": ["rlflame.display", "rlflame.running", "rlflame.build"],
     "history.*": ["rlflame.plot.picture", "rlflame.plot.terminal", "rlflame.plot.inline"],
     "crew.*": ["rlflame.fleet", "rlflame.fleets", "rlflame.files", "rlflame.display"],
@@ -376,3 +377,54 @@ def test_nothing_is_ever_unpickled() -> None:
 def test_files_say_what_they_are_for() -> None:
     for name, tree in modules().items():
         assert ast.get_docstring(tree), f"{name} has no docstring"
+
+
+#: The modules that may write to a stream themselves, and why.
+PRINTERS = {
+    "display.mouth": "prints, and escapes control characters",
+    "display.console": "makes the console of the live displays, which escapes them too",
+    "rollout.process": "relays a worker's output to sys.stderr, which the command line escapes",
+    "crew.follower": "a child process, whose output its parent relays or keeps",
+    "bench.stable": "a child process, whose output its parent reads",
+}
+
+
+def writes_to_a_stream(node: ast.AST) -> bool:
+    """A call such as print(), typer.echo(), sys.stdout.write(), print_exc() or Console()."""
+    if not isinstance(node, ast.Call):
+        return False
+    called = ast.unparse(node.func)
+    return called in ("print", "pprint", "pprint.pprint", "warnings.warn") or bool(
+        re.fullmatch(
+            r"(typer|click)\.(echo|secho|echo_via_pager)|(\w+\.)*\w*Console|rich\.print"
+            r"|sys\.(__)?(stdout|stderr)(__)?\.(buffer\.)?(write|writelines)"
+            r"|traceback\.print_\w+|(logging|logger)\.(debug|info|warning|error|exception)",
+            called,
+        )
+    )
+
+
+def test_all_output_goes_through_the_module_that_escapes_it() -> None:
+    printers = {
+        name for name, tree in modules().items() if any(map(writes_to_a_stream, ast.walk(tree)))
+    }
+    assert printers == set(PRINTERS)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["print(1)", "typer.echo(1)", "sys.stderr.write('')", "Console(file=x)", "logging.warning('')"],
+)
+def test_the_search_for_output_sees_it(statement: str) -> None:
+    assert any(map(writes_to_a_stream, ast.walk(ast.parse(statement))))
+
+
+def test_help_loads_no_rich() -> None:
+    code = (
+        "import sys; sys.argv = ['rlflame', '--help']\n"
+        "from rlflame.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert not {m.split('.')[0] for m in sys.modules} & {'rich', 'torch', 'numpy'}\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)

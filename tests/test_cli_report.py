@@ -325,7 +325,7 @@ def test_what_cannot_be_reported_is_a_sentence(tmp_path, words, code, sentence):
 def test_a_row_is_a_line_whatever_a_folder_is_called(tmp_path):
     side(tmp_path / "two\nlines|and", [1.0])
     (row,) = each_run(rlflame("report", "two\nlines|and").out.replace("\\|", "/"))
-    assert row["run"] == "two lines/and/s0"
+    assert row["run"] == "two\\nlines/and/s0"
     listed = rlflame("runs", "two\nlines|and").out.splitlines()
     assert len(listed) == 2
 

@@ -44,7 +44,9 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"rlflame {__version__}")
+        from rlflame.display.mouth import say
+
+        say(f"rlflame {__version__}")
         raise typer.Exit
 
 
@@ -81,7 +83,7 @@ app.command("cluster-check")(spoken(cluster_check))
 def main(early: HeadStart | None = None) -> None:
     """With the workers that have begun before anything was read, if any have."""
     try:
-        _accept_any_text()
+        _prepare_streams()
         code = app(prog_name="rlflame", standalone_mode=False, obj=early)
     except KeyboardInterrupt:  # before any command has begun
         code = 130
@@ -133,8 +135,11 @@ def _misread(error: Any) -> str:
     return f"{seen!r} is no {kind}."
 
 
-def _accept_any_text() -> None:
-    """No text is worth an error about its encoding."""
+def _prepare_streams() -> None:
+    """No text is worth an error about its encoding, and none may drive the terminal."""
+    from rlflame.display.mouth import escape_standard_streams
+
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    escape_standard_streams()

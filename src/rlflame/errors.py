@@ -21,10 +21,29 @@ def typed(*words: object) -> str:
 
 def shell(*words: object) -> str:
     """The same of any command; a path that begins with a dash would be taken for an option."""
-    return shlex.join(
-        f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
+    return " ".join(
+        quote(f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word))
         for word in words
     )
+
+
+def quote(word: str) -> str:
+    """A word as a shell reads it, without any character that a terminal would obey.
+
+    bash, ksh and zsh read $'...' back to the same bytes, also those of a name that is not UTF-8.
+    Quotes and backslashes are octal too: a shell that does not know $'...' sees one quoted word.
+    """
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(map(_octets, word)) + "'"
+
+
+def _octets(character: str) -> str:
+    if character.isprintable() and character not in "\\'":
+        return character
+    of_a_file_name = "\udc80" <= character <= "\udcff"
+    octets = character.encode("utf-8", "surrogateescape" if of_a_file_name else "surrogatepass")
+    return "".join(f"\\{octet:03o}" for octet in octets)
 
 
 def ending(out: Path, suffix: str, word: str) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from rlflame.errors import ConfigError
+from rlflame.escapes import escape_unicode
 
 NONE = "none"
 _ESCAPED = re.compile(r"\\+none")
@@ -110,8 +111,5 @@ def written(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    escaped = "".join(
-        f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c
-        for c in text.replace("\\", "\\\\").replace('"', '\\"')
-    )
-    return f'"{escaped}"'
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + escape_unicode(quoted).replace("\n", "\\u000a").replace("\t", "\\u0009") + '"'

@@ -27,7 +27,7 @@ from rlflame.bench.scaling import Scaling
 from rlflame.bench.script import Script
 from rlflame.bench.session import Session, measured
 from rlflame.bench.surroundings import Watch
-from rlflame.display.mouth import as_json_text, say, say_aside
+from rlflame.display.mouth import as_json_text, say_aside, say_lines
 from rlflame.errors import RlflameError, after_results
 from rlflame.plot import Drawing
 from rlflame.plot.picture import PlotUnavailable
@@ -289,7 +289,7 @@ def tell(
 ) -> None:
     """Said and written, and each also where the other fails; of a table there is a picture."""
     try:
-        say(as_json_text(facts, indent=1) if as_json else markdown.written(document).rstrip())
+        say_lines(as_json_text(facts, indent=1) if as_json else markdown.written(document).rstrip())
     finally:
         with after_results():
             if folder is not None:

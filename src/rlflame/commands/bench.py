@@ -376,7 +376,7 @@ def _lengths(text: str) -> list[float]:
 
 
 def _diff(old: Path, new: Path, *, as_json: bool) -> None:
-    from rlflame.display.mouth import as_json_text, say
+    from rlflame.display.mouth import as_json_text, say_lines
     from rlflame.errors import ConfigError, shell
     from rlflame.report import composed, markdown, measurements
 
@@ -390,7 +390,7 @@ def _diff(old: Path, new: Path, *, as_json: bool) -> None:
             )
     found = composed.compose([new], [old], MARGIN)
     whole = as_json_text(found.facts, indent=1) if as_json else markdown.written(found.document)
-    say(whole.rstrip())
+    say_lines(whole.rstrip())
 
 
 group = typer.Typer(invoke_without_command=True, no_args_is_help=True, rich_markup_mode=None)

@@ -42,7 +42,7 @@ def cluster_check(
 
     Says what is wrong and what to type. Exit code 0 healthy, 1 degraded, 3 unreachable.
     """
-    from rlflame.display.mouth import as_json_text, say, say_aside
+    from rlflame.display.mouth import as_json_text, say, say_aside, say_lines
     from rlflame.doctor import connection
     from rlflame.doctor.examination import Examination
     from rlflame.fleet.flame.cluster import configured
@@ -59,9 +59,9 @@ def cluster_check(
     with terminable():
         diagnosis = examination.run()
     if as_json:
-        say(as_json_text(diagnosis.as_dict(), indent=2))
+        say_lines(as_json_text(diagnosis.as_dict(), indent=2))
     elif not diagnosis.configured:
-        say(_NEWCOMER.format(up=connection.UP, export=connection.EXPORT))
+        say_lines(_NEWCOMER.format(up=connection.UP, export=connection.EXPORT))
         for finding in diagnosis.findings[1:]:
             for line in _lines(finding):
                 say(line)

@@ -35,7 +35,7 @@ def inspect(
     del debug
     from rlflame import inspection, toml
     from rlflame.display.layout import aligned
-    from rlflame.display.mouth import as_json_text, say
+    from rlflame.display.mouth import as_json_text, say, say_lines
     from rlflame.errors import ConfigError
     from rlflame.seeds import is_job
 
@@ -51,10 +51,12 @@ def inspect(
     if as_json:
         shown = [inspection.as_dict(*one) for one in zip(files, found, looked, strict=True)]
         equal = not any(differences)
-        say(as_json_text({"files": shown, "equal": equal, "differences": differences}, indent=2))
+        say_lines(
+            as_json_text({"files": shown, "equal": equal, "differences": differences}, indent=2)
+        )
     elif recipe:
         for one in found:
-            say(toml.to_toml(one.recipe).rstrip())
+            say_lines(toml.to_toml(one.recipe).rstrip())
     elif len(files) == 1:
         for line in aligned(inspection.summary(files[0], found[0], looked[0])):
             say(line)
@@ -115,7 +117,7 @@ def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
     """A line a seed; of several jobs, seed by seed where they differ first from the first."""
     from rlflame import inspection, toml
     from rlflame.display.layout import aligned
-    from rlflame.display.mouth import as_json_text, say
+    from rlflame.display.mouth import as_json_text, say, say_lines
     from rlflame.errors import ConfigError
     from rlflame.seeds import is_job, runs_in
 
@@ -134,7 +136,7 @@ def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
     looked = [replay for job in seen for _, replay in job.values()]
     if recipe:
         for _, found in named[:1]:
-            say(toml.to_toml(found.recipe).rstrip())
+            say_lines(toml.to_toml(found.recipe).rstrip())
         return
     differences = {}
     for folder, other in zip(folders[1:], jobs[1:], strict=True):
@@ -148,7 +150,7 @@ def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
     if as_json:
         files = [inspection.as_dict(*one, held) for one, held in zip(named, looked, strict=True)]
         shown = {"files": files, "equal": not differences, "differences": differences}
-        say(as_json_text(shown, indent=2))
+        say_lines(as_json_text(shown, indent=2))
     else:
         if len(folders) == 1 and named:
             first = dict(inspection.summary(*named[0]))

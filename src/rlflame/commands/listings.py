@@ -26,7 +26,7 @@ def runs(
     """
     del debug
     from rlflame.display.layout import table
-    from rlflame.display.mouth import as_json_text, say, say_aside
+    from rlflame.display.mouth import as_json_text, say, say_aside, say_lines
     from rlflame.errors import CheckpointError
     from rlflame.runs import list_runs
 
@@ -34,7 +34,7 @@ def runs(
         raise CheckpointError(f"{folder} does not exist.", "rlflame runs lists those in ./runs")
     found = list_runs(folder) if folder.exists() else []
     if as_json:
-        say(as_json_text([run.as_dict() for run in found], indent=2))
+        say_lines(as_json_text([run.as_dict() for run in found], indent=2))
         return
     if not found:
         say_aside(f"There are no runs in {folder}. rlflame train begins one.")
@@ -68,11 +68,11 @@ def envs(as_json: Json = False, debug: Debug = False) -> None:
     from rlflame import presets
     from rlflame.catalogue import environments
     from rlflame.display.layout import table
-    from rlflame.display.mouth import as_json_text, say
+    from rlflame.display.mouth import as_json_text, say, say_lines
 
     found = environments()
     if as_json:
-        say(as_json_text([env.as_dict() for env in found], indent=2))
+        say_lines(as_json_text([env.as_dict() for env in found], indent=2))
         return
     rows = [("alias", "id", "observations", "actions", "presets")]
     for env in found:
@@ -98,16 +98,16 @@ def config(
     """List all settings: meaning, default, range."""
     del debug
     from rlflame.catalogue import settings
-    from rlflame.display.mouth import as_json_text, say
+    from rlflame.display.mouth import as_json_text, say, say_lines
 
     if schema:
         from rlflame.config import RunConfig
 
-        say(as_json_text(RunConfig.model_json_schema(), indent=2))
+        say_lines(as_json_text(RunConfig.model_json_schema(), indent=2))
         return
     found = settings()
     if as_json:
-        say(as_json_text([setting.as_dict() for setting in found], indent=2))
+        say_lines(as_json_text([setting.as_dict() for setting in found], indent=2))
         return
     for setting in found:
         say(f"{setting.name} = {_shown(setting.default)}  ({setting.range})")

@@ -133,8 +133,8 @@ def _check_table(given: list[Path], options: dict[str, object]) -> None:
 def draw_here(drawing: Drawing) -> None:
     import shutil
 
-    from rlflame.display.mouth import say, takes
+    from rlflame.display.mouth import say_lines, takes
     from rlflame.plot import terminal
 
     width = min(120, max(20, shutil.get_terminal_size().columns))
-    say(terminal.text(drawing, width, braille=takes(terminal.SYMBOLS)))
+    say_lines(terminal.text(drawing, width, braille=takes(terminal.SYMBOLS)))

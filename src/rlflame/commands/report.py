@@ -53,7 +53,7 @@ def report(
     With --vs, whether it is better, equivalent or not worse.
     """
     del debug
-    from rlflame.display.mouth import say, say_aside, takes
+    from rlflame.display.mouth import say, say_aside, say_lines, takes
     from rlflame.errors import ConfigError, ending, shell
     from rlflame.files import tensor_file
     from rlflame.report import composed
@@ -83,7 +83,7 @@ def report(
         (say_aside if as_json else say)(str(out))
     if as_json or out is None:
         readable = _written(found, ".json" if as_json else ".md", ascii_only=not takes("±⣿└"))
-        say(readable.rstrip())
+        say_lines(readable.rstrip())
     if require is not None:
         composed.demand(found, require)
 

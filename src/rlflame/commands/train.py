@@ -262,7 +262,7 @@ def _dry_run(
 ) -> None:
     from rlflame import build, env_file, learners, running, toml
     from rlflame.display.layout import aligned
-    from rlflame.display.mouth import as_json_text, say, say_aside
+    from rlflame.display.mouth import as_json_text, say, say_aside, say_lines
     from rlflame.environments import look_at
     from rlflame.errors import ConfigError
     from rlflame.facts import Facts
@@ -292,7 +292,7 @@ def _dry_run(
             "config": config.model_dump(mode="json"),
             **({"seeds": seeds} if seeds else {}),
         }
-        say(as_json_text({**facts.as_dict(), **whole}, indent=2))
+        say_lines(as_json_text({**facts.as_dict(), **whole}, indent=2))
         return
     if seeds:
         from rlflame.seeds import written
@@ -302,7 +302,7 @@ def _dry_run(
     for line in aligned([*facts.lines(), ("rollouts", stepped_by(env)), ("workers", workers)]):
         say(f"# {line.strip()}")
     say("")
-    say(toml.to_toml(config).rstrip())
+    say_lines(toml.to_toml(config).rstrip())
 
 
 def _plot(result: RunResult, config: RunConfig, show: Display) -> None:

@@ -7,6 +7,8 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from rlflame.escapes import escape_line
+
 #: What is said beside a word needs so much room, or it stands below it.
 _LEAST_BESIDE = 28
 
@@ -14,6 +16,7 @@ _LEAST_BESIDE = 28
 def aligned(lines: Sequence[tuple[str, str]], columns: int | None = None) -> list[str]:
     """Words, and beside them what there is to say; below them where that has no room."""
     columns = columns or terminal_columns()
+    lines = [(escape_line(word), escape_line(text)) for word, text in lines]
     width = max(len(word) for word, _ in lines)
     beside = columns is None or columns - width - 4 >= _LEAST_BESIDE
     indent = " " * (width + 4 if beside else 4)
@@ -33,6 +36,7 @@ def is_command(text: str) -> bool:
 def fitted(text: str, columns: int | None = None, indent: str = "") -> str:
     """In lines no longer than a terminal is wide, all but the first further in."""
     columns = columns or terminal_columns()
+    text = escape_line(text)
     if columns is None or len(indent + text) <= columns:
         return indent + text
     further = indent or "  "
@@ -55,7 +59,7 @@ def terminal_columns() -> int | None:
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns as wide as they need to be, and each row a line, whatever folders are called."""
-    rows = [tuple(cell.replace("\n", " ") for cell in row) for row in rows]
+    rows = [tuple(escape_line(cell) for cell in row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

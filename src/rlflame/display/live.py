@@ -17,9 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rlflame.display.board import Board, Evaluated
+from rlflame.display.console import make_console
 from rlflame.display.layout import is_command
-from rlflame.display.mouth import canvas, say_aside
+from rlflame.display.mouth import say_aside
 from rlflame.display.words import again, banner, closing, ending, headline
+from rlflame.escapes import escape_line
 from rlflame.facts import count, duration
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class LiveDisplay:
     def __init__(
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._console = console or Console(highlight=False, file=canvas())
+        self._console = console or make_console()
         self.board = Board(clock)
         self._saved = ""
 
@@ -172,23 +174,25 @@ class Pairs:
     lines: Sequence[tuple[str, str]]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # Escaped before the layout, which measures text.
+        lines = [(escape_line(word), escape_line(text)) for word, text in self.lines]
         if options.max_width < _NARROW:
-            for word, text in self.lines:
+            for word, text in lines:
                 yield Text(f"  {word}", style="dim")
                 if is_command(text):
                     yield _whole(Text(f"    {text}"))
                 else:
                     yield Padding(Text(text, overflow="fold"), (0, 0, 0, 4))
             return
-        width = max(13, *(len(word) + 2 for word, _ in self.lines))
-        for word, text in self.lines:
+        width = max(13, *(len(word) + 2 for word, _ in lines))
+        for word, text in lines:
             if is_command(text):
                 yield _whole(Text.assemble((f"{'  ' + word:{width}}", "dim"), f"  {text}"))
                 continue
             grid = Table.grid(padding=(0, 2))
             grid.add_column(no_wrap=True, style="dim", width=width)
             grid.add_column(overflow="fold")
-            grid.add_row(f"  {word}", text)
+            grid.add_row(Text(f"  {word}"), Text(text))  # a str would be read as markup
             yield grid
 
 

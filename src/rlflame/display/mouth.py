@@ -1,7 +1,8 @@
-"""The one mouth: how anything is said.
+"""The output of every command.
 
-A report goes to standard output; notes, warnings and errors go to standard error. Loads nothing
-heavy. Must not know: runs.
+A report goes to standard output; notes, warnings and errors go to standard error. Control
+characters in any text are escaped here, so that no file, name or environment can drive the
+terminal. Loads nothing heavy. Must not know: runs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import IO, Any, cast
 
 from rlflame.display.tracebacks import brief
 from rlflame.errors import RlflameError
+from rlflame.escapes import EscapingStream, escape_controls, escape_line, escape_unicode
 
 
 def draws(stream: IO[str] | None) -> bool:
@@ -27,12 +29,25 @@ def draws(stream: IO[str] | None) -> bool:
     return stream is not None and stream.isatty() and terminal not in ("", "dumb")
 
 
+def escape_standard_streams() -> None:
+    """Replace sys.stdout and sys.stderr by streams that escape what anyone writes to them."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, EscapingStream):
+            setattr(sys, name, EscapingStream(stream))
+
+
 def say(text: str) -> None:
-    """Part of the result. A terminal that is gone has nobody who could be told that it is."""
+    """One line of the result; a newline in it comes from a value, and is escaped."""
+    say_lines(escape_line(text))
+
+
+def say_lines(text: str) -> None:
+    """Lines of the result. Nothing reports that the terminal is gone: nobody could read it."""
     if sys.stdout is None:
         return
     try:
-        print(text, flush=True)
+        print(escape_controls(text), flush=True)
     except OSError as error:
         if error.errno != errno.EIO or not stat.S_ISCHR(os.fstat(sys.stdout.fileno()).st_mode):
             raise
@@ -40,16 +55,21 @@ def say(text: str) -> None:
 
 
 def say_aside(text: str) -> None:
-    """Not part of the result; whether anybody hears it does not matter."""
+    """One line that is not part of the result; a reader that is gone is no error."""
+    say_lines_aside(escape_line(text))
+
+
+def say_lines_aside(text: str) -> None:
+    """Lines that are not part of the result."""
     _say_if_heard(sys.stderr, text)
 
 
 def say_failure(error: RlflameError, *, debug: bool = False, as_json: bool = False) -> None:
     """What ended a command, and what to type next."""
     if debug:
-        say_aside("".join(traceback.format_exception(error)).rstrip())
+        say_lines_aside("".join(traceback.format_exception(error)).rstrip())
     if error.detail:
-        say_aside((error.detail if debug else brief(error.detail, error.message)).rstrip())
+        say_lines_aside((error.detail if debug else brief(error.detail, error.message)).rstrip())
     say_aside(f"rlflame: {error.message}")
     if error.hint:
         say_aside(f"  hint: {error.hint}")
@@ -68,7 +88,7 @@ def _say_if_heard(stream: IO[str] | None, text: str) -> None:
     if stream is None:
         return
     try:
-        print(text, file=stream, flush=True)
+        print(escape_controls(text), file=stream, flush=True)
     except (OSError, ValueError) as error:
         mute(stream)
         if stream is sys.stdout and isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -76,8 +96,23 @@ def _say_if_heard(stream: IO[str] | None, text: str) -> None:
 
 
 def canvas() -> IO[str]:
-    """Standard output for whoever draws on it; that the terminal is gone is no error."""
-    return cast("IO[str]", _Canvas(sys.stdout))
+    """Standard output for a display that moves the cursor and escapes text itself.
+
+    That the terminal is gone is no error.
+    """
+    return cast("IO[str]", _Canvas(_unescaped(sys.stdout)))
+
+
+def overwrite_line(stream: IO[str], text: str) -> None:
+    """Replace the last line of a terminal."""
+    with contextlib.suppress(OSError, ValueError):
+        stream = _unescaped(stream)
+        stream.write(f"\r\x1b[K{escape_line(text)}")
+        stream.flush()
+
+
+def _unescaped(stream: IO[str]) -> IO[str]:
+    return stream.stream if isinstance(stream, EscapingStream) else stream
 
 
 class _Canvas:
@@ -131,13 +166,16 @@ def takes(text: str) -> bool:
 
 
 def report(text: str) -> None:
-    """A line of a run's report."""
+    """Lines of a run's report."""
     _say_if_heard(sys.stdout, text)
 
 
 def as_json_text(value: Any, indent: int | None = None) -> str:
-    """JSON that every reader takes: NaN and infinity become null."""
-    return json.dumps(_finite(value), indent=indent)
+    """JSON that every reader takes: NaN and infinity become null.
+
+    All of it is ASCII; json leaves DEL alone of the control characters.
+    """
+    return escape_unicode(json.dumps(_finite(value), indent=indent))
 
 
 def _finite(value: Any) -> Any:

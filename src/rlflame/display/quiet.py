@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from rlflame.display.board import Board
-from rlflame.display.mouth import draws, report, say_aside
+from rlflame.display.mouth import draws, overwrite_line, report, say_aside
+from rlflame.escapes import escape_line
 from rlflame.facts import count
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class QuietDisplay:
         yield
 
     def ended(self, result: RunResult) -> None:
-        report(str(result.folder))
+        report(escape_line(str(result.folder)))
 
 
 class Tally(QuietDisplay):
@@ -85,6 +86,4 @@ class Tally(QuietDisplay):
 
     def _draw(self, text: str) -> None:
         if self._stream is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._stream.write(f"\r\x1b[K{text}")
-                self._stream.flush()
+            overwrite_line(self._stream, text)

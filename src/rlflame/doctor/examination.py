@@ -132,7 +132,8 @@ class _Patient:
             found = ask()
         except FleetError as error:
             if self._asked.debug:
-                self._asked.tell("".join(traceback.format_exception(error)).rstrip())
+                for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
+                    self._asked.tell(line)
             self.lost = isinstance(error, Unanswered) and not self._is_there()
             found = failed(check, brief(error.message), _AGAIN)
         if found is not None:

@@ -21,12 +21,11 @@ import contextlib
 import fcntl
 import os
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rlflame.errors import CheckpointError, CheckpointsDamaged, NotWritten, typed
+from rlflame.errors import CheckpointError, CheckpointsDamaged, NotWritten, shell, typed
 from rlflame.files import checkpoint, tensor_file
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.trainer import Progress
@@ -75,7 +74,7 @@ class RunFolder:
         if not path.is_dir():
             raise CheckpointError(f"{path} is no run folder.", "rlflame runs lists them")
         hint = (
-            f"make it writable, or go on in a copy: {shlex.join(['cp', '-r', str(path), 'COPY'])}; "
+            f"make it writable, or go on in a copy: {shell('cp', '-r', path, 'COPY')}; "
             "rlflame resume COPY"
         )
         folder = cls(path, _locked(path, hint))

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import secrets
-import shlex
 import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy as np
 import safetensors.numpy
 
 from rlflame import __version__
-from rlflame.errors import CheckpointError, LearningError
+from rlflame.errors import CheckpointError, LearningError, shell
 from rlflame.rollout.spec import Array
 
 FORMAT = 1
@@ -120,7 +119,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         remedy = "make room" if error.errno in FULL else "see that it can be written"
         hint = f"{remedy}, or choose another folder; what was there before is as it was"
         if not path.parent.exists():
-            hint = f"mkdir -p {shlex.quote(str(path.parent))}"
+            hint = shell("mkdir", "-p", path.parent)
         raise CheckpointError(
             f"{path} could not be written: {error.strerror or error}.", hint
         ) from error

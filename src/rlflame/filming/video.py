@@ -48,7 +48,7 @@ def kind_of(out: Path) -> Kind:
         raise CheckpointError(f"{out} is a folder.", "-o with the name of a file")
     folder = out.absolute().parent
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder.", f"mkdir -p {folder}")
+        raise CheckpointError(f"{folder} is no folder.", shell("mkdir", "-p", folder))
     if not os.access(folder, os.W_OK | os.X_OK):
         raise CheckpointError(f"{folder} cannot be written.", "-o in another folder")
     return kind

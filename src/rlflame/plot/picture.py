@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlflame.errors import ConfigError, RlflameError, ending, shell
+from rlflame.escapes import escape_controls
 from rlflame.plot import COLOURS, Bars, Cases, Chart, Drawing, Panels, Series, short
 
 if TYPE_CHECKING:
@@ -107,7 +108,19 @@ def drawn(drawing: Drawing) -> Figure:
     if drawing.note:
         note = textwrap.fill(drawing.note, _NOTE_LETTERS)
         figure.supxlabel(note, fontsize=9, color="#666666", x=0.99, ha="right")
+    _escape_texts(figure)
     return figure
+
+
+def _escape_texts(figure: Figure) -> None:
+    """No font has control characters, and an SVG that holds them is not XML."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        words = text.get_text()
+        if words != (escaped := escape_controls(words)):
+            text.set_text(escaped)
 
 
 def _draw_panels(figure: Figure, panels: Panels) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlflame.escapes import escape_line
 from rlflame.plot import Bars, Cases, Chart, Drawing, Panels, Series, short, ticks
 from rlflame.rollout.spec import Float64
 
@@ -51,7 +52,9 @@ def text(drawing: Drawing, width: int = 80, height: int = 20, *, braille: bool =
 def _wrapped(said: str, width: int, before: str = "", further: str = "") -> str:
     """The words in as many lines as it takes, all but the first further in."""
     room = max(1, width - len(before))
-    lines = textwrap.wrap(said, room, subsequent_indent=further, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(
+        escape_line(said), room, subsequent_indent=further, break_on_hyphens=False
+    ) or [""]
     return "\n".join(f"{before}{line}" for line in lines)
 
 
@@ -172,7 +175,11 @@ def _scaled(values: Float64, low: float, high: float, last: int) -> np.ndarray:
 def _bars(bars: Bars, width: int, braille: bool) -> str:
     block, mark = ("█", "┊") if braille else ("#", ":")
     named = [
-        (f"{group} {name}" if len(bars.names) > 1 else group, bars.heights[j, i], bars.ideal[i])
+        (
+            escape_line(f"{group} {name}" if len(bars.names) > 1 else group),
+            bars.heights[j, i],
+            bars.ideal[i],
+        )
         for i, group in enumerate(bars.groups)
         for j, name in enumerate(bars.names)
         if not np.isnan(bars.heights[j, i])

@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
+from rlflame.escapes import escape_controls, escape_line
 from rlflame.plot import Chart, terminal
 from rlflame.report import Block, Commands, Document, Table
 
+#: What begins code, HTML or the target of a link, and a backslash that would undo an escape.
+_MARKUP = re.compile(r"[`<]|(?<=\])[(\[:]|\\(?=[!-/:-@\[-`{-~])")
+
 
 def written(document: Document, *, ascii_only: bool = False) -> str:
-    lines = [f"# {document.title}"]
+    lines = [f"# {_plain(document.title)}"]
     for section in document.sections:
-        lines += ["", f"## {section.title}"]
+        lines += ["", f"## {_plain(section.title)}"]
         for block in section.blocks:
             lines += ["", *_lines(block, ascii_only)]
-    return "\n".join(lines) + "\n"
+    return escape_controls("\n".join(lines) + "\n")
+
+
+def _plain(text: str) -> str:
+    """The text in one line, without the markup that names may hold."""
+    return _MARKUP.sub(r"\\\g<0>", escape_line(text))
+
+
+def _fenced(lines: Sequence[str]) -> list[str]:
+    """A block of code whose fence is longer than any run of backticks in it."""
+    runs = (len(run) for line in lines for run in re.findall("`+", line))
+    fence = "`" * max(3, *(run + 1 for run in runs), 0)
+    return [fence, *lines, fence]
 
 
 def _lines(block: Block, ascii_only: bool) -> list[str]:
     if isinstance(block, Table):
         return _table(block, {"±": "+-"} if ascii_only else {})
     if isinstance(block, Chart):
-        return ["```", terminal.text(block, 80, 14, braille=not ascii_only), "```"]
+        return _fenced([terminal.text(block, 80, 14, braille=not ascii_only)])
     if isinstance(block, Commands):
-        return ["```", *block.lines, "```"]
-    return [block]
+        return _fenced([escape_line(line) for line in block.lines])
+    return [_plain(block)]
 
 
 def _table(table: Table, spelt: Mapping[str, str]) -> list[str]:
     """Columns as wide as they need to be, so that the source is a table too."""
-    # Of what a cell may not have, a folder's name may.
-    letters = str.maketrans({"|": "\\|", "\n": " ", "\r": " ", **spelt})
-    rows = [[cell.translate(letters) for cell in row] for row in (table.head, *table.rows)]
+    # Escaped before the widths are measured.
+    letters = str.maketrans({"|": "\\|", **spelt})
+    rows = [
+        [escape_controls(_plain(cell)).translate(letters) for cell in row]
+        for row in (table.head, *table.rows)
+    ]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
     rule = [
         "-" * width if i < table.words else "-" * (width - 1) + ":"

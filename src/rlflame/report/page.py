@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from rlflame.escapes import escape_controls
 from rlflame.plot import COLOURS, Chart, inline
 from rlflame.report import Block, Commands, Document, Section, Table
 
@@ -56,7 +57,7 @@ def written(document: Document) -> str:
     dark = ";".join(f"--line-{i}:{colour}" for i, colour in enumerate(_DARK[: len(COLOURS)]))
     body = "\n".join(_section(section) for section in document.sections)
     title = escape(document.title)
-    return (
+    return escape_controls(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
         f"<title>{title}</title>\n<style>{_STYLE.replace('DARK', dark)}</style>\n</head>\n"

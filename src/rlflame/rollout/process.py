@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Mapping
 
@@ -20,6 +21,8 @@ from .search_path import child_path
 _PIPE_BYTES = 1 << 20
 _TAIL_BYTES = 4000
 _OUTPUT_LIMIT_BYTES = 1 << 20
+#: For the last of the output, which a process in another session may hold open.
+_RELAY_S = 1.0
 
 
 class Garbled(Exception):
@@ -45,7 +48,8 @@ class WorkerProcess:
         self._unsent: deque[memoryview] = deque()
         self._code: int | None = None
         self.answers, write = os.pipe()
-        output = 2 if show_output else self._output
+        self._relay = Relay() if show_output else None
+        output = self._relay.descriptor if self._relay is not None else self._output
         if environment is None:
             from . import blas  # loads numpy, which whoever begins early does without
 
@@ -71,6 +75,8 @@ class WorkerProcess:
             raise
         finally:
             os.close(write)
+            if self._relay is not None:
+                self._relay.start()
         assert self._process.stdin is not None
         self.requests = self._process.stdin.fileno()
         for pipe in (self.answers, self.requests):
@@ -167,10 +173,36 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._code = self._process.wait()
+        if self._relay is not None:
+            self._relay.join(_RELAY_S)
         self._kept = self._tail()
         self._output.close()
         os.close(self.answers)
         return self._code
+
+
+class Relay(threading.Thread):
+    """Lines that a process prints, written to this process's sys.stderr.
+
+    A process that inherited the descriptor itself would reach the terminal past sys.stderr, which
+    escapes control characters.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._read, self.descriptor = os.pipe()
+
+    def start(self) -> None:
+        """Begin; the descriptor is the other process's from here on."""
+        os.close(self.descriptor)
+        super().start()
+
+    def run(self) -> None:
+        with open(self._read, encoding="utf-8", errors="backslashreplace", newline="\n") as lines:
+            for line in lines:
+                with contextlib.suppress(OSError, ValueError, AttributeError):
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
 
 
 def _enlarge(pipe: int) -> None:

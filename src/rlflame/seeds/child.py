@@ -7,7 +7,6 @@ Must not know: other seeds, display.
 
 from __future__ import annotations
 
-import shlex
 import threading
 import time
 import traceback
@@ -24,6 +23,7 @@ from rlflame.errors import (
     NotWritten,
     RlflameError,
     of_the_system,
+    shell,
 )
 from rlflame.fleet import EventCount, Fleet
 from rlflame.line import Line, Message, end_here
@@ -46,7 +46,7 @@ def main() -> None:
         try:
             _train(order, line, stop)
         except CheckpointsDamaged as error:
-            anew = shlex.join(["rm", "-r", order["folder"]])
+            anew = shell("rm", "-r", order["folder"])
             error.hint = f"restore one from a copy, or begin the seed anew: {anew}"
             _fail(line, error)
         except NotWritten as error:

@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rlflame import __version__
+from rlflame.display.console import make_console
 from rlflame.display.live import Pairs
-from rlflame.display.mouth import canvas, say_aside
+from rlflame.display.mouth import say_aside, say_lines_aside
 from rlflame.facts import duration
 from rlflame.seeds.board import Row, SeedsBoard
 from rlflame.seeds.crew import Outcome
@@ -44,7 +45,7 @@ class LiveSeeds:
     """A banner, a view that moves while seeds run, and an end block."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False, file=canvas())
+        self._console = console or make_console()
         self._board: SeedsBoard | None = None
 
     def note(self, text: str) -> None:
@@ -76,7 +77,7 @@ class LiveSeeds:
 
     def ended(self, seed: int, outcome: Outcome) -> None:
         if outcome.error is not None:
-            say_aside(failed(seed, outcome))
+            say_lines_aside(failed(seed, outcome))
 
     def finished(self, result: JobResult) -> None:
         self._console.print(Text(ending(result), style="bold"))

@@ -13,9 +13,10 @@ from typing import Any
 
 from rlflame import __version__
 from rlflame.display.layout import aligned, table
-from rlflame.display.mouth import as_json_text, report, say_aside
+from rlflame.display.mouth import as_json_text, report, say_aside, say_lines_aside
 from rlflame.display.tracebacks import brief
 from rlflame.errors import typed
+from rlflame.escapes import escape_line
 from rlflame.estimates import FEWEST_SEEDS
 from rlflame.facts import count, duration
 from rlflame.seeds import written
@@ -42,10 +43,10 @@ class QuietSeeds:
 
     def ended(self, seed: int, outcome: Outcome) -> None:
         if outcome.error is not None:
-            say_aside(failed(seed, outcome))
+            say_lines_aside(failed(seed, outcome))
 
     def finished(self, result: JobResult) -> None:
-        report(str(result.folder))
+        report(escape_line(str(result.folder)))
 
 
 class JsonSeeds(QuietSeeds):
@@ -86,7 +87,7 @@ class PlainSeeds:
     """Lines that read well in a log: a banner, one as each seed ends, one of all now and then."""
 
     def __init__(
-        self, out: Callable[[str], None] = report, aside: Callable[[str], None] = say_aside
+        self, out: Callable[[str], None] = report, aside: Callable[[str], None] = say_lines_aside
     ) -> None:
         self._out = out
         self._aside = aside
@@ -94,7 +95,7 @@ class PlainSeeds:
         self._part = 0
 
     def note(self, text: str) -> None:
-        self._aside(text)
+        self._aside(escape_line(text))
 
     @contextlib.contextmanager
     def begin(self, start: JobStart, board: SeedsBoard) -> Iterator[None]:
@@ -167,7 +168,8 @@ def together(board: SeedsBoard) -> str:
 def failed(seed: int, outcome: Outcome) -> str:
     assert outcome.error is not None
     detail = brief(outcome.error.detail, outcome.error.message).rstrip()
-    return f"Seed {seed} failed: {outcome.error.message}" + (f"\n{detail}" if detail else "")
+    message = escape_line(outcome.error.message)
+    return f"Seed {seed} failed: {message}" + (f"\n{detail}" if detail else "")
 
 
 def ending(result: JobResult) -> str:
