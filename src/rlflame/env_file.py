@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -80,7 +79,7 @@ def with_env_file(
         raise ConfigError(
             f"This run's environment comes from a file (SHA-256 {expected[:12]}), and the command "
             "names none.",
-            f"add {shlex.join(['--env-file', recorded() or 'FILE.py'])}, which runs the file",
+            f"add {shell('--env-file', recorded() or 'FILE.py')}, which runs the file",
         )
     digest = admit(path)
     if expected is not None and digest != expected:

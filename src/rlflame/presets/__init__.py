@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from rlflame import toml
 from rlflame.config import EvaluationSettings, LearningSettings, RunConfig
-from rlflame.errors import ConfigError, typed
+from rlflame.errors import ConfigError, shell, typed
 from rlflame.rollout.modules import named_modules
 from rlflame.tables import get, merge, put
 from rlflame.trust import allow_modules, check_modules
@@ -134,7 +133,7 @@ def resolve(
     if isinstance(asked, str) and get(over(written, flagged), "runtime.env_file") is None:
         raise ConfigError(
             f"{config_file} names the environment file {asked}, and loading it runs its code.",
-            f"if you trust it, add {shlex.join(['--env-file', asked])}",
+            f"if you trust it, add {shell('--env-file', asked)}",
         )
     for layer in (written, flagged):  # what the user typed, and not what a file says
         kwargs = get(layer, "learning.environment.kwargs")
