@@ -99,6 +99,7 @@ GUESTS = {
     "stable_baselines3": {"bench.stable"},
     "mujoco": {"rollout.gymnasium_row", "rollout.bodies", "bench.bare"},
     "cloudpickle": {"fleet.flame.parcel"},
+    "pyarrow": {"fleet.flame.raw_object", "fleet.flame.loader"},
     "numpy": {"*"},
 }
 

@@ -726,12 +726,12 @@ import pickle, sys
 loaded = pickle.load(sys.stdin.buffer).execution_object
 worker = loaded()
 import shipped_alone
-print(loaded.__name__, loaded.settings, worker.ping(), shipped_alone.WORD)
+print(loaded.__name__, loaded.settings, worker.ping().to_pylist(), shipped_alone.WORD)
 """
     said = subprocess.run(
         [sys.executable, "-c", code], input=context(shipped), capture_output=True, check=True
     )
-    assert said.stdout.decode().strip() == "Shipped {'a': 1} None here"
+    assert said.stdout.decode().strip() == "Shipped {'a': 1} [] here"
 
 
 # Configuration.

@@ -15,6 +15,7 @@ from test_fleet import FAKE, alone, slots
 
 from rlflame.errors import FleetError
 from rlflame.fleet.flame import service
+from rlflame.fleet.flame.raw_object import view_array
 from rlflame.fleet.flame.verdict import judge
 from rlflame.fleet.flame.workers import Workers
 from rlflame.fleet.jobs import Job
@@ -38,7 +39,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(*tasks: RolloutTask) -> list[dict[str, Any]]:
         sent = wire.encode({"tasks": [np.frombuffer(wire.encode(t), np.uint8) for t in tasks]})
-        found: dict[str, Any] = wire.decode(served.run(sent, "weights", "", ""))
+        answered = served.run(np.frombuffer(sent, np.uint8), "weights", "", "")
+        found: dict[str, Any] = wire.decode(view_array(answered))
         return list(found["answers"])
 
     yield run

@@ -171,6 +171,10 @@ class FlameStub:
         """Keys in the cache and their sizes in bytes."""
         return self._cache.store.sizes()
 
+    def store(self, key: str, data: bytes) -> None:
+        """Put bytes into the cache as they are, as any client of it can."""
+        self._cache.store.put(key, data)
+
     @property
     def cache_bytes(self) -> int:
         return sum(self.objects().values())

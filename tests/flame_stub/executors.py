@@ -211,6 +211,10 @@ class Life(threading.Thread):
             self._finish(pb.Failed, None, result.message)
         else:
             output = result.output if result.HasField("output") else None
+            forge = self._state.faults.forge_output
+            if forge is not None and output is not None:
+                session = task.session
+                output = forge(f"{session.spec.application}/{session.id}", output)
             self._finish(pb.Succeed, output, "")
         return True
 

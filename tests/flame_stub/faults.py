@@ -59,6 +59,8 @@ class Faults:
     cache_missing_prefix: str = ""
     #: The address that references carry instead of the cache's own, such as grpc://192.0.2.1:9090.
     reference_endpoint: str = ""
+    #: A hostile worker: makes a task's output from its key prefix APP/SESSION and honest output.
+    forge_output: Callable[[str, bytes], bytes] | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -6,7 +6,6 @@ Must not know: what is good or bad about the answers.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from rlflame.fleet.flame.cluster import (
     close_quietly,
 )
 from rlflame.fleet.flame.lease import Lease
-from rlflame.fleet.flame.parcel import request
+from rlflame.fleet.flame.parcel import parse_greeting, request
 from rlflame.fleet.flame.start import PREFIX, Starter, Wishes
 
 _LEASE_S = 10.0
@@ -187,7 +186,7 @@ class Probe:
                 news = bounded(partial(self.cluster.ask, session, task), CALL_S, "get task")
                 if news.state in _ENDED:
                     del open_tasks[task]
-                    said = json.loads(str(self._result(news)))
+                    said = parse_greeting(self._result(session, news))
                     greetings.append(Greeting(said, asked_at, time.time()))
             self.pace.pause(_ASK_EVERY_S)
         return greetings
@@ -202,7 +201,7 @@ class Probe:
             for stream in streams:
                 close_quietly(stream)
         took_s = time.perf_counter() - began
-        self._result(news)
+        self._result(session, news)
         return took_s
 
     def _create(self, session: Any, payload: bytes) -> str:
@@ -222,16 +221,16 @@ class Probe:
             self.pace.pause(_ASK_EVERY_S)
         raise Unanswered(f"A small task did not end within {CALL_S:g} s.")
 
-    def _result(self, news: TaskNews) -> Any:
+    def _result(self, session: Any, news: TaskNews) -> memoryview:
         if news.state != SUCCEED or news.output is None:
             raise FleetError(
                 f"A small task failed ({news.message or 'no reason given'}).",
                 "the executor's log is under FLAME_HOME; rlflame cluster-check again",
             )
         try:
-            place = objects.place(news.output)
+            place = objects.place(news.output, session)
             self._caches.add(place.endpoint)
-            return objects.get(place)
+            return objects.get(place.key)
         except KeyError as error:
             raise FleetError(
                 "The object cache lost a small task's result.", "give it cache.storage"

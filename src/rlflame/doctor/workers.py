@@ -77,8 +77,8 @@ def _answered(answers: Answers) -> Finding:
 def _elsewhere(theirs: Sequence[str], ours: str) -> Finding:
     return warning(
         "results",
-        f"executors put theirs into {', '.join(theirs)}, this machine puts weights into {ours}; "
-        "so nobody deletes what runs leave",
+        f"executors put theirs into {', '.join(theirs)}, this machine puts weights into {ours} "
+        "and fetches results from there alone",
         f"export FLAME_CACHE_ENDPOINT={theirs[0]}",
         caches=[*theirs, ours],
     )

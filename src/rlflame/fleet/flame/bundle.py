@@ -24,6 +24,7 @@ _MODULES = (
     "rlflame.fleet.flame",
     "rlflame.fleet.flame.bounded",
     "rlflame.fleet.flame.lease",
+    "rlflame.fleet.flame.raw_object",
     "rlflame.fleet.flame.service",
     "rlflame.rollout",
 )

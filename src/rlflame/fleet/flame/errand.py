@@ -102,9 +102,9 @@ class Errands:
                 self.throw_away(large.key)
         if news.state != SUCCEED or news.output is None:
             raise FleetError(news.message or "its executor failed without a word")
-        place = objects.place(news.output)
+        place = objects.place(news.output, session)
         try:
-            found = memoryview(objects.get(place))
+            found = objects.get(place.key)
         except KeyError as error:
             raise FleetError("its answer was gone from the cache") from error
         self.cluster.meter.received(found.nbytes)
@@ -150,9 +150,10 @@ class Errands:
             return
         task, _ = self._abandoned.popleft()
         with contextlib.suppress(Exception):  # what stays is deleted with the run
-            news = self.cluster.ask(self.session(), task)
+            session = self.session()
+            news = self.cluster.ask(session, task)
             if news.state == SUCCEED and news.output is not None:
-                self.throw_away(objects.place(news.output).key)
+                self.throw_away(objects.place(news.output, session).key)
             elif news.state not in (SUCCEED, FAILED, CANCELLED):
                 self._abandoned.append((task, self.clock() + _ABANDONED_EVERY_S))
 

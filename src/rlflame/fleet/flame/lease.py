@@ -11,11 +11,10 @@ import socket
 import threading
 from typing import Any
 
-import numpy as np
-
 from rlflame.rollout import wire
 
 from .bounded import bounded
+from .raw_object import make_array, read_object
 
 BEAT_EVERY_S = 5.0
 _WRITE_S = 4.0
@@ -26,14 +25,12 @@ def key_of(application: str) -> str:
 
 
 def read(endpoint: str, key: str) -> dict[str, Any] | None:
-    """What the lease says now; None where there is none. Raises what flamepy raises."""
-    from flamepy.core import ObjectRef, get_object
-
+    """What the lease says now; None where there is none. Raises what `read_object` raises."""
     try:
-        found = get_object(ObjectRef(endpoint, key, 0))
+        content = read_object(endpoint, key)
     except KeyError:
         return None
-    value: dict[str, Any] = wire.decode(bytes(memoryview(found)))
+    value: dict[str, Any] = wire.decode(content)
     return value
 
 
@@ -44,7 +41,7 @@ def end_for(endpoint: str, key: str, found: dict[str, Any]) -> None:
     """
     from flamepy.core import ObjectRef, update_object
 
-    content = np.frombuffer(wire.encode({**found, "closing": True}), np.uint8)
+    content = make_array(wire.encode({**found, "closing": True}))
     update_object(ObjectRef(endpoint, key, 0), content)
 
 
@@ -52,7 +49,9 @@ class Lease:
     """Kept by the driver, from construction to `end()`."""
 
     def __init__(self, endpoint: str, application: str) -> None:
-        self.reference = {"endpoint": endpoint, "key": key_of(application)}
+        self._endpoint, self._key = endpoint, key_of(application)
+        #: Where executors read it: they may not reach the address that the driver is given.
+        self.reference = {"endpoint": endpoint, "key": self._key}
         self._beat = 0
         self._closing = False
         self._over = threading.Event()
@@ -70,9 +69,10 @@ class Lease:
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
-        content = np.frombuffer(wire.encode(value), np.uint8)
-        place = ObjectRef(self.reference["endpoint"], self.reference["key"], 0)
-        bounded(lambda: update_object(place, content), _WRITE_S, "lease")
+        content = make_array(wire.encode(value))
+        place = ObjectRef(self._endpoint, self._key, 0)
+        written = bounded(lambda: update_object(place, content), _WRITE_S, "lease")
+        self.reference = {"endpoint": str(written.endpoint), "key": self._key}
 
     def announce_end(self) -> None:
         """Workers that look see that nobody waits for their tasks any more."""

@@ -32,8 +32,9 @@ class Loader:
         sys.path.insert(0, folder)
         self._service: Any = None
 
-    def greet(self, wait_s: float = 0.0) -> str:
-        """What this executor has installed, as JSON: asked first, and needs nothing installed.
+    def greet(self, wait_s: float = 0.0) -> Any:
+        """What this executor has installed, as bytes of JSON: asked first, and needs no package
+        but flamepy.
 
         Who asks many executors has each wait a moment, so that no quick one answers for another.
         """
@@ -44,10 +45,18 @@ class Loader:
         from rlflame.rollout.greeting import greeting
 
         time.sleep(wait_s)
-        return json.dumps({**greeting(), "pid": os.getpid(), "clock": time.time()})
+        answer = json.dumps({**greeting(), "pid": os.getpid(), "clock": time.time()})
+        return self._array(answer.encode())
 
-    def ping(self) -> None:
-        """Nothing at all, to see how long that takes."""
+    def ping(self) -> Any:
+        """No bytes, to see how long that takes."""
+        return self._array(b"")
+
+    def _array(self, content: bytes) -> Any:
+        """As `raw_object.make_array`, which cannot be imported without numpy."""
+        import pyarrow as pa
+
+        return pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])
 
     def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
         """The bytes of tasks and where their weights lie, for the bytes of the answers."""

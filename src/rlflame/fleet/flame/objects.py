@@ -8,22 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import re
 import tempfile
 import threading
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from rlflame.errors import FleetError
 
 from .bounded import CALL_S, Unanswered, bounded
 from .parcel import context
+from .raw_object import make_array, read_object
 
 _TRANSFER_S = 80.0
+#: The last part of a key that a worker may name: the cache makes a UUID.
+_OBJECT_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]*")
+#: What may be shown of an address that a worker names: nothing that a terminal or shell obeys.
+_ADDRESS = re.compile(r"[a-z+]+://[0-9A-Za-z.:_\[\]-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where an object lies in the cache."""
+    """Where an object lies in the cache.
+
+    `endpoint` is the cache's own address. Executors fetch from it; the driver only shows it.
+    """
 
     endpoint: str
     key: str
@@ -31,7 +40,7 @@ class Reference:
 
 def put(prefix: str, content: bytes) -> Reference:
     """Bytes of ours, which travel as an array, so that nothing is pickled."""
-    return _put(prefix, np.frombuffer(content, np.uint8))
+    return _put(prefix, make_array(content))
 
 
 def put_context(prefix: str, service: type) -> Reference:
@@ -58,24 +67,47 @@ def upload(key: str, content: bytes) -> str:
     return f"{address}/{key}"
 
 
-def place(output: bytes) -> Reference:
-    """Where a task's result lies."""
+def place(output: bytes, session: Any) -> Reference:
+    """The object that a worker names as a task's result, which must belong to the session.
+
+    The worker may be hostile: its answer decides neither the address that the driver calls nor
+    which other objects the driver reads and deletes.
+    """
     from flamepy.core import ObjectRef
 
-    found = ObjectRef.decode(output)
-    return Reference(found.endpoint, found.key)
-
-
-def get(where: Reference) -> Any:
-    """An object as it lies in the cache now; KeyError where there is none."""
-    from flamepy.core import ObjectRef, get_object
-
-    reference = ObjectRef(where.endpoint, where.key, 0)
     try:
-        return bounded(lambda: get_object(reference), _TRANSFER_S, "get object")
+        found = ObjectRef.decode(output)
+        endpoint, key = str(found.endpoint), str(found.key)
+        if not _ADDRESS.fullmatch(endpoint):
+            raise ValueError(endpoint)
+    except Exception as error:
+        raise FleetError(
+            f"A worker's answer names no object of the cache ({type(error).__name__}).",
+            "rlflame cluster-check",
+        ) from error
+    prefix, _, name = key.rpartition("/")
+    if prefix != f"{session.application}/{session.id}" or not _OBJECT_ID.fullmatch(name):
+        raise FleetError(
+            f"A worker's answer names the object {key!r}, which is not of the session "
+            f"{session.id}.",
+            "rlflame cluster-check",
+        )
+    return Reference(endpoint, key)
+
+
+def get(key: str) -> memoryview:
+    """The bytes of an object as it lies in the configured cache now; KeyError where there is none.
+
+    They are never unpickled, and no other address is called, whatever a reference says.
+    """
+    from flamepy.core.cache import _get_cached_context
+
+    endpoint = str(_get_cached_context().cache_endpoint)
+    try:
+        return bounded(lambda: read_object(endpoint, key), _TRANSFER_S, "get object")
     except Unanswered as error:
         if isinstance(error.__cause__, KeyError):
-            raise KeyError(where.key) from None
+            raise KeyError(key) from None
         raise
 
 

@@ -6,7 +6,10 @@ connections, tasks.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
+
+from rlflame.errors import FleetError
 
 from . import bundle
 
@@ -28,6 +31,22 @@ def request(method: str, *arguments: Any) -> bytes:
 
     packed: bytes = cloudpickle.dumps(RunnerRequest(method, tuple(arguments)))
     return packed
+
+
+def parse_greeting(content: memoryview) -> dict[str, Any]:
+    """What an executor answers to `greet`, read as JSON."""
+    try:
+        greeting = json.loads(bytes(content))
+    except (ValueError, RecursionError) as error:
+        raise FleetError(
+            f"An executor's answer about itself is no JSON ({error}).", "rlflame cluster-check"
+        ) from error
+    if not isinstance(greeting, dict) or not isinstance(greeting.get("packages"), dict):
+        raise FleetError(
+            "An executor's answer about itself does not list its packages.",
+            "rlflame cluster-check",
+        )
+    return greeting
 
 
 def context(service: type) -> bytes:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 import rlflame
+from rlflame.fleet.flame.raw_object import make_array, read_object, view_array
 from rlflame.rollout import blas, own, wire
 from rlflame.rollout.child import Kind
 from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
@@ -84,17 +85,21 @@ class Service:
                 os._exit(0)  # which the supervisor takes for an end
 
     def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
-        """The answers' bytes; nothing a task does can raise out of here."""
+        """The answers' bytes; nothing a task does can raise out of here.
+
+        `tasks` is a numpy array where it came with the call, an Arrow array out of the cache.
+        """
         lease = _Lease(self._lease)
+        content = tasks.data if isinstance(tasks, np.ndarray) else view_array(tasks)
         answers = [
             self._answer(bytes(task), policy, endpoint, key, lease)
-            for task in wire.decode(memoryview(tasks))["tasks"]
+            for task in wire.decode(content)["tasks"]
         ]
         worker = {
             **self._hello, "name": self._name, "host": socket.gethostname(), "pid": os.getpid(),
             "child": self._child.pid if self._child else 0,
         }  # fmt: skip
-        return np.frombuffer(wire.encode({"worker": worker, "answers": answers}), np.uint8)
+        return make_array(wire.encode({"worker": worker, "answers": answers}))
 
     def _answer(
         self, task: bytes, policy: str, endpoint: str, key: str, lease: _Lease
@@ -268,10 +273,8 @@ class _Lease:
 
 def _fetched(endpoint: str, key: str) -> bytes | None:
     """A policy's frame out of the cache, or None where it is no more."""
-    from flamepy.core import ObjectRef, get_object
-
     try:
-        return bytes(memoryview(get_object(ObjectRef(endpoint, key, 0))))
+        return bytes(read_object(endpoint, key))
     except Exception:  # gone, or the cache is away: either way it has to be asked for again
         return None
 

@@ -7,7 +7,6 @@ package of dependencies takes its place. Must not know: tasks, fragments, weight
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 import uuid
@@ -34,7 +33,7 @@ from .cluster import (
 )
 from .loader import Loader
 from .objects import Reference
-from .parcel import request
+from .parcel import parse_greeting, request
 
 PREFIX = "rlflame-"
 _LOOK_EVERY_S = 0.25
@@ -214,7 +213,7 @@ class Starter:
             try:
                 news = bounded(partial(self.cluster.ask, session, task), CALL_S, "get task")
                 if news.state == SUCCEED:
-                    return self._answer(news)
+                    return self._answer(session, news)
                 if news.state in (FAILED, CANCELLED) and refusals < _REFUSALS:
                     refusals += 1
                     task = self._asked(session)
@@ -240,12 +239,20 @@ class Starter:
             time.sleep(_LOOK_EVERY_S if now - began > 1.0 else 0.02)
         raise _closed()
 
-    def _answer(self, news: TaskNews) -> dict[str, Any]:
-        assert news.output is not None
-        place = objects.place(news.output)
-        found: dict[str, Any] = json.loads(str(objects.get(place)))
+    def _answer(self, session: Any, news: TaskNews) -> dict[str, Any]:
+        place = objects.place(news.output or b"", session)
+        try:
+            content = objects.get(place.key)
+        except KeyError as error:
+            raise FleetError(
+                f"The object cache at {self.cluster.cache_endpoint} does not have the first "
+                f"executor's answer, which was put into {place.endpoint}.",
+                "if that is the object cache of this cluster: "
+                f"export FLAME_CACHE_ENDPOINT={place.endpoint}",
+            ) from error
+        greeting = parse_greeting(content)
         objects.delete(place.key)
-        return found
+        return greeting
 
     def stalled(self, started: Started, waited_s: float) -> None:
         """Nothing runs in the middle of a run: say why, or raise what makes it hopeless."""
