@@ -679,6 +679,60 @@ def test_an_environment_that_the_recipe_does_not_name_is_refused(file, forge):
     assert "'evil_module:Other-v0'" in message
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kwargs": {"sutton_barto_reward": True}},
+        {"kwargs": {"render_mode": "human"}},
+        {"max_episode_steps": 0},
+        {"max_episode_steps": 7},
+        {"max_episode_steps": 10**30},
+    ],
+    ids=str,
+)
+def test_an_environment_made_unlike_the_recipe_is_refused(file, forge, change):
+    _, metadata = tensors_of(file.read_bytes())
+    changed = {**json.loads(metadata["environment"]), **change}
+    (name,) = change
+    assert name in refused(forge(metadata={"environment": json.dumps(changed)}))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "accepted"),
+    [
+        ({"sutton_barto_reward": True}, True),
+        ({"sutton_barto_reward": 1}, False),
+        ({"sutton_barto_reward": False}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_an_environment_s_arguments_are_those_of_the_recipe(file, forge, recorded, accepted):
+    _, metadata = tensors_of(file.read_bytes())
+    recipe, env = (json.loads(metadata[name]) for name in ("recipe", "environment"))
+    recipe["learning"]["environment"] |= {
+        "kwargs": {"sutton_barto_reward": True},
+        "max_episode_steps": 7,
+    }
+    env |= {"kwargs": recorded, "max_episode_steps": 7}
+    forge(metadata={"recipe": json.dumps(recipe), "environment": json.dumps(env)})
+    if accepted:
+        assert checkpoint.load(file).env.kwargs == recorded
+    else:
+        assert "kwargs" in refused(file)
+
+
+@pytest.mark.parametrize("mode", ["human", "rgb_array", ["human"], None], ids=str)
+def test_a_render_mode_is_refused_even_where_recipe_and_environment_agree(file, forge, mode):
+    _, metadata = tensors_of(file.read_bytes())
+    recipe, env = (json.loads(metadata[name]) for name in ("recipe", "environment"))
+    kwargs = {"render_mode": mode}
+    recipe["learning"]["environment"]["kwargs"] = env["kwargs"] = kwargs
+    assert "render_mode" in refused(
+        forge(metadata={"recipe": json.dumps(recipe), "environment": json.dumps(env)})
+    )
+
+
 @pytest.mark.parametrize("which", ["best", "evaluation"])
 @pytest.mark.parametrize(
     "change",

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
-from rlflame.config import Recipe
+from rlflame.config import EnvironmentSettings, Recipe
 from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
 from rlflame.files import segments, tensor_file
@@ -219,11 +219,7 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
     names = ("action_kind", "observation_size", "action_size", "action_low", "action_high")
     network = recipe.learning.network
     bounds = env.action_size if env.action_kind == "continuous" else 0
-    if recipe.learning.environment.id != env.id:
-        raise ValueError(
-            f"its recipe is for {recipe.learning.environment.id!r:.80}, "
-            f"and its environment is {env.id!r:.80}"
-        )
+    _check_environment(recipe.learning.environment, env)
     if (
         any(getattr(spec, name) != getattr(env, name) for name in names)
         or spec.width != recipe.learning.rollout.width
@@ -238,6 +234,24 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
         or not len(env.action_low) == len(env.action_high) == bounds
     ):
         raise ValueError("its policy is not one for its environment and recipe")
+
+
+def _check_environment(settings: EnvironmentSettings, env: EnvSpec) -> None:
+    """The recipe alone determines how the environment is made. An absent time limit stays absent:
+    the environment's registration sets it wherever the policy runs.
+    """
+    arguments = {
+        "id": (settings.id, env.id),
+        "kwargs": (settings.kwargs, dict(env.kwargs)),
+        "max_episode_steps": (settings.max_episode_steps, env.max_episode_steps),
+    }
+    for name, (expected, recorded) in arguments.items():
+        # As text, because True == 1 in Python.
+        if json.dumps(expected, sort_keys=True) != json.dumps(recorded, sort_keys=True):
+            raise ValueError(
+                f"the environment's {name} is {expected!r:.80} in its recipe, "
+                f"and {recorded!r:.80} beside it"
+            )
 
 
 def _shaped(env: EnvSpec) -> bool:
