@@ -28,7 +28,7 @@ from rlflame import build
 from rlflame.config import LearningSettings
 from rlflame.errors import CheckpointError, RlflameError
 from rlflame.evaluate import EvaluationRecord
-from rlflame.files import checkpoint
+from rlflame.files import checkpoint, tensor_file
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learners import made_with
 from rlflame.rollout import wire
@@ -640,8 +640,19 @@ def test_texts_that_are_missing_are_named(forge, field):
     assert f"lacks {field}" in refused(forge(metadata={field: None}))
 
 
-@pytest.mark.parametrize("progress", [{"steps": "1"}, {"steps": None}, {"reached": 3}])
-def test_counters_that_are_no_numbers_are_refused(file, forge, progress):
+@pytest.mark.parametrize(
+    "progress",
+    [
+        *({"steps": steps} for steps in ("1", None, -5, True, 65.0, 10**30, 65, 32, 0)),
+        *({"iteration": number} for number in (-1, 0, 3, 10**30)),
+        *({"episodes": number} for number in (-1, 65)),
+        *({"evaluations": number} for number in (-1, 1)),
+        {"iteration": 2**63, "steps": 2**63 * 32},
+        {"reached": 3},
+    ],
+    ids=str,
+)
+def test_counters_that_are_no_run_s_are_refused(file, forge, progress):
     _, metadata = tensors_of(file.read_bytes())
     changed = {**json.loads(metadata["progress"]), **progress}
     refused(forge(metadata={"progress": json.dumps(changed)}))
@@ -743,13 +754,25 @@ def test_a_render_mode_is_refused_even_where_recipe_and_environment_agree(file, 
         {"returns": [1.0]},
         {"lengths": [1]},
         {"seed": -1},
+        {"seed": 2**63},
         {"max_episode_steps": 0},
+        {"max_episode_steps": 1},
+        {"max_episode_steps": 10**30},
+        {"stochastic": 1},
+        {"min": 1e6},
+        {"low": 2.0, "high": 1.0},
+        {"std": -1.0},
+        *({name: np.nan} for name in ("mean", "std", "iqm", "low", "high", "length_mean")),
+        *({name: np.inf} for name in ("mean", "std", "min", "max")),
+        {"mean": 10**400},
     ],
+    ids=str,
 )
 def test_records_that_contradict_themselves_are_refused(file, forge, which, change):
     _, metadata = tensors_of(file.read_bytes())
     changed = {**json.loads(metadata[which]), **change}
-    assert f"its {which} record" in refused(forge(metadata={which: json.dumps(changed)}))
+    message = refused(forge(metadata={which: json.dumps(changed)}))
+    assert f"its {which} record" in message or "EvaluationRecord" in message
 
 
 def test_reading_takes_memory_in_proportion_to_the_file(file, forge, tmp_path):
@@ -785,16 +808,16 @@ def test_what_cannot_be_read_is_a_sentence(tmp_path, monkeypatch):
     assert "is no file" in refused(tmp_path / "pipe")
     refused(tmp_path / ("x" * 300))
 
-    def forbidden(self):
+    def forbidden(*_):
         raise PermissionError(13, "Permission denied")
 
-    def too_large(self):
-        raise MemoryError
-
-    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    monkeypatch.setattr(os, "open", forbidden)
     assert "Permission denied" in refused(empty)
-    monkeypatch.setattr(Path, "read_bytes", too_large)
-    assert "memory" in refused(empty)
+
+
+def test_a_file_larger_than_memory_is_refused_before_it_is_read(file, monkeypatch):
+    monkeypatch.setattr(tensor_file, "available_bytes", lambda: file.stat().st_size)
+    assert "memory" in refused(file)
 
 
 def test_other_people_s_safetensors_are_refused(tmp_path):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import decoded, tables, toml
+from rlflame import decoded, regular_file, tables, toml
 from rlflame.config import defaults
 from rlflame.decoded import Line
 from rlflame.errors import CheckpointError, ConfigError
@@ -95,9 +95,9 @@ class Recorded:
         """Return and length of every training episode, in the order they were collected."""
         path = self.folder / "episodes.csv"
         try:
-            with path.open(newline="", encoding="utf-8") as file:
-                whole = (line for line in file if line.endswith("\n"))
-                rows = [(float(row["r"]), float(row["l"])) for row in csv.DictReader(whole)]
+            lines = regular_file.read_lines(path, newline="")
+            whole = (line for line in lines if line.endswith("\n"))
+            rows = [(float(row["r"]), float(row["l"])) for row in csv.DictReader(whole)]
         except OSError as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error.strerror or error}.", "rlflame runs lists the runs"
