@@ -93,12 +93,14 @@ def lines(path: Path) -> tuple[Line, ...]:
 
 
 def readable_lines(path: Path) -> tuple[Line, ...]:
-    """The same of a file that nothing is cut from, where a crash may have left half a line."""
+    """The same of a file that nothing is cut from, where a crash may have left half a line; what
+    no clock has counted is left out of a line."""
     found: list[Line] = []
     with contextlib.suppress(CheckpointError):
         for written in _whole_lines(path):
             with contextlib.suppress(ValueError):
-                found.append(_measured(value(written)))
+                line = _measured(value(written))
+                found.append({name: n for name, n in line.items() if abs(n) < _MOST})
     return tuple(found)
 
 
