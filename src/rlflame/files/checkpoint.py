@@ -255,6 +255,7 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
         or spec.exploration != network.exploration
         or spec.exploration_interval != network.exploration_interval
         or not _shaped(env)
+        or not _numbered(env)
         or not len(env.action_low) == len(env.action_high) == bounds
     ):
         raise ValueError("its policy is not one for its environment and recipe")
@@ -286,6 +287,13 @@ def _shaped(env: EnvSpec) -> bool:
     return min(shape, default=1) > 0 and math.prod(shape) == env.action_size
 
 
+def _numbered(env: EnvSpec) -> bool:
+    """Whether its discrete actions, from the first on, are numbers of 64 bits."""
+    if env.action_kind == "continuous":
+        return env.action_start == 0
+    return abs(env.action_start) + env.action_size < _MOST_COUNTED
+
+
 def _check_layouts(
     layouts: Mapping[str, tuple[str, tuple[int, ...]]],
     expected: Mapping[str, tuple[int, ...]],
@@ -306,10 +314,9 @@ def _check_progress(progress: Progress, recipe: Recipe) -> None:
     counters = ("iteration", "steps", "episodes", "evaluations")
     numbers = {name: getattr(progress, name) for name in counters}
     per_iteration = rollout.columns * rollout.steps
-    least = per_iteration if rollout.unit == "steps" else rollout.columns
     if (
         not all(0 <= number < _MOST_COUNTED for number in numbers.values())
-        or not progress.iteration * least <= progress.steps <= progress.iteration * per_iteration
+        or not progress.iteration <= progress.steps <= progress.iteration * per_iteration
         or progress.episodes > progress.steps
         or progress.evaluations > (progress.steps // every if every is not None else 0)
     ):
