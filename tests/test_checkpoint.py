@@ -635,6 +635,72 @@ def test_texts_that_are_not_what_they_should_be_are_refused(forge, field, text):
     refused(forge(metadata={field: text}))
 
 
+@pytest.mark.parametrize(
+    "field", ["recipe", "environment", "policy", "progress", "fingerprint", "best", "evaluation"]
+)
+def test_names_that_stand_twice_in_a_text_are_refused(file, forge, field):
+    _, metadata = tensors_of(file.read_bytes())
+    name, value = next(iter(json.loads(metadata[field]).items()))
+    again = f"{{{json.dumps(name)}:{json.dumps(value)},{metadata[field][1:]}"
+    assert "twice" in refused(forge(metadata={field: again}))
+
+
+@pytest.mark.parametrize("field", ["recipe", "environment", "policy", "best", "evaluation"])
+def test_fields_that_nobody_knows_are_refused(file, forge, field):
+    _, metadata = tensors_of(file.read_bytes())
+    changed = {**json.loads(metadata[field]), "later": 1}
+    assert "later" in refused(forge(metadata={field: json.dumps(changed)}))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("stop_at_steps",), "64"),
+        (("stop_at_steps",), 2**63),
+        (("stop_at_steps",), 10**400),
+        (("learning", "seed"), "1"),
+        (("learning", "seed"), True),
+        (("learning", "horizon_steps"), 10**30),
+        (("learning", "network", "orthogonal_init"), 1),
+        (("learning", "environment", "max_episode_steps"), 0),
+        (("evaluation", "every_steps"), 2**63),
+        (("evaluation", "max_episode_steps"), 10**30),
+    ],
+    ids=str,
+)
+def test_settings_of_another_type_or_beyond_64_bits_are_refused(file, forge, path, value):
+    _, metadata = tensors_of(file.read_bytes())
+    recipe = json.loads(metadata["recipe"])
+    *sections, name = path
+    section = recipe
+    for part in sections:
+        section = section[part]
+    section[name] = value
+    refused(forge(metadata={"recipe": json.dumps(recipe)}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":[' + b"[]," * 4_000_000 + b"[]]}",
+        b"{" + b",".join(b'"%d":1' % number for number in range(1_000_000)) + b"}",
+        b'{"a":"' + b'\\"' * 6_000_000 + b'"}',
+        b'{"a":' + b'"' * 12_000_000 + b"}",
+    ],
+    ids=["lists", "names", "escapes", "quotes"],
+)
+def test_a_header_of_millions_of_values_costs_no_memory(tmp_path, text):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+    tracemalloc.start()
+    try:
+        refused(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 * len(text)
+
+
 @pytest.mark.parametrize("field", ["kind", "best", "committed"])
 def test_texts_that_are_missing_are_named(forge, field):
     assert f"lacks {field}" in refused(forge(metadata={field: None}))

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -173,7 +173,7 @@ def _digest(state_digest: str, recipe: str) -> str:
 
 def _check_header(metadata: Mapping[str, str], layouts: tensor_file.Layouts) -> None:
     """Recipe, policy and tensors fit each other, before any tensor is read."""
-    recipe = Recipe.model_validate_json(metadata["recipe"])
+    recipe = _recipe(metadata["recipe"])
     env, spec = _value(EnvSpec, metadata["environment"]), _value(PolicySpec, metadata["policy"])
     _check_coherent(recipe, env, spec)
     whole = metadata["kind"] == "checkpoint"
@@ -195,7 +195,7 @@ def _check_header(metadata: Mapping[str, str], layouts: tensor_file.Layouts) -> 
 
 
 def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
-    recipe = Recipe.model_validate_json(metadata["recipe"])
+    recipe = _recipe(metadata["recipe"])
     env, spec = _value(EnvSpec, metadata["environment"]), _value(PolicySpec, metadata["policy"])
     progress = _value(Progress, metadata["progress"])
     _check_progress(progress, recipe)
@@ -375,8 +375,33 @@ def _record(name: str, text: str) -> EvaluationRecord | None:
 
 
 def _value(kind: Any, text: str) -> Any:
-    """A frozen value from its JSON, each field of its declared type."""
-    return _adapter(kind).validate_json(text, strict=True)
+    """A frozen value from its JSON, each field of its declared type, and no other field."""
+    value = _adapter(kind).validate_json(text, strict=True)
+    names = {field.name for field in fields(value)} if is_dataclass(value) else None
+    tensor_file.check_names(text, names)
+    return value
+
+
+def _recipe(text: str) -> Recipe:
+    recipe = Recipe.model_validate_json(text)
+    tensor_file.check_names(text)
+    _check_written(json.loads(text), recipe.model_dump(mode="json"), "recipe")
+    return recipe
+
+
+def _check_written(written: Any, read: Any, path: str) -> None:
+    """Refuse what was read only because a text or true was taken for a number, or a number for
+    true; and numbers beyond 64 bits."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        for name in written.keys() & read.keys():
+            _check_written(written[name], read[name], f"{path}.{name}")
+    elif isinstance(written, list) and isinstance(read, list):
+        for before, after in zip(written, read, strict=False):
+            _check_written(before, after, path)
+    elif any(isinstance(written, kind) != isinstance(read, kind) for kind in (str, bool)):
+        raise ValueError(f"{path} is {written!r:.80}, and means {read!r:.80}")
+    elif isinstance(read, int) and abs(read) >= _MOST_COUNTED:
+        raise ValueError(f"{path} is {read!r:.40}, beyond 64 bits")
 
 
 @cache

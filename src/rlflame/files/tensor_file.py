@@ -37,6 +37,9 @@ _HEADER_LIMIT = 16_000_000
 #: More than sixteen layers of several networks have, with the state of their optimizers.
 _MOST_TENSORS = 10_000
 _MOST_AXES = 16
+#: What so many tensors take in a header besides its strings, and how many strings they take.
+_SKELETON_LIMIT = 1_000_000
+_MOST_STRINGS = 5 * _MOST_TENSORS
 _TENSOR_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.]{0,199}", re.ASCII)
 #: Bytes of one number of each type that numpy has.
 _ITEM_BYTES = {
@@ -258,6 +261,7 @@ def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str
             raise ValueError(f"it has more than {_MOST_TENSORS:,} tensors")
         return _distinct(pairs)
 
+    _check_skeleton(head)
     header = json.loads(head[8:], object_pairs_hook=distinct)
     metadata = header.pop("__metadata__", None)
     if not isinstance(metadata, dict) or "format" not in metadata or mark not in metadata:
@@ -285,6 +289,15 @@ def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str
     if len(head) + end != size:
         raise ValueError(f"its header describes {len(head) + end} bytes, and it has {size}")
     return metadata, layouts
+
+
+def _check_skeleton(head: bytes) -> None:
+    """Bound what parsing the JSON makes: a long string costs little, a million values much."""
+    plain = head[8:].replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') > 2 * _MOST_STRINGS:
+        raise ValueError("its header has too many strings")
+    if sum(map(len, plain.split(b'"')[::2])) > _SKELETON_LIMIT:
+        raise ValueError("its header has too many values")
 
 
 def _parse_entry(name: str, entry: Any) -> tuple[Layout, tuple[int, int]]:
@@ -315,9 +328,16 @@ def _verify(data: bytes, metadata: Mapping[str, str], fields: Collection[str]) -
         raise ValueError(f"its metadata lacks {', '.join(absent)}")
 
 
+def check_names(text: str, known: Collection[str] | None = None) -> None:
+    """Refuse JSON with a name that stands twice in an object, or that is not known."""
+    value = json.loads(text, object_pairs_hook=_distinct)
+    if known is not None and isinstance(value, dict) and not value.keys() <= set(known):
+        raise ValueError(f"it has an unknown field {min(value.keys() - set(known))!r:.80}")
+
+
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; two readers may disagree about one that names a key twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("its header names something twice")
+        raise ValueError("it names something twice")
     return found
