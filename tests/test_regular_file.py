@@ -191,7 +191,9 @@ def test_a_header_of_too_many_tensors_is_refused(tmp_path):
     tensors = {f"t{number}": empty for number in range(200_000)}
     header_file(path, {"__metadata__": metadata, **tensors}, 0)
     assert peak_of(checkpoint.load, path) < 60_000_000
-    with pytest.raises(CheckpointError, match="10,000"):
+    few = dict(list(tensors.items())[:10_001])
+    header_file(path, {"__metadata__": metadata, **few}, 0)
+    with pytest.raises(CheckpointError, match="too many"):
         checkpoint.load(path)
 
 
