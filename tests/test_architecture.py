@@ -24,6 +24,7 @@ SOURCE = Path(rlflame.__file__).parent
 #: one package, or names that stand in one string together.
 FLOORS = [
     ["errors", "escapes", "rollout rollout.*"],
+    ["regular_file"],
     [
         "toml",
         "config methods runtime",

@@ -28,7 +28,7 @@ from rlflame import build
 from rlflame.config import LearningSettings
 from rlflame.errors import CheckpointError, RlflameError
 from rlflame.evaluate import EvaluationRecord
-from rlflame.files import checkpoint
+from rlflame.files import checkpoint, tensor_file
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learners import made_with
 from rlflame.rollout import wire
@@ -635,13 +635,90 @@ def test_texts_that_are_not_what_they_should_be_are_refused(forge, field, text):
     refused(forge(metadata={field: text}))
 
 
+@pytest.mark.parametrize(
+    "field", ["recipe", "environment", "policy", "progress", "fingerprint", "best", "evaluation"]
+)
+def test_names_that_stand_twice_in_a_text_are_refused(file, forge, field):
+    _, metadata = tensors_of(file.read_bytes())
+    name, value = next(iter(json.loads(metadata[field]).items()))
+    again = f"{{{json.dumps(name)}:{json.dumps(value)},{metadata[field][1:]}"
+    assert "twice" in refused(forge(metadata={field: again}))
+
+
+@pytest.mark.parametrize("field", ["recipe", "environment", "policy", "best", "evaluation"])
+def test_fields_that_nobody_knows_are_refused(file, forge, field):
+    _, metadata = tensors_of(file.read_bytes())
+    changed = {**json.loads(metadata[field]), "later": 1}
+    assert "later" in refused(forge(metadata={field: json.dumps(changed)}))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("stop_at_steps",), "64"),
+        (("stop_at_steps",), 2**63),
+        (("stop_at_steps",), 10**400),
+        (("learning", "seed"), "1"),
+        (("learning", "seed"), True),
+        (("learning", "horizon_steps"), 10**30),
+        (("learning", "network", "orthogonal_init"), 1),
+        (("learning", "environment", "max_episode_steps"), 0),
+        (("evaluation", "every_steps"), 2**63),
+        (("evaluation", "max_episode_steps"), 10**30),
+    ],
+    ids=str,
+)
+def test_settings_of_another_type_or_beyond_64_bits_are_refused(file, forge, path, value):
+    _, metadata = tensors_of(file.read_bytes())
+    recipe = json.loads(metadata["recipe"])
+    *sections, name = path
+    section = recipe
+    for part in sections:
+        section = section[part]
+    section[name] = value
+    refused(forge(metadata={"recipe": json.dumps(recipe)}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":[' + b"[]," * 4_000_000 + b"[]]}",
+        b"{" + b",".join(b'"%d":1' % number for number in range(1_000_000)) + b"}",
+        b'{"a":"' + b'\\"' * 6_000_000 + b'"}',
+        b'{"a":' + b'"' * 12_000_000 + b"}",
+    ],
+    ids=["lists", "names", "escapes", "quotes"],
+)
+def test_a_header_of_millions_of_values_costs_no_memory(tmp_path, text):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+    tracemalloc.start()
+    try:
+        refused(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 * len(text)
+
+
 @pytest.mark.parametrize("field", ["kind", "best", "committed"])
 def test_texts_that_are_missing_are_named(forge, field):
     assert f"lacks {field}" in refused(forge(metadata={field: None}))
 
 
-@pytest.mark.parametrize("progress", [{"steps": "1"}, {"steps": None}, {"reached": 3}])
-def test_counters_that_are_no_numbers_are_refused(file, forge, progress):
+@pytest.mark.parametrize(
+    "progress",
+    [
+        *({"steps": steps} for steps in ("1", None, -5, True, 65.0, 10**30, 65, 1, 0)),
+        *({"iteration": number} for number in (-1, 0, 65, 10**30)),
+        *({"episodes": number} for number in (-1, 65)),
+        *({"evaluations": number} for number in (-1, 1)),
+        {"iteration": 2**63, "steps": 2**63 * 32},
+        {"reached": 3},
+    ],
+    ids=str,
+)
+def test_counters_that_are_no_run_s_are_refused(file, forge, progress):
     _, metadata = tensors_of(file.read_bytes())
     changed = {**json.loads(metadata["progress"]), **progress}
     refused(forge(metadata={"progress": json.dumps(changed)}))
@@ -663,6 +740,8 @@ def test_counters_that_are_no_numbers_are_refused(file, forge, progress):
         ("environment", {"action_kind": "continuous"}),
         ("environment", {"action_low": [0.0]}),
         ("environment", {"action_shape": [2]}),
+        ("environment", {"action_start": 2**63}),
+        ("environment", {"action_start": -(2**64)}),
     ],
 )
 def test_shapes_that_contradict_each_other_are_refused(file, forge, which, change):
@@ -679,6 +758,60 @@ def test_an_environment_that_the_recipe_does_not_name_is_refused(file, forge):
     assert "'evil_module:Other-v0'" in message
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kwargs": {"sutton_barto_reward": True}},
+        {"kwargs": {"render_mode": "human"}},
+        {"max_episode_steps": 0},
+        {"max_episode_steps": 7},
+        {"max_episode_steps": 10**30},
+    ],
+    ids=str,
+)
+def test_an_environment_made_unlike_the_recipe_is_refused(file, forge, change):
+    _, metadata = tensors_of(file.read_bytes())
+    changed = {**json.loads(metadata["environment"]), **change}
+    (name,) = change
+    assert name in refused(forge(metadata={"environment": json.dumps(changed)}))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "accepted"),
+    [
+        ({"sutton_barto_reward": True}, True),
+        ({"sutton_barto_reward": 1}, False),
+        ({"sutton_barto_reward": False}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_an_environment_s_arguments_are_those_of_the_recipe(file, forge, recorded, accepted):
+    _, metadata = tensors_of(file.read_bytes())
+    recipe, env = (json.loads(metadata[name]) for name in ("recipe", "environment"))
+    recipe["learning"]["environment"] |= {
+        "kwargs": {"sutton_barto_reward": True},
+        "max_episode_steps": 7,
+    }
+    env |= {"kwargs": recorded, "max_episode_steps": 7}
+    forge(metadata={"recipe": json.dumps(recipe), "environment": json.dumps(env)})
+    if accepted:
+        assert checkpoint.load(file).env.kwargs == recorded
+    else:
+        assert "kwargs" in refused(file)
+
+
+@pytest.mark.parametrize("mode", ["human", "rgb_array", ["human"], None], ids=str)
+def test_a_render_mode_is_refused_even_where_recipe_and_environment_agree(file, forge, mode):
+    _, metadata = tensors_of(file.read_bytes())
+    recipe, env = (json.loads(metadata[name]) for name in ("recipe", "environment"))
+    kwargs = {"render_mode": mode}
+    recipe["learning"]["environment"]["kwargs"] = env["kwargs"] = kwargs
+    assert "render_mode" in refused(
+        forge(metadata={"recipe": json.dumps(recipe), "environment": json.dumps(env)})
+    )
+
+
 @pytest.mark.parametrize("which", ["best", "evaluation"])
 @pytest.mark.parametrize(
     "change",
@@ -689,13 +822,25 @@ def test_an_environment_that_the_recipe_does_not_name_is_refused(file, forge):
         {"returns": [1.0]},
         {"lengths": [1]},
         {"seed": -1},
+        {"seed": 2**63},
         {"max_episode_steps": 0},
+        {"max_episode_steps": 1},
+        {"max_episode_steps": 10**30},
+        {"stochastic": 1},
+        {"min": 1e6},
+        {"low": 2.0, "high": 1.0},
+        {"std": -1.0},
+        *({name: np.nan} for name in ("mean", "std", "iqm", "low", "high", "length_mean")),
+        *({name: np.inf} for name in ("mean", "std", "min", "max")),
+        {"mean": 10**400},
     ],
+    ids=str,
 )
 def test_records_that_contradict_themselves_are_refused(file, forge, which, change):
     _, metadata = tensors_of(file.read_bytes())
     changed = {**json.loads(metadata[which]), **change}
-    assert f"its {which} record" in refused(forge(metadata={which: json.dumps(changed)}))
+    message = refused(forge(metadata={which: json.dumps(changed)}))
+    assert f"its {which} record" in message or "EvaluationRecord" in message
 
 
 def test_reading_takes_memory_in_proportion_to_the_file(file, forge, tmp_path):
@@ -731,16 +876,16 @@ def test_what_cannot_be_read_is_a_sentence(tmp_path, monkeypatch):
     assert "is no file" in refused(tmp_path / "pipe")
     refused(tmp_path / ("x" * 300))
 
-    def forbidden(self):
+    def forbidden(*_):
         raise PermissionError(13, "Permission denied")
 
-    def too_large(self):
-        raise MemoryError
-
-    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    monkeypatch.setattr(os, "open", forbidden)
     assert "Permission denied" in refused(empty)
-    monkeypatch.setattr(Path, "read_bytes", too_large)
-    assert "memory" in refused(empty)
+
+
+def test_a_file_larger_than_memory_is_refused_before_it_is_read(file, monkeypatch):
+    monkeypatch.setattr(tensor_file, "available_bytes", lambda: file.stat().st_size)
+    assert "memory" in refused(file)
 
 
 def test_other_people_s_safetensors_are_refused(tmp_path):

@@ -114,6 +114,21 @@ def test_no_room_for_the_results_is_a_sentence_and_nothing_else():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize(
+    "words",
+    [("--help",), ("--version",), ("train", "--help"), ("bench", "learners", "-h")],
+    ids=str,
+)
+def test_no_room_for_help_or_version_is_a_sentence(words):
+    with open("/dev/full", "w") as full:
+        spoken = finished(process(*words, stdout=full))
+    assert spoken.code == 1
+    assert "Traceback" not in spoken.err
+    assert "No space left on device" in spoken.err
+    assert "hint: " in spoken.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_run_whose_lines_nobody_can_keep_goes_on_and_says_so(tmp_path):
     with open("/dev/full", "w") as full:
         words = (*TINY, "--steps", "64", "--out", tmp_path / "run", "--json")

@@ -179,6 +179,55 @@ def test_no_command_calls_damage_a_bug(name, text, whole, tmp_path):
             assert spoken.code == 0, said
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [1e308, -1e308, 1e200])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "episodes.csv", "result.json"])
+def test_returns_beyond_what_can_be_averaged_are_named(name, size, whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    path = folder / name
+    if name == "metrics.jsonl":
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        large = [{k: size if "return" in k and v else v for k, v in x.items()} for x in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in large))
+    elif name == "result.json":
+        found = json.loads(path.read_text())
+        found["evaluation"] |= dict.fromkeys(("mean", "low", "high"), size)
+        path.write_text(json.dumps(found))
+    else:
+        head, *rows = path.read_text().splitlines()
+        rows = [f"{size!r},{row.partition(',')[2]}" for row in rows]
+        path.write_text("\n".join([head, *rows]) + "\n")
+    refused = 0
+    for words in (
+        ("report", folder),
+        ("report", folder, "--json"),
+        ("plot", folder, "-o", "-"),
+        ("plot", folder, "--metric", "episode_return", "-o", "-"),
+    ):
+        spoken = rlflame(*words)
+        said = spoken.out + spoken.err
+        assert spoken.code in (0, 1), said
+        assert "Warning" not in said
+        assert "bug" not in said
+        if spoken.code == 1:
+            assert f"{size:g}" in spoken.err
+            assert name in spoken.err
+            refused += 1
+    assert refused
+
+
+@pytest.mark.filterwarnings("error")
+def test_clocks_that_nothing_has_counted_are_unknown(whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    lines = [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
+    large = [{name: 1e308 if name != "steps" else n for name, n in x.items()} for x in lines]
+    (folder / "timing.jsonl").write_text("".join(json.dumps(line) + "\n" for line in large))
+    assert recorded.read(folder).clock("wall_s") is None
+    assert rlflame("report", folder).code == 0
+
+
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize(
     ("name", "text"),

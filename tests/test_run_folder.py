@@ -78,7 +78,9 @@ def whole(untouched):
 
 def at(whole, steps, **changes):
     """The same checkpoint as if it were of another step."""
-    progress = dataclasses.replace(whole.progress, steps=steps)
+    batch = whole.progress.steps // whole.progress.iteration
+    counters = {"iteration": -(-steps // batch), "episodes": min(steps, whole.progress.episodes)}
+    progress = dataclasses.replace(whole.progress, steps=steps, evaluations=0, **counters)
     snapshot = dataclasses.replace(whole.snapshot, progress=progress)
     return dataclasses.replace(whole, progress=progress, snapshot=snapshot, **changes)
 

@@ -22,7 +22,7 @@ from commands import rlflame
 from replays import LEARNING, World, buffer_for, small_segments
 from test_run_folder import content, recording, same_run, step
 
-from rlflame import api, build
+from rlflame import api, build, regular_file
 from rlflame.errors import CheckpointError, LearningError
 from rlflame.files import checkpoint, recorder, run_folder, tensor_file
 from rlflame.files.segments import SegmentFiles
@@ -210,13 +210,13 @@ def swapped(file):
 
 def forged(file):
     """Another reward, under a valid checksum."""
-    strings, arrays = tensor_file.opened(file, file.read_bytes(), "segment", ())
+    strings, arrays = tensor_file.read(file, "segment", ())
     arrays["rewards"] = arrays["rewards"] + np.float32(1)
     tensor_file.write(file, arrays, {name: strings[name] for name in ("kind", "segment", "digest")})
 
 
 def poisoned(file):
-    strings, arrays = tensor_file.opened(file, file.read_bytes(), "segment", ())
+    strings, arrays = tensor_file.read(file, "segment", ())
     arrays["rewards"] = np.full_like(arrays["rewards"], np.nan)
     kept = {name: strings[name] for name in ("kind", "segment", "digest")}
     with pytest.MonkeyPatch.context() as patch:  # as a writer would that does not look
@@ -225,7 +225,7 @@ def poisoned(file):
 
 
 def renumbered(file):
-    strings, arrays = tensor_file.opened(file, file.read_bytes(), "segment", ())
+    strings, arrays = tensor_file.read(file, "segment", ())
     tensor_file.write(file, arrays, {**strings, "segment": "7"})
 
 
@@ -239,8 +239,8 @@ def of_another_kind(file):
 
 HARMS = {
     removed: "is missing",
-    flipped: "checksum does not match",
-    cut: "checksum does not match",
+    flipped: "is damaged",
+    cut: "is damaged",
     emptied: "header of 0 bytes",
     swapped: "not the segment",
     forged: "not the segment",
@@ -376,16 +376,16 @@ def test_while_a_checkpoint_cannot_be_read_nothing_of_the_replay_goes(copied, mo
     """It may be the one that needs it."""
     kept = sorted((copied / "replay").iterdir())
     (copied / "replay" / "segment-000099-0123456789abcdef.safetensors").touch()
-    header, opened = run_folder.step_files(copied)[0], Path.open
+    header, opened = run_folder.step_files(copied)[0], regular_file.open_to_read
 
-    def failing(path, *words, **more):
+    def failing(path):
         if path == header:
             raise OSError(errno.EIO, "Input/output error")
-        return opened(path, *words, **more)
+        return opened(path)
 
     files = SegmentFiles(copied, ())
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", failing)
+        patch.setattr(regular_file, "open_to_read", failing)
         files.prune(lambda: run_folder.segments_needed(copied))
     assert len([*(copied / "replay").iterdir()]) == len(kept) + 1
     files.prune(lambda: run_folder.segments_needed(copied))

@@ -87,6 +87,8 @@ def main(early: HeadStart | None = None) -> None:
         code = app(prog_name="rlflame", standalone_mode=False, obj=early)
     except KeyboardInterrupt:  # before any command has begun
         code = 130
+    except OSError as error:  # from --help and --version, which run no command
+        code = _say_unwritten(error)
     except Exception as error:
         # A word on the command line that means nothing; the class has no public name.
         if not hasattr(error, "format_message"):
@@ -104,6 +106,17 @@ def _leave(code: int) -> None:
                 stream.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _say_unwritten(error: OSError) -> int:
+    """Standard output could not be written; nobody is left to tell where a pipe was closed."""
+    from rlflame.display.mouth import let_go_of_results, say_failure
+    from rlflame.errors import of_the_system
+
+    if not isinstance(error, BrokenPipeError):
+        say_failure(of_the_system(error), as_json="--json" in sys.argv)
+    let_go_of_results()
+    return 1
 
 
 def _say_usage(error: Any) -> int:

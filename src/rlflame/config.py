@@ -50,10 +50,11 @@ class EnvironmentSettings(Section):
 
     @model_validator(mode="after")
     def _unseen(self) -> EnvironmentSettings:
-        if self.kwargs.get("render_mode") == "human":
+        # Any value: an environment's own mode may open a window as well as "human" does.
+        if "render_mode" in self.kwargs:
             raise ValueError(
-                "with a render_mode of human every copy of the environment would open a window: "
-                "leave it out, and look at what was learned with rlflame render --human"
+                "with a render_mode every copy of the environment would draw, or would open a "
+                "window: leave it out, and watch the policy with rlflame render --human"
             )
         return self
 

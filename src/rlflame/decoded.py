@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from rlflame import regular_file
 from rlflame.errors import CheckpointError, typed
 
 Line = dict[str, Any]
@@ -24,14 +25,34 @@ _COUNTED = ("steps", "capacity", "cores", "usable_cores", "memory_bytes", "numbe
 
 def text(path: Path) -> str:
     """All of a file; nothing where there is none."""
+    with _sentences(path):
+        return regular_file.read_text(path, regular_file.RECORD_BYTES)
+    return ""
+
+
+def _whole_lines(path: Path) -> Iterator[str]:
+    """The lines of a file without their ends, but for a last one that has none yet."""
+    with _sentences(path):
+        for line in regular_file.read_lines(path):
+            if line.endswith("\n"):
+                yield line[:-1]
+
+
+@contextlib.contextmanager
+def _sentences(path: Path) -> Iterator[None]:
+    """A CheckpointError for a file that cannot be read; an absent one reads as empty."""
     try:
-        return path.read_text("utf-8")
+        yield
     except FileNotFoundError:
-        return ""
-    except OSError as error:
+        pass
+    except regular_file.TooLargeError as error:
         raise CheckpointError(
-            f"{path} cannot be read: {error.strerror or error}.", "check its permissions"
+            f"{path} is damaged: {error.strerror}.", remade(path.parent)
         ) from error
+    except OSError as error:
+        other = isinstance(error, regular_file.NotRegularError | IsADirectoryError)
+        hint = "put the run's file back in its place" if other else "check its permissions"
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.", hint) from error
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path} is damaged: it is not text.", remade(path.parent)) from error
 
@@ -60,7 +81,7 @@ def value(written: str) -> Any:
 def lines(path: Path) -> tuple[Line, ...]:
     """The whole lines of a JSONL file, each with its steps; none where there is no file."""
     found: list[Line] = []
-    for number, written in enumerate(text(path).split("\n")[:-1], 1):
+    for number, written in enumerate(_whole_lines(path), 1):
         try:
             found.append(_measured(value(written)))
         except ValueError as error:
@@ -72,12 +93,14 @@ def lines(path: Path) -> tuple[Line, ...]:
 
 
 def readable_lines(path: Path) -> tuple[Line, ...]:
-    """The same of a file that nothing is cut from, where a crash may have left half a line."""
+    """The same of a file that nothing is cut from, where a crash may have left half a line; what
+    no clock has counted is left out of a line."""
     found: list[Line] = []
     with contextlib.suppress(CheckpointError):
-        for written in text(path).split("\n")[:-1]:
+        for written in _whole_lines(path):
             with contextlib.suppress(ValueError):
-                found.append(_measured(value(written)))
+                line = _measured(value(written))
+                found.append({name: n for name, n in line.items() if abs(n) < _MOST})
     return tuple(found)
 
 

@@ -28,6 +28,7 @@ _NUMBERS_AT_ONCE = 2_000_000
 Strata = Sequence[Float64]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what sums to infinity is shown as such
 def interquartile_means(values: Float64) -> Float64:
     """Mean of the middle half along the last axis; quartile samples count by their share in it."""
     ordered = np.sort(values, axis=-1)
@@ -135,6 +136,7 @@ class Comparison:
         }
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def summarise(values: Float64) -> SeedSummary:
     """`std` is that of the sample (n - 1); of a single seed there is none, and it is 0."""
     return SeedSummary(

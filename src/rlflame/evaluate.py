@@ -26,6 +26,8 @@ from rlflame.rollout.spec import (
 )
 
 RESAMPLES = 10_000
+#: A sum of as many squares as there can be episodes is then still a number.
+_LARGEST = 1e140
 #: Bounds the memory of the bootstrap.
 _PICKS_AT_ONCE = 1_000_000
 
@@ -145,23 +147,30 @@ def task(
 def summarise(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) -> EvaluationRecord:
     returns = np.array([episode.episode_return for episode in episodes], np.float64)
     lengths = [episode.length for episode in episodes]
-    low, high = bootstrap_interval(returns)
+    scale = _scale_of(returns)
+    scaled = returns / scale
+    low, high = bootstrap_interval(scaled)
     return EvaluationRecord(
         episodes=len(episodes),
         seed=plan.seed,
         stochastic=plan.stochastic,
         max_episode_steps=plan.max_episode_steps,
-        mean=float(returns.mean()),
-        std=float(returns.std()),
-        iqm=interquartile_mean(returns),
-        low=low,
-        high=high,
+        mean=scale * float(scaled.mean()),
+        std=scale * float(scaled.std()),
+        iqm=scale * interquartile_mean(scaled),
+        low=scale * low,
+        high=scale * high,
         min=float(returns.min()),
         max=float(returns.max()),
         length_mean=float(np.mean(lengths)),
         returns=tuple(float(value) for value in returns),
         lengths=tuple(lengths),
     )
+
+
+def _scale_of(values: Float64) -> float:
+    """1, or for values whose squares would be infinite a power of two, which changes no digit."""
+    return 1.0 if float(np.abs(values).max()) < _LARGEST else 2.0**960
 
 
 def interquartile_mean(values: Float64) -> float:
@@ -188,6 +197,12 @@ def paired_difference(a: EvaluationRecord, b: EvaluationRecord) -> dict[str, flo
     """Mean of a - b over equal episodes, with its interval."""
     if (a.episodes, a.seed, a.stochastic) != (b.episodes, b.seed, b.stochastic):
         raise ValueError("only evaluations over the same episodes can be paired")
-    difference = np.array(a.returns, np.float64) - np.array(b.returns, np.float64)
+    ours, theirs = np.array(a.returns, np.float64), np.array(b.returns, np.float64)
+    scale = _scale_of(np.concatenate([ours, theirs]))
+    difference = ours / scale - theirs / scale
     low, high = bootstrap_interval(difference)
-    return {"mean": float(difference.mean()), "low": low, "high": high}
+    return {
+        "mean": scale * float(difference.mean()),
+        "low": scale * low,
+        "high": scale * high,
+    }

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlflame import regular_file
 from rlflame.errors import CheckpointError
 
 #: name -> what it measures. The live view, metrics.jsonl and the docs use these names.
@@ -76,7 +77,7 @@ class LineFile:
         self.lines = lines
         self._header = header
         self._end = _end_of_lines(path, lines, header)
-        self._file = path.open("a", encoding="utf-8", newline="")
+        self._file = regular_file.open_to_append(path)
 
     def cut(self) -> None:
         self._file.truncate(self._end)
@@ -104,8 +105,8 @@ def _end_of_lines(path: Path, lines: int, header: str) -> int:
     """The length of the header and so many whole lines; a CheckpointError if some are missing."""
     wanted, end = lines + header.count("\n"), 0
     if path.exists():
-        with path.open("rb") as file:
-            while wanted and (line := file.readline()).endswith(b"\n"):
+        with regular_file.open_to_read(path) as file:
+            while wanted and (line := file.readline(regular_file.LINE_BYTES)).endswith(b"\n"):
                 end += len(line)
                 wanted -= 1
     if wanted and lines:

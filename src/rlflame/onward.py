@@ -148,7 +148,7 @@ def check_environment(found: Checkpoint) -> Checkpoint:
         raise NoSuchEnvironment(
             error.message, "if it is one of yours, add the file that has it: --env-file FILE.py"
         ) from error
-    for name in ("observation_size", "action_kind", "action_size"):
+    for name in ("observation_size", "action_kind", "action_size", "action_start"):
         before, now = getattr(found.env, name), getattr(here, name)
         if before != now:
             raise CheckpointError(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import decoded, toml
+from rlflame import decoded, regular_file, toml
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.estimates import interquartile_means
 from rlflame.files.run_folder import is_locked, newest_checkpoint
@@ -154,7 +154,7 @@ def _changed_at(folder: Path) -> tuple[float, str]:
 def _last_metrics(folder: Path) -> dict[str, int]:
     """What the last whole line of the record counts; a running trainer may be writing the next."""
     try:
-        with (folder / "metrics.jsonl").open("rb") as file:
+        with regular_file.open_to_read(folder / "metrics.jsonl") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
         value = decoded.value(lines[-1].decode()) if lines else {}

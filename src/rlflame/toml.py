@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rlflame import regular_file
 from rlflame.errors import ConfigError
 from rlflame.escapes import escape_unicode
 
@@ -27,7 +28,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 def read_file(path: Path) -> dict[str, Any]:
     try:
-        return parse(path.read_text("utf-8"))
+        return parse(regular_file.read_text(path, regular_file.SETTINGS_BYTES))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.", "check --config") from error
     except (ValueError, RecursionError) as error:

@@ -11,15 +11,15 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from rlflame.config import Recipe
+from rlflame.config import EnvironmentSettings, Recipe
 from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
 from rlflame.files import segments, tensor_file
@@ -34,8 +34,11 @@ _FIELDS = {
 }
 #: As many as anybody would wait for; `final_episodes` and `eval --episodes` are far below.
 _MOST_EPISODES = 10_000_000
+#: Steps, lines and seeds are counted in 64 bits.
+_MOST_COUNTED = 2**63
+_Counted = Annotated[int, Field(ge=0, lt=_MOST_COUNTED)]
 #: Number and digest of each segment that a checkpoint needs.
-_Named = tuple[tuple[NonNegativeInt, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]], ...]
+_Named = tuple[tuple[_Counted, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]], ...]
 #: Differences that can change bits; the rest of a fingerprint is for the reader.
 _BIT_FIELDS = ("core", "simd", "system", "libc", "numpy", "gymnasium", "mujoco", "box2d")
 #: The same of gradients, where both sides have them: whoever only acts needs neither.
@@ -100,10 +103,11 @@ def state_digest(checkpoint: Checkpoint) -> str:
 def load(path: Path) -> Checkpoint:
     """Read and verify a file. Raises CheckpointError with a sentence for anything amiss."""
     try:
-        data = tensor_file.read(path)
-        return _parse(path, *tensor_file.opened(path, data, "recipe", _FIELDS))
+        return _parse(path, *tensor_file.read(path, "recipe", _FIELDS, _check_header))
     except CheckpointError:
         raise
+    except OSError as error:
+        raise tensor_file.reason_unread(path, error) from error
     except MemoryError as error:
         raise CheckpointError(f"{path} does not fit into this machine's memory.", "") from error
     except Exception as error:  # whatever a crafted header provokes is one sentence to the user
@@ -174,19 +178,39 @@ def _digest(state_digest: str, recipe: str) -> str:
     return hashlib.sha256(f"{state_digest}|{canonical}".encode()).hexdigest()
 
 
+def _check_header(metadata: Mapping[str, str], layouts: tensor_file.Layouts) -> None:
+    """Recipe, policy and tensors fit each other, before any tensor is read."""
+    recipe = _recipe(metadata["recipe"])
+    env, spec = _value(EnvSpec, metadata["environment"]), _value(PolicySpec, metadata["policy"])
+    _check_coherent(recipe, env, spec)
+    whole = metadata["kind"] == "checkpoint"
+    known = ("policy.", *(("learner.", "behaviour.") if whole else ()))
+    odd = [
+        name for name in layouts if not name.startswith(known) and not (whole and name == "envs")
+    ]
+    if odd:
+        raise ValueError(f"tensors nobody asked for: {_some(odd)}")
+    expected = expected_shapes(spec)
+    for group in ("policy.", "behaviour."):
+        shapes = {
+            name.removeprefix(group): (layout.dtype, layout.shape)
+            for name, layout in layouts.items()
+            if name.startswith(group)
+        }
+        if shapes or group == "policy.":
+            _check_layouts(shapes, expected, group.rstrip("."))
+
+
 def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
-    recipe = Recipe.model_validate_json(metadata["recipe"])
+    recipe = _recipe(metadata["recipe"])
     env, spec = _value(EnvSpec, metadata["environment"]), _value(PolicySpec, metadata["policy"])
     env = replace(env, modules=())
     progress = _value(Progress, metadata["progress"])
-    _check_coherent(recipe, env, spec)
+    _check_progress(progress, recipe)
     policy = _group(tensors, "policy.")
-    _check_shapes(policy, expected_shapes(spec), "policy")
     snapshot = None
     if metadata["kind"] == "checkpoint":
         behaviour = _group(tensors, "behaviour.")
-        if behaviour:
-            _check_shapes(behaviour, expected_shapes(spec), "behaviour")
         states = _states(tensors.get("envs"), recipe, env)
         learner = _group(tensors, "learner.")
         named = _value(_Named, metadata.get("segments", "[]"))
@@ -201,7 +225,7 @@ def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -
         fingerprint=_value(dict[str, str], metadata["fingerprint"]),
         best=_record("best", metadata["best"]),
         evaluation=_record("evaluation", metadata["evaluation"]),
-        committed=_value(tuple[NonNegativeInt, NonNegativeInt], metadata["committed"]),
+        committed=_value(tuple[_Counted, _Counted], metadata["committed"]),
         snapshot=snapshot,
         state_digest=metadata["state_digest"],
         digest=metadata["digest"],
@@ -227,11 +251,7 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
     names = ("action_kind", "observation_size", "action_size", "action_low", "action_high")
     network = recipe.learning.network
     bounds = env.action_size if env.action_kind == "continuous" else 0
-    if recipe.learning.environment.id != env.id:
-        raise ValueError(
-            f"its recipe is for {recipe.learning.environment.id!r:.80}, "
-            f"and its environment is {env.id!r:.80}"
-        )
+    _check_environment(recipe.learning.environment, env)
     if (
         any(getattr(spec, name) != getattr(env, name) for name in names)
         or spec.width != recipe.learning.rollout.width
@@ -243,9 +263,28 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
         or spec.exploration != network.exploration
         or spec.exploration_interval != network.exploration_interval
         or not _shaped(env)
+        or not _numbered(env)
         or not len(env.action_low) == len(env.action_high) == bounds
     ):
         raise ValueError("its policy is not one for its environment and recipe")
+
+
+def _check_environment(settings: EnvironmentSettings, env: EnvSpec) -> None:
+    """The recipe alone determines how the environment is made. An absent time limit stays absent:
+    the environment's registration sets it wherever the policy runs.
+    """
+    arguments = {
+        "id": (settings.id, env.id),
+        "kwargs": (settings.kwargs, dict(env.kwargs)),
+        "max_episode_steps": (settings.max_episode_steps, env.max_episode_steps),
+    }
+    for name, (expected, recorded) in arguments.items():
+        # As text, because True == 1 in Python.
+        if json.dumps(expected, sort_keys=True) != json.dumps(recorded, sort_keys=True):
+            raise ValueError(
+                f"the environment's {name} is {expected!r:.80} in its recipe, "
+                f"and {recorded!r:.80} beside it"
+            )
 
 
 def _shaped(env: EnvSpec) -> bool:
@@ -256,18 +295,41 @@ def _shaped(env: EnvSpec) -> bool:
     return min(shape, default=1) > 0 and math.prod(shape) == env.action_size
 
 
-def _check_shapes(
-    arrays: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]], group: str
+def _numbered(env: EnvSpec) -> bool:
+    """Whether its discrete actions, from the first on, are numbers of 64 bits."""
+    if env.action_kind == "continuous":
+        return env.action_start == 0
+    return abs(env.action_start) + env.action_size < _MOST_COUNTED
+
+
+def _check_layouts(
+    layouts: Mapping[str, tuple[str, tuple[int, ...]]],
+    expected: Mapping[str, tuple[int, ...]],
+    group: str,
 ) -> None:
-    if arrays.keys() != expected.keys():
-        odd = _some(arrays.keys() ^ expected.keys())
+    if layouts.keys() != expected.keys():
+        odd = _some(layouts.keys() ^ expected.keys())
         raise ValueError(f"{group} tensors missing or unknown: {odd}")
     for name, shape in expected.items():
-        if arrays[name].shape != shape or arrays[name].dtype != np.float32:
-            raise ValueError(
-                f"tensor {group}.{name} is {arrays[name].dtype} {arrays[name].shape}, "
-                f"expected float32 {shape}"
-            )
+        if layouts[name] != ("F32", shape):
+            dtype, found = layouts[name]
+            raise ValueError(f"tensor {group}.{name} is {dtype} {found}, expected F32 {shape}")
+
+
+def _check_progress(progress: Progress, recipe: Recipe) -> None:
+    """The counters can be those of a run of this recipe."""
+    rollout, every = recipe.learning.rollout, recipe.evaluation.every_steps
+    counters = ("iteration", "steps", "episodes", "evaluations")
+    numbers = {name: getattr(progress, name) for name in counters}
+    per_iteration = rollout.columns * rollout.steps
+    if (
+        not all(0 <= number < _MOST_COUNTED for number in numbers.values())
+        or not progress.iteration <= progress.steps <= progress.iteration * per_iteration
+        or progress.episodes > progress.steps
+        or progress.evaluations > (progress.steps // every if every is not None else 0)
+    ):
+        said = ", ".join(f"{name} {number!r:.40}" for name, number in numbers.items())
+        raise ValueError(f"its progress is of no run of its recipe: {said}")
 
 
 def _states(data: Array | None, recipe: Recipe, env: EnvSpec) -> EnvStates:
@@ -305,14 +367,49 @@ def _record(name: str, text: str) -> EvaluationRecord | None:
                 f"its {name} record speaks of {counts[0]} episodes, with {counts[1]} returns and "
                 f"{counts[2]} lengths"
             )
-        if record.seed < 0 or record.max_episode_steps < 1 or min(record.lengths) < 1:
+        numbers = (*record.metrics().values(), record.min, record.max, *record.returns)
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError(f"its {name} record holds NaN or infinity")
+        if (
+            not 0 <= record.seed < _MOST_COUNTED
+            or not 1 <= record.max_episode_steps < _MOST_COUNTED
+            or not 1 <= min(record.lengths) <= max(record.lengths) <= record.max_episode_steps
+            or record.low > record.high
+            or record.std < 0.0
+            or (record.min, record.max) != (min(record.returns), max(record.returns))
+        ):
             raise ValueError(f"its {name} record is of episodes that cannot be")
     return record
 
 
 def _value(kind: Any, text: str) -> Any:
-    """A frozen value from its JSON, each field of its declared type."""
-    return _adapter(kind).validate_json(text, strict=True)
+    """A frozen value from its JSON, each field of its declared type, and no other field."""
+    value = _adapter(kind).validate_json(text, strict=True)
+    names = {field.name for field in fields(value)} if is_dataclass(value) else None
+    tensor_file.check_names(text, names)
+    return value
+
+
+def _recipe(text: str) -> Recipe:
+    recipe = Recipe.model_validate_json(text)
+    tensor_file.check_names(text)
+    _check_written(json.loads(text), recipe.model_dump(mode="json"), "recipe")
+    return recipe
+
+
+def _check_written(written: Any, read: Any, path: str) -> None:
+    """Refuse what was read only because a text or true was taken for a number, or a number for
+    true; and numbers beyond 64 bits."""
+    if isinstance(written, dict) and isinstance(read, dict):
+        for name in written.keys() & read.keys():
+            _check_written(written[name], read[name], f"{path}.{name}")
+    elif isinstance(written, list) and isinstance(read, list):
+        for before, after in zip(written, read, strict=False):
+            _check_written(before, after, path)
+    elif any(isinstance(written, kind) != isinstance(read, kind) for kind in (str, bool)):
+        raise ValueError(f"{path} is {written!r:.80}, and means {read!r:.80}")
+    elif isinstance(read, int) and abs(read) >= _MOST_COUNTED:
+        raise ValueError(f"{path} is {read!r:.40}, beyond 64 bits")
 
 
 @cache

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlflame import decoded
+from rlflame import decoded, regular_file
 from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
 from rlflame.files import checkpoint, tensor_file
@@ -104,7 +104,7 @@ class FileRecorder:
         opened.callback(self._metrics.close)
         self._episode_file = LineFile(episodes, episode_lines, EPISODE_HEADER)
         opened.callback(self._episode_file.close)
-        self._timing = opened.enter_context((folder / "timing.jsonl").open("a", encoding="utf-8"))
+        self._timing = opened.enter_context(regular_file.open_to_append(folder / "timing.jsonl"))
 
     def iteration(
         self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]

@@ -45,17 +45,15 @@ def stored(folder: Path, number: int, digest: str) -> Segment:
 
 def _read(path: Path, number: int, digest: str) -> State:
     try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise ReplayLost(f"{path} is missing, and the replay needs it.", _ONWARD) from error
-    except OSError as error:
-        raise ReplayLost(f"{path} cannot be read: {error.strerror}.", _ONWARD) from error
-    try:
-        metadata, arrays = tensor_file.opened(path, data, "segment", _FIELDS)
+        metadata, arrays = tensor_file.read(path, "segment", _FIELDS)
         if metadata["segment"] != str(number) or digest_of(arrays) != digest:
             raise ValueError("it is not the segment that the checkpoint names")
     except CheckpointError as error:
         raise ReplayLost(error.message, _ONWARD) from error
+    except FileNotFoundError as error:
+        raise ReplayLost(f"{path} is missing, and the replay needs it.", _ONWARD) from error
+    except OSError as error:
+        raise ReplayLost(f"{path} cannot be read: {error.strerror}.", _ONWARD) from error
     except Exception as error:  # whatever a crafted header provokes is one sentence to the user
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
         raise ReplayLost(f"{path} is damaged: {reason}.", _ONWARD) from error

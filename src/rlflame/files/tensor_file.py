@@ -9,25 +9,44 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
+import math
 import os
 import re
 import secrets
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import safetensors.numpy
 
-from rlflame import __version__
+from rlflame import __version__, regular_file
 from rlflame.errors import CheckpointError, LearningError, shell
+from rlflame.memory import available_bytes
 from rlflame.rollout.spec import Array
 
 FORMAT = 1
 _BLANK = "0" * 64
-_HEADER_LIMIT = 100_000_000
+#: Two evaluations of as many episodes as a recipe may have take half of it.
+_HEADER_LIMIT = 16_000_000
+#: More than sixteen layers of several networks have, with the state of their optimizers.
+_MOST_TENSORS = 10_000
+_MOST_AXES = 16
+#: What so many tensors take in a header besides its strings, and how many strings they take.
+_SKELETON_LIMIT = 1_000_000
+_MOST_STRINGS = 5 * _MOST_TENSORS
+_TENSOR_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.]{0,199}", re.ASCII)
+#: Bytes of one number of each type that numpy has.
+_ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8"), 1),
+    **dict.fromkeys(("U16", "I16", "F16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
 #: There is no room, as against no right to write.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 #: How the names end of files that are being written, and of those that were when power failed.
@@ -42,7 +61,7 @@ EARLIER = "use an earlier checkpoint of the same run"
 def write(path: Path, tensors: dict[str, Array], metadata: Mapping[str, str]) -> None:
     """Write a file so that at every moment either the old one or the new one is there.
 
-    What `opened` would refuse for its numbers is refused here, while older files are still there.
+    What `read` would refuse for its numbers is refused here, while older files are still there.
     """
     if (name := _not_finite(tensors)) is not None:
         raise LearningError(
@@ -57,15 +76,45 @@ def write(path: Path, tensors: dict[str, Array], metadata: Mapping[str, str]) ->
     write_atomically(path, b"".join((data[:position], checksum, data[position + len(checksum) :])))
 
 
-def opened(
-    path: Path, data: bytes, mark: str, fields: Collection[str]
-) -> tuple[dict[str, str], dict[str, Array]]:
-    """The strings and tensors in a file's bytes, once all of them are verified.
+@dataclass(frozen=True)
+class Layout:
+    """What a header says of one tensor, before any of its bytes is read."""
 
-    `mark` is the field by which the kind of file is known, `fields` what it must have. Raises
-    ValueError with the reason where the bytes are damaged.
+    dtype: str
+    shape: tuple[int, ...]
+
+
+Layouts = Mapping[str, Layout]
+
+
+def read(
+    path: Path,
+    mark: str,
+    fields: Collection[str],
+    check: Callable[[dict[str, str], Layouts], None] | None = None,
+) -> tuple[dict[str, str], dict[str, Array]]:
+    """The strings and tensors of a file, once all of its bytes are verified.
+
+    `mark` is the field by which the kind of file is known, `fields` what it must have. The header
+    is judged first, by `check` too: no file makes this process read more than its header describes.
+    Raises CheckpointError where the file is of another kind, OSError where it cannot be read, and
+    ValueError with the reason where it is damaged.
     """
-    metadata = _verified_metadata(path, data, mark, fields)
+    with regular_file.open_to_read(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        head = _read_head(path, file, size)
+        metadata, layouts = _parse_head(path, head, size, mark)
+        if check is not None:
+            absent = sorted(set(fields) - metadata.keys())
+            if not absent:  # else said below, once the checksum shows that it was written so
+                check(metadata, layouts)
+        if 2 * size > available_bytes():
+            raise MemoryError
+        file.seek(0)
+        data = file.read(size)
+        if len(data) != size or file.read(1) or not data.startswith(head):
+            raise ValueError("it changed while it was read")
+    _verify(data, metadata, fields)
     tensors: dict[str, Array] = safetensors.numpy.load(data)
     if (name := _not_finite(tensors)) is not None:
         raise ValueError(f"tensor {name} holds NaN or infinity")
@@ -80,9 +129,9 @@ def _not_finite(tensors: Mapping[str, Array]) -> str | None:
 
 def strings(path: Path) -> dict[str, str]:
     """A file's strings alone, unverified; none where it is gone, or no file of this kind."""
-    gone = FileNotFoundError, IsADirectoryError
+    gone = FileNotFoundError, IsADirectoryError, regular_file.NotRegularError
     with contextlib.suppress(*gone, ValueError, struct.error, AttributeError, RecursionError):
-        with path.open("rb") as file:
+        with regular_file.open_to_read(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))
             text = file.read(min(length, _HEADER_LIMIT))
         found = json.loads(text).get("__metadata__")
@@ -91,14 +140,16 @@ def strings(path: Path) -> dict[str, str]:
     return {}
 
 
-def read(path: Path) -> bytes:
-    try:
-        if path.is_file():
-            return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.", "") from error
-    reason = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
-    raise CheckpointError(f"{path} {reason}.", "rlflame runs lists the runs here")
+def reason_unread(path: Path, error: OSError) -> CheckpointError:
+    """The sentence for a file that cannot be read."""
+    hint = "rlflame runs lists the runs here"
+    if isinstance(error, FileNotFoundError):
+        return CheckpointError(f"{path} does not exist.", hint)
+    if isinstance(error, IsADirectoryError):
+        return CheckpointError(f"{path} is a folder.", hint)
+    if isinstance(error, regular_file.NotRegularError):
+        return CheckpointError(f"{path} is no file: {error.strerror}.", hint)
+    return CheckpointError(f"{path} cannot be read: {error.strerror or error}.", "")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -176,9 +227,9 @@ def _checksum(data: bytes, position: int) -> bytes:
     return digest.hexdigest().encode()
 
 
-def _verified_metadata(
-    path: Path, data: bytes, mark: str, fields: Collection[str]
-) -> dict[str, str]:
+def _read_head(path: Path, file: BinaryIO, size: int) -> bytes:
+    """The header with the eight bytes of its length before it."""
+    data = file.read(9)
     # One of ours has a brace there; its first bytes are a length, and may be any.
     if data[8:9] != b"{" and (data[:2] == b"PK" or data[:1] == b"\x80"):
         raise CheckpointError(
@@ -191,37 +242,101 @@ def _verified_metadata(
             "rlflame reads the .safetensors files of a run, such as its latest.safetensors",
         )
     (length,) = struct.unpack_from("<Q", data) if len(data) >= 8 else (0,)
-    if length < 2 or length > min(_HEADER_LIMIT, len(data) - 8) or data[8:9] != b"{":
+    if length < 2 or length > min(_HEADER_LIMIT, size - 8) or data[8:9] != b"{":
         raise CheckpointError(
             f"{path} is damaged or not a safetensors file "
-            f"(a header of {length} bytes in a file of {len(data)}).",
+            f"(a header of {length} bytes in a file of {size}).",
             EARLIER,
         )
-    header = json.loads(data[8 : 8 + length], object_pairs_hook=_distinct)
-    metadata = header.get("__metadata__")
+    return data + file.read(length - 1)
+
+
+def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str, str], Layouts]:
+    """What the header says; its tensors lie side by side and fill the file exactly."""
+    objects = itertools.count()
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if next(objects) > _MOST_TENSORS:
+            raise ValueError(f"it has more than {_MOST_TENSORS:,} tensors")
+        return _distinct(pairs)
+
+    _check_skeleton(head)
+    header = json.loads(head[8:], object_pairs_hook=distinct)
+    metadata = header.pop("__metadata__", None)
     if not isinstance(metadata, dict) or "format" not in metadata or mark not in metadata:
         raise CheckpointError(
             f"{path} is a safetensors file, but not one of rlflame's.",
             "rlflame reads the files that rlflame train writes",
         )
-    version = str(metadata["format"])
+    if not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("its metadata is not text alone")
+    version = metadata["format"]
     if not re.fullmatch("[0-9]{1,9}", version) or int(version) > FORMAT:
         raise CheckpointError(
             f"{path} has format {version[:20]!r}; this rlflame reads up to {FORMAT}.",
             "install a newer rlflame",
         )
+    layouts, places = {}, []
+    for name, entry in header.items():
+        layouts[name], place = _parse_entry(name, entry)
+        places.append(place)
+    end = 0
+    for begin, next_end in sorted(places):
+        if begin != end:
+            raise ValueError("its tensors overlap, or leave bytes between them")
+        end = next_end
+    if len(head) + end != size:
+        raise ValueError(f"its header describes {len(head) + end} bytes, and it has {size}")
+    return metadata, layouts
+
+
+def _check_skeleton(head: bytes) -> None:
+    """Bound what parsing the JSON makes: a long string costs little, a million values much."""
+    plain = head[8:].replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') > 2 * _MOST_STRINGS:
+        raise ValueError("its header has too many strings")
+    if sum(map(len, plain.split(b'"')[::2])) > _SKELETON_LIMIT:
+        raise ValueError("its header has too many values")
+
+
+def _parse_entry(name: str, entry: Any) -> tuple[Layout, tuple[int, int]]:
+    """The layout of one tensor, and where its bytes begin and end after the header."""
+    if not _TENSOR_NAME.fullmatch(name):
+        raise ValueError(f"{name[:80]!r} is no name of a tensor")
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"tensor {name} is not described by dtype, shape and data_offsets")
+    dtype, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+        raise ValueError(f"tensor {name} is of the unknown type {dtype!r:.40}")
+    for numbers, most in ((shape, _MOST_AXES), (place, 2)):
+        if not isinstance(numbers, list) or len(numbers) > most:
+            raise ValueError(f"tensor {name} has the shape {shape!r:.80} at {place!r:.80}")
+        if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
+            raise ValueError(f"tensor {name} has the shape {shape!r:.80} at {place!r:.80}")
+    if len(place) != 2 or place[1] - place[0] != math.prod(shape) * _ITEM_BYTES[dtype]:
+        raise ValueError(f"tensor {name} of shape {shape!r:.80} does not fill {place!r:.80}")
+    return Layout(dtype, tuple(shape)), (place[0], place[1])
+
+
+def _verify(data: bytes, metadata: Mapping[str, str], fields: Collection[str]) -> None:
     position = _checksum_position(data)
     if _checksum(data, position) != data[position : position + len(_BLANK)]:
         raise ValueError("its checksum does not match its content")
     absent = sorted(set(fields) - metadata.keys())
     if absent:
         raise ValueError(f"its metadata lacks {', '.join(absent)}")
-    return metadata
+
+
+def check_names(text: str, known: Collection[str] | None = None) -> None:
+    """Refuse JSON with a name that stands twice in an object, or that is not known."""
+    value = json.loads(text, object_pairs_hook=_distinct)
+    if known is not None and isinstance(value, dict) and not value.keys() <= set(known):
+        raise ValueError(f"it has an unknown field {min(value.keys() - set(known))!r:.80}")
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; two readers may disagree about one that names a key twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("its header names something twice")
+        raise ValueError("it names something twice")
     return found

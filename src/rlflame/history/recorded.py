@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import decoded, tables, toml
+from rlflame import decoded, regular_file, tables, toml
 from rlflame.config import defaults
 from rlflame.decoded import Line
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.spec import Float64
 from rlflame.seeds import is_job, runs_in
+
+#: A sum of as many squares as anybody has episodes is then still a number.
+_LARGEST = 1e140
 
 
 @dataclass(frozen=True)
@@ -89,15 +92,16 @@ class Recorded:
         """Steps and values of a metric where it was measured; a NaN is no measurement."""
         found = [(line["steps"], line[metric]) for line in self.metrics if metric in line]
         table = np.array(found, np.float64).reshape(-1, 2)
+        _check_averages(self.folder / "metrics.jsonl", metric, table[:, 1])
         return table[:, 0], table[:, 1]
 
     def episodes(self) -> tuple[Float64, Float64]:
         """Return and length of every training episode, in the order they were collected."""
         path = self.folder / "episodes.csv"
         try:
-            with path.open(newline="", encoding="utf-8") as file:
-                whole = (line for line in file if line.endswith("\n"))
-                rows = [(float(row["r"]), float(row["l"])) for row in csv.DictReader(whole)]
+            lines = regular_file.read_lines(path, newline="")
+            whole = (line for line in lines if line.endswith("\n"))
+            rows = [(float(row["r"]), float(row["l"])) for row in csv.DictReader(whole)]
         except OSError as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error.strerror or error}.", "rlflame runs lists the runs"
@@ -109,6 +113,7 @@ class Recorded:
             ) from error
         table = np.array(rows, np.float64).reshape(-1, 2)
         table = table[np.isfinite(table).all(axis=1)]
+        _check_averages(path, "episode_return", table.ravel())
         return table[:, 0], table[:, 1]
 
     def clock(self, *names: str) -> tuple[Float64, Float64] | None:
@@ -147,7 +152,7 @@ def read(folder: Path) -> Recorded:
         raise CheckpointError(error.message, "restore it from a copy") from error
     if not _names_a_run(found.get("learning")):
         raise CheckpointError(f"{config} is not the config of a run.", "rlflame runs lists them")
-    return Recorded(
+    run = Recorded(
         folder=folder,
         config=found,
         metrics=decoded.lines(folder / "metrics.jsonl"),
@@ -155,6 +160,23 @@ def read(folder: Path) -> Recorded:
         machines=decoded.machines(folder / "machines.json"),
         result=decoded.result(folder / "result.json"),
     )
+    returns = {name for line in run.metrics for name in line if "return" in name}
+    for name in sorted(returns):
+        run.values(name)
+    if run.result is not None:
+        for name, value in run.result["evaluation"].items():
+            _check_averages(folder / "result.json", name, np.array([value], np.float64))
+    return run
+
+
+def _check_averages(path: Path, name: str, values: Float64) -> None:
+    """Refuse numbers whose squares, summed, would be infinite."""
+    large = values[np.abs(values) > _LARGEST]
+    if len(large):
+        raise CheckpointError(
+            f"{path} has {name} {large[0]:g}, and nothing beyond {_LARGEST:g} can be averaged.",
+            "leave this run out, or train it again with smaller rewards",
+        )
 
 
 def _names_a_run(learning: Any) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from rlflame import regular_file
 from rlflame.errors import CheckpointError
 
 COLUMNS = ("workers", "backend", "seconds")
@@ -43,8 +44,8 @@ class _Wrong(Exception):
 
 def read(table: Path) -> RunTimes:
     try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            return _read(table, csv.reader(file))
+        lines = regular_file.read_lines(table, newline="", encoding="utf-8-sig")
+        return _read(table, csv.reader(lines))
     except OSError as error:
         raise CheckpointError(
             f"{table} cannot be read: {error.strerror or error}.", "check its name"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import decoded
+from rlflame import decoded, regular_file
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.estimates import Interval, Verdict, compare_medians
 from rlflame.report import Section, Table
@@ -79,7 +79,7 @@ class Change:
 def read(path: Path) -> Results:
     """`{"measurements": [{"name", "unit", "better": "higher" | "lower", "values"}]}`."""
     try:
-        data = decoded.value(path.read_text("utf-8"))
+        data = decoded.value(regular_file.read_text(path, regular_file.RECORD_BYTES))
         found = [_measurement(entry) for entry in data["measurements"]]
     except OSError as error:
         raise CheckpointError(

@@ -1,0 +1,112 @@
+"""Reading and appending to regular files only, within a limit of bytes.
+
+A pipe, a socket or a device in the place of a file would block the process or never end. Whatever
+is refused raises an OSError, whose `strerror` says why. Must not know: what the files mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+#: Limits for files that are read whole: settings; records that programs write.
+SETTINGS_BYTES = 1_000_000
+RECORD_BYTES = 32_000_000
+#: Limit for one line of a file that is read line by line.
+LINE_BYTES = 1_000_000
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+class NotRegularError(OSError):
+    """There is something in the file's place that is no regular file."""
+
+
+class TooLargeError(OSError):
+    """The file, or a line of it, has more bytes than its reader accepts."""
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """The regular file, opened; never waits for whoever writes to a pipe."""
+    _check_kind(path, os.stat(path))
+    return os.fdopen(_open(path, os.O_RDONLY), "rb")
+
+
+def open_to_append(path: Path) -> io.TextIOWrapper:
+    """The regular file, made where it is absent; lines end as they are written."""
+    with contextlib.suppress(FileNotFoundError):
+        _check_kind(path, os.stat(path))
+    descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    return open(descriptor, "a", encoding="utf-8", newline="")
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The whole content of a file of at most `limit` bytes."""
+    with open_to_read(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= limit:
+            # The size is no promise: a file may grow meanwhile, or be made up by the kernel.
+            content = bytearray()
+            while len(content) <= limit and (part := file.read(1 << 16)):
+                content += part
+            size = len(content)
+        if size > limit:
+            raise TooLargeError(
+                errno.EOVERFLOW, f"it has {size:,} bytes, and at most {limit:,} are read", str(path)
+            )
+        return bytes(content)
+
+
+def read_text(path: Path, limit: int) -> str:
+    """The content as UTF-8, with every line end as a newline."""
+    text = read_bytes(path, limit).decode("utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_lines(
+    path: Path, *, newline: str | None = None, encoding: str = "utf-8", limit: int = LINE_BYTES
+) -> Iterator[str]:
+    """The lines of a file of any size, with their ends; `newline` as `open` takes it."""
+    with io.TextIOWrapper(open_to_read(path), encoding, newline=newline) as file:
+        number = 1
+        while line := file.readline(limit + 1):
+            if len(line) > limit:
+                raise TooLargeError(
+                    errno.EOVERFLOW,
+                    f"line {number} has more than {limit:,} characters",
+                    str(path),
+                )
+            yield line
+            number += 1
+
+
+def _open(path: Path, flags: int) -> int:
+    # What stood there a moment ago may have been replaced, so the opened file itself is judged.
+    # Without O_NONBLOCK opening a pipe would wait for its other end; it changes no regular file.
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
+    try:
+        _check_kind(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_kind(path: Path, status: os.stat_result) -> None:
+    """Checked before opening too, because opening a device may already have an effect."""
+    mode = status.st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        kind = next((name for matches, name in _KINDS if matches(mode)), "no regular file")
+        raise NotRegularError(errno.EINVAL, f"it is {kind}, not a file", str(path))
