@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from .child import HEADER, Kind
+from .lasting_thread import run_in_lasting_thread
 
 _PIPE_BYTES = 1 << 20
 _TAIL_BYTES = 4000
@@ -54,19 +55,18 @@ class WorkerProcess:
 
             environment = blas.child_environment()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-m", module, str(write)],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                pass_fds=(write,),
-                env={
-                    **os.environ,
-                    **environment,
-                    "PYTHONPATH": path,
-                },
-                start_new_session=True,
+            variables = {**os.environ, **environment, "PYTHONPATH": path}
+            self._process = run_in_lasting_thread(
+                lambda: subprocess.Popen(
+                    [sys.executable, "-P", "-u", "-m", module, str(write), str(os.getpid())],
+                    bufsize=0,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(write,),
+                    env=variables,
+                    start_new_session=True,
+                )
             )
         except BaseException:
             self._output.close()
