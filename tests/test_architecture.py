@@ -23,7 +23,7 @@ SOURCE = Path(rlflame.__file__).parent
 #: From the ground up. A module imports from lower floors, and from its own room: the modules of
 #: one package, or names that stand in one string together.
 FLOORS = [
-    ["errors", "rollout rollout.*"],
+    ["errors", "links", "rollout rollout.*"],
     [
         "toml",
         "config methods runtime",

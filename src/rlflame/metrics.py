@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlflame.errors import CheckpointError
+from rlflame.links import open_unless_link
 
 #: name -> what it measures. The live view, metrics.jsonl and the docs use these names.
 NAMES: dict[str, str] = {
@@ -76,7 +77,9 @@ class LineFile:
         self.lines = lines
         self._header = header
         self._end = _end_of_lines(path, lines, header)
-        self._file = path.open("a", encoding="utf-8", newline="")
+        self._file = open(  # noqa: SIM115
+            path, "a", encoding="utf-8", newline="", opener=open_unless_link
+        )
 
     def cut(self) -> None:
         self._file.truncate(self._end)
