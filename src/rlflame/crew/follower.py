@@ -123,10 +123,10 @@ def main() -> None:
     threading.Thread(target=_attend, args=(requests,), daemon=True).start()
     try:
         import rlflame.learner.torch_group  # noqa: F401
-        from rlflame.crew.roll_call import Meeting
+        from rlflame.crew.roll_call import FileOfLearners
 
         os.write(answers, HEADER.pack(Kind.HELLO, 0))
-        follow(Place(told["rank"], told["size"]), Meeting(*told["meeting"]))
+        follow(Place(told["rank"], told["size"]), FileOfLearners(told["meeting"]))
     except LearnersLost:
         _leave(LOST)
     except BaseException:

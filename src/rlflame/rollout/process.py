@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .child import HEADER, Kind
 from .lasting_thread import run_in_lasting_thread
@@ -29,7 +29,7 @@ class Garbled(Exception):
 class WorkerProcess:
     """A running `rlflame.rollout.child`, or another module that speaks as it does.
 
-    Leader of a session of its own.
+    Leader of a session of its own. `inherited` are descriptors that it has under the same numbers.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class WorkerProcess:
         show_output: bool = False,
         environment: Mapping[str, str] | None = None,
         module: str = "rlflame.rollout.child",
+        inherited: Sequence[int] = (),
     ) -> None:
         # The child finds what this process finds, in the same order; the current folder comes
         # last (so -P), where it hides nothing and a `module:Id` that lies in it is found.
@@ -63,7 +64,7 @@ class WorkerProcess:
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=output,
-                    pass_fds=(write,),
+                    pass_fds=(write, *inherited),
                     env=variables,
                     start_new_session=True,
                 )
