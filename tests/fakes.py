@@ -161,6 +161,8 @@ class Fake(gymnasium.Env):
         return self._hang(shown) if self._first_time() else shown
 
     def _hang_in_c(self, shown: Any) -> Any:
+        if self._marker.name:
+            self._marker.with_suffix(".here").touch()
         ctypes.PyDLL(None).sleep(3600)  # keeps the interpreter's lock, as bad extensions do
 
     def _kill(self, shown: Any) -> Any:
@@ -189,6 +191,15 @@ class Fake(gymnasium.Env):
         """Start a simulator, as robots do, and write down its process id."""
         program = subprocess.Popen(["sleep", "600"])
         self._marker.write_text(str(program.pid))
+        return shown
+
+    def _fork_program(self, shown: Any) -> Any:
+        """The same by a fork, which inherits what the worker has open."""
+        program = os.fork()
+        if program == 0:
+            time.sleep(600)
+            os._exit(0)
+        self._marker.write_text(str(program))
         return shown
 
     def _wait(self, shown: Any) -> Any:

@@ -20,11 +20,13 @@ PATIENCE = {"deadline_s": JOINING_S, "joining_s": JOINING_S, "clock": time.monot
 
 
 def _learn(rank: int, size: int, port: int) -> None:
+    from meetings import HERE
+
     from rlflame.crew import follower
-    from rlflame.crew.roll_call import HERE, Meeting
+    from rlflame.crew.roll_call import Port
     from rlflame.learner.torch_group import TorchGroup
 
-    store = Meeting(HERE, port).store(JOINING_S)
+    store = Port(HERE, port).store(JOINING_S)
     group = TorchGroup(rank, size, **PATIENCE, store=store)
     with contextlib.suppress(LearnersLost):  # the first has gone
         while True:
@@ -37,7 +39,8 @@ def gathered(size: int) -> Iterator[Group]:
     if size == 1:
         yield Alone()
         return
-    from rlflame.crew.roll_call import HERE, hosted
+    from meetings import HERE, hosted
+
     from rlflame.learner.torch_group import TorchGroup
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"

@@ -549,6 +549,127 @@ def test_children_of_a_killed_parent_end_by_themselves(fault: str, tmp_path: Pat
     assert eventually(lambda: all(gone(pid) for pid in pids), patience_s=10.0)
 
 
+BUSY_PARENT = """
+import dataclasses, sys, threading, time
+from pathlib import Path
+import rollouts
+from rlflame.fleet.local import LocalFleet
+
+if __name__ == "__main__":
+    fault, marker, starter = sys.argv[1:]
+    fleets = []
+    if starter == "thread":
+        thread = threading.Thread(target=lambda: fleets.append(LocalFleet(1)))
+        thread.start()
+        thread.join()
+    else:
+        fleets.append(LocalFleet(1))
+    fleet = fleets[0]
+    task = rollouts.task(rollouts.fake(fault=fault, marker=marker), rows=1)
+    fleet.probe()
+    submission = fleet.submit(
+        [dataclasses.replace(task, policy_id=fleet.put(rollouts.weights(task.policy)))]
+    )
+    if fault in ("", "start_program", "fork_program"):
+        list(submission)
+    print(*fleet.pids(), flush=True)
+    time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def busy_parent(folder: Path, fault: str, starter: str = "main") -> Iterator[tuple[Any, int]]:
+    """A process with one worker, and the process id of the worker."""
+    script = folder / "parent.py"
+    script.write_text(BUSY_PARENT)
+    words = [sys.executable, str(script), fault, str(folder / "gate"), starter]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:
+        worker = 0
+        try:
+            assert parent.stdout is not None
+            worker = int(parent.stdout.readline())
+            yield parent, worker
+        finally:
+            parent.kill()
+            with contextlib.suppress(ProcessLookupError):
+                if worker:
+                    os.killpg(worker, signal.SIGKILL)
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="Linux has the signal")
+
+
+@linux_only
+@pytest.mark.parametrize("starter", ["main", "thread"])
+@pytest.mark.parametrize("fault", ["", "wait"])
+def test_a_stopped_worker_ends_with_its_killed_parent(
+    fault: str, starter: str, tmp_path: Path
+) -> None:
+    with busy_parent(tmp_path, fault, starter) as (parent, worker):
+        os.kill(worker, signal.SIGSTOP)
+        assert eventually(lambda: state_of(worker) == "T")
+        parent.kill()
+        assert eventually(lambda: gone(worker), patience_s=10.0)
+
+
+@linux_only
+def test_a_worker_that_holds_the_interpreter_lock_ends_with_its_killed_parent(
+    tmp_path: Path,
+) -> None:
+    with busy_parent(tmp_path, "hang_in_c") as (parent, worker):
+        assert eventually((tmp_path / "gate.here").exists)
+        parent.kill()
+        assert eventually(lambda: gone(worker), patience_s=10.0)
+
+
+def children_of(pid: int) -> list[str]:
+    return [
+        child
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+        for child in (thread / "children").read_text().split()
+    ]
+
+
+@linux_only
+@pytest.mark.parametrize("fault", ["start_program", "fork_program"])
+def test_an_environment_s_program_ends_with_the_killed_parent_of_its_worker(
+    fault: str, tmp_path: Path
+) -> None:
+    with busy_parent(tmp_path, fault) as (parent, worker):
+        program = int((tmp_path / "gate").read_text())
+        assert eventually(lambda: len(children_of(worker)) == 2)  # the other one watches
+        parent.kill()
+        assert eventually(lambda: gone(worker) and gone(program), patience_s=10.0)
+
+
+@linux_only
+def test_a_worker_started_by_a_thread_outlives_the_thread(tmp_path: Path) -> None:
+    """The kernel's signal comes when the thread ends that started a process."""
+    with busy_parent(tmp_path, "", "thread") as (_, worker):
+        assert not gone(worker)
+
+
+@linux_only
+def test_a_worker_whose_parent_died_before_it_could_ask_ends(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    other = subprocess.Popen(["true"])
+    other.wait()
+    with subprocess.Popen(
+        [sys.executable, "-m", "rlflame.rollout.child", str(write), str(other.pid)],
+        stdin=subprocess.PIPE,
+        pass_fds=(write,),
+        start_new_session=True,
+    ) as worker:
+        os.close(write)
+        assert os.read(read, 1) == b""  # not even a greeting
+        assert worker.wait() == -signal.SIGKILL
+    os.close(read)
+
+
 def test_workers_that_cannot_even_be_made_leave_nothing_behind(monkeypatch: Any) -> None:
     made: list[subprocess.Popen[bytes]] = []
     real = subprocess.Popen

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from commands import TINY, TINY_REINFORCE, TINY_SAC, finished, process
+from meetings import HERE, hosted
 
-from rlflame.crew.roll_call import HERE, hosted
 from rlflame.files import checkpoint
 from rlflame.learner.torch_group import TorchGroup
 

@@ -7,9 +7,9 @@ import time
 
 import gloo
 import pytest
+from meetings import HERE, hosted
 from torch import distributed
 
-from rlflame.crew.roll_call import HERE, hosted
 from rlflame.errors import LearnersLost
 from rlflame.learner.leading import release
 from rlflame.learner.torch_group import TorchGroup, backend_for

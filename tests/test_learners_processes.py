@@ -247,6 +247,25 @@ def test_no_learner_and_no_file_outlives_the_first(begun, tmp_path):
     assert not any((tmp_path / "temporary").iterdir())
 
 
+#: Python runs this when it starts; no learner can make or join a store that has a port.
+PORTLESS = """
+import sys
+if "--learners" in sys.orig_argv or "rlflame.crew.follower" in sys.orig_argv:
+    from rlflame.crew import roll_call
+    def refuse(*_, **__):
+        raise ZeroDivisionError("a store at a port")
+    roll_call.TCPStore = refuse
+"""
+
+
+def test_learners_of_one_command_meet_at_no_port(tmp_path, monkeypatch):
+    """Any user of the machine can connect to one, and read and set its keys."""
+    (tmp_path / "sitecustomize.py").write_text(PORTLESS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    words = (*TINY, *SHARDS, "--steps", "64", "--learners", "2", "--out", tmp_path / "x")
+    assert finished(process("train", *words), 120.0).code == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_all_learners_hear_saves_and_ends_them(number, begun, tmp_path):
     """As from a terminal, by Ctrl-C or in going away: the first decides when it is over."""

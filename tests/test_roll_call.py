@@ -8,9 +8,11 @@ import socket
 import threading
 
 import pytest
+from meetings import HERE, hosted
 
 from rlflame.crew import roll_call
-from rlflame.crew.roll_call import HERE, Learner, RollCall, gather, hosted, of_torchrun
+from rlflame.crew.roll_call import FileOfLearners, Learner, RollCall, gather, of_torchrun
+from rlflame.crew.shared_file import make_shared_file
 from rlflame.crew.torchrun import place
 from rlflame.errors import ConfigError, LearnersLost
 
@@ -23,14 +25,17 @@ class Called(RollCall):
         super().__init__(meeting, rank, size, 10.0, lambda: self.exchanges)
 
 
-@pytest.fixture
-def calls():
+@pytest.fixture(params=["port", "file"])
+def calls(request):
     """The parts of three learners, of which the first has come to five exchanges."""
-    meeting, store = hosted(socket.create_server((HERE, 0)))
-    found = [Called(meeting, rank, 3) for rank in range(3)]
-    found[0].exchanges = 5
-    yield found
-    del store
+    with make_shared_file() as shared:
+        meeting, store = FileOfLearners(shared.path), None
+        if request.param == "port":
+            meeting, store = hosted(socket.create_server((HERE, 0)))
+        found = [Called(meeting, rank, 3) for rank in range(3)]
+        found[0].exchanges = 5
+        yield found
+        del store
 
 
 def attended(call, exchanges):

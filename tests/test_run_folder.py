@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,13 +23,16 @@ import numpy as np
 import pytest
 from commands import rlflame
 
-from rlflame import api
-from rlflame.errors import CheckpointError, LearningError
+from rlflame import api, running
+from rlflame.errors import CheckpointError, FolderLost, LearningError
+from rlflame.event_file import EventFile
 from rlflame.files import checkpoint, run_folder, tensor_file
+from rlflame.files.machine_log import MachineLog
 from rlflame.files.recorder import FileRecorder
 from rlflame.files.run_folder import RunFolder, is_locked, newest_checkpoint, step_files, writing
+from rlflame.fleet.inline import InlineFleet
 from rlflame.learner import averaging
-from rlflame.metrics import EPISODE_HEADER
+from rlflame.metrics import EPISODE_HEADER, LineFile
 from rlflame.runtime import RuntimeSettings
 
 
@@ -229,6 +233,153 @@ def test_the_lock_of_a_dead_process_is_no_obstacle(tmp_path):
         os.kill(int(child), signal.SIGKILL)
     holder.stdin.close()
     holder.stdout.close()
+
+
+def test_other_users_cannot_open_the_lock(tmp_path):
+    folder = RunFolder.create(tmp_path / "run")
+    lock = folder.path / ".lock"
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+    folder.release()
+    lock.chmod(0o644)
+    RunFolder.open(folder.path).release()
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+
+
+def writes(recorder, whole):
+    """Each way in which a recorder writes by path."""
+    snapshot = whole.snapshot
+    return {
+        "iteration": lambda: recorder.iteration(snapshot.progress, {}, ()),
+        "evaluation": lambda: recorder.evaluation(
+            snapshot.progress, whole.evaluation, snapshot.policy
+        ),
+        "best": lambda: recorder.offer_best(snapshot.progress, whole.evaluation, snapshot.policy),
+        "checkpoint": lambda: offer(recorder, whole, final=True),
+        "result": lambda: recorder.save_evaluated(snapshot, whole.evaluation),
+    }
+
+
+@pytest.mark.parametrize("write", ["iteration", "evaluation", "best", "checkpoint", "result"])
+@pytest.mark.parametrize("successor", [True, False])
+def test_a_run_whose_folder_was_moved_writes_nothing_at_its_path(write, successor, tmp_path, whole):
+    path = tmp_path / "run"
+    with recording(path, fresh(whole)) as (recorder, _):
+        offer(recorder, at(whole, 32))
+        path.rename(tmp_path / "old")
+        second = RunFolder.create(path) if successor else None
+        with pytest.raises(FolderLost) as lost:
+            writes(recorder, whole)[write]()
+        assert str(path) in lost.value.message
+        assert "rlflame resume" in lost.value.hint
+        if second is None:
+            assert not path.exists()
+        else:
+            assert [entry.name for entry in path.iterdir()] == [".lock"]
+            second.release()
+    assert names(tmp_path / "old") == [step(32)]
+    assert newest_checkpoint(tmp_path / "old", print).progress.steps == 32
+
+
+@pytest.mark.parametrize("file", ["machines.json", "config.toml"])
+def test_neither_machines_nor_config_go_into_another_folder(file, tmp_path, whole):
+    folder = RunFolder.create(tmp_path / "run")
+    log = MachineLog(folder, InlineFleet(), 0)
+    folder.path.rename(tmp_path / "old")
+    second = RunFolder.create(tmp_path / "run")
+    write = {
+        "machines.json": lambda: log.note_work(0),
+        "config.toml": lambda: running._write_config(folder, whole.recipe, INLINE),
+    }[file]
+    with pytest.raises(FolderLost):
+        write()
+    assert not (folder.path / file).exists()
+    for held in (folder, second):
+        held.release()
+
+
+def test_a_run_whose_lock_was_removed_is_saved_and_stops(tmp_path, whole):
+    path = tmp_path / "run"
+    with recording(path, fresh(whole), every_steps=1000) as (recorder, _):
+        offer(recorder, at(whole, 32))
+        (path / ".lock").unlink()
+        with pytest.raises(FolderLost) as lost:
+            offer(recorder, at(whole, 64))
+        assert lost.value.hint == f"rlflame resume {path}"
+    assert names(path) == [step(32), step(64)]
+
+
+LINKED_FILES = [".lock", "metrics.jsonl", "episodes.csv", "timing.jsonl"]
+LINKED_FOLDERS = ["checkpoints", "replay", "videos", "tensorboard"]
+
+
+@pytest.mark.parametrize("name", LINKED_FILES + LINKED_FOLDERS)
+def test_a_link_in_a_run_folder_is_refused_and_its_target_untouched(name, copied, tmp_path):
+    target, link = tmp_path / "elsewhere", copied / name
+    if name in LINKED_FILES:
+        target.write_text("precious")
+        link.unlink(missing_ok=True)
+    else:
+        target.mkdir()
+        if link.is_dir():
+            for entry in link.iterdir():
+                entry.rename(target / entry.name)
+            link.rmdir()
+    link.symlink_to(target)
+    held = target.read_text() if target.is_file() else content(target)
+    with pytest.raises(CheckpointError) as refused:
+        resumed(copied, steps=256)
+    assert str(link) in refused.value.message
+    assert (target.read_text() if target.is_file() else content(target)) == held
+
+
+@pytest.mark.parametrize(
+    "name", ["config.toml", "machines.json", "result.json", "latest.safetensors"]
+)
+def test_a_link_that_a_rename_replaces_keeps_its_target(name, copied, tmp_path):
+    target, link = tmp_path / "elsewhere", copied / name
+    link.replace(target)
+    link.symlink_to(target)
+    held = target.read_bytes()
+    resumed(copied, steps=256)
+    assert target.read_bytes() == held
+    assert not link.is_symlink()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints", "replay"])
+def test_a_link_that_appears_during_a_run_is_not_followed(name, tmp_path, whole):
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    with recording(tmp_path / "run", fresh(whole)) as (recorder, _):
+        (tmp_path / "run" / name).unlink(missing_ok=True)
+        (tmp_path / "run" / name).symlink_to(target)
+        with pytest.raises(CheckpointError, match=name):
+            offer(recorder, whole, final=True)
+    assert not list(target.iterdir())
+
+
+def test_a_lock_that_is_a_dangling_link_creates_nothing(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=r"run/\.lock"):
+        RunFolder.create(tmp_path / "run")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("opened", ["lines", "events"])
+def test_a_file_is_not_opened_through_a_link(opened, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="link"):
+        (LineFile if opened == "lines" else EventFile)(tmp_path / "link", 0)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_run_folder_may_itself_be_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    folder = RunFolder.create(tmp_path / "run")
+    folder.check_whole()
+    assert folder.path == tmp_path / "run"
+    folder.release()
 
 
 def test_half_written_files_of_a_dead_process_are_removed(copied):

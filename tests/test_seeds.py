@@ -458,6 +458,40 @@ def test_two_processes_do_not_run_one_job(tmp_path):
         lock.release()
 
 
+@pytest.mark.parametrize("moment", ["begun", "result"])
+def test_seeds_whose_folder_was_moved_write_nothing_at_its_path(moment, tmp_path, monkeypatch):
+    out = tmp_path / "job"
+
+    class Moving:
+        """A crew during whose work the folder is moved and another job begins."""
+
+        def __init__(self, orders, listener, *_, **__):
+            self._listener = listener
+
+        def run(self):
+            out.rename(tmp_path / "old")
+            self.second = RunFolder.create(out)
+            if moment == "begun":
+                self._listener.begun(0)
+            return {}
+
+    monkeypatch.setattr(conduct, "Crew", Moving)
+    spoken = rlflame("train", *TINY, "--steps", "64", "--seeds", "0", "--out", out)
+    assert spoken.code == 1
+    assert "rlflame resume FOLDER" in " ".join(spoken.err.split())
+    assert [entry.name for entry in out.iterdir()] == [".lock"]
+
+
+def test_a_seed_s_folder_that_is_a_link_is_refused(tmp_path):
+    out = tmp_path / "job"
+    assert rlflame("train", *TINY, "--steps", "64", "--seeds", "0", "--out", out).code == 0
+    (out / "seed-0").rename(tmp_path / "elsewhere")
+    (out / "seed-0").symlink_to(tmp_path / "elsewhere")
+    spoken = rlflame("resume", out, "--steps", "128")
+    assert spoken.code == 1
+    assert "rm " in spoken.err
+
+
 def test_who_trains_in_a_seed_s_folder_is_waited_for_and_that_is_said(tmp_path, monkeypatch):
     out = tmp_path / "job"
     words = ("--steps", "64", "--set", "horizon_steps=128", "--seeds", "0", "--out", out)

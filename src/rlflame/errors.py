@@ -129,6 +129,10 @@ class NotWritten(CheckpointError):
         self.remedy = remedy
 
 
+class FolderLost(CheckpointError):
+    """A run folder that is not at its path any more, or that another process can lock."""
+
+
 class CheckpointsDamaged(CheckpointError):
     """Of all the checkpoints of a run there is none that can be read."""
 

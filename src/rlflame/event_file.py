@@ -11,6 +11,8 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlflame.regular_file import open_unless_link
+
 Scalar = str | bool | int | float
 
 _CRC32C = 0x82F63B78  # Castagnoli's polynomial, reflected
@@ -55,7 +57,7 @@ class EventFile:
     """One file of events, readable after every write."""
 
     def __init__(self, path: Path, wall_time: float) -> None:
-        self._file = path.open("wb")
+        self._file = open(path, "wb", opener=open_unless_link)  # noqa: SIM115
         self._write(wall_time, _text(3, "brain.Event:2"))
         # Whoever looks on forgets what an earlier file of this folder said of these steps.
         self._write(wall_time, _message(7, _whole(1, 1)))

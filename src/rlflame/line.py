@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from rlflame.rollout import wire
-from rlflame.rollout.child import HEADER, Kind, pipes, read_frame
+from rlflame.rollout.child import HEADER, Kind, end_group_with_process, pipes, read_frame
 
 Message = dict[str, Any]
 
@@ -31,7 +31,9 @@ class Line:
     @classmethod
     def opened(cls) -> Line:
         """Of this process: requests on standard input, answers on the descriptor it was told."""
-        return cls(*pipes())
+        requests, answers = pipes()
+        end_group_with_process()
+        return cls(requests, answers)
 
     def tell(self, what: str, **values: Any) -> None:
         payload = wire.encode({"what": what, **values})

@@ -43,10 +43,13 @@ def open_to_read(path: Path) -> BinaryIO:
 
 
 def open_to_append(path: Path) -> io.TextIOWrapper:
-    """The regular file, made where it is absent; lines end as they are written."""
+    """The regular file, made where it is absent; a symbolic link is refused.
+
+    Lines end as they are written.
+    """
     with contextlib.suppress(FileNotFoundError):
         _check_kind(path, os.stat(path))
-    descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
     return open(descriptor, "a", encoding="utf-8", newline="")
 
 
@@ -88,6 +91,11 @@ def read_lines(
                 )
             yield line
             number += 1
+
+
+def open_unless_link(path: str, flags: int) -> int:
+    """An `opener` for `open`: an OSError where the path is a symbolic link."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def _open(path: Path, flags: int) -> int:

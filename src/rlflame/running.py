@@ -257,12 +257,15 @@ def _run(
         watcher=show,
         counts=lambda: {**counts.take(), **traffic.take()},
     )
-    filming = filmed(recorder, folder.path / "videos", begun, runtime.video_every_steps, show.note)
+    filming = filmed(
+        recorder, folder.path / "videos", begun, runtime.video_every_steps, show.note,
+        folder.check_whole,
+    )  # fmt: skip
     complete = False
     try:
         # Only now: a run that is refused keeps the config it has.
         _write_config(folder, begun.recipe, runtime)
-        machines = MachineLog(folder.path, fleet, begun.progress.steps)
+        machines = MachineLog(folder, fleet, begun.progress.steps)
         if runtime.tensorboard:
             recorder.also(tensorboard.TensorBoard(folder.path, begun.recipe))
             show.note(tensorboard.note(folder.path))
@@ -361,4 +364,5 @@ def _write_config(folder: RunFolder, recipe: Recipe, runtime: RuntimeSettings) -
         **{name: getattr(recipe, name) for name in Recipe.model_fields}, runtime=runtime
     )
     with writing(folder.path):
+        folder.check()
         tensor_file.write_atomically(folder.path / "config.toml", toml.to_toml(config).encode())

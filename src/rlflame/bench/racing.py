@@ -158,7 +158,10 @@ class Racing:
         # One thread, as each of ours has; more of them wait for each other in networks so small.
         environment = {**os.environ, **blas.child_environment()}
         child = subprocess.Popen(
-            [sys.executable, "-m", "rlflame.bench.stable", json.dumps(runner.asked)],
+            [
+                sys.executable, "-m", "rlflame.bench.stable", json.dumps(runner.asked),
+                str(os.getpid()),
+            ],
             env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for its parent, which ends it
         )  # fmt: skip

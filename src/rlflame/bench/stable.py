@@ -3,7 +3,7 @@
     python -m rlflame.bench.stable '{"algorithm": "PPO", "environment": "CartPole-v1", ...}'
 
 It says one line of JSON: the seconds, the steps, and each episode's end and return; or `absent`.
-Must not know: anything of ours.
+Must not know: how anything of ours trains.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import json
 import sys
 import time
 from typing import Any
+
+from rlflame.rollout.child import die_with_parent, parent_named
 
 
 def trained(asked: dict[str, Any]) -> dict[str, Any] | None:
@@ -45,6 +47,7 @@ def trained(asked: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def main() -> None:
+    die_with_parent(parent_named())
     found = trained(json.loads(sys.argv[1]))
     print("absent" if found is None else json.dumps(found), flush=True)
 

@@ -15,7 +15,7 @@ from rlflame.errors import LearningError
 from rlflame.learner.leading import batch_of
 from rlflame.learners import algorithm, blas_threads, fingerprint, in_halves
 from rlflame.rollout import blas
-from rlflame.rollout.child import die_with_parent, pipes
+from rlflame.rollout.child import pipes
 
 
 def learn(link: Link) -> None:
@@ -36,7 +36,6 @@ def learn(link: Link) -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = pipes()
-    die_with_parent()
     try:
         learn(Link(requests.fileno(), answers))
     except (Gone, LearningError):

@@ -23,7 +23,7 @@ from rlflame.crew.torchrun import Place
 from rlflame.errors import LearnersLost, LearningError
 from rlflame.learner.group import Group
 from rlflame.rollout import blas, wire
-from rlflame.rollout.child import HEADER, Kind, die_with_parent, read_frame
+from rlflame.rollout.child import HEADER, Kind, die_with_parent, parent_named, read_frame
 
 if TYPE_CHECKING:
     from rlflame.crew.roll_call import Meeting, RollCall
@@ -112,6 +112,7 @@ def _leave_soon() -> None:
 def main() -> None:
     """`python -m rlflame.crew.follower ANSWERS`: one answer, that torch is loaded; and the end of
     the pipe that it hears is its own."""
+    die_with_parent(parent_named())
     answers = int(sys.argv[1])
     os.set_inheritable(answers, False)
     requests = os.fdopen(os.dup(0), "rb")
@@ -119,14 +120,13 @@ def main() -> None:
     if frame is None:
         return
     told = wire.decode(frame[1])
-    die_with_parent()
     threading.Thread(target=_attend, args=(requests,), daemon=True).start()
     try:
         import rlflame.learner.torch_group  # noqa: F401
-        from rlflame.crew.roll_call import Meeting
+        from rlflame.crew.roll_call import FileOfLearners
 
         os.write(answers, HEADER.pack(Kind.HELLO, 0))
-        follow(Place(told["rank"], told["size"]), Meeting(*told["meeting"]))
+        follow(Place(told["rank"], told["size"]), FileOfLearners(told["meeting"]))
     except LearnersLost:
         _leave(LOST)
     except BaseException:

@@ -9,7 +9,6 @@ import atexit
 import os
 import selectors
 import signal
-import socket
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from rlflame.crew import torchrun
+from rlflame.crew.shared_file import SharedFile, make_shared_file
 from rlflame.crew.torchrun import Place, place
 from rlflame.errors import ConfigError, LearnersLost
 from rlflame.learner.group import Alone, Group
@@ -29,7 +29,7 @@ from rlflame.stop import NeverStop
 from rlflame.trainer import Stop, StopNow
 
 if TYPE_CHECKING:
-    from rlflame.crew.roll_call import Learner, RollCall
+    from rlflame.crew.roll_call import Learner, Meeting, RollCall
 
 #: Python and torch have to be loaded before a learner answers.
 JOINING_S = 180.0
@@ -136,22 +136,23 @@ def _end_those_here(learners: Iterable[Learner]) -> None:
 @contextmanager
 def _hired(runtime: RuntimeSettings, threads: int) -> Iterator[Group]:
     with ExitStack() as leave:
-        listening = leave.enter_context(socket.create_server(("127.0.0.1", 0)))
+        shared = leave.enter_context(make_shared_file())
         crew: dict[int, WorkerProcess] = {}
         for rank in range(1, runtime.learners):
             crew[rank] = WorkerProcess(
                 module="rlflame.crew.follower",
                 show_output=runtime.debug,
                 environment={**blas.child_environment(threads), **_loopback()},
+                inherited=shared.descriptors,
             )
             leave.callback(crew[rank].retire)
-            told = {"rank": rank, "size": runtime.learners, "meeting": listening.getsockname()}
+            told = {"rank": rank, "size": runtime.learners, "meeting": shared.path}
             crew[rank].send(Kind.TASK, wire.encode(told))
         os.environ.update(_loopback())
         try:
             _await_loaded(crew)
             here = Place(0, runtime.learners)
-            with _joined(runtime, here, _MEETING_S, listening) as (group, roll_call):
+            with _joined(runtime, here, _MEETING_S, shared) as (group, roll_call):
                 try:
                     yield group
                 except LearnersLost as error:
@@ -189,13 +190,14 @@ def _joined(
     runtime: RuntimeSettings,
     here: Place,
     joining_s: float,
-    listening: socket.socket | None = None,
+    shared: SharedFile | None = None,
 ) -> Iterator[tuple[Group, RollCall]]:
-    from rlflame.crew.roll_call import RollCall, hosted, of_torchrun
+    from rlflame.crew.roll_call import FileOfLearners, RollCall, of_torchrun
     from rlflame.learner.leading import release
     from rlflame.learner.torch_group import TorchGroup
 
-    meeting, store = hosted(listening) if listening is not None else (of_torchrun(), None)
+    meeting: Meeting = of_torchrun() if shared is None else FileOfLearners(shared.path)
+    store = None if shared is None else meeting.store(joining_s)
     group = TorchGroup(
         *here,
         deadline_s=runtime.learner_deadline_s,
@@ -212,9 +214,11 @@ def _joined(
 
 
 def _loopback() -> dict[str, str]:
-    """Learners on one machine need no network, and no name of it that resolves."""
-    name = "lo0" if sys.platform == "darwin" else "lo"
-    return {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", name)}
+    """Learners on one machine need no network, and no other machine may reach their ports.
+
+    A GLOO_SOCKET_IFNAME that the user has set is for torchrun, and does not count here.
+    """
+    return {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 
 
 def _explained(error: LearnersLost, crew: Mapping[int, WorkerProcess]) -> LearnersLost:

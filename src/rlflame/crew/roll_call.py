@@ -11,25 +11,42 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    FileStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from rlflame.errors import LearnersLost
 
-HERE = "127.0.0.1"
 #: Longer than any run.
 _ENDLESS = timedelta(days=365)
 _LOOK_S = 0.05
 _ENDED = -1
 
 
-class Meeting(NamedTuple):
+class Meeting(Protocol):
+    """Where learners find each other, and one asks the others."""
+
+    @property
+    def attempt(self) -> str:
+        """What tells those apart who begin again at one place."""
+
+    def store(self, patience_s: float) -> Store:
+        """A new connection: one that waits is of no use for anything else."""
+
+    def wait_for(self, key: str, store: Store) -> None:
+        """Return once the key is there; a RuntimeError where nobody can set it any more."""
+
+
+class Port(NamedTuple):
     """A port that all learners know; `attempt` tells those apart who begin again at one port."""
 
     host: str
@@ -42,26 +59,39 @@ class Meeting(NamedTuple):
             self.host, self.port, is_master=False, timeout=timedelta(seconds=patience_s)
         )
 
+    def wait_for(self, key: str, store: Store) -> None:
+        store.wait([key], _ENDLESS)
 
-def of_torchrun(environment: Mapping[str, str] = os.environ) -> Meeting:
-    return Meeting(
+
+class FileOfLearners(NamedTuple):
+    """A file that all learners on one machine can open, and no other user."""
+
+    path: str
+    attempt: str = "0"
+
+    def store(self, patience_s: float) -> Store:
+        store = FileStore(self.path)
+        store.set_timeout(timedelta(seconds=patience_s))
+        return store
+
+    def wait_for(self, key: str, store: Store) -> None:
+        """Look only when the file has grown: a look locks it, and whoever is stopped in the middle
+        of one keeps all others from writing."""
+        size = -1
+        while True:
+            now = os.stat(self.path).st_size
+            if now != size and store.check([key]):
+                return
+            size = now
+            time.sleep(_LOOK_S)
+
+
+def of_torchrun(environment: Mapping[str, str] = os.environ) -> Port:
+    return Port(
         environment["MASTER_ADDR"],
         int(environment["MASTER_PORT"]),
         environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
     )
-
-
-def hosted(listening: socket.socket) -> tuple[Meeting, Store]:
-    """A meeting where this process listens, open as long as the store is held."""
-    meeting = Meeting(*listening.getsockname())
-    store = TCPStore(
-        meeting.host,
-        meeting.port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listening.detach(),
-    )
-    return meeting, store
 
 
 def gather(meeting: Meeting, rank: int, size: int, patience_s: float) -> None:
@@ -109,6 +139,7 @@ class RollCall:
         patience_s: float,
         exchanges: Callable[[], int],
     ) -> None:
+        self._meeting = meeting
         self._rank = rank
         self._others = [number for number in range(size) if number != rank]
         self._exchanges = exchanges
@@ -125,8 +156,8 @@ class RollCall:
 
         def listen() -> None:
             try:
-                self._asked.wait(["asked"], _ENDLESS)
-            except RuntimeError:
+                self._meeting.wait_for("asked", self._asked)
+            except (OSError, RuntimeError):
                 return  # whoever could ask is gone
             self._answer(self._exchanges())
             answered()

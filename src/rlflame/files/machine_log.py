@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from rlflame import __version__, decoded, machine
 from rlflame.errors import CheckpointError, RlflameError
-from rlflame.files.run_folder import writing
+from rlflame.files.run_folder import RunFolder, writing
 from rlflame.files.tensor_file import write_atomically
 from rlflame.fleet import Fleet
 
@@ -21,7 +20,7 @@ from rlflame.fleet import Fleet
 class MachineLog:
     """This process's entry, and those of the processes before it."""
 
-    def __init__(self, folder: Path, fleet: Fleet, steps: int) -> None:
+    def __init__(self, folder: RunFolder, fleet: Fleet, steps: int) -> None:
         self._folder = folder
         self._fleet = fleet
         self._before = self._entries()
@@ -49,12 +48,13 @@ class MachineLog:
 
     def _write(self) -> None:
         text = json.dumps([*self._before, self._entry], indent=1) + "\n"
-        with writing(self._folder):
-            write_atomically(self._folder / "machines.json", text.encode())
+        with writing(self._folder.path):
+            self._folder.check()
+            write_atomically(self._folder.path / "machines.json", text.encode())
 
     def _entries(self) -> list[Any]:
         try:
-            found = decoded.value(decoded.text(self._folder / "machines.json"))
+            found = decoded.value(decoded.text(self._folder.path / "machines.json"))
         except (ValueError, CheckpointError):
             return []
         return found if isinstance(found, list) else []

@@ -10,7 +10,7 @@ import filecmp
 import itertools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -121,7 +121,7 @@ class FileRecorder:
             ),
             **metrics,
         }
-        with writing(self._folder.path):
+        with self._writing():
             for slot, e in finished:
                 self._episode_file.append(
                     f"{e.episode_return!r},{e.length},{progress.iteration},{progress.steps},"
@@ -139,7 +139,7 @@ class FileRecorder:
         self, progress: Progress, record: EvaluationRecord, policy: PolicyArrays
     ) -> None:
         line = {"iteration": progress.iteration, **record.metrics()}
-        with writing(self._folder.path):
+        with self._writing():
             for sink in (self._metrics, *self._beside):
                 sink.write(progress.steps, line)
             self._show()
@@ -155,23 +155,26 @@ class FileRecorder:
             return False
         self.best = record
         best = replace(self._template, policy=policy, progress=progress)
-        with writing(self._folder.path):
+        with self._writing():
             checkpoint.save(self._folder.best, checkpoint.policy_only(best, record))
         return True
 
     def snapshot(self, take: Callable[[], Snapshot], progress: Progress, final: bool) -> None:
         saved, every = self._saved, self._every_steps
         due = saved is None or progress.steps // every > saved.steps // every
-        if (due or final) and progress != saved:
+        last = final or self._folder.lock_removed
+        if (due or last) and progress != saved:
             with self.phase("checkpoint"):
                 self._save(take())
+        if self._folder.lock_removed:
+            raise self._folder.unlocked_error()
 
     def save_evaluated(self, snapshot: Snapshot, record: EvaluationRecord) -> None:
         """Write the last checkpoint again, with the evaluation of its policy in it."""
         self._template = replace(self._template, evaluation=record)
         self._save(snapshot)
         result = {"steps": snapshot.progress.steps, "evaluation": record.as_dict()}
-        with writing(self._folder.path):
+        with self._writing():
             text = json.dumps(result, indent=2) + "\n"
             tensor_file.write_atomically(self._folder.path / "result.json", text.encode())
             for sink in self._beside:
@@ -193,6 +196,13 @@ class FileRecorder:
         with contextlib.suppress(OSError):
             self._open.close()
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What every write into the folder stands in."""
+        with writing(self._folder.path):
+            self._folder.check()
+            yield
+
     def _timed(self, **more: int) -> dict[str, Any]:
         """A line of what has passed since the one before."""
         timing = {"steps": self._steps, **more, **self._times.lap(), **self._counts()}
@@ -206,7 +216,8 @@ class FileRecorder:
 
     def _save(self, snapshot: Snapshot) -> None:
         """Logs first, then the checkpoint that counts their lines."""
-        with writing(self._folder.path):
+        with self._writing():
+            self._folder.check_links()
             self._metric_file.sync()
             self._episode_file.sync()
             self._timing.flush()

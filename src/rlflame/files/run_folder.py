@@ -22,10 +22,17 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from rlflame.errors import CheckpointError, CheckpointsDamaged, NotWritten, shell, typed
+from rlflame.errors import (
+    CheckpointError,
+    CheckpointsDamaged,
+    FolderLost,
+    NotWritten,
+    shell,
+    typed,
+)
 from rlflame.files import checkpoint, tensor_file
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.trainer import Progress
@@ -35,6 +42,18 @@ AGAIN = "begin again with the same command"
 #: As long as nobody holds a lock who only looks whether it is held.
 _MOMENT_S = 0.2
 _LOCK = ".lock"
+#: Files that are appended to, and folders that files are written into: none may be a link.
+_LINKS_REFUSED = (
+    _LOCK,
+    "metrics.jsonl",
+    "episodes.csv",
+    "timing.jsonl",
+    "checkpoints",
+    "replay",
+    "videos",
+    "tensorboard",
+    "tensorboard/hparams",
+)
 _STEP_FILE = re.compile(r"step-(\d{9,})\.safetensors")
 
 
@@ -43,11 +62,70 @@ class Taken(CheckpointError):
 
 
 class RunFolder:
-    """The paths of a run and the exclusive right to write them."""
+    """The paths of a run and the exclusive right to write them.
+
+    Files are written by their paths and the lock is on an open file, so every write begins with a
+    `check` that both are still the same folder.
+    """
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock
+        # An open folder keeps its number from being given to another.
+        try:
+            self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:  # one that may be entered and written, not read
+            self._folder = -1
+
+    def check(self) -> None:
+        """Raise FolderLost where another folder, or none, is at the path now."""
+        if self._lock < 0 or _is_same(self.path / _LOCK, self._lock):
+            return
+        if self.lock_removed:
+            return  # nobody else has the folder; the recorder saves before it stops
+        if not self.path.exists():
+            raise FolderLost(
+                f"{self.path} does not exist any more: it was moved or removed during the run.",
+                f"if it was moved: {typed('resume', 'FOLDER')} goes on there",
+            )
+        raise FolderLost(
+            f"{self.path} is not the folder that this run began in: that one was moved or removed, "
+            "and nothing was written into the new one.",
+            f"if it was moved: {typed('resume', 'FOLDER')} goes on there",
+        )
+
+    @property
+    def lock_removed(self) -> bool:
+        """Whether the folder is the same and lacks its lock file."""
+        return (
+            self._lock >= 0
+            and self._folder >= 0
+            and not os.path.lexists(self.path / _LOCK)
+            and _is_same(self.path, self._folder)
+        )
+
+    def unlocked_error(self) -> FolderLost:
+        """The end of a run whose lock file was removed."""
+        return FolderLost(
+            f"{self.path / _LOCK} was removed during the run, so another process could write into "
+            f"{self.path}. The run was saved and stopped.",
+            typed("resume", self.path),
+        )
+
+    def check_held(self) -> None:
+        """A check for a folder of runs, of which each saves itself."""
+        self.check()
+        if self.lock_removed:
+            raise self.unlocked_error()
+
+    def check_whole(self) -> None:
+        """Both checks, for a write into a sub-folder."""
+        self.check()
+        self.check_links()
+
+    def check_links(self) -> None:
+        """Refuse symbolic links that a write would follow out of the folder."""
+        refuse_links(self.path)
 
     @classmethod
     def create(cls, wanted: Path) -> RunFolder:
@@ -77,6 +155,7 @@ class RunFolder:
             f"make it writable, or go on in a copy: {shell('cp', '-r', path, 'COPY')}; "
             "rlflame resume COPY"
         )
+        refuse_links(path)
         folder = cls(path, _locked(path, hint))
         with contextlib.suppress(OSError):
             for place in ("", "checkpoints/", "replay/"):
@@ -95,6 +174,9 @@ class RunFolder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+        if self._folder >= 0:
+            os.close(self._folder)
+            self._folder = -1
 
     @property
     def latest(self) -> Path:
@@ -103,6 +185,26 @@ class RunFolder:
     @property
     def best(self) -> Path:
         return self.path / "best.safetensors"
+
+
+def refuse_links(folder: Path, names: Iterable[str] = _LINKS_REFUSED) -> None:
+    """Raise CheckpointError where one of the names in a folder is a symbolic link."""
+    for name in names:
+        path = folder / name
+        if path.is_symlink():
+            raise CheckpointError(
+                f"{path} is a symbolic link, and rlflame does not write through it.",
+                f"put the file or folder itself there, or remove the link: {shell('rm', path)}",
+            )
+
+
+def _is_same(path: Path, descriptor: int) -> bool:
+    """Whether the open file is the one at the path."""
+    try:
+        at_path = os.stat(path, follow_symlinks=path.name != _LOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return os.path.samestat(at_path, os.fstat(descriptor))
 
 
 def _made(path: Path) -> bool:
@@ -242,8 +344,9 @@ def _locked(path: Path, hint: str) -> int:
 
     The `hint` is for whoever may not write there.
     """
+    refuse_links(path, [_LOCK])
     try:
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}.", hint) from error
     try:
@@ -259,7 +362,22 @@ def _locked(path: Path, hint: str) -> int:
         raise CheckpointError(
             f"{path} cannot be locked: {error.strerror}.", "choose a folder on a local disk"
         ) from error
+    if not _is_same(path / _LOCK, lock):  # it was moved or removed in between
+        os.close(lock)
+        raise Taken(
+            f"{path} was moved or removed by another process just now.",
+            "start a new run with another --out",
+        )
+    _close_to_others(lock)
     return lock
+
+
+def _close_to_others(lock: int) -> None:
+    """Whoever can open a lock file can hold it."""
+    status = os.fstat(lock)
+    if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+        with contextlib.suppress(OSError):  # a file system without such rights
+            os.fchmod(lock, 0o600)
 
 
 def _locked_soon(lock: int) -> None:
@@ -278,7 +396,7 @@ def _locked_soon(lock: int) -> None:
 def is_locked(path: Path) -> bool:
     """Whether a trainer holds the folder now."""
     try:
-        lock = os.open(path / _LOCK, os.O_RDONLY)
+        lock = os.open(path / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:

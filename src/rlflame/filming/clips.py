@@ -46,8 +46,15 @@ def drawn(job: Job, mujoco: bool, stopped: Callable[[], bool]) -> Drawing:
 class Clips:
     """One film at a time; of those that wait, the newest counts."""
 
-    def __init__(self, folder: Path, source: Checkpoint, draw: Draw = drawn) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        source: Checkpoint,
+        draw: Draw = drawn,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._folder = folder
+        self._check = check
         self._source = source
         self._draw = draw
         self._lock = threading.Lock()
@@ -122,6 +129,7 @@ class Clips:
         assert self._look is not None
         try:
             drawing = self._draw(job, self._look.mujoco, lambda: self._stopped)
+            self._check()
             self._folder.mkdir(exist_ok=True)
             tensor_file.write_atomically(self._folder / f"step-{steps:09d}.gif", drawing.data)
             self._drawn += 1

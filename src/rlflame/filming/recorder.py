@@ -52,13 +52,17 @@ def filmed(
     source: Checkpoint,
     every_steps: int | None,
     note: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
 ) -> FilmingRecorder:
-    """The recorder, and films in that folder if any are wanted."""
+    """The recorder, and films in that folder if any are wanted.
+
+    `check` raises where the folder must not be written into any more.
+    """
     if every_steps is None:
         return FilmingRecorder(recorder, NoClips(), 1, note)
     from rlflame.filming.clips import Clips  # and all that draws, which takes long to load
 
-    return FilmingRecorder(recorder, Clips(folder, source), every_steps, note)
+    return FilmingRecorder(recorder, Clips(folder, source, check=check), every_steps, note)
 
 
 class FilmingRecorder:

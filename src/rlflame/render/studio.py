@@ -15,13 +15,14 @@ from typing import Any, BinaryIO
 
 from rlflame.errors import RlflameError
 from rlflame.rollout import own, wire
-from rlflame.rollout.child import HEADER, Kind, pipes, read_frame
+from rlflame.rollout.child import HEADER, Kind, end_group_with_process, pipes, read_frame
 
 
 def main() -> None:
     """`python -m rlflame.render.studio ANSWERS`, where ANSWERS is an open descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = pipes()
+    end_group_with_process()
     frame = read_frame(requests)
     if frame is None:
         return

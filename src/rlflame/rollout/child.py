@@ -8,6 +8,7 @@ process ends when its parent's pipe closes. Must not know: fleets, retries, dead
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import struct
@@ -37,7 +38,8 @@ class Kind(IntEnum):
 
 def pipes() -> tuple[BinaryIO, int]:
     """What this process hears on standard input, kept from whatever it starts and runs, and where
-    it answers."""
+    it answers. From here on this process does not outlive its parent."""
+    die_with_parent(parent_named())
     answers = int(sys.argv[1])
     os.set_inheritable(answers, False)
     requests = os.fdopen(os.dup(0), "rb")
@@ -47,12 +49,64 @@ def pipes() -> tuple[BinaryIO, int]:
     return requests, answers
 
 
-def die_with_parent() -> None:
-    """Where the system knows of it: a process that is stopped does not see a pipe close."""
+def parent_named() -> int:
+    """The process id that the parent wrote behind ANSWERS; without it, the parent of this moment.
+
+    A parent that is gone before this process can ask for its own parent has already been replaced.
+    """
+    return int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid()
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process with its parent, even while it is stopped or holds the interpreter lock.
+
+    A process in that state does not see a pipe close, so the kernel has to end it. It does so when
+    the parent's *thread* ends that started this process: see `rollout.lasting_thread`. Only Linux
+    has such a signal; elsewhere the pipes are all there is.
+    """
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the call, which then does nothing
+            _end()
+
+
+def end_group_with_process() -> None:
+    """End the programs that environments start here when this process is killed.
+
+    A killed process cannot end them itself. So once there is a first one, a shell in the same
+    process group waits for the end of a pipe that only this process holds. A program that is
+    less than half a second old is not seen yet.
+    """
+    if sys.platform == "linux" and os.getpgrp() == os.getpid():
+        threading.Thread(target=_watch_for_programs, name="rlflame-programs", daemon=True).start()
+
+
+def _watch_for_programs() -> None:
+    import subprocess
+
+    pause = threading.Event()
+    while not _has_children():
+        pause.wait(BEAT_S)
+    with contextlib.suppress(OSError):
+        shell = subprocess.Popen(
+            ["/bin/sh", "-c", "trap '' HUP INT TERM; read nothing; kill -KILL 0"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        assert shell.stdin is not None
+        # A forked program would hold the pipe open after this process.
+        os.register_at_fork(after_in_child=shell.stdin.close)
+
+
+def _has_children() -> bool:
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:
+            if file.read().strip():
+                return True
+    return False
 
 
 def read_frame(stream: BinaryIO) -> tuple[Kind, bytes] | None:
@@ -164,11 +218,12 @@ def versions() -> dict[str, str]:
 
 
 def main() -> None:
-    """`python -m rlflame.rollout.child ANSWERS`, where ANSWERS is an open descriptor."""
+    """`python -m rlflame.rollout.child ANSWERS PARENT`: an open descriptor and a process id."""
     from . import own
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = pipes()
+    end_group_with_process()
     child = Child(requests, answers)
     own.load_told()
     child.serve()

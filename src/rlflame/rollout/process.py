@@ -13,9 +13,10 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .child import HEADER, Kind
+from .lasting_thread import run_in_lasting_thread
 from .search_path import child_path
 
 _PIPE_BYTES = 1 << 20
@@ -32,7 +33,7 @@ class Garbled(Exception):
 class WorkerProcess:
     """A running `rlflame.rollout.child`, or another module that speaks as it does.
 
-    Leader of a session of its own.
+    Leader of a session of its own. `inherited` are descriptors that it has under the same numbers.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class WorkerProcess:
         show_output: bool = False,
         environment: Mapping[str, str] | None = None,
         module: str = "rlflame.rollout.child",
+        inherited: Sequence[int] = (),
     ) -> None:
         self._output = tempfile.TemporaryFile("ab+", buffering=0)  # noqa: SIM115
         self._kept = b""
@@ -55,19 +57,18 @@ class WorkerProcess:
 
             environment = blas.child_environment()
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-m", module, str(write)],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                pass_fds=(write,),
-                env={
-                    **os.environ,
-                    **environment,
-                    "PYTHONPATH": child_path(),
-                },
-                start_new_session=True,
+            variables = {**os.environ, **environment, "PYTHONPATH": child_path()}
+            self._process = run_in_lasting_thread(
+                lambda: subprocess.Popen(
+                    [sys.executable, "-P", "-u", "-m", module, str(write), str(os.getpid())],
+                    bufsize=0,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(write, *inherited),
+                    env=variables,
+                    start_new_session=True,
+                )
             )
         except BaseException:
             self._output.close()

@@ -6,7 +6,7 @@ Must not know: the command line, terminals.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def train(
             show.note(moved)
         try:
             jobs.write(folder.path, job)
-            return conductor.conduct(folder.path, Facts(recipe, env, preset), resumed=False)
+            return conductor.conduct(folder, Facts(recipe, env, preset), resumed=False)
         finally:
             folder.release()
 
@@ -105,7 +105,7 @@ def resume(
         jobs.write(folder, job)
         with _Conductor(job, show, stop) as conductor:
             facts = Facts(job.config.recipe, env, job.preset)
-            return conductor.conduct(folder, facts, resumed=True)
+            return conductor.conduct(lock, facts, resumed=True)
     finally:
         lock.release()
 
@@ -137,6 +137,7 @@ class _Conductor:
             stop_at_iterations=job.config.stop_at_iterations,
         )
         self._fleet: Fleet | None = None
+        self._check: Callable[[], None] = lambda: None
 
     def __enter__(self) -> _Conductor:
         runtime = self._job.config.runtime
@@ -149,8 +150,9 @@ class _Conductor:
         if self._fleet is not None:
             self._fleet.close()
 
-    def conduct(self, folder: Path, facts: Facts, *, resumed: bool) -> JobResult:
-        job, board = self._job, self._board
+    def conduct(self, whole: RunFolder, facts: Facts, *, resumed: bool) -> JobResult:
+        job, board, folder = self._job, self._board, whole.path
+        self._check = whole.check_held
         found = [jobs.standing(folder, job, seed) for seed in job.seeds]
         for one in found:
             progress = one.found.progress if one.found is not None else None
@@ -175,6 +177,7 @@ class _Conductor:
                 threads=blas_threads(job.config.learning),
                 lend=self._fleet, show_output=job.config.runtime.debug,
             ).run()  # fmt: skip
+        whole.check_held()
         return _result(folder, job, outcomes, began=True, seconds=board.elapsed_s)
 
     def _shares(self, seeds: int, facts: Facts) -> Shares:
@@ -218,6 +221,7 @@ class _Conductor:
     # What the crew tells, and the fleet.
 
     def begun(self, seed: int) -> None:
+        self._check()
         self._board.begun(seed)
 
     def event(self, seed: int, event: Mapping[str, Any]) -> None:

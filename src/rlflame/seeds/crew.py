@@ -147,6 +147,7 @@ class Crew:
         return {member.seed: member.process.pid for member in self._members}
 
     def _begin(self, seed: int) -> None:
+        self._listener.begun(seed)
         process = WorkerProcess(
             module=MODULE, environment=self._environment, show_output=self._show_output
         )
@@ -155,7 +156,6 @@ class Crew:
             member.lending = Lending(self._lend, lambda payload: self._wake.leave(member, payload))
         self._members.append(member)
         process.send(Kind.TASK, wire.encode(self._orders[seed]))
-        self._listener.begun(seed)
 
     def _ask_to_stop(self) -> None:
         for member in self._members:

@@ -22,6 +22,7 @@ from rlflame.files.run_folder import (
     holds_anything,
     is_locked,
     newest_checkpoint,
+    refuse_links,
     writing,
 )
 from rlflame.onward import check_learns, extended, finished, scored
@@ -208,4 +209,5 @@ def opened(folder: Path) -> RunFolder:
     """The job's folder, locked for this process."""
     if not is_job(folder):
         raise CheckpointError(f"{folder} is no folder of seeds.", "rlflame runs lists them")
+    refuse_links(folder, (entry.name for entry in folder.glob("seed-*")))
     return RunFolder.open(folder)

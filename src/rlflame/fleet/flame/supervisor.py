@@ -7,6 +7,7 @@ dollar sign and no other module of ours. Must not know: tasks, environments.
 """
 
 import base64
+import ctypes
 import json
 import os
 import shutil
@@ -19,6 +20,8 @@ from typing import Any
 #: Deaths in a row, none of them after a life of a minute, that end the attempts.
 ATTEMPTS = 30
 LONG_LIFE_S = 60.0
+#: Of linux/prctl.h.
+PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -41,9 +44,10 @@ def watch(record: str) -> None:
     """Fork the service, again and again; a group's end reaches both."""
     deaths = 0
     while deaths < ATTEMPTS:
-        began = time.monotonic()
+        began, supervisor = time.monotonic(), os.getpid()
         child = os.fork()
         if child == 0:
+            die_with(supervisor)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             serve(record)
             os._exit(0)
@@ -56,6 +60,14 @@ def watch(record: str) -> None:
         if deaths > 1:
             time.sleep(0.5)
     sys.exit(1)
+
+
+def die_with(supervisor: int) -> None:
+    """End this process with the one that forked it, which nobody would restart any more."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:
+            os._exit(1)
 
 
 def serve(record: str) -> None:

@@ -1,0 +1,36 @@
+"""The file where the learners meet that one process starts on its own machine.
+
+Other users can reach a port of this machine, but not this file. On Linux it has no name: the
+learners inherit it, and it is gone with the last of them. Must not know: what is written into it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class SharedFile(NamedTuple):
+    """A path that all learners can open, and what they have to inherit for that."""
+
+    path: str
+    descriptors: tuple[int, ...] = ()
+
+
+@contextmanager
+def make_shared_file() -> Iterator[SharedFile]:
+    """An empty file that exists until the end of the context."""
+    if sys.platform == "linux":
+        descriptor = os.memfd_create("rlflame-learners")
+        try:
+            os.fchmod(descriptor, 0o600)
+            yield SharedFile(f"/proc/self/fd/{descriptor}", (descriptor,))
+        finally:
+            os.close(descriptor)
+    else:
+        with tempfile.TemporaryDirectory(prefix="rlflame-") as folder:  # for its owner alone
+            yield SharedFile(os.path.join(folder, "learners"))
