@@ -14,11 +14,11 @@ import pytest
 from commands import TINY, TINY_REINFORCE, TINY_SAC, rlflame
 
 from rlflame.estimates import FEWEST_SEEDS, best_mean, compare, iqm_interval, over, tail_mean
-from rlflame.facts import count
 from rlflame.files import checkpoint
 from rlflame.metrics import NAMES
 from rlflame.presets import preset_for
 from rlflame.seeds import parse
+from rlflame.text import format_count
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -376,9 +376,9 @@ def test_a_picture_has_a_line_for_each_side_of_its_record(algorithm, envs) -> No
         mine = [row for row in table(f"{algorithm}.csv") if row["env"] == env]
         for preset in {row["preset"] for row in mine}:
             ours = {row["seed"] for row in mine if row["preset"] == preset}
-            drawn.append(f"rlflame, {preset} ({count(len(ours), 'seed')})")
+            drawn.append(f"rlflame, {preset} ({format_count(len(ours), 'seed')})")
         control = {row["seed"] for row in table(f"{algorithm}_control.csv") if row["env"] == id}
-        drawn.append(f"stable-baselines3 ({count(len(control), 'seed')})")
+        drawn.append(f"stable-baselines3 ({format_count(len(control), 'seed')})")
     for line in drawn:
         assert picture.count(f">{line}<") == drawn.count(line), line
     assert f"images/{algorithm}.svg" in (DOCS / "results.md").read_text("utf-8")

@@ -99,7 +99,7 @@ GUESTS = {
     "gymnasium": {
         "rollout.making",
         "rollout.gymnasium_row",
-        "rollout.rows",
+        "rollout.env_factory",
         "rollout.mujoco",
         "rollout.v5_known",
         "environments",

@@ -25,8 +25,9 @@ from rlflame.display.plain import PlainDisplay
 from rlflame.display.show import RunResult, RunStart
 from rlflame.errors import RlflameError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
-from rlflame.facts import Facts, count, duration
+from rlflame.facts import Facts
 from rlflame.fleet import FleetEvent
+from rlflame.text import format_count, format_duration
 from rlflame.trainer import Progress
 
 
@@ -467,12 +468,17 @@ def test_how_many_iterations_there_will_be(words, iterations, budget):
 
 
 def test_numbers_in_words():
-    assert [count(0, "step"), count(1, "step"), count(2000, "step")] == [
+    assert [format_count(0, "step"), format_count(1, "step"), format_count(2000, "step")] == [
         "0 steps",
         "1 step",
         "2,000 steps",
     ]
-    assert [duration(s) for s in (0.4, 59.6, 754, 11_045)] == ["0:00", "1:00", "12:34", "3:04:05"]
+    assert [format_duration(s) for s in (0.4, 59.6, 754, 11_045)] == [
+        "0:00",
+        "1:00",
+        "12:34",
+        "3:04:05",
+    ]
 
 
 def test_an_error_is_a_sentence_and_the_next_command(capsys):

@@ -28,13 +28,13 @@ from rlflame.doctor import (
 )
 from rlflame.doctor.leftovers import Census, Fate, Leases, finding, foreign, process, runs
 from rlflame.doctor.look import GIB, Application, Executor, Look, Node, Session
-from rlflame.doctor.machine import Graphics
 from rlflame.doctor.probe import Answers, Greeting
 from rlflame.doctor.removal import clean
 from rlflame.errors import FleetError
 from rlflame.fleet.flame.loader import Loader
 from rlflame.fleet.flame.parcel import context
 from rlflame.graphics import BACKENDS, advice
+from rlflame.render.graphics_check import GraphicsCheck
 
 
 class Time:
@@ -830,7 +830,7 @@ if name == "osmesa":
 if name == "glfw":
     time.sleep(100)
 """
-    found = Graphics(code, timeout_s=1.0).finding()
+    found = GraphicsCheck(code, timeout_s=1.0).finding()
     assert found.status == "warning"
     assert found.fixes == (advice(),)
     if "osmesa" in BACKENDS:
@@ -839,5 +839,5 @@ if name == "glfw":
             "osmesa": "libOSMesa.so cannot be opened",
             "glfw": "no answer within 1 s",
         }
-    drawn = Graphics("import os; assert os.environ['MUJOCO_GL'] == 'glfw'", 30.0).finding()
+    drawn = GraphicsCheck("import os; assert os.environ['MUJOCO_GL'] == 'glfw'", 30.0).finding()
     assert (drawn.status, drawn.facts["works"]) == ("ok", ["glfw"])

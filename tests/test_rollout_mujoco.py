@@ -21,8 +21,9 @@ from test_same_bits import Diary, run, saved, scenario
 
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout import mujoco, v5_known, wire
+from rlflame.rollout.env_factory import open_rows, stepped_by
 from rlflame.rollout.making import describe
-from rlflame.rollout.rows import GymnasiumRows, open_rows, stepped_by
+from rlflame.rollout.rows import GymnasiumRows
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.rollout.spec import EnvironmentFault, EnvSpec, Fragment, RolloutFailure
 from rlflame.rollout.worker import RolloutWorker
@@ -367,7 +368,7 @@ def test_mujoco_is_not_imported_for_an_environment_without_it() -> None:
     script = (
         "import sys, numpy as np\n"
         "from rlflame.rollout.making import describe\n"
-        "from rlflame.rollout.rows import open_rows\n"
+        "from rlflame.rollout.env_factory import open_rows\n"
         "rows = open_rows(describe('CartPole-v1', {}, None), 1)\n"
         "rows.begin(0, 0, 1, np.zeros(4, np.float32))\n"
         "print('mujoco' in sys.modules, 'rlflame.rollout.mujoco' in sys.modules)"

@@ -13,10 +13,10 @@ from rlflame.errors import RlflameError
 from rlflame.fleet import FleetEvent
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout import wire
+from rlflame.rollout.env_factory import open_rows
 from rlflame.rollout.making import describe
 from rlflame.rollout.mujoco import MujocoRows
 from rlflame.rollout.policy import Policy
-from rlflame.rollout.rows import open_rows
 from rlflame.rollout.spec import EnvSpec, Fragment, RolloutFailure, RolloutTask
 from rlflame.rollout.stack import apart, stacked
 from rlflame.rollout.worker import RolloutWorker

@@ -33,7 +33,8 @@ from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.seeds import MOST_SEEDS, conduct, crew, folder_name, parse, written
 from rlflame.seeds import job as jobs
 from rlflame.seeds.job import Job
-from rlflame.seeds.shares import Shares, shares
+from rlflame.seeds.shares import shares
+from rlflame.seeds.show import Shares
 
 SAME = ("metrics.jsonl", "episodes.csv", "result.json")
 

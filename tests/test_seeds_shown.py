@@ -17,11 +17,10 @@ from rlflame.facts import Facts
 from rlflame.seeds import shown
 from rlflame.seeds.board import Row, SeedsBoard
 from rlflame.seeds.choice import choose
-from rlflame.seeds.crew import Outcome
 from rlflame.seeds.live import LiveSeeds
+from rlflame.seeds.results import Outcome, SeedResult, Summary
 from rlflame.seeds.shares import Shares
 from rlflame.seeds.show import JobResult, JobStart
-from rlflame.seeds.summary import SeedResult, Summary
 
 
 class Clock:

@@ -29,9 +29,9 @@ from rlflame.display import mouth
 from rlflame.display.console import EscapingConsole
 from rlflame.display.live import Pairs
 from rlflame.errors import RlflameError, shell
-from rlflame.escapes import EscapingStream, escape_controls, escape_line
 from rlflame.plot import Bars, Chart, Series, inline, picture, terminal
 from rlflame.report import Commands, Document, Section, Table, markdown, page
+from rlflame.text import EscapingStream, escape_controls, escape_line
 from rlflame.toml import parse, written
 
 #: Terminals obey each of these; a pty adds CR to every newline.

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import fleets
+from rlflame import build, fleets
 from rlflame.display.show import Show, Silent
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
@@ -107,4 +107,7 @@ def render(
 ) -> Drawing:
     """Draw episodes of the policy in a checkpoint into a file, or a window."""
     source = check_environment(source)
-    return video.render(source, wish, out, show_output=show_output, tell=tell)
+    untrained = None
+    if wish.versus_untrained:
+        untrained = build.beginning(source.recipe, source.env).policy
+    return video.render(source, wish, out, untrained=untrained, show_output=show_output, tell=tell)

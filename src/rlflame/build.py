@@ -17,7 +17,7 @@ from rlflame.companion.lead import Companion, Nobody
 from rlflame.config import EnvironmentSettings, LearningSettings, Recipe, RunConfig
 from rlflame.errors import ConfigError, typed
 from rlflame.evaluate import EvaluationPlan
-from rlflame.facts import Facts, count, size
+from rlflame.facts import Facts
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.fleet import Fleet
 from rlflame.learner import Algorithm
@@ -32,6 +32,7 @@ from rlflame.methods import SacSettings
 from rlflame.rollout import blas, v5_spaces
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec
+from rlflame.text import format_count, format_size
 from rlflame.trainer import EXPERIENCE, Plan, Progress, Recorder, Stop, Trainer, take_up
 
 
@@ -98,7 +99,7 @@ def _check_entropy(settings: SacSettings, env: EnvSpec) -> None:
     """An entropy that no policy reaches lets the coefficient grow without end."""
     wanted, highest = settings.target_entropy, env.action_size * math.log(2.0)
     if wanted != "auto" and wanted >= highest and settings.entropy_coefficient == "auto":
-        actions = count(env.action_size, "action")
+        actions = format_count(env.action_size, "action")
         raise ConfigError(
             f"sac.target_entropy is {wanted:g}, and a policy over {actions} in [-1, 1] stays below "
             f"{highest:.2f}.",
@@ -114,7 +115,8 @@ def check_memory(recipe: Recipe, env: EnvSpec, *, begun: bool) -> None:
     for what, needed, smaller in [*filter(None, needs), _network_need(learning, env)]:
         if needed > available:
             raise ConfigError(
-                f"{what} takes {size(needed)} of memory, and {size(available)} are available "
+                f"{what} takes {format_size(needed)} of memory, and {format_size(available)} are "
+                "available "
                 "for it.",
                 elsewhere if begun or smaller is None else f"--set learning.{smaller}",
             )
@@ -128,7 +130,7 @@ def _replay_need(recipe: Recipe, env: EnvSpec, safe: int) -> _Need | None:
     replay = Facts(recipe, env, "").replay
     if replay is None:
         return None
-    transitions = count(replay.rows * replay.columns, "transition")
+    transitions = format_count(replay.rows * replay.columns, "transition")
     fitting = replay.fitting(safe)
     enough = fitting >= recipe.learning.rollout.columns
     smaller = f"sac.buffer_size={_round_number(fitting)}" if enough else None
@@ -144,7 +146,7 @@ def _batch_need(learning: LearningSettings, env: EnvSpec, available: int) -> _Ne
     each = 2 * 4 * (env.observation_size + action + 4) * rollout.columns
     fitting = available // each // 2
     return (
-        f"A batch of {count(rollout.columns * rollout.steps, 'step')}",
+        f"A batch of {format_count(rollout.columns * rollout.steps, 'step')}",
         each * rollout.steps,
         f"rollout.steps={_round_number(fitting)}" if fitting else None,
     )

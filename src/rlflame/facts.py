@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlflame.text import format_count, format_size
+
 if TYPE_CHECKING:
     from rlflame.config import Recipe
     from rlflame.evaluate import EvaluationRecord
@@ -62,8 +64,8 @@ class Facts:
         kind = "continuous" if self.continuous else "discrete"
         kwargs = "".join(f", {key}={value!r}" for key, value in env.kwargs.items())
         return (
-            f"{env.id}: {count(env.observation_size, 'observation')}, "
-            f"{count(env.action_size, f'{kind} action')}{kwargs}"
+            f"{env.id}: {format_count(env.observation_size, 'observation')}, "
+            f"{format_count(env.action_size, f'{kind} action')}{kwargs}"
         )
 
     def algorithm(self) -> str:
@@ -76,25 +78,28 @@ class Facts:
         steps = f"{recipe.stop_at_steps:,} steps" if recipe.stop_at_steps else ""
         each = self.episodes_per_iteration
         if recipe.stop_at_iterations is None:
-            return f"{steps} in {count(iterations, 'iteration')}" if iterations else steps
-        text = count(recipe.stop_at_iterations, "iteration")
+            return f"{steps} in {format_count(iterations, 'iteration')}" if iterations else steps
+        text = format_count(recipe.stop_at_iterations, "iteration")
         if each:
-            text += f" of {count(each, 'episode')} ({recipe.stop_at_iterations * each:,} episodes)"
+            text += (
+                f" of {format_count(each, 'episode')} ({recipe.stop_at_iterations * each:,} "
+                "episodes)"
+            )
         return f"{text}, or {steps}" if steps else text
 
     def batch(self) -> str:
         rollout = self.recipe.learning.rollout
-        columns = f"{count(rollout.num_slots, 'slot')} x {rollout.envs_per_slot} "
+        columns = f"{format_count(rollout.num_slots, 'slot')} x {rollout.envs_per_slot} "
         columns += "environment" if rollout.envs_per_slot == 1 else "environments"
         if rollout.unit == "steps":
-            return f"{columns} x {count(rollout.steps, 'step')}"
-        return f"{columns}, whole episodes (at most {count(rollout.steps, 'step')})"
+            return f"{columns} x {format_count(rollout.steps, 'step')}"
+        return f"{columns}, whole episodes (at most {format_count(rollout.steps, 'step')})"
 
     def policy(self) -> str:
         network = self.recipe.learning.network
         normalised = ", observations normalised" if network.normalise_observations else ""
         over = self.recipe.learning.policy_average
-        averaged = f", averaged over {count(over, 'iteration')} at most" if over else ""
+        averaged = f", averaged over {format_count(over, 'iteration')} at most" if over else ""
         return f"{'-'.join(map(str, self.layers))} {network.activation}{normalised}{averaged}"
 
     @property
@@ -116,7 +121,7 @@ class Facts:
 
     def learner(self) -> str:
         learning = self.recipe.learning
-        text = f"{learning.provider}, {count(learning.threads, 'thread')}"
+        text = f"{learning.provider}, {format_count(learning.threads, 'thread')}"
         if learning.device != "cpu":
             text += f", on {learning.device}"
         if learning.gradient_shards > 1:
@@ -194,15 +199,8 @@ class Facts:
 
 def replay_size(replay: ReplayShape) -> str:
     """`a replay of 1,000,000 transitions takes 457 MB`."""
-    transitions = count(replay.rows * replay.columns, "transition")
-    return f"a replay of {transitions} takes {size(replay.nbytes)}"
-
-
-def size(bytes: float) -> str:
-    """`93 MB`, `1.2 GB`."""
-    if bytes >= 1e9:
-        return f"{bytes / 1e9:,.1f} GB"
-    return f"{bytes / 1e6:,.0f} MB" if bytes >= 1e6 else f"{bytes / 1e3:,.0f} kB"
+    transitions = format_count(replay.rows * replay.columns, "transition")
+    return f"a replay of {transitions} takes {format_size(replay.nbytes)}"
 
 
 def title(recipe: Recipe) -> str:
@@ -210,21 +208,9 @@ def title(recipe: Recipe) -> str:
     return f"{learning.algorithm.upper()} on {learning.environment.id}, seed {learning.seed}"
 
 
-def count(number: int, noun: str) -> str:
-    """`1 step`, `2,000 steps`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def duration(seconds: float) -> str:
-    """`0:05`, `12:34`, `3:04:05`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 def interval(record: EvaluationRecord) -> str:
     """A score with its uncertainty."""
     return (
         f"{record.mean:,.1f}, 95% interval [{record.low:,.1f}, {record.high:,.1f}] "
-        f"over {count(record.episodes, 'episode')}"
+        f"over {format_count(record.episodes, 'episode')}"
     )

@@ -11,11 +11,12 @@ import numpy as np
 
 from rlflame import tables
 from rlflame.errors import CheckpointError
-from rlflame.facts import Facts, count, interval, size
+from rlflame.facts import Facts, interval
 from rlflame.files import segments
 from rlflame.files.checkpoint import Checkpoint, fingerprint_differences, tensors_of
 from rlflame.learner.replay import segment_rows
 from rlflame.rollout.spec import Array
+from rlflame.text import format_count, format_size
 from rlflame.trainer import EXPERIENCE
 
 
@@ -35,13 +36,16 @@ class ReplayFiles:
     def line(self) -> str:
         tail = f"{self.tail:,} in the file"
         if not self.segments:
-            return f"{count(self.tail, 'transition')} in the file"
-        held = f"{count(self.transitions, 'transition')} in {count(self.segments, 'segment')}"
+            return f"{format_count(self.tail, 'transition')} in the file"
+        held = (
+            f"{format_count(self.transitions, 'transition')} in "
+            f"{format_count(self.segments, 'segment')}"
+        )
         if self.absent:
             return f"{held} that are not beside the file, {tail}: resume needs them"
         if self.problem is not None:
             return f"{held}; {self.problem}"
-        return f"{held}, {size(self.bytes)}; tail of {tail}"
+        return f"{held}, {format_size(self.bytes)}; tail of {tail}"
 
 
 def replay_files(path: Path, found: Checkpoint) -> ReplayFiles | None:
@@ -77,12 +81,16 @@ def summary(
     size = sum(tensor.size for tensor in tensors.values())
     kind = "checkpoint" if found.resumable else "policy alone"
     lines = [
-        ("file", f"{path}: {kind}, {count(len(tensors), 'tensor')}, {count(size, 'number')}"),
+        (
+            "file",
+            f"{path}: {kind}, {format_count(len(tensors), 'tensor')}, "
+            f"{format_count(size, 'number')}",
+        ),
         *facts.lines(),
         (
             "progress",
             f"step {progress.steps:,}, iteration {progress.iteration:,}, "
-            f"{count(progress.episodes, 'episode')}",
+            f"{format_count(progress.episodes, 'episode')}",
         ),
     ]
     if replay is not None:

@@ -16,8 +16,8 @@ from rlflame.bench.fitted import agreed
 from rlflame.bench.published import REPLAY
 from rlflame.bench.worded import NOTHING, bits, disturbed, spread, surroundings
 from rlflame.estimates import Interval, compare_medians, median_interval
-from rlflame.facts import count
 from rlflame.report import Block, Document, Section, Table
+from rlflame.text import format_count
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,9 @@ class Filled:
             ))  # fmt: skip
         return [
             f"{self.fillings[0].fills[0].transitions:,} transitions of random actions"
-            f"{self._asked()}: {count(self.case.iterations, 'iteration')} of "
-            f"{count(rollout.num_slots, 'fragment')} of {count(rollout.steps, 'step')}, from the "
+            f"{self._asked()}: {format_count(self.case.iterations, 'iteration')} of "
+            f"{format_count(rollout.num_slots, 'fragment')} of "
+            f"{format_count(rollout.steps, 'step')}, from the "
             f"fleet into the replay, and a batch of {self._batch} out of it after each. Start-up "
             "is in no figure.",
             Table(head, tuple(body), 2),
@@ -157,13 +158,14 @@ class Filled:
 
     def _published(self) -> list[Block]:
         theirs, machine = REPLAY, self.surroundings.machine
-        where = f"{machine['processor']}, {count(machine['usable_cores'], 'core')}"
+        where = f"{machine['processor']}, {format_count(machine['usable_cores'], 'core')}"
         body = [
             (theirs.source, mode, theirs.environment, theirs.hardware, f"{rate:,.0f}")
             for mode, rate in theirs.rates.items()
         ]
         body += [
-            ("rlflame", f"{filling.fleet}, {count(filling.workers, 'worker')}", self.case.env.id,
+            ("rlflame", f"{filling.fleet}, "
+                        f"{format_count(filling.workers, 'worker')}", self.case.env.id,
              where, f"{median(fill.per_s for fill in filling.fills):,.0f}")
             for filling in self.fillings
         ]  # fmt: skip

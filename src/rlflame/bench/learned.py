@@ -15,9 +15,9 @@ from rlflame.bench.fitted import agreed
 from rlflame.bench.learning import Learning, Side
 from rlflame.bench.worded import bits, spread, surroundings
 from rlflame.estimates import Interval, compare_medians, median_interval
-from rlflame.facts import count
 from rlflame.report import Block, Document, Section, Table
 from rlflame.rollout.spec import Float64
+from rlflame.text import format_count
 
 HEAD = ("case", "learners", "backend", "seconds", "steps", "updates", "exchange_s")
 Part = Callable[[Learning], float]
@@ -71,7 +71,7 @@ class Learned:
             ],
             "measurements": [
                 {
-                    "name": f"{self.case.name}, {count(side.learners, 'learner')}",
+                    "name": f"{self.case.name}, {format_count(side.learners, 'learner')}",
                     "unit": "s",
                     "better": "lower",
                     "values": [run.learn_s for run in side.runs],
@@ -123,8 +123,9 @@ class Learned:
         return [
             f"{self.case.name}: {learning.algorithm.upper()} by {learning.provider}, {units} "
             f"units, {learning.samples:,} samples an update in "
-            f"{count(learning.gradient_shards, 'shard')}, "
-            f"{count(self.case.iterations - 1, 'iteration')} after one to warm up. Rollouts are "
+            f"{format_count(learning.gradient_shards, 'shard')}, "
+            f"{format_count(self.case.iterations - 1, 'iteration')} after one to warm up. "
+            "Rollouts are "
             "the same on all sides and count in the whole run only; speed-up is of the time for as "
             "many steps.",
             Table(head, body),

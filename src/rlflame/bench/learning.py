@@ -16,13 +16,13 @@ from rlflame import build
 from rlflame.bench import Case
 from rlflame.bench.timing import Clock, Stopwatch
 from rlflame.crew import processes
-from rlflame.facts import count
 from rlflame.fleet import Fleet, policy_id
 from rlflame.learner.group import Group
 from rlflame.learners import blas_threads
 from rlflame.rollout.spec import Float32, Fragment
 from rlflame.runtime import RuntimeSettings
 from rlflame.settings import check_learners
+from rlflame.text import format_count
 from rlflame.trainer import Progress, Stop
 
 #: What to do when a learner was lost.
@@ -115,7 +115,9 @@ class Together:
         with self.open() as fleet:
             for number in range(self.repeat):
                 for side in self.sides:
-                    self.tell(f"{count(side.learners, 'learner')}: {number + 1} of {self.repeat}")
+                    self.tell(
+                        f"{format_count(side.learners, 'learner')}: {number + 1} of {self.repeat}"
+                    )
                     found = self._once(side.learners, fleet)
                     if found is None:
                         return False

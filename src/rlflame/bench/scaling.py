@@ -14,8 +14,8 @@ from statistics import median
 
 from rlflame.bench import Case, Cell
 from rlflame.bench.timing import Clock, answered, run_once, warm
-from rlflame.facts import count
 from rlflame.fleet import Fleet
+from rlflame.text import format_count
 from rlflame.trainer import Progress, Stop
 
 #: Seconds between two words of progress.
@@ -44,8 +44,9 @@ class _Told:
     def broken_off(self) -> str:
         spent = self._clock() - self._began
         return (
-            f"{self._name}: stopped after {self.finished} of {count(self._of, 'iteration')}, "
-            f"{count(self._episodes, 'episode')} and {spent:.1f} s"
+            f"{self._name}: stopped after {self.finished} of "
+            f"{format_count(self._of, 'iteration')}, "
+            f"{format_count(self._episodes, 'episode')} and {spent:.1f} s"
         )
 
 

@@ -10,8 +10,8 @@ from rlflame.bench import Case, Cell, Surroundings, advice
 from rlflame.bench.fitted import Overhead, Row, gains, overheads, rows, same_bits
 from rlflame.bench.published import SPEEDUPS, Comparison, benefit
 from rlflame.estimates import FEWEST_SEEDS, Interval
-from rlflame.facts import count, size
 from rlflame.report import Block, Document, Section, Table
+from rlflame.text import format_count, format_size
 
 NOTHING = "-"
 
@@ -109,7 +109,7 @@ def bits(
 def disturbed(found: Mapping[str, Sequence[int]]) -> list[str]:
     """A sentence on repetitions, by name, in which tasks went to a second worker."""
     which = [
-        f"{name}, {number} of {len(each)} ({count(tasks, 'task')})"
+        f"{name}, {number} of {len(each)} ({format_count(tasks, 'task')})"
         for name, each in found.items()
         for number, tasks in enumerate(each, 1)
         if tasks
@@ -125,8 +125,8 @@ def disturbed(found: Mapping[str, Sequence[int]]) -> list[str]:
 def _tasks(cases: Sequence[Case]) -> str:
     """What a repetition does, whoever does it."""
     return "; ".join(
-        f"{case.name}: {count(case.tasks, 'task')} an iteration, "
-        f"{count(case.iterations, 'iteration')}"
+        f"{case.name}: {format_count(case.tasks, 'task')} an iteration, "
+        f"{format_count(case.iterations, 'iteration')}"
         for case in cases
     ) + "."  # fmt: skip
 
@@ -139,7 +139,7 @@ def _missing(cells: Sequence[Cell]) -> list[str]:
         if cell.start_s is not None and min(cell.capacity, cell.answered) < cell.workers
     }
     return [
-        f"Of {count(workers, 'worker')} of {fleet}, {there or 'none'} had tasks or "
+        f"Of {format_count(workers, 'worker')} of {fleet}, {there or 'none'} had tasks or "
         f"{'was' if there < 2 else 'were'} there."
         for (fleet, workers), there in found.items()
     ]
@@ -213,8 +213,8 @@ def _published(result: Result) -> list[Block]:
         one = row.cell.repetitions[-1]
         reward = NOTHING if one.final_return is None else f"{one.final_return:,.1f}"
         body.append((
-            f"rlflame, {row.cell.fleet}, {count(row.cell.workers, 'worker')}",
-            f"{machine['processor']}, {count(machine['usable_cores'], 'core')}",
+            f"rlflame, {row.cell.fleet}, {format_count(row.cell.workers, 'worker')}",
+            f"{machine['processor']}, {format_count(machine['usable_cores'], 'core')}",
             f"{row.seconds.value:,.2f}",
             f"{one.episodes / row.seconds.value:,.1f}",
             reward,
@@ -229,7 +229,11 @@ def _published(result: Result) -> list[Block]:
         Table(("run", "hardware", "seconds", "episodes/s", "last mean reward"), tuple(body), 2),
         f"Their gain, (distributed - local) / local of the throughput, is {gain:+.1f}%"
         + ("; ours is in the section above." if gains(result.cells) else "."),
-        *([f"Ours ran {count(result.cases[0].iterations, 'iteration')} only."] if short else []),
+        *(
+            [f"Ours ran {format_count(result.cases[0].iterations, 'iteration')} only."]
+            if short
+            else []
+        ),
     ]
 
 
@@ -240,7 +244,7 @@ def surroundings(found: Surroundings, complete: bool) -> list[Block]:
     threads = ", ".join(f"{name}={value}" for name, value in found.threads.items())
     said: list[Block] = [
         f"{machine['processor']}, {machine['usable_cores']} of {machine['cores']} cores usable, "
-        f"{size(machine['memory_bytes'])}; {machine['system']}, {machine['libc']}, Python "
+        f"{format_size(machine['memory_bytes'])}; {machine['system']}, {machine['libc']}, Python "
         f"{machine['python']}; {packages}; BLAS {machine['blas']}.",
         f"Threads: {threads or 'as the libraries choose'}; one in each worker.",
         "Load before: "

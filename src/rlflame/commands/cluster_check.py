@@ -46,6 +46,7 @@ def cluster_check(
     from rlflame.doctor import connection
     from rlflame.doctor.examination import Examination
     from rlflame.fleet.flame.cluster import configured
+    from rlflame.render.graphics_check import GraphicsCheck
     from rlflame.stop import terminable
 
     streaming = not as_json and configured() is not None
@@ -55,7 +56,9 @@ def cluster_check(
             for line in _lines(finding):
                 say(line)
 
-    examination = Examination(show, say_aside, workers=workers, clean=clean, debug=debug)
+    examination = Examination(
+        show, say_aside, GraphicsCheck, workers=workers, clean=clean, debug=debug
+    )
     with terminable():
         diagnosis = examination.run()
     if as_json:

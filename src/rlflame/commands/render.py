@@ -105,7 +105,7 @@ def render(
 def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: Drawing) -> None:
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import say
-    from rlflame.facts import count
+    from rlflame.text import format_count
 
     learning = source.recipe.learning
     lines = [
@@ -114,14 +114,15 @@ def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: Draw
     ]  # fmt: skip
     lines += [
         ("episode", f"{one.episode}: return {one.episode_return:,.1f}, "
-                    f"{count(one.length, 'step')}")
+                    f"{format_count(one.length, 'step')}")
         for one in drawing.episodes
     ]  # fmt: skip
     if out is not None:
         lasts = f", {drawing.seconds:.1f} s" if drawing.seconds else ""
         lines.append(
             ("file", f"{out}: {drawing.width} x {drawing.height}, "
-                     f"{count(drawing.frames, 'picture')}{lasts}, {len(drawing.data) / 1e6:.2f} MB")
+                     f"{format_count(drawing.frames, 'picture')}{lasts}, "
+                     f"{len(drawing.data) / 1e6:.2f} MB")
         )  # fmt: skip
     for line in aligned(lines):
         say(line)

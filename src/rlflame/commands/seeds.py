@@ -115,13 +115,14 @@ def _end(result: JobResult, runtime: RuntimeSettings, show: SeedsDisplay, stop: 
 def _failure(result: JobResult, stop: SignalStop) -> RlflameError | None:
     """Why the command does not end well, if it does not."""
     from rlflame.errors import Interrupted, RlflameError, typed
-    from rlflame.facts import count
+    from rlflame.text import format_count
 
     again = typed("resume", result.folder)
     if not result.complete and stop.signal_number is not None:
         finished = sum(one.state == "finished" for one in result.summary.seeds)
         return Interrupted(
-            f"Stopped with {finished} of {count(len(result.summary.seeds), 'seed')} finished; "
+            f"Stopped with {finished} of {format_count(len(result.summary.seeds), 'seed')} "
+            "finished; "
             "everything is saved.",
             again,
             stop.signal_number,
@@ -134,7 +135,8 @@ def _failure(result: JobResult, stop: SignalStop) -> RlflameError | None:
     first, error = next(iter(failures.items()))
     others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
     failure = RlflameError(
-        f"{len(failures)} of {count(len(result.summary.seeds), 'seed')} failed: seed {first} "
+        f"{len(failures)} of {format_count(len(result.summary.seeds), 'seed')} failed: seed "
+        f"{first} "
         f"({error.message.rstrip('.')}){others}.",
         again if not error.hint else f"{error.hint}; then {again}",
     )

@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from rlflame.display.mouth import canvas
-from rlflame.escapes import escape_controls
+from rlflame.text import escape_controls
 
 
 class EscapingConsole(Console):

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from rlflame.escapes import escape_line
+from rlflame.text import escape_line
 
 #: What is said beside a word needs so much room, or it stands below it.
 _LEAST_BESIDE = 28

@@ -21,8 +21,7 @@ from rlflame.display.console import make_console
 from rlflame.display.layout import is_command
 from rlflame.display.mouth import say_aside
 from rlflame.display.words import again, banner, closing, ending, headline
-from rlflame.escapes import escape_line
-from rlflame.facts import count, duration
+from rlflame.text import escape_line, format_count, format_duration
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,8 +105,8 @@ class LiveDisplay:
         if columns >= _NARROW:
             cells.append(ProgressBar(total=1.0, completed=board.share, width=min(28, columns - 30)))
         if columns >= _WITH_TIME_GONE:
-            cells.append(Text(f"{duration(board.elapsed_s)} gone"))
-        cells.append(Text(f"{duration(left)} left" if left is not None else ""))
+            cells.append(Text(f"{format_duration(board.elapsed_s)} gone"))
+        cells.append(Text(f"{format_duration(left)} left" if left is not None else ""))
         grid = Table.grid(padding=(0, 2), expand=False)
         grid.add_row(*cells)
         return grid
@@ -130,7 +129,7 @@ class LiveDisplay:
             ("return", f"{mean:,.2f} (last 100 episodes)" if mean is not None else "-"),
         ]
         if board.phase or board.workers:
-            workers = f"{count(board.workers, 'executor')} at work" if board.workers else ""
+            workers = f"{format_count(board.workers, 'executor')} at work" if board.workers else ""
             lines.insert(1, ("cluster", board.phase or workers))
         if board.metrics:
             lines.append(("learning", learning(board.metrics)))

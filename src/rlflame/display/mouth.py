@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 
 from rlflame.display.tracebacks import brief
 from rlflame.errors import RlflameError
-from rlflame.escapes import EscapingStream, escape_controls, escape_line, escape_unicode
+from rlflame.text import EscapingStream, escape_controls, escape_line, escape_unicode
 
 
 def draws(stream: IO[str] | None) -> bool:

@@ -11,7 +11,8 @@ from rlflame.display.board import Board
 from rlflame.display.layout import aligned, fitted
 from rlflame.display.mouth import report, say_aside
 from rlflame.display.words import again, banner, closing, ending, headline
-from rlflame.facts import duration, interval
+from rlflame.facts import interval
+from rlflame.text import format_duration
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +108,7 @@ class PlainDisplay:
     def _line(self) -> str:
         board = self.board
         left = board.remaining_s
-        ending = f"  {duration(left)} left" if left is not None and board.share < 1.0 else ""
+        ending = f"  {format_duration(left)} left" if left is not None and board.share < 1.0 else ""
         return (
             f"{board.share:4.0%}  step {board.steps:>11,}  "
             f"return {_number(board.recent_return, '10,.2f')}  "

@@ -12,8 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rlflame.display.board import Board
 from rlflame.display.mouth import draws, overwrite_line, report, say_aside
-from rlflame.escapes import escape_line
-from rlflame.facts import count
+from rlflame.text import escape_line, format_count
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,10 +64,12 @@ class Tally(QuietDisplay):
             self._draw(self._board.phase)
             return
         fanout = self._board.fanout
-        self._draw(f"{fanout.finished} of {count(fanout.submitted, 'group')} of episodes played")
+        self._draw(
+            f"{fanout.finished} of {format_count(fanout.submitted, 'group')} of episodes played"
+        )
 
     def drawing(self, made: int, of: int) -> None:
-        self._draw(f"{made} of {count(of, 'episode')} drawn" if of > 1 else "drawing")
+        self._draw(f"{made} of {format_count(of, 'episode')} drawn" if of > 1 else "drawing")
 
     def status(self, text: str) -> None:
         """What is going on now, for commands that play no episodes."""

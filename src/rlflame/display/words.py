@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from rlflame import __version__
 from rlflame.display.board import Board
-from rlflame.facts import count, duration, interval
+from rlflame.facts import interval
+from rlflame.text import format_count, format_duration
 
 if TYPE_CHECKING:
     from rlflame.display.show import RunResult, RunStart
@@ -27,7 +28,7 @@ def banner(run: RunStart, board: Board) -> list[tuple[str, str]]:
     assert facts is not None
     sides = run.candidates or ((run.fleet, run.workers),)
     workers = " and ".join(
-        count(number, "Flame executor" if name == "flame" else "local worker")
+        format_count(number, "Flame executor" if name == "flame" else "local worker")
         for name, number in sides
     )
     if run.fleet == "inline":
@@ -38,7 +39,7 @@ def banner(run: RunStart, board: Board) -> list[tuple[str, str]]:
         workers += ", the most that can help (learning.rollout.num_slots)"
     lines = [*facts.lines(), ("rollouts", workers), ("folder", str(run.folder))]
     if run.resumed:
-        where = f"at step {board.steps:,}, after {count(board.iteration, 'iteration')}"
+        where = f"at step {board.steps:,}, after {format_count(board.iteration, 'iteration')}"
         lines.append(("resumed", where))
     return lines
 
@@ -49,10 +50,10 @@ def closing(result: RunResult, board: Board) -> list[tuple[str, str]]:
     if result.began:
         seconds, mean = max(board.elapsed_s, 1e-9), board.final_return
         speed = (
-            f"{count(board.own_steps, 'step')} ({board.own_steps / seconds:,.0f}/s), "
-            f"{count(board.own_episodes, 'episode')} ({board.own_episodes / seconds:,.1f}/s)"
+            f"{format_count(board.own_steps, 'step')} ({board.own_steps / seconds:,.0f}/s), "
+            f"{format_count(board.own_episodes, 'episode')} ({board.own_episodes / seconds:,.1f}/s)"
         )
-        lines.append(("time", f"{duration(seconds)}, {speed}"))
+        lines.append(("time", f"{format_duration(seconds)}, {speed}"))
         if mean is not None:
             lines.append(("reward", f"{mean:,.2f} (final mean, exploring)"))
     if result.complete and result.evaluation is not None:

@@ -9,6 +9,7 @@ import logging
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rlflame.doctor import (
     Diagnosis,
@@ -23,7 +24,7 @@ from rlflame.doctor import (
     workers,
 )
 from rlflame.doctor.look import Look, take
-from rlflame.doctor.machine import Graphics, machine
+from rlflame.doctor.machine import machine
 from rlflame.doctor.probe import Probe
 from rlflame.errors import FleetError
 from rlflame.fleet.flame.bounded import Unanswered
@@ -36,17 +37,25 @@ _LOOK_EVERY_S = 2.0
 _AGAIN = "rlflame cluster-check"
 
 
+class Graphics(Protocol):
+    """Finds which renderers work on this machine."""
+
+    def finding(self) -> Finding: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass
 class Examination:
     """One check-up; every finding is handed over as soon as it is made."""
 
     show: Callable[[Finding], None]
     tell: Callable[[str], None]
+    graphics: Callable[[], Graphics]
     workers: int | None = None
     clean: bool = False
     debug: bool = False
     pace: Pace = field(default_factory=Pace)
-    graphics: Callable[[], Graphics] = Graphics
 
     def run(self) -> Diagnosis:
         # What flamepy logs would stand between our lines.

@@ -16,11 +16,11 @@ from typing import Any, Literal
 from rlflame.doctor import Finding, Pace, ok, warning
 from rlflame.doctor.look import Look, Session
 from rlflame.errors import FleetError
-from rlflame.facts import count
 from rlflame.fleet.flame import lease
 from rlflame.fleet.flame.bounded import bounded
 from rlflame.fleet.flame.cluster import Cluster
 from rlflame.fleet.flame.start import PREFIX
+from rlflame.text import format_count
 
 CLEAN = "rlflame cluster-check --clean"
 _LEASE_S = 10.0
@@ -157,7 +157,7 @@ class Census:
             longest_s = max(self._due_s(run) for run in self.open) - self.pace.clock()
             tell(
                 f"waiting up to {max(0.0, longest_s):.0f} s to see whether "
-                f"{count(len(self.open), 'run')} of rlflame on the cluster still live; "
+                f"{format_count(len(self.open), 'run')} of rlflame on the cluster still live; "
                 "a live one mostly shows it within 5 s"
             )
         while self.open:
@@ -212,8 +212,12 @@ def finding(fates: Sequence[Fate], look: Look) -> Finding:
     """Whose sessions are open."""
     others = foreign(look)
     states = {state: [fate for fate in fates if fate.state == state] for state in _WORDS}
-    parts = [f"{count(len(states[s]), word)} of rlflame" for s, word in _WORDS.items() if states[s]]
-    parts += [f"{count(len(others), 'session')} of others"] if others else []
+    parts = [
+        f"{format_count(len(states[s]), word)} of rlflame"
+        for s, word in _WORDS.items()
+        if states[s]
+    ]
+    parts += [f"{format_count(len(others), 'session')} of others"] if others else []
     notes = [f"{fate.run.name} ({fate.state}): {fate.why}" for fate in fates]
     notes += [
         f"{session.id}: {session.pending} waiting, {session.running} running, of others"

@@ -12,8 +12,8 @@ from rlflame.doctor import Finding, Pace, brief, failed, ok
 from rlflame.doctor.leftovers import CLEAN, Fate, Leases, Run
 from rlflame.doctor.look import Look
 from rlflame.errors import FleetError
-from rlflame.facts import count
 from rlflame.fleet.flame.cluster import Cluster
+from rlflame.text import format_count
 
 _CLOSE_EVERY_S = 0.5
 _BUSY = (
@@ -80,12 +80,12 @@ def clean(
             stubborn.append(f"not removed: {name}, {problem}{_where(run, look)}")
             continue
         removed.append(
-            f"removed: {name}, {count(len(run.sessions), 'open session')}, "
-            f"{count(len(run.applications), 'application')} and its objects; {fate.why}"
+            f"removed: {name}, {format_count(len(run.sessions), 'open session')}, "
+            f"{format_count(len(run.applications), 'application')} and its objects; {fate.why}"
         )
     facts: dict[str, Any] = {"removed": removed, "left_alone": kept, "not_removed": stubborn}
     seen = (
-        f"{count(len(removed), 'dead run')} removed, {len(kept)} left alone"
+        f"{format_count(len(removed), 'dead run')} removed, {len(kept)} left alone"
         if fates
         else "nothing of rlflame was there"
     )
@@ -93,7 +93,7 @@ def clean(
     if stubborn:
         return failed(
             "cleaning",
-            f"{seen}, {count(len(stubborn), 'dead run')} could not be removed",
+            f"{seen}, {format_count(len(stubborn), 'dead run')} could not be removed",
             *fixes,
             notes=notes,
             **facts,

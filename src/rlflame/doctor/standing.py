@@ -13,7 +13,7 @@ from typing import Any
 
 from rlflame.doctor import Finding, Pace, failed, ok, warning
 from rlflame.doctor.look import GIB, Executor, Look, Node
-from rlflame.facts import count
+from rlflame.text import format_count
 
 #: States that an executor passes in no time when all is well.
 _PASSING = ("Void", "Unbinding", "Releasing")
@@ -71,14 +71,18 @@ def capacity(look: Look) -> Finding:
             "free_memory_bytes": memory_bytes,
         }
         parts.append(
-            f"{node.name} {cpu} of {count(node.cpu, 'processor')}, {memory_bytes / GIB:.1f} of "
+            f"{node.name} {cpu} of {format_count(node.cpu, 'processor')}, "
+            f"{memory_bytes / GIB:.1f} of "
             f"{node.memory_bytes / GIB:.1f} GiB"
         )
     shown = "; ".join(parts[:_SHOWN]) + (f"; {len(parts) - _SHOWN} more" * (len(parts) > _SHOWN))
     room = look.room
     if room or not look.ready:
         return ok(
-            "capacity", f"room for {count(room, 'executor')}: {shown}", room=room, nodes=facts
+            "capacity",
+            f"room for {format_count(room, 'executor')}: {shown}",
+            room=room,
+            nodes=facts,
         )
     holders = Counter(executor.session or "no session" for executor in look.executors)
     held = _listed([f"{session} ({number})" for session, number in holders.most_common()])
@@ -154,11 +158,13 @@ def _judge(executor: Executor, first: Look, last: Look, for_s: float, pace: Pace
         installs = any(app.name == now.application and app.installs for app in last.applications)
         return Stuck(executor, for_s, "its worker does not come up", perhaps=installs)
     if now.failed > before.failed and now.succeeded == before.succeeded:
-        return Stuck(executor, for_s, f"{count(now.failed - before.failed, 'task')} failed at once")
+        return Stuck(
+            executor, for_s, f"{format_count(now.failed - before.failed, 'task')} failed at once"
+        )
     if now.counts != before.counts or not now.pending + now.running:
         return None
     if not now.running:
-        waiting = count(now.pending, "pending task")
+        waiting = format_count(now.pending, "pending task")
         return Stuck(executor, for_s, f"it takes none of the {waiting} of its session")
     return Stuck(executor, for_s, "its session's tasks do not move", perhaps=True)
 

@@ -12,8 +12,8 @@ from typing import Any
 from rlflame.doctor import Finding, brief, failed, ok, warning
 from rlflame.doctor.leftovers import CLEAN
 from rlflame.doctor.probe import Answers, Greeting
-from rlflame.facts import count
 from rlflame.fleet.flame.bundle import PINNED
+from rlflame.text import format_count
 
 #: Clocks are compared by the seconds that files and logs show.
 _SKEW_S = 1.0
@@ -60,7 +60,10 @@ def _answered(answers: Answers) -> Finding:
         return failed(
             "probe", brief(answers.problem), *(fixes or ["rlflame cluster-check again"]), **facts
         )
-    came = f"{count(len(answers.greetings), 'executor')} on {count(len(hosts), 'host')} answered"
+    came = (
+        f"{format_count(len(answers.greetings), 'executor')} on "
+        f"{format_count(len(hosts), 'host')} answered"
+    )
     cold = f"the first after {answers.cold_start_s or 0.0:.1f} s"
     if answers.left:
         return warning(
@@ -92,7 +95,7 @@ def _machines(greetings: Sequence[Greeting], here: dict[str, Any]) -> Finding:
     for host, group in by_host.items():
         said = group[0].said
         lines.append(
-            f"{host}: {count(len(group), 'executor')}, Python {said['python']}, "
+            f"{host}: {format_count(len(group), 'executor')}, Python {said['python']}, "
             f"{said['processor']}, {said['cores']} processors, "
             f"{said['memory_bytes'] / (1 << 30):.1f} GiB, "
             f"renderers: {', '.join(said.get('graphics', [])) or 'none'}"

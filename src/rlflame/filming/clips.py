@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from rlflame.errors import RlflameError
-from rlflame.facts import count
 from rlflame.files import tensor_file
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.filming import video
 from rlflame.render import Drawing, Job, camera, order
 from rlflame.rollout.spec import PolicyArrays
+from rlflame.text import format_count
 from rlflame.trainer import Progress
 
 _SECONDS = 10.0
@@ -114,7 +114,7 @@ class Clips:
     def _summary(self) -> str:
         some = f"{self._drawn} of " if self._drawn < self._due else ""
         advice = " A larger --video-every leaves none out." if self._behind else ""
-        return f"{some}{count(self._due, 'film')} drawn: {self._folder}.{advice}"
+        return f"{some}{format_count(self._due, 'film')} drawn: {self._folder}.{advice}"
 
     def _work(self) -> None:
         while True:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlflame import build
 from rlflame.errors import CheckpointError, ConfigError, ending, shell
 from rlflame.files import tensor_file
 from rlflame.files.checkpoint import Checkpoint
@@ -69,12 +68,12 @@ def check(wish: Wish) -> None:
         files.check_gif_rate(wish.fps)
 
 
-def job_of(source: Checkpoint, wish: Wish) -> Job:
+def job_of(source: Checkpoint, wish: Wish, untrained: PolicyArrays | None = None) -> Job:
     """The drawing that a wish means for a policy: the episodes that `eval` scores."""
     captions, policies = [caption_of(source)], [source.policy]
-    if wish.versus_untrained:
+    if untrained is not None:
         captions.insert(0, "untrained")
-        policies.insert(0, untrained(source))
+        policies.insert(0, untrained)
     return Job(
         env=source.env,
         policy=source.policy_spec,
@@ -97,23 +96,21 @@ def caption_of(source: Checkpoint) -> str:
     return f"{source.recipe.learning.algorithm.upper()}, step {source.progress.steps:,}"
 
 
-def untrained(source: Checkpoint) -> PolicyArrays:
-    """The policy that the recipe's seed begins with."""
-    return build.beginning(source.recipe, source.env).policy
-
-
 def render(
     source: Checkpoint,
     wish: Wish,
     out: Path | None,
     *,
+    untrained: PolicyArrays | None = None,
     show_output: bool = False,
     tell: Callable[[int, int], None] = lambda made, of: None,
 ) -> Drawing:
     """Draw into a file, whole or not at all; without one, into a window."""
     check(wish)
     mujoco = camera.looks(source.env).mujoco
-    drawing = order.drawn(job_of(source, wish), mujoco=mujoco, show_output=show_output, tell=tell)
+    drawing = order.drawn(
+        job_of(source, wish, untrained), mujoco=mujoco, show_output=show_output, tell=tell
+    )
     if out is not None:
         tensor_file.write_atomically(out, drawing.data)
     return drawing

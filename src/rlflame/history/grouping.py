@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlflame import tables
-from rlflame.facts import count
 from rlflame.history.recorded import Recorded
+from rlflame.text import format_count
 
 #: Follow from the seed or the machine, and are no difference in the recipe.
 _SEED = "learning.seed"
@@ -54,7 +54,7 @@ def groups(runs: Sequence[Recorded]) -> list[Group]:
 
 def split(group: Group) -> list[Group]:
     """Each run by itself, under a name that tells its seed."""
-    seeds = count(len(group.runs), "seed")
+    seeds = format_count(len(group.runs), "seed")
     labels = [group.label.replace(seeds, f"seed {run.seed}") for run in group.runs]
     return [Group(label, (run,), label) for label, run in zip(labels, group.runs, strict=True)]
 
@@ -97,7 +97,7 @@ def _fleet(run: Recorded) -> str:
     last = run.machines[-1] if run.machines else {}
     fleet = last.get("fleet") or run.runtime.get("fleet") or "auto"
     workers = last.get("capacity") or run.counted("workers")
-    return f"{fleet}, {count(workers, 'worker')}" if workers else str(fleet)
+    return f"{fleet}, {format_count(workers, 'worker')}" if workers else str(fleet)
 
 
 def _parent(run: Recorded) -> str:
@@ -117,7 +117,7 @@ def _labels(found: Sequence[Sequence[Recorded]]) -> list[tuple[str, str]]:
         if len(alike) > 1:
             words += _peculiar(first, [other[0] for other in alike])
         names.append(", ".join(words))
-        words.append(f"seed {first.seed}" if len(part) == 1 else count(len(part), "seed"))
+        words.append(f"seed {first.seed}" if len(part) == 1 else format_count(len(part), "seed"))
         labels.append(", ".join(words))
     for label in {label for label in labels if labels.count(label) > 1}:
         which = [i for i, other in enumerate(labels) if other == label]

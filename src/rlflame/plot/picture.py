@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlflame.errors import ConfigError, RlflameError, ending, shell
-from rlflame.escapes import escape_controls
 from rlflame.plot import COLOURS, Bars, Cases, Chart, Drawing, Panels, Series, short
+from rlflame.text import escape_controls
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlflame.escapes import escape_line
 from rlflame.plot import Bars, Cases, Chart, Drawing, Panels, Series, short, ticks
 from rlflame.rollout.spec import Float64
+from rlflame.text import escape_line
 
 #: Beyond these, and the letters of all languages, nothing is drawn.
 SYMBOLS = "\u28ff└─┬│█┊"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rlflame.escapes import escape_controls, escape_line
 from rlflame.plot import Chart, terminal
 from rlflame.report import Block, Commands, Document, Table
+from rlflame.text import escape_controls, escape_line
 
 #: What begins code, HTML or the target of a link, and a backslash that would undo an escape.
 _MARKUP = re.compile(r"[`<]|(?<=\])[(\[:]|\\(?=[!-/:-@\[-`{-~])")

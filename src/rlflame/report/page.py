@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from rlflame.escapes import escape_controls
 from rlflame.plot import COLOURS, Chart, inline
 from rlflame.report import Block, Commands, Document, Section, Table
+from rlflame.text import escape_controls
 
 #: On a dark page the same hues, lighter.
 _DARK = ("#56a8e8", "#f0894a", "#3fc79a", "#e0a0c4", "#f0b840", "#8fd0f5", "#b0b0b0")

@@ -7,9 +7,9 @@ from typing import Any
 
 from rlflame.errors import typed
 from rlflame.estimates import FEWEST_SEEDS, Comparison
-from rlflame.facts import count, duration
 from rlflame.plot import Chart
 from rlflame.report import Block, Commands, Document, Section, Table
+from rlflame.text import format_count, format_duration
 
 Facts = Mapping[str, Any]
 NOTHING = "-"
@@ -103,8 +103,8 @@ def _fleet(cluster: Facts) -> str:
     if fleet == "inline":
         return "one process"
     noun = "executor" if fleet == "flame" else "worker"
-    text = f"{fleet}, {count(capacity, noun)}" if capacity else str(fleet or NOTHING)
-    return text + (f" on {count(cluster['nodes'], 'node')}" if cluster["nodes"] else "")
+    text = f"{fleet}, {format_count(capacity, noun)}" if capacity else str(fleet or NOTHING)
+    return text + (f" on {format_count(cluster['nodes'], 'node')}" if cluster["nodes"] else "")
 
 
 def _over(found: Facts | None, seeds: int) -> str:
@@ -161,7 +161,7 @@ def _unfinished_row(group: Facts) -> tuple[str, ...]:
     said = f"{finished} of {seeds} finished" if finished else "unfinished"
     so_far = NOTHING
     if best is not None:
-        of = f" of {count(best['seeds'], 'seed')}" if best["seeds"] < seeds else ""
+        of = f" of {format_count(best['seeds'], 'seed')}" if best["seeds"] < seeds else ""
         so_far = f"{number(best['iqm']['value'])} so far{of}"
     return (group["label"], str(seeds), said, *[NOTHING] * 4, so_far)
 
@@ -209,7 +209,7 @@ def _throughput(facts: Facts) -> list[Block]:
 def _time(seconds: float | None) -> str:
     if seconds is None:
         return NOTHING
-    return duration(seconds) if seconds >= 60.0 else f"{seconds:.1f} s"
+    return format_duration(seconds) if seconds >= 60.0 else f"{seconds:.1f} s"
 
 
 def _machines(facts: Facts) -> list[Block]:

@@ -135,7 +135,7 @@ class Child:
     def serve(self) -> None:
         """Answer until the parent is gone."""
         from . import wire
-        from .rows import prepare
+        from .env_factory import prepare
 
         self._send(Kind.HELLO, wire.encode(versions()))
         threading.Thread(target=self._beat, daemon=True).start()

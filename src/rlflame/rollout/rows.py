@@ -1,6 +1,5 @@
-"""The environments of one slot, stepped together: the contract, and who fulfils it.
+"""The environments of one slot, stepped together: the contract, and Gymnasium behind it.
 
-Gymnasium does, for any environment; `mujoco.py` does faster, to the same bits, for those it knows.
 Must not know: policies, tasks, how states travel.
 """
 
@@ -8,15 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import gymnasium
+from typing import Protocol
 
 from .gymnasium_row import EnvRow
-from .making import import_code, misbehaved
 from .spec import Array, EnvSpec, EnvState, Float32, Float64
-
-_OWN_PHYSICS = "stepped by rlflame's own MuJoCo loop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,51 +134,3 @@ class GymnasiumRows:
 
 def _standing(row: EnvRow) -> Standing:
     return Standing(row.row, row.episode, row.seed, row.elapsed, row.episode_return)
-
-
-def open_rows(spec: EnvSpec, count: int) -> Rows:
-    """The fastest rows there are for an environment; the bits are the same."""
-    rows = _known_physics(spec, count)
-    return GymnasiumRows(spec, count) if isinstance(rows, str) else rows
-
-
-def prepare(id: str) -> None:
-    """Load what an environment of this id will need, as far as that is known without making it."""
-    try:
-        import_code(id)
-        if _is_of_mujoco(id):
-            from . import mujoco  # noqa: F401
-    except BaseException as error:
-        # What is wrong shows again, and is told with its place, when an environment is made.
-        if not misbehaved(error):
-            raise
-
-
-def stepped_by(spec: EnvSpec) -> str:
-    """Who steps an environment, and why it is not somebody faster, in a few words."""
-    rows = _known_physics(spec, 1)
-    if isinstance(rows, str):
-        return f"stepped by Gymnasium: {rows}"
-    rows.close()
-    return _OWN_PHYSICS
-
-
-def _is_of_mujoco(id: str) -> bool:
-    registered: Any = gymnasium.registry.get(id)
-    entry = getattr(registered, "entry_point", None)
-    return isinstance(entry, str) and entry.startswith("gymnasium.envs.mujoco.")
-
-
-def _known_physics(spec: EnvSpec, count: int) -> Rows | str:
-    """Rows of `mujoco.py`, or the reason why there are none."""
-    if not _is_of_mujoco(spec.id):
-        return "it is none of Gymnasium's MuJoCo environments"
-    try:
-        from . import mujoco
-
-        return mujoco.open_rows(spec, count)
-    except BaseException as error:
-        if not misbehaved(error):
-            raise
-        # Whatever is wrong shows again, and is reported with its place, in the first reset.
-        return "it could not be made"

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from .ahead import NextSeeds
+from .env_factory import open_rows
 from .loop import Held, Rollout
 from .policy import Policy
-from .rows import Rows, open_rows
+from .rows import Rows
 from .seeding import Streams
 from .spec import (
     EnvironmentFault,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlflame.estimates import interquartile_means
-from rlflame.seeds.crew import Outcome
+from rlflame.seeds.results import Outcome
 
 _RECENT = 50
 

@@ -28,10 +28,11 @@ from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import job as jobs
 from rlflame.seeds import seed_folder
 from rlflame.seeds.board import SeedsBoard
-from rlflame.seeds.crew import Crew, Outcome
+from rlflame.seeds.crew import Crew
 from rlflame.seeds.job import Job, Standing
-from rlflame.seeds.shares import Shares, shares
-from rlflame.seeds.show import JobResult, JobStart, SeedsShow, SilentSeeds
+from rlflame.seeds.results import Outcome
+from rlflame.seeds.shares import shares
+from rlflame.seeds.show import JobResult, JobStart, SeedsShow, Shares, SilentSeeds
 from rlflame.seeds.summary import summary
 from rlflame.stop import NeverStop
 from rlflame.trainer import Stop

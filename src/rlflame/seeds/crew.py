@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from rlflame.errors import RlflameError
 from rlflame.fleet import Fleet
@@ -26,6 +26,7 @@ from rlflame.rollout.child import Kind
 from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
 from rlflame.seeds.lending import Lending
 from rlflame.seeds.lent import error_of
+from rlflame.seeds.results import Outcome
 from rlflame.trainer import Stop
 
 MODULE = "rlflame.seeds.child"
@@ -33,16 +34,6 @@ _LOOK_S = 0.2
 _GRACE_S = 5.0
 #: More than one descriptor each, and `select` takes a thousand.
 MOST_AT_ONCE = 256
-
-End = Literal["finished", "stopped", "failed"]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a seed's process ended; an error where it was not as it should."""
-
-    end: End
-    error: RlflameError | None = None
 
 
 class Listener(Protocol):

@@ -17,9 +17,8 @@ from rlflame import __version__
 from rlflame.display.console import make_console
 from rlflame.display.live import Pairs
 from rlflame.display.mouth import say_aside, say_lines_aside
-from rlflame.facts import duration
 from rlflame.seeds.board import Row, SeedsBoard
-from rlflame.seeds.crew import Outcome
+from rlflame.seeds.results import Outcome
 from rlflame.seeds.show import JobResult, JobStart
 from rlflame.seeds.shown import (
     banner,
@@ -30,6 +29,7 @@ from rlflame.seeds.shown import (
     seeds_table,
     together,
 )
+from rlflame.text import format_duration
 
 _REFRESHES_PER_S = 4
 #: Lines of the view that are not seeds.
@@ -133,5 +133,5 @@ def _cells(row: Row) -> dict[str, RenderableType]:
 
 def _times(board: SeedsBoard) -> str:
     left = board.remaining_s
-    gone = f"{duration(board.elapsed_s)} gone"
-    return gone if left is None else f"{gone}, {duration(left)} left"
+    gone = f"{format_duration(board.elapsed_s)} gone"
+    return gone if left is None else f"{gone}, {format_duration(left)} left"

@@ -5,19 +5,8 @@ Must not know: processes, files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlflame.memory import PROCESS_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """`workers` are each seed's own; 0 where it steps its environments in its own process."""
-
-    at_once: int
-    workers: int
-    #: Whether memory, not processors, decides how many there are at once.
-    memory_bound: bool = False
+from rlflame.seeds.show import Shares
 
 
 def shares(

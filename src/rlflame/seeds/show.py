@@ -11,9 +11,17 @@ from typing import Any, Protocol
 from rlflame.errors import RlflameError
 from rlflame.facts import Facts
 from rlflame.seeds.board import SeedsBoard
-from rlflame.seeds.crew import Outcome
-from rlflame.seeds.shares import Shares
-from rlflame.seeds.summary import Summary
+from rlflame.seeds.results import Outcome, Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """`workers` are each seed's own; 0 where it steps its environments in its own process."""
+
+    at_once: int
+    workers: int
+    #: Whether memory, not processors, decides how many there are at once.
+    memory_bound: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,12 @@ from rlflame.display.layout import aligned, table
 from rlflame.display.mouth import as_json_text, report, say_aside, say_lines_aside
 from rlflame.display.tracebacks import brief
 from rlflame.errors import typed
-from rlflame.escapes import escape_line
 from rlflame.estimates import FEWEST_SEEDS
-from rlflame.facts import count, duration
 from rlflame.seeds import written
 from rlflame.seeds.board import Row, SeedsBoard
-from rlflame.seeds.crew import Outcome
+from rlflame.seeds.results import Outcome, SeedResult, Summary
 from rlflame.seeds.show import JobResult, JobStart
-from rlflame.seeds.summary import SeedResult, Summary
+from rlflame.text import escape_line, format_count, format_duration
 
 #: A line of all seeds together is due with every such part of the budget.
 _PARTS = 20
@@ -129,9 +127,9 @@ def banner(start: JobStart, board: SeedsBoard) -> list[tuple[str, str]]:
     facts, share = start.facts, start.shares
     at_once = f"{share.at_once} side by side"
     if start.fleet != "here":
-        where = f"{at_once}, on one fleet: {count(start.workers, 'executor')} at most"
+        where = f"{at_once}, on one fleet: {format_count(start.workers, 'executor')} at most"
     elif share.workers:
-        where = f"{at_once}, each with {count(share.workers, 'local worker')}"
+        where = f"{at_once}, each with {format_count(share.workers, 'local worker')}"
     else:
         where = f"{at_once}, each in a process of its own"
     lines = [pair for pair in facts.lines() if pair[0] != "algorithm"]
@@ -139,7 +137,7 @@ def banner(start: JobStart, board: SeedsBoard) -> list[tuple[str, str]]:
     algorithm = f"{facts.recipe.learning.algorithm.upper()}{preset}"
     lines[1:1] = [
         ("algorithm", algorithm),
-        ("seeds", f"{written(start.seeds)} ({count(len(start.seeds), 'run')}), {where}"),
+        ("seeds", f"{written(start.seeds)} ({format_count(len(start.seeds), 'run')}), {where}"),
     ]
     lines.append(("folder", str(start.folder)))
     if start.resumed:
@@ -158,7 +156,7 @@ def standing(row: Row) -> list[str]:
 def together(board: SeedsBoard) -> str:
     """All seeds in one line."""
     found = board.iqm
-    iqm = f"IQM so far {found[0]:,.1f} of {count(found[1], 'seed')}" if found else ""
+    iqm = f"IQM so far {found[0]:,.1f} of {format_count(found[1], 'seed')}" if found else ""
     states = ("running", "finished", "failed")
     numbers = [f"{board.number(state)} {state}" for state in states if board.number(state)]
     speed = f"{board.steps_per_s:,.0f} steps/s"
@@ -199,8 +197,8 @@ def closing(result: JobResult, board: SeedsBoard | None) -> list[tuple[str, str]
     found, lines = result.summary, []
     if board is not None and result.began:
         seconds = max(result.seconds, 1e-9)
-        speed = f"{count(board.own_steps, 'step')} ({board.own_steps / seconds:,.0f}/s)"
-        lines.append(("time", f"{duration(seconds)}, {speed}"))
+        speed = f"{format_count(board.own_steps, 'step')} ({board.own_steps / seconds:,.0f}/s)"
+        lines.append(("time", f"{format_duration(seconds)}, {speed}"))
     lines += statistics(found)
     lines.append(("files", str(result.folder)))
     if result.complete:
@@ -212,7 +210,7 @@ def statistics(found: Summary) -> list[tuple[str, str]]:
     final = found.final
     if final is None:
         return []
-    scored = f"of {count(final.seeds, 'seed')}" if final.seeds == len(found.seeds) else (
+    scored = f"of {format_count(final.seeds, 'seed')}" if final.seeds == len(found.seeds) else (
         f"of {final.seeds} of {len(found.seeds)} seeds"
     )  # fmt: skip
     iqm = f"{final.iqm.value:,.1f}"

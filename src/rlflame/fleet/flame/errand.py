@@ -22,8 +22,8 @@ from rlflame.rollout import wire
 from . import objects
 from .bounded import said
 from .cluster import CANCELLED, CLOSED, FAILED, RUNNING, SUCCEED, Cluster, TaskNews
-from .objects import Reference
-from .parcel import reference_argument, request
+from .objects import Reference, reference_argument
+from .parcel import request
 
 T = TypeVar("T")
 #: An input larger than this travels through the cache; the session manager refuses 4 MiB.

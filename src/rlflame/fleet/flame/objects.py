@@ -38,6 +38,13 @@ class Reference:
     key: str
 
 
+def reference_argument(place: Reference) -> Any:
+    """An argument that the worker's side of flamepy replaces by the object itself."""
+    from flamepy.core import ObjectRef
+
+    return ObjectRef(place.endpoint, place.key, 0)
+
+
 def put(prefix: str, content: bytes) -> Reference:
     """Bytes of ours, which travel as an array, so that nothing is pickled."""
     return _put(prefix, make_array(content))

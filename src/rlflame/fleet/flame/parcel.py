@@ -7,14 +7,11 @@ connections, tasks.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlflame.errors import FleetError
 
 from . import bundle
-
-if TYPE_CHECKING:
-    from .objects import Reference
 
 
 def supervised(arguments: list[str]) -> list[str]:
@@ -77,10 +74,3 @@ def context(service: type) -> bytes:
     packed = io.BytesIO()
     Pickler(packed).dump(RunnerContext(service))
     return packed.getvalue()
-
-
-def reference_argument(place: Reference) -> Any:
-    """An argument that the worker's side of flamepy replaces by the object itself."""
-    from flamepy.core import ObjectRef
-
-    return ObjectRef(place.endpoint, place.key, 0)

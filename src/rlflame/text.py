@@ -1,4 +1,4 @@
-"""Visible escapes for characters that a terminal obeys instead of showing.
+"""Text for people: counts, sizes and durations, and escapes for what a terminal obeys.
 
 Names, files, environments and workers supply text that rlflame prints. Such text may hold escape
 sequences that move the cursor, recolour or clear the screen, or characters that reorder a line.
@@ -40,6 +40,25 @@ def escape_unicode(text: str) -> str:
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def format_size(bytes: float) -> str:
+    """`93 MB`, `1.2 GB`."""
+    if bytes >= 1e9:
+        return f"{bytes / 1e9:,.1f} GB"
+    return f"{bytes / 1e6:,.0f} MB" if bytes >= 1e6 else f"{bytes / 1e3:,.0f} kB"
+
+
+def format_count(number: int, noun: str) -> str:
+    """`1 step`, `2,000 steps`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def format_duration(seconds: float) -> str:
+    """`0:05`, `12:34`, `3:04:05`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class EscapingStream:
