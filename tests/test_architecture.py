@@ -7,6 +7,7 @@ its floor here before anything may import it.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -136,6 +137,26 @@ BLIND = {
 }
 
 
+#: Concrete fleets and algorithms, and the only modules that import them.
+CONCRETE = {
+    "rlflame.fleet.local": {"fleets"},
+    "rlflame.fleet.inline": {"fleets"},
+    "rlflame.learner.ppo": {"learners", "learner.networks"},
+    "rlflame.learner.reinforce": {"learners", "learner.networks"},
+    "rlflame.learner.sac": {"learners"},
+    "rlflame.learner.networks": {"learners"},
+    "rlflame.learner.torch_sac": {"learners"},
+}
+
+#: The module that makes random generators, the one that seeds none of torch's, and the one that
+#: packs calls for Flame.
+SEEDING, TORCH_NETWORKS, PARCEL = "rollout.seeding", "learner.networks", "fleet.flame.parcel"
+
+#: What a worker runs, and the package that all of it lies in.
+WORKER = ["rlflame.rollout.worker", "rlflame.rollout.child"]
+WORKER_PACKAGE = "rollout"
+
+
 @cache
 def modules() -> dict[str, ast.Module]:
     """Every module without its `rlflame.`, parsed."""
@@ -212,12 +233,101 @@ def test_imports_point_down() -> None:
     assert not wrong
 
 
-def test_the_plan_has_no_rooms_that_nobody_built() -> None:
-    """Patterns aside, and those that the plan leaves for later."""
-    later = {"fleet.flame", "rollout.mujoco"}
-    named = {word for floor in FLOORS for room in floor for word in room.split()}
-    named |= {word for places in GUESTS.values() for word in places} | set(BLIND)
-    assert {word for word in named if "*" not in word} - later <= set(modules())
+def words_of_the_tables() -> dict[str, set[str]]:
+    """Every name and pattern that stands for modules of ours, by the table that it is in."""
+    hidden = {word for words in BLIND.values() for word in words}
+    return {
+        "FLOORS": {word for floor in FLOORS for room in floor for word in room.split()},
+        "GUESTS": {word for places in GUESTS.values() for word in places},
+        "BLIND": set(BLIND),
+        "hidden in BLIND": {
+            word.removeprefix("rlflame.") for word in hidden if word.startswith("rlflame.")
+        },
+        "CONCRETE": {name.removeprefix("rlflame.") for name in CONCRETE}.union(*CONCRETE.values()),
+        "others": {
+            *(SEEDING, TORCH_NETWORKS, PARCEL, WORKER_PACKAGE),
+            *(name.removeprefix("rlflame.") for name in WORKER),
+        },
+    }
+
+
+@pytest.mark.parametrize("table", words_of_the_tables())
+def test_every_name_and_pattern_of_the_tables_matches_a_module(table: str) -> None:
+    """A wall around nothing would hold whatever is built."""
+    words = words_of_the_tables()[table]
+    assert words
+    assert not [word for word in words if not any(matches(name, word) for name in modules())]
+
+
+def test_each_place_of_a_third_party_imports_it() -> None:
+    """An exception that nobody needs would hide an import that comes later."""
+    unused = [
+        f"{guest} in {pattern}"
+        for guest, patterns in GUESTS.items()
+        for pattern in patterns
+        if not any(
+            imported.split(".")[0] == guest
+            for name in modules()
+            if matches(name, pattern)
+            for imported in imports(name)
+        )
+    ]
+    assert not unused
+
+
+def test_third_parties_in_the_tables_are_known_by_these_names() -> None:
+    """Misspelt, a forbidden library would never be met."""
+    names = {word for words in BLIND.values() for word in words} | set(GUESTS)
+    installed_apart = {"stable_baselines3"}
+    others = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - installed_apart
+    assert not [name for name in others if importlib.util.find_spec(name) is None]
+
+
+DOTTED = re.compile(r"\brlflame(?:\.[A-Za-z_]\w*)+")
+
+
+def named_in_texts() -> list[tuple[str, str]]:
+    """Where the dotted name of a module of ours stands in a text, and that name."""
+    return [
+        (f"{name}:{node.lineno}", dotted)
+        for name, tree in {**modules(), "": ast.parse((SOURCE / "__init__.py").read_text())}.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for dotted in DOTTED.findall(node.value)
+    ]
+
+
+def test_modules_that_texts_name_are_there() -> None:
+    """What is started with `-m`, looked for, or shipped by its name, which no import checks."""
+    named = named_in_texts()
+    assert named
+    wrong = [
+        f"{place} names {dotted}"
+        for place, dotted in named
+        if dotted.removeprefix("rlflame.") not in modules()
+    ]
+    assert not wrong
+
+
+def started_modules() -> set[str]:
+    """Modules that are run as `__main__` by a name in some text."""
+    return {
+        dotted.removeprefix("rlflame.")
+        for _, dotted in named_in_texts()
+        if "__main__" in ast.unparse(modules()[dotted.removeprefix("rlflame.")])
+    }
+
+
+def test_modules_with_a_main_part_are_started_by_somebody() -> None:
+    """The other way round: a module that was renamed would lose whoever starts it."""
+    with_main = {
+        name
+        for name, tree in modules().items()
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+    }
+    assert with_main
+    assert with_main - {"__main__"} <= started_modules()
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
@@ -258,9 +368,9 @@ def test_a_contract_imports_none_of_its_own_rooms(package: str) -> None:
 def test_the_worker_s_room_imports_numpy_gymnasium_and_nothing_else_of_ours() -> None:
     allowed = set(sys.stdlib_module_names) | {"numpy", "gymnasium", "mujoco"}
     for name in modules():
-        if name == "rollout" or name.startswith("rollout."):
+        if name == WORKER_PACKAGE or name.startswith(f"{WORKER_PACKAGE}."):
             for imported in imports(name):
-                ours = imported.startswith("rlflame.rollout")
+                ours = imported.startswith(f"rlflame.{WORKER_PACKAGE}")
                 assert ours or imported.split(".")[0] in allowed, f"{name} imports {imported}"
 
 
@@ -289,20 +399,11 @@ def test_rooms_are_blind_to_what_they_must_not_know() -> None:
 
 
 def test_fleets_and_algorithms_are_named_by_those_who_choose_them_alone() -> None:
-    concrete = {
-        "rlflame.fleet.local": {"fleets"},
-        "rlflame.fleet.inline": {"fleets"},
-        "rlflame.learner.ppo": {"learners", "learner.networks"},
-        "rlflame.learner.reinforce": {"learners", "learner.networks"},
-        "rlflame.learner.sac": {"learners"},
-        "rlflame.learner.networks": {"learners"},
-        "rlflame.learner.torch_sac": {"learners"},
-    }
     wrong = [
         f"{name} imports {imported}"
         for name in modules()
         for imported in imports(name)
-        if imported in concrete and name not in concrete[imported]
+        if imported in CONCRETE and name not in CONCRETE[imported]
     ]
     assert not wrong
 
@@ -319,9 +420,9 @@ import {module}
 """
 
 
-@pytest.mark.parametrize("module", ["rlflame.rollout.worker", "rlflame.rollout.child"])
+@pytest.mark.parametrize("module", WORKER)
 def test_a_worker_needs_none_of_the_heavy_libraries(module: str) -> None:
-    ours = [f"rlflame.{name}" for name in modules() if not name.startswith("rollout")]
+    ours = [f"rlflame.{name}" for name in modules() if not name.startswith(WORKER_PACKAGE)]
     code = FORBID.format(names=HEAVY, module=module)
     code += f"\nassert not set(sys.modules) & set({ours!r})\n"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -365,12 +466,12 @@ def test_no_random_numbers_but_keyed_ones() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "np.random":
                 keyed = {"Generator"}
-                if name == "rollout.seeding":
+                if name == SEEDING:
                     keyed |= {"SeedSequence", "Philox", "PCG64"}
                 if node.attr not in keyed:
                     wrong.append(f"{name}:{node.lineno} np.random.{node.attr}")
         wrong += [f"{name} imports random" for imported in imports(name) if imported == "random"]
-        if name == "learner.networks":
+        if name == TORCH_NETWORKS:
             for word, line in identifiers(tree):
                 if word in ("manual_seed", "rand", "randn", "randperm"):
                     wrong.append(f"{name}:{line} {word}")
@@ -381,7 +482,7 @@ def test_nothing_is_ever_unpickled() -> None:
     for name in modules():
         found = {"pickle", "marshal", "shelve", "dill", "cloudpickle"} & set(imports(name))
         # Flame takes calls as pickles; what comes back is bytes of ours, and never loaded as one.
-        assert found <= ({"cloudpickle"} if name == "fleet.flame.parcel" else set()), name
+        assert found <= ({"cloudpickle"} if name == PARCEL else set()), name
         assert "pickle.load" not in ast.unparse(modules()[name]), name
 
 

@@ -237,3 +237,15 @@ def test_damaged_objects_are_refused(bench: Bench) -> None:
             assert len(read_object(cache_of(bench.stub), "app/shared/short")) <= length
         except FleetError:
             continue
+
+
+def test_executors_read_the_lease_where_the_cache_says_that_it_is(bench: Bench) -> None:
+    """The driver's own address of the cache may lead nowhere from a container."""
+    flames.settle(bench.stub.environment())
+    bench.stub.faults.reference_endpoint = "grpc://192.0.2.1:9090"
+    kept = lease.Lease(cache_of(bench.stub), "rlflame-x")
+    try:
+        assert kept.reference["endpoint"] == "grpc://192.0.2.1:9090"
+        assert lease.read(cache_of(bench.stub), kept.reference["key"])
+    finally:
+        kept.end()

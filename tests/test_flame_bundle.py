@@ -1,0 +1,200 @@
+"""What Flame executors are sent runs where only numpy, Gymnasium and MuJoCo are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rollouts
+import test_architecture as architecture
+
+from rlflame.fleet.flame import bundle
+from rlflame.rollout import blas, wire
+from rlflame.rollout.making import describe
+from rlflame.rollout.spec import RolloutTask
+from rlflame.rollout.worker import RolloutWorker
+
+#: What a prepared executor has, and what those packages import.
+INSTALLED = ("numpy", "gymnasium", "mujoco", "mujoco-core", "cloudpickle", "farama-notifications",
+             "typing-extensions", "packaging", "imageio", "pillow", "glfw")  # fmt: skip
+HEAVY = (*architecture.HEAVY, "scipy")
+#: Of flamepy, which every executor has: what reads an object. Objects are files here.
+FLAMEPY = """
+import os
+
+class ObjectRef:
+    def __init__(self, endpoint, key, version):
+        self.path = os.path.join(endpoint, key)
+
+def get_object(reference):
+    try:
+        with open(reference.path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise KeyError(reference.path) from None
+"""
+#: A file of the user's: when it is loaded it prints what its process has imported of rlflame.
+ENV_FILE = """
+import json, sys
+modules = {name: module.__file__ for name, module in sys.modules.items()
+           if name.split(".")[0] == "rlflame"}
+print("MODULES", json.dumps(modules))
+"""
+#: An executor: loads the loader from its text, as flamepy does by value, and runs one call.
+EXECUTOR = """
+import json, os, sys
+from pathlib import Path
+here = Path(sys.argv[1])
+settings = json.loads((here / "settings.json").read_text())
+scope = {"__name__": "loader"}
+exec((here / "loader.py").read_text(), scope)
+Shipped = type("Shipped", (scope["Loader"],), {
+    "archive": (here / "bundle.zip").read_bytes(), "settings": settings})
+loader = Shipped()
+greeting = json.loads(loader.greet())
+answers = loader.run((here / "tasks").read_bytes(), "weights", str(here), "policy")
+(here / "answers").write_bytes(bytes(memoryview(answers)))
+print(json.dumps({
+    "packages": greeting["packages"],
+    "folder": sys.path[0],
+    "modules": {n: m.__file__ for n, m in sys.modules.items() if n.split(".")[0] == "rlflame"},
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that finds a few packages of this one and nothing else."""
+    folder = tmp_path_factory.mktemp("executor") / "venv"
+    venv.create(folder, with_pip=False, symlinks=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = folder / "lib" / version / "site-packages"
+    for name in INSTALLED:
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(str(distribution.locate_file(top)))
+    (site / "flamepy" / "core").mkdir(parents=True)
+    (site / "flamepy" / "__init__.py").touch()
+    (site / "flamepy" / "core" / "__init__.py").write_text(FLAMEPY)
+    (site / "flamepy" / "core" / "cache.py").touch()
+    return folder / "bin" / "python"
+
+
+def run_python(python: Path, *words: str | Path) -> str:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    result = subprocess.run(
+        [python, *words],
+        env=environment,
+        cwd=python.parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def bundled_modules() -> dict[str, str]:
+    """The modules in the bundle and the file of each."""
+    names = zipfile.ZipFile(io.BytesIO(bundle.archive())).namelist()
+    return {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in names
+    }
+
+
+def test_the_executor_has_none_of_the_heavy_libraries(python: Path) -> None:
+    code = (
+        "import importlib.util as u; import numpy, gymnasium, mujoco\n"
+        f"print([n for n in {(*HEAVY, 'rlflame')!r} if u.find_spec(n)])"
+    )
+    assert run_python(python, "-c", code).strip() == "['flamepy']"
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "Hopper-v5"])
+def test_a_task_runs_there_to_the_same_bytes(env: str, python: Path, tmp_path: Path) -> None:
+    spec = describe(env, {}, None)
+    task: RolloutTask = rollouts.task(spec, steps=20)
+    weights = rollouts.weights(task.policy)
+    (tmp_path / "tasks").write_bytes(
+        wire.encode({"tasks": [np.frombuffer(wire.encode(task), np.uint8)]})
+    )
+    (tmp_path / "policy").write_bytes(wire.encode({"id": task.policy_id, "arrays": weights}))
+    (tmp_path / "users_file.py").write_text(ENV_FILE)
+    (tmp_path / "bundle.zip").write_bytes(bundle.archive(str(tmp_path / "users_file.py")))
+    (tmp_path / "loader.py").write_text(bundle.source("rlflame.fleet.flame.loader"))
+    settings = {
+        "core": blas.core_name(),
+        "step_deadline_s": 60.0,
+        "lease": {"endpoint": str(tmp_path), "key": "lease"},
+        "env_file": "users_file.py",
+    }
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    (tmp_path / "executor.py").write_text(EXECUTOR)
+    shown = json.loads(run_python(python, tmp_path / "executor.py", tmp_path))
+    assert "torch" not in shown["packages"]
+
+    (answer,) = wire.decode((tmp_path / "answers").read_bytes())["answers"]
+    assert answer["kind"] == "result", answer
+    worker = RolloutWorker()
+    assert bytes(answer["body"]) == wire.encode(worker.run(task, lambda: weights))
+    worker.close()
+
+    _, _, line = answer["printed"].partition("MODULES ")
+    child = json.loads(line.splitlines()[0])
+    for modules in (shown["modules"], child):
+        assert len(modules) > 4
+        assert set(modules) <= set(bundled_modules())
+        for name, file in modules.items():
+            assert Path(file) == Path(shown["folder"], bundled_modules()[name])
+
+
+def test_every_module_in_the_bundle_can_be_imported_there(python: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(io.BytesIO(bundle.archive())).extractall(tmp_path)
+    modules = sorted(bundled_modules())
+    code = (
+        f"import sys, importlib; sys.path.insert(0, {str(tmp_path)!r})\n"
+        f"for name in {modules!r}:\n    importlib.import_module(name)\n"
+        f"print(sorted(set(sys.modules) & {set(HEAVY)!r}))"
+    )
+    assert run_python(python, "-c", code).strip() in ("[]", "['flamepy']")
+
+
+def test_the_bundle_has_whatever_its_modules_import_wherever_they_do() -> None:
+    """Imports inside functions as well, which run only when something goes wrong."""
+    modules = bundled_modules()
+    assert {"rlflame", "rlflame.rollout", "rlflame.rollout.worker"} <= set(modules)
+    missing = []
+    for name in modules:
+        if name == "rlflame":
+            continue
+        for imported in architecture.imports(name.removeprefix("rlflame.")):
+            ours = imported.split(".")[0] == "rlflame" and imported != "rlflame.__version__"
+            if ours and imported not in modules:
+                missing.append(f"{name} imports {imported}")
+    assert not missing
+
+
+def test_the_bundle_has_every_module_of_the_rollouts_in_folders_below_too() -> None:
+    spec = importlib.util.find_spec("rlflame.rollout")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent
+    expected = {
+        f"rlflame/rollout/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.py")
+    }
+    assert expected <= set(bundled_modules().values())
