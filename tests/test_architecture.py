@@ -21,54 +21,54 @@ import rlflame
 
 SOURCE = Path(rlflame.__file__).parent
 
-#: From the ground up. A module imports from lower floors, and from its own room: the modules of
-#: one package, or names that stand in one string together.
-FLOORS = [
-    ["errors", "escapes", "rollout rollout.*"],
-    ["regular_file"],
+#: From the ground up: a module imports from lower layers and from its own package.
+# fmt: off
+# ruff: noqa: E501
+LAYERS = [
     [
-        "toml",
-        "config methods runtime",
-        "metrics",
-        "fleet",
-        "learner",
-        "trust",
-        "machine",
-        "tables",
+        "errors text",
     ],
-    ["env_file"],
-    ["estimates"],
-    ["seeds", "display", "files", "history", "crew", "filming"],
     [
-        "crew.torchrun",
-        "crew.roll_call",
-        "crew.shared_file",
-        "graphics",
-        "memory",
-        "onnx_file",
-        "event_file",
-        "line",
+        "line rollout rollout.actions rollout.ahead rollout.blas rollout.bodies rollout.child rollout.env_factory rollout.fields rollout.greeting rollout.gymnasium_row rollout.lasting_thread rollout.later rollout.loop rollout.making rollout.modules rollout.mujoco rollout.noise rollout.own rollout.policy rollout.process rollout.rows rollout.search_path rollout.seeding rollout.spec rollout.stack rollout.states rollout.threads rollout.v5_fixed rollout.v5_known rollout.v5_parts rollout.v5_runners rollout.v5_spaces rollout.wire rollout.words rollout.worker",
     ],
-    ["fleet.*", "learner.*", "presets", "plot plot.*", "evaluate", "history.recorded decoded"],
-    ["trainer", "facts", "learners"],
-    ["history.grouping", "history.averaged", "tensorboard", "companion companion.*"],
-    ["history.curves"],
-    ["report report.*"],
-    ["files.*", "stop"],
-    ["render render.*"],
-    ["display.show", "scoring", "inspection", "doctor doctor.*"],
-    ["display.*"],
-    ["environments"],
-    ["build"],
-    ["early"],
-    ["fleets", "settings", "crew.processes", "catalogue", "filming.*", "export", "onward"],
-    ["running", "runs", "crew.follower"],
-    ["seeds.*"],
-    ["api", "bench bench.*"],
-    ["commands commands.*"],
-    ["cli"],
-    ["__main__"],
+    [
+        "estimates",
+    ],
+    [
+        "config crew.torchrun env_file methods presets regular_file runtime tables toml trust",
+    ],
+    [
+        "doctor doctor.connection doctor.examination doctor.leftovers doctor.look doctor.machine doctor.probe doctor.removal doctor.standing doctor.workers early fleet fleet.children fleet.choosing fleet.dispatcher fleet.flame fleet.flame.address fleet.flame.bounded fleet.flame.bundle fleet.flame.cluster fleet.flame.desk fleet.flame.errand fleet.flame.fleet fleet.flame.lease fleet.flame.loader fleet.flame.monitor fleet.flame.objects fleet.flame.overhead fleet.flame.pace fleet.flame.parcel fleet.flame.raw_object fleet.flame.service fleet.flame.start fleet.flame.submission fleet.flame.supervisor fleet.flame.verdict fleet.flame.withdrawal fleet.flame.workers fleet.inline fleet.jobs fleet.local fleet.trial fleets seeds.lending seeds.lent",
+        "learner learner.actor_critic learner.averaging learner.batch_norm learner.clipped_loss learner.experience learner.group learner.halves learner.kernel learner.lanes learner.leading learner.leaves learner.networks learner.parameters learner.ppo learner.reinforce learner.replay learner.returns learner.ring learner.sac learner.schedules learner.shards learner.soft_actor_critic learner.soft_networks learner.squashed learner.state_dependent learner.statistics learner.torch_group learner.torch_sac learner.worth learners",
+    ],
+    [
+        "companion companion.child companion.lead companion.link companion.rules evaluate stop trainer",
+    ],
+    [
+        "decoded event_file export files files.checkpoint files.machine_log files.recorder files.run_folder files.segments files.tensor_file history.recorded machine memory metrics onnx_file seeds seeds.results tensorboard",
+    ],
+    [
+        "display display.board display.choice display.console display.json_lines display.layout display.live display.mouth display.plain display.quiet display.show display.tracebacks display.words facts seeds.board seeds.choice seeds.live seeds.show seeds.shown",
+        "filming filming.clips filming.recorder filming.video graphics render render.camera render.files render.film render.graphics_check render.order render.panels render.studio",
+        "history history.averaged history.curves history.grouping plot plot.inline plot.picture plot.run_times plot.speedup plot.terminal report report.composed report.gathered report.markdown report.measurements report.page report.worded",
+    ],
+    [
+        "build crew crew.follower crew.processes crew.roll_call crew.shared_file environments inspection onward running runs scoring seeds.child seeds.conduct seeds.crew seeds.job seeds.shares seeds.summary settings",
+    ],
+    [
+        "bench bench.acting bench.advice bench.bare bench.cases bench.children bench.conducted bench.distributed bench.files bench.filled bench.filling bench.fitted bench.learned bench.learning bench.limits bench.listed bench.published bench.raced bench.raced_through bench.racing bench.rates bench.rollouts bench.scaling bench.script bench.session bench.shipped bench.shipped.sleeping bench.stable bench.surroundings bench.timing bench.worded",
+    ],
+    [
+        "api",
+    ],
+    [
+        "catalogue cli commands commands.bench commands.bench_learners commands.bench_race commands.cluster_check commands.evaluate commands.export commands.inspect commands.listings commands.options commands.plot commands.render commands.report commands.seeds commands.train commands.trust",
+    ],
+    [
+        "__main__",
+    ],
 ]
+# fmt: on
 
 #: Third parties, and the only places that know them.
 GUESTS = {
@@ -124,7 +124,7 @@ BLIND = {
     "trainer": ["time", "pathlib", "os", "json", "rlflame.fleet.local", "rlflame.learner.ppo"],
     "evaluate": ["pathlib", "rlflame.trainer", "rlflame.files.checkpoint"],
     "errors": ["rlflame"],
-    "escapes": ["rlflame"],
+    "text": ["rlflame"],
     "files.*": ["rlflame.display", "rlflame.running", "rlflame.build"],
     "history.*": ["rlflame.plot.picture", "rlflame.plot.terminal", "rlflame.plot.inline"],
     "crew.*": ["rlflame.fleet", "rlflame.fleets", "rlflame.files", "rlflame.display"],
@@ -211,11 +211,11 @@ def place(name: str) -> tuple[int, str]:
     """Floor and room of a module; an exact name counts for more than a pattern."""
     found = [
         (not any(pattern == name for pattern in room.split()), floor, room)
-        for floor, rooms in enumerate(FLOORS)
+        for floor, rooms in enumerate(LAYERS)
         for room in rooms
         if any(matches(name, pattern) for pattern in room.split())
     ]
-    assert found, f"{name} has no floor yet: give it one in FLOORS"
+    assert found, f"{name} has no floor yet: give it one in LAYERS"
     _, floor, room = min(found)
     return floor, room
 
@@ -237,7 +237,7 @@ def words_of_the_tables() -> dict[str, set[str]]:
     """Every name and pattern that stands for modules of ours, by the table that it is in."""
     hidden = {word for words in BLIND.values() for word in words}
     return {
-        "FLOORS": {word for floor in FLOORS for room in floor for word in room.split()},
+        "LAYERS": {word for floor in LAYERS for room in floor for word in room.split()},
         "GUESTS": {word for places in GUESTS.values() for word in places},
         "BLIND": set(BLIND),
         "hidden in BLIND": {

@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Sequence
 from importlib import metadata
 
+import rlflame
 from rlflame.errors import ConfigError
 
 _MODULES = (
@@ -26,8 +27,9 @@ _MODULES = (
     "rlflame.fleet.flame.lease",
     "rlflame.fleet.flame.raw_object",
     "rlflame.fleet.flame.service",
-    "rlflame.rollout",
 )
+#: Shipped with all that is below it.
+_PACKAGE = "rlflame.rollout"
 #: What environments are made of; each is pinned to this machine's version.
 PINNED = {
     "numpy": "numpy",
@@ -41,20 +43,17 @@ _NO_TIME = (2020, 1, 1, 0, 0, 0)
 def archive(env_file: str | None = None) -> bytes:
     """A zip of the modules a worker needs, and of the user's environment file: equal content,
     equal bytes."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(rlflame.__file__)))
     files: dict[str, bytes] = {}
     for module in _MODULES:
-        spec = importlib.util.find_spec(module)
-        assert spec is not None
-        assert spec.origin is not None
-        path = module.replace(".", "/")
-        files[f"{path}/__init__.py" if spec.submodule_search_locations else f"{path}.py"] = _read(
-            spec.origin
-        )
-        if module == "rlflame.rollout":
-            folder = os.path.dirname(spec.origin)
-            for name in os.listdir(folder):
-                if name.endswith(".py"):
-                    files[f"{path}/{name}"] = _read(os.path.join(folder, name))
+        path = os.path.join(root, *module.split("."))
+        file = f"{path}.py" if os.path.isfile(f"{path}.py") else f"{path}/__init__.py"
+        files[os.path.relpath(file, root)] = _read(file)
+    for folder, _, names in os.walk(os.path.join(root, *_PACKAGE.split("."))):
+        for name in names:
+            if name.endswith(".py"):
+                path = os.path.join(folder, name)
+                files[os.path.relpath(path, root)] = _read(path)
     if env_file is not None:
         files[os.path.basename(env_file)] = _read(env_file)
     buffer = io.BytesIO()
