@@ -1,4 +1,4 @@
-"""What Flame executors are sent runs where only numpy, Gymnasium and MuJoCo are installed."""
+"""The bundle for Flame executors runs where numpy, Gymnasium and flamepy alone are installed."""
 
 from __future__ import annotations
 
@@ -26,22 +26,40 @@ from rlflame.rollout.worker import RolloutWorker
 
 #: What a prepared executor has, and what those packages import.
 INSTALLED = ("numpy", "gymnasium", "mujoco", "mujoco-core", "cloudpickle", "farama-notifications",
-             "typing-extensions", "packaging", "imageio", "pillow", "glfw")  # fmt: skip
+             "typing-extensions", "packaging", "imageio", "pillow", "glfw", "pyarrow")  # fmt: skip
 HEAVY = (*architecture.HEAVY, "scipy")
-#: Of flamepy, which every executor has: what reads an object. Objects are files here.
+#: The part of flamepy, which every executor has, that reads an object. Objects are files here.
 FLAMEPY = """
 import os
+import pyarrow as pa
 
-class ObjectRef:
-    def __init__(self, endpoint, key, version):
-        self.path = os.path.join(endpoint, key)
+class Reader:
+    def __init__(self, table):
+        self.read_all = lambda: table
 
-def get_object(reference):
-    try:
-        with open(reference.path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        raise KeyError(reference.path) from None
+class Client:
+    def __init__(self, endpoint):
+        self.folder = endpoint
+
+    def do_get(self, ticket):
+        path = os.path.join(self.folder, ticket.ticket.decode().removesuffix(":0"))
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except FileNotFoundError:
+            raise KeyError(path) from None
+        batch = pa.record_batch([pa.array(memoryview(content), pa.uint8())], ["data"])
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as stream:
+            stream.write_batch(batch)
+        row = b"FLM\\x03" + sink.getvalue().to_pybytes()
+        return Reader(pa.table({"data": pa.array([row], pa.binary())}))
+
+def _get_flight_client(endpoint, tls):
+    return Client(endpoint)
+
+def _get_cache_tls_config():
+    return None
 """
 #: A file of the user's: when it is loaded it prints what its process has imported of rlflame.
 ENV_FILE = """
@@ -61,9 +79,11 @@ exec((here / "loader.py").read_text(), scope)
 Shipped = type("Shipped", (scope["Loader"],), {
     "archive": (here / "bundle.zip").read_bytes(), "settings": settings})
 loader = Shipped()
-greeting = json.loads(loader.greet())
-answers = loader.run((here / "tasks").read_bytes(), "weights", str(here), "policy")
-(here / "answers").write_bytes(bytes(memoryview(answers)))
+def content(array):
+    return bytes(memoryview(array.buffers()[1]))[array.offset : array.offset + len(array)]
+greeting = json.loads(content(loader.greet()))
+answers = loader.run(loader._array((here / "tasks").read_bytes()), "weights", str(here), "policy")
+(here / "answers").write_bytes(content(answers))
 print(json.dumps({
     "packages": greeting["packages"],
     "folder": sys.path[0],
@@ -89,8 +109,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 (site / top).symlink_to(str(distribution.locate_file(top)))
     (site / "flamepy" / "core").mkdir(parents=True)
     (site / "flamepy" / "__init__.py").touch()
-    (site / "flamepy" / "core" / "__init__.py").write_text(FLAMEPY)
-    (site / "flamepy" / "core" / "cache.py").touch()
+    (site / "flamepy" / "core" / "__init__.py").touch()
+    (site / "flamepy" / "core" / "cache.py").write_text(FLAMEPY)
     return folder / "bin" / "python"
 
 
