@@ -25,7 +25,7 @@ from learning import LONG, PPO, SAC, UNTUNED, WIDE, Study
 from script import ended
 from time_to_return import curves, records
 
-from rlflame.estimates import FEWEST_SEEDS, best_mean, iqm_interval, over, tail_mean
+from rlflame.statistics import FEWEST_SEEDS, best_mean, iqm_interval, over, tail_mean
 
 MUJOCO = ("hopper", "halfcheetah", "walker2d", "ant")
 

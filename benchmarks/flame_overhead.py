@@ -38,10 +38,10 @@ sys.path.insert(0, str(HERE))
 
 from rlflame.fleet.flame.fleet import FlameFleet  # noqa: E402
 from rlflame.fleet.flame.start import Wishes  # noqa: E402
-from rlflame.rollout.making import describe  # noqa: E402
+from rlflame.rollout.envs.env_state import fresh_state  # noqa: E402
+from rlflame.rollout.envs.make import describe  # noqa: E402
 from rlflame.rollout.policy import expected_shapes  # noqa: E402
 from rlflame.rollout.spec import PolicyArrays, PolicySpec, RolloutTask  # noqa: E402
-from rlflame.rollout.states import fresh_state  # noqa: E402
 
 FILE = str(HERE / "sleeper.py")
 

@@ -268,7 +268,7 @@ def report(studies: list[Study], seeds: list[int], path: Path) -> None:
     standard deviation), and the mean return of the last 100 training episodes, with exploration."""
     import numpy as np
 
-    from rlflame.estimates import FEWEST_SEEDS, best_mean, iqm_interval, over, tail_mean
+    from rlflame.statistics import FEWEST_SEEDS, best_mean, iqm_interval, over, tail_mean
 
     print("| study | seeds | IQM | 95% interval | worst | P4 | P2 | exploring | floor |")
     print("|---|---|---|---|---|---|---|---|---|")

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from script import ended
 
-from rlflame.estimates import best_mean, iqm_interval, tail_mean
+from rlflame.statistics import best_mean, iqm_interval, tail_mean
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 ENVS = ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5")

@@ -8,7 +8,7 @@ from rlflame.config import NetworkSettings
 from rlflame.learner import Batch
 from rlflame.learner.actor_critic import Network, build_network
 from rlflame.learner.parameters import FlatVector
-from rlflame.rollout.actions import noise_size
+from rlflame.rollout.distributions import noise_size
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import PolicySpec
 

@@ -26,6 +26,10 @@ TESTS = str(Path(__file__).parent)
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
+# Tests of one folder may use helpers of another.
+for folder in sorted({str(path.parent) for path in Path(TESTS).rglob("test_*.py")} - {TESTS}):
+    sys.path.append(folder)
+
 # Worker processes and the commands under test look for `fakes:...` environments here.
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.rollout.making import describe
+from rlflame.rollout.envs.env_state import fresh_state
+from rlflame.rollout.envs.make import describe
 from rlflame.rollout.policy import expected_shapes
-from rlflame.rollout.process import WorkerProcess
+from rlflame.rollout.process.worker_process import WorkerProcess
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec, RolloutTask
-from rlflame.rollout.states import fresh_state
 from rlflame.rollout.worker import RolloutWorker
 
 MUJOCO = (

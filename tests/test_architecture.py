@@ -29,10 +29,10 @@ LAYERS = [
         "errors text",
     ],
     [
-        "line rollout rollout.actions rollout.ahead rollout.blas rollout.bodies rollout.child rollout.env_factory rollout.fields rollout.greeting rollout.gymnasium_row rollout.lasting_thread rollout.later rollout.loop rollout.making rollout.modules rollout.mujoco rollout.noise rollout.own rollout.policy rollout.process rollout.rows rollout.search_path rollout.seeding rollout.spec rollout.stack rollout.states rollout.threads rollout.v5_fixed rollout.v5_known rollout.v5_parts rollout.v5_runners rollout.v5_spaces rollout.wire rollout.words rollout.worker",
+        "rollout rollout.*",
     ],
     [
-        "estimates",
+        "statistics",
     ],
     [
         "config crew.torchrun env_file methods presets regular_file runtime tables toml trust",
@@ -98,17 +98,17 @@ GUESTS = {
         "files.checkpoint",
     },
     "gymnasium": {
-        "rollout.making",
-        "rollout.gymnasium_row",
-        "rollout.env_factory",
-        "rollout.mujoco",
-        "rollout.v5_known",
+        "rollout.envs.make",
+        "rollout.envs.gymnasium_env",
+        "rollout.envs.factory",
+        "rollout.mujoco.mujoco_env",
+        "rollout.mujoco.compatibility",
         "environments",
         "bench.shipped.sleeping",
         "bench.stable",
     },
     "stable_baselines3": {"bench.stable"},
-    "mujoco": {"rollout.gymnasium_row", "rollout.bodies", "bench.bare"},
+    "mujoco": {"rollout.envs.gymnasium_env", "rollout.mujoco.simulation", "bench.bare"},
     "cloudpickle": {"fleet.flame.parcel"},
     "pyarrow": {"fleet.flame.raw_object", "fleet.flame.loader"},
     "numpy": {"*"},
@@ -118,7 +118,7 @@ GUESTS = {
 BLIND = {
     "rollout.*": ["rlflame.errors", "logging", "time"],
     "rollout.worker": ["subprocess", "multiprocessing", "random", "datetime"],
-    "rollout.loop": ["subprocess", "multiprocessing", "random", "datetime"],
+    "rollout.collect": ["subprocess", "multiprocessing", "random", "datetime"],
     "learner.*": ["rlflame.fleet", "gymnasium", "pathlib", "os", "time", "logging", "random"],
     "fleet.*": ["rlflame.learner", "pathlib", "logging"],
     "trainer": ["time", "pathlib", "os", "json", "rlflame.fleet.local", "rlflame.learner.ppo"],
@@ -153,7 +153,7 @@ CONCRETE = {
 SEEDING, TORCH_NETWORKS, PARCEL = "rollout.seeding", "learner.networks", "fleet.flame.parcel"
 
 #: What a worker runs, and the package that all of it lies in.
-WORKER = ["rlflame.rollout.worker", "rlflame.rollout.child"]
+WORKER = ["rlflame.rollout.worker", "rlflame.rollout.process.worker_main"]
 WORKER_PACKAGE = "rollout"
 
 
@@ -495,7 +495,7 @@ def test_files_say_what_they_are_for() -> None:
 PRINTERS = {
     "display.mouth": "prints, and escapes control characters",
     "display.console": "makes the console of the live displays, which escapes them too",
-    "rollout.process": "relays a worker's output to sys.stderr, which the command line escapes",
+    "rollout.process.worker_process": "relays a worker's output to sys.stderr, which the command line escapes",
     "crew.follower": "a child process, whose output its parent relays or keeps",
     "bench.stable": "a child process, whose output its parent reads",
 }

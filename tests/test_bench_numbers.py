@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 
-from rlflame import estimates
+from rlflame import statistics
 from rlflame.bench import Case, Cell, Repetition, advice, fitted, listed, surroundings, worded
 from rlflame.bench.published import RECIPES, benefit
 from rlflame.bench.surroundings import look
@@ -200,7 +200,7 @@ def test_what_their_readme_says_of_episode_times():
 def test_a_median_s_interval_is_that_of_all_resamples_together():
     values = np.array([3.0, 1.0, 7.0])
     medians = [np.median([a, b, c]) for a in values for b in values for c in values]
-    found = estimates.median_interval(values)
+    found = statistics.median_interval(values)
     assert found.value == 3.0
     # 7 of the 27 resamples have the median 1, as many have 7: far more than 2.5%.
     assert medians.count(1.0) == medians.count(7.0) == 7

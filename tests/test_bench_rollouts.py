@@ -24,8 +24,8 @@ from rlflame.fleet import policy_id
 from rlflame.fleet.inline import InlineFleet
 from rlflame.report.measurements import Measurement, changes
 from rlflame.rollout import wire
-from rlflame.rollout.child import Kind
-from rlflame.rollout.making import describe, make
+from rlflame.rollout.envs.make import describe, make
+from rlflame.rollout.process.worker_main import Kind
 from rlflame.stop import NeverStop
 from rlflame.trainer import StopNow
 

@@ -32,7 +32,7 @@ from rlflame.files import checkpoint, tensor_file
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learners import made_with
 from rlflame.rollout import wire
-from rlflame.rollout.child import versions
+from rlflame.rollout.process.worker_main import versions
 
 
 class Nobody:

@@ -550,7 +550,7 @@ COUNT_WORKERS = """
 import os, sys
 os.sched_getaffinity = lambda pid: range(2)
 from rlflame.__main__ import main
-from rlflame.rollout.process import WorkerProcess
+from rlflame.rollout.process.worker_process import WorkerProcess
 begin, begun = WorkerProcess.__init__, []
 def counted(self, **named):
     begun.append("typer" in sys.modules)

@@ -19,9 +19,9 @@ from rlflame.commands.train import train
 from rlflame.config import EnvironmentSettings
 from rlflame.early import HeadStart
 from rlflame.files import checkpoint
-from rlflame.rollout.child import Kind
 from rlflame.rollout.policy import expected_shapes
-from rlflame.rollout.process import WorkerProcess
+from rlflame.rollout.process.worker_main import Kind
+from rlflame.rollout.process.worker_process import WorkerProcess
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ import damage
 import pytest
 from commands import TINY, rlflame
 
-from rlflame import estimates, running, runs
+from rlflame import running, runs, statistics
 from rlflame.display.mouth import as_json_text
 from rlflame.errors import RlflameError
 from rlflame.history import curves, recorded
@@ -50,8 +50,8 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def few_resamples(monkeypatch):
-    monkeypatch.setattr(estimates, "RESAMPLES", 20)
-    monkeypatch.setattr(estimates, "CURVE_RESAMPLES", 20)
+    monkeypatch.setattr(statistics, "RESAMPLES", 20)
+    monkeypatch.setattr(statistics, "CURVE_RESAMPLES", 20)
 
 
 def look_at(folder: Path) -> None:
@@ -256,7 +256,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         one = Path(made) / "whole"
         rlflame("train", "--env", "cartpole", *TINY, "--steps", "512", "--out", one)
-        estimates.RESAMPLES = estimates.CURVE_RESAMPLES = 20
+        statistics.RESAMPLES = statistics.CURVE_RESAMPLES = 20
         for file in sys.argv[1:] or DAMAGE:
             damaged(one, file, 1, Path(made) / file)
             print(file, "is done", flush=True)

@@ -21,7 +21,7 @@ from rlflame.fleet.flame import bundle, lease, objects
 from rlflame.fleet.flame.cluster import Cluster
 from rlflame.fleet.flame.loader import Loader
 from rlflame.fleet.flame.parcel import request
-from rlflame.rollout.greeting import greeting
+from rlflame.rollout.machine import greeting
 
 PATIENCE_S = 30
 #: As in life, only sooner.

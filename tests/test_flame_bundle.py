@@ -20,7 +20,7 @@ import test_architecture as architecture
 
 from rlflame.fleet.flame import bundle
 from rlflame.rollout import blas, wire
-from rlflame.rollout.making import describe
+from rlflame.rollout.envs.make import describe
 from rlflame.rollout.spec import RolloutTask
 from rlflame.rollout.worker import RolloutWorker
 

@@ -20,7 +20,7 @@ from rlflame.fleet.flame.verdict import judge
 from rlflame.fleet.flame.workers import Workers
 from rlflame.fleet.jobs import Job
 from rlflame.rollout import wire
-from rlflame.rollout.child import versions
+from rlflame.rollout.process.worker_main import versions
 from rlflame.rollout.spec import RolloutTask
 
 Run = Callable[..., list[dict[str, Any]]]

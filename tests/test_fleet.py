@@ -29,7 +29,7 @@ from rlflame.fleet.flame.submission import FlameSubmission
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet, _LocalSubmission
 from rlflame.rollout import wire
-from rlflame.rollout.making import describe
+from rlflame.rollout.envs.make import describe
 from rlflame.rollout.spec import Fragment, RolloutTask
 
 

@@ -29,7 +29,7 @@ from rlflame.fleet.flame.cluster import Cluster
 from rlflame.fleet.flame.overhead import Overhead
 from rlflame.fleet.flame.start import Starter, Wishes
 from rlflame.rollout import wire
-from rlflame.rollout.child import versions
+from rlflame.rollout.process.worker_main import versions
 from rlflame.rollout.spec import RolloutTask
 
 

@@ -21,7 +21,7 @@ import pytest
 import rollouts
 import typer
 from test_fleet import alone, eventually, slots
-from test_rollout_child import gone
+from test_worker_main import gone
 
 from rlflame import early as early_module
 from rlflame.__main__ import main as command
@@ -33,7 +33,7 @@ from rlflame.fleet.dispatcher import Dispatcher
 from rlflame.fleet.jobs import Job, JobQueue
 from rlflame.fleet.local import LocalFleet
 from rlflame.rollout import wire
-from rlflame.rollout.making import describe
+from rlflame.rollout.envs.make import describe
 from rlflame.rollout.spec import RolloutTask
 
 FAKE = rollouts.fake(length=5)
@@ -659,7 +659,7 @@ def test_a_worker_whose_parent_died_before_it_could_ask_ends(tmp_path: Path) -> 
     other = subprocess.Popen(["true"])
     other.wait()
     with subprocess.Popen(
-        [sys.executable, "-m", "rlflame.rollout.child", str(write), str(other.pid)],
+        [sys.executable, "-m", "rlflame.rollout.process.worker_main", str(write), str(other.pid)],
         stdin=subprocess.PIPE,
         pass_fds=(write,),
         start_new_session=True,
@@ -681,7 +681,7 @@ def test_workers_that_cannot_even_be_made_leave_nothing_behind(monkeypatch: Any)
         return made[-1]
 
     before = descriptors() if Path("/proc/self/fd").exists() else 0
-    monkeypatch.setattr("rlflame.rollout.process.subprocess.Popen", scarce)
+    monkeypatch.setattr("rlflame.rollout.process.worker_process.subprocess.Popen", scarce)
     with pytest.raises(FleetError, match=r"5 worker processes could not be started: .*temporarily"):
         LocalFleet(5)
     assert [process.poll() is None for process in made] == [False, False]

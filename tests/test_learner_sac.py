@@ -22,7 +22,7 @@ from rlflame.learner.soft_networks import SoftNetworks, build_soft_networks
 from rlflame.learner.squashed import SquashedHead
 from rlflame.learner.torch_sac import TorchJointSac, TorchSac
 from rlflame.methods import CriticNorm, SacSettings
-from rlflame.rollout.actions import SquashedGaussian, log_slope_of_tanh
+from rlflame.rollout.distributions import SquashedGaussian, log_slope_of_tanh
 from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import Exploration, PolicySpec
 

@@ -23,7 +23,7 @@ import pytest
 from commands import TINY, finished, process, rlflame
 from test_cli_process import alive, children_of, until
 
-from rlflame import api, build, estimates, presets, running
+from rlflame import api, build, presets, running, statistics
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.files import checkpoint
 from rlflame.files.run_folder import RunFolder
@@ -147,25 +147,25 @@ def test_the_best_mean_over_seeds_and_the_last_evaluations_by_hand():
     steps = np.array([10.0, 20.0, 30.0])
     curves = [(steps, np.array(returns)) for returns in ([1.0, 8.0, 3.0], [3.0, 4.0, 9.0])]
     # Means over seeds 2, 6, 6: the first of the highest, where the seeds have 8 and 4.
-    at, over = estimates.best_mean(curves)
+    at, over = statistics.best_mean(curves)
     assert (at, over.mean) == (20, 6.0)
     assert over.std == pytest.approx(((8 - 6) ** 2 + (4 - 6) ** 2) ** 0.5)
     # One that ended early: 10 and 20 are what all of them have.
-    assert estimates.best_mean([*curves, (steps[:2], np.array([30.0, 0.0]))])[0] == 10
-    assert estimates.best_mean([]) is None
-    assert estimates.best_mean([*curves, (steps[:0], steps[:0])]) is None
+    assert statistics.best_mean([*curves, (steps[:2], np.array([30.0, 0.0]))])[0] == 10
+    assert statistics.best_mean([]) is None
+    assert statistics.best_mean([*curves, (steps[:0], steps[:0])]) is None
 
     forty = np.arange(40.0)
-    assert estimates.tail_mean(forty) == (38 + 39) / 2
-    assert estimates.tail_mean(forty[:20]) == 19.0
-    assert estimates.tail_mean(forty[:21]) == (19 + 20) / 2
-    assert estimates.tail_mean(forty[:1]) == 0.0
+    assert statistics.tail_mean(forty) == (38 + 39) / 2
+    assert statistics.tail_mean(forty[:20]) == 19.0
+    assert statistics.tail_mean(forty[:21]) == (19 + 20) / 2
+    assert statistics.tail_mean(forty[:1]) == 0.0
 
 
 def test_means_over_seeds_agree_with_an_enumeration_of_every_resample():
     """Of three seeds there are 27 equally likely resamples; their quantiles are the interval's."""
     values = np.array([1.0, 5.0, 6.0])
-    found = estimates.summarise(values)
+    found = statistics.summarise(values)
 
     def iqm(three):
         # The middle half of three: from 0.75 to 2.25, so a quarter, a whole and a quarter.

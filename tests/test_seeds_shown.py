@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rlflame import build, estimates
+from rlflame import build, statistics
 from rlflame.config import Recipe
 from rlflame.errors import RlflameError
 from rlflame.facts import Facts
@@ -65,7 +65,8 @@ def result(**changes) -> JobResult:
     finals = np.array([10.0, 20.0, 30.0])
     summary = Summary(
         "CartPole-v1", "ppo", tuple(seed(i, mean) for i, mean in enumerate(finals)),
-        estimates.summarise(finals), 0, (750, estimates.Over(21.0, 2.0)), estimates.Over(19.5, 3.0),
+        statistics.summarise(finals), 0, (750, statistics.Over(21.0, 2.0)),
+        statistics.Over(19.5, 3.0),
     )  # fmt: skip
     return JobResult(Path("runs/x"), summary, {}, **{"began": True, "plot": None, **changes})
 

@@ -22,8 +22,8 @@ from rlflame.learner.actor_critic import build_network
 from rlflame.learner.soft_networks import build_soft_networks
 from rlflame.learner.state_dependent import Spread, StateDependentSquashedHead
 from rlflame.rollout import wire
-from rlflame.rollout.actions import draw_noise, noise_size
-from rlflame.rollout.making import describe
+from rlflame.rollout.distributions import draw_noise, noise_size
+from rlflame.rollout.envs.make import describe
 from rlflame.rollout.policy import Policy, expected_shapes
 from rlflame.rollout.spec import EnvSpec, Float64, Fragment, PolicyArrays, PolicySpec, RolloutTask
 from rlflame.rollout.worker import RolloutWorker

@@ -19,8 +19,8 @@ from rlflame.errors import ConfigError
 from rlflame.evaluate import EvaluationPlan
 from rlflame.files import checkpoint
 from rlflame.files.checkpoint import Checkpoint
-from rlflame.rollout.making import make
-from rlflame.rollout.modules import ModuleNotAllowed, named_modules
+from rlflame.rollout.envs.make import make
+from rlflame.rollout.envs.module_access import ModuleNotAllowed, named_modules
 
 SHIPPED = Path(__file__).parents[1] / "checkpoints" / "cartpole.safetensors"
 #: A module that leaves a trace when it is imported, and registers an environment.

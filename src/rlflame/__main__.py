@@ -13,7 +13,7 @@ import os  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 
-from rlflame.rollout import own  # noqa: E402
+from rlflame.rollout.envs import user_file  # noqa: E402
 
 
 def main() -> None:
@@ -21,7 +21,10 @@ def main() -> None:
     if begun_in_front:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_standard_streams()
-    for name in (own.VARIABLE, own.FOLDER_VARIABLE):  # only this command says what workers load
+    for name in (
+        user_file.VARIABLE,
+        user_file.FOLDER_VARIABLE,
+    ):  # only this command says what workers load
         os.environ.pop(name, None)
     early = None
     if sys.argv[1:2] == ["train"]:  # all others do without, and without loading what it needs

@@ -29,7 +29,8 @@ from rlflame.learner.shards import Shards
 from rlflame.learners import algorithm, blas_threads, device, experience, fingerprint, made_with
 from rlflame.memory import room_bytes
 from rlflame.methods import SacSettings
-from rlflame.rollout import blas, v5_spaces
+from rlflame.rollout import blas
+from rlflame.rollout.mujoco import known_spaces
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec
 from rlflame.text import format_count, format_size
@@ -38,7 +39,7 @@ from rlflame.trainer import EXPERIENCE, Plan, Progress, Recorder, Stop, Trainer,
 
 def environment(settings: EnvironmentSettings) -> EnvSpec:
     """The shapes of an environment; refuses what cannot be learned in, by name."""
-    known = v5_spaces.known(settings.id, dict(settings.kwargs), settings.max_episode_steps)
+    known = known_spaces.known(settings.id, dict(settings.kwargs), settings.max_episode_steps)
     if known is not None:
         return known
     from rlflame.environments import look_at  # loads Gymnasium

@@ -12,8 +12,8 @@ import os
 from collections.abc import Sequence
 from typing import Self
 
-from rlflame.rollout.process import WorkerProcess
-from rlflame.rollout.threads import limited
+from rlflame.rollout.blas_env import limited
+from rlflame.rollout.process.worker_process import WorkerProcess
 
 #: More are worth starting only once it is known how many there will be.
 _MOST = 2

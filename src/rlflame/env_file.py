@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlflame.config import Recipe
 from rlflame.errors import ConfigError, shell
-from rlflame.rollout import own
+from rlflame.rollout.envs import user_file
 from rlflame.trust import allow_modules
 
 
@@ -36,7 +36,7 @@ def admit(path: str) -> str:
             f"rename it: {shell('mv', Path(path), Path(path).with_name('my_env.py'))}",
         )
     try:
-        own.load(path)
+        user_file.load(path)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -44,14 +44,14 @@ def admit(path: str) -> str:
             f"--env-file {path!r} does not load: {type(error).__name__}: {error}.",
             f"{shell('python', Path(path))} shows where",
         ) from error
-    os.environ[own.VARIABLE] = path
+    os.environ[user_file.VARIABLE] = path
     allow_modules([module])
     return _digest(path)
 
 
 def loaded_digest() -> str | None:
     """The SHA-256 of the file that this command named, if it did."""
-    path = os.environ.get(own.VARIABLE)
+    path = os.environ.get(user_file.VARIABLE)
     return _digest(path) if path else None
 
 

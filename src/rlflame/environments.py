@@ -13,7 +13,7 @@ from rlflame import graphics
 from rlflame.config import EnvironmentSettings
 from rlflame.errors import ConfigError, NoSuchEnvironment
 from rlflame.presets import ALIASES
-from rlflame.rollout.making import UnsupportedSpace, describe
+from rlflame.rollout.envs.make import UnsupportedSpace, describe
 from rlflame.rollout.spec import EnvSpec
 from rlflame.toml import written
 from rlflame.trust import check_modules

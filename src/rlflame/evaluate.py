@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.estimates import interquartile_means
 from rlflame.fleet import Fleet
 from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import (
@@ -24,6 +23,7 @@ from rlflame.rollout.spec import (
     PolicySpec,
     RolloutTask,
 )
+from rlflame.statistics import interquartile_means
 
 RESAMPLES = 10_000
 #: A sum of as many squares as there can be episodes is then still a number.

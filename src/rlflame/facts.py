@@ -106,7 +106,7 @@ class Facts:
     def replay(self) -> ReplayShape | None:
         """What is kept to be learned from again; None where nothing is."""
         from rlflame.learner.replay import ReplayShape
-        from rlflame.rollout.v5_spaces import episode_limit
+        from rlflame.rollout.mujoco.known_spaces import episode_limit
 
         learning, limit = self.recipe.learning, self.env.max_episode_steps
         if learning.sac is None:

@@ -30,7 +30,7 @@ from rlflame.learner.soft_actor_critic import NumpyJointSac, NumpySac, SoftProvi
 from rlflame.learner.soft_networks import build_soft_networks
 from rlflame.methods import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.rollout import blas
-from rlflame.rollout.child import versions
+from rlflame.rollout.process.worker_main import versions
 from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays, PolicySpec
 
 

@@ -11,7 +11,7 @@ import resource
 from typing import Any
 
 from rlflame.rollout import blas
-from rlflame.rollout.greeting import greeting
+from rlflame.rollout.machine import greeting
 
 _KEPT = ("host", "processor", "memory_bytes", "system", "libc", "python", "packages")
 _TASKS = "/proc/self/task"

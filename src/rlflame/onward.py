@@ -14,7 +14,7 @@ from rlflame.files import checkpoint, segments
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.files.run_folder import newest_checkpoint, step_files
 from rlflame.learner import Segment
-from rlflame.rollout.child import versions
+from rlflame.rollout.process.worker_main import versions
 
 
 def finished(found: Checkpoint) -> bool:

@@ -17,10 +17,10 @@ import numpy as np
 
 from rlflame import decoded, regular_file, toml
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.estimates import interquartile_means
 from rlflame.files.run_folder import is_locked, newest_checkpoint
 from rlflame.onward import finished, scored
 from rlflame.seeds import JOB_FILE, is_job, runs_in
+from rlflame.statistics import interquartile_means
 
 _TAIL_BYTES = 65_536
 

@@ -13,7 +13,7 @@ from rlflame.config import SHARDS, LearningSettings, RunConfig
 from rlflame.crew import torchrun
 from rlflame.env_file import admit
 from rlflame.errors import ConfigError, shell, typed
-from rlflame.rollout.threads import limited
+from rlflame.rollout.blas_env import limited
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import JOB_FILE, RESTORED, is_job, runs_in
 

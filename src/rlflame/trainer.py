@@ -24,6 +24,7 @@ from rlflame.evaluate import EvaluationPlan, EvaluationRecord, evaluate
 from rlflame.fleet import Fleet, Submission
 from rlflame.learner import Algorithm, Experience, Metrics, Segment, State
 from rlflame.learner.averaging import PolicyAverage
+from rlflame.rollout.envs.env_state import fresh_state
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.rollout.spec import (
     EnvSpec,
@@ -33,7 +34,6 @@ from rlflame.rollout.spec import (
     PolicySpec,
     RolloutTask,
 )
-from rlflame.rollout.states import fresh_state
 
 EnvStates = tuple[tuple[EnvState, ...], ...]
 #: What an experience yields and an algorithm learns from; the loop only hands it on.

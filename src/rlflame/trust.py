@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rlflame.errors import ConfigError, shell, typed
-from rlflame.rollout import own
-from rlflame.rollout.modules import named_modules
+from rlflame.rollout.envs import user_file
+from rlflame.rollout.envs.module_access import named_modules
 
 _FILE = "trusted_modules"
 #: Where Gymnasium looks for packages that register environments when it is imported.
@@ -159,4 +159,4 @@ def _add_current_folder_for(module: str) -> None:
     top, folder = module.partition(".")[0], os.getcwd()
     lies_here = os.path.isdir(top) or os.path.isfile(f"{top}.py")
     if lies_here and top not in sys.modules and importlib.util.find_spec(top) is None:
-        own.add_folder(folder)
+        user_file.add_folder(folder)

@@ -14,14 +14,14 @@ from rlflame.bench import Case
 from rlflame.bench.children import Ordered
 from rlflame.bench.rollouts import Collecting, Rate
 from rlflame.config import Recipe
-from rlflame.rollout import own
+from rlflame.rollout.envs import user_file
 from rlflame.runtime import RuntimeSettings
 from rlflame.stop import NeverStop
 
 
 def main() -> None:
     here = Ordered()
-    own.load_told()
+    user_file.load_told()
     one = case(here.order["recipe"], here.order["number"])
     inside = RuntimeSettings(fleet="inline")
     with fleets.fleet(inside) as fleet, Collecting(one, fleet, NeverStop()) as collecting:

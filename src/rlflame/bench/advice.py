@@ -10,7 +10,7 @@ from statistics import median
 
 from rlflame.bench import Case, Cell
 from rlflame.bench.fitted import Overhead, Row, break_even_s, seconds_of
-from rlflame.estimates import FEWEST_SEEDS, Interval, compare_medians
+from rlflame.statistics import FEWEST_SEEDS, Interval, compare_medians
 
 #: The iteration that break-even times are said for, as in what others publish.
 EPISODES = 100

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from rlflame.bench.children import Ordered
-from rlflame.rollout import own
-from rlflame.rollout.making import make
+from rlflame.rollout.envs import user_file
+from rlflame.rollout.envs.make import make
 from rlflame.rollout.spec import Array, EnvSpec
 
 #: (seed of the reset, actions after it)
@@ -96,7 +96,7 @@ def timed(
 
 def main() -> None:
     here = Ordered()
-    own.load_told()
+    user_file.load_told()
     spec, pieces = read(Path(here.order["script"]))
     way = gymnasium_steps if here.order["way"] == "gymnasium" else mujoco_steps
     steps = way(spec, pieces)

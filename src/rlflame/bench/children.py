@@ -14,10 +14,15 @@ from typing import Any
 
 from rlflame.errors import RlflameError
 from rlflame.fleet import Closing
-from rlflame.line import Line, Message
 from rlflame.rollout import wire
-from rlflame.rollout.child import Kind
-from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended, what_became_of_it
+from rlflame.rollout.process.parent_channel import Line, Message
+from rlflame.rollout.process.worker_main import Kind
+from rlflame.rollout.process.worker_process import (
+    Garbled,
+    WorkerProcess,
+    how_it_ended,
+    what_became_of_it,
+)
 from rlflame.trainer import Stop
 
 #: With these, as a rule, somebody else ends a process, or the system does where memory runs out.

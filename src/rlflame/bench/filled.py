@@ -15,8 +15,8 @@ from rlflame.bench.filling import Filling
 from rlflame.bench.fitted import agreed
 from rlflame.bench.published import REPLAY
 from rlflame.bench.worded import NOTHING, bits, disturbed, spread, surroundings
-from rlflame.estimates import Interval, compare_medians, median_interval
 from rlflame.report import Block, Document, Section, Table
+from rlflame.statistics import Interval, compare_medians, median_interval
 from rlflame.text import format_count
 
 

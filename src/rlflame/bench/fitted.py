@@ -15,8 +15,8 @@ from statistics import median
 import numpy as np
 
 from rlflame.bench import Case, Cell
-from rlflame.estimates import Interval, compare_medians, median_interval
 from rlflame.rollout.spec import Float64
+from rlflame.statistics import Interval, compare_medians, median_interval
 
 #: A line through two points says nothing of how well it fits.
 _FEWEST_ROWS = 3

@@ -14,9 +14,9 @@ from rlflame.bench import Case, Surroundings
 from rlflame.bench.fitted import agreed
 from rlflame.bench.learning import Learning, Side
 from rlflame.bench.worded import bits, spread, surroundings
-from rlflame.estimates import Interval, compare_medians, median_interval
 from rlflame.report import Block, Document, Section, Table
 from rlflame.rollout.spec import Float64
+from rlflame.statistics import Interval, compare_medians, median_interval
 from rlflame.text import format_count
 
 HEAD = ("case", "learners", "backend", "seconds", "steps", "updates", "exchange_s")

@@ -14,8 +14,8 @@ from rlflame.bench import Case, Surroundings
 from rlflame.bench.published import EPISODE_MS
 from rlflame.bench.rollouts import Rate
 from rlflame.bench.worded import NOTHING, disturbed, spread, surroundings
-from rlflame.estimates import median_interval
 from rlflame.report import Block, Document, Section, Table
+from rlflame.statistics import median_interval
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from rlflame.rollout.child import die_with_parent, parent_named
+from rlflame.rollout.process.worker_main import die_with_parent, parent_named
 
 
 def trained(asked: dict[str, Any]) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rlflame import machine
 from rlflame.bench import Surroundings
 from rlflame.rollout import blas
-from rlflame.rollout.threads import THREAD_VARIABLES
+from rlflame.rollout.blas_env import THREAD_VARIABLES
 
 #: Processors' worth of other work above which a machine counts as busy, of those usable.
 _BUSY_SHARE = 0.25

@@ -9,8 +9,8 @@ from typing import Any
 from rlflame.bench import Case, Cell, Surroundings, advice
 from rlflame.bench.fitted import Overhead, Row, gains, overheads, rows, same_bits
 from rlflame.bench.published import SPEEDUPS, Comparison, benefit
-from rlflame.estimates import FEWEST_SEEDS, Interval
 from rlflame.report import Block, Document, Section, Table
+from rlflame.statistics import FEWEST_SEEDS, Interval
 from rlflame.text import format_count, format_size
 
 NOTHING = "-"

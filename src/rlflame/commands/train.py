@@ -266,7 +266,7 @@ def _dry_run(
     from rlflame.environments import look_at
     from rlflame.errors import ConfigError
     from rlflame.facts import Facts
-    from rlflame.rollout.env_factory import stepped_by
+    from rlflame.rollout.envs.factory import stepped_by
 
     recipe = env_file.with_env_file(config.recipe, config.runtime.env_file)
     config = config.model_copy(update={"learning": recipe.learning})

@@ -15,7 +15,7 @@ from rlflame.errors import LearningError
 from rlflame.learner.leading import batch_of
 from rlflame.learners import algorithm, blas_threads, fingerprint, in_halves
 from rlflame.rollout import blas
-from rlflame.rollout.child import pipes
+from rlflame.rollout.process.worker_main import pipes
 
 
 def learn(link: Link) -> None:

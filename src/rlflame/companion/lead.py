@@ -18,7 +18,7 @@ from rlflame.learner.halves import InHalves
 from rlflame.learner.leading import message_of
 from rlflame.learners import fingerprint, in_halves
 from rlflame.rollout import blas, wire
-from rlflame.rollout.process import WorkerProcess, what_became_of_it
+from rlflame.rollout.process.worker_process import WorkerProcess, what_became_of_it
 from rlflame.rollout.spec import Array, PolicyArrays, PolicySpec
 from rlflame.runtime import RuntimeSettings
 from rlflame.trainer import Progress

@@ -23,7 +23,13 @@ from rlflame.crew.torchrun import Place
 from rlflame.errors import LearnersLost, LearningError
 from rlflame.learner.group import Group
 from rlflame.rollout import blas, wire
-from rlflame.rollout.child import HEADER, Kind, die_with_parent, parent_named, read_frame
+from rlflame.rollout.process.worker_main import (
+    HEADER,
+    Kind,
+    die_with_parent,
+    parent_named,
+    read_frame,
+)
 
 if TYPE_CHECKING:
     from rlflame.crew.roll_call import Meeting, RollCall

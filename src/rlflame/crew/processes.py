@@ -22,8 +22,8 @@ from rlflame.crew.torchrun import Place, place
 from rlflame.errors import ConfigError, LearnersLost
 from rlflame.learner.group import Alone, Group
 from rlflame.rollout import blas, wire
-from rlflame.rollout.child import Kind
-from rlflame.rollout.process import WorkerProcess, what_became_of_it
+from rlflame.rollout.process.worker_main import Kind
+from rlflame.rollout.process.worker_process import WorkerProcess, what_became_of_it
 from rlflame.runtime import RuntimeSettings
 from rlflame.stop import NeverStop
 from rlflame.trainer import Stop, StopNow

@@ -29,7 +29,7 @@ from rlflame.doctor.probe import Probe
 from rlflame.errors import FleetError
 from rlflame.fleet.flame.bounded import Unanswered
 from rlflame.fleet.flame.cluster import Cluster, configured
-from rlflame.rollout.greeting import greeting
+from rlflame.rollout.machine import greeting
 
 #: Asked at most, where nobody says how many.
 _MOST = 32

@@ -9,7 +9,7 @@ import os
 
 from rlflame.doctor import Finding, ok
 from rlflame.rollout import blas
-from rlflame.rollout.greeting import greeting
+from rlflame.rollout.machine import greeting
 
 
 def machine() -> Finding:

@@ -10,8 +10,8 @@ import selectors
 from collections.abc import Iterator
 
 from rlflame.rollout import wire
-from rlflame.rollout.child import Kind
-from rlflame.rollout.process import WorkerProcess
+from rlflame.rollout.process.worker_main import Kind
+from rlflame.rollout.process.worker_process import WorkerProcess
 from rlflame.rollout.spec import Whereabouts
 
 from . import Meter

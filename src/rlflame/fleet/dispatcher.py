@@ -20,8 +20,8 @@ from typing import Any
 
 from rlflame.errors import FleetError, RlflameError
 from rlflame.rollout import wire
-from rlflame.rollout.child import Kind
-from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
+from rlflame.rollout.process.worker_main import Kind
+from rlflame.rollout.process.worker_process import Garbled, WorkerProcess, how_it_ended
 from rlflame.rollout.spec import Fragment, RolloutFailure
 
 from . import Meter, Observer, checked, environment_failure, ignore

@@ -18,9 +18,9 @@ import numpy as np
 
 from rlflame.errors import FleetError, RlflameError
 from rlflame.rollout import blas
-from rlflame.rollout.child import versions
+from rlflame.rollout.process.worker_main import versions
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutFailure, RolloutTask, Whereabouts
-from rlflame.rollout.stack import apart, stacked
+from rlflame.rollout.task_batching import apart, stacked
 from rlflame.rollout.worker import RolloutWorker
 
 from . import (

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rlflame.errors import RlflameError
 from rlflame.rollout import wire
-from rlflame.rollout.process import WorkerProcess
+from rlflame.rollout.process.worker_process import WorkerProcess
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
-from rlflame.rollout.stack import apart, stacked
+from rlflame.rollout.task_batching import apart, stacked
 
 from . import Closing, FleetEvent, FleetReport, Meter, Observer, Traffic, ignore, policy_id
 from .dispatcher import Dispatcher

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlflame.estimates import iqm_band
 from rlflame.plot import Series
 from rlflame.rollout.spec import Float64
+from rlflame.statistics import iqm_band
 
 #: Points of the grid on which seeds are taken together.
 _POINTS = 200

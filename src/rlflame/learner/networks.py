@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlflame.rollout.actions import VARIANCE_FLOOR
+from rlflame.rollout.distributions import VARIANCE_FLOOR
 from rlflame.rollout.spec import Array, Float32
 
 from . import Metrics

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from rlflame.rollout.actions import LOG_STD_HIGH, LOG_STD_LOW, log_slope_of_tanh
+from rlflame.rollout.distributions import LOG_STD_HIGH, LOG_STD_LOW, log_slope_of_tanh
 from rlflame.rollout.spec import Float32
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)

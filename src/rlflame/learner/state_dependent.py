@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlflame.rollout.actions import VARIANCE_FLOOR
+from rlflame.rollout.distributions import VARIANCE_FLOOR
 from rlflame.rollout.spec import Array, Float32
 
 from .squashed import SquashedHead

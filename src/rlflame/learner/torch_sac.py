@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlflame.rollout.actions import LOG_STD_HIGH, LOG_STD_LOW, VARIANCE_FLOOR
+from rlflame.rollout.distributions import LOG_STD_HIGH, LOG_STD_LOW, VARIANCE_FLOOR
 from rlflame.rollout.spec import Float32
 
 from . import Metrics

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from rlflame import toml
 from rlflame.config import EvaluationSettings, LearningSettings, RunConfig
 from rlflame.errors import ConfigError, shell, typed
-from rlflame.rollout.modules import named_modules
+from rlflame.rollout.envs.module_access import named_modules
 from rlflame.tables import get, merge, put
 from rlflame.trust import allow_modules, check_modules
 

@@ -16,9 +16,9 @@ import numpy as np
 from rlflame.evaluate import EvaluationPlan, task
 from rlflame.fleet import environment_failure
 from rlflame.render import Job, Played
-from rlflame.rollout.gymnasium_row import EnvRow
-from rlflame.rollout.making import make
-from rlflame.rollout.rows import GymnasiumRows
+from rlflame.rollout.envs.gymnasium_env import EnvRow
+from rlflame.rollout.envs.make import make
+from rlflame.rollout.envs.vector_env import GymnasiumRows
 from rlflame.rollout.spec import (
     Array,
     EnvironmentFault,

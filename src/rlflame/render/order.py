@@ -16,8 +16,8 @@ from rlflame import graphics
 from rlflame.errors import RlflameError
 from rlflame.render import Drawing, DrawingFailed, Job
 from rlflame.rollout import blas, wire
-from rlflame.rollout.child import Kind
-from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
+from rlflame.rollout.process.worker_main import Kind
+from rlflame.rollout.process.worker_process import Garbled, WorkerProcess, how_it_ended
 
 Tell = Callable[[int, int], None]
 _MODULE = "rlflame.render.studio"

@@ -14,8 +14,15 @@ import traceback
 from typing import Any, BinaryIO
 
 from rlflame.errors import RlflameError
-from rlflame.rollout import own, wire
-from rlflame.rollout.child import HEADER, Kind, end_group_with_process, pipes, read_frame
+from rlflame.rollout import wire
+from rlflame.rollout.envs import user_file
+from rlflame.rollout.process.worker_main import (
+    HEADER,
+    Kind,
+    end_group_with_process,
+    pipes,
+    read_frame,
+)
 
 
 def main() -> None:
@@ -39,7 +46,7 @@ def _answered(payload: bytes, out: BinaryIO) -> tuple[Kind, dict[str, Any]]:
     job = Job.from_dict(wire.decode(payload))
     os.nice(job.nice)
     try:
-        own.load_told()
+        user_file.load_told()
         from rlflame.render import film
 
         drawing = film.draw(job, lambda made, of: _send(out, Kind.BEAT, {"made": made, "of": of}))

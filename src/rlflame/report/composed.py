@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rlflame.errors import ConfigError, RlflameError, typed
-from rlflame.estimates import FEWEST_SEEDS, Verdict
 from rlflame.history import curves, recorded
 from rlflame.history.recorded import Recorded
 from rlflame.plot import Chart
 from rlflame.report import Document, measurements, worded
 from rlflame.report.gathered import comparisons, gather
+from rlflame.statistics import FEWEST_SEEDS, Verdict
 
 CLAIMS = ("better", "equivalent", "not-worse")
 

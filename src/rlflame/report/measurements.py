@@ -15,10 +15,10 @@ import numpy as np
 
 from rlflame import decoded, regular_file
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.estimates import Interval, Verdict, compare_medians
 from rlflame.report import Section, Table
 from rlflame.report.worded import NOTHING, number
-from rlflame.rollout.threads import THREAD_VARIABLES
+from rlflame.rollout.blas_env import THREAD_VARIABLES
+from rlflame.statistics import Interval, Verdict, compare_medians
 from rlflame.toml import written
 
 #: Of `rlflame bench`'s files, without their ends.

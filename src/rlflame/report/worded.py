@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlflame.errors import typed
-from rlflame.estimates import FEWEST_SEEDS, Comparison
 from rlflame.plot import Chart
 from rlflame.report import Block, Commands, Document, Section, Table
+from rlflame.statistics import FEWEST_SEEDS, Comparison
 from rlflame.text import format_count, format_duration
 
 Facts = Mapping[str, Any]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .threads import limited
+from .blas_env import limited
 
 CORE_VARIABLE = "OPENBLAS_CORETYPE"
 _PREFIXES = ("scipy_openblas", "openblas")

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from .actions import draw_noise
-from .rows import Rows
+from .distributions import draw_noise
+from .envs.vector_env import Rows
 from .seeding import Role, stream
 from .spec import Float32, RolloutTask
 

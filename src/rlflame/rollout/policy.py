@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from .actions import Drawn, make_distribution, repeated
+from .distributions import Drawn, make_distribution, repeated
 from .spec import Array, Float32, PolicyArrays, PolicySpec
 
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from . import words
+from . import seed_sequence
 
 #: What fits 32 bits.
 _WORD = 2**32 - 1
@@ -67,9 +67,9 @@ class Streams:
             return [stream(seed, role, *key) for key in keys]
         while len(self._generators) < len(keys):
             self._generators.append(stream(0, role))
-        pools = words.descendants(seed, [(int(role), *key) for key in keys])
+        pools = seed_sequence.descendants(seed, [(int(role), *key) for key in keys])
         taken = self._generators[: len(keys)]
-        for generator, key in zip(taken, words.generated_long(pools, 2), strict=True):
+        for generator, key in zip(taken, seed_sequence.generated_long(pools, 2), strict=True):
             generator.bit_generator.state = {**_AT_REST, "state": {"counter": _ZEROS, "key": key}}
         return taken
 
@@ -78,8 +78,8 @@ def reset_seeds(seed: int, role: Role, keys: Sequence[tuple[int, ...]]) -> list[
     """`reset_seed` of each key; keys are as long as each other."""
     if not _are_words(seed, keys):
         return [reset_seed(seed, role, *key) for key in keys]
-    pools = words.descendants(seed, [(int(role), *key) for key in keys])
-    found: list[int] = words.generated(pools, 1)[:, 0].tolist()
+    pools = seed_sequence.descendants(seed, [(int(role), *key) for key in keys])
+    found: list[int] = seed_sequence.generated(pools, 1)[:, 0].tolist()
     return found
 
 
@@ -89,7 +89,9 @@ def reset_streams(seeds: Sequence[int]) -> list[np.random.Generator]:
         return [np.random.Generator(np.random.PCG64(np.random.SeedSequence(s))) for s in seeds]
     return [
         np.random.Generator(np.random.PCG64(known))
-        for known in map(words.given, words.generated_long(words.roots(seeds), 4))
+        for known in map(
+            seed_sequence.given, seed_sequence.generated_long(seed_sequence.roots(seeds), 4)
+        )
     ]
 
 

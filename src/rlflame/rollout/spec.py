@@ -141,7 +141,7 @@ class RolloutTask:
     record: bool
     #: One state for each row, slot by slot; empty for whole episodes.
     states: tuple[EnvState, ...]
-    #: Slots that are stepped together with the first (`stack.py`).
+    #: Slots that are stepped together with the first (`task_batching.py`).
     beside: tuple[int, ...] = ()
 
     @property

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from . import spec
-from .fields import checks_of
+from .wire_fields import checks_of
 
 MAGIC = b"RLFW1\n"
 _HEAD = struct.Struct("<6sIQ")

@@ -12,11 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from .ahead import NextSeeds
-from .env_factory import open_rows
-from .loop import Held, Rollout
+from .collect import Held, Rollout
+from .envs.factory import open_rows
+from .envs.vector_env import Rows
 from .policy import Policy
-from .rows import Rows
+from .reset_seed_cache import NextSeeds
 from .seeding import Streams
 from .spec import (
     EnvironmentFault,

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.estimates import interquartile_means
 from rlflame.seeds.results import Outcome
+from rlflame.statistics import interquartile_means
 
 _RECENT = 50
 

@@ -26,8 +26,8 @@ from rlflame.errors import (
     shell,
 )
 from rlflame.fleet import EventCount, Fleet
-from rlflame.line import Line, Message, end_here
-from rlflame.rollout import own
+from rlflame.rollout.envs import user_file
+from rlflame.rollout.process.parent_channel import Line, Message, end_here
 from rlflame.rollout.spec import Whereabouts
 from rlflame.seeds.lent import LentFleet
 from rlflame.stop import SignalStop
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _train(order: Message, line: Line, stop: SignalStop) -> None:
-    own.load_told()
+    user_file.load_told()
     allow_modules(order["modules"])
     config = presets.validated(order["config"])
     show = JsonDisplay(out=lambda text: line.tell("event", text=text))

@@ -20,10 +20,10 @@ from rlflame.files.run_folder import RunFolder, is_locked, writing
 from rlflame.fleet import Fleet, FleetEvent
 from rlflame.history import curves, recorded
 from rlflame.learners import blas_threads
-from rlflame.line import Message
 from rlflame.memory import PROCESS_BYTES, available_bytes
 from rlflame.plot import picture
 from rlflame.rollout import blas
+from rlflame.rollout.process.parent_channel import Message
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import job as jobs
 from rlflame.seeds import seed_folder

@@ -20,10 +20,10 @@ from typing import Any, Protocol
 
 from rlflame.errors import RlflameError
 from rlflame.fleet import Fleet
-from rlflame.line import Message
 from rlflame.rollout import blas, wire
-from rlflame.rollout.child import Kind
-from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
+from rlflame.rollout.process.parent_channel import Message
+from rlflame.rollout.process.worker_main import Kind
+from rlflame.rollout.process.worker_process import Garbled, WorkerProcess, how_it_ended
 from rlflame.seeds.lending import Lending
 from rlflame.seeds.lent import error_of
 from rlflame.seeds.results import Outcome

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from rlflame.errors import RlflameError
 from rlflame.fleet import Fleet, Submission
-from rlflame.line import Message
 from rlflame.rollout import wire
+from rlflame.rollout.process.parent_channel import Message
 from rlflame.seeds.lent import as_message
 
 #: Bytes for the seed, from any thread.

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from rlflame import errors
 from rlflame.errors import FleetError, RlflameError
 from rlflame.fleet import Closing, FleetReport, Traffic, checked, policy_id
-from rlflame.line import Line, Message
+from rlflame.rollout.process.parent_channel import Line, Message
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
 
 _PROBE_S = 10.0

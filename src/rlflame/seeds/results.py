@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlflame.errors import RlflameError
-from rlflame.estimates import Over, SeedSummary
+from rlflame.statistics import Over, SeedSummary
 
 End = Literal["finished", "stopped", "failed"]
 

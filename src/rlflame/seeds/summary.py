@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from rlflame.errors import CheckpointError
-from rlflame.estimates import best_mean, over, summarise, tail_mean
 from rlflame.history import recorded
 from rlflame.history.curves import EVALUATION
 from rlflame.rollout.spec import Float64
 from rlflame.seeds.job import Job, Standing, standing
 from rlflame.seeds.results import Outcome, SeedResult, Summary
+from rlflame.statistics import best_mean, over, summarise, tail_mean
 
 
 def summary(folder: Path, job: Job, outcomes: Mapping[int, Outcome] | None = None) -> Summary:

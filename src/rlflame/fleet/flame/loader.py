@@ -42,7 +42,7 @@ class Loader:
         import os
         import time
 
-        from rlflame.rollout.greeting import greeting
+        from rlflame.rollout.machine import greeting
 
         time.sleep(wait_s)
         answer = json.dumps({**greeting(), "pid": os.getpid(), "clock": time.time()})

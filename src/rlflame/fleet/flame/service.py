@@ -23,9 +23,10 @@ import numpy as np
 
 import rlflame
 from rlflame.fleet.flame.raw_object import make_array, read_object, view_array
-from rlflame.rollout import blas, own, wire
-from rlflame.rollout.child import Kind
-from rlflame.rollout.process import Garbled, WorkerProcess, how_it_ended
+from rlflame.rollout import blas, wire
+from rlflame.rollout.envs import user_file
+from rlflame.rollout.process.worker_main import Kind
+from rlflame.rollout.process.worker_process import Garbled, WorkerProcess, how_it_ended
 
 AnswerKind = Literal["result", "broken", "died", "hung", "no_policy", "cancelled"]
 
@@ -56,7 +57,7 @@ class Service:
         self._environment = blas.environment_like(core)
         if env_file is not None:  # it lies beside the package that was unpacked with it
             root = os.path.dirname(os.path.dirname(rlflame.__file__))
-            self._environment[own.VARIABLE] = os.path.join(root, env_file)
+            self._environment[user_file.VARIABLE] = os.path.join(root, env_file)
         self._step_deadline_s = step_deadline_s
         self._lease = lease
         self._child: WorkerProcess | None = None

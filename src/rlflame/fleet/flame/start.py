@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Literal
 
 from rlflame.errors import FleetError, FleetUnreachable, RlflameError
-from rlflame.rollout.greeting import greeting
+from rlflame.rollout.machine import greeting
 
 from . import bundle, objects
 from .bounded import CALL_S, Unanswered, bounded

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rlflame.rollout.child import versions
+from rlflame.rollout.process.worker_main import versions
 
 
 class Workers:

@@ -1,0 +1,84 @@
+"""What Gymnasium's MuJoCo environments of version 5 look like, known without loading them.
+
+A process that steps nothing need not load Gymnasium and MuJoCo to learn what `v5` promises for
+ever, as long as nobody can have put something else under that name. Must not know: how they are
+made, how they are stepped.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..spec import EnvSpec
+
+#: Numbers observed, numbers acted, the bound of each of these, and the steps of an episode.
+_SPACES: Mapping[str, tuple[int, int, float, int]] = {
+    "Ant-v5": (105, 8, 1.0, 1000),
+    "HalfCheetah-v5": (17, 6, 1.0, 1000),
+    "Hopper-v5": (11, 3, 1.0, 1000),
+    "Humanoid-v5": (348, 17, 0.4, 1000),
+    "InvertedDoublePendulum-v5": (9, 1, 1.0, 1000),
+    "InvertedPendulum-v5": (4, 1, 3.0, 1000),
+    "Pusher-v5": (23, 7, 2.0, 100),
+    "Reacher-v5": (10, 2, 1.0, 50),
+    "Swimmer-v5": (8, 2, 1.0, 1000),
+    "Walker2d-v5": (17, 6, 1.0, 1000),
+}
+#: With these, whether MuJoCo can be loaded at all is for trying it to say.
+_RENDERING = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
+
+
+def is_named(id: str) -> bool:
+    """Whether it is one of them by its name."""
+    return id in _SPACES
+
+
+def known(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> EnvSpec | None:
+    """What `making.describe` would read, or None where it has to look."""
+    if id not in _SPACES or kwargs or any(name in os.environ for name in _RENDERING):
+        return None
+    if any(importlib.util.find_spec(package) is None for package in ("gymnasium", "mujoco")):
+        return None
+    if not _means_its_own(id):
+        return None
+    observed, acted, bound, _ = _SPACES[id]
+    high = (float(np.float32(bound)),) * acted
+    low = tuple(-x for x in high)
+    return EnvSpec(
+        id, kwargs, max_episode_steps, observed, "continuous", acted, 0, low, high, (acted,)
+    )
+
+
+def episode_limit(id: str) -> int | None:
+    """The steps after which the environment of this name ends an episode, as it is registered."""
+    if id in _SPACES and _means_its_own(id):
+        return _SPACES[id][3]
+    from ..envs.make import registered_limit  # loads Gymnasium
+
+    return registered_limit(id)
+
+
+def _means_its_own(id: str) -> bool:
+    """Whether the name still stands for Gymnasium's own environment.
+
+    A user's file may have registered another under it, and so may a package that Gymnasium loads.
+    """
+    if importlib.metadata.entry_points(group="gymnasium.envs"):
+        return False
+    gymnasium: Any = sys.modules.get("gymnasium")
+    if gymnasium is None:
+        return True
+    registered = gymnasium.registry.get(id)
+    return (
+        registered is not None
+        and str(registered.entry_point).startswith("gymnasium.envs.mujoco.")
+        and not registered.kwargs
+        and not registered.additional_wrappers
+    )

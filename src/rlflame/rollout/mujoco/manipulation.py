@@ -1,0 +1,190 @@
+"""Tasks of the v5 MuJoCo environments that stand where they are: pendulums and arms.
+
+As in Gymnasium's classes of these names. Must not know: stepping, resets, episodes, policies.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..spec import Array, Float32, Float64
+from .components import POSITIONS, VELOCITIES, Around, Part, Start, Tables
+
+
+class InvertedPendulum:
+    model = "inverted_pendulum.xml"
+    numbers: tuple[str, ...] = ("_reset_noise_scale",)
+    ranges: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    reads_forces = False
+
+    def __init__(self, world: Any, bodies: Tables) -> None:
+        self.start: Start = Around(world)
+        self._state = bodies.take(POSITIONS, VELOCITIES)
+
+    def begin(self, row: int) -> None: ...
+
+    def rate(self, actions: Float32, rewards: Float64) -> Array | None:
+        del actions
+        ended: Array = ~np.isfinite(self._state).all(axis=1) | (np.abs(self._state[:, 1]) > 0.2)
+        np.logical_not(ended, out=rewards)
+        return ended if np.count_nonzero(ended) else None
+
+    def observe(self, out: Array) -> None:
+        out[...] = self._state
+
+
+class InvertedDoublePendulum:
+    model = "inverted_double_pendulum.xml"
+    numbers: tuple[str, ...] = ("_healthy_reward", "_reset_noise_scale")
+    ranges: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    reads_forces = False
+
+    def __init__(self, world: Any, bodies: Tables) -> None:
+        self.start: Start = Around(world, normal_speeds=True)
+        self._reward = world._healthy_reward
+        self._tip = bodies.take(Part("site_xpos", 0))
+        self._cart = bodies.take(Part("qpos", np.s_[:1]))
+        self._angles = bodies.take(Part("qpos", np.s_[1:]))
+        self._speeds = bodies.take(VELOCITIES)
+        self._force = bodies.take(Part("qfrc_constraint", np.s_[:1]))
+
+    def begin(self, row: int) -> None: ...
+
+    def rate(self, actions: Float32, rewards: Float64) -> Array | None:
+        del actions
+        ended: Array = self._tip[:, 2] <= 1
+        for row, ((x, _, y), speeds) in enumerate(zip(self._tip, self._speeds, strict=True)):
+            v1, v2 = speeds[1:3]
+            alive = self._reward * int(not ended[row])
+            distance = 0.01 * x**2 + (y - 2) ** 2
+            rewards[row] = alive - distance - (1e-3 * v1**2 + 5e-3 * v2**2)
+        return ended if np.count_nonzero(ended) else None
+
+    def observe(self, out: Array) -> None:
+        n = self._angles.shape[1]
+        out[:, :1] = self._cart
+        for line, angles in zip(out, self._angles, strict=True):
+            line[1 : 1 + n] = np.sin(angles)
+            line[1 + n : 1 + 2 * n] = np.cos(angles)
+        np.clip(self._speeds, -10, 10, out=self._speeds)
+        out[:, 1 + 2 * n : -1] = self._speeds
+        out[:, -1:] = np.clip(self._force, -10, 10)
+
+
+def _lengths(vectors: Float64) -> Float64:
+    """Of each row, as `numpy.linalg.norm` has it: the root of the product with itself."""
+    return np.array([math.sqrt(vector.dot(vector)) for vector in vectors])
+
+
+class _Reaching:
+    """Between named bodies."""
+
+    ranges: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    reads_forces = False
+    start: Start
+
+    def __init__(self, world: Any, bodies: Tables) -> None:
+        self._bodies = bodies
+        self._world = world
+        self._control_weight = world._reward_control_weight
+        self._distance_weight = world._reward_dist_weight
+
+    def begin(self, row: int) -> None: ...
+
+    def _place(self, body: str) -> Float64:
+        number = self._world.data.body(body).id
+        return self._bodies.take(Part("xpos", number))
+
+    def _effort(self, actions: Float32) -> Float32:
+        effort: Float32 = -np.add.reduce(np.square(actions), 1) * self._control_weight
+        return effort
+
+
+class _GoalInReach:
+    """The arm nearly straight, and a goal that is drawn until it is within reach."""
+
+    def __init__(self, world: Any) -> None:
+        self._qpos, self._qvel = world.init_qpos.copy(), world.init_qvel.copy()
+
+    def draw(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
+        qpos = generator.uniform(-0.1, 0.1, self._qpos.size) + self._qpos
+        while True:
+            goal = generator.uniform(-0.2, 0.2, 2)
+            if np.linalg.norm(goal) < 0.2:
+                break
+        qpos[-2:] = goal
+        qvel = self._qvel + generator.uniform(-0.005, 0.005, self._qvel.size)
+        qvel[-2:] = 0
+        return qpos, qvel
+
+
+class Reacher(_Reaching):
+    model = "reacher.xml"
+    numbers: tuple[str, ...] = ("_reward_dist_weight", "_reward_control_weight")
+
+    def __init__(self, world: Any, bodies: Tables) -> None:
+        super().__init__(world, bodies)
+        self.start = _GoalInReach(world)
+        self._tip, self._target = self._place("fingertip"), self._place("target")
+        self._angles = bodies.take(Part("qpos", np.s_[:2]))
+        self._rest = bodies.take(Part("qpos", np.s_[2:]), Part("qvel", np.s_[:2]))
+
+    def rate(self, actions: Float32, rewards: Float64) -> Array | None:
+        distance = -_lengths(self._tip - self._target) * self._distance_weight
+        np.add(distance, self._effort(actions), rewards)
+        return None
+
+    def observe(self, out: Array) -> None:
+        for line, angles in zip(out, self._angles, strict=True):
+            line[:2] = np.cos(angles)
+            line[2:4] = np.sin(angles)
+        out[:, 4:-2] = self._rest
+        out[:, -2:] = (self._tip - self._target)[:, :2]
+
+
+class _ObjectApart:
+    """The arm at rest, and an object that is drawn until it is off its goal."""
+
+    def __init__(self, world: Any) -> None:
+        self._qpos, self._qvel = world.init_qpos.copy(), world.init_qvel.copy()
+
+    def draw(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
+        while True:
+            across, along = generator.uniform(-0.3, 0, 1), generator.uniform(-0.2, 0.2, 1)
+            place = np.concatenate([across, along])
+            if np.linalg.norm(place) > 0.17:
+                break
+        qpos = self._qpos.copy()
+        qpos[-4:-2], qpos[-2:] = place, 0
+        qvel = self._qvel + generator.uniform(-0.005, 0.005, self._qvel.size)
+        qvel[-4:] = 0
+        return qpos, qvel
+
+
+class Pusher(_Reaching):
+    model = "pusher_v5.xml"
+    numbers: tuple[str, ...] = (*Reacher.numbers, "_reward_near_weight")
+
+    def __init__(self, world: Any, bodies: Tables) -> None:
+        super().__init__(world, bodies)
+        self.start = _ObjectApart(world)
+        self._near_weight = world._reward_near_weight
+        self._joints = bodies.take(Part("qpos", np.s_[:7]), Part("qvel", np.s_[:7]))
+        self._tip, self._object = self._place("tips_arm"), self._place("object")
+        self._goal = self._place("goal")
+
+    def rate(self, actions: Float32, rewards: Float64) -> Array | None:
+        near = -_lengths(self._object - self._tip) * self._near_weight
+        distance = -_lengths(self._object - self._goal) * self._distance_weight
+        np.add(distance + self._effort(actions), near, rewards)
+        return None
+
+    def observe(self, out: Array) -> None:
+        for at, part in ((0, self._joints), (14, self._tip), (17, self._object), (20, self._goal)):
+            out[:, at : at + part.shape[1]] = part

@@ -1,0 +1,379 @@
+"""Our own MuJoCo loop gives Gymnasium's bits, or leaves the environment to Gymnasium.
+
+What is expected comes from `gymnasium.make` itself, or from a run in which Gymnasium steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import rollouts
+from gymnasium.envs.mujoco.hopper_v5 import HopperEnv
+from test_same_bits import Diary, run, saved, scenario
+
+from rlflame.fleet.inline import InlineFleet
+from rlflame.rollout import wire
+from rlflame.rollout.envs.factory import open_rows, stepped_by
+from rlflame.rollout.envs.make import describe
+from rlflame.rollout.envs.vector_env import GymnasiumRows
+from rlflame.rollout.mujoco import compatibility, mujoco_env
+from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.rollout.spec import EnvironmentFault, EnvSpec, Fragment, RolloutFailure
+from rlflame.rollout.worker import RolloutWorker
+
+WRITTEN = [name for name in rollouts.MUJOCO if name != "HumanoidStandup-v5"]
+INFINITY = float("inf")
+#: Every argument that our own loop knows, away from its default.
+ARGUMENTS: dict[str, list[dict[str, Any]]] = {
+    "Hopper-v5": [
+        {"terminate_when_unhealthy": False, "exclude_current_positions_from_observation": False},
+        {"frame_skip": 3, "forward_reward_weight": 2, "ctrl_cost_weight": 0.7},
+        {"healthy_reward": 3, "healthy_state_range": (-1.5, 2.0), "reset_noise_scale": 0.1},
+        {"healthy_z_range": (1.2, 1.3), "healthy_angle_range": (-0.02, INFINITY)},
+        {"healthy_state_range": (-0.05, 100), "healthy_angle_range": (-0.2, 0.01)},
+    ],
+    "HalfCheetah-v5": [
+        {"frame_skip": 2, "forward_reward_weight": 0.3, "ctrl_cost_weight": 3},
+        {"reset_noise_scale": 0.9, "exclude_current_positions_from_observation": False},
+    ],
+    "Walker2d-v5": [
+        {"healthy_z_range": (1.0, 1.3), "healthy_angle_range": (-0.1, 0.1), "healthy_reward": -2},
+        {"terminate_when_unhealthy": False, "exclude_current_positions_from_observation": False},
+        {
+            "frame_skip": 1,
+            "forward_reward_weight": 0,
+            "ctrl_cost_weight": 1,
+            "reset_noise_scale": 0.4,
+        },
+    ],
+    "Ant-v5": [
+        {"include_cfrc_ext_in_observation": False, "contact_cost_weight": 0.3},
+        {"contact_force_range": (-0.01, 0.0), "main_body": 3, "frame_skip": 2},
+        {"main_body": "front_left_leg", "exclude_current_positions_from_observation": False},
+        {"healthy_z_range": (0.5, 0.8), "healthy_reward": 0.1, "reset_noise_scale": 0},
+        {"terminate_when_unhealthy": False, "ctrl_cost_weight": 1, "forward_reward_weight": 1.5},
+    ],
+    "Swimmer-v5": [
+        {"frame_skip": 7, "forward_reward_weight": 5, "ctrl_cost_weight": 0.5},
+        {"reset_noise_scale": 1.0, "exclude_current_positions_from_observation": False},
+    ],
+    "Humanoid-v5": [
+        {"include_cinert_in_observation": False, "contact_cost_range": (0.002, 0.01)},
+        {"include_cvel_in_observation": False, "include_cfrc_ext_in_observation": False},
+        {"include_qfrc_actuator_in_observation": False, "contact_cost_weight": 1e-3},
+        {"healthy_z_range": (1.3, 1.5), "terminate_when_unhealthy": False, "frame_skip": 2},
+        {"forward_reward_weight": 1, "healthy_reward": 2, "ctrl_cost_weight": 1},
+        {"exclude_current_positions_from_observation": False, "reset_noise_scale": 0.1},
+    ],
+    "Reacher-v5": [{"reward_dist_weight": 3, "reward_control_weight": 0.2, "frame_skip": 5}],
+    "Pusher-v5": [
+        {"reward_near_weight": 2, "reward_dist_weight": 0.3, "reward_control_weight": 1},
+        {"frame_skip": 1},
+    ],
+    "InvertedPendulum-v5": [{"reset_noise_scale": 0.15, "frame_skip": 4}],
+    "InvertedDoublePendulum-v5": [{"healthy_reward": 1, "reset_noise_scale": 0.4, "frame_skip": 1}],
+}
+
+
+class Ours:
+    """Rows of our own loop, stepped with the actions that Gymnasium's instances are given."""
+
+    def __init__(self, env: EnvSpec, count: int = 3) -> None:
+        self.env = env
+        self.rows = open_rows(env, count)
+        assert isinstance(self.rows, mujoco_env.MujocoRows)
+        self.seen = np.zeros((count, env.observation_size), np.float32)
+        self.worlds = []
+        for row in range(count):
+            options = {"max_episode_steps": env.max_episode_steps} if env.max_episode_steps else {}
+            self.worlds.append(gymnasium.make(env.id, **env.kwargs, **options))
+            self.begin(row, 0)
+
+    def begin(self, row: int, episode: int) -> None:
+        seed = reset_seed(7, Role.RESET, 0, row, episode)
+        self.rows.begin(row, episode, seed, self.seen[row])
+        self.compare(row, self.worlds[row].reset(seed=seed)[0])
+
+    def step(self, actions: Any) -> tuple[int, int]:
+        """How many rows the environment and the time limit have ended."""
+        n = len(self.worlds)
+        rewards, terminated, truncated = np.zeros(n), np.zeros(n, bool), np.zeros(n, bool)
+        ended = self.rows.step(range(n), actions, self.seen, rewards, terminated, truncated)
+        expected = []
+        for row, world in enumerate(self.worlds):
+            observation, reward, terminal, limited, _ = world.step(actions[row])
+            self.compare(row, observation)
+            assert rewards[row].tobytes() == np.float64(reward).tobytes()
+            assert terminated[row] == terminal
+            assert truncated[row] == (limited and not terminal)
+            if terminal or limited:
+                expected.append(row)
+        assert list(ended) == expected
+        for row in expected:
+            self.begin(row, self.rows.standing(row).episode + 1)
+        return int(terminated.sum()), int(truncated.sum())
+
+    def compare(self, row: int, observation: Any) -> None:
+        assert self.seen[row].tobytes() == observation.astype(np.float32).tobytes()
+
+
+def follow(env: EnvSpec, steps: int) -> tuple[int, int]:
+    """Random steps of both; the ends that were seen."""
+    ours, generator = Ours(env), np.random.default_rng(5)
+    low, high = np.array(env.action_low), np.array(env.action_high)
+    shape = (steps, 3, env.action_size)
+    # Some actions lie beyond the bounds: MuJoCo cuts them, rewards do not.
+    actions = generator.uniform(1.2 * low, 1.2 * high, shape).astype(np.float32)
+    ends = np.sum([ours.step(each) for each in actions], axis=0)
+    return int(ends[0]), int(ends[1])
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_thousands_of_steps_have_gymnasiums_bits(name: str) -> None:
+    limit = {"Reacher-v5": None, "Pusher-v5": None}.get(name, 150)
+    steps = 400 if name in ("Ant-v5", "Humanoid-v5") else 700
+    terminated, truncated = follow(describe(name, {}, limit), steps)
+    never = name in ("HalfCheetah-v5", "Swimmer-v5", "Reacher-v5", "Pusher-v5")
+    assert (terminated == 0) == never
+    assert truncated > 0 or name not in ("Ant-v5", "HalfCheetah-v5", "Reacher-v5", "Swimmer-v5")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_every_argument_has_gymnasiums_bits(name: str) -> None:
+    for kwargs in ARGUMENTS[name]:
+        assert follow(describe(name, kwargs, 9), 40) != (0, 0), kwargs
+
+
+def test_every_argument_of_gymnasiums_was_tried() -> None:
+    """All of a constructor's arguments but those that draw, and the model, which is refused."""
+    drawn = {"self", "kwargs", "default_camera_config", "xml_file"}
+    for name in WRITTEN:
+        world = gymnasium.make(name).unwrapped
+        names = inspect.signature(type(world).__init__).parameters.keys() - drawn
+        tried = {argument for kwargs in ARGUMENTS[name] for argument in kwargs}
+        assert names == tried, name
+
+
+@pytest.mark.parametrize("name", ["Hopper-v5", "Walker2d-v5", "Ant-v5"])
+def test_health_is_what_gymnasium_calls_healthy_wherever_the_body_may_be(name: str) -> None:
+    """Positions that no random walk reaches, each bound alone among them."""
+    wide = {"healthy_state_range": (-0.9, 1.1)} if name == "Hopper-v5" else {}
+    angle = {} if name == "Ant-v5" else {"healthy_angle_range": (-2, 1.0)}
+    env = describe(name, {"healthy_z_range": (-0.5, 0.5), **wide, **angle}, None)
+    rows, generator = open_rows(env, 400), np.random.default_rng(3)
+    world: Any = gymnasium.make(name, **env.kwargs).unwrapped
+    bodies = rows._bodies  # type: ignore[attr-defined]
+    shape = (400, world.model.nq + world.model.nv)
+    state = generator.uniform(-0.2, 0.2, shape)
+    expected = []
+    for row, line in enumerate(state):
+        line[generator.integers(len(line))] = generator.choice([-1.5, -0.5, 0.5, 1.05, 1.5, np.nan])
+        bodies.begin(row, bodies.prepare(*np.split(line, [world.model.nq])))
+        world.data.qpos[:], world.data.qvel[:] = np.split(line, [world.model.nq])
+        expected.append(bool(world.is_healthy))
+    earned = np.zeros(400)
+    ended = rows._task._health.add(earned)  # type: ignore[attr-defined]
+    assert list(earned == 1.0) == expected == list(~ended)
+    assert 20 < sum(expected) < 380
+
+
+def test_an_id_of_the_users_own_for_a_known_class_is_known() -> None:
+    gymnasium.register(
+        "Slippery-v0",
+        entry_point="gymnasium.envs.mujoco.hopper_v5:HopperEnv",
+        max_episode_steps=8,
+        kwargs={"reset_noise_scale": 0.2},
+    )
+    assert follow(describe("Slippery-v0", {}, None), 40)[1] > 0
+
+
+class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Changes nothing, but who could know?"""
+
+
+class Child(HopperEnv):
+    """A hopper in all but name."""
+
+
+gymnasium.register("Child-v0", entry_point=f"{__name__}:Child")
+gymnasium.register(
+    "Wrapped-v0",
+    entry_point="gymnasium.envs.mujoco.hopper_v5:HopperEnv",
+    additional_wrappers=(gymnasium.envs.registration.WrapperSpec("W", f"{__name__}:Wrapped", {}),),
+)
+
+
+@pytest.mark.parametrize(
+    ("id", "kwargs", "reason"),
+    [
+        ("CartPole-v1", {}, "it is none of Gymnasium's MuJoCo environments"),
+        ("Child-v0", {}, "it is none of Gymnasium's MuJoCo environments"),
+        ("fakes:Fake-v0", {}, "it is none of Gymnasium's MuJoCo environments"),
+        ("Wrapped-v0", {}, "it is wrapped in Wrapped"),
+        ("HumanoidStandup-v5", {}, "its rewards are not written here"),
+        ("Hopper-v5", {"xml_file": "walker2d_v5.xml"}, "it has a model file of its own"),
+        ("Hopper-v5", {"healthy_reward": True}, "healthy_reward is True"),
+        ("Hopper-v5", {"healthy_reward": 2**60}, "healthy_reward is 1152921504606846976"),
+        ("Hopper-v5", {"healthy_z_range": (0.7,)}, "healthy_z_range is [0.7]"),
+        ("Hopper-v5", {"terminate_when_unhealthy": 1}, "terminate_when_unhealthy is 1"),
+        ("Hopper-v5", {"weight": 1}, "it could not be made"),
+    ],
+)
+def test_what_is_not_known_is_left_to_gymnasium(id: str, kwargs: Any, reason: str) -> None:
+    """(A description of what cannot be made is made by hand.)"""
+    spec = dataclasses.replace(describe("Hopper-v5", {}, None), id=id, kwargs=kwargs)
+    assert stepped_by(spec) == f"stepped by Gymnasium: {reason}"
+    assert isinstance(open_rows(spec, 2), GymnasiumRows)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "gymnasium.wrappers.common",
+        "gymnasium.envs.mujoco.mujoco_env",
+        "gymnasium.envs.mujoco.hopper_v5",
+    ],
+)
+def test_another_gymnasium_steps_itself(module: str, monkeypatch: Any, tmp_path: Any) -> None:
+    file, changed = compatibility._file, tmp_path / "changed.py"
+    changed.write_bytes(Path(file(module)).read_bytes() + b"\n")
+    hopper = describe("Hopper-v5", {}, None)
+    assert stepped_by(hopper) == "stepped by rlflame's own MuJoCo loop"
+    compatibility._is_compared.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(compatibility, "_file", lambda m: str(changed) if m == module else file(m))
+        assert "not the version it was compared with" in stepped_by(hopper)
+        compatibility._is_compared.cache_clear()
+
+
+def test_a_class_that_was_changed_while_running_is_left_to_gymnasium(monkeypatch: Any) -> None:
+    def control_cost(self: Any, action: Any) -> float:
+        return 0.0
+
+    monkeypatch.setattr(HopperEnv, "control_cost", control_cost)
+    assert "HopperEnv.control_cost was changed" in stepped_by(describe("Hopper-v5", {}, None))
+
+
+@pytest.mark.parametrize("name", ["Hopper-v5", "HalfCheetah-v5", "InvertedDoublePendulum-v5"])
+def test_an_older_mujoco_steps_bodies_one_by_one_to_the_same_bits(
+    name: str, monkeypatch: Any
+) -> None:
+    """One without `mujoco.batch`; either goes on from the other's states."""
+    env = describe(name, {}, 60)
+    task = rollouts.task(env, rows=5, first_row=2, steps=30)
+    together = RolloutWorker()
+    expected = rollouts.run(task, together)
+    assert isinstance(expected, Fragment)
+    with monkeypatch.context() as older:
+        older.setitem(sys.modules, "mujoco.batch", None)
+        follow(describe(name, {}, 9), 40)
+        apart = RolloutWorker()
+        assert wire.encode(rollouts.run(task, apart)) == wire.encode(expected)
+        following = rollouts.following(task, expected)
+        ended = wire.encode(rollouts.run(following, apart))
+        assert wire.encode(rollouts.run(following, RolloutWorker())) == ended
+    for worker in (together, RolloutWorker()):
+        assert wire.encode(rollouts.run(following, worker)) == ended
+
+
+def by_gymnasium() -> RolloutWorker:
+    return RolloutWorker(GymnasiumRows)
+
+
+@pytest.mark.parametrize("name", ["Hopper-v5", "Ant-v5", "Humanoid-v5", "InvertedPendulum-v5"])
+@pytest.mark.parametrize("unit", ["steps", "episodes"])
+def test_a_fragment_does_not_tell_who_stepped(name: str, unit: Any) -> None:
+    """Also where rows stand idle, and where states come from the other one."""
+    env = describe(name, {}, 11 if unit == "steps" else 60)
+    task = rollouts.task(env, rows=5, first_row=2, steps=30, unit=unit)
+    workers = (RolloutWorker(), by_gymnasium())
+    ours, theirs = (rollouts.run(task, worker) for worker in workers)
+    assert isinstance(ours, Fragment)
+    assert wire.encode(ours) == wire.encode(theirs)
+    if unit == "episodes":
+        assert len(set(ours.lengths)) > 1 or name == "Ant-v5"
+        return
+    following = rollouts.following(task, ours)
+    expected = wire.encode(rollouts.run(following, by_gymnasium()))
+    for worker in (*workers, RolloutWorker()):
+        assert wire.encode(rollouts.run(following, worker)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "words"),
+    [
+        ("Hopper-v5", {"healthy_reward": INFINITY}, "returned the reward inf"),
+        ("Hopper-v5", {"healthy_reward": 1e308}, "rewards that add up to infinity"),
+        ("HalfCheetah-v5", {"reset_noise_scale": 1e39}, "which does not fit float32"),
+        ("HalfCheetah-v5", {"reset_noise_scale": INFINITY}, "failed in reset: OverflowError"),
+        ("HalfCheetah-v5", {"forward_reward_weight": float("nan")}, "returned the reward nan"),
+        ("Hopper-v5", {"weight": 1}, "failed in reset: TypeError"),
+    ],
+)
+def test_faults_are_told_in_the_same_words(name: str, kwargs: Any, words: str) -> None:
+    env = dataclasses.replace(describe(name, {}, 20), kwargs=kwargs)
+    task = rollouts.task(env, slot=2, rows=3)
+    with np.errstate(all="ignore"):
+        ours, theirs = (rollouts.run(task, worker) for worker in (RolloutWorker(), by_gymnasium()))
+    assert isinstance(ours, RolloutFailure)
+    assert words in ours.message
+    assert dataclasses.replace(ours, traceback="") == dataclasses.replace(theirs, traceback="")
+
+
+def test_a_number_that_does_not_fit_is_told_from_one_that_is_none() -> None:
+    rows = open_rows(describe("HalfCheetah-v5", {}, None), 2)
+    seen = np.zeros((2, 17), np.float32)
+    for row in range(2):
+        rows.begin(row, 0, 40 + row, seen[row])
+    rows.check_finite(1, seen[1])
+    for value, words in ((1e60, "returned the number 1e+60"), (np.nan, "returned NaN or infinity")):
+        rows._task._state[1, 3] = value  # type: ignore[attr-defined]
+        seen[1, 2] = np.inf
+        with pytest.raises(EnvironmentFault, match="in its observation") as caught:
+            rows.check_finite(1, seen[1])
+        assert words in str(caught.value)
+        assert (caught.value.row, caught.value.seed) == (1, 41)
+
+
+@pytest.mark.parametrize("env", ["Hopper-v5", "Ant-v5"])
+def test_a_run_ends_in_equal_bits_whoever_steps_and_however_they_take_turns(
+    env: str, tmp_path: Any
+) -> None:
+    recipe = scenario(env, slots=2)
+
+    def stepped(by: RolloutWorker, **how: Any) -> Any:
+        with InlineFleet() as fleet:
+            fleet._worker = by
+            begun, trainer = run(recipe, fleet, diary, **how)
+        return saved(begun, trainer, tmp_path / "run.safetensors")
+
+    diary = Diary()
+    expected, lines = stepped(by_gymnasium()).digest, diary.lines
+    diary = Diary()
+    assert (stepped(RolloutWorker()).digest, diary.lines) == (expected, lines)
+    for first, second in ((RolloutWorker, by_gymnasium), (by_gymnasium, RolloutWorker)):
+        diary = Diary()
+        half = stepped(first(), stop_after=2)
+        assert (stepped(second(), start=half).digest, diary.lines) == (expected, lines)
+
+
+def test_mujoco_is_not_imported_for_an_environment_without_it() -> None:
+    script = (
+        "import sys, numpy as np\n"
+        "from rlflame.rollout.envs.make import describe\n"
+        "from rlflame.rollout.envs.factory import open_rows\n"
+        "rows = open_rows(describe('CartPole-v1', {}, None), 1)\n"
+        "rows.begin(0, 0, 1, np.zeros(4, np.float32))\n"
+        "print('mujoco' in sys.modules, 'rlflame.rollout.mujoco.mujoco_env' in sys.modules)"
+    )
+    command = [sys.executable, "-c", script]
+    child = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert child.stdout.split() == ["False", "False"]
