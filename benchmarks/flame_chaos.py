@@ -25,9 +25,9 @@ from typing import Any
 from script import ended, positive
 
 from rlflame import api, build, presets
-from rlflame.fleet import FleetEvent
+from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.flame.fleet import FlameFleet
-from rlflame.fleet.flame.start import Wishes
+from rlflame.fleet.flame.session_start import Wishes
 
 
 def main() -> int:

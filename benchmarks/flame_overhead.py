@@ -37,7 +37,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from rlflame.fleet.flame.fleet import FlameFleet  # noqa: E402
-from rlflame.fleet.flame.start import Wishes  # noqa: E402
+from rlflame.fleet.flame.session_start import Wishes  # noqa: E402
 from rlflame.rollout.envs.env_state import fresh_state  # noqa: E402
 from rlflame.rollout.envs.make import describe  # noqa: E402
 from rlflame.rollout.policy import expected_shapes  # noqa: E402

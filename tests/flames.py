@@ -14,7 +14,7 @@ from typing import Any
 from flame_stub import FlameStub
 
 from rlflame.fleet.flame.fleet import FlameFleet
-from rlflame.fleet.flame.start import Wishes
+from rlflame.fleet.flame.session_start import Wishes
 
 #: Where conftest keeps the variables of a real cluster, out of reach of all other tests.
 KEPT = "RLFLAME_TEST_"

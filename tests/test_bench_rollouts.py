@@ -20,7 +20,7 @@ from rlflame.bench.rollouts import Collecting, Rate, SideBySide, alternate
 from rlflame.bench.scaling import Scaling
 from rlflame.config import Recipe
 from rlflame.errors import ConfigError, RlflameError
-from rlflame.fleet import policy_id
+from rlflame.fleet.base import policy_id
 from rlflame.fleet.inline import InlineFleet
 from rlflame.report.measurements import Measurement, changes
 from rlflame.rollout import wire

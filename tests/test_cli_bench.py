@@ -17,7 +17,7 @@ from flame_stub import FlameStub
 
 from rlflame.bench import conducted, files, published, scaling, session
 from rlflame.errors import RlflameError
-from rlflame.fleet import FleetEvent
+from rlflame.fleet.base import FleetEvent
 from rlflame.report import Document
 
 QUICK = ("--episode-ms", "0", "--episodes", "2", "--repeat", "2")

@@ -11,8 +11,9 @@ import pytest
 from commands import finished, process, rlflame
 from flame_stub import FlameStub
 
-from rlflame.doctor import Pace, examination, failed, ok, warning
-from rlflame.doctor.examination import Examination
+from rlflame.fleet.flame.check import cluster_check
+from rlflame.fleet.flame.check.cluster_check import Examination
+from rlflame.fleet.flame.check.findings import Pace, failed, ok, warning
 
 PATIENCE_S = 60
 
@@ -35,7 +36,7 @@ def quick(monkeypatch):
     def hurried(*arguments, **options):
         return Examination(*arguments, **options, pace=pace, graphics=OneRenderer)
 
-    monkeypatch.setattr(examination, "Examination", hurried)
+    monkeypatch.setattr(cluster_check, "Examination", hurried)
 
 
 @pytest.fixture
@@ -89,13 +90,13 @@ def test_the_screen_line_by_line(monkeypatch):
             self.show = show
 
         def run(self):
-            from rlflame.doctor import Diagnosis
+            from rlflame.fleet.flame.check.findings import Diagnosis
 
             for found in findings:
                 self.show(found)
             return Diagnosis(tuple(findings), configured=True, reachable=True)
 
-    monkeypatch.setattr(examination, "Examination", Played)
+    monkeypatch.setattr(cluster_check, "Examination", Played)
     monkeypatch.setenv("FLAME_ENDPOINT", "http://there:8080")
     spoken = rlflame("cluster-check")
     assert spoken.code == 1

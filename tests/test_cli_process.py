@@ -643,7 +643,9 @@ def test_a_current_folder_that_is_gone_is_a_sentence(words, tmp_path):
 
 def test_commands_that_do_not_train_do_without_what_begins_early():
     code = "import sys\nfrom rlflame.__main__ import main\nsys.argv = ['rlflame', '--version']\n"
-    code += "try:\n    main()\nexcept SystemExit:\n    print('rlflame.early' in sys.modules)"
+    code += (
+        "try:\n    main()\nexcept SystemExit:\n    print('rlflame.fleet.prestart' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "False"
 

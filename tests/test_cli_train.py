@@ -17,8 +17,8 @@ from rlflame import build, onward, presets, tables, toml
 from rlflame import running as running_module
 from rlflame.commands.train import train
 from rlflame.config import EnvironmentSettings
-from rlflame.early import HeadStart
 from rlflame.files import checkpoint
+from rlflame.fleet.prestart import HeadStart
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.process.worker_main import Kind
 from rlflame.rollout.process.worker_process import WorkerProcess
@@ -473,7 +473,7 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
     monkeypatch.setattr(WorkerProcess, "send", sent)
     monkeypatch.setattr(running_module, "train", trained)
     words = ("--fleet", fleet, "--workers", "1", "--steps", "64", "--out", "run")
-    begun = rollouts.recorded_processes(monkeypatch, "rlflame.early")
+    begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.prestart")
     with HeadStart() as early:
         (process,) = begun
         assert rlflame("train", *TINY[2:], *words, early=early).code == 0

@@ -26,7 +26,7 @@ from rlflame.display.show import RunResult, RunStart
 from rlflame.errors import RlflameError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.facts import Facts
-from rlflame.fleet import FleetEvent
+from rlflame.fleet.base import FleetEvent
 from rlflame.text import format_count, format_duration
 from rlflame.trainer import Progress
 

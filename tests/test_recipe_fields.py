@@ -19,7 +19,7 @@ from tiny_runs import Run, run
 from rlflame import api
 from rlflame.config import EvaluationSettings, LearningSettings, RunConfig
 from rlflame.files import checkpoint
-from rlflame.fleet import policy_id
+from rlflame.fleet.base import policy_id
 from rlflame.learner import averaging
 from rlflame.runtime import RuntimeSettings
 

@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from rlflame import event_file, tensorboard
 from rlflame.event_file import EventFile
-from rlflame.fleet import EventCount, FleetEvent
+from rlflame.fleet.base import EventCount, FleetEvent
 from rlflame.metrics import NAMES
 
 #: Of the examples that other people's scripts and eyes know.

@@ -11,7 +11,7 @@ from rlflame import build
 from rlflame.config import Recipe
 from rlflame.files import checkpoint
 from rlflame.files.checkpoint import Checkpoint
-from rlflame.fleet import Fleet
+from rlflame.fleet.base import Fleet
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learner.group import Group
 from rlflame.rollout.spec import EnvSpec, Fragment, PolicyArrays

@@ -28,7 +28,7 @@ def main() -> None:
         os.environ.pop(name, None)
     early = None
     if sys.argv[1:2] == ["train"]:  # all others do without, and without loading what it needs
-        from rlflame.early import HeadStart
+        from rlflame.fleet.prestart import HeadStart
 
         early = HeadStart.of_training(sys.argv[2:])
     with early if early is not None else contextlib.nullcontext():

@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import build, fleets
+from rlflame import build
 from rlflame.display.show import Show, Silent
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
 from rlflame.files import checkpoint
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.filming import video
-from rlflame.fleet import EventCount, Fleet
+from rlflame.fleet import factory
+from rlflame.fleet.base import EventCount, Fleet
 from rlflame.onward import check_environment
 from rlflame.render import Drawing
 from rlflame.rollout.policy import Policy
@@ -92,7 +93,7 @@ def evaluate(
     source = check_environment(source)
     watched = EventCount((show or Silent()).fleet)
     runtime = runtime or RuntimeSettings()
-    opened = fleets.fleet(runtime, plan.episodes, watched) if fleet is None else nullcontext(fleet)
+    opened = factory.fleet(runtime, plan.episodes, watched) if fleet is None else nullcontext(fleet)
     with opened as fleet:
         return run_episodes(fleet, source.env, source.policy_spec, source.policy, plan)
 

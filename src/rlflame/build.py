@@ -1,6 +1,6 @@
 """The composition root: a config goes in, parts come out.
 
-With fleets.py and learners.py, which name the fleets and the algorithms, the only place that names
+With factory.py and learners.py, which name the fleets and the algorithms, the only place that names
 concrete classes. Must not know: the command line, how anything is shown.
 """
 
@@ -19,7 +19,7 @@ from rlflame.errors import ConfigError, typed
 from rlflame.evaluate import EvaluationPlan
 from rlflame.facts import Facts
 from rlflame.files.checkpoint import Checkpoint
-from rlflame.fleet import Fleet
+from rlflame.fleet.base import Fleet
 from rlflame.learner import Algorithm
 from rlflame.learner.averaging import PolicyAverage
 from rlflame.learner.group import Group

@@ -28,7 +28,7 @@ from rlflame.commands.report import report
 from rlflame.commands.train import resume, train
 
 if TYPE_CHECKING:
-    from rlflame.early import HeadStart
+    from rlflame.fleet.prestart import HeadStart
 
 app = typer.Typer(
     name="rlflame",

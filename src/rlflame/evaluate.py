@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.fleet import Fleet
+from rlflame.fleet.base import Fleet
 from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import (
     EnvSpec,

@@ -15,7 +15,7 @@ from rlflame.errors import ConfigError, ending, shell
 from rlflame.evaluate import EvaluationPlan, task
 from rlflame.files import checkpoint, tensor_file
 from rlflame.files.checkpoint import Checkpoint
-from rlflame.fleet import environment_failure
+from rlflame.fleet.base import environment_failure
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Float32, RolloutFailure
 from rlflame.rollout.worker import RolloutWorker

@@ -1,6 +1,6 @@
 """Which algorithm a recipe means, with the experience it learns from.
 
-With build.py and fleets.py the only place that names concrete classes. Must not know:
+With build.py and factory.py the only place that names concrete classes. Must not know:
 environments, fleets, files.
 """
 

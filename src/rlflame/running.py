@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlflame import build, env_file, fleets, presets, tensorboard, toml
+from rlflame import build, env_file, presets, tensorboard, toml
 from rlflame.companion import rules
 from rlflame.companion.lead import companion
 from rlflame.config import LearningSettings, Recipe, RunConfig
@@ -31,7 +31,8 @@ from rlflame.files.run_folder import (
     writing,
 )
 from rlflame.filming.recorder import filmed
-from rlflame.fleet import EventCount, Fleet, Observer, TrafficCount, policy_id
+from rlflame.fleet import factory
+from rlflame.fleet.base import EventCount, Fleet, Observer, TrafficCount, policy_id
 from rlflame.learners import blas_threads, made_with
 from rlflame.onward import (
     begun_anew,
@@ -230,8 +231,8 @@ def _start(
         fleet.capacity,
         preset,
         resumed,
-        fleets.found_no_cluster(runtime),
-        fleets.candidates(fleet),
+        factory.found_no_cluster(runtime),
+        factory.candidates(fleet),
     )
 
 
@@ -330,7 +331,7 @@ def _opened(
     fleet: Fleet | None, runtime: RuntimeSettings, slots: int, observer: Observer
 ) -> AbstractContextManager[Fleet]:
     """The fleet that was handed in, left open at the end, or one of this run's own."""
-    return fleets.for_training(runtime, slots, observer) if fleet is None else nullcontext(fleet)
+    return factory.for_training(runtime, slots, observer) if fleet is None else nullcontext(fleet)
 
 
 def _counts(fleet: Fleet | None, counts: EventCount | None, show: Show) -> EventCount:

@@ -21,7 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord, evaluate
-from rlflame.fleet import Fleet, Submission
+from rlflame.fleet.base import Fleet, Submission
 from rlflame.learner import Algorithm, Experience, Metrics, Segment, State
 from rlflame.learner.averaging import PolicyAverage
 from rlflame.rollout.envs.env_state import fresh_state

@@ -10,7 +10,7 @@ import pytest
 import rollouts
 
 from rlflame.errors import RlflameError
-from rlflame.fleet import FleetEvent
+from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout import wire
 from rlflame.rollout.envs.factory import open_rows

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rlflame import build, fleets
+from rlflame import build
 from rlflame.bench import Case
 from rlflame.bench.children import Ordered
 from rlflame.bench.rollouts import Collecting, Rate
 from rlflame.config import Recipe
+from rlflame.fleet import factory
 from rlflame.rollout.envs import user_file
 from rlflame.runtime import RuntimeSettings
 from rlflame.stop import NeverStop
@@ -24,7 +25,7 @@ def main() -> None:
     user_file.load_told()
     one = case(here.order["recipe"], here.order["number"])
     inside = RuntimeSettings(fleet="inline")
-    with fleets.fleet(inside) as fleet, Collecting(one, fleet, NeverStop()) as collecting:
+    with factory.fleet(inside) as fleet, Collecting(one, fleet, NeverStop()) as collecting:
         collecting.settle()
 
         def collect(seconds: float) -> dict[str, Any]:

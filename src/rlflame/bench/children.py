@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from rlflame.errors import RlflameError
-from rlflame.fleet import Closing
+from rlflame.fleet.base import Closing
 from rlflame.rollout import wire
 from rlflame.rollout.process.parent_channel import Line, Message
 from rlflame.rollout.process.worker_main import Kind

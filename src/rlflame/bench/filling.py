@@ -15,7 +15,7 @@ from rlflame import learners
 from rlflame.bench import Case
 from rlflame.bench.rollouts import Rounds
 from rlflame.bench.timing import Clock, Stopwatch
-from rlflame.fleet import Fleet, TrafficCount
+from rlflame.fleet.base import Fleet, TrafficCount
 from rlflame.learner import digest_of
 from rlflame.trainer import Stop, StopNow
 

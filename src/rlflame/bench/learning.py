@@ -16,7 +16,7 @@ from rlflame import build
 from rlflame.bench import Case
 from rlflame.bench.timing import Clock, Stopwatch
 from rlflame.crew import processes
-from rlflame.fleet import Fleet, policy_id
+from rlflame.fleet.base import Fleet, policy_id
 from rlflame.learner.group import Group
 from rlflame.learners import blas_threads
 from rlflame.rollout.spec import Float32, Fragment

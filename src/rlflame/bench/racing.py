@@ -22,7 +22,7 @@ from rlflame.bench.learning import AGAIN, Timed
 from rlflame.bench.timing import Clock, Stopwatch, warm
 from rlflame.crew import processes
 from rlflame.errors import RlflameError
-from rlflame.fleet import Fleet, policy_id
+from rlflame.fleet.base import Fleet, policy_id
 from rlflame.learners import blas_threads
 from rlflame.rollout import blas
 from rlflame.rollout.spec import Fragment

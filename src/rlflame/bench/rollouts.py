@@ -17,7 +17,7 @@ from rlflame.bench import Case
 from rlflame.bench.children import Children, together
 from rlflame.bench.script import Script
 from rlflame.bench.timing import Clock
-from rlflame.fleet import Closing, Fleet
+from rlflame.fleet.base import Closing, Fleet
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import EnvState, Fragment, RolloutTask
 from rlflame.trainer import Progress, Stop, StopNow, first_states, tasks_of

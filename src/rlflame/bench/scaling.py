@@ -14,7 +14,7 @@ from statistics import median
 
 from rlflame.bench import Case, Cell
 from rlflame.bench.timing import Clock, answered, run_once, warm
-from rlflame.fleet import Fleet
+from rlflame.fleet.base import Fleet
 from rlflame.text import format_count
 from rlflame.trainer import Progress, Stop
 

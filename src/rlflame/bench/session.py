@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from rlflame import fleets
 from rlflame.bench.files import another
 from rlflame.display.quiet import Tally
 from rlflame.display.words import again
 from rlflame.errors import Interrupted, document, shell
-from rlflame.fleet import EventCount, Fleet, FleetEvent
+from rlflame.fleet import factory
+from rlflame.fleet.base import EventCount, Fleet, FleetEvent
 from rlflame.runtime import RuntimeSettings
 from rlflame.stop import SignalStop
 
@@ -69,12 +69,12 @@ class Session:
 
     def open(self, kind: str, workers: int) -> AbstractContextManager[Fleet]:
         if kind == "flame":
-            from rlflame.fleet.flame import address
+            from rlflame.fleet.flame import endpoint
 
-            if address.configured() is None:
-                raise address.unconfigured("local in place of flame measures this machine.")
+            if endpoint.configured() is None:
+                raise endpoint.unconfigured("local in place of flame measures this machine.")
         wanted = self._runtime.model_copy(update={"fleet": kind, "workers": workers})
-        return fleets.fleet(wanted, None, self._events)
+        return factory.fleet(wanted, None, self._events)
 
     def retried(self) -> int:
         """Tasks that went to a second worker since the last time, of all fleets."""

@@ -332,7 +332,7 @@ def _kinds(compare: str | None) -> list[str]:
     """What is compared; Flame is never left out silently where it was asked for."""
     if compare is not None:
         return _known(compare.split(","))
-    from rlflame.fleet.flame.cluster import configured
+    from rlflame.fleet.flame.client import configured
 
     return ["local", "flame"] if configured() else ["local"]
 

@@ -9,7 +9,7 @@ import typer
 from rlflame.commands.options import Debug, Json
 
 if TYPE_CHECKING:
-    from rlflame.doctor import Diagnosis, Finding
+    from rlflame.fleet.flame.check.findings import Diagnosis, Finding
 
 _NEWCOMER = """\
 No Flame cluster is configured, and none is needed: everything works on this machine.
@@ -43,9 +43,9 @@ def cluster_check(
     Says what is wrong and what to type. Exit code 0 healthy, 1 degraded, 3 unreachable.
     """
     from rlflame.display.mouth import as_json_text, say, say_aside, say_lines
-    from rlflame.doctor import connection
-    from rlflame.doctor.examination import Examination
-    from rlflame.fleet.flame.cluster import configured
+    from rlflame.fleet.flame.check import connection
+    from rlflame.fleet.flame.check.cluster_check import Examination
+    from rlflame.fleet.flame.client import configured
     from rlflame.render.graphics_check import GraphicsCheck
     from rlflame.stop import terminable
 

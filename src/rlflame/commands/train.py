@@ -30,7 +30,7 @@ from rlflame.commands.options import (
 if TYPE_CHECKING:
     from rlflame.config import RunConfig
     from rlflame.display.show import Display, RunResult
-    from rlflame.early import HeadStart
+    from rlflame.fleet.prestart import HeadStart
     from rlflame.stop import SignalStop
 
 
@@ -146,9 +146,9 @@ def train(
     if many:
         several.train(resolved, name, many, init_from)
         return
-    from rlflame import fleets
     from rlflame.display.choice import choose
-    from rlflame.fleet import EventCount
+    from rlflame.fleet import factory
+    from rlflame.fleet.base import EventCount
 
     show = choose(resolved.runtime.progress)
     # Workers load their parts while this process loads its own.
@@ -156,7 +156,7 @@ def train(
     counts = EventCount(show.fleet)
     id = resolved.learning.environment.id
     early: HeadStart | None = context.obj
-    with fleets.for_training(resolved.runtime, slots, counts, id, early) as opened:
+    with factory.for_training(resolved.runtime, slots, counts, id, early) as opened:
         if early is not None:
             early.end()
         from rlflame import running

@@ -12,7 +12,7 @@ from typing import Any
 from rlflame.companion import rules
 from rlflame.companion.link import Gone, Link, Silent
 from rlflame.config import LearningSettings, Recipe
-from rlflame.fleet import Fleet
+from rlflame.fleet.base import Fleet
 from rlflame.learner import Algorithm, Batch, Metrics, State
 from rlflame.learner.halves import InHalves
 from rlflame.learner.leading import message_of

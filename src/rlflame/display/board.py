@@ -17,7 +17,7 @@ from rlflame.facts import Facts
 if TYPE_CHECKING:
     from rlflame.display.show import RunStart
     from rlflame.evaluate import EvaluationRecord
-    from rlflame.fleet import FleetEvent
+    from rlflame.fleet.base import FleetEvent
 
 #: Episodes in the return so far.
 RECENT_EPISODES = 100

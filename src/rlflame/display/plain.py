@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rlflame.display.show import RunResult, RunStart
     from rlflame.evaluate import EvaluationRecord
-    from rlflame.fleet import FleetEvent
+    from rlflame.fleet.base import FleetEvent
     from rlflame.trainer import Progress
 
 #: A line is due with every such part of the budget...

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from rlflame.evaluate import EvaluationRecord
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.files.recorder import Watcher
-from rlflame.fleet import FleetEvent
+from rlflame.fleet.base import FleetEvent
 from rlflame.trainer import Progress
 
 

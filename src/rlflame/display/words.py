@@ -11,7 +11,7 @@ from rlflame.text import format_count, format_duration
 
 if TYPE_CHECKING:
     from rlflame.display.show import RunResult, RunStart
-    from rlflame.fleet import FleetEvent
+    from rlflame.fleet.base import FleetEvent
 
 
 def headline(run: RunStart) -> str:

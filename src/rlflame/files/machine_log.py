@@ -14,7 +14,7 @@ from rlflame import __version__, decoded, machine
 from rlflame.errors import CheckpointError, RlflameError
 from rlflame.files.run_folder import RunFolder, writing
 from rlflame.files.tensor_file import write_atomically
-from rlflame.fleet import Fleet
+from rlflame.fleet.base import Fleet
 
 
 class MachineLog:

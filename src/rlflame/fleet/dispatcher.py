@@ -24,9 +24,9 @@ from rlflame.rollout.process.worker_main import Kind
 from rlflame.rollout.process.worker_process import Garbled, WorkerProcess, how_it_ended
 from rlflame.rollout.spec import Fragment, RolloutFailure
 
-from . import Meter, Observer, checked, environment_failure, ignore
-from .children import Child
+from .base import Meter, Observer, checked, environment_failure, ignore
 from .jobs import Job, JobQueue, broken, died, hung, tell
+from .worker_handle import Child
 
 _TICK_S = 0.2
 #: Starts that may fail in a row; more when somebody kills them, which says less of the next one.

@@ -23,7 +23,7 @@ from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutFailure, Rollout
 from rlflame.rollout.task_batching import apart, stacked
 from rlflame.rollout.worker import RolloutWorker
 
-from . import (
+from .base import (
     Closing,
     EventKind,
     FleetEvent,

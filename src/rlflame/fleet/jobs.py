@@ -15,7 +15,7 @@ from typing import Any
 from rlflame.errors import FleetError, RlflameError
 from rlflame.rollout.spec import Fragment, RolloutFailure, RolloutTask, Whereabouts
 
-from . import EventKind, FleetEvent, Observer, environment_failure
+from .base import EventKind, FleetEvent, Observer, environment_failure
 
 
 @dataclass(eq=False, repr=False)

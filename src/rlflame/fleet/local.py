@@ -18,7 +18,7 @@ from rlflame.rollout.process.worker_process import WorkerProcess
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
 from rlflame.rollout.task_batching import apart, stacked
 
-from . import Closing, FleetEvent, FleetReport, Meter, Observer, Traffic, ignore, policy_id
+from .base import Closing, FleetEvent, FleetReport, Meter, Observer, Traffic, ignore, policy_id
 from .dispatcher import Dispatcher
 from .jobs import Job
 

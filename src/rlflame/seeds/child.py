@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlflame import fleets, presets, running
+from rlflame import presets, running
 from rlflame.config import RunConfig
 from rlflame.display.json_lines import JsonDisplay
 from rlflame.errors import (
@@ -25,11 +25,12 @@ from rlflame.errors import (
     of_the_system,
     shell,
 )
-from rlflame.fleet import EventCount, Fleet
+from rlflame.fleet import factory
+from rlflame.fleet.base import EventCount, Fleet
+from rlflame.fleet.remote import LentFleet
 from rlflame.rollout.envs import user_file
 from rlflame.rollout.process.parent_channel import Line, Message, end_here
 from rlflame.rollout.spec import Whereabouts
-from rlflame.seeds.lent import LentFleet
 from rlflame.stop import SignalStop
 from rlflame.trust import allow_modules
 
@@ -104,12 +105,12 @@ def _fleet(wanted: Message, config: RunConfig, counts: EventCount, line: Line) -
         return
     line.attend(lambda message: None)
     if wanted["kind"] == "inline":
-        with fleets.inline(counts) as inline:
+        with factory.inline(counts) as inline:
             _watch(lambda: inline.standing, config.runtime.step_deadline_s, line)
             yield inline
         return
     alone = config.runtime.model_copy(update={"fleet": "local", "workers": wanted["workers"]})
-    with fleets.fleet(alone, config.learning.rollout.num_slots, counts) as local:
+    with factory.fleet(alone, config.learning.rollout.num_slots, counts) as local:
         yield local
 
 

@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflame import build, env_file, fleets, running
+from rlflame import build, env_file, running
 from rlflame.config import RunConfig
 from rlflame.display.mouth import as_json_text
 from rlflame.errors import RlflameError, typed
 from rlflame.facts import Facts
 from rlflame.files import tensor_file
 from rlflame.files.run_folder import RunFolder, is_locked, writing
-from rlflame.fleet import Fleet, FleetEvent
+from rlflame.fleet import factory
+from rlflame.fleet.base import Fleet, FleetEvent
 from rlflame.history import curves, recorded
 from rlflame.learners import blas_threads
 from rlflame.memory import PROCESS_BYTES, available_bytes
@@ -142,9 +143,9 @@ class _Conductor:
 
     def __enter__(self) -> _Conductor:
         runtime = self._job.config.runtime
-        if fleets.choice(runtime) == "flame":
+        if factory.choice(runtime) == "flame":
             slots = self._job.config.learning.rollout.num_slots * len(self._job.seeds)
-            self._fleet = fleets.fleet(runtime, slots, self._fleet_event)
+            self._fleet = factory.fleet(runtime, slots, self._fleet_event)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlflame.errors import RlflameError
-from rlflame.fleet import Fleet
+from rlflame.fleet.base import Fleet
+from rlflame.fleet.fleet_server import Lending
+from rlflame.fleet.remote import error_of
 from rlflame.rollout import blas, wire
 from rlflame.rollout.process.parent_channel import Message
 from rlflame.rollout.process.worker_main import Kind
 from rlflame.rollout.process.worker_process import Garbled, WorkerProcess, how_it_ended
-from rlflame.seeds.lending import Lending
-from rlflame.seeds.lent import error_of
 from rlflame.seeds.results import Outcome
 from rlflame.trainer import Stop
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlflame.errors import FleetError, FleetUnreachable, RlflameError
-from rlflame.fleet import (
+from rlflame.fleet.base import (
     Closing,
     FleetEvent,
     FleetReport,
@@ -30,18 +30,18 @@ from rlflame.fleet.jobs import Job
 from rlflame.rollout import blas, wire
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
 
-from . import objects
-from .bounded import Unanswered, said
-from .cluster import EXECUTOR_STATES, Cluster
-from .desk import Desk
-from .errand import Away
+from . import object_cache
+from .attempt import Away
+from .cleanup import withdraw
+from .client import EXECUTOR_STATES, Cluster
 from .lease import Lease
-from .objects import Reference
+from .object_cache import Reference
 from .overhead import Overhead
-from .start import PREFIX, Started, Starter, Wishes
+from .scheduler import Desk
+from .session_start import PREFIX, Started, Starter, Wishes
 from .submission import FlameSubmission
-from .withdrawal import withdraw
-from .workers import Workers
+from .timeouts import Unanswered, said
+from .worker_versions import Workers
 
 #: How long closing waits for tasks that still run, in all.
 _DRAIN_S = 12.0
@@ -212,7 +212,7 @@ class FlameFleet(Closing):
                 return place
             if content is None:
                 raise FleetError("Nobody holds these weights any more.")
-            place = objects.put(f"{self._application}/shared", content)
+            place = object_cache.put(f"{self._application}/shared", content)
             self._cluster.meter.sent(len(content))
             with self._lock:
                 held = policy_id in self._policies
@@ -298,7 +298,7 @@ class FlameFleet(Closing):
         """Why task after task fails: an executor whose process died fails all it is given."""
         for what, ask in (
             ("session manager", self._cluster.nodes),
-            ("object cache", lambda: objects.put(f"{self._application}/shared", b"?")),
+            ("object cache", lambda: object_cache.put(f"{self._application}/shared", b"?")),
         ):
             try:
                 ask()

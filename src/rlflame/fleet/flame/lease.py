@@ -13,8 +13,8 @@ from typing import Any
 
 from rlflame.rollout import wire
 
-from .bounded import bounded
 from .raw_object import make_array, read_object
+from .timeouts import bounded
 
 BEAT_EVERY_S = 5.0
 _WRITE_S = 4.0

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rlflame.errors import FleetError, RlflameError
-from rlflame.fleet import FleetEvent
+from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.jobs import Job
 
-from .cluster import close_quietly
-from .errand import Attempt, Errands
-from .pace import Pace
+from .attempt import Attempt, Errands
+from .client import close_quietly
+from .task_durations import Pace
 
 _LOOK_EVERY_S = 0.5
 #: A watched task that said nothing for so long is asked for.

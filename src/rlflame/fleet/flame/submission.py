@@ -12,7 +12,7 @@ from rlflame.errors import RlflameError
 from rlflame.fleet.jobs import Job
 from rlflame.rollout.spec import Fragment
 
-from .desk import Desk
+from .scheduler import Desk
 
 
 class FlameSubmission:

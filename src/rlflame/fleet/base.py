@@ -1,0 +1,274 @@
+"""The contract of a fleet: where rollout tasks run. Every fleet gives the same fragments.
+
+Nouns: a fleet takes tasks as a Submission; iterating it yields each task's fragment once, in the
+order they finish. Policies are put by content and released. Must not know: algorithms, files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self
+
+import numpy as np
+
+from rlflame.errors import EnvironmentFailure, FleetError
+from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutFailure, RolloutTask
+
+EventKind = Literal[
+    "submitted",
+    "running",
+    "done",
+    "retried",
+    "speculated",
+    "lost",
+    "cancelled",
+    "phase",
+    "workers",
+    "note",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEvent:
+    """Something that happened to one task, for whoever draws the fan-out and fan-in.
+
+    A task is submitted, then running, retried, or speculated (given to a second worker while the
+    first is slow) any number of times, and ends once: done with its fragment, lost with an error,
+    or cancelled. A retry without a text is one more for the reason that was told last. A `phase`
+    says what the fleet as a whole does before tasks run, empty when it is over; `workers` says how
+    many have answered so far, where they come and go; a `note` is a sentence for the user.
+    Observers are called from any thread.
+    """
+
+    kind: EventKind
+    purpose: str
+    slot: int
+    text: str = ""
+
+
+Observer = Callable[[FleetEvent], None]
+
+
+def ignore(event: FleetEvent) -> None:
+    """The observer of those who do not watch."""
+
+
+class EventCount:
+    """An observer that counts what went wrong on its way to another observer."""
+
+    def __init__(
+        self,
+        observer: Observer = ignore,
+        counted: Sequence[EventKind] = ("retried", "speculated"),
+    ) -> None:
+        self._observer = observer
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = dict.fromkeys(counted, 0)
+
+    def __call__(self, event: FleetEvent) -> None:
+        if event.kind in self._counts:
+            with self._lock:
+                self._counts[event.kind] += 1
+        self._observer(event)
+
+    def take(self) -> dict[str, int]:
+        """How many of each kind since the last time."""
+        with self._lock:
+            counts, self._counts = self._counts, dict.fromkeys(self._counts, 0)
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """What a fleet's workers run on, as they said it themselves."""
+
+    fleet: str
+    capacity: int
+    workers: tuple[dict[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes that went to workers and came back since the fleet began; payloads, not framing."""
+
+    bytes_out: int = 0
+    bytes_in: int = 0
+
+
+class Meter:
+    """Counts traffic, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent = self._received = 0
+
+    def sent(self, size: int) -> None:
+        with self._lock:
+            self._sent += size
+
+    def received(self, size: int) -> None:
+        with self._lock:
+            self._received += size
+
+    def read(self) -> Traffic:
+        with self._lock:
+            return Traffic(self._sent, self._received)
+
+
+class TrafficCount:
+    """A fleet's traffic, a piece at a time."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._before = fleet.traffic()
+
+    def take(self) -> dict[str, int]:
+        """Bytes since the last time."""
+        before, self._before = self._before, self._fleet.traffic()
+        now = self._before
+        return {
+            "bytes_out": now.bytes_out - before.bytes_out,
+            "bytes_in": now.bytes_in - before.bytes_in,
+        }
+
+
+class Submission(Protocol):
+    """Tasks under way together. Iterating raises what ended a task for good."""
+
+    def __iter__(self) -> Iterator[Fragment]: ...
+
+    def cancel(self) -> None:
+        """Forget the tasks that have not finished."""
+
+
+class Fleet(Protocol):
+    """Somewhere to run tasks. `close()` may be called twice and leaves nothing behind."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capacity(self) -> int:
+        """How many tasks can run at one moment."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether tasks need not wait for the fleet to start; true, too, where it never will."""
+
+    def put(self, policy: PolicyArrays) -> str:
+        """Make a version of the weights known; its name is its content. Release it once."""
+
+    def release(self, policy_id: str) -> None: ...
+
+    def submit(self, tasks: Sequence[RolloutTask]) -> Submission: ...
+
+    def probe(self) -> FleetReport: ...
+
+    def traffic(self) -> Traffic: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Fleet: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Closing:
+    """What is closed at the end of a `with`."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def policy_id(policy: PolicyArrays) -> str:
+    """A name for weights that equal content shares."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(policy):
+        array = np.ascontiguousarray(policy[name])
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise FleetError(
+                f"The policy's {name} holds NaN or infinity, and no worker should act with it.",
+                "rlflame resume goes on from the last checkpoint",
+            )
+        digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def environment_failure(
+    task: RolloutTask, failure: RolloutFailure, hint: str = ""
+) -> EnvironmentFailure:
+    """A worker's report as the error that ends the run."""
+    where = f"slot {failure.slot}, row {failure.row}, seed {failure.seed}, step {failure.step}"
+    detail = failure.traceback.rstrip()
+    if failure.output.strip():
+        detail += f"\nIt had printed:\n{failure.output.rstrip()}"
+    return EnvironmentFailure(
+        f"{failure.message} ({where}).",
+        hint or f"reset {task.env.id} with seed {failure.seed} to meet it again at that step",
+        detail.strip(),
+    )
+
+
+def checked(task: RolloutTask, fragment: object) -> Fragment:
+    """The fragment, if it can be the answer to the task; a worker's word is not trusted."""
+    wrong = _differences(task, fragment) if isinstance(fragment, Fragment) else ["type"]
+    if wrong or not isinstance(fragment, Fragment):
+        raise FleetError(
+            f"A worker answered slot {task.slot} of iteration {task.iteration} with something "
+            f"that is not its fragment (wrong: {', '.join(wrong)}).",
+            "check that every worker runs the same version of rlflame",
+        )
+    return fragment
+
+
+def _differences(task: RolloutTask, fragment: Fragment) -> list[str]:
+    """The parts of a fragment that cannot belong to the task."""
+    policy, whole = task.policy, task.unit == "episodes"
+    rows, size = task.columns, policy.observation_size
+    steps, ends = len(fragment.rewards), len(fragment.boundary_index)
+    choice = policy.action_kind == "discrete"
+    action = () if choice else (policy.action_size,)
+    expected = {
+        "observations": (steps, rows, size),
+        "actions": (steps, rows, *action),
+        "log_probs": (steps, rows),
+        "rewards": (steps, rows),
+        "terminated": (steps, rows),
+        "truncated": (steps, rows),
+        "lengths": (rows,),
+        "last_observations": (rows, size),
+        "boundary_index": (ends, 2),
+        "boundary_observations": (ends, size),
+    }
+    wrong = [name for name, shape in expected.items() if getattr(fragment, name).shape != shape]
+    if wrong:
+        return wrong
+    longest = int(fragment.lengths.max(initial=0))
+    recorded = longest if task.record else 0
+    fits = {
+        "identity": (fragment.iteration, fragment.slot) == (task.iteration, task.slot)
+        and fragment.beside == task.beside,
+        "steps": steps == recorded,
+        "lengths": bool((fragment.lengths >= 1).all())
+        and (longest <= task.steps if whole else bool((fragment.lengths == task.steps).all())),
+        "actions": fragment.actions.dtype == (np.int64 if choice else np.float32)
+        and not (choice and (fragment.actions // policy.action_size).any()),
+        "boundary_index": bool(
+            ((fragment.boundary_index >= 0) & (fragment.boundary_index < (steps, rows))).all()
+        ),
+        "episodes": all(0 <= episode.row < rows for episode in fragment.episodes)
+        and (not whole or len(fragment.episodes) == rows),
+        "states": [len(state.observation) for state in fragment.states]
+        == ([] if whole else [size] * rows),
+    }
+    return [name for name, well in fits.items() if not well]

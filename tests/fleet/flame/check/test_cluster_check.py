@@ -1,0 +1,844 @@
+"""What cluster-check makes of what it sees: looks, leases and answers in, findings out.
+
+Each check fails for its own reason and names its own fix. The clock is the tests' own.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickletools
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+
+import pytest
+
+from rlflame.errors import FleetError
+from rlflame.fleet.flame.check import connection, executors, worker_check
+from rlflame.fleet.flame.check.findings import Diagnosis, Pace, brief, failed, ok, warning
+from rlflame.fleet.flame.check.probe import Answers, Greeting
+from rlflame.fleet.flame.check.run_removal import clean
+from rlflame.fleet.flame.check.snapshot import GIB, Application, Executor, Look, Node, Session
+from rlflame.fleet.flame.check.stale_runs import (
+    Census,
+    Fate,
+    Leases,
+    finding,
+    foreign,
+    process,
+    runs,
+)
+from rlflame.fleet.flame.loader import Loader
+from rlflame.fleet.flame.requests import context
+from rlflame.graphics import BACKENDS, advice
+from rlflame.render.graphics_check import GraphicsCheck
+
+
+class Time:
+    """A clock that moves when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        #: What happens when somebody waits.
+        self.meanwhile = lambda now: None
+
+    def clock(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+        self.meanwhile(self.now)
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(clock=self.clock, pause=self.pause)
+
+
+NODE = Node("node-1", "Ready", 4, 16 * GIB)
+PACE = Pace()
+
+
+def executor(state: str = "Bound", session: str = "s", node: str = "node-1", id: str = "e1"):
+    return Executor(id, node, state, session, 1, GIB)
+
+
+def look(at_s: float, *executors: Executor, sessions=(), nodes=(NODE,), applications=()) -> Look:
+    return Look(at_s, tuple(nodes), executors, tuple(sessions), tuple(applications))
+
+
+# The whole.
+
+
+def test_a_warning_leaves_a_cluster_healthy_and_a_failure_does_not():
+    fine, odd, bad = ok("a", "x"), warning("b", "x", "do"), failed("c", "x", "do")
+    for findings, reachable, verdict, code in (
+        ((fine,), True, "healthy", 0),
+        ((fine, odd), True, "healthy", 0),
+        ((fine, odd, bad), True, "degraded", 1),
+        ((fine,), False, "unreachable", 3),
+        ((bad,), False, "unreachable", 3),
+    ):
+        diagnosis = Diagnosis(findings, configured=True, reachable=reachable)
+        assert (diagnosis.verdict, diagnosis.exit_code) == (verdict, code)
+
+
+def test_what_libraries_say_is_made_short():
+    said = "Flight returned unavailable, with message: refused. gRPC client debug context: {...} x"
+    assert brief(said) == "Flight returned unavailable, with message: refused"
+    assert brief("failed to list\n  sessions:  (code: 3)") == "failed to list sessions:"
+    assert len(brief("word " * 1000)) < 300
+
+
+# Nodes and room.
+
+
+@pytest.mark.parametrize(
+    ("states", "status", "words", "fix"),
+    [
+        (["Ready", "Ready"], "ok", "2 ready: n0, n1", ""),
+        ([], "failed", "no executor manager", "up -d"),
+        (["Ready", "NotReady"], "failed", "1 of 2 ready; NotReady: n1", "n1 again, under the same"),
+        (["Unknown", "Ready"], "warning", "lost within the last 30 s: n0", "wait 30 s"),
+        (["Unknown", "Unknown"], "failed", "0 of 2 ready; lost within the last 30 s", "wait 30 s"),
+        (["Unknown", "NotReady"], "failed", "0 of 2 ready", "of n1 again"),
+    ],
+)
+def test_nodes_that_are_away(states, status, words, fix):
+    nodes = [Node(f"n{i}", state, 2, 4 * GIB) for i, state in enumerate(states)]
+    found = executors.nodes(look(0.0, nodes=nodes))
+    assert (found.check, found.status) == ("nodes", status)
+    assert words in found.seen
+    assert fix in " ".join(found.fixes)
+    assert bool(found.fixes) == (status != "ok")
+
+
+def test_room_is_what_executors_leave_in_processors_and_in_memory():
+    thin = Node("thin", "Ready", 8, 2 * GIB)
+    away = Node("away", "NotReady", 64, 64 * GIB)
+    there = [executor(id="a"), executor(id="b"), Executor("c", "thin", "Bound", "s", 1, GIB)]
+    seen = look(0.0, *there, nodes=[NODE, thin, away])
+    assert seen.free(NODE) == (2, 14 * GIB)
+    assert seen.room == 2 + 1  # processors bound the first node, memory the second
+    assert executors.capacity(seen).status == "ok"
+
+
+def test_a_full_cluster_names_who_holds_it():
+    held = [executor(session="mine", id=str(i)) for i in range(3)]
+    found = executors.capacity(look(0.0, *held, executor(session="yours", id="y")))
+    assert found.status == "warning"
+    assert "mine (3), yours (1)" in found.seen
+    assert "--clean" in found.fixes[0]
+
+
+# Executors that do not move.
+
+BUSY = Session("s", "app", pending=2, running=1, succeeded=5)
+OPEN = Session("s", "app")
+
+
+@pytest.mark.parametrize(
+    ("state", "before", "after", "apart_s", "certain", "why"),
+    [
+        ("Void", None, None, 6.0, True, ""),
+        ("Unbinding", OPEN, OPEN, 6.0, True, ""),
+        ("Releasing", None, None, 6.0, True, ""),
+        ("Void", None, None, 5.0, None, ""),
+        ("Idle", None, None, 60.0, None, ""),
+        ("Binding", OPEN, OPEN, 29.0, None, ""),
+        ("Binding", OPEN, OPEN, 30.0, True, "does not come up"),
+        ("Binding", None, None, 6.0, True, "its session is closed"),
+        ("Bound", None, None, 6.0, True, "its session is closed"),
+        ("Bound", OPEN, None, 6.0, None, ""),  # closed a moment ago
+        ("Bound", OPEN, OPEN, 60.0, None, ""),  # warm, and waiting for work
+        ("Bound", BUSY, replace(BUSY, succeeded=6), 60.0, None, ""),
+        ("Bound", BUSY, BUSY, 6.0, False, "do not move"),
+        ("Bound", BUSY, replace(BUSY, failed=40), 6.0, True, "40 tasks failed"),
+        ("Bound", BUSY, replace(BUSY, failed=40, succeeded=6), 6.0, None, ""),
+        ("Bound", *2 * [replace(BUSY, running=0)], 6.0, True, "takes none of the 2 pending tasks"),
+    ],
+)
+def test_an_executor_that_stands_still(state, before, after, apart_s, certain, why):
+    looks = [
+        look(0.0, executor(state), sessions=filter(None, [before])),
+        look(apart_s, executor(state), sessions=filter(None, [after])),
+    ]
+    found = executors.stuck(looks, PACE)
+    assert [not each.perhaps for each in found] == ([] if certain is None else [certain])
+    assert all(why in each.why for each in found)
+    status = {None: "ok", True: "failed", False: "warning"}[certain]
+    said = executors.executors(looks, PACE)
+    assert said.status == status
+    if certain is not None:
+        fix = "stop the executor manager on node-1, wait 40 s (less does not help), start it again"
+        assert fix in said.fixes
+        assert "e1" in said.notes[0]
+        assert "node-1" in said.notes[0]
+
+
+def test_an_installation_may_take_longer_than_a_start():
+    application = Application("app", installs=True)
+    looks = [
+        look(t, executor("Binding"), sessions=[OPEN], applications=[application])
+        for t in (0.0, 31.0)
+    ]
+    assert executors.executors(looks, PACE).status == "warning"
+
+
+def test_an_executor_that_moved_in_between_is_not_stuck():
+    states = ["Unbinding", "Idle", "Unbinding"]
+    looks = [look(4.0 * i, executor(state)) for i, state in enumerate(states)]
+    assert executors.stuck(looks, PACE) == []
+    again = [look(4.0 * i, executor("Unbinding", session=f"s{i}")) for i in range(3)]
+    assert executors.stuck(again, PACE) == []
+    gone = [look(0.0, executor("Void")), look(4.0), look(8.0, executor("Void"))]
+    assert executors.stuck(gone, PACE) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "sessions", "passed_s", "wanted"),
+    [
+        ("Binding", [OPEN], 0.0, True),
+        ("Binding", [OPEN], 29.0, True),
+        ("Binding", [OPEN], 31.0, False),
+        ("Binding", [], 0.0, True),
+        ("Binding", [], 7.0, False),
+        ("Unbinding", [], 5.0, True),
+        ("Unbinding", [], 7.0, False),
+        ("Bound", [OPEN], 0.0, False),
+        ("Idle", [], 0.0, False),
+    ],
+)
+def test_a_later_look_is_wanted_only_while_it_can_tell_more(state, sessions, passed_s, wanted):
+    looks = [look(t, executor(state), sessions=sessions) for t in (0.0, passed_s)]
+    assert executors.undecided(looks, PACE) == wanted
+
+
+def test_an_executor_is_given_time_from_when_its_session_was_closed():
+    binding = executor("Binding")
+    looks = [look(0.0, binding, sessions=[OPEN]), look(9.0, binding), look(14.0, binding)]
+    assert executors.stuck(looks, PACE) == []
+    (found,) = executors.stuck([*looks, look(15.0, binding)], PACE)
+    assert (found.for_s, found.why) == (6.0, "its session is closed")
+
+
+def test_the_fix_for_a_node_of_compose_is_a_command():
+    assert "compose.yaml restart executor-2" in executors.remedy("executor-2")
+    assert "compose" not in executors.remedy("gpu-7")
+
+
+# Tasks that wait.
+
+WAITS = Session("s", "app", pending=3)
+
+
+def test_tasks_that_wait_while_processors_are_free_are_the_policies_fault():
+    looks = [look(t, sessions=[WAITS]) for t in (0.0, 7.0)]
+    found = executors.scheduling(looks, PACE)
+    assert found.status == "failed"
+    assert "gang" in found.fixes[0]
+    assert "s" in found.seen
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        [look(t, sessions=[WAITS]) for t in (0.0, 5.0)],
+        [look(0.0), look(7.0, sessions=[WAITS])],
+        [look(t, executor("Binding"), sessions=[WAITS]) for t in (0.0, 7.0)],
+        [look(t, sessions=[replace(WAITS, running=1)]) for t in (0.0, 7.0)],
+        [look(t, sessions=[WAITS], nodes=[replace(NODE, state="NotReady")]) for t in (0.0, 7.0)],
+        [look(t, sessions=[WAITS], nodes=[replace(NODE, memory_bytes=1)]) for t in (0.0, 7.0)],
+        [look(t) for t in (0.0, 7.0)],
+    ],
+    ids=["too soon", "just came", "an executor", "it runs", "away", "no memory", "nothing waits"],
+)
+def test_other_reasons_to_wait_are_not_the_policies_fault(looks):
+    assert executors.scheduling(looks, PACE).status == "ok"
+
+
+def test_a_session_that_flame_has_given_up_says_why():
+    paused = replace(WAITS, paused=True, trouble="No module named 'mine'")
+    found = executors.scheduling([look(t, sessions=[paused]) for t in (0.0, 7.0)], PACE)
+    assert found.status == "warning"
+    assert "No module named 'mine'" in found.seen
+
+
+# Which runs live.
+
+
+class Book:
+    """Leases as they would lie in the cache."""
+
+    def __init__(self, **leases) -> None:
+        self.leases = {f"rlflame-{name}": found for name, found in leases.items()}
+        self.ended: list[str] = []
+
+    def read(self, run):
+        found = self.leases.get(run)
+        if isinstance(found, Exception):
+            raise found
+        return found and dict(found)
+
+    def end(self, run, found):
+        self.ended.append(run)
+
+
+def lease(beat: int, host: str = "far", pid: int = 7):
+    return {"beat": beat, "closing": False, "host": host, "pid": pid}
+
+
+def cluster_with(*names: str, sessions=()) -> Look:
+    return look(0.0, applications=[Application(n, "rlflame") for n in names], sessions=sessions)
+
+
+def settled(book: Book, seen: Look, later: Look | None = None, *, known=None, time: Time):
+    """`known` is what this machine says of its processes."""
+    asked = (known or {}).__getitem__
+    census = Census(seen, book, time.pace, host="here", process=asked)
+    return census.settle(lambda: later or seen, lambda text: None)
+
+
+def test_a_lease_that_moves_is_life_and_one_that_stands_is_death():
+    time = Time()
+    book = Book(old=lease(3), young=lease(5))
+    time.meanwhile = lambda now: book.leases["rlflame-young"].update(beat=5 + int(now - 1000) // 5)
+    dead, living = settled(book, cluster_with("rlflame-old", "rlflame-young"), time=time)
+    assert (dead.run.name, dead.state) == ("rlflame-old", "dead")
+    assert (living.run.name, living.state) == ("rlflame-young", "alive")
+    assert 95.0 < time.now - 1000 < 110.0  # workers give up after 90 s without a beat
+    assert "process 7 on far" in dead.why
+
+
+def test_nobody_waits_where_all_runs_show_that_they_live():
+    time = Time()
+    book = Book(a=lease(1, host="here", pid=12))
+    (fate,) = settled(book, cluster_with("rlflame-a"), known={12: "driver"}, time=time)
+    assert (fate.state, time.now) == ("alive", 1000.0)
+    assert "12" in fate.why
+
+
+@pytest.mark.parametrize(
+    ("host", "known", "waits_s"),
+    [
+        ("far", "driver", 100.0),  # of another machine, this one's processes say nothing
+        ("here", "doubtful", 100.0),  # another has its number now
+        ("here", "gone", 11.0),
+    ],
+)
+def test_how_long_a_run_that_does_not_move_is_given(host, known, waits_s):
+    time = Time()
+    book = Book(a=lease(1, host=host, pid=12))
+    (fate,) = settled(book, cluster_with("rlflame-a"), known={12: known}, time=time)
+    assert fate.state == "dead"
+    assert time.now - 1000 == pytest.approx(waits_s)
+    assert ("which is gone" in fate.why) == (known == "gone")
+
+
+@pytest.mark.parametrize("known", ["doubtful", "gone"])
+def test_a_beat_outweighs_what_is_known_of_the_process(known):
+    """Where drivers run in containers that bear this machine's name, numbers mean nothing."""
+    time = Time()
+    book = Book(a=lease(1, host="here", pid=12))
+    time.meanwhile = lambda now: book.leases["rlflame-a"].update(beat=1 + int(now - 1000) // 5)
+    (fate,) = settled(book, cluster_with("rlflame-a"), known={12: known}, time=time)
+    assert fate.state == "alive"
+
+
+def test_one_that_is_gone_is_dead_before_one_that_is_far():
+    time = Time()
+    book = Book(a=lease(1), b=lease(1, host="here", pid=12))
+    far, gone = settled(book, cluster_with("rlflame-a", "rlflame-b"), known={12: "gone"}, time=time)
+    assert "no beat for 100 s" in far.why
+    assert "no beat for 11 s" in gone.why
+
+
+def test_a_run_that_is_killed_here_and_removed_meanwhile_is_not_dead():
+    time = Time()
+    book = Book(b=lease(1, host="here", pid=12))
+    seen = cluster_with("rlflame-b")
+    (fate,) = settled(book, seen, cluster_with(), known={12: "gone"}, time=time)
+    assert fate.state == "alive"
+
+
+def test_a_number_that_another_process_has_is_no_driver():
+    wait = "import sys; print(flush=True); sys.stdin.read()"
+    found = {}
+    cases: tuple[list[str], ...] = (
+        [],
+        ["here/rlflame/sums.py"],
+        ["rlflame"],
+        ["bin/rlflame", "train"],
+        ["rlflame", "cluster-check"],
+    )
+    for words in cases:
+        with subprocess.Popen(
+            [sys.executable, "-c", wait, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other:
+            other.stdout.readline()
+            found[" ".join(words)] = process(other.pid)
+            other.stdin.close()
+            other.wait()
+        assert process(other.pid) == "gone"
+    known = "driver" if sys.platform == "linux" else "doubtful"
+    assert found == {
+        "": "doubtful",
+        "here/rlflame/sums.py": "doubtful",
+        "rlflame": known,
+        "bin/rlflame train": known,
+        "rlflame cluster-check": "doubtful",
+    }
+    assert process(os.getpid()) == "doubtful"
+
+
+@pytest.mark.parametrize(
+    ("now", "state"),
+    [
+        (Session("s", "rlflame-a"), "dead"),
+        (Session("s", "rlflame-a", succeeded=1), "unknown"),
+        (Session("s", "rlflame-a", running=1), "unknown"),
+    ],
+)
+def test_without_a_lease_a_run_is_dead_when_nothing_of_it_moves(now, state):
+    before = replace(now, succeeded=0)
+    seen, later = (cluster_with("rlflame-a", sessions=[session]) for session in (before, now))
+    (fate,) = settled(Book(), seen, later, time=Time())
+    assert fate.state == state
+
+
+def test_a_lease_that_appears_is_life_and_one_that_cannot_be_read_is_doubt():
+    time = Time()
+    book = Book(b=FleetError("The cluster did not answer."))
+    time.meanwhile = lambda now: book.leases.update({"rlflame-a": lease(1)})
+    born, doubtful = settled(book, cluster_with("rlflame-a", "rlflame-b"), time=time)
+    assert (born.state, doubtful.state) == ("alive", "unknown")
+
+
+def test_a_run_that_ends_while_it_is_looked_at_is_not_dead():
+    (fate,) = settled(Book(a=lease(1)), cluster_with("rlflame-a"), cluster_with(), time=Time())
+    assert fate.state == "alive"
+
+
+def test_an_installing_run_s_two_applications_are_one_run_and_strangers_are_none():
+    own = [Session("x", "rlflame-a"), Session("y", "rlflame-a-i")]
+    strange = Session("z", "rlflame-other")
+    seen = look(
+        0.0,
+        sessions=[*own, strange],
+        applications=[
+            Application("rlflame-a", "rlflame"),
+            Application("rlflame-a-i", "rlflame"),
+            Application("rlflame-other", "Runner application: rlflame-other"),
+            Application("flmrun"),
+        ],
+    )
+    (run,) = runs(seen)
+    assert (run.name, run.sessions) == ("rlflame-a", tuple(own))
+    assert run.applications == ("rlflame-a", "rlflame-a-i")
+    assert foreign(seen) == [strange]
+
+
+def test_dead_runs_are_told_with_the_command_that_removes_them():
+    seen = cluster_with("rlflame-a", "rlflame-b")
+    dead, living = (
+        Fate(run, state, "") for run, state in zip(runs(seen), ("dead", "alive"), strict=True)
+    )
+    found = finding([dead, living], seen)
+    assert (found.status, found.fixes) == ("warning", ("rlflame cluster-check --clean",))
+    assert finding([living], seen).status == "ok"
+
+
+def test_a_lease_of_another_kind_is_an_error_and_no_life(monkeypatch):
+    from rlflame.fleet.flame import lease as leases
+
+    class Nowhere:
+        cache_endpoint = "grpc://nowhere"
+
+    monkeypatch.setattr(leases, "read", lambda endpoint, key: {"some": "thing"})
+    with pytest.raises(FleetError, match="not of the kind"):
+        Leases(Nowhere()).read("rlflame-a")
+
+
+# Removing.
+
+
+class Shelf:
+    """What a cluster is asked to remove; sessions in `busy` cannot be closed so many times."""
+
+    def __init__(self, seen: Look, busy: dict[str, int] | None = None) -> None:
+        self.open = {session.id for session in seen.sessions}
+        self.names = {application.name for application in seen.applications}
+        self.busy = busy or {}
+        self.deleted: list[str] = []
+        self.cache_is_away = False
+        #: What was there when objects were first deleted.
+        self.still_there: set[str] | None = None
+
+    def close_session(self, name):
+        if self.busy.get(name, 0) > 0:
+            self.busy[name] -= 1
+            raise FleetError("Cannot close session with running tasks.")
+        if name not in self.open:
+            raise FleetError("no such session")
+        self.open.remove(name)
+
+    def sessions(self):
+        class Shown:
+            def __init__(self, id):
+                self.id, self.state = id, 0
+
+        return [Shown(name) for name in self.open]
+
+    def unregister(self, name):
+        if name not in self.names:
+            raise FleetError("no such application")
+        self.names.remove(name)
+
+    def application(self, name):
+        return name if name in self.names else None
+
+    def delete(self, prefix):
+        if self.cache_is_away:
+            raise FleetError("The cluster did not answer within 20 s (delete objects).")
+        if self.still_there is None:
+            self.still_there = {*self.open, *self.names}
+        self.deleted.append(prefix)
+
+
+def shelf_with(*names: str, **busy: int):
+    sessions = [Session(f"{name}-s", f"rlflame-{name}") for name in names]
+    seen = cluster_with(*(f"rlflame-{name}" for name in names), sessions=sessions)
+    return seen, Shelf(seen, {f"{name}-s": times for name, times in busy.items()})
+
+
+def fates_of(seen: Look, *states: str, beat: int | None = 1) -> list[Fate]:
+    return [Fate(run, state, "why", beat) for run, state in zip(runs(seen), states, strict=True)]
+
+
+def test_cleaning_removes_the_dead_and_touches_nobody_else():
+    seen, shelf = shelf_with("a", "b", "c")
+    book = Book(a=lease(1), b=lease(9), c=lease(4))
+    found = clean(shelf, fates_of(seen, "dead", "alive", "unknown"), book, seen, Time().pace)
+    assert found.status == "ok"
+    assert shelf.open == {"b-s", "c-s"}
+    assert shelf.names == {"rlflame-b", "rlflame-c"}
+    assert shelf.deleted == ["rlflame-a/*", "rlflame-a-i/*"]
+    assert book.ended == ["rlflame-a"]
+    said = " ".join(found.notes)
+    assert "removed: rlflame-a" in said
+    assert "left alone: rlflame-b, why" in said
+    assert "left alone: rlflame-c, why" in said
+
+
+@pytest.mark.parametrize(("beat", "now"), [(1, lease(2)), (None, lease(1))])
+def test_a_run_that_moves_at_the_last_moment_is_left_alone(beat, now):
+    seen, shelf = shelf_with("a")
+    found = clean(shelf, fates_of(seen, "dead", beat=beat), Book(a=now), seen, Time().pace)
+    assert shelf.open == {"a-s"}
+    assert shelf.names == {"rlflame-a"}
+    assert shelf.deleted == []
+    assert "its lease moves again" in " ".join(found.notes)
+
+
+def test_sessions_whose_tasks_still_run_are_asked_again():
+    seen, shelf = shelf_with("a", a=5)
+    found = clean(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    assert found.status == "ok"
+    assert shelf.names == set()
+
+
+def test_a_session_that_never_closes_is_given_up_and_named_with_its_node():
+    time = Time()
+    seen, shelf = shelf_with("a", "b", a=10**6)
+    held = replace(seen, executors=(executor(session="a-s", node="node-7"),))
+    fates = fates_of(seen, "dead", "dead")
+    found = clean(shelf, fates, Book(a=lease(1), b=lease(1)), held, time.pace)
+    assert found.status == "failed"
+    assert shelf.names == {"rlflame-a"}
+    assert shelf.deleted == ["rlflame-b/*", "rlflame-b-i/*"]
+    assert time.now - 1000 < 60.0
+    assert "not removed: rlflame-a, Cannot close" in " ".join(found.notes)
+    assert "node-7" in " ".join(found.notes)
+    assert "--clean" in found.fixes[0]
+
+
+def test_objects_go_after_the_sessions_that_make_them_and_before_the_name_that_finds_them():
+    seen, shelf = shelf_with("a")
+    clean(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    assert shelf.still_there == {"rlflame-a"}
+    assert shelf.names == set()
+
+
+def test_a_run_whose_objects_cannot_be_deleted_is_found_again():
+    seen, shelf = shelf_with("a")
+    shelf.cache_is_away = True
+    found = clean(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    assert found.status == "failed"
+    assert shelf.names == {"rlflame-a"}
+    assert "not removed: rlflame-a, the object cache does not delete" in found.notes[0]
+    assert "stay registered" in found.notes[0]
+    assert "object cache" in found.fixes[0]
+    assert "--clean" in found.fixes[0]
+    shelf.cache_is_away = False
+    again = clean(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    assert again.status == "ok"
+    assert shelf.names == set()
+    assert shelf.deleted == ["rlflame-a/*", "rlflame-a-i/*"]
+
+
+def test_what_is_gone_already_is_no_obstacle():
+    seen, shelf = shelf_with("a")
+    shelf.open.clear()
+    shelf.names.clear()
+    found = clean(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    assert found.status == "ok"
+    assert shelf.deleted == ["rlflame-a/*", "rlflame-a-i/*"]
+
+
+# What executors say.
+
+HERE = {
+    "host": "here",
+    "python": "3.11.9",
+    "packages": {"numpy": "2.1.0", "gymnasium": "1.2.0", "mujoco": "3.3.1"},
+    "cores": 4,
+    "memory_bytes": 8 * GIB,
+    "system": "linux-x86_64",
+    "libc": "glibc-2.36",
+    "processor": "A processor",
+    "folder": "/somewhere",
+    "graphics": ["egl"],
+    "pid": 1,
+    "clock": 50.0,
+}
+
+
+def answered(*changes, wanted=None, **more) -> dict[str, object]:
+    greetings = [Greeting({**HERE, "pid": i, **change}, 49.9, 50.1) for i, change in
+                 enumerate(changes)]  # fmt: skip
+    answers = Answers(wanted or len(changes), 1.5, greetings, [0.01] * 20, **more)
+    return {found.check: found for found in worker_check.findings(answers, HERE)}
+
+
+def test_executors_like_this_machine_are_fine():
+    found = answered({}, {"host": "there"})
+    assert {one.status for one in found.values()} == {"ok"}
+    assert "2 executors on 2 hosts answered, the first after 1.5 s" in found["probe"].seen
+    assert "renderers: egl" in found["workers"].notes[0]
+
+
+def test_packages_that_differ_and_packages_that_are_absent():
+    other = {"packages": {**HERE["packages"], "mujoco": "3.2.0"}, "host": "odd"}
+    bare = {"packages": {"numpy": "2.1.0"}, "host": "bare"}
+    found = answered({}, other, bare)["packages"]
+    assert found.status == "warning"
+    assert "mujoco 3.2.0 (here 3.3.1) on odd" in found.seen
+    assert "gymnasium, mujoco absent on bare" in found.seen
+    assert "last bits" in found.seen
+    assert "installs" in found.seen
+    assert "last bits" not in answered(bare)["packages"].seen
+
+
+@pytest.mark.parametrize("name", ["processor", "libc", "system"])
+def test_machines_that_may_compute_other_last_bits(name):
+    found = answered({}, {name: "another", "host": "odd"})["workers"]
+    assert found.status == "warning"
+    assert "another (here" in found.seen
+    assert "odd" in found.seen
+    assert "last bits" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("clock", "skew_s"), [(50.0, 0.0), (49.8, -0.1), (53.1, 3.0), (40.9, -9.0)]
+)
+def test_a_clock_is_off_by_what_question_and_answer_do_not_explain(clock, skew_s):
+    found = answered({"clock": clock, "host": "odd"})["clocks"]
+    assert found.facts["skew_s"] == pytest.approx(skew_s)
+    assert found.status == ("warning" if abs(skew_s) > 1 else "ok")
+    if found.status == "warning":
+        assert "odd" in found.seen
+        assert "set-ntp" in found.fixes[0]
+
+
+def test_percentiles_of_round_trips():
+    values = [float(i) for i in range(20, 0, -1)]
+    assert worker_check.percentile(values, 0.5) == 10.0  # ten of twenty are no larger
+    assert worker_check.percentile(values, 0.95) == 19.0
+    assert worker_check.percentile([7.0], 0.95) == 7.0
+
+
+def test_slow_tasks_are_said():
+    answers = Answers(1, 1.0, [], [0.5] * 20)
+    (found,) = [one for one in worker_check.findings(answers, HERE) if one.check == "tasks"]
+    assert (found.status, found.facts["p50_ms"]) == ("warning", 500.0)
+
+
+def test_an_executor_that_fails_its_tasks_or_stays_silent_fails_the_probe():
+    broken = answered({}, problem="A small task failed (no room on disk).", hint="look")["probe"]
+    assert broken.status == "failed"
+    assert "no room on disk" in broken.seen
+    assert broken.fixes == ("look",)
+    silent = answered(problem="No executor answered.", hint="rlflame cluster-check", silence=True)
+    assert silent.keys() >= {"probe"}
+    assert "FLAME_HOME/logs" in silent["probe"].fixes[0]
+
+
+def test_executors_that_use_another_cache_than_this_machine():
+    answers = Answers(1, 1.0, [], [0.01], caches={"grpc://mine:1", "grpc://theirs:1"})
+    found = {one.check: one for one in worker_check.findings(answers, HERE, "grpc://mine:1")}
+    assert found["results"].status == "warning"
+    assert found["results"].fixes == ("export FLAME_CACHE_ENDPOINT=grpc://theirs:1",)
+    answers.caches.remove("grpc://theirs:1")
+    assert "results" not in {
+        one.check for one in worker_check.findings(answers, HERE, "grpc://mine:1")
+    }
+
+
+def test_a_probe_that_could_not_be_removed_says_so():
+    found = answered({}, left="Cannot close session")["probe"]
+    assert found.status == "warning"
+    assert "--clean" in found.fixes[0]
+
+
+# What is shipped to them.
+
+
+def test_what_executors_load_holds_no_bytecode():
+    """It is loaded by Pythons of other versions, where foreign bytecode ends the process."""
+    shipped = type("Shipped", (Loader,), {"archive": b"zip", "settings": {"a": 1}})
+    names, strings = set(), []
+    for code, argument, _ in pickletools.genops(context(shipped)):
+        if isinstance(argument, str):
+            strings.append(argument)
+        if code.name == "STACK_GLOBAL":
+            names.add(".".join(strings[-2:]))
+    assert names == {"flamepy.runner.types.RunnerContext", "builtins.type", "builtins.eval"}
+
+
+def test_what_executors_load_is_the_loader():
+    """In a process of its own, as on an executor: it makes room for what it has unpacked."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("shipped_alone.py", "WORD = 'here'\n")
+    shipped = type("Shipped", (Loader,), {"archive": packed.getvalue(), "settings": {"a": 1}})
+    code = """
+import pickle, sys
+loaded = pickle.load(sys.stdin.buffer).execution_object
+worker = loaded()
+import shipped_alone
+print(loaded.__name__, loaded.settings, worker.ping().to_pylist(), shipped_alone.WORD)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code], input=context(shipped), capture_output=True, check=True
+    )
+    assert said.stdout.decode().strip() == "Shipped {'a': 1} [] here"
+
+
+# Configuration.
+
+
+@pytest.fixture
+def no_flame(monkeypatch, tmp_path):
+    for name in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "FLAME_CA_FILE", "FLAME_CACHE_STORAGE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_nothing_configured(no_flame):
+    cluster, found = connection.configuration()
+    assert cluster is None
+    assert found.status == "failed"
+    assert any("export FLAME_ENDPOINT" in fix for fix in found.fixes)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "cache", "fix"),
+    [
+        ("somewhere:8080", "grpc://somewhere:9090", "export FLAME_ENDPOINT=http://somewhere:8080"),
+        ("grpc://somewhere:8080", "grpc://somewhere:9090", "FLAME_ENDPOINT=http://HOST:8080"),
+        ("http://somewhere:80x", "grpc://somewhere:9090", "FLAME_ENDPOINT=http://HOST:8080"),
+        ("http://somewhere:8080", "somewhere:9090", "FLAME_CACHE_ENDPOINT=grpc://somewhere:9090"),
+        ("http://somewhere:8080", "http://somewhere:9090", "FLAME_CACHE_ENDPOINT=grpc://HOST:9090"),
+        ("http://somewhere:8080", None, "export FLAME_CACHE_ENDPOINT=grpc://somewhere:9090"),
+        ("http://somewhere:8080", "grpc://somewhere:9090", ""),
+        ("https://somewhere", "grpcs://elsewhere", ""),
+        ("http://127.0.0.1:8080", None, ""),
+    ],
+)
+def test_addresses(no_flame, monkeypatch, endpoint, cache, fix):
+    monkeypatch.setenv("FLAME_ENDPOINT", endpoint)
+    if cache is not None:
+        monkeypatch.setenv("FLAME_CACHE_ENDPOINT", cache)
+    cluster, found = connection.configuration()
+    usable = not fix or cache is None
+    assert (cluster is not None) == usable
+    assert found.status == ("ok" if not fix else "warning" if usable else "failed")
+    assert fix in " ".join(found.fixes)
+    wrong = "FLAME_CACHE_ENDPOINT" if "_CACHE_" in fix and not usable else "FLAME_ENDPOINT"
+    assert wrong in found.seen
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "empty"),
+        ("contexts: []\n", "current-context is not set"),
+        ("current-context: a\ncontexts: []\n", "context <a> not found"),
+        ("a: b: c\n", "line 1"),
+    ],
+)
+@pytest.mark.parametrize("also", [False, True])
+def test_a_file_that_cannot_be_read_is_named(no_flame, monkeypatch, content, words, also):
+    """Also where the variables would do: the file is read first."""
+    path = no_flame / ".flame" / "flame.yaml"
+    path.parent.mkdir()
+    path.write_text(content)
+    if also:
+        monkeypatch.setenv("FLAME_ENDPOINT", "http://127.0.0.1:8080")
+    cluster, found = connection.configuration()
+    assert cluster is None
+    assert words in found.seen
+    assert found.seen.count(str(path)) == 1
+    assert f"mv {path}" in found.fixes[0]
+
+
+def test_a_file_that_can_be_read_is_said(no_flame):
+    path = no_flame / ".flame" / "flame.yaml"
+    path.parent.mkdir()
+    path.write_text(
+        "current-context: a\ncontexts:\n- name: a\n  cluster: {endpoint: 'http://m:8080'}\n"
+        "  cache: {endpoint: 'grpc://c:9090'}\n"
+    )
+    cluster, found = connection.configuration()
+    assert cluster is not None
+    assert found.status == "ok"
+    assert found.seen == f"{path}: http://m:8080, cache grpc://c:9090"
+
+
+# Renderers.
+
+
+def test_renderers_that_crash_or_hang_are_told_from_those_that_draw():
+    code = """
+import os, signal, sys, time
+name = os.environ["MUJOCO_GL"]
+if name == "egl" or name == "cgl":
+    os.kill(os.getpid(), signal.SIGSEGV)
+if name == "osmesa":
+    sys.exit("libOSMesa.so cannot be opened")
+if name == "glfw":
+    time.sleep(100)
+"""
+    found = GraphicsCheck(code, timeout_s=1.0).finding()
+    assert found.status == "warning"
+    assert found.fixes == (advice(),)
+    if "osmesa" in BACKENDS:
+        assert found.facts["reasons"] == {
+            "egl": "ended with -11",
+            "osmesa": "libOSMesa.so cannot be opened",
+            "glfw": "no answer within 1 s",
+        }
+    drawn = GraphicsCheck("import os; assert os.environ['MUJOCO_GL'] == 'glfw'", 30.0).finding()
+    assert (drawn.status, drawn.facts["works"]) == ("ok", ["glfw"])

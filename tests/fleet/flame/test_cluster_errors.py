@@ -1,0 +1,282 @@
+"""A cluster that cannot be used, at the start of a run: what is wrong, where it stands, the fix."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rlflame.errors import ConfigError, FleetUnreachable, RlflameError
+from rlflame.fleet.factory import fleet
+from rlflame.fleet.flame.client import Cluster
+from rlflame.fleet.flame.timeouts import said
+from rlflame.runtime import RuntimeSettings
+
+NOBODY = "127.0.0.1:9"
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT", "FLAME_CA_FILE", "FLAME_CACHE_STORAGE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def listener() -> Iterator[str]:
+    """A port that takes calls."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        found.listen()
+        yield f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def refused() -> RlflameError:
+    with pytest.raises(RlflameError) as caught:
+        fleet(RuntimeSettings(fleet="flame", workers=1), 1).close()
+    return caught.value
+
+
+def write_file(home: Path, text: str) -> Path:
+    path = home / ".flame" / "flame.yaml"
+    path.parent.mkdir()
+    path.write_text(text)
+    return path
+
+
+def laid_out(endpoint: str, cache: str) -> str:
+    lines = f"  cluster: {{endpoint: '{endpoint}'}}\n"
+    lines += f"  cache: {{endpoint: '{cache}'}}\n" if cache else ""
+    return f"current-context: a\ncontexts:\n- name: a\n{lines}"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "words"),
+    [
+        ("http://somewhere:notaport", "no good port"),
+        ("http://somewhere:99999", "no good port"),
+        ("http://somewhere:0", "no good port"),
+        ("http://[::1", "no good port"),
+        ("ftp://somewhere:8080", "begins with ftp://, where the session manager's begins with"),
+        ("grpc://somewhere:8080", "begins with grpc://"),
+        ("somewhere:8080", "has no scheme"),
+        ("http://:8080", "names no host"),
+    ],
+)
+def test_an_address_that_is_none(
+    home: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str, words: str
+) -> None:
+    monkeypatch.setenv("FLAME_ENDPOINT", endpoint)
+    error = refused()
+    assert isinstance(error, ConfigError)
+    assert error.exit_code == 2
+    assert repr(endpoint) in error.message
+    assert "in FLAME_ENDPOINT " in error.message
+    assert words in error.message
+    assert "http://" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("cache", "words", "hint"),
+    [
+        ("somewhere:9090", "has no scheme", "grpc://somewhere:9090"),
+        ("http://somewhere:9090", "begins with grpc:// or grpcs://", "grpc://HOST:9090"),
+        ("grpc://somewhere:x", "no good port", "grpc://HOST:9090"),
+    ],
+)
+def test_a_cache_s_address_that_is_none(
+    home: Path, monkeypatch: pytest.MonkeyPatch, cache: str, words: str, hint: str
+) -> None:
+    monkeypatch.setenv("FLAME_ENDPOINT", "http://somewhere:8080")
+    monkeypatch.setenv("FLAME_CACHE_ENDPOINT", cache)
+    error = refused()
+    assert isinstance(error, ConfigError)
+    assert f"{cache!r} in FLAME_CACHE_ENDPOINT " in error.message
+    assert words in error.message
+    assert hint in error.hint
+
+
+def test_a_host_that_is_no_name_is_not_reached(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAME_ENDPOINT", "http://some..where:8080")
+    error = refused()
+    assert isinstance(error, FleetUnreachable)
+    assert "http://some..where:8080" in error.message
+
+
+def test_a_dead_cache_is_looked_for_where_it_is_configured(
+    home: Path, monkeypatch: pytest.MonkeyPatch, listener: str
+) -> None:
+    monkeypatch.setenv("FLAME_ENDPOINT", f"http://{listener}")
+    monkeypatch.setattr("rlflame.fleet.flame.endpoint.DEFAULT", "the default")
+    monkeypatch.setattr("flamepy.core.types.DEFAULT_FLAME_CACHE_ENDPOINT", f"grpc://{NOBODY}")
+    by_default = refused()
+    assert isinstance(by_default, FleetUnreachable)
+    assert f"Nobody answers at grpc://{NOBODY}, the object cache" in by_default.message
+    assert "It is the default: FLAME_CACHE_ENDPOINT is not set." in by_default.message
+    assert by_default.hint.startswith("export FLAME_CACHE_ENDPOINT=grpc://HOST:9090")
+
+    path = write_file(home, laid_out("http://elsewhere:1", f"grpc://{NOBODY}"))
+    assert f"configured in {path}." in refused().message
+
+    monkeypatch.setenv("FLAME_CACHE_ENDPOINT", f"grpc://{NOBODY}")
+    assert "configured in FLAME_CACHE_ENDPOINT." in refused().message
+
+
+def test_the_session_manager_of_the_file_is_said_to_be_the_file_s(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_file(home, laid_out(f"http://{NOBODY}", ""))
+    monkeypatch.setenv("FLAME_CACHE_ENDPOINT", "grpc://somewhere:9090")
+    assert f"It is configured in {path}." in refused().message
+
+
+class Web(BaseHTTPRequestHandler):
+    def log_message(self, *said: object) -> None:
+        pass
+
+
+def test_a_web_server_is_no_session_manager(
+    home: Path, monkeypatch: pytest.MonkeyPatch, listener: str
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Web) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{web.server_port}"
+        monkeypatch.setenv("FLAME_ENDPOINT", address)
+        monkeypatch.setenv("FLAME_CACHE_ENDPOINT", f"grpc://{listener}")
+        monkeypatch.setattr("rlflame.fleet.flame.client._CONNECT_S", 1.0)
+        error = refused()
+        web.shutdown()
+    assert isinstance(error, FleetUnreachable)
+    assert error.exit_code == 3
+    assert f"{address}, but does not answer as a session manager" in error.message
+    assert "configured in FLAME_ENDPOINT" in error.message
+    assert "8080, not 8081" in error.hint
+
+
+def test_one_that_connects_and_refuses_the_first_question(
+    home: Path, monkeypatch: pytest.MonkeyPatch, listener: str
+) -> None:
+    """As the session manager's other port does."""
+
+    class Connection:
+        closed = False
+        _frontend = SimpleNamespace(CreateTask=print, GetTask=print)
+
+        def list_nodes(self) -> list[object]:
+            raise RuntimeError("Method not found")
+
+        def close(self) -> None:
+            self.closed = True
+
+    connection = Connection()
+    monkeypatch.setenv("FLAME_ENDPOINT", f"http://{listener}")
+    monkeypatch.setenv("FLAME_CACHE_ENDPOINT", f"grpc://{listener}")
+    monkeypatch.setattr("flamepy.connect", lambda endpoint, tls: connection)
+    with pytest.raises(FleetUnreachable, match="does not answer as a session manager") as caught:
+        Cluster().open()
+    assert "Method not found" in caught.value.detail
+    assert connection.closed
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is empty"),
+        ("# later\n---\n", "it is empty"),
+        ("- a\n- b\n", "not laid out"),
+        ("current-context: a\ncontexts:\n- cluster: {}\n", "not laid out"),
+        ("a: b: c\n", "line 1"),
+        ("contexts: []\n", "current-context is not set"),
+    ],
+)
+def test_a_broken_file_is_named_though_the_variables_would_do(
+    home: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    path = write_file(home, text)
+    monkeypatch.setenv("FLAME_ENDPOINT", f"http://{NOBODY}")
+    error = refused()
+    assert isinstance(error, ConfigError)
+    assert error.message.startswith(f"{path} cannot be read: ")
+    assert words in error.message
+    assert f"mv {path} " in error.hint
+
+
+def run(*words: str, code: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    code += "\nimport sys\nfrom rlflame.__main__ import main\nsys.exit(main())\n"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+        check=False,
+    )
+
+
+TRAIN = ("train", "--env", "cartpole", "--fleet", "flame", "--steps", "100")
+
+
+def test_without_a_cluster_newcomers_are_told_how_to_get_one(home: Path) -> None:
+    """It does not go looking at flamepy's own default."""
+    found = run(*TRAIN, "--out", str(home / "run"))
+    assert found.returncode == 3
+    assert "No Flame cluster is configured" in found.stderr
+    assert "--local" in found.stderr
+    assert "up -d" in found.stderr
+    assert "export FLAME_ENDPOINT=" in found.stderr
+
+
+#: A module that is None in sys.modules is not found.
+WITHOUT = "import sys\nsys.modules['flamepy'] = None\n"
+
+
+@pytest.mark.parametrize("words", [(*TRAIN, "--out", "run"), ("cluster-check",)])
+def test_without_flamepy(
+    home: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(home)
+    found = run(*words, code=WITHOUT, FLAME_ENDPOINT=f"http://{NOBODY}")
+    said = found.stdout + found.stderr
+    assert found.returncode == (3 if words == ("cluster-check",) else 2)
+    assert "flamepy is not installed" in said
+    assert "pip install 'flamepy" in said
+    assert "cannot be read" not in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "named"),
+    [("https://h:8080", True), ("http://h:8080", False)],
+)
+def test_an_encrypted_address_without_an_authority_names_the_variable(
+    home: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str, named: bool
+) -> None:
+    monkeypatch.setenv("FLAME_ENDPOINT", endpoint)
+    monkeypatch.setenv("FLAME_CACHE_ENDPOINT", endpoint.replace("http", "grpc"))
+    cluster = Cluster()
+    assert ("export FLAME_CA_FILE=" in cluster.tls_hint(endpoint)) == named
+    assert ("export FLAME_CA_FILE=" in cluster.cache_hint()) == named
+    monkeypatch.setenv("FLAME_CA_FILE", str(home / "ca.crt"))
+    cluster = Cluster()
+    assert "export FLAME_CA_FILE=" not in cluster.tls_hint(endpoint) + cluster.cache_hint()
+
+
+def test_what_arrow_says_twice_is_said_once() -> None:
+    """As pyarrow words it where nobody listens."""
+    flight = pytest.importorskip("pyarrow.flight")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens there
+        client = flight.FlightClient(f"grpc://127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(flight.FlightUnavailableError) as caught:
+            client.do_get(flight.Ticket(b"a/b/c:0")).read_all()
+    assert "gRPC client debug context" in str(caught.value)
+    assert said(caught.value).startswith("Flight returned unavailable error")
+    assert said(caught.value).count("failed to connect to all addresses") == 1

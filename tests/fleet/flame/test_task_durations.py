@@ -1,0 +1,186 @@
+"""Short tasks travel together: how many, and what happens when one of a group goes wrong."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rollouts
+from test_flame_fleet import Bench, bench, expected, run
+from test_fleet_contract import FAKE, slots
+
+from rlflame.fleet.flame.task_durations import Pace
+from rlflame.fleet.jobs import Job, JobQueue
+
+__all__ = ["bench"]
+
+#: Attempts under way where no executor waits for its first.
+BUSY = 40
+
+
+def told(capacity: int, **busy_s: float) -> Pace:
+    pace = Pace(capacity)
+    for purpose, seconds in busy_s.items():
+        for _ in range(3):
+            pace.took(purpose, seconds)
+    return pace
+
+
+def test_tasks_of_unknown_length_travel_alone() -> None:
+    assert Pace(2).together("train", 100, BUSY) == 1
+    assert told(2, evaluate=0.001).together("train", 100, BUSY) == 1
+
+
+def test_a_group_is_an_equal_share_of_what_waits() -> None:
+    pace = told(2, train=0.001)
+    left, groups = 8, []
+    while left:
+        groups.append(pace.together("train", left, BUSY))
+        left -= groups[-1]
+    # One executor has the first four, the other the rest.
+    assert groups == [4, 2, 1, 1]
+    assert told(8, train=0.001).together("train", 8, BUSY) == 1
+
+
+def test_a_group_is_soon_over() -> None:
+    """0.6 s hold 6 tasks of 0.09 s, and one of 0.4 s or of an hour."""
+    assert told(20, train=0.09).together("train", 320, BUSY) == 6
+    assert told(20, train=0.4).together("train", 320, BUSY) == 1
+    assert told(20, train=3600.0).together("train", 320, BUSY) == 1
+    assert told(20, train=0.0).together("train", 40, BUSY) == 2
+
+
+def test_executors_that_begin_together_do_not_end_together() -> None:
+    """Of 320 tasks of 0.15 s, 20 executors are given one to four first, then four each."""
+    pace = told(20, train=0.15)
+    left, groups = 320, []
+    while len(groups) < 40:
+        groups.append(pace.together("train", left, len(groups)))
+        left -= groups[-1]
+    assert groups == [1] * 5 + [2] * 5 + [3] * 5 + [4] * 5 + [4] * 20
+    # With one round to give and no more, all of them are to end at once.
+    assert [pace.together("train", 40 - 2 * k, k) for k in range(3)] == [2, 2, 2]
+
+
+def test_a_change_of_pace_is_soon_believed() -> None:
+    """After hundreds of short tasks, one round of 40 long ones is enough."""
+    pace = Pace(20)
+    for _ in range(320):
+        pace.took("train", 0.1)
+    for _ in range(40):
+        pace.took("train", 1.0)
+    assert pace.together("train", 60, BUSY) == 1
+
+
+def test_stragglers_are_three_times_as_slow_but_never_quick() -> None:
+    pace = told(2, train=2.0, evaluate=0.01)
+    assert pace.slow_s("train", 1) == pytest.approx(6.0)
+    assert pace.slow_s("train", 2) == pytest.approx(12.0)
+    assert pace.slow_s("evaluate", 4) == 1.0
+    assert pace.slow_s("other", 1) is None
+
+
+def jobs(*kinds: tuple[str, str]) -> list[Job]:
+    """One for each policy and purpose."""
+    return [
+        Job(rollouts.task(FAKE, policy_id=policy, purpose=purpose), b"", b"", queue.SimpleQueue())
+        for policy, purpose in kinds
+    ]
+
+
+def test_only_tasks_of_one_kind_travel_together() -> None:
+    """In the order in which they wait: none overtakes another."""
+    waiting = JobQueue()
+    a, b, c, d, e = jobs(
+        ("x", "train"), ("x", "train"), ("y", "train"), ("x", "train"), ("x", "evaluate")
+    )
+    waiting.add([a, b, c, d, e])
+    groups = []
+    while waiting:
+        first = waiting.take(None)
+        groups.append([first, *waiting.more_like(first, 9)])
+    assert groups == [[a, b], [c], [d], [e]]
+    waiting.add([a, b])
+    assert waiting.more_like(waiting.take(None), 0) == []
+
+
+@pytest.mark.parametrize("what", ["deaths", "hangs", "strays", "losses"])
+def test_a_task_that_went_wrong_travels_alone(what: str) -> None:
+    waiting = JobQueue()
+    a, b, c = jobs(*[("x", "train")] * 3)
+    setattr(b, what, 1)
+    waiting.add([a, b, c])
+    assert waiting.more_like(waiting.take(None), 9) == []
+    assert waiting.more_like(waiting.take(None), 9) == []
+    assert waiting.take(None) is c
+
+
+@pytest.fixture
+def sociable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is at the moment, tasks count as short."""
+    monkeypatch.setattr("rlflame.fleet.flame.task_durations._TOGETHER_S", 1e9)
+
+
+def ended_there(fleet: Any) -> int:
+    """How many tasks the cluster has answered."""
+    return int(fleet._cluster.session(fleet._started.session_id).succeed)
+
+
+def test_eight_short_tasks_are_four_of_the_cluster_s(bench: Bench, sociable: None) -> None:
+    with bench.fleet() as fleet:
+        assert run(fleet, slots(2)) == expected(slots(2))
+
+        before = ended_there(fleet)
+        assert run(fleet, slots(8)) == expected(slots(8))
+        assert ended_there(fleet) - before == 4
+    for slot in range(2, 8):
+        kinds = [e.kind for e in bench.events if e.slot == slot and e.kind != "note"]
+        assert kinds[:1] == ["submitted"]
+        assert sorted(kinds) == ["done", "running", "submitted"]
+
+
+def test_a_death_costs_none_but_its_own_task_a_retry(
+    bench: Bench, sociable: None, tmp_path: Path
+) -> None:
+    env = rollouts.fake(fault="kill_once", marker=str(tmp_path / "once"))
+    with bench.fleet(1) as fleet:
+        assert run(fleet, slots(2)) == expected(slots(2))
+        assert run(fleet, slots(6, env)) == expected(slots(6, env))
+    assert bench.kinds("retried") == ["killed by signal 9, SIGKILL"]
+
+
+def test_a_group_that_the_cluster_loses_is_sent_again(bench: Bench, sociable: None) -> None:
+    with bench.fleet(1) as fleet:
+        assert run(fleet, slots(2)) == expected(slots(2))
+        before = ended_there(fleet)
+        bench.stub.faults.fail_tasks = 1
+        assert run(fleet, slots(6)) == expected(slots(6))
+        # One of them may be why: none can harm another now.
+        assert ended_there(fleet) - before == 6
+    # All of the one group, and the reason told for each.
+    assert len([e for e in bench.events if e.kind == "retried"]) == 6
+
+
+def test_weights_that_are_gone_are_put_again_for_a_whole_group(
+    bench: Bench, sociable: None
+) -> None:
+    with bench.fleet(1) as fleet:
+        assert run(fleet, slots(2)) == expected(slots(2))
+        name = fleet.put(rollouts.weights(slots(1)[0].policy, seed=8))
+        fleet._place(name)
+        bench.stub.restart_cache(lose=True)
+        tasks = [rollouts.task(FAKE, slot=slot, policy_id=name) for slot in range(4)]
+        assert len(list(fleet.submit(tasks))) == 4
+    assert bench.kinds("retried") == ["its weights were gone from the cache"] * 4
+
+
+def test_what_came_to_nothing_says_nothing_of_the_pace(bench: Bench, tmp_path: Path) -> None:
+    """Neither a death, nor weights that were gone: only two tasks and one have run."""
+    env = rollouts.fake(fault="kill_once", marker=str(tmp_path / "once"))
+    with bench.fleet(1) as fleet:
+        assert run(fleet, slots(2)) == expected(slots(2))
+        assert run(fleet, slots(1, env)) == expected(slots(1, env))
+        assert len(bench.kinds("retried")) == 1
+        assert len(fleet._desk.pace.busy_s) == 3
