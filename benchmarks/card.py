@@ -23,8 +23,8 @@ from script import ended, positive, table
 
 from rlflame import build, presets
 from rlflame.errors import ConfigError
-from rlflame.learner.leaves import card, cuda_available
-from rlflame.learners import algorithm
+from rlflame.learning.factory import algorithm
+from rlflame.learning.networks.torch_params import card, cuda_available
 from rlflame.rollout import blas
 
 ROUNDS = 5

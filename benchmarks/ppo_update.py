@@ -30,9 +30,9 @@ from idle import others, processor
 
 from rlflame import build, presets
 from rlflame.errors import ConfigError
-from rlflame.learner import Batch
-from rlflame.learner.parameters import Adam
-from rlflame.learners import algorithm
+from rlflame.learning.base import Batch
+from rlflame.learning.factory import algorithm
+from rlflame.learning.networks.flat_params import Adam
 
 ROUNDS = 7
 COLUMNS = ["env", "minibatch", "update_us", "products_us", "matmul_us", "autograd_us",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from rlflame.config import NetworkSettings
-from rlflame.learner import Batch
-from rlflame.learner.actor_critic import Network, build_network
-from rlflame.learner.parameters import FlatVector
+from rlflame.learning.base import Batch
+from rlflame.learning.networks.flat_params import FlatVector
+from rlflame.learning.networks.network_shape import Network, build_network
 from rlflame.rollout.distributions import noise_size
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import PolicySpec

@@ -10,7 +10,7 @@ import numpy as np
 from tiny_runs import Run, run
 
 from rlflame.crew import follower
-from rlflame.learner.leading import release
+from rlflame.learning.parallel.replicated import release
 from rlflame.rollout import wire
 from rlflame.trainer import Snapshot
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from rlflame.errors import LearnersLost
-from rlflame.learner.group import Alone, Group
+from rlflame.learning.parallel.process_group import Alone, Group
 
 JOINING_S = 60.0
 PATIENCE = {"deadline_s": JOINING_S, "joining_s": JOINING_S, "clock": time.monotonic}
@@ -24,7 +24,7 @@ def _learn(rank: int, size: int, port: int) -> None:
 
     from rlflame.crew import follower
     from rlflame.crew.roll_call import Port
-    from rlflame.learner.torch_group import TorchGroup
+    from rlflame.learning.parallel.torch_process_group import TorchGroup
 
     store = Port(HERE, port).store(JOINING_S)
     group = TorchGroup(rank, size, **PATIENCE, store=store)
@@ -41,12 +41,14 @@ def gathered(size: int) -> Iterator[Group]:
         return
     from meetings import HERE, hosted
 
-    from rlflame.learner.torch_group import TorchGroup
+    from rlflame.learning.parallel.torch_process_group import TorchGroup
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     meeting, store = hosted(socket.create_server((HERE, 0)))
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["rlflame.learner.torch_group", "rlflame.learners"])
+    server.set_forkserver_preload(
+        ["rlflame.learning.parallel.torch_process_group", "rlflame.learning.factory"]
+    )
     others = [
         server.Process(target=_learn, args=(rank, size, meeting.port), daemon=True)
         for rank in range(1, size)

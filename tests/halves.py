@@ -6,9 +6,9 @@ import numpy as np
 from batches import policy_spec, random_batch
 
 from rlflame.config import LearningSettings
-from rlflame.learner import Batch, State
-from rlflame.learner.halves import InHalves
-from rlflame.learners import algorithm, in_halves
+from rlflame.learning.base import Batch, State
+from rlflame.learning.factory import algorithm, in_halves
+from rlflame.learning.ppo.split_update import InHalves
 from rlflame.rollout.spec import PolicySpec
 
 #: 96 samples an iteration, and 2 epochs of 4 minibatches.

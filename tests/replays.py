@@ -11,8 +11,8 @@ from unittest import mock
 
 import numpy as np
 
-from rlflame.learner import replay
-from rlflame.learner.replay import ReplayBuffer
+from rlflame.learning.buffers import replay_buffer
+from rlflame.learning.buffers.replay_buffer import ReplayBuffer
 from rlflame.rollout.spec import Fragment
 
 #: Forty transitions in rows of four; a time limit ends every episode and hides what was seen last.
@@ -36,7 +36,7 @@ LEARNING = {
 
 def small_segments(transitions=12):
     """While this is entered, or once it is started: segments of a few rows, and many of them."""
-    return mock.patch.object(replay, "SEGMENT_TRANSITIONS", transitions)
+    return mock.patch.object(replay_buffer, "SEGMENT_TRANSITIONS", transitions)
 
 
 @dataclass

@@ -39,7 +39,7 @@ LAYERS = [
     ],
     [
         "fleet fleet.*",
-        "learner learner.actor_critic learner.averaging learner.batch_norm learner.clipped_loss learner.experience learner.group learner.halves learner.kernel learner.lanes learner.leading learner.leaves learner.networks learner.parameters learner.ppo learner.reinforce learner.replay learner.returns learner.ring learner.sac learner.schedules learner.shards learner.soft_actor_critic learner.soft_networks learner.squashed learner.state_dependent learner.statistics learner.torch_group learner.torch_sac learner.worth learners",
+        "learning learning.*",
     ],
     [
         "companion companion.child companion.lead companion.link companion.rules evaluate stop trainer",
@@ -73,10 +73,10 @@ LAYERS = [
 #: Third parties, and the only places that know them.
 GUESTS = {
     "torch": {
-        "learner.networks",
-        "learner.torch_sac",
-        "learner.torch_group",
-        "learner.leaves",
+        "learning.networks.torch_actor_critic",
+        "learning.sac.loss_torch",
+        "learning.parallel.torch_process_group",
+        "learning.networks.torch_params",
         "crew.roll_call",
     },
     "flamepy": {"fleet.flame.*"},
@@ -119,9 +119,9 @@ BLIND = {
     "rollout.*": ["rlflame.errors", "logging", "time"],
     "rollout.worker": ["subprocess", "multiprocessing", "random", "datetime"],
     "rollout.collect": ["subprocess", "multiprocessing", "random", "datetime"],
-    "learner.*": ["rlflame.fleet", "gymnasium", "pathlib", "os", "time", "logging", "random"],
-    "fleet.*": ["rlflame.learner"],
-    "trainer": ["time", "pathlib", "os", "json", "rlflame.fleet.local", "rlflame.learner.ppo"],
+    "learning.*": ["rlflame.fleet", "gymnasium", "pathlib", "time", "logging", "random"],
+    "fleet.*": ["rlflame.learning"],
+    "trainer": ["time", "pathlib", "os", "json", "rlflame.fleet.local", "rlflame.learning.ppo.ppo"],
     "evaluate": ["pathlib", "rlflame.trainer", "rlflame.files.checkpoint"],
     "errors": ["rlflame"],
     "text": ["rlflame"],
@@ -131,9 +131,9 @@ BLIND = {
     "filming.*": ["typer", "rlflame.commands", "PIL"],
     "display.mouth": ["rlflame.display.show", "rlflame.display.board", "rlflame.trainer"],
     "display.layout": ["rlflame.display.words", "rlflame.display.board"],
-    "config": ["rlflame.rollout", "rlflame.learner", "rlflame.fleet"],
-    "methods": ["rlflame.config", "rlflame.rollout", "rlflame.learner", "rlflame.fleet"],
-    "runtime": ["rlflame.config", "rlflame.rollout", "rlflame.learner", "rlflame.fleet"],
+    "config": ["rlflame.rollout", "rlflame.learning", "rlflame.fleet"],
+    "methods": ["rlflame.config", "rlflame.rollout", "rlflame.learning", "rlflame.fleet"],
+    "runtime": ["rlflame.config", "rlflame.rollout", "rlflame.learning", "rlflame.fleet"],
 }
 
 
@@ -141,16 +141,23 @@ BLIND = {
 CONCRETE = {
     "rlflame.fleet.local": {"fleet.factory"},
     "rlflame.fleet.inline": {"fleet.factory"},
-    "rlflame.learner.ppo": {"learners", "learner.networks"},
-    "rlflame.learner.reinforce": {"learners", "learner.networks"},
-    "rlflame.learner.sac": {"learners"},
-    "rlflame.learner.networks": {"learners"},
-    "rlflame.learner.torch_sac": {"learners"},
+    "rlflame.learning.ppo.ppo": {"learning.factory", "learning.networks.torch_actor_critic"},
+    "rlflame.learning.reinforce.reinforce": {
+        "learning.factory",
+        "learning.networks.torch_actor_critic",
+    },
+    "rlflame.learning.sac.sac": {"learning.factory"},
+    "rlflame.learning.networks.torch_actor_critic": {"learning.factory"},
+    "rlflame.learning.sac.loss_torch": {"learning.factory"},
 }
 
 #: The module that makes random generators, the one that seeds none of torch's, and the one that
 #: packs calls for Flame.
-SEEDING, TORCH_NETWORKS, PARCEL = "rollout.seeding", "learner.networks", "fleet.flame.requests"
+SEEDING, TORCH_NETWORKS, PARCEL = (
+    "rollout.seeding",
+    "learning.networks.torch_actor_critic",
+    "fleet.flame.requests",
+)
 
 #: What a worker runs, and the package that all of it lies in.
 WORKER = ["rlflame.rollout.worker", "rlflame.rollout.process.worker_main"]
@@ -395,7 +402,7 @@ def test_fleets_and_algorithms_are_named_by_those_who_choose_them_alone() -> Non
     assert not wrong
 
 
-IN_PLACE = ["rollout", "fleet"]
+IN_PLACE = ["learning", "rollout", "fleet"]
 
 HEAVY = ["torch", "pydantic", "rich", "typer", "flamepy", "safetensors", "matplotlib"]
 FORBID = """

@@ -13,7 +13,7 @@ from commands import rlflame
 from rlflame.bench.distributed import SETUPS, theirs, variants
 from rlflame.bench.raced import Raced, final_return
 from rlflame.bench.racing import Race, Runner
-from rlflame.learner.leading import release
+from rlflame.learning.parallel.replicated import release
 
 SMALL = tuple(
     word

@@ -30,7 +30,7 @@ from rlflame.errors import CheckpointError, RlflameError
 from rlflame.evaluate import EvaluationRecord
 from rlflame.files import checkpoint, tensor_file
 from rlflame.fleet.inline import InlineFleet
-from rlflame.learners import made_with
+from rlflame.learning.factory import made_with
 from rlflame.rollout import wire
 from rlflame.rollout.process.worker_main import versions
 

@@ -404,7 +404,7 @@ def test_a_signal_while_an_environment_is_made(tmp_path, number):
 STUCK = """
 import sys, time
 from rlflame import stop
-from rlflame.learner import ppo
+from rlflame.learning.ppo import ppo
 
 def update(self, *args):
     print("UPDATING", flush=True)

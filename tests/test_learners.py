@@ -8,7 +8,7 @@ from commands import rlflame
 from crews import learned_by
 from tiny_runs import run
 
-from rlflame.learner import kernel
+from rlflame.learning.networks import mlp
 
 _ROLLOUT = {"num_slots": 2, "envs_per_slot": 3, "steps": 32}
 #: 192 samples: a minibatch of 50 has unequal parts, and the last of an epoch 42 samples.
@@ -69,7 +69,7 @@ def recipe(learning, iterations=2):
 @pytest.mark.parametrize("case", CASES)
 def test_the_number_of_learners_changes_no_bit(case, tmp_path, monkeypatch):
     # Chunks shorter than a shard, so that their bounds are seen to be those of the shards.
-    monkeypatch.setattr(kernel, "CHUNK_ROWS", 32)
+    monkeypatch.setattr(mlp, "CHUNK_ROWS", 32)
     wanted = recipe(CASES[case])
     alone = run(wanted)
     for learners in (2, 4):

@@ -17,10 +17,10 @@ from test_learners import PPO, REINFORCE, SAC, recipe
 from tiny_runs import run
 
 from rlflame.crew import follower
-from rlflame.learner import ppo
-from rlflame.learner.leading import release
-from rlflame.learner.parameters import clip_by_norm
-from rlflame.learner.shards import Shards
+from rlflame.learning.networks.flat_params import clip_by_norm
+from rlflame.learning.parallel.gradient_shards import Shards
+from rlflame.learning.parallel.replicated import release
+from rlflame.learning.ppo import ppo
 
 #: A large epsilon, or Adam would make of a last bit in a small gradient a whole step.
 STRICT_PPO = PPO | {

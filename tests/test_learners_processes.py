@@ -282,7 +282,7 @@ def test_a_signal_that_all_learners_hear_saves_and_ends_them(number, begun, tmp_
 BREAKS = """
 import sys
 if "rlflame.crew.follower" in sys.orig_argv:
-    from rlflame.learner import ppo
+    from rlflame.learning.ppo import ppo
     def gradient(self, batch, count):
         raise ZeroDivisionError("the second learner's own")
     ppo.NumpyPpo.gradient = gradient
@@ -370,7 +370,7 @@ import os
 if os.environ.get("RANK") == "1":
     import signal, time
     from pathlib import Path
-    from rlflame.learner import ppo
+    from rlflame.learning.ppo import ppo
     def gradient(self, batch, count):
         Path(__file__).with_name("hung").write_text(str(os.getpid()))
         {}

@@ -20,7 +20,7 @@ from rlflame import api
 from rlflame.config import EvaluationSettings, LearningSettings, RunConfig
 from rlflame.files import checkpoint
 from rlflame.fleet.base import policy_id
-from rlflame.learner import averaging
+from rlflame.learning import policy_average
 from rlflame.runtime import RuntimeSettings
 
 
@@ -229,7 +229,7 @@ def test_the_policy_to_start_from_changes_the_weights(tmp_path):
 def test_an_average_changes_the_policy_that_is_kept_and_not_the_one_that_acts(
     base, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(averaging, "_SHARE", 1.0)  # from the second version on
+    monkeypatch.setattr(policy_average, "_SHARE", 1.0)  # from the second version on
     one = trained(BASES[base])
     other = trained(with_values(BASES[base], {"policy_average": 2}))
     assert one.state_digest(tmp_path) != other.state_digest(tmp_path)

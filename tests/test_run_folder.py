@@ -31,7 +31,7 @@ from rlflame.files.machine_log import MachineLog
 from rlflame.files.recorder import FileRecorder
 from rlflame.files.run_folder import RunFolder, is_locked, newest_checkpoint, step_files, writing
 from rlflame.fleet.inline import InlineFleet
-from rlflame.learner import averaging
+from rlflame.learning import policy_average
 from rlflame.metrics import EPISODE_HEADER, LineFile
 from rlflame.runtime import RuntimeSettings
 
@@ -587,7 +587,7 @@ def same_run(folder, untouched):
 
 def test_a_run_that_keeps_an_average_goes_on_to_the_same_end(tmp_path, monkeypatch):
     """What it acts with is in its checkpoints besides, and they are scored by the average."""
-    monkeypatch.setattr(averaging, "_SHARE", 1.0)  # from the second version on
+    monkeypatch.setattr(policy_average, "_SHARE", 1.0)  # from the second version on
     folders = [tmp_path / name for name in ("whole", "resumed")]
     for folder in folders:
         runtime = {"out": str(folder), "keep_checkpoints": 9}

@@ -26,8 +26,8 @@ from rlflame import api, build, regular_file
 from rlflame.errors import CheckpointError, LearningError
 from rlflame.files import checkpoint, recorder, run_folder, tensor_file
 from rlflame.files.segments import SegmentFiles
-from rlflame.learner import replay
-from rlflame.learner.replay import ReplayShape
+from rlflame.learning.buffers import replay_buffer
+from rlflame.learning.buffers.replay_buffer import ReplayShape
 from rlflame.rollout.spec import Fragment
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import JOB_FILE
@@ -688,7 +688,7 @@ def test_each_transition_of_a_long_run_is_written_about_once(tmp_path, untouched
     monkeypatch.setattr(tensor_file, "write_atomically", counted)
     monkeypatch.setattr(tensor_file, "sync_folder", lambda folder: None)
     monkeypatch.setattr(tensor_file.os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(replay, "SEGMENT_TRANSITIONS", 2048)
+    monkeypatch.setattr(replay_buffer, "SEGMENT_TRANSITIONS", 2048)
     world = World(1, 8, np.random.default_rng(0), observation_size=11, action_size=3)
     buffer = buffer_for(world, 1_000_000)
     with recording(tmp_path / "run", begun, every_steps=10_000) as (recorder, _):

@@ -10,7 +10,7 @@ import pytest
 
 from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError, LearningError
 from rlflame.evaluate import EvaluationPlan
-from rlflame.learner import averaging
+from rlflame.learning import policy_average
 from rlflame.rollout.spec import EnvSpec, EnvState, EpisodeStat, Fragment, PolicySpec
 from rlflame.trainer import Plan, StopNow, Trainer
 
@@ -327,7 +327,7 @@ def test_an_evaluation_follows_every_multiple_that_is_passed(every):
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_an_average_is_what_is_evaluated_and_saved_and_never_acts(staleness, monkeypatch):
-    monkeypatch.setattr(averaging, "_SHARE", 1.0)  # from the second version on
+    monkeypatch.setattr(policy_average, "_SHARE", 1.0)  # from the second version on
     world = World()
     wanted = {"average": 2, "staleness": staleness, "stop_at_iterations": 5}
     trainer = train(world, plan(**wanted, evaluate_every_steps=BATCH))
@@ -343,7 +343,7 @@ def test_an_average_is_what_is_evaluated_and_saved_and_never_acts(staleness, mon
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_an_average_goes_on_where_a_snapshot_has_it(staleness, monkeypatch):
-    monkeypatch.setattr(averaging, "_SHARE", 1.0)  # from the second version on
+    monkeypatch.setattr(policy_average, "_SHARE", 1.0)  # from the second version on
     wanted = {"average": 3, "staleness": staleness, "stop_at_iterations": 6}
     world = World()
     whole = train(world, plan(**wanted))

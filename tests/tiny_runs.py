@@ -13,7 +13,7 @@ from rlflame.files import checkpoint
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.fleet.base import Fleet
 from rlflame.fleet.inline import InlineFleet
-from rlflame.learner.group import Group
+from rlflame.learning.parallel.process_group import Group
 from rlflame.rollout.spec import EnvSpec, Fragment, PolicyArrays
 from rlflame.trainer import Snapshot
 

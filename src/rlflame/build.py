@@ -1,6 +1,6 @@
 """The composition root: a config goes in, parts come out.
 
-With factory.py and learners.py, which name the fleets and the algorithms, the only place that names
+With factory.py and factory.py, which name the fleets and the algorithms, the only place that names
 concrete classes. Must not know: the command line, how anything is shown.
 """
 
@@ -20,13 +20,20 @@ from rlflame.evaluate import EvaluationPlan
 from rlflame.facts import Facts
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.fleet.base import Fleet
-from rlflame.learner import Algorithm
-from rlflame.learner.averaging import PolicyAverage
-from rlflame.learner.group import Group
-from rlflame.learner.leading import Leading, check_alike
-from rlflame.learner.replay import renewed
-from rlflame.learner.shards import Shards
-from rlflame.learners import algorithm, blas_threads, device, experience, fingerprint, made_with
+from rlflame.learning.base import Algorithm
+from rlflame.learning.buffers.replay_buffer import renewed
+from rlflame.learning.factory import (
+    algorithm,
+    blas_threads,
+    device,
+    experience,
+    fingerprint,
+    made_with,
+)
+from rlflame.learning.parallel.gradient_shards import Shards
+from rlflame.learning.parallel.process_group import Group
+from rlflame.learning.parallel.replicated import Leading, check_alike
+from rlflame.learning.policy_average import PolicyAverage
 from rlflame.memory import room_bytes
 from rlflame.methods import SacSettings
 from rlflame.rollout import blas

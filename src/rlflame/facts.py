@@ -13,7 +13,7 @@ from rlflame.text import format_count, format_size
 if TYPE_CHECKING:
     from rlflame.config import Recipe
     from rlflame.evaluate import EvaluationRecord
-    from rlflame.learner.replay import ReplayShape
+    from rlflame.learning.buffers.replay_buffer import ReplayShape
     from rlflame.rollout.spec import EnvSpec
 
 
@@ -105,7 +105,7 @@ class Facts:
     @property
     def replay(self) -> ReplayShape | None:
         """What is kept to be learned from again; None where nothing is."""
-        from rlflame.learner.replay import ReplayShape
+        from rlflame.learning.buffers.replay_buffer import ReplayShape
         from rlflame.rollout.mujoco.known_spaces import episode_limit
 
         learning, limit = self.recipe.learning, self.env.max_episode_steps

@@ -14,7 +14,7 @@ from rlflame.errors import CheckpointError
 from rlflame.facts import Facts, interval
 from rlflame.files import segments
 from rlflame.files.checkpoint import Checkpoint, fingerprint_differences, tensors_of
-from rlflame.learner.replay import segment_rows
+from rlflame.learning.buffers.replay_buffer import segment_rows
 from rlflame.rollout.spec import Array
 from rlflame.text import format_count, format_size
 from rlflame.trainer import EXPERIENCE

@@ -13,7 +13,7 @@ from rlflame.errors import CheckpointError, ConfigError, NoSuchEnvironment, Repl
 from rlflame.files import checkpoint, segments
 from rlflame.files.checkpoint import Checkpoint
 from rlflame.files.run_folder import newest_checkpoint, step_files
-from rlflame.learner import Segment
+from rlflame.learning.base import Segment
 from rlflame.rollout.process.worker_main import versions
 
 

@@ -33,7 +33,7 @@ from rlflame.files.run_folder import (
 from rlflame.filming.recorder import filmed
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCount, Fleet, Observer, TrafficCount, policy_id
-from rlflame.learners import blas_threads, made_with
+from rlflame.learning.factory import blas_threads, made_with
 from rlflame.onward import (
     begun_anew,
     best_policy,

@@ -141,9 +141,9 @@ def _device_flags(device: str) -> dict[str, str]:
     if device == "cpu":
         return {"learning.device": "cpu"}
     limit_threads(1)
-    from rlflame.learner import leaves
+    from rlflame.learning.networks import torch_params
 
-    if leaves.cuda_available():
+    if torch_params.cuda_available():
         return {"learning.device": "cuda", "learning.provider": "torch"}
     if device == "cuda":
         raise ConfigError(

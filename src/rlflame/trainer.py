@@ -22,8 +22,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord, evaluate
 from rlflame.fleet.base import Fleet, Submission
-from rlflame.learner import Algorithm, Experience, Metrics, Segment, State
-from rlflame.learner.averaging import PolicyAverage
+from rlflame.learning.base import Algorithm, Experience, Metrics, Segment, State
+from rlflame.learning.policy_average import PolicyAverage
 from rlflame.rollout.envs.env_state import fresh_state
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.rollout.spec import (

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlflame import learners
 from rlflame.bench import Case
 from rlflame.bench.rollouts import Rounds
 from rlflame.bench.timing import Clock, Stopwatch
 from rlflame.fleet.base import Fleet, TrafficCount
-from rlflame.learner import digest_of
+from rlflame.learning import factory
+from rlflame.learning.base import digest_of
 from rlflame.trainer import Stop, StopNow
 
 #: Batches drawn from the full replay, for what sampling alone takes.
@@ -91,7 +91,7 @@ class Filling:
 def fill(case: Case, fleet: Fleet, stop: Stop, clock: Clock = time.perf_counter) -> Fill | None:
     """All iterations of the case; None where somebody asked to stop."""
     # As wide as a learner's experience; this one is of a case that draws from it.
-    replay: Any = learners.experience(case.recipe.learning, case.env)
+    replay: Any = factory.experience(case.recipe.learning, case.env)
     traffic, passes = TrafficCount(fleet), []
     with Rounds(case, fleet, stop, "uniform") as rounds:
         for iteration in range(case.iterations):

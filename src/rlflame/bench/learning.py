@@ -17,8 +17,8 @@ from rlflame.bench import Case
 from rlflame.bench.timing import Clock, Stopwatch
 from rlflame.crew import processes
 from rlflame.fleet.base import Fleet, policy_id
-from rlflame.learner.group import Group
-from rlflame.learners import blas_threads
+from rlflame.learning.factory import blas_threads
+from rlflame.learning.parallel.process_group import Group
 from rlflame.rollout.spec import Float32, Fragment
 from rlflame.runtime import RuntimeSettings
 from rlflame.settings import check_learners

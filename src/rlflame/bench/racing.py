@@ -23,7 +23,7 @@ from rlflame.bench.timing import Clock, Stopwatch, warm
 from rlflame.crew import processes
 from rlflame.errors import RlflameError
 from rlflame.fleet.base import Fleet, policy_id
-from rlflame.learners import blas_threads
+from rlflame.learning.factory import blas_threads
 from rlflame.rollout import blas
 from rlflame.rollout.spec import Fragment
 from rlflame.runtime import RuntimeSettings

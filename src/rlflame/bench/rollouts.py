@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
-from rlflame import build, learners
+from rlflame import build
 from rlflame.bench import Case
 from rlflame.bench.children import Children, together
 from rlflame.bench.script import Script
 from rlflame.bench.timing import Clock
 from rlflame.fleet.base import Closing, Fleet
+from rlflame.learning import factory
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import EnvState, Fragment, RolloutTask
 from rlflame.trainer import Progress, Stop, StopNow, first_states, tasks_of
@@ -66,7 +67,7 @@ class Rounds(Closing):
     ) -> None:
         self._fleet, self._stop = fleet, stop
         plan = build.plan(case.recipe, case.env, "bench")
-        self.policy = learners.algorithm(case.recipe.learning, plan.policy).policy()
+        self.policy = factory.algorithm(case.recipe.learning, plan.policy).policy()
         self.spec = plan.policy
         self._policy_id = fleet.put(self.policy)
         self._tasks: list[RolloutTask] = [

@@ -260,12 +260,13 @@ def _dry_run(
     *,
     as_json: bool,
 ) -> None:
-    from rlflame import build, env_file, learners, running, toml
+    from rlflame import build, env_file, running, toml
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import as_json_text, say, say_aside, say_lines
     from rlflame.environments import look_at
     from rlflame.errors import ConfigError
     from rlflame.facts import Facts
+    from rlflame.learning import factory
     from rlflame.rollout.envs.factory import stepped_by
 
     recipe = env_file.with_env_file(config.recipe, config.runtime.env_file)
@@ -278,7 +279,7 @@ def _dry_run(
     build.policy_spec(config.learning, env)  # refuses what would not be trained
     for check in (
         lambda: build.check_memory(config.recipe, env, begun=False),
-        lambda: learners.device(config.learning, 0),
+        lambda: factory.device(config.learning, 0),
     ):
         try:
             check()

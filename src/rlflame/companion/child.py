@@ -12,8 +12,8 @@ import signal
 from rlflame.companion.link import Gone, Link
 from rlflame.config import LearningSettings
 from rlflame.errors import LearningError
-from rlflame.learner.leading import batch_of
-from rlflame.learners import algorithm, blas_threads, fingerprint, in_halves
+from rlflame.learning.factory import algorithm, blas_threads, fingerprint, in_halves
+from rlflame.learning.parallel.replicated import batch_of
 from rlflame.rollout import blas
 from rlflame.rollout.process.worker_main import pipes
 

@@ -13,10 +13,10 @@ from rlflame.companion import rules
 from rlflame.companion.link import Gone, Link, Silent
 from rlflame.config import LearningSettings, Recipe
 from rlflame.fleet.base import Fleet
-from rlflame.learner import Algorithm, Batch, Metrics, State
-from rlflame.learner.halves import InHalves
-from rlflame.learner.leading import message_of
-from rlflame.learners import fingerprint, in_halves
+from rlflame.learning.base import Algorithm, Batch, Metrics, State
+from rlflame.learning.factory import fingerprint, in_halves
+from rlflame.learning.parallel.replicated import message_of
+from rlflame.learning.ppo.split_update import InHalves
 from rlflame.rollout import blas, wire
 from rlflame.rollout.process.worker_process import WorkerProcess, what_became_of_it
 from rlflame.rollout.spec import Array, PolicyArrays, PolicySpec

@@ -21,7 +21,7 @@ from rlflame.crew import torchrun
 from rlflame.crew.processes import JOINING_S, LOST
 from rlflame.crew.torchrun import Place
 from rlflame.errors import LearnersLost, LearningError
-from rlflame.learner.group import Group
+from rlflame.learning.parallel.process_group import Group
 from rlflame.rollout import blas, wire
 from rlflame.rollout.process.worker_main import (
     HEADER,
@@ -43,7 +43,7 @@ def follow(
     """Join the others, where torchrun says if not at a `meeting`; learn what is learned, and follow
     to the end. `answered` once the first learner has asked who is well: then the run is over."""
     from rlflame.crew.roll_call import RollCall, gather, of_torchrun
-    from rlflame.learner.torch_group import TorchGroup
+    from rlflame.learning.parallel.torch_process_group import TorchGroup
 
     if meeting is None and torchrun.hosts():
         # Until all are there each can still be ended alone, as by the Ctrl-C that all hear.
@@ -80,22 +80,22 @@ def _leaving(roll_call: RollCall) -> Iterator[None]:
 def learn(group: Group) -> None:
     """A learner of the recipe that rank 0 names, until it lets go."""
     from rlflame.config import LearningSettings
-    from rlflame.learner import leading
-    from rlflame.learner.shards import Shards
-    from rlflame.learners import algorithm, blas_threads, device, fingerprint
+    from rlflame.learning.factory import algorithm, blas_threads, device, fingerprint
+    from rlflame.learning.parallel import replicated
+    from rlflame.learning.parallel.gradient_shards import Shards
 
     told = group.share(None)
     if not told:
         return
     learning = LearningSettings.model_validate_json(told["learning"])
-    leading.check_alike(group, fingerprint(learning))
+    replicated.check_alike(group, fingerprint(learning))
     group.meet_on(device(learning, group.rank))
     blas.set_threads(blas_threads(learning))
     shards = Shards(learning.gradient_shards, group)
     learner = algorithm(learning, told["policy"], None, shards)
     if told["compare_every"]:
         shards.compare_every(told["compare_every"], learner.state)
-    leading.follow(learner, group)
+    replicated.follow(learner, group)
 
 
 def launched(here: Place) -> int:
@@ -128,7 +128,7 @@ def main() -> None:
     told = wire.decode(frame[1])
     threading.Thread(target=_attend, args=(requests,), daemon=True).start()
     try:
-        import rlflame.learner.torch_group  # noqa: F401
+        import rlflame.learning.parallel.torch_process_group  # noqa: F401
         from rlflame.crew.roll_call import FileOfLearners
 
         os.write(answers, HEADER.pack(Kind.HELLO, 0))

@@ -20,7 +20,7 @@ from rlflame.crew import torchrun
 from rlflame.crew.shared_file import SharedFile, make_shared_file
 from rlflame.crew.torchrun import Place, place
 from rlflame.errors import ConfigError, LearnersLost
-from rlflame.learner.group import Alone, Group
+from rlflame.learning.parallel.process_group import Alone, Group
 from rlflame.rollout import blas, wire
 from rlflame.rollout.process.worker_main import Kind
 from rlflame.rollout.process.worker_process import WorkerProcess, what_became_of_it
@@ -167,7 +167,7 @@ def _hired(runtime: RuntimeSettings, threads: int) -> Iterator[Group]:
 def _await_loaded(crew: Mapping[int, WorkerProcess]) -> None:
     """Joining waits inside torch, where neither a signal nor the death of a learner is noticed: it
     begins when all are there, and all load torch at the same time."""
-    import rlflame.learner.torch_group  # noqa: F401
+    import rlflame.learning.parallel.torch_process_group  # noqa: F401
 
     until = time.monotonic() + JOINING_S
     with selectors.DefaultSelector() as waiting:
@@ -193,8 +193,8 @@ def _joined(
     shared: SharedFile | None = None,
 ) -> Iterator[tuple[Group, RollCall]]:
     from rlflame.crew.roll_call import FileOfLearners, RollCall, of_torchrun
-    from rlflame.learner.leading import release
-    from rlflame.learner.torch_group import TorchGroup
+    from rlflame.learning.parallel.replicated import release
+    from rlflame.learning.parallel.torch_process_group import TorchGroup
 
     meeting: Meeting = of_torchrun() if shared is None else FileOfLearners(shared.path)
     store = None if shared is None else meeting.store(joining_s)
@@ -247,7 +247,7 @@ def _worded(
     error: LearnersLost, pids: Mapping[int, int], size: int, deadline_s: float
 ) -> LearnersLost:
     """The same, with the names of those who are to blame."""
-    from rlflame.learner.torch_group import silent
+    from rlflame.learning.parallel.torch_process_group import silent
 
     if not pids:
         return error

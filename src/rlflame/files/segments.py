@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlflame.errors import CheckpointError, ReplayLost
 from rlflame.files import tensor_file
-from rlflame.learner import Segment, State, digest_of
+from rlflame.learning.base import Segment, State, digest_of
 
 _NAME = re.compile(r"segment-\d{6,}-[0-9a-f]{16}\.safetensors")
 _FIELDS = ("kind", "segment", "digest")

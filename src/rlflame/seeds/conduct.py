@@ -20,7 +20,7 @@ from rlflame.files.run_folder import RunFolder, is_locked, writing
 from rlflame.fleet import factory
 from rlflame.fleet.base import Fleet, FleetEvent
 from rlflame.history import curves, recorded
-from rlflame.learners import blas_threads
+from rlflame.learning.factory import blas_threads
 from rlflame.memory import PROCESS_BYTES, available_bytes
 from rlflame.plot import picture
 from rlflame.rollout import blas

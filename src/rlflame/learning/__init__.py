@@ -1,0 +1,1 @@
+"""Algorithms: what turns rollouts into new weights."""

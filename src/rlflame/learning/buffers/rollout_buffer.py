@@ -1,0 +1,77 @@
+"""What becomes of fragments before they are learned from. Must not know: algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from rlflame.rollout.spec import Array, Fragment, PolicyArrays
+
+from ..base import Batch, Segment, State
+
+
+class OnPolicyStore:
+    """Yields the fresh fragments as one batch and forgets them."""
+
+    def __init__(self) -> None:
+        self._batch: Batch | None = None
+
+    def add(self, fragments: Sequence[Fragment], behaviour: PolicyArrays) -> None:
+        self._batch = side_by_side(fragments, behaviour)
+
+    def batches(self) -> Iterator[Batch]:
+        if self._batch is not None:
+            batch, self._batch = self._batch, None
+            yield batch
+
+    def state(self) -> State:
+        return {}
+
+    def segments(self) -> tuple[Segment, ...]:
+        return ()
+
+    def load_state(self, state: Mapping[str, Array], segments: Sequence[Segment]) -> None:
+        del state, segments
+
+
+def side_by_side(fragments: Sequence[Fragment], behaviour: PolicyArrays) -> Batch:
+    """One batch of all columns, in the order of the fragments, with zeros where one is idle."""
+    steps = max(len(fragment.rewards) for fragment in fragments)
+    lengths = np.concatenate([fragment.lengths for fragment in fragments])
+    valid = np.arange(steps)[:, None] < lengths
+    idle = None if valid.all() else ~valid
+
+    def joined(name: str) -> Array:
+        parts: list[Array] = [getattr(fragment, name) for fragment in fragments]
+        shape = (steps, len(lengths), *parts[0].shape[2:])
+        if idle is None:
+            return np.concatenate(parts, axis=1, out=np.empty(shape, parts[0].dtype))
+        out = np.zeros(shape, parts[0].dtype)
+        column = 0
+        for part in parts:
+            out[: len(part), column : column + part.shape[1]] = part
+            column += part.shape[1]
+        # A row whose episode has ended is carried along in its worker: none of that counts.
+        out[idle] = 0
+        return out
+
+    columns = [len(fragment.lengths) for fragment in fragments]
+    offsets = np.cumsum([0, *columns[:-1]])
+    boundaries = [
+        fragment.boundary_index + np.array([0, offset], np.int64)
+        for fragment, offset in zip(fragments, offsets, strict=True)
+    ]
+    return Batch(
+        observations=joined("observations"),
+        actions=joined("actions"),
+        log_probs=joined("log_probs"),
+        rewards=joined("rewards"),
+        terminated=joined("terminated"),
+        truncated=joined("truncated"),
+        valid=valid,
+        last_observations=np.concatenate([f.last_observations for f in fragments]),
+        boundary_index=np.concatenate(boundaries),
+        boundary_observations=np.concatenate([f.boundary_observations for f in fragments]),
+        behaviour=behaviour,
+    )

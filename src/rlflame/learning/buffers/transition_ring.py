@@ -1,0 +1,207 @@
+"""The newest steps of a run in preallocated arrays, and how transitions are gathered from them.
+
+Steps stand in rows, one step of every column each, numbered from zero and written round and
+round: what follows a step is found a row further, and is not stored twice. Only where a time limit
+ended an episode, the row below holds the next one's beginning; what was really seen last stands
+in a table of its own. Must not know: sampling, segments, budgets, algorithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlflame.errors import LearningError
+from rlflame.rollout.spec import Array, Float32
+
+from ..base import State, Transitions
+
+Int64 = NDArray[np.int64]
+_TERMINATED, _TRUNCATED = 1, 2
+
+
+class TransitionRing:
+    """The newest `rows` rows; a position is `row * columns + column`, counted from the first."""
+
+    def __init__(self, rows: int, columns: int, observation_size: int, action_size: int) -> None:
+        self.columns = columns
+        #: Rows ever written.
+        self.end = 0
+        # One more: what follows the newest row stands where the next one will be written.
+        self._rows = rows + 1
+        self._cells = self._rows * columns
+        # Zeros take no memory before they are written to.
+        self._observations: Float32 = np.zeros((self._cells, observation_size), np.float32)
+        self._actions: Float32 = np.zeros((self._cells, action_size), np.float32)
+        self._rewards: Float32 = np.zeros(self._cells, np.float32)
+        self._ends: NDArray[np.uint8] = np.zeros(self._cells, np.uint8)
+        self._hidden = HiddenObservations(observation_size)
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self._observations, self._actions, self._rewards, self._ends)
+        return sum(array.nbytes for array in arrays) + self._hidden.nbytes
+
+    def shapes(self, steps: int) -> dict[str, tuple[type, tuple[int, ...]]]:
+        """What `steps` rows look like; the table's length is any."""
+        cells, size = (steps, self.columns), self._observations.shape[1]
+        return {
+            "observations": (np.float32, (*cells, size)),
+            "actions": (np.float32, (*cells, self._actions.shape[1])),
+            "rewards": (np.float32, cells),
+            "terminated": (np.bool_, cells),
+            "truncated": (np.bool_, cells),
+            "boundary_index": (np.int64, (-1, 2)),
+            "boundary_observations": (np.float32, (-1, size)),
+        }
+
+    def append(self, steps: Mapping[str, Array]) -> None:
+        """Write rows, as `shapes` says; `boundary_index` holds (row, column) of these rows."""
+        rewards = steps["rewards"]
+        cells = self._of_rows(self.end, self.end + len(rewards))
+        self._observations[cells] = _flat(steps["observations"])
+        self._actions[cells] = _flat(steps["actions"])
+        self._rewards[cells] = rewards.reshape(-1)
+        truncated, terminated = steps["truncated"].reshape(-1), steps["terminated"].reshape(-1)
+        self._ends[cells] = terminated * _TERMINATED + truncated * _TRUNCATED
+        places = np.asarray(steps["boundary_index"] @ (self.columns, 1), np.int64)
+        order = np.argsort(places, kind="stable")
+        missing = np.setdiff1d(np.flatnonzero(truncated & ~terminated), places)
+        outside = len(places) and not 0 <= places[order[0]] <= places[order[-1]] < len(cells)
+        if len(missing) or outside:
+            raise LearningError("Steps came without the final observations of their episodes.")
+        first = self.end * self.columns
+        self._hidden.append(places[order] + first, steps["boundary_observations"][order])
+        self.end += len(rewards)
+        self._hidden.drop_before((self.end - self._rows + 1) * self.columns)
+
+    def follow(self, observations: Float32) -> None:
+        """What each column observes after its newest step."""
+        self._observations[self._of_rows(self.end, self.end + 1)] = observations
+
+    def following(self) -> Float32:
+        return self._observations[self._of_rows(self.end, self.end + 1)]
+
+    def rows(self, first: int, stop: int) -> State:
+        """Copies of rows, as they were appended."""
+        cells = self._of_rows(first, stop)
+        ends = self._ends[cells]
+        positions, hidden = self._hidden.between(first * self.columns, stop * self.columns)
+        found: State = {
+            "observations": self._observations[cells],
+            "actions": self._actions[cells],
+            "rewards": self._rewards[cells],
+            "terminated": (ends & _TERMINATED) != 0,
+            "truncated": (ends & _TRUNCATED) != 0,
+        }
+        shaped = {n: a.reshape(stop - first, self.columns, *a.shape[1:]) for n, a in found.items()}
+        index = np.stack(np.divmod(positions, self.columns), axis=1) - np.array([first, 0])
+        return {**shaped, "boundary_index": index, "boundary_observations": hidden}
+
+    def gather(self, positions: Int64, powers: Float32, into: Transitions) -> None:
+        """The transitions that begin at these positions.
+
+        `powers[k]` is the discount of k steps; at most `len(powers) - 1` of them are summed, and
+        fewer where the episode ends or nothing newer is there.
+        """
+        cells = positions % self._cells
+        # Without its check of every index, `take` writes straight to where it should.
+        np.take(self._observations, cells, axis=0, out=into.observations, mode="clip")
+        np.take(self._actions, cells, axis=0, out=into.actions, mode="clip")
+        np.take(self._rewards, cells, out=into.rewards, mode="clip")
+        ends = np.take(self._ends, cells, mode="clip")
+        last: Int64 = positions
+        summed: Int64 | int = 1
+        if len(powers) > 2:
+            last, summed = self._sum(positions, ends, powers, into.rewards)
+        np.take(
+            self._observations,
+            (last + self.columns) % self._cells,
+            axis=0,
+            out=into.next_observations,
+            mode="clip",
+        )
+        hidden = np.flatnonzero(ends == _TRUNCATED)
+        if len(hidden):
+            into.next_observations[hidden] = self._hidden.at(last[hidden])
+        into.bootstrap[:] = powers[summed]
+        into.bootstrap[(ends & _TERMINATED) != 0] = 0.0
+
+    def _sum(
+        self, positions: Int64, ends: NDArray[np.uint8], powers: Float32, rewards: Float32
+    ) -> tuple[Int64, Int64]:
+        """Add what follows to rewards; the last step's position, how many steps, how it ended."""
+        last, summed = positions.copy(), np.ones(len(positions), np.int64)
+        going = np.arange(len(positions))
+        for k in range(1, len(powers) - 1):
+            ahead = last[going] + self.columns
+            going = going[(ends[going] == 0) & (ahead < self.end * self.columns)]
+            if not len(going):
+                break
+            last[going] += self.columns
+            cells = last[going] % self._cells
+            rewards[going] += powers[k] * self._rewards[cells]
+            ends[going] = self._ends[cells]
+            summed[going] = k + 1
+        return last, summed
+
+    def _of_rows(self, first: int, stop: int) -> Int64:
+        return np.arange(first * self.columns, stop * self.columns) % self._cells
+
+
+def hidden_bytes(observation_size: int) -> int:
+    """The most that one hidden observation takes: the table may be a quarter full."""
+    return 4 * (4 * observation_size + 8)
+
+
+class HiddenObservations:
+    """What was seen last before a time limit's reset, by position; the oldest are dropped."""
+
+    def __init__(self, observation_size: int) -> None:
+        self._positions: Int64 = np.zeros(64, np.int64)
+        self._observations: Float32 = np.zeros((64, observation_size), np.float32)
+        self._first = self._stop = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._positions.nbytes + self._observations.nbytes
+
+    def append(self, positions: Int64, observations: Float32) -> None:
+        """Positions rise, from call to call too."""
+        if self._stop + len(positions) > len(self._positions):
+            self._make_room(len(positions))
+        there = slice(self._stop, self._stop + len(positions))
+        self._positions[there], self._observations[there] = positions, observations
+        self._stop = there.stop
+
+    def drop_before(self, position: int) -> None:
+        held = self._positions[self._first : self._stop]
+        self._first += int(np.searchsorted(held, position))
+
+    def between(self, first: int, stop: int) -> tuple[Int64, Float32]:
+        held = self._positions[self._first : self._stop]
+        start, end = self._first + np.searchsorted(held, (first, stop))
+        return self._positions[start:end].copy(), self._observations[start:end].copy()
+
+    def at(self, positions: Int64) -> Float32:
+        held = self._positions[self._first : self._stop]
+        return self._observations[self._first + np.searchsorted(held, positions)]
+
+    def _make_room(self, more: int) -> None:
+        """Move what is held to the front, of longer arrays where it fills half of these."""
+        held = slice(self._first, self._stop)
+        count = self._stop - self._first
+        length = len(self._positions)
+        while 2 * (count + more) > length:
+            length *= 2
+        positions = np.zeros(length, np.int64)
+        observations = np.zeros((length, self._observations.shape[1]), np.float32)
+        positions[:count], observations[:count] = self._positions[held], self._observations[held]
+        self._positions, self._observations = positions, observations
+        self._first, self._stop = 0, count
+
+
+def _flat(array: Array) -> Array:
+    return array.reshape(-1, array.shape[-1])

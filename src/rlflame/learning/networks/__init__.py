@@ -1,0 +1,1 @@
+"""Networks with hand-written gradients in numpy, and the same in torch."""

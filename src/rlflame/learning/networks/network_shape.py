@@ -1,0 +1,178 @@
+"""What the on-policy algorithms share: the network's shape, and refusing bad updates.
+
+Must not know: losses, environments, fleets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlflame.config import NetworkSettings
+from rlflame.errors import LearningError
+from rlflame.rollout.policy import normalise
+from rlflame.rollout.spec import Array, Float32, PolicySpec
+
+from ..base import Batch, Metrics
+from ..normalization import TOO_LARGE_REWARDS
+from .flat_params import FlatVector, initialise, network_shapes, restore
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The shape of an actor and, where there is one, its critic."""
+
+    observation_size: int
+    layers: int
+    tanh: bool
+    normalise: bool
+    observation_clip: float
+
+
+def build_network(
+    spec: PolicySpec, settings: NetworkSettings, seed: int, *, critic: bool
+) -> tuple[Network, FlatVector]:
+    """Freshly initialised parameters: `actor.*` first, then `critic.*`."""
+    hidden = tuple(spec.hidden)
+    last_gains = {"actor": settings.last_layer_scale}
+    shapes = network_shapes("actor", (spec.observation_size, *hidden, spec.action_size))
+    if spec.log_std_shape is not None:
+        shapes["actor.log_std"] = spec.log_std_shape
+    if critic:
+        shapes |= network_shapes("critic", (spec.observation_size, *hidden, 1))
+        last_gains["critic"] = 1.0
+    vector = FlatVector(shapes)
+    layers = len(hidden) + 1
+    for key, (prefix, last_gain) in enumerate(last_gains.items()):
+        begin(vector, prefix, layers, settings, seed=seed, last_gain=last_gain, key=key)
+    if spec.log_std_shape is not None:
+        vector["actor.log_std"][:] = initial_log_std(spec, settings)
+    return network_of(spec), vector
+
+
+def begin(
+    vector: FlatVector,
+    prefix: str,
+    layers: int,
+    settings: NetworkSettings,
+    *,
+    seed: int,
+    last_gain: float,
+    key: int,
+) -> None:
+    """Fill one network as the recipe has it; `key` keeps its streams apart from the others'."""
+    initialise(
+        vector,
+        prefix,
+        layers,
+        seed=seed,
+        orthogonal=settings.orthogonal_init,
+        hidden_gain=math.sqrt(2.0),
+        last_gain=last_gain,
+        key=key,
+    )
+
+
+def network_of(spec: PolicySpec) -> Network:
+    """The shape that a policy's spec implies for its actor, and for critics beside it."""
+    return Network(
+        observation_size=spec.observation_size,
+        layers=len(spec.hidden) + 1,
+        tanh=spec.activation == "tanh",
+        normalise=spec.normalise,
+        observation_clip=spec.observation_clip,
+    )
+
+
+def initial_log_std(spec: PolicySpec, settings: NetworkSettings) -> float:
+    """The setting itself; with gsde, what lets units of size one add up to it."""
+    if spec.exploration == "gsde":
+        return settings.log_std_init - 0.5 * math.log(spec.hidden[-1])
+    return settings.log_std_init
+
+
+def normalised(batch: Batch, network: Network) -> Batch:
+    """The batch as the policy that acted saw it."""
+    if not network.normalise:
+        return batch
+    mean = batch.behaviour["normaliser.mean"]
+    scale = batch.behaviour["normaliser.scale"]
+
+    def seen(raw: Float32) -> Float32:
+        clip = network.observation_clip
+        return normalise(raw, mean, scale, -clip, clip, np.empty_like(raw))
+
+    return dataclasses.replace(
+        batch,
+        observations=seen(batch.observations),
+        last_observations=seen(batch.last_observations),
+        boundary_observations=seen(batch.boundary_observations),
+    )
+
+
+def training_metrics(parameters: FlatVector, learning_rate: float, updates: int) -> Metrics:
+    """The metrics every gradient algorithm reports alike."""
+    metrics = {"learning_rate": learning_rate, "n_updates": float(updates)}
+    if "actor.log_std" in parameters.shapes:
+        metrics["std"] = float(np.exp(parameters["actor.log_std"]).mean())
+    return metrics
+
+
+#: Squares of what is larger leave float32 too little room for sums over a batch.
+_LARGE = 1e15
+
+
+class Guard:
+    """Keeps NaN and infinity out of the weights: refuses, counts, and in the end gives up."""
+
+    limit = 5
+    #: What to do where that which is learned from, rather than the weights, has grown too large.
+    remedies: Mapping[str, str] = {
+        **dict.fromkeys(
+            ("observations", "next_observations"), "--set network.normalise_observations=true"
+        ),
+        "returns": "--set ppo.scale_rewards=true",
+        "rewards": TOO_LARGE_REWARDS,
+    }
+
+    def __init__(self, section: str) -> None:
+        self.refused = 0
+        self._in_a_row = 0
+        self._section = section
+
+    def refuses(self, norm: float, sums: Metrics, **learned_from: Array) -> bool:
+        """Whether a gradient of this norm and the sums it came with are fit for a step."""
+        if math.isfinite(norm) and all(math.isfinite(value) for value in sums.values()):
+            self._in_a_row = 0
+            return False
+        self.refused += 1
+        self._in_a_row += 1
+        if self._in_a_row >= self.limit:
+            raise self._given_up(norm, learned_from)
+        return True
+
+    def _given_up(self, norm: float, learned_from: Mapping[str, Array]) -> LearningError:
+        largest = {name: float(np.abs(array).max()) for name, array in learned_from.items()}
+        name = max(largest, key=largest.__getitem__)
+        blamed = largest[name] > _LARGE
+        seen = f", with {name.replace('_', ' ')} of {largest[name]:.3g}" if blamed else ""
+        smaller = (
+            f"try a smaller learning rate, for example --set {self._section}.learning_rate=1e-4"
+        )
+        return LearningError(
+            f"The loss or its gradient was not finite {self._in_a_row} times in a row "
+            f"(gradient norm {norm}{seen}); the weights were left as they were.",
+            self.remedies[name] if blamed else smaller,
+        )
+
+    def state(self, name: str = "guard") -> dict[str, Array]:
+        return {name: np.array([self.refused, self._in_a_row], np.int64)}
+
+    def load_state(self, state: Mapping[str, Array], name: str = "guard") -> None:
+        counts = np.zeros(2, np.int64)
+        restore(counts, name, state)
+        self.refused, self._in_a_row = (int(count) for count in counts)

@@ -1,0 +1,82 @@
+"""Torch's leaf tensors over a flat vector, and their gradients in another one.
+
+On the processor they are the vector's own memory: what Adam or a checkpoint writes there is what
+the next pass sees. On a graphics card they are copies, brought up to date before a pass, whose
+gradients are fetched after it. Must not know: networks, losses.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlflame.errors import ConfigError
+from rlflame.rollout.spec import Array, Float32
+
+from .flat_params import FlatVector
+
+
+def cuda_available() -> bool:
+    return torch.cuda.is_available()
+
+
+def card() -> str:
+    """The name of the first one."""
+    return str(torch.cuda.get_device_name(0)) if cuda_available() else "none"
+
+
+def device_for(kind: str, rank: int) -> str:
+    """Where the learner of this rank computes: with several cards, each on the next one."""
+    if kind != "cuda":
+        return kind
+    if not cuda_available():
+        raise ConfigError(
+            f"This recipe learns on CUDA, and torch {torch.__version__} finds no CUDA device here.",
+            "--device cpu, in a new run: equal bits hold for one kind of device",
+        )
+    # Otherwise some sums on the card would be added in the order in which they are ready.
+    torch.use_deterministic_algorithms(True)
+    return f"cuda:{rank % torch.cuda.device_count()}"
+
+
+class Leaves:
+    """One vector's parameters as torch sees them."""
+
+    def __init__(
+        self, parameters: FlatVector, device: str = "cpu", *, copied: bool | None = None
+    ) -> None:
+        self._parameters = torch.from_numpy(parameters.data)
+        self._gradients = FlatVector(parameters.shapes)
+        self._fetched = torch.from_numpy(self._gradients.data)
+        self._device = torch.device(device)
+        self._copied = self._device.type != "cpu" if copied is None else copied
+        here, slopes = self._parameters, self._fetched
+        if self._copied:
+            here = torch.empty_like(self._parameters, device=self._device)
+            slopes = torch.zeros_like(here)
+        self._here, self._slopes = here, slopes
+        self.tensors: dict[str, Tensor] = {}
+        for name, shape in parameters.shapes.items():
+            part = parameters.span(name)
+            leaf = here[part].view(shape).requires_grad_()
+            leaf.grad = slopes[part].view(shape)
+            self.tensors[name] = leaf
+        self.refresh()
+
+    def refresh(self) -> None:
+        """See what has been written into the vector since."""
+        if self._copied:
+            with torch.no_grad():
+                self._here.copy_(self._parameters)
+
+    def tensor(self, array: Array) -> Tensor:
+        """Other numbers, where these are."""
+        return torch.as_tensor(array, device=self._device)
+
+    def gradient_of(self, loss: Tensor) -> Float32:
+        """With respect to these leaves alone, in one buffer."""
+        self._slopes.zero_()
+        torch.autograd.backward(loss, inputs=list(self.tensors.values()))
+        if self._copied:
+            self._fetched.copy_(self._slopes)
+        return self._gradients.data

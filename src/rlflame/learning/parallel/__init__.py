@@ -1,0 +1,1 @@
+"""Gradients that are computed in parts: shards, threads, several learner processes."""

@@ -1,0 +1,93 @@
+"""The policy that is scored and kept, where that is not the newest one alone.
+
+Late in training a policy often moves to and fro around a good one, and single versions fall where
+their mean does not. Must not know: algorithms, the loop, what acts in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from rlflame.rollout.spec import Array, Float64, PolicyArrays
+
+from .base import State
+from .networks.flat_params import restore, restored_count
+
+#: About the part of all versions so far that an average is of at most.
+_SHARE = 1.0 / 20.0
+#: Observations are normalised as the newest policy does it: weights are averaged, statistics not.
+_STATISTICS = "normaliser."
+
+
+class PolicyAverage:
+    """Weights averaged over about so many versions; without a number, the newest are handed back.
+
+    What went before fades by one part in that number with each version, and early in training,
+    where old versions are much worse, by twenty parts in the number of versions so far. An
+    iteration that changed no weight made no version.
+    """
+
+    def __init__(self, versions: int | None, newest: PolicyArrays) -> None:
+        self._versions = versions
+        self._count = 0
+        self._last = _weights(newest)
+        #: Wider than the weights: over many versions, what one adds is below their last bit.
+        self._mean: dict[str, Float64] = {}
+
+    def follow(self, newest: PolicyArrays) -> None:
+        """Take in one more version, if it is one."""
+        if self._versions is None:
+            return
+        weights = _weights(newest)
+        if not _differ(weights, self._last):
+            return
+        self._last = weights
+        if not self._count:
+            self._mean = {name: np.zeros(a.shape, np.float64) for name, a in weights.items()}
+        self._count += 1
+        length = min(self._versions, _SHARE * self._count)
+        for name, mean in self._mean.items():
+            if length <= 1.0:
+                mean[:] = weights[name]
+            else:
+                mean += (weights[name] - mean) / length
+
+    def policy(self, newest: PolicyArrays) -> PolicyArrays:
+        """The average; the newest where there is none."""
+        return {**newest, **{name: mean.astype(np.float32) for name, mean in self._mean.items()}}
+
+    def state(self) -> State:
+        if self._versions is None:
+            return {}
+        return {
+            "versions": np.array(self._count, np.int64),
+            **{name: mean.copy() for name, mean in self._mean.items()},
+        }
+
+    def load_state(self, state: Mapping[str, Array], newest: PolicyArrays) -> None:
+        """Stand where the state does, after the newest version."""
+        self._last = _weights(newest)
+        if self._versions is None:
+            return
+        if "versions" in state or "count" not in state:
+            self._count = restored_count("versions", state)
+        else:  # As it was kept at first: of no more than N, so N may be any larger number.
+            count = restored_count("count", state)
+            self._count = count if count < self._versions else math.ceil(count / _SHARE)
+        self._mean = {
+            name: np.zeros(a.shape, np.float64) for name, a in self._last.items() if self._count
+        }
+        for name, mean in self._mean.items():
+            restore(mean, name, state)
+
+
+def _weights(policy: PolicyArrays) -> PolicyArrays:
+    """Copies of them."""
+    return {n: array.copy() for n, array in policy.items() if not n.startswith(_STATISTICS)}
+
+
+def _differ(some: PolicyArrays, others: PolicyArrays) -> bool:
+    return any(not np.array_equal(array, others[name]) for name, array in some.items())

@@ -1,0 +1,120 @@
+"""The clipped loss of PPO over a minibatch, and its gradient, derived by hand.
+
+What is minimised stands in `ppo`. Must not know: optimisers, what minibatches are cut from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlflame.rollout.spec import Array, Float32
+
+from ..base import Metrics
+from ..networks.flat_params import FlatVector
+from ..networks.mlp import CHUNK_ROWS, Perceptron, make_head
+from ..networks.network_shape import Network
+
+_ZERO, _ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
+
+
+@dataclass(slots=True)
+class Minibatch:
+    """Samples side by side, and the coefficients of the loss for this update."""
+
+    observations: Float32
+    actions: Array
+    log_probs: Float32
+    advantages: Float32
+    returns: Float32
+    old_values: Float32
+    clip_range: float
+    clip_range_value: float | None
+    value_weight: float
+    entropy_weight: float
+
+    def part(self, rows: slice) -> Minibatch:
+        if rows == slice(0, len(self.returns)):
+            return self
+        return replace(
+            self,
+            observations=self.observations[rows],
+            actions=self.actions[rows],
+            log_probs=self.log_probs[rows],
+            advantages=self.advantages[rows],
+            returns=self.returns[rows],
+            old_values=self.old_values[rows],
+        )
+
+
+class NumpyPpo:
+    """The loss and its gradient in numpy."""
+
+    def __init__(self, parameters: FlatVector, network: Network) -> None:
+        self._gradients = FlatVector(parameters.shapes)
+        tanh, layers = network.tanh, network.layers
+        self._actor = Perceptron(parameters, self._gradients, "actor", layers, tanh)
+        self._critic = Perceptron(parameters, self._gradients, "critic", layers, tanh)
+        self._head = make_head(parameters, self._gradients, self._actor)
+
+    def gradient(self, batch: Minibatch, count: int) -> tuple[Float32, Metrics]:
+        policy_sums = self._policy_gradient(batch, count)
+        value_loss = self._value_gradient(batch, count)
+        return self._gradients.data, {**policy_sums, "value_loss": value_loss}
+
+    def half(self, name: str, batch: Minibatch, count: int) -> tuple[Float32, Metrics]:
+        """Of one network; the other one's part of the vector is anything."""
+        if name == "actor":
+            sums = self._policy_gradient(batch, count)
+        else:
+            sums = {"value_loss": self._value_gradient(batch, count)}
+        return self._gradients.data, sums
+
+    def values(self, observations: Float32) -> Float32:
+        result = np.empty(len(observations), np.float32)
+        for start in range(0, len(result), CHUNK_ROWS):
+            part = slice(start, start + CHUNK_ROWS)
+            result[part] = self._critic.forward(observations[part])[0]
+        return result
+
+    def _policy_gradient(self, batch: Minibatch, count: int) -> Metrics:
+        log_probs = self._head.log_prob(self._actor.forward(batch.observations), batch.actions)
+        log_ratio = log_probs - batch.log_probs
+        ratio = np.exp(log_ratio)
+        held = np.minimum(np.maximum(ratio, 1.0 - batch.clip_range), 1.0 + batch.clip_range)
+        clipped = np.count_nonzero(held != ratio)
+        surrogate = ratio * batch.advantages
+        held *= batch.advantages
+        # Where the held term is the smaller one, the objective is flat in the ratio.
+        d_log_prob = np.where(surrogate <= held, surrogate, _ZERO)
+        d_log_prob *= np.float32(-1.0 / count)
+        self._actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
+        objective = np.minimum(surrogate, held)
+        ratio -= _ONE
+        ratio -= log_ratio
+        return {
+            "policy_gradient_loss": -float(np.add.reduce(objective)),
+            "entropy_loss": -self._head.total_entropy(),
+            "approx_kl": float(np.add.reduce(ratio)),
+            "clip_fraction": float(clipped),
+        }
+
+    def _value_gradient(self, batch: Minibatch, count: int) -> float:
+        """Of the squared error; with a value clip, of the larger of two errors."""
+        values = self._critic.forward(batch.observations)[0]
+        error = values - batch.returns
+        slope = error
+        loss = error * error
+        if batch.clip_range_value is not None:
+            limit = batch.clip_range_value
+            moved = values - batch.old_values
+            held = np.minimum(np.maximum(moved, -limit), limit)
+            held_error = batch.old_values + held - batch.returns
+            held_loss = held_error * held_error
+            # Where the held value is the worse one, the loss is flat in the value.
+            slope = np.where((held_loss > loss) & (held != moved), 0.0, error)
+            loss = np.maximum(loss, held_loss)
+        upstream = slope * np.float32(2.0 * batch.value_weight / count)
+        self._critic.backward(upstream[None])
+        return float(np.add.reduce(loss))

@@ -1,0 +1,1 @@
+"""REINFORCE on whole episodes."""

@@ -1,0 +1,1 @@
+"""Soft actor-critic, with quantile and batch-normalised critics as options."""

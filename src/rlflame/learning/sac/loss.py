@@ -1,0 +1,302 @@
+"""The gradients of SAC's losses, derived by hand in numpy.
+
+One update is cut into two lanes: this and the next observation's action, then one critic and the
+other. Laid out `[units, rows]` like `kernel`. Must not know: replay, optimisers, when which loss is
+minimised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from rlflame.rollout.spec import Float32
+
+from ..base import Metrics
+from ..networks.batch_norm import BatchPerceptron
+from ..networks.flat_params import FlatVector
+from ..networks.gsde import Spread, StateDependentSquashedHead
+from ..networks.mlp import Perceptron
+from ..networks.tanh_gaussian import SquashedHead
+from ..parallel.thread_pair import LANES, Lanes
+from .critics import worth_of
+from .networks import CRITICS, SoftNetworks
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """Transitions as the networks see them, and the noise of the actions drawn for them."""
+
+    observations: Float32
+    actions: Float32
+    rewards: Float32
+    next_observations: Float32
+    bootstrap: Float32
+    #: `[2, action, batch]`: of the actions drawn in `observations`, and in `next_observations`.
+    noise: Float32
+
+    def part(self, rows: slice) -> Minibatch:
+        return Minibatch(
+            observations=self.observations[rows],
+            actions=self.actions[rows],
+            rewards=self.rewards[rows],
+            next_observations=self.next_observations[rows],
+            bootstrap=self.bootstrap[rows],
+            noise=self.noise[:, :, rows],
+        )
+
+
+class SoftProvider(Protocol):
+    """Where the gradients come from. `act` comes first; a gradient is valid until the next call.
+
+    `count` is the size of the whole minibatch, of which this may be one shard: gradients and sums
+    of shards add up.
+    """
+
+    def act(self, batch: Minibatch) -> Float32:
+        """Draw the actor's actions for both observations; log-densities of the first ones."""
+
+    def critic_gradient(
+        self, batch: Minibatch, entropy_weight: float, count: int
+    ) -> tuple[Float32, Metrics]:
+        """Of 1/2 sum (Q_j(s, a) - y)^2 / count, y = r + bootstrap (min Q'_j - weight log pi).
+
+        With quantiles, of their loss, y being made of all but the highest of both. Q' are the
+        targets or, with moments, the critics as they are; then `moments.latest` are those of this
+        batch.
+        """
+
+    def actor_gradient(
+        self, batch: Minibatch, entropy_weight: float, count: int
+    ) -> tuple[Float32, Metrics]:
+        """Of sum (weight log pi(a|s) - min Q_j(s, a)) / count, with the critics as they are.
+
+        With quantiles, their mean instead of the minimum.
+        """
+
+
+class SoftHead(Protocol):
+    """An action distribution that is sampled from, and its gradient."""
+
+    def sample(self, out: Float32, noise: Float32) -> tuple[Float32, Float32]:
+        """Actions `[action, rows]` and the log-density of each row's."""
+
+    def backward(self, d_actions: Float32, d_log_prob: float) -> tuple[Float32, Float32 | None]:
+        """Of the latest sample: d(loss)/d(output), and by what else the latent units count."""
+
+
+class Critic(Protocol):
+    """One of the two, as the actor's loss sees it."""
+
+    def inputs(self, rows: int) -> Float32:
+        """Where the next pass takes its inputs from, `[units, rows]`."""
+
+    def run(self) -> Float32:
+        """The values of what was written into `inputs`, `[outputs, rows]`."""
+
+    def input_gradient(self, upstream: Float32, first: int) -> Float32:
+        """d(loss)/d(input) for the inputs from `first` on; no weight's gradient is touched."""
+
+
+class _ByHand:
+    """What the losses have in common, whatever the critics are like."""
+
+    def __init__(
+        self,
+        networks: SoftNetworks,
+        lanes: Lanes,
+        critics: Sequence[Critic],
+        critic_gradients: FlatVector,
+    ) -> None:
+        network = networks.network
+        self._lanes = lanes
+        self._worth = worth_of(networks.quantiles, networks.dropped)
+        self._observation_size = network.observation_size
+        self._judges, self._critic_gradients = critics, critic_gradients
+        self._actor_gradients = FlatVector(networks.actor.shapes)
+        self._actors = [
+            Perceptron(networks.actor, self._actor_gradients, "actor", network.layers, network.tanh)
+            for _ in range(LANES)
+        ]
+        self._heads = [self._head(networks, actor) for actor in self._actors]
+        self._action_size = networks.action_size
+        self._resize(0)
+
+    def _head(self, networks: SoftNetworks, actor: Perceptron) -> SoftHead:
+        """The distribution that the actor's parameters imply."""
+        if "actor.log_std" not in networks.actor.shapes:
+            return SquashedHead(networks.action_size)
+        log_std, gradient = (v["actor.log_std"] for v in (networks.actor, self._actor_gradients))
+        return StateDependentSquashedHead(
+            networks.action_size, Spread(actor.latent, log_std, gradient)
+        )
+
+    def _resize(self, rows: int) -> None:
+        self._actions: Float32 = np.empty((LANES, self._action_size, rows), np.float32)
+        self._log_probs: Float32 = np.empty((LANES, rows), np.float32)
+        shape = (LANES, self._worth.outputs, rows)
+        self._values: Float32 = np.empty(shape, np.float32)
+        self._next_values: Float32 = np.empty(shape, np.float32)
+        self._slopes: Float32 = np.empty((LANES, self._action_size, rows), np.float32)
+        self._squares = np.empty(LANES, np.float64)
+
+    def act(self, batch: Minibatch) -> Float32:
+        if self._values.shape[-1] != len(batch.rewards):
+            self._resize(len(batch.rewards))
+        seen = (batch.observations, batch.next_observations)
+
+        outs: list[Float32] = [self._actions] * LANES
+
+        def lane(number: int) -> None:
+            outs[number] = self._actors[number].forward(seen[number])
+
+        self._lanes.run(lane)
+        # Many small operations, at which two threads would only be in each other's way.
+        for number, out in enumerate(outs):
+            drawn = self._heads[number].sample(out, batch.noise[number])
+            self._actions[number], self._log_probs[number] = drawn
+        first: Float32 = self._log_probs[0]
+        return first
+
+    def _wanted(self, batch: Minibatch, entropy_weight: float) -> Float32:
+        """The right side of the critics' equation, from `_next_values`."""
+        following = self._worth.lowest(self._next_values)
+        following -= np.float32(entropy_weight) * self._log_probs[1]
+        following *= batch.bootstrap
+        following += batch.rewards
+        return following
+
+    def _errors(self, number: int, wanted: Float32, count: int) -> Float32:
+        """d(loss)/d(values) of one critic; how far it is off, squared, is remembered."""
+        slope, self._squares[number] = self._worth.error(self._values[number], wanted, count)
+        return slope
+
+    def _critic_loss(self) -> Metrics:
+        return {"critic_loss": 0.5 * float(self._squares[0] + self._squares[1])}
+
+    def actor_gradient(
+        self, batch: Minibatch, entropy_weight: float, count: int
+    ) -> tuple[Float32, Metrics]:
+        def judge(number: int) -> None:
+            self._values[number] = self._value(
+                self._judges[number], batch.observations, self._actions[0]
+            )
+
+        self._lanes.run(judge)
+        upstreams, worth = self._worth.slopes(self._values, count)
+
+        def through_critic(number: int) -> None:
+            self._slopes[number] = self._judges[number].input_gradient(
+                upstreams[number], self._observation_size
+            )
+
+        self._lanes.run(through_critic)
+
+        slopes = np.add(*self._slopes)
+        upstream, beside = self._heads[0].backward(slopes, entropy_weight / count)
+        self._actors[0].backward_in(self._lanes, upstream, beside)
+        entropy_part = entropy_weight * float(self._log_probs[0].sum(dtype=np.float64))
+        return self._actor_gradients.data, {"actor_loss": entropy_part - worth}
+
+    def _value(self, critic: Critic, observations: Float32, actions: Float32) -> Float32:
+        inputs = critic.inputs(len(observations))
+        inputs[: self._observation_size] = observations.T
+        inputs[self._observation_size :] = actions
+        return critic.run()
+
+
+class NumpySac(_ByHand):
+    """The losses above, by hand."""
+
+    def __init__(self, networks: SoftNetworks, lanes: Lanes) -> None:
+        gradients = FlatVector(networks.critics.shapes)
+        network = networks.network
+        self._critics, self._targets = (
+            [
+                Perceptron(
+                    vector,
+                    gradients,
+                    prefix[:-1],
+                    network.layers,
+                    network.tanh,
+                    networks.norm == "layer",
+                )
+                for prefix in CRITICS
+            ]
+            for vector in (networks.critics, networks.targets)
+        )
+        super().__init__(networks, lanes, self._critics, gradients)
+
+    def critic_gradient(
+        self, batch: Minibatch, entropy_weight: float, count: int
+    ) -> tuple[Float32, Metrics]:
+        def forward(number: int) -> None:
+            self._next_values[number] = self._value(
+                self._targets[number], batch.next_observations, self._actions[1]
+            )
+            self._values[number] = self._value(
+                self._critics[number], batch.observations, batch.actions.T
+            )
+
+        self._lanes.run(forward)
+        wanted = self._wanted(batch, entropy_weight)
+
+        def backward(number: int) -> None:
+            self._critics[number].backward(self._errors(number, wanted, count))
+
+        self._lanes.run(backward)
+        return self._critic_gradients.data, self._critic_loss()
+
+
+class NumpyJointSac(_ByHand):
+    """The same where a critic sees both sides of its equation in one batch, standardised together.
+
+    So the right side comes from the critics as they are, not from targets that follow them
+    (CrossQ; Bhatt et al., 2024).
+    """
+
+    def __init__(self, networks: SoftNetworks, lanes: Lanes) -> None:
+        if networks.moments is None:
+            raise ValueError("critics without moments")
+        gradients, network = FlatVector(networks.critics.shapes), networks.network
+        self._critics = [
+            BatchPerceptron(
+                networks.critics,
+                gradients,
+                networks.moments,
+                prefix[:-1],
+                network.layers,
+                network.tanh,
+            )
+            for prefix in CRITICS
+        ]
+        super().__init__(networks, lanes, self._critics, gradients)
+
+    def critic_gradient(
+        self, batch: Minibatch, entropy_weight: float, count: int
+    ) -> tuple[Float32, Metrics]:
+        size, rows = self._observation_size, len(batch.rewards)
+
+        def forward(number: int) -> None:
+            inputs = self._critics[number].inputs(2 * rows)
+            inputs[:size, :rows] = batch.observations.T
+            inputs[size:, :rows] = batch.actions.T
+            inputs[:size, rows:] = batch.next_observations.T
+            inputs[size:, rows:] = self._actions[1]
+            values = self._critics[number].run_batch()
+            self._values[number] = values[:, :rows]
+            self._next_values[number] = values[:, rows:]
+
+        self._lanes.run(forward)
+        wanted = self._wanted(batch, entropy_weight)
+
+        def backward(number: int) -> None:
+            upstream = np.zeros((self._worth.outputs, 2 * rows), np.float32)
+            upstream[:, :rows] = self._errors(number, wanted, count)
+            self._critics[number].backward(upstream)
+
+        self._lanes.run(backward)
+        return self._critic_gradients.data, self._critic_loss()

@@ -1,0 +1,146 @@
+"""How a minibatch is cut, and how what comes of its parts is added up."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from crews import together
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlflame.errors import LearningError
+from rlflame.learning.networks.flat_params import clip_by_norm
+from rlflame.learning.parallel.gradient_shards import Shards
+
+
+@given(st.integers(1, 40), st.integers(1, 300))
+def test_every_row_is_in_one_shard_and_none_is_much_longer(count, rows):
+    shards = Shards(count).cut(rows)
+    covered = [row for shard in shards for row in range(shard.rows.start, shard.rows.stop)]
+    sizes = [shard.rows.stop - shard.rows.start for shard in shards]
+
+    assert covered == list(range(rows))
+    assert len(shards) == (count if rows >= count else 1)
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+#: In float32 the one vanishes beside the large number, wherever the two are added to each other.
+AWKWARD = np.array([1.0, 1e8, -1e8, 1.0, 1.0, -1.0, 1e8, -1e8], np.float32)
+
+
+def parts(shard):
+    """Two numbers for a gradient, and a sum that float32 could not hold."""
+    return np.repeat(AWKWARD[shard.number], 2), {"loss": 2.0**40 + shard.number}
+
+
+def test_shards_are_added_one_after_the_other_in_float32():
+    gradient, sums = Shards(8).gradient(80, parts)
+    # By hand: 1 vanishes in 1e8, which -1e8 cancels; then 0 + 1 + 1 - 1 = 1 vanishes again.
+    np.testing.assert_array_equal(gradient, np.zeros(2, np.float32))
+    assert sums == {"loss": 8 * 2.0**40 + 28}
+    # In the other order, by hand again: 0 - 1 + 1 + 1 = 1 vanishes, and the last 1 does not.
+    backward, _ = Shards(8).gradient(80, lambda shard: (AWKWARD[7 - shard.number, None], {}))
+    assert backward == [1.0]
+
+
+@pytest.mark.parametrize("learners", [2, 4, 8])
+def test_any_number_of_learners_adds_in_the_same_order(learners):
+    computed = []
+
+    def work(seat):
+        def part(shard):
+            computed.append((seat.rank, shard.number))
+            return parts(shard)
+
+        gradient, sums = Shards(8, seat).gradient(81, part)
+        return gradient.tobytes(), sums
+
+    alone, sums = Shards(8).gradient(81, parts)
+    assert together(learners, work) == [(alone.tobytes(), sums)] * learners
+    # Every shard once, and by a learner each as many.
+    assert sorted(number for _, number in computed) == list(range(8))
+    assert {sum(rank == n for rank, _ in computed) for n in range(learners)} == {8 // learners}
+
+
+def test_unequal_shards_are_weighted_by_their_true_numbers_of_samples():
+    """Seven samples in three parts: the mean of the samples, not the mean of the means."""
+    samples = np.array([1, 2, 3, 4, 5, 6, 70], np.float32)
+
+    def part(shard):
+        own = samples[shard.rows]
+        return np.array([own.sum() / len(samples)], np.float32), {"count": float(len(own))}
+
+    gradient, sums = Shards(3).gradient(len(samples), part)
+    assert gradient[0] == pytest.approx(91 / 7)
+    assert sums == {"count": 7.0}
+    of_means = np.mean([(1 + 2 + 3) / 3, (4 + 5) / 2, (6 + 70) / 2])
+    assert gradient[0] != pytest.approx(of_means, rel=0.01)
+
+
+def test_the_whole_is_clipped_and_not_its_parts():
+    """Two large gradients that nearly cancel: clipped apart, they would not."""
+    halves = np.array([[30.0, 40.0], [-30.0, -39.0]], np.float32)
+
+    def work(seat):
+        gradient, _ = Shards(2, seat).gradient(2, lambda shard: (halves[shard.number], {}))
+        return clip_by_norm(gradient, 0.5), gradient.copy()
+
+    for norm, clipped in together(2, work):
+        assert norm == pytest.approx(1.0)  # of (0, 1)
+        np.testing.assert_allclose(clipped, [0.0, 0.5], atol=1e-6)
+    apart = sum(half * 0.5 / math.hypot(*half) for half in halves)
+    assert not np.allclose(apart, [0.0, 0.5], atol=0.1)
+
+
+@pytest.mark.parametrize("rows", [3, 8, 21])
+@pytest.mark.parametrize("learners", [1, 2, 4])
+def test_numbers_of_rows_come_back_in_their_places(rows, learners):
+    numbers = np.arange(rows, dtype=np.float32) ** 2
+
+    def work(seat):
+        return Shards(4, seat).values(rows, lambda own: numbers[own])
+
+    for found in together(learners, work):
+        np.testing.assert_array_equal(found, numbers)
+
+
+def test_too_few_rows_are_everybodys_own_work():
+    def work(seat):
+        asked = []
+
+        def part(shard):
+            asked.append(shard.rows)
+            return np.ones(1, np.float32), {}
+
+        Shards(8, seat).gradient(5, part)
+        return asked
+
+    assert together(2, work) == [[slice(0, 5)]] * 2
+
+
+@pytest.mark.parametrize(("every", "update"), [(1, 3), (2, 4), (5, None)])
+def test_learners_that_come_apart_are_found_at_the_next_comparison(every, update):
+    """One of them has another bit after its third update; four are made."""
+
+    def work(seat):
+        weights = np.zeros(3, np.float32)
+        shards = Shards(2, seat)
+        shards.compare_every(every, lambda: {"weights": weights})
+        for number in range(1, 5):
+            try:
+                gradient, _ = shards.gradient(2, lambda shard: (np.ones(3, np.float32), {}))
+            except LearningError as error:
+                return number, str(error)
+            weights += gradient
+            if number == 2 and seat.rank == 1:
+                weights[1] = np.nextafter(weights[1], np.float32(9))
+        return None
+
+    found = together(2, work)
+    if update is None:
+        assert found == [None, None]
+    else:
+        assert found == [(update, "Learners 1 hold other weights than learner 0.")] * 2

@@ -1,0 +1,83 @@
+"""What two critics' outputs say an action is worth, beside sums written out in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from rlflame.learning.sac.critics import Lower, Quantiles, worth_of
+from rlflame.methods import SacSettings
+
+
+def values(outputs: int, rows: int, seed: int = 0) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    return 3.0 * generator.standard_normal((2, outputs, rows), np.float32)
+
+
+def test_the_lowest_of_both_critics_are_kept_in_order() -> None:
+    both = values(6, 5)
+    kept = Quantiles(6, 2).lowest(both)
+    np.testing.assert_array_equal(kept, np.sort(np.concatenate(both), axis=0)[:8])
+    assert not np.shares_memory(kept, both)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_not_left_out(bad: float) -> None:
+    both = values(6, 5)
+    both[1, 2, 3] = bad
+    kept = Quantiles(6, 2).lowest(both)
+    assert not np.isfinite(kept[:, 3]).all()
+    assert np.isfinite(kept[:, [0, 1, 2, 4]]).all()
+
+
+def test_with_none_dropped_and_one_each_both_count() -> None:
+    both = values(1, 5)
+    assert Quantiles(1, 0).lowest(both).shape == (2, 5)
+    np.testing.assert_array_equal(Lower().lowest(both), np.minimum(*both))
+    assert isinstance(worth_of(1, 0), Lower)
+    assert isinstance(worth_of(2, 0), Quantiles)
+
+
+def test_the_slope_is_that_of_the_huber_loss_of_quantiles() -> None:
+    """Each term on its own: |fraction - too high| times the slope of Huber's loss."""
+    (have, _), (wanted, _) = values(5, 4), values(7, 4, seed=1)
+    slope, off = Quantiles(5, 0).error(have, wanted, count=10)
+    expected = np.zeros((5, 4))
+    for place in range(5):
+        fraction = (place + 0.5) / 5
+        for row in range(4):
+            for other in range(7):
+                apart = float(wanted[other, row]) - float(have[place, row])
+                weight = abs(fraction - (apart < 0.0))
+                expected[place, row] -= weight * np.clip(apart, -1.0, 1.0) / (5 * 7 * 10)
+    np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-8)
+    means = have.mean(axis=0, dtype=np.float64) - wanted.mean(axis=0, dtype=np.float64)
+    assert off == pytest.approx(np.square(means).sum(), rel=1e-5)
+
+
+def test_who_follows_the_slope_comes_to_the_quantiles() -> None:
+    """Of a distribution as wide as to make Huber's bend small: within it they are expectiles."""
+    returns = 1000.0 * np.random.default_rng(3).standard_normal((4_000, 1)).astype(np.float32)
+    worth, found = Quantiles(5, 0), np.zeros((5, 1), np.float32)
+    for rate in (2_000.0, 200.0, 20.0):
+        for _ in range(400):
+            found -= rate * 5 * worth.error(found, returns, count=1)[0]
+    expected = np.quantile(returns, [0.1, 0.3, 0.5, 0.7, 0.9])
+    np.testing.assert_allclose(found[:, 0], expected, atol=15.0)
+
+
+def test_an_action_is_worth_the_mean_of_all() -> None:
+    both = values(4, 3)
+    slopes, worth = Quantiles(4, 1).slopes(both, count=6)
+    assert worth == pytest.approx(np.mean(both, axis=(0, 1), dtype=np.float64).sum(), rel=1e-6)
+    for slope in slopes:
+        np.testing.assert_allclose(slope, -1.0 / (8 * 6), rtol=1e-6)
+
+
+def test_one_quantile_at_least_is_kept() -> None:
+    assert SacSettings(quantiles=5, dropped_quantiles=4).quantiles == 5
+    with pytest.raises(ValidationError, match="less than quantiles, which is 5"):
+        SacSettings(quantiles=5, dropped_quantiles=5)
+    with pytest.raises(ValidationError, match="less than quantiles, which is 1"):
+        SacSettings(dropped_quantiles=1)

@@ -1,0 +1,751 @@
+"""SAC's gradients against autograd, whole updates against a loop in plain torch, and its edges."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlflame.config import NetworkSettings
+from rlflame.errors import LearningError
+from rlflame.learning.base import ReplayBatch, Transitions
+from rlflame.learning.networks.tanh_gaussian import SquashedHead
+from rlflame.learning.parallel.thread_pair import Lanes, half
+from rlflame.learning.sac.loss import Minibatch, NumpyJointSac, NumpySac, SoftProvider
+from rlflame.learning.sac.loss_torch import TorchJointSac, TorchSac
+from rlflame.learning.sac.networks import SoftNetworks, build_soft_networks
+from rlflame.learning.sac.sac import Sac
+from rlflame.methods import CriticNorm, SacSettings
+from rlflame.rollout.distributions import SquashedGaussian, log_slope_of_tanh
+from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.spec import Exploration, PolicySpec
+
+OBSERVATIONS, ACTIONS, ROWS = 5, 3, 33
+
+
+def spec(
+    activation: str = "relu",
+    hidden: tuple[int, ...] = (24, 16),
+    exploration: Exploration = "independent",
+) -> PolicySpec:
+    return PolicySpec(
+        action_kind="continuous",
+        observation_size=OBSERVATIONS,
+        action_size=ACTIONS,
+        action_low=(-1.0, -2.0, 0.0),
+        action_high=(1.0, 2.0, 4.0),
+        hidden=hidden,
+        activation=activation,  # type: ignore[arg-type]
+        normalise=False,
+        observation_clip=10.0,
+        width=8,
+        squash=True,
+        exploration=exploration,
+    )
+
+
+def networks(
+    seed: int = 0,
+    norm: CriticNorm = "none",
+    quantiles: int = 1,
+    dropped: int = 0,
+    **shape: Any,
+) -> SoftNetworks:
+    settings = NetworkSettings(last_layer_scale=1.0)
+    built = build_soft_networks(spec(**shape), settings, seed, norm, quantiles, dropped)
+    generator = np.random.default_rng(seed)
+    for vector in (built.actor, built.critics, built.targets):
+        # Biases and targets of their own, so that nothing hides behind a zero or an equal.
+        vector.data[:] += generator.normal(0.0, 0.05, len(vector.data))
+    if built.moments is not None:
+        running = built.moments.running
+        running.data[:] += generator.uniform(0.0, 0.3, len(running.data))
+    return built
+
+
+def providers(nets: SoftNetworks, threads: int = 1) -> tuple[SoftProvider, SoftProvider]:
+    """By hand and by autograd."""
+    lanes = Lanes(threads)
+    if nets.moments is None:
+        return NumpySac(nets, lanes), TorchSac(nets)
+    return NumpyJointSac(nets, lanes), TorchJointSac(nets)
+
+
+def transitions(seed: int = 0, rows: int = ROWS) -> Transitions:
+    generator = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> Any:
+        return generator.standard_normal(shape).astype(np.float32)
+
+    return Transitions(
+        observations=normal(rows, OBSERVATIONS),
+        actions=np.tanh(normal(rows, ACTIONS)),
+        rewards=normal(rows),
+        next_observations=normal(rows, OBSERVATIONS),
+        bootstrap=np.where(generator.random(rows) < 0.2, 0.0, 0.97).astype(np.float32),
+    )
+
+
+def minibatch(seed: int = 0, rows: int = ROWS) -> Minibatch:
+    drawn = transitions(seed, rows)
+    noise = np.random.default_rng(seed + 1).standard_normal((2, ACTIONS, rows))
+    return Minibatch(
+        drawn.observations,
+        drawn.actions,
+        drawn.rewards,
+        drawn.next_observations,
+        drawn.bootstrap,
+        noise.astype(np.float32),
+    )
+
+
+def owed(first: int, updates: int, seed: int = 0) -> ReplayBatch:
+    fresh: Any = None
+    return ReplayBatch(fresh, first, updates, lambda update: transitions(seed + update))
+
+
+def learner(settings: SacSettings, nets: SoftNetworks, threads: int = 1, seed: int = 7) -> Sac:
+    return Sac(settings, nets, [providers(nets, threads)[0]], Lanes(threads), seed=seed)
+
+
+# The squashed Gaussian
+
+
+def test_the_slope_of_tanh_is_exact_where_tanh_rounds_to_one() -> None:
+    raw = np.linspace(-60.0, 60.0, 241)
+    # 1 - tanh(x)^2 = 4 / (e^x + e^-x)^2, in float64 far from any rounding to zero.
+    expected = math.log(4.0) - 2.0 * (np.abs(raw) + np.log1p(np.exp(-2.0 * np.abs(raw))))
+    np.testing.assert_allclose(log_slope_of_tanh(raw.astype(np.float32)), expected, rtol=2e-6)
+    near = np.linspace(-3.0, 3.0, 61)
+    np.testing.assert_allclose(
+        log_slope_of_tanh(near.astype(np.float32)), np.log(1.0 - np.tanh(near) ** 2), atol=2e-6
+    )
+
+
+def test_log_densities_are_those_of_torchs_transformed_normal() -> None:
+    generator = np.random.default_rng(3)
+    out = generator.normal(0.0, 1.5, (8, 2 * ACTIONS)).astype(np.float32)
+    noise = generator.standard_normal((8, ACTIONS)).astype(np.float32)
+    actions, log_probs = SquashedGaussian(spec()).sample(out, noise)
+    mean, log_std = torch.as_tensor(out, dtype=torch.float64).split(ACTIONS, dim=1)
+    normal = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
+    raw = mean + normal.stddev * torch.as_tensor(noise, dtype=torch.float64)
+    squash = torch.distributions.transforms.TanhTransform()
+    expected = normal.log_prob(raw) - squash.log_abs_det_jacobian(raw, torch.tanh(raw))
+    np.testing.assert_allclose(actions, torch.tanh(raw), atol=1e-6)
+    np.testing.assert_allclose(log_probs, expected.sum(dim=1), rtol=1e-5, atol=1e-5)
+
+
+def test_the_density_of_squashed_actions_integrates_to_one() -> None:
+    """By its own log-density, over a fine grid of one action that comes from a grid of noise."""
+    narrow = PolicySpec(
+        "continuous", 1, 1, (-1.0,), (1.0,), (4,), "tanh", False, 10.0, 20_000, True
+    )
+    out = np.tile(np.array([[0.4, -0.3]], np.float32), (20_000, 1))
+    noise = np.linspace(-7.0, 7.0, 20_000, dtype=np.float32)[:, None]
+    actions, log_probs = SquashedGaussian(narrow).sample(out, noise)
+    mass = np.trapezoid(np.exp(log_probs.astype(np.float64)), actions[:, 0].astype(np.float64))
+    assert mass == pytest.approx(1.0, abs=1e-3)
+
+
+def test_learner_and_worker_draw_the_same_actions() -> None:
+    generator = np.random.default_rng(5)
+    out = generator.normal(0.0, 2.0, (8, 2 * ACTIONS)).astype(np.float32)
+    out[0, ACTIONS:] = [5.0, -30.0, 2.0]  # beyond the bounds of the log deviation, and at one
+    noise = generator.standard_normal((8, ACTIONS)).astype(np.float32)
+    worker, learners = SquashedGaussian(spec()), SquashedHead(ACTIONS)
+    for ours, theirs in zip(
+        learners.sample(out.T.copy(), noise.T.copy()), worker.sample(out, noise), strict=True
+    ):
+        np.testing.assert_allclose(ours.T, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_actions_are_stretched_to_the_bounds_and_never_beyond() -> None:
+    policy = SquashedGaussian(spec())
+    corners = np.array([[-1, -1, -1], [1, 1, 1], [0, 0, 0], [0.5, -0.5, 0.5]], np.float32)
+    expected = [[-1, -2, 0], [1, 2, 4], [0, 0, 2], [0.5, -1, 3]]
+    np.testing.assert_array_equal(policy.to_environment(corners), expected)
+    awkward = PolicySpec("continuous", 1, 1, (-0.1,), (0.7,), (4,), "tanh", False, 10.0, 8, True)
+    ends = SquashedGaussian(awkward).to_environment(np.array([[-1.0], [1.0]], np.float32))
+    assert ends.min() >= np.float32(-0.1)
+    assert ends.max() <= np.float32(0.7)
+
+
+def test_bounds_may_be_as_far_apart_as_float32_goes() -> None:
+    far = float(np.finfo(np.float32).max)
+    widest = PolicySpec("continuous", 1, 1, (-far,), (far,), (4,), "tanh", False, 10.0, 8, True)
+    given = SquashedGaussian(widest).to_environment(np.array([[-1], [0], [0.5], [1]], np.float32))
+    np.testing.assert_allclose(given[:, 0], [-far, 0.0, 0.5 * far, far], rtol=1e-6)
+
+
+def test_random_actions_fill_the_whole_range_evenly() -> None:
+    wide = PolicySpec(
+        "continuous", 1, 2, (-1.0,) * 2, (1.0,) * 2, (4,), "tanh", False, 10.0, 8, True
+    )
+    noise = np.random.default_rng(0).random((40_000, 2), dtype=np.float32)
+    actions, log_probs = SquashedGaussian(wide).uniform(noise)
+    counts, _ = np.histogram(actions[:, 0], bins=20, range=(-1.0, 1.0))
+    assert counts.sum() == 40_000
+    assert np.square(counts - 2000).sum() / 2000 < 43.8  # chi-square, 19 degrees, p = 0.001
+    np.testing.assert_allclose(log_probs, math.log(0.25), rtol=1e-6)
+
+
+# How it begins
+
+
+def test_the_critics_begin_apart_and_their_targets_where_they_are() -> None:
+    nets = build_soft_networks(spec(), NetworkSettings(), 0)
+    for layer in range(3):
+        one, other = (nets.critics[f"critic{j}.{layer}.weight"] for j in (0, 1))
+        assert not np.isclose(one, other).any()
+    np.testing.assert_array_equal(nets.targets.data, nets.critics.data)
+    assert nets.targets.data is not nets.critics.data
+
+
+def test_what_the_actor_begins_with_does_not_touch_the_critics() -> None:
+    plain, other = (
+        build_soft_networks(spec(), NetworkSettings(**settings), 0)
+        for settings in (
+            {"last_layer_scale": 1.0, "log_std_init": 0.0},
+            {"last_layer_scale": 0.5, "log_std_init": -1.5},
+        )
+    )
+    np.testing.assert_array_equal(plain.critics.data, other.critics.data)
+    last = "actor.2."
+    np.testing.assert_allclose(2.0 * other.actor[last + "weight"], plain.actor[last + "weight"])
+    # Orthogonal networks begin without biases; a log deviation of -1.5 is one.
+    assert other.actor[last + "bias"].tolist() == [0.0] * ACTIONS + [-1.5] * ACTIONS
+
+
+# Gradients
+
+
+def assert_both_agree(nets: SoftNetworks, threads: int) -> None:
+    batch, count = minibatch(), 50  # as if the batch were one shard of a greater one
+    ours, theirs = providers(nets, threads)
+    np.testing.assert_allclose(ours.act(batch), theirs.act(batch), rtol=1e-4, atol=1e-4)
+    for name in ("critic_gradient", "actor_gradient"):
+        found, sums = getattr(ours, name)(batch, 0.37, count)
+        expected, expected_sums = getattr(theirs, name)(batch, 0.37, count)
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * scale)
+        assert sums == pytest.approx(expected_sums, rel=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("hidden", [(24, 16), (12,), (8, 8, 8)])
+@pytest.mark.parametrize("exploration", ["independent", "gsde"])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("norm", ["none", "layer", "batch"])
+def test_hand_derived_gradients_are_those_of_autograd(
+    activation: str, hidden: tuple[int, ...], exploration: str, threads: int, norm: CriticNorm
+) -> None:
+    nets = networks(norm=norm, activation=activation, hidden=hidden, exploration=exploration)
+    assert_both_agree(nets, threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("norm", ["none", "layer", "batch"])
+@pytest.mark.parametrize(("quantiles", "dropped"), [(2, 0), (9, 4), (25, 5)])
+def test_so_are_those_of_quantiles(
+    norm: CriticNorm, threads: int, quantiles: int, dropped: int
+) -> None:
+    nets = networks(norm=norm, quantiles=quantiles, dropped=dropped)
+    # Far enough apart that some lie on either side of where the loss turns linear.
+    nets.critics.data[:] *= 3.0
+    assert_both_agree(nets, threads)
+
+
+@pytest.mark.parametrize("shift", [-4.0, 5.0])
+def test_the_deviations_of_gsde_have_no_bounds(shift: float) -> None:
+    """Far beyond those of a network's own output, a log standard deviation of 2 at most."""
+    nets, batch = networks(exploration="gsde"), minibatch()
+    nets.actor["actor.log_std"][:] += np.float32(shift)
+    ours, theirs = NumpySac(nets, Lanes(1)), TorchSac(nets)
+    np.testing.assert_allclose(ours.act(batch), theirs.act(batch), rtol=1e-4, atol=1e-3)
+    found, expected = (p.actor_gradient(batch, 0.37, ROWS)[0] for p in (ours, theirs))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", [{}, {"norm": "layer"}, {"quantiles": 6, "dropped": 2}])
+def test_gradients_of_shards_add_up(kind: dict[str, Any]) -> None:
+    nets, whole = networks(**kind), minibatch(rows=32)
+    provider = NumpySac(nets, Lanes(1))
+
+    def gradients(rows: slice) -> tuple[Any, Any]:
+        part = Minibatch(
+            whole.observations[rows],
+            whole.actions[rows],
+            whole.rewards[rows],
+            whole.next_observations[rows],
+            whole.bootstrap[rows],
+            np.ascontiguousarray(whole.noise[:, :, rows]),
+        )
+        provider.act(part)
+        critic = provider.critic_gradient(part, 0.2, 32)[0].copy()
+        return critic, provider.actor_gradient(part, 0.2, 32)[0].copy()
+
+    expected = gradients(slice(0, 32))
+    first, second = gradients(slice(0, 7)), gradients(slice(7, 32))
+    for one, other, both in zip(first, second, expected, strict=True):
+        np.testing.assert_allclose(one + other, both, rtol=1e-4, atol=1e-6)
+
+
+# Whole updates
+
+
+class Plain:
+    """SAC as a page of plain torch, in float64: nn.Linear-free, its own optimisers from torch."""
+
+    def __init__(self, nets: SoftNetworks, settings: SacSettings) -> None:
+        def leaves(vector: Any) -> dict[str, torch.Tensor]:
+            return {
+                name: torch.tensor(vector[name].astype(np.float64), requires_grad=True)
+                for name in vector.shapes
+            }
+
+        self.settings = settings
+        self.actor, self.critics = leaves(nets.actor), leaves(nets.critics)
+        self.targets = {n: t.detach().clone() for n, t in leaves(nets.targets).items()}
+        self.running = {} if nets.moments is None else leaves(nets.moments.running)
+        self.latest: dict[str, torch.Tensor] = {}
+        self.log_weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        rate = settings.learning_rate
+        self.actor_optimizer = torch.optim.Adam(self.actor.values(), lr=rate)
+        self.critic_optimizer = torch.optim.Adam(
+            self.critics.values(), lr=settings.critic_learning_rate or rate
+        )
+        self.weight_optimizer = torch.optim.Adam(
+            [self.log_weight], lr=settings.entropy_learning_rate or rate
+        )
+
+    def mlp(
+        self, weights: dict[str, torch.Tensor], prefix: str, x: torch.Tensor, last: bool = True
+    ) -> torch.Tensor:
+        for layer in range(3 if last else 2):
+            x = x @ weights[f"{prefix}.{layer}.weight"] + weights[f"{prefix}.{layer}.bias"]
+            x = torch.relu(x) if layer < 2 else x
+        return x
+
+    def pi(self, seen: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if "actor.log_std" in self.actor:
+            # Each action is left by a sum over units h of h * N(0, std^2): the variances add up.
+            units = self.mlp(self.actor, "actor", seen, last=False)
+            parts = units[:, :, None] * self.actor["actor.log_std"].exp()
+            deviation = parts.square().sum(dim=1).add(1e-6).sqrt()
+            mean = self.mlp(self.actor, "actor", seen)
+        else:
+            mean, log_std = self.mlp(self.actor, "actor", seen).split(ACTIONS, dim=1)
+            deviation = log_std.clamp(-20, 2).exp()
+        normal = torch.distributions.Normal(mean, deviation)
+        raw = mean + normal.stddev * noise
+        log_prob = normal.log_prob(raw) - torch.log(1.0 - torch.tanh(raw).square())
+        return torch.tanh(raw), log_prob.sum(dim=1)
+
+    def q(
+        self, weights: dict[str, torch.Tensor], seen: torch.Tensor, action: torch.Tensor
+    ) -> torch.Tensor:
+        x = torch.cat((seen, action), dim=1)
+        return torch.stack([self.mlp(weights, f"critic{j}", x)[:, 0] for j in (0, 1)])
+
+    def joint(self, seen: torch.Tensor, action: torch.Tensor, batch: bool) -> torch.Tensor:
+        """Values of critics that standardise what each layer is given."""
+        values = []
+        for critic in ("critic0", "critic1"):
+            x = torch.cat((seen, action), dim=1)
+            for layer in range(3):
+                name = f"{critic}.{layer}"
+                if batch:
+                    mean, variance = x.mean(dim=0), x.var(dim=0, correction=0)
+                    self.latest |= {f"{name}.mean": mean, f"{name}.variance": variance}
+                else:
+                    mean, variance = self.running[f"{name}.mean"], self.running[f"{name}.variance"]
+                x = (x - mean) / (variance + 1e-3).sqrt()
+                x = x @ self.critics[f"{name}.weight"] + self.critics[f"{name}.bias"]
+                x = torch.relu(x) if layer < 2 else x
+            values.append(x[:, 0])
+        return torch.stack(values)
+
+    def clip(self, weights: list[torch.Tensor]) -> None:
+        if self.settings.max_gradient_norm is not None:
+            torch.nn.utils.clip_grad_norm_(weights, self.settings.max_gradient_norm)
+
+    def update(self, number: int, drawn: Transitions) -> None:
+        settings = self.settings
+        seen, action, reward, following, bootstrap = (
+            torch.as_tensor(np.array(getattr(drawn, name), np.float64))
+            for name in ("observations", "actions", "rewards", "next_observations", "bootstrap")
+        )
+        noise = stream(7, Role.LEARN, number).standard_normal(
+            (2, ACTIONS, len(reward)), dtype=np.float32
+        )
+        now, later = torch.as_tensor(noise.astype(np.float64)).transpose(1, 2)
+        weight = self.log_weight.detach().exp()
+        with torch.no_grad():
+            next_action, next_log_prob = self.pi(following, later)
+        if self.running:
+            both = torch.cat((seen, following)), torch.cat((action, next_action))
+            values, later_values = self.joint(*both, batch=True).chunk(2, dim=1)
+        else:
+            values = self.q(self.critics, seen, action)
+            later_values = self.q(self.targets, following, next_action)
+        value = later_values.detach().min(dim=0).values
+        wanted = reward + bootstrap * (value - weight * next_log_prob)
+        loss = 0.5 * (values - wanted).square().mean(dim=1).sum()
+        self.critic_optimizer.zero_grad()
+        loss.backward()
+        for prefix in ("critic0", "critic1"):
+            self.clip([t for name, t in self.critics.items() if name.startswith(prefix)])
+        self.critic_optimizer.step()
+        for name, moment in self.latest.items():
+            self.running[name] = (0.99 * self.running[name] + 0.01 * moment).detach()
+        drawn_action, log_prob = self.pi(seen, now)
+        if number % settings.policy_delay == 0:
+            entropy_loss = -(self.log_weight * (log_prob.detach() - ACTIONS)).mean()
+            self.weight_optimizer.zero_grad()
+            entropy_loss.backward()
+            self.weight_optimizer.step()
+            judged = (
+                self.joint(seen, drawn_action, batch=False)
+                if self.running
+                else self.q(self.critics, seen, drawn_action)
+            )
+            lower = judged.min(dim=0).values
+            self.actor_optimizer.zero_grad()
+            (weight * log_prob - lower).mean().backward()
+            self.clip(list(self.actor.values()))
+            self.actor_optimizer.step()
+        if (number + 1) % settings.target_update_interval == 0:
+            with torch.no_grad():
+                for name, target in self.targets.items():
+                    target.mul_(1.0 - settings.target_update_rate)
+                    target.add_(settings.target_update_rate * self.critics[name])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SacSettings(learning_rate=1e-3),
+        SacSettings(
+            learning_rate=1e-3,
+            critic_learning_rate=2e-3,
+            entropy_learning_rate=5e-3,
+            policy_delay=2,
+            target_update_interval=3,
+            target_update_rate=0.1,
+            max_gradient_norm=0.2,
+        ),
+    ],
+    ids=["default", "everything else"],
+)
+@pytest.mark.parametrize("exploration", ["independent", "gsde"])
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_a_hundred_updates_are_those_of_a_loop_in_plain_torch(
+    settings: SacSettings, exploration: str, norm: CriticNorm
+) -> None:
+    nets = networks(norm=norm, exploration=exploration)
+    plain, ours = Plain(nets, settings), learner(settings, nets)
+    for number in range(100):
+        plain.update(number, transitions(number))
+    ours.update(owed(0, 60), 0.0)
+    ours.update(owed(60, 40), 0.0)
+    for weights, vector in (
+        (plain.actor, nets.actor),
+        (plain.critics, nets.critics),
+        (plain.targets, nets.targets),
+        *([(plain.running, nets.moments.running)] if nets.moments else []),
+    ):
+        for name, tensor in weights.items():
+            np.testing.assert_allclose(vector[name], tensor.detach(), atol=2e-4)
+    weight = float(plain.log_weight.detach().exp())
+    assert ours.update(owed(100, 0), 0.0)["ent_coef"] == pytest.approx(weight, rel=1e-4)
+
+
+#: What there can be for critics.
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"norm": "batch"},
+    {"quantiles": 6, "dropped": 2},
+    {"norm": "layer", "quantiles": 6, "dropped": 2},
+    {"norm": "batch", "quantiles": 6, "dropped": 2},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autograd_and_hand_lead_to_the_same_weights(kind: dict[str, Any]) -> None:
+    settings, one, other = SacSettings(learning_rate=1e-3), networks(**kind), networks(**kind)
+    by_hand = learner(settings, one)
+    by_torch = Sac(settings, other, [providers(other)[1]], Lanes(1), seed=7)
+    for first in range(0, 100, 10):
+        ours = by_hand.update(owed(first, 10), 0.0)
+        theirs = by_torch.update(owed(first, 10), 0.0)
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
+    np.testing.assert_allclose(one.actor.data, other.actor.data, atol=1e-4)
+    np.testing.assert_allclose(one.critics.data, other.critics.data, atol=1e-4)
+
+
+@pytest.mark.parametrize("exploration", ["independent", "gsde"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_lanes_change_no_bit(exploration: str, kind: dict[str, Any]) -> None:
+    states = []
+    for count in (1, 2):
+        sac = learner(SacSettings(), networks(exploration=exploration, **kind), count)
+        sac.update(owed(0, 30), 0.0)
+        states.append(sac.state())
+    for name, array in states[0].items():
+        np.testing.assert_array_equal(array, states[1][name], err_msg=name)
+
+
+# State, schedules, refusals
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restored_learner_goes_on_as_the_one_that_was_saved(kind: dict[str, Any]) -> None:
+    first = learner(SacSettings(), networks(**kind))
+    first.update(owed(0, 11), 0.0)
+    second = learner(SacSettings(), networks(seed=9, **kind))
+    second.load_state(first.state())
+    for sac in (first, second):
+        sac.update(owed(11, 9), 0.0)
+    for name, array in first.state().items():
+        np.testing.assert_array_equal(array, second.state()[name], err_msg=name)
+
+
+def test_learning_rates_fall_to_zero_at_the_horizon() -> None:
+    nets = networks()
+    sac = learner(SacSettings(anneal_learning_rate=True, learning_rate=1e-3), nets)
+    assert sac.update(owed(0, 1), 0.25)["learning_rate"] == pytest.approx(0.75e-3)
+    before = nets.actor.data.copy(), nets.critics.data.copy()
+    sac.update(owed(1, 3), 1.0)
+    np.testing.assert_array_equal(before[0], nets.actor.data)
+    np.testing.assert_array_equal(before[1], nets.critics.data)
+
+
+def test_a_fixed_entropy_coefficient_stays() -> None:
+    sac = learner(SacSettings(entropy_coefficient=0.0), networks())
+    metrics = sac.update(owed(0, 5), 0.0)
+    assert metrics["ent_coef"] == 0.0
+    assert "ent_coef_loss" not in metrics
+    assert all(np.isfinite(array).all() for array in sac.state().values())
+
+
+def test_the_entropy_coefficient_rises_while_the_policy_is_too_certain() -> None:
+    certain = learner(SacSettings(target_entropy=100.0), networks())
+    random = learner(SacSettings(target_entropy=-100.0), networks())
+    assert certain.update(owed(0, 20), 0.0)["ent_coef"] > 1.0
+    assert random.update(owed(0, 20), 0.0)["ent_coef"] < 1.0
+
+
+def test_an_update_that_is_not_finite_changes_nothing_and_the_fifth_in_a_row_ends_the_run() -> None:
+    sac = learner(SacSettings(), networks())
+    sac.update(owed(0, 3), 0.0)
+    before = sac.state()
+
+    def bad(update: int) -> Transitions:
+        drawn = transitions(update)
+        drawn.rewards[4] = np.float32(3e38)
+        return drawn
+
+    fresh: Any = None
+    metrics = sac.update(ReplayBatch(fresh, 3, 4, bad), 0.0)
+    assert metrics["refused_minibatches"] == 4.0
+    for name in ("actor", "critics", "targets", "log_entropy_weight", "critic_adam.count"):
+        np.testing.assert_array_equal(before[name], sac.state()[name], err_msg=name)
+    restored = learner(SacSettings(), networks(seed=1))
+    restored.load_state(sac.state())
+    for same in (sac, restored):
+        with pytest.raises(LearningError, match=r"not finite 5 times .*with rewards of 3e\+38"):
+            same.update(ReplayBatch(fresh, 7, 1, bad), 0.0)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["by hand", "autograd"])
+def test_a_batch_whose_variance_is_infinite_leaves_no_trace_in_the_moments(number: int) -> None:
+    nets = networks(norm="batch")
+    sac = Sac(SacSettings(), nets, [providers(nets)[number]], Lanes(1), seed=7)
+    sac.update(owed(0, 3), 0.0)
+    before = sac.state()
+
+    def bad(update: int) -> Transitions:
+        drawn = transitions(update)
+        drawn.observations[4, 1] = np.float32(1e21)
+        return drawn
+
+    fresh: Any = None
+    assert sac.update(ReplayBatch(fresh, 3, 4, bad), 0.0)["refused_minibatches"] == 4.0
+    for name in ("actor", "critics", "moments", "critic_adam.second"):
+        np.testing.assert_array_equal(before[name], sac.state()[name], err_msg=name)
+    with pytest.raises(LearningError, match=r"with observations of 1e\+21") as caught:
+        sac.update(ReplayBatch(fresh, 7, 1, bad), 0.0)
+    assert "normalise_observations" in caught.value.hint
+
+
+@pytest.mark.parametrize("given", [{"target_update_rate": 0.01}, {"target_update_interval": 2}])
+def test_how_targets_follow_is_refused_where_there_are_none(given: dict[str, Any]) -> None:
+    SacSettings(critic_norm="layer", **given)
+    with pytest.raises(ValueError, match="with critic_norm=batch nothing follows"):
+        SacSettings(critic_norm="batch", **given)
+
+
+@pytest.mark.parametrize(("norm", "missing"), [("none", "targets"), ("batch", "moments")])
+def test_a_state_of_other_critics_is_refused(norm: CriticNorm, missing: str) -> None:
+    other: CriticNorm = "batch" if norm == "none" else "none"
+    saved = learner(SacSettings(), networks(norm=other)).state()
+    with pytest.raises(LearningError, match=f"saved learner's {missing} is missing"):
+        learner(SacSettings(), networks(norm=norm)).load_state(saved)
+
+
+def test_batches_of_many_sizes_have_the_values_that_each_has_alone() -> None:
+    nets = networks(norm="batch")
+    used, _ = providers(nets)
+    for rows in (32, 8, 20, 32, 8):
+        batch = minibatch(rows, rows)
+        fresh, _ = providers(nets)
+        found = []
+        for provider in (used, fresh):
+            provider.act(batch)
+            critics = provider.critic_gradient(batch, 0.37, rows)[0].copy()
+            found.append((critics, provider.actor_gradient(batch, 0.37, rows)[0].copy()))
+        np.testing.assert_array_equal(found[0][0], found[1][0])
+        np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
+def test_where_what_is_learned_from_is_small_the_learning_rate_is_blamed() -> None:
+    nets = networks()
+    nets.critics["critic1.2.bias"][:] = np.float32(3e38)
+    sac = learner(SacSettings(), nets)
+    with pytest.raises(LearningError, match=r"gradient norm (inf|nan)\)") as caught:
+        sac.update(owed(0, 5), 0.0)
+    assert "--set sac.learning_rate=1e-4" in caught.value.hint
+
+
+@pytest.mark.parametrize("provider", [0, 1])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_targets_that_are_not_finite_are_seen_among_quantiles(provider: int, bad: float) -> None:
+    """One high quantile of one target critic, which would be left out of every row."""
+    nets = networks(quantiles=6, dropped=2)
+    nets.targets["critic1.2.bias"][5] = bad
+    sac = Sac(SacSettings(), nets, [providers(nets)[provider]], Lanes(1), seed=7)
+    before = nets.critics.data.copy()
+    assert sac.update(owed(0, 2), 0.0)["refused_minibatches"] == 2.0
+    np.testing.assert_array_equal(nets.critics.data, before)
+
+
+def test_an_actor_whose_loss_is_not_finite_stays_while_the_critics_learn() -> None:
+    class Spoiled(NumpySac):
+        def actor_gradient(self, *given: Any) -> Any:
+            gradient, sums = super().actor_gradient(*given)
+            gradient[3] = np.nan
+            return gradient, sums
+
+    nets, lanes = networks(), Lanes(1)
+    sac = Sac(SacSettings(policy_delay=2), nets, [Spoiled(nets, lanes)], lanes, seed=7)
+    before = sac.state()
+    metrics = sac.update(owed(0, 4), 0.0)
+    after = sac.state()
+    for name in ("actor", "actor_adam.first", "actor_adam.second", "actor_adam.count"):
+        np.testing.assert_array_equal(before[name], after[name], err_msg=name)
+    assert int(after["critic_adam.count"]) == 4
+    # Of four, the first and the third wanted to move the actor.
+    assert metrics["refused_minibatches"] == 2.0
+    assert "actor_loss" not in metrics
+    # That the critics learn meanwhile does not make it the first in a row again, nor does a resume.
+    restored = Sac(SacSettings(policy_delay=2), nets, [Spoiled(nets, lanes)], lanes, seed=7)
+    restored.load_state(after)
+    for same in (sac, restored):
+        assert same.update(owed(4, 4), 0.0)["refused_minibatches"] == 4.0
+        with pytest.raises(LearningError, match="not finite 5 times in a row"):
+            same.update(owed(8, 1), 0.0)
+
+
+def normalising() -> SoftNetworks:
+    wanted = dataclasses.replace(spec(), normalise=True)
+    return build_soft_networks(wanted, NetworkSettings(), 0)
+
+
+def just_seen(seed: int = 0) -> Any:
+    """An iteration's own steps: fifty in each of four columns."""
+    generator = np.random.default_rng(seed)
+    seen = generator.normal(3.0, 2.0, (50, 4, OBSERVATIONS)).astype(np.float32)
+    return type("Fresh", (), {"observations": seen, "valid": np.ones((50, 4), bool)})
+
+
+def test_the_normaliser_learns_from_what_is_fresh_and_acts_in_the_policy() -> None:
+    sac, fresh = learner(SacSettings(), normalising()), just_seen()
+    sac.update(ReplayBatch(fresh, 0, 0, transitions), 0.0)
+    policy = sac.policy()
+    rows = fresh.observations.reshape(-1, OBSERVATIONS).astype(np.float64)
+    np.testing.assert_allclose(policy["normaliser.mean"], rows.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(policy["normaliser.scale"], 1.0 / rows.std(axis=0), rtol=1e-5)
+
+
+def test_what_is_drawn_is_normalised_by_the_statistics_of_now() -> None:
+    """As if a learner without a normaliser drew transitions that already are."""
+    fresh, plain = just_seen(), build_soft_networks(spec(), NetworkSettings(), 0)
+    rows = fresh.observations.reshape(-1, OBSERVATIONS).astype(np.float64)
+
+    def by_hand(update: int) -> Transitions:
+        drawn = transitions(update)
+        for name in ("observations", "next_observations"):
+            raw = getattr(drawn, name)
+            raw[:] = np.clip((raw - rows.mean(axis=0)) / rows.std(axis=0), -10.0, 10.0)
+        return drawn
+
+    nets = normalising()
+    learner(SacSettings(), nets).update(ReplayBatch(fresh, 0, 5, transitions), 0.0)
+    learner(SacSettings(), plain).update(ReplayBatch(fresh, 0, 5, by_hand), 0.0)
+    np.testing.assert_allclose(nets.actor.data, plain.actor.data, atol=2e-5)
+    np.testing.assert_allclose(nets.critics.data, plain.critics.data, atol=2e-5)
+
+
+def test_a_restored_normaliser_goes_on_as_the_one_that_was_saved() -> None:
+    first, second = (learner(SacSettings(), normalising()) for _ in range(2))
+    first.update(ReplayBatch(just_seen(0), 0, 2, transitions), 0.0)
+    second.load_state(first.state())
+    for sac in (first, second):
+        sac.update(ReplayBatch(just_seen(1), 2, 2, transitions), 0.0)
+    for name, array in first.state().items():
+        np.testing.assert_array_equal(array, second.state()[name], err_msg=name)
+
+
+# Lanes
+
+
+def test_the_halves_are_all_there_is() -> None:
+    for size in range(12):
+        parts: Iterator[int] = (i for lane in (0, 1) for i in range(size)[half(size, lane)])
+        assert list(parts) == list(range(size))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_lane_that_fails_is_heard_and_the_next_piece_of_work_is_run(
+    threads: int, failing: int
+) -> None:
+    lanes, ran = Lanes(threads), []
+
+    def work(lane: int) -> None:
+        if lane == failing:
+            raise ValueError(f"lane {lane}")
+
+    with pytest.raises(ValueError, match=f"lane {failing}"):
+        lanes.run(work)
+    lanes.run(ran.append)
+    assert sorted(ran) == [0, 1]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_overflows_is_taken_alike_in_both_lanes(threads: int) -> None:
+    lanes, large = Lanes(threads), np.full(3, 1e38, np.float32)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with np.errstate(over="ignore"):
+            lanes.run(lambda lane: np.multiply(large, large))
+        assert not heard
+        lanes.run(lambda lane: np.multiply(large, large) if lane else None)
+        assert [str(one.message) for one in heard] == ["overflow encountered in multiply"]
