@@ -153,7 +153,7 @@ def kill_tree(root: int) -> None:
 
 
 def compare(whole: Path, killed: Path) -> int:
-    from rlflame.files import checkpoint
+    from rlflame.storage import checkpoint
 
     digests = [checkpoint.load(run / "latest.safetensors").digest for run in (whole, killed)]
     verdicts = {"digest": digests[0] == digests[1]}

@@ -18,11 +18,11 @@ import numpy as np
 from script import ended
 
 from rlflame import presets
-from rlflame.files.tensor_file import write_atomically
 from rlflame.history import curves
 from rlflame.history.averaged import Curve, alone, together
 from rlflame.plot import Chart, Panels, Series, picture
 from rlflame.statistics import FEWEST_SEEDS
+from rlflame.storage.safetensors_file import write_atomically
 
 PEERS = {"-zoo-sb3": "stable-baselines3, tuned by its zoo", "-sb3": "stable-baselines3"}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from rlflame import machine
 from rlflame.bench import surroundings
+from rlflame.storage import machine_info
 
 #: Of a core, for others; above it what is timed is worth nothing.
 MOST = 0.1
@@ -27,4 +27,4 @@ def others() -> str:
 
 def processor() -> str:
     """What this machine computes with, for a table."""
-    return str(machine.describe()["processor"])
+    return str(machine_info.describe()["processor"])

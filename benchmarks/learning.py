@@ -150,7 +150,7 @@ def main() -> None:
             parser.error(f"{options.what} has no {', '.join(sorted(unknown))}, but "
                          f"{', '.join(study.name for study in studies)}")  # fmt: skip
         studies = [study for study in studies if not options.rest or study.name in options.rest]
-    from rlflame.seeds import parse
+    from rlflame.storage.sweep_dir import parse
 
     seeds = list(parse(options.seeds))
     for study in studies if not options.report else []:
@@ -220,9 +220,9 @@ class Keeper:
 
 def curve(study: Study, preset: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     """A finished run as lines of the CSV: every evaluation, and the final one last."""
-    from rlflame.history import recorded
+    from rlflame.storage import run_reader
 
-    found = recorded.read(folder)
+    found = run_reader.read(folder)
     last, clock = found.evaluation, found.clock("wall_s")
     assert last is not None
     assert clock is not None

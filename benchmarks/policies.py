@@ -88,7 +88,7 @@ def rlflame(*arguments: str) -> None:
 
 def table() -> str:
     """One row a file, of what the file itself says."""
-    from rlflame.files import checkpoint
+    from rlflame.storage import checkpoint
 
     rows = []
     for path in sorted(FOLDER.glob("*.safetensors")):

@@ -9,10 +9,10 @@ import failpoints
 
 from rlflame import build
 from rlflame.evaluate import EvaluationPlan, evaluate
-from rlflame.files import checkpoint
-from rlflame.files.checkpoint import Checkpoint
 from rlflame.fleet.inline import InlineFleet
 from rlflame.render import Job
+from rlflame.storage import checkpoint
+from rlflame.storage.checkpoint import Checkpoint
 
 
 def begun(

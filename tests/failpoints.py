@@ -27,8 +27,8 @@ import replays
 from rlflame import api
 from rlflame.config import RunConfig
 from rlflame.errors import RlflameError
-from rlflame.files import checkpoint
-from rlflame.files.run_folder import newest_checkpoint
+from rlflame.storage import checkpoint
+from rlflame.storage.run_dir import newest_checkpoint
 
 EQUAL_BYTES = ("metrics.jsonl", "episodes.csv", "result.json")
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from commands import TINY, TINY_REINFORCE, TINY_SAC, rlflame
 
-from rlflame.files import checkpoint
-from rlflame.metrics import NAMES
 from rlflame.presets import preset_for
-from rlflame.seeds import parse
 from rlflame.statistics import FEWEST_SEEDS, best_mean, compare, iqm_interval, over, tail_mean
+from rlflame.storage import checkpoint
+from rlflame.storage.metrics import NAMES
+from rlflame.storage.sweep_dir import parse
 from rlflame.text import format_count
 
 ROOT = Path(__file__).parent.parent

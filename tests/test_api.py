@@ -15,10 +15,10 @@ from rlflame import api, build, onward, presets
 from rlflame.display.show import Silent
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.evaluate import EvaluationPlan
-from rlflame.files import checkpoint
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.runtime import RuntimeSettings
+from rlflame.storage import checkpoint
 
 INLINE = RuntimeSettings(fleet="inline")
 FILE = Path("best.safetensors")

@@ -45,7 +45,7 @@ LAYERS = [
         "companion companion.child companion.lead companion.link companion.rules evaluate stop trainer",
     ],
     [
-        "decoded event_file export files files.checkpoint files.machine_log files.recorder files.run_folder files.segments files.tensor_file history.recorded machine memory metrics onnx_file seeds seeds.results tensorboard",
+        "storage storage.*",
     ],
     [
         "display display.board display.choice display.console display.json_lines display.layout display.live display.mouth display.plain display.quiet display.show display.tracebacks display.words facts seeds.board seeds.choice seeds.live seeds.show seeds.shown",
@@ -53,7 +53,7 @@ LAYERS = [
         "history history.averaged history.curves history.grouping plot plot.inline plot.picture plot.run_times plot.speedup plot.terminal report report.composed report.gathered report.markdown report.measurements report.page report.worded",
     ],
     [
-        "build crew crew.follower crew.processes crew.roll_call crew.shared_file environments inspection onward running runs scoring seeds.child seeds.conduct seeds.crew seeds.job seeds.shares seeds.summary settings",
+        "build crew crew.follower crew.processes crew.roll_call crew.shared_file environments inspection onward running runs scoring seeds seeds.child seeds.conduct seeds.crew seeds.job seeds.shares seeds.summary settings",
     ],
     [
         "bench bench.acting bench.advice bench.bare bench.cases bench.children bench.conducted bench.distributed bench.files bench.filled bench.filling bench.fitted bench.learned bench.learning bench.limits bench.listed bench.published bench.raced bench.raced_through bench.racing bench.rates bench.rollouts bench.scaling bench.script bench.session bench.shipped bench.shipped.sleeping bench.stable bench.surroundings bench.timing bench.worded",
@@ -83,11 +83,11 @@ GUESTS = {
     "typer": {"cli", "commands", "commands.*"},
     "rich": {"display.console", "display.live", "seeds.live"},
     "matplotlib": {"plot.picture"},
-    "onnx": {"onnx_file"},
-    "onnxruntime": {"onnx_file"},
+    "onnx": {"storage.onnx_export"},
+    "onnxruntime": {"storage.onnx_export"},
     "PIL": {"render.panels", "render.files", "render.film"},
     "imageio_ffmpeg": {"render.files"},
-    "safetensors": {"files.tensor_file"},
+    "safetensors": {"storage.safetensors_file"},
     "pydantic": {
         "config",
         "methods",
@@ -95,7 +95,7 @@ GUESTS = {
         "toml",
         "presets",
         "catalogue",
-        "files.checkpoint",
+        "storage.checkpoint",
     },
     "gymnasium": {
         "rollout.envs.make",
@@ -122,12 +122,12 @@ BLIND = {
     "learning.*": ["rlflame.fleet", "gymnasium", "pathlib", "time", "logging", "random"],
     "fleet.*": ["rlflame.learning"],
     "trainer": ["time", "pathlib", "os", "json", "rlflame.fleet.local", "rlflame.learning.ppo.ppo"],
-    "evaluate": ["pathlib", "rlflame.trainer", "rlflame.files.checkpoint"],
+    "evaluate": ["pathlib", "rlflame.trainer", "rlflame.storage.checkpoint"],
     "errors": ["rlflame"],
     "text": ["rlflame"],
-    "files.*": ["rlflame.display", "rlflame.running", "rlflame.build"],
+    "storage.*": ["rlflame.display", "rlflame.running", "rlflame.build"],
     "history.*": ["rlflame.plot.picture", "rlflame.plot.terminal", "rlflame.plot.inline"],
-    "crew.*": ["rlflame.fleet", "rlflame.fleet.factory", "rlflame.files", "rlflame.display"],
+    "crew.*": ["rlflame.fleet", "rlflame.fleet.factory", "rlflame.storage", "rlflame.display"],
     "filming.*": ["typer", "rlflame.commands", "PIL"],
     "display.mouth": ["rlflame.display.show", "rlflame.display.board", "rlflame.trainer"],
     "display.layout": ["rlflame.display.words", "rlflame.display.board"],
@@ -402,7 +402,7 @@ def test_fleets_and_algorithms_are_named_by_those_who_choose_them_alone() -> Non
     assert not wrong
 
 
-IN_PLACE = ["learning", "rollout", "fleet"]
+IN_PLACE = ["storage", "learning", "rollout", "fleet"]
 
 HEAVY = ["torch", "pydantic", "rich", "typer", "flamepy", "safetensors", "matplotlib"]
 FORBID = """

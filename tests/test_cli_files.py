@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from commands import TINY, TINY_REINFORCE, rlflame
 
-from rlflame.files import checkpoint
+from rlflame.storage import checkpoint
 
 
 @pytest.fixture(scope="module")

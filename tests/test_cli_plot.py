@@ -16,9 +16,10 @@ import pytest
 from commands import TINY_REINFORCE, rlflame
 from run_files import make
 
-from rlflame.history import curves, recorded
+from rlflame.history import curves
 from rlflame.plot import Bars, Cases, Chart, Series, picture, short, terminal, ticks
 from rlflame.plot.speedup import speedup
+from rlflame.storage import run_reader
 
 WORDS = ("train", *TINY_REINFORCE, "--algo", "reinforce", "--iterations", "15", "--plot")
 MISSING = "matplotlib is not installed"
@@ -51,7 +52,7 @@ def no_matplotlib(monkeypatch):
 
 
 def drawn(*folders, **given):
-    return picture.drawn(curves.chart([recorded.read(f) for f in folders], **given)).axes[0]
+    return picture.drawn(curves.chart([run_reader.read(f) for f in folders], **given)).axes[0]
 
 
 # train --plot
@@ -81,7 +82,7 @@ def test_a_run_leaves_a_picture_of_all_its_episodes(tmp_path):
     assert spoken.code == 0, spoken.err
     out = tmp_path / "runs/cartpole-reinforce-0"
     assert (out / "returns.png").read_bytes().startswith(b"\x89PNG")
-    assert len(recorded.read(out).episodes()[0]) == 15 * 4
+    assert len(run_reader.read(out).episodes()[0]) == 15 * 4
     assert "runs/cartpole-reinforce-0/returns.png" in spoken.err
 
 
@@ -101,7 +102,7 @@ def test_without_matplotlib_there_is_a_sentence_and_the_run_itself(tmp_path):
 
 
 def test_seeds_become_one_line_with_a_band_and_a_legend(runs):
-    chart = curves.chart([recorded.read(f) for f in sorted(runs.iterdir())])
+    chart = curves.chart([run_reader.read(f) for f in sorted(runs.iterdir())])
     axes = picture.drawn(chart).axes[0]
     assert len(axes.lines) == 2
     # Seeds 0, 1, 2 add as much to the value; the middle half of three lies around 1.
@@ -171,10 +172,10 @@ def test_what_is_no_number_is_no_point(tmp_path):
     values = [(100, 1.0), (200, math.nan), (300, 3.0), (400, math.inf)]
     episodes = [(1.0, 100), (math.nan, 100), (3.0, 100)]
     folder = make(tmp_path / "a", iterations=values, episodes=episodes)
-    (line,) = curves.chart([recorded.read(folder)], smooth=2).series
+    (line,) = curves.chart([run_reader.read(folder)], smooth=2).series
     assert line.x.tolist() == [100.0, 300.0]
     assert line.y.tolist() == [1.0, 2.0]
-    assert recorded.read(folder).episodes()[0].tolist() == [1.0, 3.0]
+    assert run_reader.read(folder).episodes()[0].tolist() == [1.0, 3.0]
     assert rlflame("plot", folder, "-o", "-").code == 0
 
 

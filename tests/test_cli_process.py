@@ -20,8 +20,8 @@ from commands import TINY, finished, process, rlflame
 from flame_stub import Faults, FlameStub
 
 from rlflame.errors import Interrupted
-from rlflame.files import checkpoint
 from rlflame.stop import SignalStop, terminable
+from rlflame.storage import checkpoint
 from rlflame.trainer import StopNow
 
 #: Two workers as processes of their own, on the small run of all these tests.

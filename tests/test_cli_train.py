@@ -17,11 +17,11 @@ from rlflame import build, onward, presets, tables, toml
 from rlflame import running as running_module
 from rlflame.commands.train import train
 from rlflame.config import EnvironmentSettings
-from rlflame.files import checkpoint
 from rlflame.fleet.prestart import HeadStart
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.process.worker_main import Kind
 from rlflame.rollout.process.worker_process import WorkerProcess
+from rlflame.storage import checkpoint
 
 
 @pytest.fixture(autouse=True)

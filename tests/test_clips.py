@@ -15,10 +15,10 @@ from PIL import Image
 from rlflame import api
 from rlflame.display.show import Silent
 from rlflame.errors import RlflameError
-from rlflame.files import checkpoint
 from rlflame.filming.clips import Clips
 from rlflame.filming.recorder import FilmingRecorder, NoClips
 from rlflame.render import Drawing
+from rlflame.storage import checkpoint
 from rlflame.trainer import Progress
 
 

@@ -21,8 +21,8 @@ from rlflame.companion.lead import Accompanied, Companion
 from rlflame.companion.link import Gone, Link, Silent
 from rlflame.config import Recipe
 from rlflame.errors import LearningError
-from rlflame.files import checkpoint
 from rlflame.runtime import RuntimeSettings
+from rlflame.storage import checkpoint
 from rlflame.trainer import Progress
 
 #: CartPole in batches of 128 steps, with a minibatch small enough that a companion has much to do.

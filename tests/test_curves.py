@@ -11,14 +11,15 @@ from run_files import make, write_lines
 from rlflame import toml
 from rlflame.config import RunConfig
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.history import averaged, curves, recorded
+from rlflame.history import averaged, curves
 from rlflame.history.grouping import groups
+from rlflame.storage import run_reader
 
 STEPS = (100, 200, 400)
 
 
 def run(folder, **given):
-    return recorded.read(make(folder, **given))
+    return run_reader.read(make(folder, **given))
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path):
@@ -42,7 +43,7 @@ def test_a_run_from_before_a_setting_is_one_with_its_default(tmp_path, written):
     before, since = make(tmp_path / "a", seed=0), make(tmp_path / "b", seed=1)
     with (since / "config.toml").open("a") as config:
         config.write(written)
-    (found,) = groups([recorded.read(before), recorded.read(since)])
+    (found,) = groups([run_reader.read(before), run_reader.read(since)])
     assert found.label == "PPO, 2 seeds"
 
 
@@ -60,7 +61,7 @@ def test_each_setting_may_be_younger_than_a_run(tmp_path, algorithm):
         if whole[i].startswith(("stop_at_steps", "algorithm", "unit", "id = ")):
             continue  # without these it is another run, or none
         (run / "config.toml").write_text("\n".join(whole[:i] + whole[i + 1 :]))
-        found = groups([recorded.read(run), recorded.read(younger)])
+        found = groups([run_reader.read(run), run_reader.read(younger)])
         assert len(found) == 1, whole[i]
     assert len(settings) > 40
 
@@ -69,7 +70,7 @@ def test_a_setting_that_only_the_other_has_is_named(tmp_path):
     plain, other = make(tmp_path / "a"), make(tmp_path / "b")
     with (other / "config.toml").open("a") as config:
         config.write("[learning.network]\nleft_out = 3\n")
-    found = groups([recorded.read(plain), recorded.read(other)])
+    found = groups([run_reader.read(plain), run_reader.read(other)])
     assert [group.label for group in found] == [
         "PPO, left_out none, seed 0",
         "PPO, left_out 3, seed 0",
@@ -81,7 +82,7 @@ def test_what_a_setting_does_not_have_by_default_is_a_difference(tmp_path, line)
     plain, other = make(tmp_path / "a", seed=0), make(tmp_path / "b", seed=1)
     with (other / "config.toml").open("a") as config:
         config.write(f"[learning.network]\n{line}\n")
-    found = groups([recorded.read(plain), recorded.read(other)])
+    found = groups([run_reader.read(plain), run_reader.read(other)])
     assert len(found) == 2
     assert "hidden" not in line or found[1].label == "PPO, hidden [32], seed 1"
 
@@ -92,11 +93,11 @@ def test_two_jobs_of_one_recipe_are_two_samples(tmp_path):
         for job in ("old", "new")
         for seed in (0, 1)
     ]
-    found = groups([recorded.read(run) for run in runs])
+    found = groups([run_reader.read(run) for run in runs])
     assert [group.label for group in found] == ["PPO, 2 seeds (old)", "PPO, 2 seeds (new)"]
     assert [len(group.runs) for group in found] == [2, 2]
     # A seed of each has the same folder's name, and their jobs tell them apart.
-    found = groups([recorded.read(run) for run in (runs[0], runs[2])])
+    found = groups([run_reader.read(run) for run in (runs[0], runs[2])])
     assert [group.label for group in found] == [
         "PPO, seed 0 (old/seed-0)",
         "PPO, seed 0 (new/seed-0)",
@@ -180,7 +181,7 @@ def test_steps_are_those_of_one_learner_and_total_steps_those_of_all(tmp_path):
     folder = make(tmp_path / "a", iterations=[(100, 1.0), (400, 2.0)])
     config = folder / "config.toml"
     config.write_text(config.read_text() + "learners = 4\n")
-    found = recorded.read(folder)
+    found = run_reader.read(folder)
     chart = curves.chart([found], "steps")
     assert chart.series[0].x.tolist() == [25.0, 100.0]
     assert chart.x_label == "Environment steps per learner"
@@ -202,7 +203,7 @@ def test_work_done_twice_after_a_crash_counts_once(tmp_path):
     # It died after 300, went back to 100, and did 200 and 300 again.
     laps = [(100, 1.0), (200, 10.0), (300, 10.0), (200, 2.0), (300, 3.0)]
     write_lines(folder / "timing.jsonl", [{"steps": s, "wall_s": t} for s, t in laps])
-    chart = curves.chart([recorded.read(folder)], "wall")
+    chart = curves.chart([run_reader.read(folder)], "wall")
     assert chart.series[0].x.tolist() == [1.0, 3.0, 6.0]
 
 
@@ -212,11 +213,11 @@ def test_what_follows_the_last_iteration_counts_with_it(tmp_path):
     laps = [(100, 1.0), (200, 1.0), (200, 0.5, 1), (300, 1.0), (300, 2.0, 1)]
     named = [{"steps": s, "wall_s": t, **({"closing": 1} if x else {})} for s, t, *x in laps]
     write_lines(folder / "timing.jsonl", named)
-    chart = curves.chart([recorded.read(folder)], "wall")
+    chart = curves.chart([run_reader.read(folder)], "wall")
     assert chart.series[0].x.tolist() == [1.0, 2.5, 5.5]
     # What it collects anew takes the place of what was lost, its closing line too.
     write_lines(folder / "timing.jsonl", [*named, {"steps": 200, "wall_s": 4.0}])
-    assert recorded.read(folder).clock("wall_s")[1].tolist() == [1.0, 5.0]
+    assert run_reader.read(folder).clock("wall_s")[1].tolist() == [1.0, 5.0]
 
 
 def test_half_a_line_of_timing_from_a_crash_is_passed_over(tmp_path):
@@ -224,7 +225,7 @@ def test_half_a_line_of_timing_from_a_crash_is_passed_over(tmp_path):
     laps = ['{"steps": 100, "wall_s": 5}', '{"steps": 20{"steps": 200, "wall_s": 7}', "[]"]
     laps += ['{"steps": 300, "wall_s": 7}']
     (folder / "timing.jsonl").write_text("\n".join(laps) + "\n")
-    chart = curves.chart([recorded.read(folder)], "wall")
+    chart = curves.chart([run_reader.read(folder)], "wall")
     assert chart.series[0].x.tolist() == [5.0, 8.5]
 
 
@@ -378,7 +379,7 @@ def test_a_line_that_is_being_written_is_left_alone(tmp_path):
         file.write('{"steps": 500, "eval_ret')
     with (folder / "episodes.csv").open("a") as file:
         file.write("3.")
-    found = recorded.read(folder)
+    found = run_reader.read(folder)
     assert len(found.metrics) == 3
     assert found.episodes()[0].tolist() == [1.0]
 
@@ -397,14 +398,14 @@ def test_damage_is_named(tmp_path, file, text, sentence):
     folder = make(tmp_path / "a", final=1.0)
     (folder / file).write_text(text)
     with pytest.raises(CheckpointError, match=sentence):
-        recorded.read(folder)
+        run_reader.read(folder)
 
 
 def test_damaged_episodes_are_named(tmp_path):
     folder = make(tmp_path / "a")
     (folder / "episodes.csv").write_text("r,l\n1.0\n")
     with pytest.raises(CheckpointError, match=r"episodes\.csv is damaged"):
-        recorded.read(folder).episodes()
+        run_reader.read(folder).episodes()
 
 
 def test_a_folder_of_runs_stands_for_those_in_it_but_the_damaged(tmp_path):
@@ -412,23 +413,23 @@ def test_a_folder_of_runs_stands_for_those_in_it_but_the_damaged(tmp_path):
     make(tmp_path / "runs/b")
     make(tmp_path / "runs/begun")
     (tmp_path / "runs/b/config.toml").write_text("=")
-    found, notes = recorded.read_all([tmp_path / "runs", tmp_path / "runs/a"])
+    found, notes = run_reader.read_all([tmp_path / "runs", tmp_path / "runs/a"])
     assert [one.folder.name for one in found] == ["a"]
     assert "b/config.toml is not TOML" in notes[0]
     assert "begun has nothing recorded yet. It is left out." in notes[1]
     with pytest.raises(CheckpointError, match="no run to look at"):
-        recorded.read_all([make(tmp_path / "other/b").parent])
+        run_reader.read_all([make(tmp_path / "other/b").parent])
     with pytest.raises(CheckpointError):
-        recorded.read_all([tmp_path / "runs/b"])
+        run_reader.read_all([tmp_path / "runs/b"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="is no run folder"):
-        recorded.read_all([tmp_path / "empty"])
+        run_reader.read_all([tmp_path / "empty"])
     with pytest.raises(CheckpointError, match="does not exist"):
-        recorded.read_all([tmp_path / "absent"])
+        run_reader.read_all([tmp_path / "absent"])
 
 
 def test_machines_that_cannot_be_read_are_unknown(tmp_path):
     folder = make(tmp_path / "a")
-    assert recorded.read(folder).machines[0]["machine"]["processor"] == "A Processor"
+    assert run_reader.read(folder).machines[0]["machine"]["processor"] == "A Processor"
     (folder / "machines.json").write_text(json.dumps({"not": "a list"}))
-    assert recorded.read(folder).machines == ()
+    assert run_reader.read(folder).machines == ()

@@ -26,10 +26,10 @@ from rlflame.evaluate import (
 )
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
-from rlflame.metrics import NAMES
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.rollout.spec import EpisodeStat
+from rlflame.storage.metrics import NAMES
 
 
 def untrained(env):

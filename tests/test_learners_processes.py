@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from commands import TINY, TINY_REINFORCE, TINY_SAC, finished, process, rlflame
 
-from rlflame.files import checkpoint
+from rlflame.storage import checkpoint
 
 SHARDS = ("--set", "learning.gradient_shards=4")
 ALGORITHMS = {

@@ -7,7 +7,12 @@ import resource
 
 import pytest
 
-from rlflame.memory import PROCESS_BYTES, RESERVED_BYTES, available_bytes, room_bytes
+from rlflame.storage.machine_memory import (
+    PROCESS_BYTES,
+    RESERVED_BYTES,
+    available_bytes,
+    room_bytes,
+)
 
 GB = 1_000_000_000
 

@@ -7,8 +7,9 @@ import pytest
 from commands import rlflame
 from run_files import make
 
-from rlflame.history import curves, recorded
+from rlflame.history import curves
 from rlflame.plot import Chart, Panels, Series, picture
+from rlflame.storage import run_reader
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def two_environments(tmp_path, monkeypatch):
 
 
 def read(folder):
-    return [recorded.read(run) for run in sorted(folder.iterdir())]
+    return [run_reader.read(run) for run in sorted(folder.iterdir())]
 
 
 def names_in(axes):
@@ -61,7 +62,7 @@ def test_what_is_called_alike_has_one_colour_in_all_panels(two_environments, see
     """However many seeds each panel has of it."""
     # PPO is first in Hopper, and second in CartPole.
     names = ("z-0", "z-1", "z-2", "re-0", "re-1", *(f"ppo-{seed}" for seed in range(seeds)))
-    found = [recorded.read(two_environments / name) for name in names]
+    found = [run_reader.read(two_environments / name) for name in names]
     hopper, cartpole = picture.drawn(curves.picture(found)).axes
     colours = {line.get_label(): line.get_color() for line in cartpole.lines}
     assert hopper.lines[0].get_color() == colours[label]
@@ -77,7 +78,7 @@ def test_a_name_that_a_panel_has_twice_is_two_lines():
 
 def test_runs_that_are_told_apart_look_alike_by_their_own_labels(two_environments):
     """A seed that occurs twice is two lines, and the next one is itself in both panels."""
-    found = [recorded.read(two_environments / name) for name in ("z-0", "z-1", "ppo-1")]
+    found = [run_reader.read(two_environments / name) for name in ("z-0", "z-1", "ppo-1")]
     hopper, cartpole = picture.drawn(curves.picture([found[0], *found])).axes
     colours = {line.get_label(): line.get_color() for line in hopper.lines}
     assert len({line.get_color() for line in hopper.lines}) == 3

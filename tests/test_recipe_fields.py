@@ -18,10 +18,10 @@ from tiny_runs import Run, run
 
 from rlflame import api
 from rlflame.config import EvaluationSettings, LearningSettings, RunConfig
-from rlflame.files import checkpoint
 from rlflame.fleet.base import policy_id
 from rlflame.learning import policy_average
 from rlflame.runtime import RuntimeSettings
+from rlflame.storage import checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 from commands import TINY, rlflame
 
-from rlflame import decoded, regular_file, runs, toml
+from rlflame import regular_file, runs, toml
 from rlflame.errors import CheckpointError, ConfigError, RlflameError
-from rlflame.files import checkpoint, run_folder, segments
-from rlflame.history import recorded
-from rlflame.metrics import LineFile
 from rlflame.plot import run_times
 from rlflame.report import measurements
+from rlflame.storage import checkpoint, replay_segments, run_dir, run_files, run_reader
+from rlflame.storage.metrics import LineFile
 
 GIGABYTE = 1 << 30
 
@@ -60,8 +59,8 @@ def replace(request, monkeypatch):
 READERS = {
     "latest.safetensors": (checkpoint.load, CheckpointError),
     "config.toml": (toml.read_file, ConfigError),
-    "metrics.jsonl": (decoded.lines, CheckpointError),
-    "result.json": (decoded.result, CheckpointError),
+    "metrics.jsonl": (run_files.lines, CheckpointError),
+    "result.json": (run_files.result, CheckpointError),
     "scaling.json": (measurements.read, CheckpointError),
     "scaling.csv": (run_times.read, CheckpointError),
 }
@@ -81,7 +80,7 @@ def test_what_is_no_file_is_a_sentence(name, tmp_path, replace):
 def test_what_stands_beside_the_point_reads_as_empty(name, tmp_path, replace):
     path = tmp_path / name
     replace(path)
-    assert {"timing.jsonl": decoded.readable_lines, "machines.json": decoded.machines}[name](
+    assert {"timing.jsonl": run_files.readable_lines, "machines.json": run_files.machines}[name](
         path
     ) == ()
 
@@ -89,7 +88,7 @@ def test_what_stands_beside_the_point_reads_as_empty(name, tmp_path, replace):
 def test_a_table_of_episodes_that_is_no_file_is_a_sentence(run, replace):
     replace(run / "episodes.csv")
     with pytest.raises(CheckpointError, match=r"episodes\.csv"):
-        recorded.read(run).episodes()
+        run_reader.read(run).episodes()
 
 
 @pytest.mark.parametrize(
@@ -118,17 +117,17 @@ def test_a_pipe_is_not_appended_to(tmp_path, replace):
 def test_a_pipe_among_checkpoints_is_passed_over(run, replace):
     replace(run / "checkpoints" / "step-000099999.safetensors")
     notes = []
-    assert run_folder.newest_checkpoint(run, notes.append).progress.steps == 512
+    assert run_dir.newest_checkpoint(run, notes.append).progress.steps == 512
     assert len(notes) == 1
-    assert run_folder.segments_needed(run) == set()
+    assert run_dir.segments_needed(run) == set()
     assert runs.look(run).steps == 512
 
 
 def test_a_segment_that_is_no_file_is_a_sentence(tmp_path, replace):
     digest = "0" * 64
-    replace(tmp_path / segments.name_of(3, digest))
+    replace(tmp_path / replay_segments.name_of(3, digest))
     with pytest.raises(CheckpointError) as caught:
-        segments.stored(tmp_path, 3, digest).arrays()
+        replay_segments.stored(tmp_path, 3, digest).arrays()
     assert "--fresh-replay" in caught.value.hint
 
 

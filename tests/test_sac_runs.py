@@ -25,10 +25,10 @@ from tiny_runs import Recording, Run, run
 from rlflame import build
 from rlflame.config import Recipe
 from rlflame.errors import EnvironmentFailure, LearningError
-from rlflame.files import checkpoint
-from rlflame.files.run_folder import newest_checkpoint
 from rlflame.fleet.local import LocalFleet
 from rlflame.methods import SacSettings
+from rlflame.storage import checkpoint
+from rlflame.storage.run_dir import newest_checkpoint
 
 
 class Marked(gymnasium.Env):

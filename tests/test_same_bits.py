@@ -15,9 +15,9 @@ import flames
 import pytest
 
 from rlflame import build
-from rlflame.files import checkpoint
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
+from rlflame.storage import checkpoint
 
 
 class Diary:

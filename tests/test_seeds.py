@@ -25,16 +25,17 @@ from test_cli_process import alive, children_of, until
 
 from rlflame import api, build, presets, running, statistics
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.files import checkpoint
-from rlflame.files.run_folder import RunFolder
-from rlflame.memory import PROCESS_BYTES
 from rlflame.plot import picture
 from rlflame.rollout.seeding import Role, reset_seed
-from rlflame.seeds import MOST_SEEDS, conduct, crew, folder_name, parse, written
+from rlflame.seeds import conduct, crew
 from rlflame.seeds import job as jobs
 from rlflame.seeds.job import Job
 from rlflame.seeds.shares import shares
 from rlflame.seeds.show import Shares
+from rlflame.storage import checkpoint
+from rlflame.storage.machine_memory import PROCESS_BYTES
+from rlflame.storage.run_dir import RunFolder
+from rlflame.storage.sweep_dir import MOST_SEEDS, folder_name, parse, written
 
 SAME = ("metrics.jsonl", "episodes.csv", "result.json")
 

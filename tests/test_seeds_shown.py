@@ -18,9 +18,9 @@ from rlflame.seeds import shown
 from rlflame.seeds.board import Row, SeedsBoard
 from rlflame.seeds.choice import choose
 from rlflame.seeds.live import LiveSeeds
-from rlflame.seeds.results import Outcome, SeedResult, Summary
 from rlflame.seeds.shares import Shares
 from rlflame.seeds.show import JobResult, JobStart
+from rlflame.storage.sweep_result import Outcome, SeedResult, Summary
 
 
 class Clock:

@@ -12,8 +12,8 @@ from commands import rlflame
 
 from rlflame import build, presets
 from rlflame.api import load_policy
-from rlflame.files import checkpoint
 from rlflame.presets import environment_id
+from rlflame.storage import checkpoint
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "checkpoints").glob("*.safetensors"))

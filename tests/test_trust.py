@@ -17,10 +17,10 @@ from rlflame import api, trust
 from rlflame.config import RunConfig
 from rlflame.errors import ConfigError
 from rlflame.evaluate import EvaluationPlan
-from rlflame.files import checkpoint
-from rlflame.files.checkpoint import Checkpoint
 from rlflame.rollout.envs.make import make
 from rlflame.rollout.envs.module_access import ModuleNotAllowed, named_modules
+from rlflame.storage import checkpoint
+from rlflame.storage.checkpoint import Checkpoint
 
 SHIPPED = Path(__file__).parents[1] / "checkpoints" / "cartpole.safetensors"
 #: A module that leaves a trace when it is imported, and registers an environment.

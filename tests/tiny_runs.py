@@ -9,12 +9,12 @@ from typing import Any
 
 from rlflame import build
 from rlflame.config import Recipe
-from rlflame.files import checkpoint
-from rlflame.files.checkpoint import Checkpoint
 from rlflame.fleet.base import Fleet
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning.parallel.process_group import Group
 from rlflame.rollout.spec import EnvSpec, Fragment, PolicyArrays
+from rlflame.storage import checkpoint
+from rlflame.storage.checkpoint import Checkpoint
 from rlflame.trainer import Snapshot
 
 

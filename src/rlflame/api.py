@@ -20,8 +20,6 @@ from rlflame import build
 from rlflame.display.show import Show, Silent
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
-from rlflame.files import checkpoint
-from rlflame.files.checkpoint import Checkpoint
 from rlflame.filming import video
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCount, Fleet
@@ -33,6 +31,8 @@ from rlflame.running import resume, train
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds.conduct import resume as resume_seeds
 from rlflame.seeds.conduct import train as train_seeds
+from rlflame.storage import checkpoint
+from rlflame.storage.checkpoint import Checkpoint
 from rlflame.trust import allow_modules
 
 __all__ = [

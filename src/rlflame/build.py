@@ -18,7 +18,6 @@ from rlflame.config import EnvironmentSettings, LearningSettings, Recipe, RunCon
 from rlflame.errors import ConfigError, typed
 from rlflame.evaluate import EvaluationPlan
 from rlflame.facts import Facts
-from rlflame.files.checkpoint import Checkpoint
 from rlflame.fleet.base import Fleet
 from rlflame.learning.base import Algorithm
 from rlflame.learning.buffers.replay_buffer import renewed
@@ -34,12 +33,13 @@ from rlflame.learning.parallel.gradient_shards import Shards
 from rlflame.learning.parallel.process_group import Group
 from rlflame.learning.parallel.replicated import Leading, check_alike
 from rlflame.learning.policy_average import PolicyAverage
-from rlflame.memory import room_bytes
 from rlflame.methods import SacSettings
 from rlflame.rollout import blas
 from rlflame.rollout.mujoco import known_spaces
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec
+from rlflame.storage.checkpoint import Checkpoint
+from rlflame.storage.machine_memory import room_bytes
 from rlflame.text import format_count, format_size
 from rlflame.trainer import EXPERIENCE, Plan, Progress, Recorder, Stop, Trainer, take_up
 

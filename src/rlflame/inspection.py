@@ -12,10 +12,10 @@ import numpy as np
 from rlflame import tables
 from rlflame.errors import CheckpointError
 from rlflame.facts import Facts, interval
-from rlflame.files import segments
-from rlflame.files.checkpoint import Checkpoint, fingerprint_differences, tensors_of
 from rlflame.learning.buffers.replay_buffer import segment_rows
 from rlflame.rollout.spec import Array
+from rlflame.storage import replay_segments
+from rlflame.storage.checkpoint import Checkpoint, fingerprint_differences, tensors_of
 from rlflame.text import format_count, format_size
 from rlflame.trainer import EXPERIENCE
 
@@ -54,12 +54,14 @@ def replay_files(path: Path, found: Checkpoint) -> ReplayFiles | None:
     if snapshot is None or f"{EXPERIENCE}tail.rewards" not in snapshot.learner:
         return None
     tail = snapshot.learner[f"{EXPERIENCE}tail.rewards"]
-    folder = segments.folder_of(path / "latest" if path.is_dir() else path)
+    folder = replay_segments.folder_of(path / "latest" if path.is_dir() else path)
     absent, problem, size = not folder.exists(), None, 0
     for segment in () if absent else snapshot.segments:
         try:
             segment.arrays()
-            size += (folder / segments.name_of(segment.number, segment.digest)).stat().st_size
+            size += (
+                (folder / replay_segments.name_of(segment.number, segment.digest)).stat().st_size
+            )
         except CheckpointError as error:
             problem = problem or error.message
     return ReplayFiles(

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlflame import build, decoded, env_file
+from rlflame import build, env_file
 from rlflame.config import Recipe
 from rlflame.errors import CheckpointError, ConfigError, NoSuchEnvironment, ReplayLost, typed
-from rlflame.files import checkpoint, segments
-from rlflame.files.checkpoint import Checkpoint
-from rlflame.files.run_folder import newest_checkpoint, step_files
 from rlflame.learning.base import Segment
 from rlflame.rollout.process.worker_main import versions
+from rlflame.storage import checkpoint, replay_segments, run_files
+from rlflame.storage.checkpoint import Checkpoint
+from rlflame.storage.run_dir import newest_checkpoint, step_files
 
 
 def finished(found: Checkpoint) -> bool:
@@ -25,7 +25,7 @@ def finished(found: Checkpoint) -> bool:
 def scored(folder: Path, found: Checkpoint) -> bool:
     """Whether the final evaluation is there, in the checkpoint and beside it."""
     try:
-        result = decoded.result(folder / "result.json")
+        result = run_files.result(folder / "result.json")
     except CheckpointError:
         return False
     if found.evaluation is None or result is None:
@@ -179,7 +179,7 @@ def without_replay(found: Checkpoint, target: Path) -> str:
 
 def begun_anew(found: Checkpoint, target: Path) -> str:
     """What to type to go on with the weights alone, as far as was asked for."""
-    run = target if target.is_dir() else segments.run_of(target)
+    run = target if target.is_dir() else replay_segments.run_of(target)
     over = finished(found) and scored(run, found)
     if over and (found.progress.reached or _has_learned(found)):
         policy = best_policy(run, target)
@@ -200,7 +200,7 @@ def _as_far(held: Recipe, wanted: Recipe) -> tuple[object, ...]:
 
 def _newest_whole(target: Path, found: Checkpoint) -> tuple[Path, Recipe] | None:
     """An earlier checkpoint of the same run whose replay is all there."""
-    run = target if target.is_dir() else segments.run_of(target)
+    run = target if target.is_dir() else replay_segments.run_of(target)
     looked_at: dict[str, bool] = {}
     for path in reversed(step_files(run)):
         with contextlib.suppress(CheckpointError):

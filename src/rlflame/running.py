@@ -11,25 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlflame import build, env_file, presets, tensorboard, toml
+from rlflame import build, env_file, presets, toml
 from rlflame.companion import rules
 from rlflame.companion.lead import companion
 from rlflame.config import LearningSettings, Recipe, RunConfig
 from rlflame.crew import processes
 from rlflame.display.show import RunResult, RunStart, Show, Silent
 from rlflame.errors import CheckpointError, ConfigError, shell, typed
-from rlflame.files import checkpoint, segments, tensor_file
-from rlflame.files.checkpoint import Checkpoint
-from rlflame.files.machine_log import MachineLog
-from rlflame.files.recorder import FileRecorder
-from rlflame.files.run_folder import (
-    RunFolder,
-    holds_anything,
-    kept,
-    named_policy,
-    newest_checkpoint,
-    writing,
-)
 from rlflame.filming.recorder import filmed
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCount, Fleet, Observer, TrafficCount, policy_id
@@ -51,6 +39,19 @@ from rlflame.rollout.spec import EnvSpec, PolicyArrays
 from rlflame.runtime import RuntimeSettings
 from rlflame.settings import check_learners, recorded_env_file
 from rlflame.stop import NeverStop, endable
+from rlflame.storage import checkpoint, replay_segments, safetensors_file
+from rlflame.storage.checkpoint import Checkpoint
+from rlflame.storage.machine_log import MachineLog
+from rlflame.storage.run_dir import (
+    RunFolder,
+    holds_anything,
+    kept,
+    named_policy,
+    newest_checkpoint,
+    writing,
+)
+from rlflame.storage.run_recorder import FileRecorder
+from rlflame.storage.tracking import tensorboard
 from rlflame.trainer import Stop, StopNow, Trainer
 from rlflame.trust import module_options
 
@@ -153,7 +154,7 @@ def resume(
     show = show or Silent()
     if not target.exists():
         raise CheckpointError(f"{target} does not exist.", "rlflame runs lists the runs here")
-    path = target if target.is_dir() else segments.run_of(target)
+    path = target if target.is_dir() else replay_segments.run_of(target)
     if not holds_anything(path):
         newest_checkpoint(target, show.note)  # says what there is not, and leaves no lock behind
     folder = RunFolder.open(path)
@@ -366,4 +367,6 @@ def _write_config(folder: RunFolder, recipe: Recipe, runtime: RuntimeSettings) -
     )
     with writing(folder.path):
         folder.check()
-        tensor_file.write_atomically(folder.path / "config.toml", toml.to_toml(config).encode())
+        safetensors_file.write_atomically(
+            folder.path / "config.toml", toml.to_toml(config).encode()
+        )

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import decoded, regular_file, toml
+from rlflame import regular_file, toml
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.files.run_folder import is_locked, newest_checkpoint
 from rlflame.onward import finished, scored
-from rlflame.seeds import JOB_FILE, is_job, runs_in
 from rlflame.statistics import interquartile_means
+from rlflame.storage import run_files
+from rlflame.storage.run_dir import is_locked, newest_checkpoint
+from rlflame.storage.sweep_dir import JOB_FILE, is_job, runs_in
 
 _TAIL_BYTES = 65_536
 
@@ -157,8 +158,8 @@ def _last_metrics(folder: Path) -> dict[str, int]:
         with regular_file.open_to_read(folder / "metrics.jsonl") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
-        value = decoded.value(lines[-1].decode()) if lines else {}
+        value = run_files.value(lines[-1].decode()) if lines else {}
     except (OSError, ValueError):
         return {}
     said = value if isinstance(value, dict) else {}
-    return {name: number for name, number in said.items() if decoded.is_count(number)}
+    return {name: number for name, number in said.items() if run_files.is_count(number)}

@@ -12,8 +12,8 @@ from typing import Any
 
 from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
-from rlflame.files.checkpoint import Checkpoint
 from rlflame.rollout.spec import EnvSpec
+from rlflame.storage.checkpoint import Checkpoint
 from rlflame.toml import written
 
 

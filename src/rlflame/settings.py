@@ -15,7 +15,7 @@ from rlflame.env_file import admit
 from rlflame.errors import ConfigError, shell, typed
 from rlflame.rollout.blas_env import limited
 from rlflame.runtime import RuntimeSettings
-from rlflame.seeds import JOB_FILE, RESTORED, is_job, runs_in
+from rlflame.storage.sweep_dir import JOB_FILE, RESTORED, is_job, runs_in
 
 
 def limit_threads(count: int) -> None:

@@ -15,8 +15,8 @@ import torch
 from commands import TINY, TINY_REINFORCE, TINY_SAC, finished, process
 from meetings import HERE, hosted
 
-from rlflame.files import checkpoint
 from rlflame.learning.parallel.torch_process_group import TorchGroup
+from rlflame.storage import checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no card here")
 

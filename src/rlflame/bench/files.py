@@ -17,10 +17,10 @@ from typing import Any
 
 from rlflame.display.mouth import as_json_text
 from rlflame.errors import ConfigError, RlflameError, shell
-from rlflame.files.tensor_file import write_atomically
 from rlflame.plot import Drawing, picture
 from rlflame.plot.speedup import speedup
 from rlflame.report import Document, markdown
+from rlflame.storage.safetensors_file import write_atomically
 
 
 class Folder:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
-from rlflame import machine
 from rlflame.bench import Surroundings
 from rlflame.rollout import blas
 from rlflame.rollout.blas_env import THREAD_VARIABLES
+from rlflame.storage import machine_info
 
 #: Processors' worth of other work above which a machine counts as busy, of those usable.
 _BUSY_SHARE = 0.25
@@ -38,7 +38,7 @@ def look(
     most = _most()
     now = (glance or at_work)()
     return Surroundings(
-        machine=machine.describe(),
+        machine=machine_info.describe(),
         threads={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         load_before=found,
         at_work=now,

@@ -21,8 +21,8 @@ from rlflame.commands.options import (
 
 if TYPE_CHECKING:
     from rlflame.evaluate import EvaluationPlan, EvaluationRecord
-    from rlflame.files.checkpoint import Checkpoint
     from rlflame.scoring import Verdict
+    from rlflame.storage.checkpoint import Checkpoint
 
 
 def evaluate(
@@ -80,8 +80,8 @@ def evaluate(
     from rlflame.display.quiet import Tally
     from rlflame.errors import ConfigError, RlflameError
     from rlflame.evaluate import EvaluationPlan
-    from rlflame.files.run_folder import named_policy
     from rlflame.stop import terminable
+    from rlflame.storage.run_dir import named_policy
 
     if min_return is not None and not math.isfinite(min_return):
         raise ConfigError(f"--min-return {min_return} is no return.", "--min-return 400")

@@ -45,19 +45,20 @@ def export(
         allow_modules=allow_modules,
     )
     settings.limit_threads(1)
-    from rlflame import export as files
-    from rlflame import onnx_file, onward, presets
+    from rlflame import onward, presets
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import as_json_text, say, say_aside
     from rlflame.errors import ConfigError, RlflameError, typed
     from rlflame.facts import interval
-    from rlflame.files.run_folder import named_policy
+    from rlflame.storage import export as files
+    from rlflame.storage import onnx_export
+    from rlflame.storage.run_dir import named_policy
 
     onnx = onnx or (out is not None and out.suffix.lower() == ".onnx")
     if check and not onnx:
         raise ConfigError("--check is for ONNX models.", "add --onnx")
     if onnx:
-        onnx_file.check_available()
+        onnx_export.check_available()
     source = named_policy(file)
     name = f"{presets.short_name(source.env.id)}-{source.recipe.learning.algorithm}"
     out = out or Path(f"{name}{'.onnx' if onnx else '.safetensors'}")

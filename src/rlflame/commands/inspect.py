@@ -11,8 +11,8 @@ import typer
 from rlflame.commands.options import Debug, Json
 
 if TYPE_CHECKING:
-    from rlflame.files.checkpoint import Checkpoint
     from rlflame.inspection import ReplayFiles
+    from rlflame.storage.checkpoint import Checkpoint
 
 
 def inspect(
@@ -37,7 +37,7 @@ def inspect(
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import as_json_text, say, say_lines
     from rlflame.errors import ConfigError
-    from rlflame.seeds import is_job
+    from rlflame.storage.sweep_dir import is_job
 
     if recipe and as_json:
         raise ConfigError(
@@ -82,7 +82,7 @@ def _look(path: Path, *, replays: bool) -> tuple[Checkpoint, ReplayFiles | None]
     """The newest checkpoint, and what there is of its replay."""
     from rlflame import inspection
     from rlflame.display.mouth import say_aside
-    from rlflame.files.run_folder import newest_checkpoint
+    from rlflame.storage.run_dir import newest_checkpoint
 
     found, seen = newest_checkpoint(path, say_aside), None
     while replays and found.digest != seen:
@@ -119,7 +119,7 @@ def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import as_json_text, say, say_lines
     from rlflame.errors import ConfigError
-    from rlflame.seeds import is_job, runs_in
+    from rlflame.storage.sweep_dir import is_job, runs_in
 
     strange = [folder for folder in folders if not is_job(folder)]
     if strange:

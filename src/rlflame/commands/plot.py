@@ -61,11 +61,11 @@ def plot(
     """
     del debug
     from rlflame.display.mouth import say, say_aside
-    from rlflame.files import tensor_file
-    from rlflame.history import curves, recorded
+    from rlflame.history import curves
     from rlflame.plot import picture
     from rlflame.plot.speedup import speedup
-    from rlflame.seeds import is_job
+    from rlflame.storage import run_reader, safetensors_file
+    from rlflame.storage.sweep_dir import is_job
 
     if out is not None and str(out) != "-":
         picture.check_suffix(out)
@@ -74,7 +74,7 @@ def plot(
         _check_table(runs, {"-x": axis, "--smooth": smooth, "--metric": metric})
         drawing, where = speedup(runs[0]), runs[0].with_suffix(".png")
     else:
-        found, notes = recorded.read_all(runs)
+        found, notes = run_reader.read_all(runs)
         for note in notes:
             say_aside(note)
         drawing = curves.picture(found, axis, metric, 1 if smooth is None else smooth)
@@ -93,7 +93,7 @@ def plot(
         say_aside("matplotlib is not installed: pip install 'rlflame[plot]' for a picture.")
         return
     where = out or where
-    tensor_file.write_atomically(where, picture.image(drawing, where))
+    safetensors_file.write_atomically(where, picture.image(drawing, where))
     if drawing.remark:
         say_aside(drawing.remark)
     say(str(where))

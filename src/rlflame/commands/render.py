@@ -10,8 +10,8 @@ import typer
 from rlflame.commands.options import AllowModules, Debug, EnvFile, Json
 
 if TYPE_CHECKING:
-    from rlflame.files.checkpoint import Checkpoint
     from rlflame.render import Drawing
+    from rlflame.storage.checkpoint import Checkpoint
 
 
 def render(
@@ -78,8 +78,8 @@ def render(
     from rlflame.display.mouth import say_aside
     from rlflame.display.quiet import Tally
     from rlflame.errors import ConfigError
-    from rlflame.files.run_folder import named_policy
     from rlflame.filming import video
+    from rlflame.storage.run_dir import named_policy
 
     if human and out is not None:
         raise ConfigError("--human and -o exclude each other.", "leave out one")

@@ -55,8 +55,8 @@ def report(
     del debug
     from rlflame.display.mouth import say, say_aside, say_lines, takes
     from rlflame.errors import ConfigError, ending, shell
-    from rlflame.files import tensor_file
     from rlflame.report import composed
+    from rlflame.storage import safetensors_file
 
     ours, theirs = _sides(runs)
     if require is not None and require not in composed.CLAIMS:
@@ -78,7 +78,7 @@ def report(
     for note in found.notes:
         say_aside(note)
     if out is not None:
-        tensor_file.write_atomically(out, _written(found, out.suffix).encode())
+        safetensors_file.write_atomically(out, _written(found, out.suffix).encode())
         # Beside JSON, where it was written is no part of the result.
         (say_aside if as_json else say)(str(out))
     if as_json or out is None:

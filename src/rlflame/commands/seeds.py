@@ -23,7 +23,7 @@ def check(
     """The seeds of `--seeds`; refuses what means nothing beside it."""
     from rlflame.errors import ConfigError
     from rlflame.presets import parse_set
-    from rlflame.seeds import parse
+    from rlflame.storage.sweep_dir import parse
 
     _alone("rlflame train --seeds without torchrun, or one --seed")
     if seed is not None:
@@ -149,10 +149,11 @@ def _draw(result: JobResult) -> None:
     """The curves in characters, where no picture could be drawn."""
     from rlflame.commands.plot import draw_here
     from rlflame.errors import RlflameError
-    from rlflame.history import curves, recorded
+    from rlflame.history import curves
+    from rlflame.storage import run_reader
 
     try:
-        runs, _ = recorded.read_all([result.folder])
+        runs, _ = run_reader.read_all([result.folder])
         draw_here(curves.picture(runs))
     except RlflameError:
         return  # nothing recorded yet makes no curve

@@ -214,7 +214,7 @@ def resume(
         allow_modules=allow_modules, json_lines=json_lines, quiet=quiet, plain=plain,
         tensorboard=tensorboard, video_every=video_every, learners=learners,
     )  # fmt: skip
-    from rlflame.seeds import is_job
+    from rlflame.storage.sweep_dir import is_job
 
     recorded = settings.recorded_config(run)
     runtime = settings.resumed_runtime(run, recorded, flags, sets or ())
@@ -296,7 +296,7 @@ def _dry_run(
         say_lines(as_json_text({**facts.as_dict(), **whole}, indent=2))
         return
     if seeds:
-        from rlflame.seeds import written
+        from rlflame.storage.sweep_dir import written
 
         say(f"# --seeds {written(seeds)}: this recipe, and so on with each of them.")
     workers = f"at most {facts.most_workers:,} can help (learning.rollout.num_slots)"
@@ -311,16 +311,16 @@ def _plot(result: RunResult, config: RunConfig, show: Display) -> None:
 
     from rlflame.errors import RlflameError
     from rlflame.facts import title
-    from rlflame.files import tensor_file
-    from rlflame.history import curves, recorded
+    from rlflame.history import curves
     from rlflame.plot import picture
+    from rlflame.storage import run_reader, safetensors_file
 
     out = result.folder / "returns.png"
     try:
         picture.check_available()
-        chart = curves.chart([recorded.read(result.folder)], metric=curves.EPISODE_RETURN)
+        chart = curves.chart([run_reader.read(result.folder)], metric=curves.EPISODE_RETURN)
         chart = replace(chart, title=title(config.recipe))
-        tensor_file.write_atomically(out, picture.image(chart, out))
+        safetensors_file.write_atomically(out, picture.image(chart, out))
     except RlflameError as error:
         show.note(f"{error.message} {error.hint}")
     else:

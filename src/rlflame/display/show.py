@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlflame.evaluate import EvaluationRecord
-from rlflame.files.checkpoint import Checkpoint
-from rlflame.files.recorder import Watcher
 from rlflame.fleet.base import FleetEvent
+from rlflame.storage.checkpoint import Checkpoint
+from rlflame.storage.run_recorder import Watcher
 from rlflame.trainer import Progress
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from rlflame.errors import RlflameError
-from rlflame.files import tensor_file
-from rlflame.files.checkpoint import Checkpoint
 from rlflame.filming import video
 from rlflame.render import Drawing, Job, camera, order
 from rlflame.rollout.spec import PolicyArrays
+from rlflame.storage import safetensors_file
+from rlflame.storage.checkpoint import Checkpoint
 from rlflame.text import format_count
 from rlflame.trainer import Progress
 
@@ -131,7 +131,7 @@ class Clips:
             drawing = self._draw(job, self._look.mujoco, lambda: self._stopped)
             self._check()
             self._folder.mkdir(exist_ok=True)
-            tensor_file.write_atomically(self._folder / f"step-{steps:09d}.gif", drawing.data)
+            safetensors_file.write_atomically(self._folder / f"step-{steps:09d}.gif", drawing.data)
             self._drawn += 1
         except RlflameError as error:
             if not self._stopped:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlflame.evaluate import EvaluationRecord
-from rlflame.files.checkpoint import Checkpoint
 from rlflame.rollout.spec import Fragment, PolicyArrays
+from rlflame.storage.checkpoint import Checkpoint
 from rlflame.trainer import Progress, Recorder, Snapshot
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflame.errors import CheckpointError, ConfigError, ending, shell
-from rlflame.files import tensor_file
-from rlflame.files.checkpoint import Checkpoint
 from rlflame.render import KINDS, Drawing, Job, Kind, camera, order
 from rlflame.rollout.spec import PolicyArrays
+from rlflame.storage import safetensors_file
+from rlflame.storage.checkpoint import Checkpoint
 
 #: What a GIF may weigh before it loses colours and frames.
 MOST_GIF_BYTES = 5_000_000
@@ -112,5 +112,5 @@ def render(
         job_of(source, wish, untrained), mujoco=mujoco, show_output=show_output, tell=tell
     )
     if out is not None:
-        tensor_file.write_atomically(out, drawing.data)
+        safetensors_file.write_atomically(out, drawing.data)
     return drawing

@@ -24,10 +24,10 @@ from rlflame.history.averaged import (
     together,
 )
 from rlflame.history.grouping import Group, groups, split
-from rlflame.history.recorded import Recorded
-from rlflame.metrics import NAMES
 from rlflame.plot import Chart, Panels, Series
 from rlflame.rollout.spec import Float64
+from rlflame.storage.metrics import NAMES
+from rlflame.storage.run_reader import Recorded
 
 #: What a curve can be drawn over, and how the axis is called.
 AXES = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlflame import tables
-from rlflame.history.recorded import Recorded
+from rlflame.storage.run_reader import Recorded
 from rlflame.text import format_count
 
 #: Follow from the seed or the machine, and are no difference in the recipe.

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from rlflame.errors import ConfigError, RlflameError, typed
-from rlflame.history import curves, recorded
-from rlflame.history.recorded import Recorded
+from rlflame.history import curves
 from rlflame.plot import Chart
 from rlflame.report import Document, measurements, worded
 from rlflame.report.gathered import comparisons, gather
 from rlflame.statistics import FEWEST_SEEDS, Verdict
+from rlflame.storage import run_reader
+from rlflame.storage.run_reader import Recorded
 
 CLAIMS = ("better", "equivalent", "not-worse")
 
@@ -93,8 +94,8 @@ def _why(one: Shown, claim: str) -> str:
 
 
 def _of_runs(ours: Sequence[Path], theirs: Sequence[Path], margin: float) -> Composed:
-    runs, notes = recorded.read_all(list(ours))
-    other, more = recorded.read_all(list(theirs))
+    runs, notes = run_reader.read_all(list(ours))
+    other, more = run_reader.read_all(list(theirs))
     for run in (*runs, *other):
         if not run.metrics and run.evaluation is None:
             raise RlflameError(

@@ -10,9 +10,9 @@ import numpy as np
 from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.history.curves import EVALUATION
 from rlflame.history.grouping import Group, groups
-from rlflame.history.recorded import Recorded
 from rlflame.rollout.spec import Float64
 from rlflame.statistics import Comparison, best_mean, compare, over, summarise, tail_mean
+from rlflame.storage.run_reader import Recorded
 
 PHASES = ("collect_s", "transfer_s", "learn_s", "evaluate_s", "checkpoint_s")
 Facts = dict[str, Any]

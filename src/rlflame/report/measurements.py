@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import decoded, regular_file
+from rlflame import regular_file
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.report import Section, Table
 from rlflame.report.worded import NOTHING, number
 from rlflame.rollout.blas_env import THREAD_VARIABLES
 from rlflame.statistics import Interval, Verdict, compare_medians
+from rlflame.storage import run_files
 from rlflame.toml import written
 
 #: Of `rlflame bench`'s files, without their ends.
@@ -79,7 +80,7 @@ class Change:
 def read(path: Path) -> Results:
     """`{"measurements": [{"name", "unit", "better": "higher" | "lower", "values"}]}`."""
     try:
-        data = decoded.value(regular_file.read_text(path, regular_file.RECORD_BYTES))
+        data = run_files.value(regular_file.read_text(path, regular_file.RECORD_BYTES))
         found = [_measurement(entry) for entry in data["measurements"]]
     except OSError as error:
         raise CheckpointError(
@@ -154,7 +155,7 @@ def _counts(found: object, times: int) -> tuple[int, ...]:
     """One of each value, or none where nothing says any."""
     if not isinstance(found, list) or len(found) not in (0, times):
         raise ValueError("not a count of each value")
-    if not all(decoded.is_count(count) for count in found):
+    if not all(run_files.is_count(count) for count in found):
         raise ValueError("not counts")
     return tuple(found)
 

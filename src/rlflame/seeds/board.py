@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.seeds.results import Outcome
 from rlflame.statistics import interquartile_means
+from rlflame.storage.sweep_result import Outcome
 
 _RECENT = 50
 

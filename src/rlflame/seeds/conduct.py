@@ -15,27 +15,27 @@ from rlflame.config import RunConfig
 from rlflame.display.mouth import as_json_text
 from rlflame.errors import RlflameError, typed
 from rlflame.facts import Facts
-from rlflame.files import tensor_file
-from rlflame.files.run_folder import RunFolder, is_locked, writing
 from rlflame.fleet import factory
 from rlflame.fleet.base import Fleet, FleetEvent
-from rlflame.history import curves, recorded
+from rlflame.history import curves
 from rlflame.learning.factory import blas_threads
-from rlflame.memory import PROCESS_BYTES, available_bytes
 from rlflame.plot import picture
 from rlflame.rollout import blas
 from rlflame.rollout.process.parent_channel import Message
 from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import job as jobs
-from rlflame.seeds import seed_folder
 from rlflame.seeds.board import SeedsBoard
 from rlflame.seeds.crew import Crew
 from rlflame.seeds.job import Job, Standing
-from rlflame.seeds.results import Outcome
 from rlflame.seeds.shares import shares
 from rlflame.seeds.show import JobResult, JobStart, SeedsShow, Shares, SilentSeeds
 from rlflame.seeds.summary import summary
 from rlflame.stop import NeverStop
+from rlflame.storage import run_reader, safetensors_file
+from rlflame.storage.machine_memory import PROCESS_BYTES, available_bytes
+from rlflame.storage.run_dir import RunFolder, is_locked, writing
+from rlflame.storage.sweep_dir import seed_folder
+from rlflame.storage.sweep_result import Outcome
 from rlflame.trainer import Stop
 from rlflame.trust import allowed_modules
 
@@ -253,9 +253,9 @@ def _result(
     """What the seeds come to, written down beside them."""
     found = summary(folder, job, outcomes)
     with writing(folder, typed("resume", folder)):
-        tensor_file.write_atomically(folder / "seeds.csv", found.as_csv().encode())
+        safetensors_file.write_atomically(folder / "seeds.csv", found.as_csv().encode())
         text = as_json_text({"folder": str(folder), **found.as_dict()}, indent=2) + "\n"
-        tensor_file.write_atomically(folder / "summary.json", text.encode())
+        safetensors_file.write_atomically(folder / "summary.json", text.encode())
     return JobResult(folder, found, outcomes, began, _drawn(folder), seconds)
 
 
@@ -264,8 +264,8 @@ def _drawn(folder: Path) -> Path | None:
     out = folder / "plot.png"
     try:
         picture.check_available()
-        runs, _ = recorded.read_all([folder])
-        tensor_file.write_atomically(out, picture.image(curves.picture(runs), out))
+        runs, _ = run_reader.read_all([folder])
+        safetensors_file.write_atomically(out, picture.image(curves.picture(runs), out))
     except RlflameError:
         return None
     return out

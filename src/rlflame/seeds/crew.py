@@ -26,7 +26,7 @@ from rlflame.rollout import blas, wire
 from rlflame.rollout.process.parent_channel import Message
 from rlflame.rollout.process.worker_main import Kind
 from rlflame.rollout.process.worker_process import Garbled, WorkerProcess, how_it_ended
-from rlflame.seeds.results import Outcome
+from rlflame.storage.sweep_result import Outcome
 from rlflame.trainer import Stop
 
 MODULE = "rlflame.seeds.child"

@@ -14,9 +14,11 @@ from typing import Any
 from rlflame import presets, toml
 from rlflame.config import RunConfig
 from rlflame.errors import CheckpointError, ConfigError, typed
-from rlflame.files import tensor_file
-from rlflame.files.checkpoint import Checkpoint
-from rlflame.files.run_folder import (
+from rlflame.onward import check_learns, extended, finished, scored
+from rlflame.runtime import RuntimeSettings
+from rlflame.storage import safetensors_file
+from rlflame.storage.checkpoint import Checkpoint
+from rlflame.storage.run_dir import (
     AGAIN,
     RunFolder,
     holds_anything,
@@ -25,9 +27,15 @@ from rlflame.files.run_folder import (
     refuse_links,
     writing,
 )
-from rlflame.onward import check_learns, extended, finished, scored
-from rlflame.runtime import RuntimeSettings
-from rlflame.seeds import JOB_FILE, RESTORED, folder_name, is_job, parse, seed_folder, written
+from rlflame.storage.sweep_dir import (
+    JOB_FILE,
+    RESTORED,
+    folder_name,
+    is_job,
+    parse,
+    seed_folder,
+    written,
+)
 from rlflame.tables import first_difference
 
 
@@ -84,7 +92,7 @@ def write(folder: Path, job: Job) -> None:
         f"init_from = {toml.written(job.init_from)}",
     ]
     with writing(folder, AGAIN):
-        tensor_file.write_atomically(folder / JOB_FILE, ("\n".join(lines) + "\n").encode())
+        safetensors_file.write_atomically(folder / JOB_FILE, ("\n".join(lines) + "\n").encode())
 
 
 def read_tables(folder: Path) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from rlflame.display.console import make_console
 from rlflame.display.live import Pairs
 from rlflame.display.mouth import say_aside, say_lines_aside
 from rlflame.seeds.board import Row, SeedsBoard
-from rlflame.seeds.results import Outcome
 from rlflame.seeds.show import JobResult, JobStart
 from rlflame.seeds.shown import (
     banner,
@@ -29,6 +28,7 @@ from rlflame.seeds.shown import (
     seeds_table,
     together,
 )
+from rlflame.storage.sweep_result import Outcome
 from rlflame.text import format_duration
 
 _REFRESHES_PER_S = 4

@@ -5,8 +5,8 @@ Must not know: processes, files.
 
 from __future__ import annotations
 
-from rlflame.memory import PROCESS_BYTES
 from rlflame.seeds.show import Shares
+from rlflame.storage.machine_memory import PROCESS_BYTES
 
 
 def shares(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from rlflame.errors import RlflameError
 from rlflame.facts import Facts
 from rlflame.seeds.board import SeedsBoard
-from rlflame.seeds.results import Outcome, Summary
+from rlflame.storage.sweep_result import Outcome, Summary
 
 
 @dataclass(frozen=True, slots=True)

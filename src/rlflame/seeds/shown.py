@@ -16,11 +16,11 @@ from rlflame.display.layout import aligned, table
 from rlflame.display.mouth import as_json_text, report, say_aside, say_lines_aside
 from rlflame.display.tracebacks import brief
 from rlflame.errors import typed
-from rlflame.seeds import written
 from rlflame.seeds.board import Row, SeedsBoard
-from rlflame.seeds.results import Outcome, SeedResult, Summary
 from rlflame.seeds.show import JobResult, JobStart
 from rlflame.statistics import FEWEST_SEEDS
+from rlflame.storage.sweep_dir import written
+from rlflame.storage.sweep_result import Outcome, SeedResult, Summary
 from rlflame.text import escape_line, format_count, format_duration
 
 #: A line of all seeds together is due with every such part of the budget.

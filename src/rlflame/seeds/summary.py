@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from rlflame.errors import CheckpointError
-from rlflame.history import recorded
 from rlflame.history.curves import EVALUATION
 from rlflame.rollout.spec import Float64
 from rlflame.seeds.job import Job, Standing, standing
-from rlflame.seeds.results import Outcome, SeedResult, Summary
 from rlflame.statistics import best_mean, over, summarise, tail_mean
+from rlflame.storage import run_reader
+from rlflame.storage.sweep_result import Outcome, SeedResult, Summary
 
 
 def summary(folder: Path, job: Job, outcomes: Mapping[int, Outcome] | None = None) -> Summary:
@@ -52,7 +52,7 @@ def _mean(result: SeedResult) -> float:
 def _curve(folder: Path) -> tuple[Float64, Float64] | None:
     """Steps and returns of the evaluations in training."""
     try:
-        return recorded.read(folder).values(EVALUATION)
+        return run_reader.read(folder).values(EVALUATION)
     except CheckpointError:
         return None
 

@@ -14,10 +14,10 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from rlflame import event_file, tensorboard
-from rlflame.event_file import EventFile
 from rlflame.fleet.base import EventCount, FleetEvent
-from rlflame.metrics import NAMES
+from rlflame.storage.metrics import NAMES
+from rlflame.storage.tracking import event_file, tensorboard
+from rlflame.storage.tracking.event_file import EventFile
 
 #: Of the examples that other people's scripts and eyes know.
 WELL_KNOWN = {

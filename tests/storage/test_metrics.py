@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflame import api, metrics
+from rlflame import api
 from rlflame.errors import CheckpointError
-from rlflame.metrics import NAMES, JsonLines, LineFile, PhaseTimes
+from rlflame.storage import metrics
+from rlflame.storage.metrics import NAMES, JsonLines, LineFile, PhaseTimes
 
 HEADER = "a,b\n"
 

@@ -20,17 +20,17 @@ import numpy as np
 import pytest
 from commands import rlflame
 from replays import LEARNING, World, buffer_for, small_segments
-from test_run_folder import content, recording, same_run, step
+from test_run_dir import content, recording, same_run, step
 
 from rlflame import api, build, regular_file
 from rlflame.errors import CheckpointError, LearningError
-from rlflame.files import checkpoint, recorder, run_folder, tensor_file
-from rlflame.files.segments import SegmentFiles
 from rlflame.learning.buffers import replay_buffer
 from rlflame.learning.buffers.replay_buffer import ReplayShape
 from rlflame.rollout.spec import Fragment
 from rlflame.runtime import RuntimeSettings
-from rlflame.seeds import JOB_FILE
+from rlflame.storage import checkpoint, run_dir, run_recorder, safetensors_file
+from rlflame.storage.replay_segments import SegmentFiles
+from rlflame.storage.sweep_dir import JOB_FILE
 from rlflame.trainer import EXPERIENCE, Progress, Snapshot
 
 INLINE = RuntimeSettings(fleet="inline", checkpoint_every_steps=32, keep_checkpoints=9)
@@ -96,9 +96,9 @@ def test_a_segment_is_named_by_its_number_and_what_came_before_it(untouched):
 def test_files_without_a_replay_have_no_word_of_it(untouched):
     lines = rlflame("inspect", untouched / "best.safetensors").lines
     assert not [line for line in lines if line.split()[0] == "replay"]
-    strings = tensor_file.strings(untouched / "best.safetensors")
+    strings = safetensors_file.strings(untouched / "best.safetensors")
     assert "segments" not in strings
-    assert "segments" in tensor_file.strings(untouched / "latest.safetensors")
+    assert "segments" in safetensors_file.strings(untouched / "latest.safetensors")
 
 
 @pytest.mark.parametrize("steps", [0, 32, 64])
@@ -210,23 +210,25 @@ def swapped(file):
 
 def forged(file):
     """Another reward, under a valid checksum."""
-    strings, arrays = tensor_file.read(file, "segment", ())
+    strings, arrays = safetensors_file.read(file, "segment", ())
     arrays["rewards"] = arrays["rewards"] + np.float32(1)
-    tensor_file.write(file, arrays, {name: strings[name] for name in ("kind", "segment", "digest")})
+    safetensors_file.write(
+        file, arrays, {name: strings[name] for name in ("kind", "segment", "digest")}
+    )
 
 
 def poisoned(file):
-    strings, arrays = tensor_file.read(file, "segment", ())
+    strings, arrays = safetensors_file.read(file, "segment", ())
     arrays["rewards"] = np.full_like(arrays["rewards"], np.nan)
     kept = {name: strings[name] for name in ("kind", "segment", "digest")}
     with pytest.MonkeyPatch.context() as patch:  # as a writer would that does not look
-        patch.setattr(tensor_file, "_not_finite", lambda tensors: None)
-        tensor_file.write(file, arrays, kept)
+        patch.setattr(safetensors_file, "_not_finite", lambda tensors: None)
+        safetensors_file.write(file, arrays, kept)
 
 
 def renumbered(file):
-    strings, arrays = tensor_file.read(file, "segment", ())
-    tensor_file.write(file, arrays, {**strings, "segment": "7"})
+    strings, arrays = safetensors_file.read(file, "segment", ())
+    safetensors_file.write(file, arrays, {**strings, "segment": "7"})
 
 
 def pickled(file):
@@ -376,7 +378,7 @@ def test_while_a_checkpoint_cannot_be_read_nothing_of_the_replay_goes(copied, mo
     """It may be the one that needs it."""
     kept = sorted((copied / "replay").iterdir())
     (copied / "replay" / "segment-000099-0123456789abcdef.safetensors").touch()
-    header, opened = run_folder.step_files(copied)[0], regular_file.open_to_read
+    header, opened = run_dir.step_files(copied)[0], regular_file.open_to_read
 
     def failing(path):
         if path == header:
@@ -386,9 +388,9 @@ def test_while_a_checkpoint_cannot_be_read_nothing_of_the_replay_goes(copied, mo
     files = SegmentFiles(copied, ())
     with monkeypatch.context() as patch:
         patch.setattr(regular_file, "open_to_read", failing)
-        files.prune(lambda: run_folder.segments_needed(copied))
+        files.prune(lambda: run_dir.segments_needed(copied))
     assert len([*(copied / "replay").iterdir()]) == len(kept) + 1
-    files.prune(lambda: run_folder.segments_needed(copied))
+    files.prune(lambda: run_dir.segments_needed(copied))
     assert sorted((copied / "replay").iterdir()) == kept
 
 
@@ -399,12 +401,12 @@ def test_inspect_looks_again_where_a_run_has_moved_on(copied, monkeypatch):
         if name not in checkpoint.segments_named_in(newest(copied)):
             (copied / "replay" / name).unlink()
     answers = [before]
-    real = run_folder.newest_checkpoint
+    real = run_dir.newest_checkpoint
 
     def moved_on(target, note):
         return answers.pop() if answers else real(target, note)
 
-    monkeypatch.setattr(run_folder, "newest_checkpoint", moved_on)
+    monkeypatch.setattr(run_dir, "newest_checkpoint", moved_on)
     said = rlflame("inspect", copied)
     assert (said.code, answers) == (0, [])
     assert "step 96" in said.out
@@ -413,7 +415,7 @@ def test_inspect_looks_again_where_a_run_has_moved_on(copied, monkeypatch):
 def test_two_names_of_one_file_are_both_put_aside(copied):
     there = copied / "checkpoints" / step(96)
     os.link(there, f"{there}.later")
-    recorder._put_aside(there)
+    run_recorder._put_aside(there)
     assert [path.name for path in copied.glob("checkpoints/*96*")] == [f"{there.name}.later"]
 
 
@@ -678,16 +680,16 @@ def test_each_transition_of_a_long_run_is_written_about_once(tmp_path, untouched
         template, snapshot=None, committed=(0, 0), best=None, evaluation=None
     )
     written = 0
-    real = tensor_file.write_atomically
+    real = safetensors_file.write_atomically
 
     def counted(path, data):
         nonlocal written
         written += len(data)
         real(path, data)
 
-    monkeypatch.setattr(tensor_file, "write_atomically", counted)
-    monkeypatch.setattr(tensor_file, "sync_folder", lambda folder: None)
-    monkeypatch.setattr(tensor_file.os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(safetensors_file, "write_atomically", counted)
+    monkeypatch.setattr(safetensors_file, "sync_folder", lambda folder: None)
+    monkeypatch.setattr(safetensors_file.os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(replay_buffer, "SEGMENT_TRANSITIONS", 2048)
     world = World(1, 8, np.random.default_rng(0), observation_size=11, action_size=3)
     buffer = buffer_for(world, 1_000_000)

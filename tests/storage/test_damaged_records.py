@@ -21,14 +21,15 @@ from commands import TINY, rlflame
 from rlflame import running, runs, statistics
 from rlflame.display.mouth import as_json_text
 from rlflame.errors import RlflameError
-from rlflame.history import curves, recorded
+from rlflame.history import curves
 from rlflame.plot import inline, terminal
 from rlflame.plot.speedup import speedup
 from rlflame.report import composed, markdown, page
 from rlflame.runtime import RuntimeSettings
+from rlflame.storage import run_reader
 
 #: Of each file's some hundred ways to be damaged, every so manieth is tried; `python
-#: test_damaged_records.py` tries all, for an hour.
+#: tests/storage/test_damaged_records.py` tries all, for an hour.
 STRIDE = 23
 DAMAGE = {
     "config.toml": damage.of_toml,
@@ -69,7 +70,7 @@ def _reported(folder: Path) -> None:
 
 
 def _drawn(folder: Path) -> None:
-    run = recorded.read(folder)
+    run = run_reader.read(folder)
     wanted = [(axis, curves.EVALUATION) for axis in curves.AXES]
     for axis, metric in [*wanted, (None, None), (None, curves.EPISODE_RETURN)]:
         try:
@@ -224,7 +225,7 @@ def test_clocks_that_nothing_has_counted_are_unknown(whole, tmp_path):
     lines = [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
     large = [{name: 1e308 if name != "steps" else n for name, n in x.items()} for x in lines]
     (folder / "timing.jsonl").write_text("".join(json.dumps(line) + "\n" for line in large))
-    assert recorded.read(folder).clock("wall_s") is None
+    assert run_reader.read(folder).clock("wall_s") is None
     assert rlflame("report", folder).code == 0
 
 

@@ -1,8 +1,8 @@
 """One file that holds a run, or a policy alone: what it says, and that it can be true.
 
 Strings and tensors are checked against what the recipe implies before they are used. What a replay
-will not change any more stands in files beside it (segments.py). Must not know: the loop, run
-folders, display.
+will not change any more stands in files beside it (replay_segments.py). Must not know: the loop,
+run folders, display.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from rlflame.config import EnvironmentSettings, Recipe
 from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
-from rlflame.files import segments, tensor_file
 from rlflame.rollout import wire
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.spec import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec
+from rlflame.storage import replay_segments, safetensors_file
 from rlflame.trainer import EnvStates, Progress, Snapshot
 
 _FIELDS = {
@@ -91,7 +91,7 @@ def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
         metadata["segments"] = json.dumps(
             [(segment.number, segment.digest) for segment in checkpoint.snapshot.segments]
         )
-    tensor_file.write(path, tensors, metadata)
+    safetensors_file.write(path, tensors, metadata)
     return replace(checkpoint, state_digest=state_digest, digest=digest)
 
 
@@ -103,15 +103,17 @@ def state_digest(checkpoint: Checkpoint) -> str:
 def load(path: Path) -> Checkpoint:
     """Read and verify a file. Raises CheckpointError with a sentence for anything amiss."""
     try:
-        return _parse(path, *tensor_file.read(path, "recipe", _FIELDS, _check_header))
+        return _parse(path, *safetensors_file.read(path, "recipe", _FIELDS, _check_header))
     except CheckpointError:
         raise
     except OSError as error:
-        raise tensor_file.reason_unread(path, error) from error
+        raise safetensors_file.reason_unread(path, error) from error
     except MemoryError as error:
         raise CheckpointError(f"{path} does not fit into this machine's memory.", "") from error
     except Exception as error:  # whatever a crafted header provokes is one sentence to the user
-        raise CheckpointError(f"{path} is damaged: {_said(error)}.", tensor_file.EARLIER) from error
+        raise CheckpointError(
+            f"{path} is damaged: {_said(error)}.", safetensors_file.EARLIER
+        ) from error
 
 
 def segments_named_in(path: Path) -> set[str]:
@@ -120,10 +122,10 @@ def segments_named_in(path: Path) -> set[str]:
     Raises OSError where it is there and cannot be read: it may need any of them.
     """
     try:
-        named = _value(_Named, tensor_file.strings(path).get("segments", "[]"))
+        named = _value(_Named, safetensors_file.strings(path).get("segments", "[]"))
     except ValueError:  # nothing that can be resumed
         return set()
-    return {segments.name_of(*segment) for segment in named}
+    return {replay_segments.name_of(*segment) for segment in named}
 
 
 def policy_only(checkpoint: Checkpoint, evaluation: EvaluationRecord | None) -> Checkpoint:
@@ -178,7 +180,7 @@ def _digest(state_digest: str, recipe: str) -> str:
     return hashlib.sha256(f"{state_digest}|{canonical}".encode()).hexdigest()
 
 
-def _check_header(metadata: Mapping[str, str], layouts: tensor_file.Layouts) -> None:
+def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts) -> None:
     """Recipe, policy and tensors fit each other, before any tensor is read."""
     recipe = _recipe(metadata["recipe"])
     env, spec = _value(EnvSpec, metadata["environment"]), _value(PolicySpec, metadata["policy"])
@@ -214,7 +216,9 @@ def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -
         states = _states(tensors.get("envs"), recipe, env)
         learner = _group(tensors, "learner.")
         named = _value(_Named, metadata.get("segments", "[]"))
-        parts = tuple(segments.stored(segments.folder_of(path), *segment) for segment in named)
+        parts = tuple(
+            replay_segments.stored(replay_segments.folder_of(path), *segment) for segment in named
+        )
         snapshot = Snapshot(progress, policy, learner, states, behaviour or None, parts)
     checkpoint = Checkpoint(
         recipe=recipe,
@@ -386,13 +390,13 @@ def _value(kind: Any, text: str) -> Any:
     """A frozen value from its JSON, each field of its declared type, and no other field."""
     value = _adapter(kind).validate_json(text, strict=True)
     names = {field.name for field in fields(value)} if is_dataclass(value) else None
-    tensor_file.check_names(text, names)
+    safetensors_file.check_names(text, names)
     return value
 
 
 def _recipe(text: str) -> Recipe:
     recipe = Recipe.model_validate_json(text)
-    tensor_file.check_names(text)
+    safetensors_file.check_names(text)
     _check_written(json.loads(text), recipe.model_dump(mode="json"), "recipe")
     return recipe
 

@@ -28,11 +28,11 @@ from rlflame import build
 from rlflame.config import LearningSettings
 from rlflame.errors import CheckpointError, RlflameError
 from rlflame.evaluate import EvaluationRecord
-from rlflame.files import checkpoint, tensor_file
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning.factory import made_with
 from rlflame.rollout import wire
 from rlflame.rollout.process.worker_main import versions
+from rlflame.storage import checkpoint, safetensors_file
 
 
 class Nobody:
@@ -884,7 +884,7 @@ def test_what_cannot_be_read_is_a_sentence(tmp_path, monkeypatch):
 
 
 def test_a_file_larger_than_memory_is_refused_before_it_is_read(file, monkeypatch):
-    monkeypatch.setattr(tensor_file, "available_bytes", lambda: file.stat().st_size)
+    monkeypatch.setattr(safetensors_file, "available_bytes", lambda: file.stat().st_size)
     assert "memory" in refused(file)
 
 

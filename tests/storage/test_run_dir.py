@@ -25,15 +25,15 @@ from commands import rlflame
 
 from rlflame import api, running
 from rlflame.errors import CheckpointError, FolderLost, LearningError
-from rlflame.event_file import EventFile
-from rlflame.files import checkpoint, run_folder, tensor_file
-from rlflame.files.machine_log import MachineLog
-from rlflame.files.recorder import FileRecorder
-from rlflame.files.run_folder import RunFolder, is_locked, newest_checkpoint, step_files, writing
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning import policy_average
-from rlflame.metrics import EPISODE_HEADER, LineFile
 from rlflame.runtime import RuntimeSettings
+from rlflame.storage import checkpoint, run_dir, safetensors_file
+from rlflame.storage.machine_log import MachineLog
+from rlflame.storage.metrics import EPISODE_HEADER, LineFile
+from rlflame.storage.run_dir import RunFolder, is_locked, newest_checkpoint, step_files, writing
+from rlflame.storage.run_recorder import FileRecorder
+from rlflame.storage.tracking.event_file import EventFile
 
 
 class Watching:
@@ -178,7 +178,7 @@ def test_the_current_folder_is_an_existing_one_too(tmp_path, monkeypatch):
 def test_new_folders_are_on_disk_before_anything_is_in_them(tmp_path, monkeypatch):
     (tmp_path / "old").mkdir()
     synced = []
-    monkeypatch.setattr(tensor_file, "sync_folder", synced.append)
+    monkeypatch.setattr(safetensors_file, "sync_folder", synced.append)
     RunFolder.create(tmp_path / "old/a/b/run").release()
     below = tmp_path / "old"
     assert synced == [below / "a/b", below / "a", below]
@@ -213,7 +213,7 @@ def test_the_lock_of_a_dead_process_is_no_obstacle(tmp_path):
     """Killed while it holds the lock, with a child of its own still alive."""
     program = (
         "import subprocess, sys; from pathlib import Path\n"
-        "from rlflame.files.run_folder import RunFolder\n"
+        "from rlflame.storage.run_dir import RunFolder\n"
         f"folder = RunFolder.create(Path({str(tmp_path / 'run')!r}))\n"
         "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
         "print('locked', child.pid, flush=True); input()"
@@ -434,7 +434,7 @@ def test_who_only_looks_whether_a_folder_is_locked_keeps_nobody_out(copied, monk
         slept.append(seconds)
         fcntl.flock(look, fcntl.LOCK_UN)
 
-    monkeypatch.setattr(run_folder.time, "sleep", moment)
+    monkeypatch.setattr(run_dir.time, "sleep", moment)
     RunFolder.open(copied).release()
     assert len(slept) == 1
     os.close(look)
@@ -865,7 +865,7 @@ def test_after_a_failed_write_what_is_advised_is_possible(number, files, hint, t
 def test_a_file_that_cannot_be_put_in_its_place_is_told_as_the_run_it_belongs_to(tmp_path):
     (tmp_path / "latest.safetensors").mkdir()
     with pytest.raises(CheckpointError) as failed, writing(tmp_path):
-        tensor_file.write_atomically(tmp_path / "latest.safetensors", b"")
+        safetensors_file.write_atomically(tmp_path / "latest.safetensors", b"")
     assert failed.value.message.startswith(f"{tmp_path}/latest.safetensors could not be written: ")
     assert failed.value.hint.endswith("begin again with the same command")
     with pytest.raises(CheckpointError) as full, writing(tmp_path):

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import decoded, regular_file, tables, toml
+from rlflame import regular_file, tables, toml
 from rlflame.config import defaults
-from rlflame.decoded import Line
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.spec import Float64
-from rlflame.seeds import is_job, runs_in
+from rlflame.storage import run_files
+from rlflame.storage.run_files import Line
+from rlflame.storage.sweep_dir import is_job, runs_in
 
 #: A sum of as many squares as anybody has episodes is then still a number.
 _LARGEST = 1e140
@@ -68,13 +69,13 @@ class Recorded:
     def counted(self, setting: str) -> int:
         """A number among the settings of the runtime; 0 where it is not known."""
         found = self.runtime.get(setting)
-        return found if decoded.is_count(found) else 0
+        return found if run_files.is_count(found) else 0
 
     @property
     def began_from(self) -> str | None:
         """The content hash of the policy that its weights started from, if they did."""
         found = tables.get(self.config, "learning.init_policy")
-        return found if decoded.is_text(found) else None
+        return found if run_files.is_text(found) else None
 
     @property
     def evaluation(self) -> Line | None:
@@ -109,7 +110,7 @@ class Recorded:
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             raise CheckpointError(
                 f"{path} is damaged: not all its lines have a return and a length.",
-                decoded.remade(self.folder),
+                run_files.remade(self.folder),
             ) from error
         table = np.array(rows, np.float64).reshape(-1, 2)
         table = table[np.isfinite(table).all(axis=1)]
@@ -155,10 +156,10 @@ def read(folder: Path) -> Recorded:
     run = Recorded(
         folder=folder,
         config=found,
-        metrics=decoded.lines(folder / "metrics.jsonl"),
-        timing=decoded.readable_lines(folder / "timing.jsonl"),
-        machines=decoded.machines(folder / "machines.json"),
-        result=decoded.result(folder / "result.json"),
+        metrics=run_files.lines(folder / "metrics.jsonl"),
+        timing=run_files.readable_lines(folder / "timing.jsonl"),
+        machines=run_files.machines(folder / "machines.json"),
+        result=run_files.result(folder / "result.json"),
     )
     returns = {name for line in run.metrics for name in line if "return" in name}
     for name in sorted(returns):
@@ -181,13 +182,13 @@ def _check_averages(path: Path, name: str, values: Float64) -> None:
 
 def _names_a_run(learning: Any) -> bool:
     """What runs are told apart by has to be of its type; the rest is only compared."""
-    if not isinstance(learning, dict) or not decoded.is_count(learning.get("seed", 0)):
+    if not isinstance(learning, dict) or not run_files.is_count(learning.get("seed", 0)):
         return False
     environment = learning.get("environment", {})
     return (
         isinstance(environment, dict)
-        and decoded.is_text(learning.get("algorithm", "ppo"))
-        and decoded.is_text(environment.get("id", "?"))
+        and run_files.is_text(learning.get("algorithm", "ppo"))
+        and run_files.is_text(environment.get("id", "?"))
     )
 
 

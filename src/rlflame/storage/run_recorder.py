@@ -16,12 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlflame import decoded, regular_file
+from rlflame import regular_file
 from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
-from rlflame.files import checkpoint, tensor_file
-from rlflame.files.checkpoint import Checkpoint
-from rlflame.files.run_folder import (
+from rlflame.rollout.spec import EpisodeStat, Fragment, PolicyArrays
+from rlflame.storage import checkpoint, run_files, safetensors_file
+from rlflame.storage.checkpoint import Checkpoint
+from rlflame.storage.machine_info import children_cpu_s
+from rlflame.storage.metrics import EPISODE_HEADER, JsonLines, LineFile, PhaseTimes, Sink
+from rlflame.storage.replay_segments import SegmentFiles
+from rlflame.storage.run_dir import (
     RunFolder,
     is_later,
     later_files,
@@ -30,10 +34,6 @@ from rlflame.files.run_folder import (
     step_files,
     writing,
 )
-from rlflame.files.segments import SegmentFiles
-from rlflame.machine import children_cpu_s
-from rlflame.metrics import EPISODE_HEADER, JsonLines, LineFile, PhaseTimes, Sink
-from rlflame.rollout.spec import EpisodeStat, Fragment, PolicyArrays
 from rlflame.trainer import Progress, Snapshot
 
 
@@ -176,7 +176,7 @@ class FileRecorder:
         result = {"steps": snapshot.progress.steps, "evaluation": record.as_dict()}
         with self._writing():
             text = json.dumps(result, indent=2) + "\n"
-            tensor_file.write_atomically(self._folder.path / "result.json", text.encode())
+            safetensors_file.write_atomically(self._folder.path / "result.json", text.encode())
             for sink in self._beside:
                 sink.write(snapshot.progress.steps, {"final_return": record.mean})
 
@@ -257,7 +257,7 @@ class FileRecorder:
         if record is None:
             return None
         with contextlib.suppress(CheckpointError):
-            lines = decoded.lines(self._folder.path / "metrics.jsonl")
+            lines = run_files.lines(self._folder.path / "metrics.jsonl")
             for line in lines[: self._metric_file.lines]:
                 if line.get("eval_return_mean") == record.mean:
                     held = checkpoint.load(step_file(self._folder.path, line["steps"]))
@@ -318,13 +318,13 @@ def _aside(file: Path, word: str) -> Path:
 
 def _point(link: Path, target: Path) -> None:
     """Make `link` another name of `target`; a copy where the disk knows no hard links."""
-    temporary = link.with_name(f".{link.name}{tensor_file.TEMPORARY}")
+    temporary = link.with_name(f".{link.name}{safetensors_file.TEMPORARY}")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
     try:
         os.link(target, temporary)
     except OSError:
-        tensor_file.write_atomically(link, target.read_bytes())
+        safetensors_file.write_atomically(link, target.read_bytes())
         return
     os.replace(temporary, link)
-    tensor_file.sync_folder(link.parent)
+    safetensors_file.sync_folder(link.parent)

@@ -10,11 +10,12 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from rlflame import __version__, decoded, machine
+from rlflame import __version__
 from rlflame.errors import CheckpointError, RlflameError
-from rlflame.files.run_folder import RunFolder, writing
-from rlflame.files.tensor_file import write_atomically
 from rlflame.fleet.base import Fleet
+from rlflame.storage import machine_info, run_files
+from rlflame.storage.run_dir import RunFolder, writing
+from rlflame.storage.safetensors_file import write_atomically
 
 
 class MachineLog:
@@ -30,7 +31,7 @@ class MachineLog:
             "rlflame": __version__,
             "fleet": fleet.name,
             "capacity": fleet.capacity,
-            "machine": machine.describe(),
+            "machine": machine_info.describe(),
             "workers": [],
             "companion_batches": None,
         }
@@ -54,7 +55,7 @@ class MachineLog:
 
     def _entries(self) -> list[Any]:
         try:
-            found = decoded.value(decoded.text(self._folder.path / "machines.json"))
+            found = run_files.value(run_files.text(self._folder.path / "machines.json"))
         except (ValueError, CheckpointError):
             return []
         return found if isinstance(found, list) else []

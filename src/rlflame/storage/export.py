@@ -10,15 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from rlflame import onnx_file
 from rlflame.errors import ConfigError, ending, shell
 from rlflame.evaluate import EvaluationPlan, task
-from rlflame.files import checkpoint, tensor_file
-from rlflame.files.checkpoint import Checkpoint
 from rlflame.fleet.base import environment_failure
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Float32, RolloutFailure
 from rlflame.rollout.worker import RolloutWorker
+from rlflame.storage import checkpoint, onnx_export, safetensors_file
+from rlflame.storage.checkpoint import Checkpoint
 
 REPLAYED = 1000
 #: What rounding may come to where another library multiplies.
@@ -54,15 +53,15 @@ def write_onnx(source: Checkpoint, out: Path) -> bytes:
         "steps": str(source.progress.steps),
         "digest": source.digest,
     }
-    data = onnx_file.model(source.env, source.policy_spec, source.policy, said)
-    tensor_file.write_atomically(out, data)
+    data = onnx_export.model(source.env, source.policy_spec, source.policy, said)
+    safetensors_file.write_atomically(out, data)
     return data
 
 
 def difference(source: Checkpoint, data: bytes) -> float:
     """The largest one between the model and the policy over observations that it meets."""
     policy = Policy(source.policy_spec, source.policy)
-    return onnx_file.largest_difference(data, source.env, policy, met(source, REPLAYED))
+    return onnx_export.largest_difference(data, source.env, policy, met(source, REPLAYED))
 
 
 def met(source: Checkpoint, count: int) -> Float32:

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from rlflame.errors import CheckpointError, ReplayLost
-from rlflame.files import tensor_file
 from rlflame.learning.base import Segment, State, digest_of
+from rlflame.storage import safetensors_file
 
 _NAME = re.compile(r"segment-\d{6,}-[0-9a-f]{16}\.safetensors")
 _FIELDS = ("kind", "segment", "digest")
@@ -45,7 +45,7 @@ def stored(folder: Path, number: int, digest: str) -> Segment:
 
 def _read(path: Path, number: int, digest: str) -> State:
     try:
-        metadata, arrays = tensor_file.read(path, "segment", _FIELDS)
+        metadata, arrays = safetensors_file.read(path, "segment", _FIELDS)
         if metadata["segment"] != str(number) or digest_of(arrays) != digest:
             raise ValueError("it is not the segment that the checkpoint names")
     except CheckpointError as error:
@@ -82,13 +82,13 @@ class SegmentFiles:
         except CheckpointError:
             if not self._folder.exists():
                 self._folder.mkdir()
-                tensor_file.sync_folder(self._folder.parent)
+                safetensors_file.sync_folder(self._folder.parent)
             metadata = {
                 "kind": "segment",
                 "segment": str(segment.number),
                 "digest": segment.digest,
             }
-            tensor_file.write(path, segment.arrays(), metadata)
+            safetensors_file.write(path, segment.arrays(), metadata)
 
     def prune(self, needed: Callable[[], Collection[str]]) -> None:
         """Remove what no checkpoint names any more."""

@@ -26,8 +26,8 @@ import safetensors.numpy
 
 from rlflame import __version__, regular_file
 from rlflame.errors import CheckpointError, LearningError, shell
-from rlflame.memory import available_bytes
 from rlflame.rollout.spec import Array
+from rlflame.storage.machine_memory import available_bytes
 
 FORMAT = 1
 _BLANK = "0" * 64

@@ -33,8 +33,8 @@ from rlflame.errors import (
     shell,
     typed,
 )
-from rlflame.files import checkpoint, tensor_file
-from rlflame.files.checkpoint import Checkpoint
+from rlflame.storage import checkpoint, safetensors_file
+from rlflame.storage.checkpoint import Checkpoint
 from rlflame.trainer import Progress
 
 #: What to type where nothing stands in a folder yet.
@@ -159,8 +159,8 @@ class RunFolder:
         folder = cls(path, _locked(path, hint))
         with contextlib.suppress(OSError):
             for place in ("", "checkpoints/", "replay/"):
-                for leftover in path.glob(f"{place}.*{tensor_file.TEMPORARY}"):
-                    if tensor_file.is_temporary(leftover.name):
+                for leftover in path.glob(f"{place}.*{safetensors_file.TEMPORARY}"):
+                    if safetensors_file.is_temporary(leftover.name):
                         leftover.unlink()
         return folder
 
@@ -214,7 +214,7 @@ def _made(path: Path) -> bool:
         path.mkdir(parents=True)
         for level in missing:
             with contextlib.suppress(PermissionError):  # one that may be entered, not read
-                tensor_file.sync_folder(level.parent)
+                safetensors_file.sync_folder(level.parent)
     except FileExistsError:
         return False
     except OSError as error:
@@ -334,7 +334,7 @@ def writing(folder: Path, onward: str | None = None) -> Iterator[None]:
         message = f"{place} could not be written: {cause.strerror or cause}."
         raise NotWritten(
             error.message if isinstance(error, CheckpointError) else message,
-            "make room" if cause.errno in tensor_file.FULL else "see that it can be written",
+            "make room" if cause.errno in safetensors_file.FULL else "see that it can be written",
             onward or kept(folder),
         ) from cause
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rlflame.config import Recipe
-from rlflame.decoded import Line
-from rlflame.event_file import EventFile, Scalar
-from rlflame.history.recorded import read
+from rlflame.storage.run_files import Line
+from rlflame.storage.run_reader import read
+from rlflame.storage.tracking.event_file import EventFile, Scalar
 
 FOLDER = "tensorboard"
 #: Hyperparameters are beside the numbers of their own folder alone: here the final score. Beside

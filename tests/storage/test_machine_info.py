@@ -11,8 +11,8 @@ import pytest
 from commands import TINY, rlflame
 
 from rlflame import __version__
-from rlflame.machine import children_cpu_s
-from rlflame.metrics import PhaseTimes
+from rlflame.storage.machine_info import children_cpu_s
+from rlflame.storage.metrics import PhaseTimes
 
 BURN = """
 import sys, time
