@@ -21,7 +21,8 @@ from idle import others, processor
 from ppo_update import drawn
 from script import ended, positive, table
 
-from rlflame import build, presets
+from rlflame import build
+from rlflame.config import resolve
 from rlflame.errors import ConfigError
 from rlflame.learning.factory import algorithm
 from rlflame.learning.networks.torch_params import card, cuda_available
@@ -73,7 +74,7 @@ def main() -> None:
 
 def made(width: int, rows: int, provider: str):  # type: ignore[no-untyped-def]
     """A learner, by numpy on the processor or by torch on the card, and what it learns from."""
-    config, _ = presets.resolve(
+    config, _ = resolve.resolve(
         environment="hopper",
         sets=[
             f"ppo.minibatch_size={rows}",

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from script import ended
 
-from rlflame import presets
+from rlflame.config import resolve
 from rlflame.history import curves
 from rlflame.history.averaged import Curve, alone, together
 from rlflame.plot import Chart, Panels, Series, picture
@@ -41,7 +41,7 @@ def main() -> None:
     rows = [row for path in options.csvs for row in read(path)]
     # Whose a preset is wants saying beside others alone.
     ours = "rlflame, " if any(peer(row) for row in rows) else ""
-    ids = [presets.environment_id(name) for name in options.envs.split(",")]
+    ids = [resolve.environment_id(name) for name in options.envs.split(",")]
     charts = tuple(panel(rows, id, ours) for id in ids)
     panels = Panels(charts, curves.LINE_NOTE, BAND_NOTE)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def panel(rows: list[dict[str, str]], id: str, ours: str) -> Chart:
-    mine = [row for row in rows if presets.environment_id(row["env"]) == id]
+    mine = [row for row in rows if resolve.environment_id(row["env"]) == id]
     if not mine:
         raise SystemExit(f"None of these files has {id}.")
     lines: dict[tuple[str, str, str], list[dict[str, str]]] = {}
@@ -81,7 +81,7 @@ def called(row: dict[str, str], id: str, ours: str) -> tuple[str, str]:
     if name := peer(row):
         return name, name
     label = f"{ours}{row['preset']}"
-    today = presets.preset_for(id, row["algo"]) == row["preset"]
+    today = resolve.preset_for(id, row["algo"]) == row["preset"]
     return label, ours if ours and today else label
 
 

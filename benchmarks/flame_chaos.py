@@ -24,7 +24,8 @@ from typing import Any
 
 from script import ended, positive
 
-from rlflame import api, build, presets
+from rlflame import api, build
+from rlflame.config import resolve
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.flame.fleet import FlameFleet
 from rlflame.fleet.flame.session_start import Wishes
@@ -68,7 +69,7 @@ def train(options: argparse.Namespace, out: Path, fleet: FlameFleet | None) -> s
     flags: dict[str, Any] = {"stop_at_steps": options.steps, "runtime.out": str(out)}
     if fleet is None:
         flags["runtime.fleet"] = "local"
-    config, _ = presets.resolve(
+    config, _ = resolve.resolve(
         environment=options.env,
         algorithm=options.algo,
         flags=flags,

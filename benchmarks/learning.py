@@ -160,7 +160,8 @@ def main() -> None:
 
 def run(study: Study, seeds: list[int], jobs: int, path: Path) -> None:
     """Those of the seeds that are not in the CSV yet."""
-    from rlflame import api, build, presets
+    from rlflame import api, build
+    from rlflame.config import resolve
 
     finished = {int(row["seed"]) for row in rows(path)
                 if row["study"] == study.name and row["final"] == "1"}  # fmt: skip
@@ -168,7 +169,7 @@ def run(study: Study, seeds: list[int], jobs: int, path: Path) -> None:
     if not wanted:
         return
     with tempfile.TemporaryDirectory() as folder:
-        config, preset = presets.resolve(
+        config, preset = resolve.resolve(
             environment=study.env,
             algorithm=study.algo,
             preset=study.preset,

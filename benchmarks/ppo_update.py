@@ -28,7 +28,8 @@ from unittest import mock
 import numpy as np
 from idle import others, processor
 
-from rlflame import build, presets
+from rlflame import build
+from rlflame.config import resolve
 from rlflame.errors import ConfigError
 from rlflame.learning.base import Batch
 from rlflame.learning.factory import algorithm
@@ -80,7 +81,7 @@ def main() -> None:
 
 def measured(env: str, rows: int, provider: str) -> tuple[float, float, float]:
     """Microseconds of an update and of its products, milliseconds of an iteration's learning."""
-    config, _ = presets.resolve(
+    config, _ = resolve.resolve(
         environment=env,
         sets=[f"ppo.minibatch_size={rows}", f"learning.provider={provider}"],
         continuous=build.acts_continuously,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlflame.config import NetworkSettings
+from rlflame.config.recipe import NetworkSettings
 from rlflame.learning.base import Batch
 from rlflame.learning.networks.flat_params import FlatVector
 from rlflame.learning.networks.network_shape import Network, build_network

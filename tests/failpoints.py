@@ -25,7 +25,7 @@ from typing import Any
 import replays
 
 from rlflame import api
-from rlflame.config import RunConfig
+from rlflame.config.recipe import RunConfig
 from rlflame.errors import RlflameError
 from rlflame.storage import checkpoint
 from rlflame.storage.run_dir import newest_checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from batches import policy_spec, random_batch
 
-from rlflame.config import LearningSettings
+from rlflame.config.recipe import LearningSettings
 from rlflame.learning.base import Batch, State
 from rlflame.learning.factory import algorithm, in_halves
 from rlflame.learning.ppo.split_update import InHalves

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from commands import TINY, TINY_REINFORCE, TINY_SAC, rlflame
 
-from rlflame.presets import preset_for
+from rlflame.config.resolve import preset_for
 from rlflame.statistics import FEWEST_SEEDS, best_mean, compare, iqm_interval, over, tail_mean
 from rlflame.storage import checkpoint
 from rlflame.storage.metrics import NAMES

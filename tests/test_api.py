@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from commands import TINY, TINY_REINFORCE, rlflame
 
-from rlflame import api, build, onward, presets
+from rlflame import api, build, onward
+from rlflame.config import resolve
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.display.show import Silent
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.evaluate import EvaluationPlan
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout.seeding import Role, reset_seed
-from rlflame.runtime import RuntimeSettings
 from rlflame.storage import checkpoint
 
 INLINE = RuntimeSettings(fleet="inline")
@@ -33,7 +34,7 @@ def tiny(*more: str, env="cartpole", algo=None, **flags):
     words = TINY_REINFORCE if algo == "reinforce" else TINY
     sets = [word for word in words if word != "--set"]
     flags.setdefault("stop_at_steps", 128)
-    config, _ = presets.resolve(
+    config, _ = resolve.resolve(
         environment=env,
         algorithm=algo,
         sets=[*sets, *more],

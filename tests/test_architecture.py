@@ -35,7 +35,7 @@ LAYERS = [
         "statistics",
     ],
     [
-        "config crew.torchrun env_file methods presets regular_file runtime tables toml trust",
+        "config config.*",
     ],
     [
         "fleet fleet.*",
@@ -89,11 +89,11 @@ GUESTS = {
     "imageio_ffmpeg": {"render.files"},
     "safetensors": {"storage.safetensors_file"},
     "pydantic": {
-        "config",
-        "methods",
-        "runtime",
-        "toml",
-        "presets",
+        "config.recipe",
+        "config.algorithms",
+        "config.runtime",
+        "config.toml_io",
+        "config.resolve",
         "catalogue",
         "storage.checkpoint",
     },
@@ -131,9 +131,19 @@ BLIND = {
     "filming.*": ["typer", "rlflame.commands", "PIL"],
     "display.mouth": ["rlflame.display.show", "rlflame.display.board", "rlflame.trainer"],
     "display.layout": ["rlflame.display.words", "rlflame.display.board"],
-    "config": ["rlflame.rollout", "rlflame.learning", "rlflame.fleet"],
-    "methods": ["rlflame.config", "rlflame.rollout", "rlflame.learning", "rlflame.fleet"],
-    "runtime": ["rlflame.config", "rlflame.rollout", "rlflame.learning", "rlflame.fleet"],
+    "config.recipe": ["rlflame.rollout", "rlflame.learning", "rlflame.fleet"],
+    "config.algorithms": [
+        "rlflame.config.recipe",
+        "rlflame.rollout",
+        "rlflame.learning",
+        "rlflame.fleet",
+    ],
+    "config.runtime": [
+        "rlflame.config.recipe",
+        "rlflame.rollout",
+        "rlflame.learning",
+        "rlflame.fleet",
+    ],
 }
 
 
@@ -402,7 +412,7 @@ def test_fleets_and_algorithms_are_named_by_those_who_choose_them_alone() -> Non
     assert not wrong
 
 
-IN_PLACE = ["storage", "learning", "rollout", "fleet"]
+IN_PLACE = ["config", "storage", "learning", "rollout", "fleet"]
 
 HEAVY = ["torch", "pydantic", "rich", "typer", "flamepy", "safetensors", "matplotlib"]
 FORBID = """

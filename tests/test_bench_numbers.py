@@ -14,7 +14,7 @@ from rlflame import statistics
 from rlflame.bench import Case, Cell, Repetition, advice, fitted, listed, surroundings, worded
 from rlflame.bench.published import RECIPES, benefit
 from rlflame.bench.surroundings import look
-from rlflame.config import Recipe
+from rlflame.config.recipe import Recipe
 from rlflame.rollout.spec import EnvSpec
 
 ENV = EnvSpec("E-v0", {}, None, 3, "discrete", 2, 0, (), ())

@@ -18,7 +18,7 @@ from rlflame.bench.children import Children
 from rlflame.bench.limits import Bare
 from rlflame.bench.rollouts import Collecting, Rate, SideBySide, alternate
 from rlflame.bench.scaling import Scaling
-from rlflame.config import Recipe
+from rlflame.config.recipe import Recipe
 from rlflame.errors import ConfigError, RlflameError
 from rlflame.fleet.base import policy_id
 from rlflame.fleet.inline import InlineFleet

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rlflame import presets
 from rlflame.bench import Case, Cell, Repetition, fitted, published
 from rlflame.bench.cases import sleeping
+from rlflame.config import resolve
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "results"
@@ -47,8 +47,8 @@ def rates(fleet: str, env: str) -> list[dict[str, Any]]:
     assert [rate["workers"] for rate in found["rates"]] == [1, 2]
     # Of today's preset, or of one with the same rollouts.
     name, _, measured = found["case"].partition(" ")
-    today = presets.read_preset(presets.preset_for(presets.environment_id(env), "ppo"))["learning"]
-    then = presets.read_preset(measured)["learning"]
+    today = resolve.read_preset(resolve.preset_for(resolve.environment_id(env), "ppo"))["learning"]
+    then = resolve.read_preset(measured)["learning"]
     assert name == env
     assert all(then.get(part) == today.get(part) for part in ("rollout", "network"))
     assert all(len(rate["steps_per_s"]) == 5 for rate in found["rates"])
@@ -255,7 +255,7 @@ def test_updates_are_those_of_their_record() -> None:
     assert len(rows) == len(record) == 6
     for row in record:
         assert float(row["others_before"]) <= 0.1
-        name = f"{presets.environment_id(row['env'])}, {row['minibatch']}"
+        name = f"{resolve.environment_id(row['env'])}, {row['minibatch']}"
         parts = ("update_us", "products_us", "matmul_us", "autograd_us")
         update, products, matmul, autograd = (float(row[part]) for part in parts)
         saved.append(1.0 - update / matmul)

@@ -8,16 +8,17 @@ import gymnasium
 import pytest
 from commands import rlflame
 
-from rlflame import __version__, presets, tables
+from rlflame import __version__
 from rlflame.cli import app
-from rlflame.config import RunConfig
+from rlflame.config import nested, resolve
+from rlflame.config.recipe import RunConfig
 
 
 def test_envs_says_the_sizes_that_gymnasium_says():
     shown = {env["alias"]: env for env in rlflame("envs", "--json").json()}
-    assert shown.keys() == presets.ALIASES.keys()
+    assert shown.keys() == resolve.ALIASES.keys()
     for alias in ("cartpole", "pendulum", "lunarlander", "bipedalwalker", "hopper", "humanoid"):
-        env = gymnasium.make(presets.ALIASES[alias].id)
+        env = gymnasium.make(resolve.ALIASES[alias].id)
         seen = shown[alias]
         assert seen["observations"] == env.observation_space.shape[0]
         continuous = isinstance(env.action_space, gymnasium.spaces.Box)
@@ -45,15 +46,15 @@ def test_envs_in_lines_and_an_environment_whose_package_is_missing(monkeypatch):
     assert rows["hopper"][1:5] == ["Hopper-v5", "11", "3", "continuous"]
     assert rows["lunarlander"][1:4] == ["LunarLander-v3", "-", "-"]
     assert "lunarlander: LunarLander-v3 needs a package that is missing: box2d." in spoken.lines
-    for name in presets.preset_names():
+    for name in resolve.preset_names():
         assert name in spoken.out
 
 
 def test_config_lists_every_setting_once_with_its_explanation():
     shown = {setting["name"]: setting for setting in rlflame("config", "--json").json()}
-    assert list(shown) == list(presets.leaves())
+    assert list(shown) == list(resolve.leaves())
     lines = rlflame("config").lines
-    for name, about in presets.leaves().items():
+    for name, about in resolve.leaves().items():
         assert shown[name]["description"] == about
         (where,) = [i for i, line in enumerate(lines) if line.startswith(f"{name} = ")]
         assert lines[where + 1] == f"    {about}"
@@ -90,14 +91,14 @@ def test_a_range_is_what_the_model_enforces():
         (line,) = [text for text in rlflame("config").lines if text.startswith(f"{path} = ")]
         assert line.endswith(f"(integer >= {low} and <= {high:,})")
         for value in (low, high):
-            assert tables.get(_with(path, value).model_dump(), path) == value
+            assert nested.get(_with(path, value).model_dump(), path) == value
         for value in (low - 1, high + 1):
             with pytest.raises(ConfigError, match=path):
                 _with(path, value)
 
 
 def _with(path, value):
-    return presets.resolve(flags={path: value}, continuous=lambda id, kwargs: False)[0]
+    return resolve.resolve(flags={path: value}, continuous=lambda id, kwargs: False)[0]
 
 
 def test_the_schema_is_that_of_the_model():

@@ -13,10 +13,11 @@ import pytest
 import rollouts
 from commands import TINY, TINY_REINFORCE, rlflame
 
-from rlflame import build, onward, presets, tables, toml
+from rlflame import build, onward
 from rlflame import running as running_module
 from rlflame.commands.train import train
-from rlflame.config import EnvironmentSettings
+from rlflame.config import nested, resolve, toml_io
+from rlflame.config.recipe import EnvironmentSettings
 from rlflame.fleet.prestart import HeadStart
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.process.worker_main import Kind
@@ -38,7 +39,7 @@ def resolved(*words):
 
 #: The beginning of a command that trains SAC where that is possible.
 SAC = ("--algo", "sac", "--env", "pendulum")
-SHIPPED = tomllib.loads((Path(presets.__file__).parent / "lunarlander-ppo.toml").read_text())
+SHIPPED = tomllib.loads((Path(resolve.__file__).parent / "lunarlander-ppo.toml").read_text())
 
 # Each flag, by the parameter that carries it: the words, then where the config changes and to what.
 FLAGS = {
@@ -90,16 +91,16 @@ def test_a_flag_changes_the_config_where_it_should_and_nowhere_else(flag, tmp_pa
     words, expected = FLAGS[flag]
     shown = rlflame("train", *words, "--dry-run")
     assert shown.code == 0, shown.err
-    config = presets.validated(toml.parse(shown.out)).model_dump(mode="json")
+    config = resolve.validated(toml_io.parse(shown.out)).model_dump(mode="json")
     for path, value in expected.items():
-        assert tables.get(config, path) == value
+        assert nested.get(config, path) == value
     if flag in ("env", "algo", "iterations", "episodes_per_iter", "preset", "env_kwargs"):
         return  # they bring another preset, or need another algorithm or environment
-    before = presets.validated(toml.parse(rlflame("train", "--dry-run").out))
+    before = resolve.validated(toml_io.parse(rlflame("train", "--dry-run").out))
     changed = {
         path
-        for path in presets.leaves()
-        if tables.get(config, path) != tables.get(before.model_dump(mode="json"), path)
+        for path in resolve.leaves()
+        if nested.get(config, path) != nested.get(before.model_dump(mode="json"), path)
     }
     assert changed == {path for path, value in expected.items() if value is not None}
 
@@ -278,7 +279,7 @@ def test_the_layers_of_sac_end_with_means_and_deviations(words, last):
     assert shown["layers"] == [11, 256, 256, last]
     layers = shown["layers"]
     env = build.environment(EnvironmentSettings(id="Hopper-v5"))
-    config, _ = presets.resolve(
+    config, _ = resolve.resolve(
         environment="hopper", algorithm="sac", sets=words[1:], continuous=build.acts_continuously
     )
     expected = expected_shapes(build.policy_spec(config.learning, env))

@@ -19,9 +19,9 @@ from halves import assert_same, batches, learner, settings, spec_of
 from rlflame.companion import lead
 from rlflame.companion.lead import Accompanied, Companion
 from rlflame.companion.link import Gone, Link, Silent
-from rlflame.config import Recipe
+from rlflame.config.recipe import Recipe
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import LearningError
-from rlflame.runtime import RuntimeSettings
 from rlflame.storage import checkpoint
 from rlflame.trainer import Progress
 

@@ -16,7 +16,8 @@ import pytest
 from commands import TINY, finished, process
 from rich.console import Console
 
-from rlflame import build, presets
+from rlflame import build
+from rlflame.config import resolve
 from rlflame.display import choice, mouth, quiet, words
 from rlflame.display.board import Board
 from rlflame.display.json_lines import JsonDisplay
@@ -52,7 +53,7 @@ def beginning(**words):
     words.setdefault("continuous", build.acts_continuously)
     if words.get("preset") != "reinforce-classic":
         words["flags"] = {"stop_at_steps": 1_000_000, **SHAPE, **words.get("flags", {})}
-    config, preset = presets.resolve(**words)
+    config, preset = resolve.resolve(**words)
     recipe = config.recipe.with_horizon()
     return build.beginning(recipe, build.environment(recipe.learning.environment)), preset
 

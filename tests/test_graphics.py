@@ -132,7 +132,7 @@ def test_trying_leaves_this_process_s_environment_alone():
 _HINDERED = """
 import sys
 from rlflame import build, graphics
-from rlflame.config import EnvironmentSettings
+from rlflame.config.recipe import EnvironmentSettings
 from rlflame.errors import ConfigError
 graphics.hindrance = lambda reason: ConfigError(f"hindered: {reason}")
 try:

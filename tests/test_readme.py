@@ -20,7 +20,7 @@ from commands import rlflame
 
 from rlflame import onward, running, settings
 from rlflame.bench import conducted
-from rlflame.config import RunConfig
+from rlflame.config.recipe import RunConfig
 from rlflame.seeds import conduct, job
 
 ROOT = Path(__file__).parent.parent

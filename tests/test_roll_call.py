@@ -10,10 +10,10 @@ import threading
 import pytest
 from meetings import HERE, hosted
 
+from rlflame.config.torchrun import place
 from rlflame.crew import roll_call
 from rlflame.crew.roll_call import FileOfLearners, Learner, RollCall, gather, of_torchrun
 from rlflame.crew.shared_file import make_shared_file
-from rlflame.crew.torchrun import place
 from rlflame.errors import ConfigError, LearnersLost
 
 

@@ -23,10 +23,10 @@ from gymnasium import spaces
 from tiny_runs import Recording, Run, run
 
 from rlflame import build
-from rlflame.config import Recipe
+from rlflame.config.algorithms import SacSettings
+from rlflame.config.recipe import Recipe
 from rlflame.errors import EnvironmentFailure, LearningError
 from rlflame.fleet.local import LocalFleet
-from rlflame.methods import SacSettings
 from rlflame.storage import checkpoint
 from rlflame.storage.run_dir import newest_checkpoint
 

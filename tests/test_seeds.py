@@ -23,7 +23,8 @@ import pytest
 from commands import TINY, finished, process, rlflame
 from test_cli_process import alive, children_of, until
 
-from rlflame import api, build, presets, running, statistics
+from rlflame import api, build, running, statistics
+from rlflame.config import resolve
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.plot import picture
 from rlflame.rollout.seeding import Role, reset_seed
@@ -51,7 +52,7 @@ def assert_as_alone(folder: Path, alone: Path) -> None:
 
 
 def config(*more: str, env: str = "cartpole", **flags):
-    found, _ = presets.resolve(
+    found, _ = resolve.resolve(
         environment=env,
         sets=[*(word for word in TINY if word != "--set"), *more],
         flags={"stop_at_steps": 256, **flags},
@@ -407,7 +408,7 @@ def test_what_died_before_its_first_checkpoint_is_begun_anew(tmp_path):
 
 
 def test_what_another_process_has_just_begun_is_not_cleared_away(tmp_path):
-    config, _ = presets.resolve(environment="cartpole", continuous=build.acts_continuously)
+    config, _ = resolve.resolve(environment="cartpole", continuous=build.acts_continuously)
     begun = running.RunFolder.create(tmp_path / "seed-3")
     (begun.path / "config.toml").touch()
     job = jobs.Job(config, (3,))

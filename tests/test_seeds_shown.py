@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from rlflame import build, statistics
-from rlflame.config import Recipe
+from rlflame.config.recipe import Recipe
 from rlflame.errors import RlflameError
 from rlflame.facts import Facts
 from rlflame.seeds import shown

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from commands import rlflame
 
-from rlflame import build, presets
+from rlflame import build
 from rlflame.api import load_policy
-from rlflame.presets import environment_id
+from rlflame.config import resolve
+from rlflame.config.resolve import environment_id
 from rlflame.storage import checkpoint
 
 ROOT = Path(__file__).parent.parent
@@ -39,7 +40,7 @@ def test_a_policy_is_small_and_says_how_it_came_about(path: Path) -> None:
     wanted = told[told.index("--algo") + 1] if "--algo" in told else "ppo"
     assert learning.algorithm == wanted
     sets = [value for word, value in itertools.pairwise(told) if word == "--set"]
-    config, _ = presets.resolve(
+    config, _ = resolve.resolve(
         environment=told[told.index("--env") + 1],
         algorithm=wanted,
         sets=sets,

@@ -24,7 +24,8 @@ import pytest
 from commands import TINY, Spoken, finished, process, rlflame
 from rich.console import Console
 
-from rlflame.config import RunConfig
+from rlflame.config.recipe import RunConfig
+from rlflame.config.toml_io import parse, written
 from rlflame.display import mouth
 from rlflame.display.console import EscapingConsole
 from rlflame.display.live import Pairs
@@ -32,7 +33,6 @@ from rlflame.errors import RlflameError, shell
 from rlflame.plot import Bars, Chart, Series, inline, picture, terminal
 from rlflame.report import Commands, Document, Section, Table, markdown, page
 from rlflame.text import EscapingStream, escape_controls, escape_line
-from rlflame.toml import parse, written
 
 #: Terminals obey each of these; a pty adds CR to every newline.
 RAW = re.compile(

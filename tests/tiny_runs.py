@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflame import build
-from rlflame.config import Recipe
+from rlflame.config.recipe import Recipe
 from rlflame.fleet.base import Fleet
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning.parallel.process_group import Group

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from rlflame import build
+from rlflame.config.module_trust import allow_modules
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.display.show import Show, Silent
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.evaluate import evaluate as run_episodes
@@ -28,12 +30,10 @@ from rlflame.render import Drawing
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array
 from rlflame.running import resume, train
-from rlflame.runtime import RuntimeSettings
 from rlflame.seeds.conduct import resume as resume_seeds
 from rlflame.seeds.conduct import train as train_seeds
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.trust import allow_modules
 
 __all__ = [
     "LoadedPolicy",

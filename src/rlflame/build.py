@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import env_file
 from rlflame.companion.lead import Companion, Nobody
-from rlflame.config import EnvironmentSettings, LearningSettings, Recipe, RunConfig
+from rlflame.config import env_file
+from rlflame.config.algorithms import SacSettings
+from rlflame.config.recipe import EnvironmentSettings, LearningSettings, Recipe, RunConfig
 from rlflame.errors import ConfigError, typed
 from rlflame.evaluate import EvaluationPlan
 from rlflame.facts import Facts
@@ -33,7 +34,6 @@ from rlflame.learning.parallel.gradient_shards import Shards
 from rlflame.learning.parallel.process_group import Group
 from rlflame.learning.parallel.replicated import Leading, check_alike
 from rlflame.learning.policy_average import PolicyAverage
-from rlflame.methods import SacSettings
 from rlflame.rollout import blas
 from rlflame.rollout.mujoco import known_spaces
 from rlflame.rollout.policy import expected_shapes

@@ -12,8 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from rlflame import presets
-from rlflame.config import EnvironmentSettings, RunConfig
+from rlflame.config import resolve
+from rlflame.config.recipe import EnvironmentSettings, RunConfig
 from rlflame.errors import ConfigError
 
 
@@ -38,8 +38,8 @@ def environments() -> list[Environment]:
     from rlflame.environments import look_at  # loads Gymnasium
 
     found = []
-    for alias, meant in presets.ALIASES.items():
-        names = tuple(presets.preset_for(meant.id, method) for method in presets.ALGORITHMS)
+    for alias, meant in resolve.ALIASES.items():
+        names = tuple(resolve.preset_for(meant.id, method) for method in resolve.ALGORITHMS)
         try:
             spec = look_at(EnvironmentSettings(id=meant.id))
         except ConfigError as error:
@@ -77,7 +77,7 @@ def settings() -> list[Setting]:
             field.get_default(call_default_factory=True),
             field.description or "",
         )
-        for name, field in presets.walk(RunConfig)
+        for name, field in resolve.walk(RunConfig)
     ]
 
 

@@ -10,13 +10,13 @@ import difflib
 import gymnasium
 
 from rlflame import graphics
-from rlflame.config import EnvironmentSettings
+from rlflame.config.module_trust import check_modules
+from rlflame.config.recipe import EnvironmentSettings
+from rlflame.config.resolve import ALIASES
+from rlflame.config.toml_io import written
 from rlflame.errors import ConfigError, NoSuchEnvironment
-from rlflame.presets import ALIASES
 from rlflame.rollout.envs.make import UnsupportedSpace, describe
 from rlflame.rollout.spec import EnvSpec
-from rlflame.toml import written
-from rlflame.trust import check_modules
 
 
 def look_at(settings: EnvironmentSettings) -> EnvSpec:

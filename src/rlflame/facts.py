@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlflame.text import format_count, format_size
 
 if TYPE_CHECKING:
-    from rlflame.config import Recipe
+    from rlflame.config.recipe import Recipe
     from rlflame.evaluate import EvaluationRecord
     from rlflame.learning.buffers.replay_buffer import ReplayShape
     from rlflame.rollout.spec import EnvSpec

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import tables
+from rlflame.config import nested
 from rlflame.errors import CheckpointError
 from rlflame.facts import Facts, interval
 from rlflame.learning.buffers.replay_buffer import segment_rows
@@ -163,7 +163,7 @@ def machines_differ(a: Checkpoint, b: Checkpoint) -> list[str]:
 
 
 def _fields(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
-    found = tables.first_difference(a, b)
+    found = nested.first_difference(a, b)
     return found and f"{name} {found[0]}: {found[1]!r} and {found[2]!r}"
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlflame import build, env_file
-from rlflame.config import Recipe
+from rlflame import build
+from rlflame.config import env_file
+from rlflame.config.recipe import Recipe
 from rlflame.errors import CheckpointError, ConfigError, NoSuchEnvironment, ReplayLost, typed
 from rlflame.learning.base import Segment
 from rlflame.rollout.process.worker_main import versions

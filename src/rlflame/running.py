@@ -11,10 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlflame import build, env_file, presets, toml
+from rlflame import build
 from rlflame.companion import rules
 from rlflame.companion.lead import companion
-from rlflame.config import LearningSettings, Recipe, RunConfig
+from rlflame.config import env_file, resolve, toml_io
+from rlflame.config.module_trust import module_options
+from rlflame.config.recipe import LearningSettings, Recipe, RunConfig
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.crew import processes
 from rlflame.display.show import RunResult, RunStart, Show, Silent
 from rlflame.errors import CheckpointError, ConfigError, shell, typed
@@ -36,7 +39,6 @@ from rlflame.onward import (
     train_from,
 )
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
-from rlflame.runtime import RuntimeSettings
 from rlflame.settings import check_learners, recorded_env_file
 from rlflame.stop import NeverStop, endable
 from rlflame.storage import checkpoint, replay_segments, safetensors_file
@@ -53,7 +55,6 @@ from rlflame.storage.run_dir import (
 from rlflame.storage.run_recorder import FileRecorder
 from rlflame.storage.tracking import tensorboard
 from rlflame.trainer import Stop, StopNow, Trainer
-from rlflame.trust import module_options
 
 
 def train(
@@ -77,7 +78,7 @@ def train(
     at the same time.
     """
     if config is None:
-        config, preset = presets.resolve(
+        config, preset = resolve.resolve(
             environment=env, algorithm=algo, sets=sets, continuous=build.acts_continuously
         )
     recipe, runtime = config.recipe.with_horizon(), config.runtime
@@ -212,7 +213,7 @@ def run_path(recipe: Recipe, runtime: RuntimeSettings) -> Path:
     if runtime.out is not None:
         return Path(runtime.out)
     learning = recipe.learning
-    name = f"{presets.short_name(learning.environment.id)}-{learning.algorithm}-{learning.seed}"
+    name = f"{resolve.short_name(learning.environment.id)}-{learning.algorithm}-{learning.seed}"
     return Path("runs") / name
 
 
@@ -368,5 +369,5 @@ def _write_config(folder: RunFolder, recipe: Recipe, runtime: RuntimeSettings) -
     with writing(folder.path):
         folder.check()
         safetensors_file.write_atomically(
-            folder.path / "config.toml", toml.to_toml(config).encode()
+            folder.path / "config.toml", toml_io.to_toml(config).encode()
         )

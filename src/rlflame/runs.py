@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import regular_file, toml
+from rlflame.config import regular_file, toml_io
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.onward import finished, scored
 from rlflame.statistics import interquartile_means
@@ -122,7 +122,7 @@ def _by_age(folders: list[Path]) -> list[Path]:
 def look_at_job(folder: Path) -> Run:
     """A job of seeds as one line."""
     try:
-        tables = toml.read_file(folder / JOB_FILE)
+        tables = toml_io.read_file(folder / JOB_FILE)
         number = len(tables["job"]["seeds"])
     except (ConfigError, LookupError, TypeError) as error:
         return Run(str(folder), "damaged", problem=f"{folder / JOB_FILE} cannot be read ({error})")

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rlflame.config.toml_io import written
 from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.rollout.spec import EnvSpec
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.toml import written
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflame import presets, tables, toml, trust
 from rlflame.companion import rules
-from rlflame.config import SHARDS, LearningSettings, RunConfig
-from rlflame.crew import torchrun
-from rlflame.env_file import admit
+from rlflame.config import module_trust, nested, toml_io, torchrun
+from rlflame.config import resolve as config_resolve
+from rlflame.config.env_file import admit
+from rlflame.config.recipe import SHARDS, LearningSettings, RunConfig
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, shell, typed
 from rlflame.rollout.blas_env import limited
-from rlflame.runtime import RuntimeSettings
 from rlflame.storage.sweep_dir import JOB_FILE, RESTORED, is_job, runs_in
 
 
@@ -57,7 +57,7 @@ def runtime_flags(
             raise ConfigError(f"--out {str(out)!r} is not UTF-8.", "another name") from error
     if env_file is not None:
         admit(str(env_file.resolve()))
-    trust.allow_modules(allow_modules or ())
+    module_trust.allow_modules(allow_modules or ())
     place = torchrun.place()
     found: dict[str, Any] = {
         "workers": workers,
@@ -107,8 +107,8 @@ def resolve(
         key, equals, written = text.partition("=")
         if not equals or not key.strip().isidentifier():
             raise ConfigError(f"--env-kwargs {text!r} is not KEY=VALUE.", "--env-kwargs gravity=5")
-        flags[f"learning.environment.kwargs.{key.strip()}"] = toml.parse_value(written.strip())
-    config, name = presets.resolve(
+        flags[f"learning.environment.kwargs.{key.strip()}"] = toml_io.parse_value(written.strip())
+    config, name = config_resolve.resolve(
         environment=environment,
         algorithm=algorithm,
         preset=preset,
@@ -172,7 +172,7 @@ def scaled(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:
         for name in ("learning_rate", "critic_learning_rate", "entropy_learning_rate"):
             if own.get(name) is not None:
                 own[name] *= learners
-    return presets.validated(data)
+    return config_resolve.validated(data)
 
 
 def check_scale(config: RunConfig) -> None:
@@ -212,9 +212,9 @@ def with_episodes(config: RunConfig, episodes: int) -> RunConfig:
     widest = min(config.learning.rollout.envs_per_slot, episodes)
     width = next(n for n in range(widest, 0, -1) if episodes % n == 0)
     data = config.model_dump()
-    tables.put(data, "learning.rollout.envs_per_slot", width)
-    tables.put(data, "learning.rollout.num_slots", episodes // width)
-    return presets.validated(data)
+    nested.put(data, "learning.rollout.envs_per_slot", width)
+    nested.put(data, "learning.rollout.num_slots", episodes // width)
+    return config_resolve.validated(data)
 
 
 def recorded_config(target: Path) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def recorded_config(target: Path) -> dict[str, Any]:
     # A run goes on without its config, which its checkpoints hold; a job is what its file says.
     hint = RESTORED if is_job(folder) else f"mend it or remove it: {shell('rm', file)}"
     try:
-        return toml.read_file(file) if file.is_file() else {}
+        return toml_io.read_file(file) if file.is_file() else {}
     except ConfigError as error:
         raise ConfigError(error.message, hint) from error
 
@@ -236,7 +236,7 @@ def recorded_config(target: Path) -> dict[str, Any]:
 def recorded_env_file(target: Path) -> str | None:
     """The environment file that a run's config.toml names, which is shown and never loaded."""
     try:
-        path = tables.get(recorded_config(target), "runtime.env_file")
+        path = nested.get(recorded_config(target), "runtime.env_file")
     except ConfigError:
         return None
     return path if isinstance(path, str) else None
@@ -253,7 +253,7 @@ def resumed_runtime(
 ) -> RuntimeSettings:
     """The runtime to resume with: flags and --set over what the run was begun with."""
     for text in sets:
-        key, value = presets.parse_set(text)
+        key, value = config_resolve.parse_set(text)
         if key in ("stop_at_steps", "stop_at_iterations"):
             steps = value if key == "stop_at_steps" else "N"
             raise ConfigError(
@@ -279,7 +279,7 @@ def _from_its_policy(target: Path, recorded: Mapping[str, Any], sets: Sequence[s
     """The command that trains on from a run's policy with a recipe like its own but for `sets`."""
     run = _run_of(target)
     policy = run / "latest.safetensors" if target.is_dir() else target
-    began = tables.get(recorded, "learning.init_policy") is not None
+    began = nested.get(recorded, "learning.init_policy") is not None
     changes = [*sets, *(["learning.init_policy=none"] if began else [])]
     options = [word for text in changes for word in ("--set", text)]
     return typed("train", "--config", run / "config.toml", "--init-from", policy, *options)
@@ -287,7 +287,7 @@ def _from_its_policy(target: Path, recorded: Mapping[str, Any], sets: Sequence[s
 
 def recorded_threads(recorded: Mapping[str, Any]) -> int:
     """The recipe's threads, which count before numpy is there to read the recipe itself."""
-    found = tables.get(recorded, "learning.threads")
+    found = nested.get(recorded, "learning.threads")
     return found if isinstance(found, int) and found > 0 else 1
 
 
@@ -306,14 +306,14 @@ def _runtime(
 ) -> RuntimeSettings:
     """Flags over --set over what is in `data`; `why` no setting of a recipe may be there."""
     for text in sets:
-        key, value = presets.parse_set(text)
+        key, value = config_resolve.parse_set(text)
         if not key.startswith("runtime."):
             raise ConfigError(f"{key} belongs to the recipe, {why}", hint)
-        tables.put(data, key, value)
-    presets.locate(data, Path.cwd())
+        nested.put(data, key, value)
+    config_resolve.locate(data, Path.cwd())
     for key, value in flags.items():
-        tables.put(data, key, value)
-    return presets.validated({"stop_at_steps": 1, **data}).runtime
+        nested.put(data, key, value)
+    return config_resolve.validated({"stop_at_steps": 1, **data}).runtime
 
 
 def _continuous(config: RunConfig) -> bool:

@@ -363,7 +363,7 @@ def test_the_first_line_says_where_it_begins(stub, tmp_path, monkeypatch):
 
 
 def test_workers_that_began_early_are_those_here(stub, monkeypatch):
-    from rlflame.config import RuntimeSettings
+    from rlflame.config.recipe import RuntimeSettings
 
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2), raising=False)
     begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.prestart")
@@ -376,7 +376,7 @@ def test_workers_that_began_early_are_those_here(stub, monkeypatch):
 
 @pytest.mark.parametrize("asked", ["local", "flame"])
 def test_whoever_says_where_is_not_second_guessed(stub, asked):
-    from rlflame.config import RuntimeSettings
+    from rlflame.config.recipe import RuntimeSettings
 
     with factory.for_training(RuntimeSettings(fleet=asked), 2) as fleet:
         assert fleet.name == asked

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 from rlflame import build
-from rlflame.config import LearningSettings
+from rlflame.config.recipe import LearningSettings
 from rlflame.errors import CheckpointError, RlflameError
 from rlflame.evaluate import EvaluationRecord
 from rlflame.fleet.inline import InlineFleet

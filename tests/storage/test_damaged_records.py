@@ -19,13 +19,13 @@ import pytest
 from commands import TINY, rlflame
 
 from rlflame import running, runs, statistics
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.display.mouth import as_json_text
 from rlflame.errors import RlflameError
 from rlflame.history import curves
 from rlflame.plot import inline, terminal
 from rlflame.plot.speedup import speedup
 from rlflame.report import composed, markdown, page
-from rlflame.runtime import RuntimeSettings
 from rlflame.storage import run_reader
 
 #: Of each file's some hundred ways to be damaged, every so manieth is tried; `python

@@ -22,12 +22,13 @@ from commands import rlflame
 from replays import LEARNING, World, buffer_for, small_segments
 from test_run_dir import content, recording, same_run, step
 
-from rlflame import api, build, regular_file
+from rlflame import api, build
+from rlflame.config import regular_file
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import CheckpointError, LearningError
 from rlflame.learning.buffers import replay_buffer
 from rlflame.learning.buffers.replay_buffer import ReplayShape
 from rlflame.rollout.spec import Fragment
-from rlflame.runtime import RuntimeSettings
 from rlflame.storage import checkpoint, run_dir, run_recorder, safetensors_file
 from rlflame.storage.replay_segments import SegmentFiles
 from rlflame.storage.sweep_dir import JOB_FILE

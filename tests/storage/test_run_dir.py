@@ -24,10 +24,10 @@ import pytest
 from commands import rlflame
 
 from rlflame import api, running
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import CheckpointError, FolderLost, LearningError
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning import policy_average
-from rlflame.runtime import RuntimeSettings
 from rlflame.storage import checkpoint, run_dir, safetensors_file
 from rlflame.storage.machine_log import MachineLog
 from rlflame.storage.metrics import EPISODE_HEADER, LineFile

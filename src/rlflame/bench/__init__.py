@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rlflame.config import Recipe
+from rlflame.config.nested import named
+from rlflame.config.recipe import Recipe
 from rlflame.rollout.spec import EnvSpec
-from rlflame.tables import named
 
 
 @dataclass(frozen=True, slots=True)

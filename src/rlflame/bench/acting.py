@@ -13,10 +13,10 @@ from rlflame import build
 from rlflame.bench import Case
 from rlflame.bench.children import Ordered
 from rlflame.bench.rollouts import Collecting, Rate
-from rlflame.config import Recipe
+from rlflame.config.recipe import Recipe
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet import factory
 from rlflame.rollout.envs import user_file
-from rlflame.runtime import RuntimeSettings
 from rlflame.stop import NeverStop
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlflame import build, env_file, presets, settings
+from rlflame import build, settings
 from rlflame.bench import Case
 from rlflame.bench.published import REPLAY, Comparison
-from rlflame.config import Recipe, RunConfig
+from rlflame.config import env_file, resolve
+from rlflame.config.recipe import Recipe, RunConfig
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError
-from rlflame.runtime import RuntimeSettings
 
 SLEEPING = str(Path(__file__).with_name("shipped") / "sleeping.py")
 #: One worker's time for an iteration of sleeping episodes, unless their number is given.
@@ -40,7 +41,7 @@ def sleeping(
     env_file.admit(SLEEPING)
     found, runtime = [], RuntimeSettings()
     for length in episode_ms:
-        config, _ = presets.resolve(
+        config, _ = resolve.resolve(
             environment="sleeping:Sleeping-v0",
             algorithm="reinforce",
             preset="reinforce-classic",
@@ -71,7 +72,7 @@ def real(
     sets: Sequence[str] = (),
 ) -> tuple[Case, RuntimeSettings]:
     """Some iterations of an environment's preset."""
-    config, name = presets.resolve(
+    config, name = resolve.resolve(
         environment=environment, algorithm=algorithm, preset=preset, sets=sets,
         continuous=build.acts_continuously,
     )  # fmt: skip
@@ -90,7 +91,7 @@ def replay(
     environment: str, transitions: int, *, sets: Sequence[str] = ()
 ) -> tuple[Case, RuntimeSettings]:
     """Random actions into a replay that holds all of them, cut as the published example has it."""
-    config, name = presets.resolve(
+    config, name = resolve.resolve(
         environment=environment,
         algorithm="sac",
         sets=[

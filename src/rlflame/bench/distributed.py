@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlflame import build, presets, settings
+from rlflame import build, settings
 from rlflame.bench import Case
 from rlflame.bench.learning import shards_for
-from rlflame.config import SHARDS, LearningSettings, RunConfig
+from rlflame.config import resolve
+from rlflame.config.recipe import SHARDS, LearningSettings, RunConfig
 from rlflame.errors import ConfigError
 
 SOURCE = "the article on distributed PPO and SAC by Horovod on Spark"
@@ -98,7 +99,7 @@ def variants(
         for learners in counts:
             if kind == "scaled" and learners == 1:
                 continue
-            config, _ = presets.resolve(
+            config, _ = resolve.resolve(
                 environment=setup.environment,
                 algorithm=setup.algorithm,
                 sets=[*setup.sets, shards, *sets],

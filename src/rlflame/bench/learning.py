@@ -15,12 +15,12 @@ from typing import Any
 from rlflame import build
 from rlflame.bench import Case
 from rlflame.bench.timing import Clock, Stopwatch
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.crew import processes
 from rlflame.fleet.base import Fleet, policy_id
 from rlflame.learning.factory import blas_threads
 from rlflame.learning.parallel.process_group import Group
 from rlflame.rollout.spec import Float32, Fragment
-from rlflame.runtime import RuntimeSettings
 from rlflame.settings import check_learners
 from rlflame.text import format_count
 from rlflame.trainer import Progress, Stop

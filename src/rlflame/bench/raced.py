@@ -18,7 +18,7 @@ from rlflame.bench.distributed import SOURCE
 from rlflame.bench.fitted import agreed
 from rlflame.bench.racing import THEIRS, Race, Runner
 from rlflame.bench.worded import NOTHING, disturbed, surroundings
-from rlflame.config import LearningSettings
+from rlflame.config.recipe import LearningSettings
 from rlflame.history.averaged import moving_average
 from rlflame.plot import Chart, Panels, Series
 from rlflame.report import Document, Section, Table

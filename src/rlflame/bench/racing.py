@@ -20,14 +20,14 @@ from rlflame.bench import Case
 from rlflame.bench.distributed import Variant, theirs
 from rlflame.bench.learning import AGAIN, Timed
 from rlflame.bench.timing import Clock, Stopwatch, warm
+from rlflame.config.nested import named
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.crew import processes
 from rlflame.errors import RlflameError
 from rlflame.fleet.base import Fleet, policy_id
 from rlflame.learning.factory import blas_threads
 from rlflame.rollout import blas
 from rlflame.rollout.spec import Fragment
-from rlflame.runtime import RuntimeSettings
-from rlflame.tables import named
 from rlflame.trainer import Progress, Stop, StopNow
 
 THEIRS = "stable-baselines3"

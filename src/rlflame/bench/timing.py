@@ -12,7 +12,7 @@ from typing import Any
 
 from rlflame import build
 from rlflame.bench import Case, Repetition
-from rlflame.config import Recipe
+from rlflame.config.recipe import Recipe
 from rlflame.fleet.base import Fleet, policy_id
 from rlflame.rollout.spec import Fragment
 from rlflame.trainer import Progress, Stop

@@ -43,7 +43,7 @@ def learners(
     256x256 units and minibatches of 8,192 samples, unless --set says otherwise.
     """
     from rlflame import settings
-    from rlflame.config import SHARDS
+    from rlflame.config.recipe import SHARDS
 
     settings.limit_threads(1)
     from rlflame.bench import cases, conducted

@@ -45,7 +45,8 @@ def export(
         allow_modules=allow_modules,
     )
     settings.limit_threads(1)
-    from rlflame import onward, presets
+    from rlflame import onward
+    from rlflame.config import resolve
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import as_json_text, say, say_aside
     from rlflame.errors import ConfigError, RlflameError, typed
@@ -60,7 +61,7 @@ def export(
     if onnx:
         onnx_export.check_available()
     source = named_policy(file)
-    name = f"{presets.short_name(source.env.id)}-{source.recipe.learning.algorithm}"
+    name = f"{resolve.short_name(source.env.id)}-{source.recipe.learning.algorithm}"
     out = out or Path(f"{name}{'.onnx' if onnx else '.safetensors'}")
     files.check_target(file, out, onnx)
     difference = None

@@ -33,7 +33,8 @@ def inspect(
     Of several files, the first recipe field or tensor that differs; exit 1 if any does.
     """
     del debug
-    from rlflame import inspection, toml
+    from rlflame import inspection
+    from rlflame.config import toml_io
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import as_json_text, say, say_lines
     from rlflame.errors import ConfigError
@@ -56,7 +57,7 @@ def inspect(
         )
     elif recipe:
         for one in found:
-            say_lines(toml.to_toml(one.recipe).rstrip())
+            say_lines(toml_io.to_toml(one.recipe).rstrip())
     elif len(files) == 1:
         for line in aligned(inspection.summary(files[0], found[0], looked[0])):
             say(line)
@@ -115,7 +116,8 @@ def _advise(named: Sequence[tuple[Path, Checkpoint]], looked: Sequence[ReplayFil
 
 def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
     """A line a seed; of several jobs, seed by seed where they differ first from the first."""
-    from rlflame import inspection, toml
+    from rlflame import inspection
+    from rlflame.config import toml_io
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import as_json_text, say, say_lines
     from rlflame.errors import ConfigError
@@ -136,7 +138,7 @@ def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
     looked = [replay for job in seen for _, replay in job.values()]
     if recipe:
         for _, found in named[:1]:
-            say_lines(toml.to_toml(found.recipe).rstrip())
+            say_lines(toml_io.to_toml(found.recipe).rstrip())
         return
     differences = {}
     for folder, other in zip(folders[1:], jobs[1:], strict=True):

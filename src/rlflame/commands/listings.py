@@ -65,8 +65,8 @@ def _row(run: Run) -> tuple[str, ...]:
 def envs(as_json: Json = False, debug: Debug = False) -> None:
     """List environments, their sizes and presets."""
     del debug
-    from rlflame import presets
     from rlflame.catalogue import environments
+    from rlflame.config import resolve
     from rlflame.display.layout import table
     from rlflame.display.mouth import as_json_text, say, say_lines
 
@@ -87,7 +87,7 @@ def envs(as_json: Json = False, debug: Debug = False) -> None:
             say(f"{env.alias}: {env.problem}")
     say("")
     say("Any other Gymnasium id works too, and module:Id for one that a module registers.")
-    say(f"Presets (--preset): {', '.join(presets.preset_names())}")
+    say(f"Presets (--preset): {', '.join(resolve.preset_names())}")
 
 
 def config(
@@ -101,7 +101,7 @@ def config(
     from rlflame.display.mouth import as_json_text, say, say_lines
 
     if schema:
-        from rlflame.config import RunConfig
+        from rlflame.config.recipe import RunConfig
 
         say_lines(as_json_text(RunConfig.model_json_schema(), indent=2))
         return
@@ -115,7 +115,7 @@ def config(
 
 
 def _shown(value: Any) -> str:
-    from rlflame import toml
+    from rlflame.config import toml_io
 
     # A choice of that name is shown as it is typed, not with the backslash of a text.
-    return toml.written(None if value == toml.NONE else value)
+    return toml_io.written(None if value == toml_io.NONE else value)

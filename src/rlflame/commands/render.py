@@ -74,7 +74,8 @@ def render(
         allow_modules=allow_modules,
     )
     settings.limit_threads(1)
-    from rlflame import api, onward, presets
+    from rlflame import api, onward
+    from rlflame.config import resolve
     from rlflame.display.mouth import say_aside
     from rlflame.display.quiet import Tally
     from rlflame.errors import ConfigError
@@ -85,7 +86,7 @@ def render(
         raise ConfigError("--human and -o exclude each other.", "leave out one")
     source = named_policy(file)
     if not human:
-        out = out or Path(f"{presets.short_name(source.env.id)}.gif")
+        out = out or Path(f"{resolve.short_name(source.env.id)}.gif")
     wish = video.Wish(
         "window" if out is None else video.kind_of(out),
         seed, episodes, best_of, vs_untrained, width, height, fps,

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlflame.config import RunConfig
+    from rlflame.config.recipe import RunConfig
+    from rlflame.config.runtime import RuntimeSettings
     from rlflame.errors import RlflameError
-    from rlflame.runtime import RuntimeSettings
     from rlflame.seeds.show import JobResult, SeedsDisplay
     from rlflame.stop import SignalStop
 
@@ -21,8 +21,8 @@ def check(
     seeds: str, *, seed: int | None, sets: Sequence[str] = (), plot: bool = False
 ) -> tuple[int, ...]:
     """The seeds of `--seeds`; refuses what means nothing beside it."""
+    from rlflame.config.resolve import parse_set
     from rlflame.errors import ConfigError
-    from rlflame.presets import parse_set
     from rlflame.storage.sweep_dir import parse
 
     _alone("rlflame train --seeds without torchrun, or one --seed")
@@ -56,7 +56,7 @@ def check_learners(learners: int) -> None:
 
 
 def _alone(hint: str) -> None:
-    from rlflame.crew import torchrun
+    from rlflame.config import torchrun
     from rlflame.errors import ConfigError
 
     if torchrun.place() is not None:

@@ -28,7 +28,7 @@ from rlflame.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from rlflame.config import RunConfig
+    from rlflame.config.recipe import RunConfig
     from rlflame.display.show import Display, RunResult
     from rlflame.fleet.prestart import HeadStart
     from rlflame.stop import SignalStop
@@ -237,7 +237,7 @@ def resume(
 
 def _follow_if_launched(*, dry_run: bool = False) -> None:
     """Of the processes that torchrun starts, the first one trains and the others learn with it."""
-    from rlflame.crew import torchrun
+    from rlflame.config import torchrun
 
     here = torchrun.place()
     if here is not None and here.rank > 0:
@@ -260,7 +260,8 @@ def _dry_run(
     *,
     as_json: bool,
 ) -> None:
-    from rlflame import build, env_file, running, toml
+    from rlflame import build, running
+    from rlflame.config import env_file, toml_io
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import as_json_text, say, say_aside, say_lines
     from rlflame.environments import look_at
@@ -303,7 +304,7 @@ def _dry_run(
     for line in aligned([*facts.lines(), ("rollouts", stepped_by(env)), ("workers", workers)]):
         say(f"# {line.strip()}")
     say("")
-    say_lines(toml.to_toml(config).rstrip())
+    say_lines(toml_io.to_toml(config).rstrip())
 
 
 def _plot(result: RunResult, config: RunConfig, show: Display) -> None:

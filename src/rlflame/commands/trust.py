@@ -17,22 +17,22 @@ group = typer.Typer(
 
 def add(modules: Modules) -> None:
     """Trust modules in every command: importing them runs their code."""
-    from rlflame import trust
+    from rlflame.config import module_trust
 
-    trust.add_trusted(modules)
+    module_trust.add_trusted(modules)
 
 
 def remove(modules: Modules) -> None:
     """Stop trusting modules."""
-    from rlflame import trust
+    from rlflame.config import module_trust
 
-    trust.remove_trusted(modules)
+    module_trust.remove_trusted(modules)
 
 
 def show() -> None:
     """List the trusted modules, one a line."""
-    from rlflame import trust
+    from rlflame.config import module_trust
     from rlflame.display.mouth import say
 
-    for module in trust.trusted_modules():
+    for module in module_trust.trusted_modules():
         say(module)

@@ -10,7 +10,7 @@ import os
 import signal
 
 from rlflame.companion.link import Gone, Link
-from rlflame.config import LearningSettings
+from rlflame.config.recipe import LearningSettings
 from rlflame.errors import LearningError
 from rlflame.learning.factory import algorithm, blas_threads, fingerprint, in_halves
 from rlflame.learning.parallel.replicated import batch_of

@@ -11,7 +11,8 @@ from typing import Any
 
 from rlflame.companion import rules
 from rlflame.companion.link import Gone, Link, Silent
-from rlflame.config import LearningSettings, Recipe
+from rlflame.config.recipe import LearningSettings, Recipe
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.base import Fleet
 from rlflame.learning.base import Algorithm, Batch, Metrics, State
 from rlflame.learning.factory import fingerprint, in_halves
@@ -20,7 +21,6 @@ from rlflame.learning.ppo.split_update import InHalves
 from rlflame.rollout import blas, wire
 from rlflame.rollout.process.worker_process import WorkerProcess, what_became_of_it
 from rlflame.rollout.spec import Array, PolicyArrays, PolicySpec
-from rlflame.runtime import RuntimeSettings
 from rlflame.trainer import Progress
 
 #: Samples, counted once an epoch, from which on a companion saves more than it takes to load.

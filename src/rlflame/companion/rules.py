@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlflame.config import LearningSettings
+from rlflame.config.recipe import LearningSettings
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError
-from rlflame.runtime import RuntimeSettings
 
 
 def check(learning: LearningSettings, runtime: RuntimeSettings) -> None:

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
-from rlflame.crew import torchrun
+from rlflame.config import torchrun
+from rlflame.config.torchrun import Place
 from rlflame.crew.processes import JOINING_S, LOST
-from rlflame.crew.torchrun import Place
 from rlflame.errors import LearnersLost, LearningError
 from rlflame.learning.parallel.process_group import Group
 from rlflame.rollout import blas, wire
@@ -79,7 +79,7 @@ def _leaving(roll_call: RollCall) -> Iterator[None]:
 
 def learn(group: Group) -> None:
     """A learner of the recipe that rank 0 names, until it lets go."""
-    from rlflame.config import LearningSettings
+    from rlflame.config.recipe import LearningSettings
     from rlflame.learning.factory import algorithm, blas_threads, device, fingerprint
     from rlflame.learning.parallel import replicated
     from rlflame.learning.parallel.gradient_shards import Shards

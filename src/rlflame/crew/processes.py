@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from rlflame.crew import torchrun
+from rlflame.config import torchrun
+from rlflame.config.runtime import RuntimeSettings
+from rlflame.config.torchrun import Place, place
 from rlflame.crew.shared_file import SharedFile, make_shared_file
-from rlflame.crew.torchrun import Place, place
 from rlflame.errors import ConfigError, LearnersLost
 from rlflame.learning.parallel.process_group import Alone, Group
 from rlflame.rollout import blas, wire
 from rlflame.rollout.process.worker_main import Kind
 from rlflame.rollout.process.worker_process import WorkerProcess, what_became_of_it
-from rlflame.runtime import RuntimeSettings
 from rlflame.stop import NeverStop
 from rlflame.trainer import Stop, StopNow
 

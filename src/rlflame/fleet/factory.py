@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlflame import env_file
+from rlflame.config import env_file
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.auto import ChoosingFleet
 from rlflame.fleet.base import Fleet, Observer, ignore
 from rlflame.fleet.local import LocalFleet
 from rlflame.fleet.prestart import HeadStart
 from rlflame.rollout import blas
-from rlflame.runtime import RuntimeSettings
 
 if TYPE_CHECKING:
     from rlflame.fleet.inline import InlineFleet

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlflame import tables
+from rlflame.config import nested
 from rlflame.storage.run_reader import Recorded
 from rlflame.text import format_count
 
@@ -88,7 +88,7 @@ def _recipe(run: Recorded) -> str:
 
 def _settings(run: Recorded) -> dict[str, Any]:
     """The recipe as full names and values, without the seed and what is set to nothing."""
-    named = tables.named(run.recipe)
+    named = nested.named(run.recipe)
     return {name: value for name, value in named if name != _SEED and value not in _NOTHING}
 
 

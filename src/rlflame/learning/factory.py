@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.config import LearningSettings
+from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
+from rlflame.config.recipe import LearningSettings
 from rlflame.learning.base import Algorithm, Experience, Provider
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer
 from rlflame.learning.buffers.rollout_buffer import OnPolicyStore
@@ -28,7 +29,6 @@ from rlflame.learning.reinforce.reinforce import NumpyReinforce, Reinforce
 from rlflame.learning.sac.loss import NumpyJointSac, NumpySac, SoftProvider
 from rlflame.learning.sac.networks import build_soft_networks
 from rlflame.learning.sac.sac import Sac
-from rlflame.methods import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.rollout import blas
 from rlflame.rollout.process.worker_main import versions
 from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays, PolicySpec

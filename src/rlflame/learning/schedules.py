@@ -5,7 +5,7 @@ Must not know: losses, weights.
 
 from __future__ import annotations
 
-from rlflame.methods import PpoSettings
+from rlflame.config.algorithms import PpoSettings
 
 #: By this the learning rate moves towards a desired KL, and no further than so many times from
 #: where it began: an estimate that says little would take it anywhere.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from rlflame import regular_file
+from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
 
 COLUMNS = ("workers", "backend", "seconds")

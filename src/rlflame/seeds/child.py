@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlflame import presets, running
-from rlflame.config import RunConfig
+from rlflame import running
+from rlflame.config import resolve
+from rlflame.config.module_trust import allow_modules
+from rlflame.config.recipe import RunConfig
 from rlflame.display.json_lines import JsonDisplay
 from rlflame.errors import (
     CheckpointsDamaged,
@@ -32,7 +34,6 @@ from rlflame.rollout.envs import user_file
 from rlflame.rollout.process.parent_channel import Line, Message, end_here
 from rlflame.rollout.spec import Whereabouts
 from rlflame.stop import SignalStop
-from rlflame.trust import allow_modules
 
 _LOOK_S = 1.0
 
@@ -68,7 +69,7 @@ def main() -> None:
 def _train(order: Message, line: Line, stop: SignalStop) -> None:
     user_file.load_told()
     allow_modules(order["modules"])
-    config = presets.validated(order["config"])
+    config = resolve.validated(order["config"])
     show = JsonDisplay(out=lambda text: line.tell("event", text=text))
     counts = EventCount(show.fleet)
     with _fleet(order["fleet"], config, counts, line) as fleet:

@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflame import build, env_file, running
-from rlflame.config import RunConfig
+from rlflame import build, running
+from rlflame.config import env_file
+from rlflame.config.module_trust import allowed_modules
+from rlflame.config.recipe import RunConfig
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.display.mouth import as_json_text
 from rlflame.errors import RlflameError, typed
 from rlflame.facts import Facts
@@ -22,7 +25,6 @@ from rlflame.learning.factory import blas_threads
 from rlflame.plot import picture
 from rlflame.rollout import blas
 from rlflame.rollout.process.parent_channel import Message
-from rlflame.runtime import RuntimeSettings
 from rlflame.seeds import job as jobs
 from rlflame.seeds.board import SeedsBoard
 from rlflame.seeds.crew import Crew
@@ -37,7 +39,6 @@ from rlflame.storage.run_dir import RunFolder, is_locked, writing
 from rlflame.storage.sweep_dir import seed_folder
 from rlflame.storage.sweep_result import Outcome
 from rlflame.trainer import Stop
-from rlflame.trust import allowed_modules
 
 _PATIENCE_S = 20.0
 

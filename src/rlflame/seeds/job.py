@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlflame import presets, toml
-from rlflame.config import RunConfig
+from rlflame.config import resolve, toml_io
+from rlflame.config.nested import first_difference
+from rlflame.config.recipe import RunConfig
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import CheckpointError, ConfigError, typed
 from rlflame.onward import check_learns, extended, finished, scored
-from rlflame.runtime import RuntimeSettings
 from rlflame.storage import safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.run_dir import (
@@ -36,7 +37,6 @@ from rlflame.storage.sweep_dir import (
     seed_folder,
     written,
 )
-from rlflame.tables import first_difference
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,17 @@ def default_path(config: RunConfig, seeds: tuple[int, ...]) -> Path:
     if config.runtime.out is not None:
         return Path(config.runtime.out)
     learning = config.learning
-    name = f"{presets.short_name(learning.environment.id)}-{learning.algorithm}"
+    name = f"{resolve.short_name(learning.environment.id)}-{learning.algorithm}"
     return Path("runs") / f"{name}-{folder_name(seeds)}"
 
 
 def write(folder: Path, job: Job) -> None:
     lines = [
-        toml.to_toml(job.config),
+        toml_io.to_toml(job.config),
         "[job]",
-        f"seeds = {toml.written(list(job.seeds))}",
-        f"preset = {toml.written(job.preset)}",
-        f"init_from = {toml.written(job.init_from)}",
+        f"seeds = {toml_io.written(list(job.seeds))}",
+        f"preset = {toml_io.written(job.preset)}",
+        f"init_from = {toml_io.written(job.init_from)}",
     ]
     with writing(folder, AGAIN):
         safetensors_file.write_atomically(folder / JOB_FILE, ("\n".join(lines) + "\n").encode())
@@ -100,7 +100,7 @@ def read_tables(folder: Path) -> dict[str, Any]:
     if not is_job(folder):
         raise CheckpointError(f"{folder} is no folder of seeds.", "rlflame runs lists them")
     try:
-        return toml.read_file(folder / JOB_FILE)
+        return toml_io.read_file(folder / JOB_FILE)
     except ConfigError as error:
         raise CheckpointError(error.message, RESTORED) from error
 
@@ -110,7 +110,7 @@ def read(folder: Path) -> Job:
     about = tables.pop("job", None)
     try:
         seeds, preset, init_from = _about(about)
-        config = presets.validated(tables)
+        config = resolve.validated(tables)
     except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder / JOB_FILE} is not what a job of seeds is written as ({error}).",
@@ -176,9 +176,9 @@ def check_recipe(folder: Path, job: Job) -> None:
         if differing is not None:
             path, before, now = differing
             raise ConfigError(
-                f"Seed {seed} was begun with {path} = {toml.written(before)}, and "
-                f"{folder / JOB_FILE} has {toml.written(now)}.",
-                f"write {toml.written(before)} there again; another recipe is another job: "
+                f"Seed {seed} was begun with {path} = {toml_io.written(before)}, and "
+                f"{folder / JOB_FILE} has {toml_io.written(now)}.",
+                f"write {toml_io.written(before)} there again; another recipe is another job: "
                 "rlflame train --seeds",
             )
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rlflame.config import EnvironmentSettings, Recipe
+from rlflame.config.recipe import EnvironmentSettings, Recipe
 from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
 from rlflame.rollout import wire

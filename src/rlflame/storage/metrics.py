@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlflame import regular_file
+from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
 
 #: name -> what it measures. The live view, metrics.jsonl and the docs use these names.

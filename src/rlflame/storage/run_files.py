@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from rlflame import regular_file
+from rlflame.config import regular_file
 from rlflame.errors import CheckpointError, typed
 
 Line = dict[str, Any]

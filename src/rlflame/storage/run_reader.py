@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import regular_file, tables, toml
-from rlflame.config import defaults
+from rlflame.config import nested, regular_file, toml_io
+from rlflame.config.recipe import defaults
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.spec import Float64
 from rlflame.storage import run_files
@@ -42,7 +42,7 @@ class Recorded:
     def recipe(self) -> dict[str, Any]:
         """All settings but the runtime's: a run from before a setting has it by its default."""
         written = {key: value for key, value in self.config.items() if key != "runtime"}
-        return tables.merge(defaults(self.algorithm), written)
+        return nested.merge(defaults(self.algorithm), written)
 
     @property
     def learning(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Recorded:
     @property
     def began_from(self) -> str | None:
         """The content hash of the policy that its weights started from, if they did."""
-        found = tables.get(self.config, "learning.init_policy")
+        found = nested.get(self.config, "learning.init_policy")
         return found if run_files.is_text(found) else None
 
     @property
@@ -148,7 +148,7 @@ def read(folder: Path) -> Recorded:
             "rlflame runs lists the runs here",
         )
     try:
-        found = toml.read_file(config)
+        found = toml_io.read_file(config)
     except ConfigError as error:
         raise CheckpointError(error.message, "restore it from a copy") from error
     if not _names_a_run(found.get("learning")):

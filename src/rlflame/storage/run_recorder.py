@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlflame import regular_file
+from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
 from rlflame.evaluate import EvaluationRecord
 from rlflame.rollout.spec import EpisodeStat, Fragment, PolicyArrays

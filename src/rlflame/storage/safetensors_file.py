@@ -24,7 +24,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import safetensors.numpy
 
-from rlflame import __version__, regular_file
+from rlflame import __version__
+from rlflame.config import regular_file
 from rlflame.errors import CheckpointError, LearningError, shell
 from rlflame.rollout.spec import Array
 from rlflame.storage.machine_memory import available_bytes

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, FleetUnreachable, RlflameError
 from rlflame.fleet.factory import fleet
 from rlflame.fleet.flame.client import Cluster
 from rlflame.fleet.flame.timeouts import said
-from rlflame.runtime import RuntimeSettings
 
 NOBODY = "127.0.0.1:9"
 

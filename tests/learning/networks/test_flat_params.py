@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rlflame.config import NetworkSettings
+from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
+from rlflame.config.recipe import NetworkSettings
 from rlflame.errors import LearningError
 from rlflame.learning.networks.flat_params import (
     Adam,
@@ -22,7 +23,6 @@ from rlflame.learning.networks.flat_params import (
     network_shapes,
 )
 from rlflame.learning.networks.network_shape import build_network
-from rlflame.methods import PpoSettings, ReinforceSettings, SacSettings
 
 
 def test_views_share_the_vectors_memory():

@@ -16,7 +16,7 @@ from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
 from rlflame import build
-from rlflame.config import LearningSettings, NetworkSettings
+from rlflame.config.recipe import LearningSettings, NetworkSettings
 from rlflame.errors import ConfigError
 from rlflame.learning.networks.gsde import Spread, StateDependentSquashedHead
 from rlflame.learning.networks.network_shape import build_network

@@ -11,6 +11,7 @@ import reference
 from batches import floats, policy_spec, random_batch, random_network
 from reference import ReferencePpo
 
+from rlflame.config.algorithms import PpoSettings
 from rlflame.errors import LearningError
 from rlflame.learning.buffers.rollout_buffer import side_by_side
 from rlflame.learning.networks.flat_params import Adam, clip, square_of
@@ -19,7 +20,6 @@ from rlflame.learning.ppo.loss import NumpyPpo
 from rlflame.learning.ppo.ppo import Ppo
 from rlflame.learning.ppo.split_update import norm_of, parts
 from rlflame.learning.schedules import discount_at, rate_after
-from rlflame.methods import PpoSettings
 from rlflame.rollout.spec import Fragment
 
 COLUMNS = 8

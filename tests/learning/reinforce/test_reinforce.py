@@ -14,13 +14,13 @@ import torch
 from batches import policy_spec, random_batch, random_network
 from tiny_runs import run
 
-import rlflame.presets
+import rlflame.config.resolve
+from rlflame.config.algorithms import ReinforceSettings
 from rlflame.errors import LearningError
 from rlflame.learning.base import Batch
 from rlflame.learning.networks.torch_actor_critic import TorchReinforce
 from rlflame.learning.reinforce import reinforce
 from rlflame.learning.reinforce.reinforce import NumpyReinforce, Reinforce, normalised_returns
-from rlflame.methods import ReinforceSettings
 
 PROVIDERS = (NumpyReinforce, TorchReinforce)
 
@@ -105,7 +105,7 @@ def textbook_step(weights, batches, continuous, rate):
     [("CartPole-v1", [128], 1e-2), ("InvertedPendulum-v5", [256, 256], 3e-4)],
 )
 def test_the_classic_recipe_is_the_textbook_example(environment, hidden, rate):
-    preset = resources.files(rlflame.presets) / "reinforce-classic.toml"
+    preset = resources.files(rlflame.config.resolve) / "reinforce-classic.toml"
     data = tomllib.loads(preset.read_text("utf-8"))
     continuous = data.pop("continuous")["learning"]
     learning = data["learning"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from rlflame.config.algorithms import SacSettings
 from rlflame.learning.sac.critics import Lower, Quantiles, worth_of
-from rlflame.methods import SacSettings
 
 
 def values(outputs: int, rows: int, seed: int = 0) -> np.ndarray:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlflame.config import NetworkSettings
+from rlflame.config.algorithms import CriticNorm, SacSettings
+from rlflame.config.recipe import NetworkSettings
 from rlflame.errors import LearningError
 from rlflame.learning.base import ReplayBatch, Transitions
 from rlflame.learning.networks.tanh_gaussian import SquashedHead
@@ -21,7 +22,6 @@ from rlflame.learning.sac.loss import Minibatch, NumpyJointSac, NumpySac, SoftPr
 from rlflame.learning.sac.loss_torch import TorchJointSac, TorchSac
 from rlflame.learning.sac.networks import SoftNetworks, build_soft_networks
 from rlflame.learning.sac.sac import Sac
-from rlflame.methods import CriticNorm, SacSettings
 from rlflame.rollout.distributions import SquashedGaussian, log_slope_of_tanh
 from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import Exploration, PolicySpec

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from test_sac import ACTIONS, learner, networks, owed, transitions
 
-from rlflame.methods import SacSettings
+from rlflame.config.algorithms import SacSettings
 from rlflame.rollout.seeding import Role, stream
 
 ROWS, SEED, MOVE = 33, 7, 1e-6

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlflame.config import NetworkSettings
+from rlflame.config.recipe import NetworkSettings
 from rlflame.errors import LearningError
 from rlflame.rollout.policy import normalise
 from rlflame.rollout.spec import Array, Float32, PolicySpec

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from rlflame.methods import PpoSettings
+from rlflame.config.algorithms import PpoSettings
 from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlflame.methods import ReinforceSettings
+from rlflame.config.algorithms import ReinforceSettings
 from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
 
 from ..base import Batch, Metrics, Provider, State

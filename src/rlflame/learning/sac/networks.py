@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlflame.config import NetworkSettings
-from rlflame.methods import CriticNorm
+from rlflame.config.algorithms import CriticNorm
+from rlflame.config.recipe import NetworkSettings
 from rlflame.rollout.spec import PolicySpec
 
 from ..networks.batch_norm import Moments, moment_shapes

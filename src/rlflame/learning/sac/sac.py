@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlflame.methods import SacSettings
+from rlflame.config.algorithms import SacSettings
 from rlflame.rollout.policy import normalise
 from rlflame.rollout.seeding import Role, stream
 from rlflame.rollout.spec import Array, Float32, PolicyArrays

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlflame.regular_file import open_unless_link
+from rlflame.config.regular_file import open_unless_link
 
 Scalar = str | bool | int | float
 

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rlflame.config import Recipe
+from rlflame.config.recipe import Recipe
 from rlflame.storage.run_files import Line
 from rlflame.storage.run_reader import read
 from rlflame.storage.tracking.event_file import EventFile, Scalar

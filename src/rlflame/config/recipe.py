@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlflame.methods import PpoSettings, ReinforceSettings, SacSettings
-from rlflame.runtime import Positive, RuntimeSettings, Section
+from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
+from rlflame.config.runtime import Positive, RuntimeSettings, Section
 
 Scalar = str | int | float | bool | None
 

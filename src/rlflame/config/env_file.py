@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rlflame.config import Recipe
+from rlflame.config.module_trust import allow_modules
+from rlflame.config.recipe import Recipe
 from rlflame.errors import ConfigError, shell
 from rlflame.rollout.envs import user_file
-from rlflame.trust import allow_modules
 
 
 def admit(path: str) -> str:

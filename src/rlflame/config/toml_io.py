@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlflame import regular_file
+from rlflame.config import regular_file
 from rlflame.errors import ConfigError
 from rlflame.text import escape_unicode
 

@@ -17,14 +17,15 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from rlflame import toml
-from rlflame.config import EvaluationSettings, LearningSettings, RunConfig
+from rlflame.config import toml_io
+from rlflame.config.module_trust import allow_modules, check_modules
+from rlflame.config.nested import get, merge, put
+from rlflame.config.recipe import EvaluationSettings, LearningSettings, RunConfig
 from rlflame.errors import ConfigError, shell, typed
 from rlflame.rollout.envs.module_access import named_modules
-from rlflame.tables import get, merge, put
-from rlflame.trust import allow_modules, check_modules
 
 _SHOULD = "Input should "
+_PRESETS = resources.files("rlflame.config") / "presets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,7 @@ def short_name(id: str) -> str:
 
 
 def preset_names() -> list[str]:
-    folder = resources.files(__name__)
-    return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".toml"))
+    return sorted(f.name[:-5] for f in _PRESETS.iterdir() if f.name.endswith(".toml"))
 
 
 def preset_for(id: str, algorithm: str) -> str:
@@ -90,7 +90,7 @@ def read_preset(name: str) -> dict[str, Any]:
         raise ConfigError(
             f"There is no preset {name!r}.", f"presets: {', '.join(close or preset_names())}"
         )
-    return toml.parse((resources.files(__name__) / f"{name}.toml").read_text("utf-8"))
+    return toml_io.parse((_PRESETS / f"{name}.toml").read_text("utf-8"))
 
 
 def resolve(
@@ -118,7 +118,7 @@ def resolve(
     written: dict[str, Any] = {}
     for text in sets:
         put(written, *parse_set(text))
-    from_file = toml.read_file(config_file) if config_file else {}
+    from_file = toml_io.read_file(config_file) if config_file else {}
     if config_file and "job" in from_file:
         raise ConfigError(
             f"{config_file} is of a job of several seeds, and not the config of a run.",
@@ -244,7 +244,7 @@ def validated(data: Mapping[str, Any]) -> RunConfig:
 
 
 def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, str) else toml.written(value)
+    return repr(value) if isinstance(value, str) else toml_io.written(value)
 
 
 def _said(error: Mapping[str, Any]) -> str:
@@ -272,7 +272,7 @@ def parse_set(text: str) -> tuple[str, Any]:
     key, equals, written = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r} is not NAME=VALUE.", "--set ppo.clip_range=0.1")
-    return full_key(key.strip()), toml.parse_value(written.strip())
+    return full_key(key.strip()), toml_io.parse_value(written.strip())
 
 
 def full_key(key: str) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from commands import TINY, rlflame
 
-from rlflame import regular_file, runs, toml
+from rlflame import runs
+from rlflame.config import regular_file, toml_io
 from rlflame.errors import CheckpointError, ConfigError, RlflameError
 from rlflame.plot import run_times
 from rlflame.report import measurements
@@ -58,7 +59,7 @@ def replace(request, monkeypatch):
 
 READERS = {
     "latest.safetensors": (checkpoint.load, CheckpointError),
-    "config.toml": (toml.read_file, ConfigError),
+    "config.toml": (toml_io.read_file, ConfigError),
     "metrics.jsonl": (run_files.lines, CheckpointError),
     "result.json": (run_files.result, CheckpointError),
     "scaling.json": (measurements.read, CheckpointError),
@@ -222,4 +223,4 @@ def test_a_file_within_its_limit_is_read_whole(tmp_path):
 def test_a_link_to_a_file_is_read_as_the_file(tmp_path):
     (tmp_path / "a").write_text("x = 1\n")
     (tmp_path / "b").symlink_to("a")
-    assert toml.read_file(tmp_path / "b") == {"x": 1}
+    assert toml_io.read_file(tmp_path / "b") == {"x": 1}

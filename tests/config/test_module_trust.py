@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rlflame import api, trust
-from rlflame.config import RunConfig
+from rlflame import api
+from rlflame.config import module_trust
+from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError
 from rlflame.evaluate import EvaluationPlan
 from rlflame.rollout.envs.make import make
@@ -22,7 +23,7 @@ from rlflame.rollout.envs.module_access import ModuleNotAllowed, named_modules
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
 
-SHIPPED = Path(__file__).parents[1] / "checkpoints" / "cartpole.safetensors"
+SHIPPED = Path(__file__).parents[2] / "checkpoints" / "cartpole.safetensors"
 #: A module that leaves a trace when it is imported, and registers an environment.
 TRACE = """
 from pathlib import Path
@@ -48,10 +49,10 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_named() -> Iterator[None]:
     """What one test names is not named in the next."""
-    named = set(trust._named_in_command)
+    named = set(module_trust._named_in_command)
     yield
-    trust._named_in_command.clear()
-    trust._named_in_command.update(named)
+    module_trust._named_in_command.clear()
+    module_trust._named_in_command.update(named)
 
 
 def rlflame(*words: object, module: bool = False) -> subprocess.CompletedProcess[str]:
@@ -258,7 +259,7 @@ def test_an_empty_entry_of_pythonpath_is_not_passed_on(tmp_path: Path) -> None:
         "assert os.getcwd() not in sys.path and '' not in sys.path\n"
     )
     for entry in ("", ".", f"{os.pathsep}/nowhere"):
-        path = os.pathsep.join([os.path.dirname(os.path.dirname(trust.__file__)), entry])
+        path = os.pathsep.join([str(Path(module_trust.__file__).parents[2]), entry])
         subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60,
             env={**os.environ, "PYTHONPATH": path},

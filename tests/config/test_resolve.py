@@ -10,19 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflame import presets, tables, toml
-from rlflame.config import RunConfig
+from rlflame.config import nested, toml_io
+from rlflame.config import resolve as config_resolve
+from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError
 
 
 def resolve(**words):
     words.setdefault("continuous", lambda config: False)
-    return presets.resolve(**words)[0]
+    return config_resolve.resolve(**words)[0]
 
 
 # Who wins
 
-CARTPOLE = tomllib.loads((Path(presets.__file__).parent / "cartpole-ppo.toml").read_text())
+CARTPOLE = tomllib.loads(
+    (Path(config_resolve.__file__).parent / "presets" / "cartpole-ppo.toml").read_text()
+)
 SHIPPED = CARTPOLE["learning"]["ppo"]["gae_lambda"]
 
 
@@ -53,7 +56,7 @@ def test_flag_over_set_over_file_over_preset_over_default(tmp_path, layer, expec
 
 
 def test_critics_without_a_norm_are_asked_for_by_the_plain_word():
-    config, _ = presets.resolve(
+    config, _ = config_resolve.resolve(
         environment="ant",
         algorithm="sac",
         sets=["sac.critic_norm=none"],
@@ -93,7 +96,7 @@ def test_a_file_is_found_where_it_was_named_from(tmp_path, monkeypatch):
 
 
 def test_without_any_words_it_is_ppo_on_cartpole():
-    config, preset = presets.resolve(continuous=lambda config: False)
+    config, preset = config_resolve.resolve(continuous=lambda config: False)
     assert (config.learning.environment.id, config.learning.algorithm) == ("CartPole-v1", "ppo")
     assert preset == "cartpole-ppo"
 
@@ -118,17 +121,17 @@ def test_whoever_says_how_a_run_ends_replaces_what_was_said(words, steps, iterat
 
 
 def test_every_alias_is_registered_under_its_id():
-    for alias, meant in presets.ALIASES.items():
+    for alias, meant in config_resolve.ALIASES.items():
         assert meant.id in gymnasium.registry, alias
-        assert presets.environment_id(alias.upper()) == meant.id
-        assert presets.short_name(meant.id) == alias
+        assert config_resolve.environment_id(alias.upper()) == meant.id
+        assert config_resolve.short_name(meant.id) == alias
 
 
 def test_an_id_without_alias_names_a_folder_without_odd_characters():
-    assert presets.short_name("my_pack.envs:ns/World-v3") == "my_pack.envs-ns-world-v3"
+    assert config_resolve.short_name("my_pack.envs:ns/World-v3") == "my_pack.envs-ns-world-v3"
 
 
-@pytest.mark.parametrize("name", presets.preset_names())
+@pytest.mark.parametrize("name", config_resolve.preset_names())
 def test_every_preset_is_a_whole_recipe_of_its_algorithm(name):
     stem = name.removesuffix("-wide")
     method = "reinforce" if stem.endswith("classic") else stem.rpartition("-")[2]
@@ -138,9 +141,9 @@ def test_every_preset_is_a_whole_recipe_of_its_algorithm(name):
 
 
 def test_every_environment_has_a_preset_for_every_algorithm():
-    for meant in presets.ALIASES.values():
-        for method in presets.ALGORITHMS:
-            assert presets.preset_for(meant.id, method) in presets.preset_names()
+    for meant in config_resolve.ALIASES.values():
+        for method in config_resolve.ALGORITHMS:
+            assert config_resolve.preset_for(meant.id, method) in config_resolve.preset_names()
 
 
 def test_the_classic_preset_is_the_example_of_the_text_book():
@@ -313,7 +316,7 @@ def test_true_stays_what_it_is_where_it_belongs():
     ],
 )
 def test_a_value_is_toml_or_else_the_text_itself(written, value):
-    found = toml.parse_value(written)
+    found = toml_io.parse_value(written)
     assert (found, type(found)) == (value, type(value))
 
 
@@ -331,10 +334,10 @@ values = st.recursive(
 @given(st.dictionaries(texts, values, max_size=4))
 def test_any_arguments_of_an_environment_survive_being_written_and_read(kwargs):
     written = "\n".join(
-        f"{toml.key(name)} = {toml.written(value)}" for name, value in kwargs.items()
+        f"{toml_io.key(name)} = {toml_io.written(value)}" for name, value in kwargs.items()
     )
     tomllib.loads(written)
-    assert toml.parse(written) == kwargs
+    assert toml_io.parse(written) == kwargs
 
 
 @settings(max_examples=100, deadline=None)
@@ -352,20 +355,20 @@ def test_a_config_reads_back_as_itself(kwargs, limit, method):
     config = resolve(algorithm=method)
     data = config.model_dump()
     data["learning"]["environment"] |= {"kwargs": kwargs, "max_episode_steps": limit}
-    config = presets.validated(data)
-    text = toml.to_toml(config)
-    assert presets.validated(toml.parse(text)) == config
-    assert toml.to_toml(presets.validated(toml.parse(text))) == text
+    config = config_resolve.validated(data)
+    text = toml_io.to_toml(config)
+    assert config_resolve.validated(toml_io.parse(text)) == config
+    assert toml_io.to_toml(config_resolve.validated(toml_io.parse(text))) == text
 
 
 def test_every_setting_is_written(tmp_path):
     """The text names each setting of the chosen algorithm once, under its own table."""
     config = resolve()
-    table = tomllib.loads(toml.to_toml(config))
+    table = tomllib.loads(toml_io.to_toml(config))
     absent = {"learning.environment.kwargs"}
-    for path in presets.leaves():
+    for path in config_resolve.leaves():
         if ".reinforce." in path or ".sac." in path or path in absent:
             continue
-        assert tables.get(table, path) is not None, path
-    assert isinstance(tables.get(table, "learning.environment.kwargs"), dict)
-    assert RunConfig.model_validate(toml.parse(toml.to_toml(config))) == config
+        assert nested.get(table, path) is not None, path
+    assert isinstance(nested.get(table, "learning.environment.kwargs"), dict)
+    assert RunConfig.model_validate(toml_io.parse(toml_io.to_toml(config))) == config

@@ -17,10 +17,10 @@ from pydantic import BaseModel
 from tiny_runs import Run, run
 
 from rlflame import api
-from rlflame.config import EvaluationSettings, LearningSettings, RunConfig
+from rlflame.config.recipe import EvaluationSettings, LearningSettings, RunConfig
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.base import policy_id
 from rlflame.learning import policy_average
-from rlflame.runtime import RuntimeSettings
 from rlflame.storage import checkpoint
 
 
