@@ -12,7 +12,7 @@ from tiny_runs import Run, run
 from rlflame.crew import follower
 from rlflame.learning.parallel.replicated import release
 from rlflame.rollout import wire
-from rlflame.trainer import Snapshot
+from rlflame.training.trainer import Snapshot
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ from typing import Any
 import failpoints
 
 from rlflame import build
-from rlflame.evaluate import EvaluationPlan, evaluate
 from rlflame.fleet.inline import InlineFleet
 from rlflame.render import Job
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
+from rlflame.training.evaluation import EvaluationPlan, evaluate
 
 
 def begun(

@@ -16,10 +16,10 @@ from rlflame.config import resolve
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.display.show import Silent
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.evaluate import EvaluationPlan
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.storage import checkpoint
+from rlflame.training.evaluation import EvaluationPlan
 
 INLINE = RuntimeSettings(fleet="inline")
 FILE = Path("best.safetensors")

@@ -42,7 +42,7 @@ LAYERS = [
         "learning learning.*",
     ],
     [
-        "companion companion.child companion.lead companion.link companion.rules evaluate stop trainer",
+        "training training.*",
     ],
     [
         "storage storage.*",
@@ -121,15 +121,22 @@ BLIND = {
     "rollout.collect": ["subprocess", "multiprocessing", "random", "datetime"],
     "learning.*": ["rlflame.fleet", "gymnasium", "pathlib", "time", "logging", "random"],
     "fleet.*": ["rlflame.learning"],
-    "trainer": ["time", "pathlib", "os", "json", "rlflame.fleet.local", "rlflame.learning.ppo.ppo"],
-    "evaluate": ["pathlib", "rlflame.trainer", "rlflame.storage.checkpoint"],
+    "training.trainer": [
+        "time",
+        "pathlib",
+        "os",
+        "json",
+        "rlflame.fleet.local",
+        "rlflame.learning.ppo.ppo",
+    ],
+    "training.evaluation": ["pathlib", "rlflame.training.trainer", "rlflame.storage.checkpoint"],
     "errors": ["rlflame"],
     "text": ["rlflame"],
     "storage.*": ["rlflame.display", "rlflame.running", "rlflame.build"],
     "history.*": ["rlflame.plot.picture", "rlflame.plot.terminal", "rlflame.plot.inline"],
     "crew.*": ["rlflame.fleet", "rlflame.fleet.factory", "rlflame.storage", "rlflame.display"],
     "filming.*": ["typer", "rlflame.commands", "PIL"],
-    "display.mouth": ["rlflame.display.show", "rlflame.display.board", "rlflame.trainer"],
+    "display.mouth": ["rlflame.display.show", "rlflame.display.board", "rlflame.training.trainer"],
     "display.layout": ["rlflame.display.words", "rlflame.display.board"],
     "config.recipe": ["rlflame.rollout", "rlflame.learning", "rlflame.fleet"],
     "config.algorithms": [
@@ -412,7 +419,7 @@ def test_fleets_and_algorithms_are_named_by_those_who_choose_them_alone() -> Non
     assert not wrong
 
 
-IN_PLACE = ["config", "storage", "learning", "rollout", "fleet"]
+IN_PLACE = ["training", "config", "storage", "learning", "rollout", "fleet"]
 
 HEAVY = ["torch", "pydantic", "rich", "typer", "flamepy", "safetensors", "matplotlib"]
 FORBID = """

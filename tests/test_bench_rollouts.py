@@ -26,8 +26,8 @@ from rlflame.report.measurements import Measurement, changes
 from rlflame.rollout import wire
 from rlflame.rollout.envs.make import describe, make
 from rlflame.rollout.process.worker_main import Kind
-from rlflame.stop import NeverStop
-from rlflame.trainer import StopNow
+from rlflame.training.stop_signal import NeverStop
+from rlflame.training.trainer import StopNow
 
 
 def recipe(env="CartPole-v1", kwargs=None, *, unit="steps", steps=7, iterations=2):

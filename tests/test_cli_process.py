@@ -20,9 +20,9 @@ from commands import TINY, finished, process, rlflame
 from flame_stub import Faults, FlameStub
 
 from rlflame.errors import Interrupted
-from rlflame.stop import SignalStop, terminable
 from rlflame.storage import checkpoint
-from rlflame.trainer import StopNow
+from rlflame.training.stop_signal import SignalStop, terminable
+from rlflame.training.trainer import StopNow
 
 #: Two workers as processes of their own, on the small run of all these tests.
 LOCAL = (*TINY, "--fleet", "local", "--workers", "2")
@@ -293,7 +293,7 @@ def test_a_signal_that_does_not_end_a_wait_is_not_lost(number):
 
 FORKED = """
 import os, signal, time
-from rlflame.stop import SignalStop
+from rlflame.training.stop_signal import SignalStop
 
 with SignalStop() as stop:
     for _ in range(2):
@@ -403,7 +403,7 @@ def test_a_signal_while_an_environment_is_made(tmp_path, number):
 
 STUCK = """
 import sys, time
-from rlflame import stop
+from rlflame.training import stop_signal as stop
 from rlflame.learning.ppo import ppo
 
 def update(self, *args):
@@ -471,7 +471,7 @@ def test_the_error_of_an_environment_reaches_the_user(tmp_path):
     assert "a word past Python" in spoken.err
     assert re.search(r"slot \d+, row \d+, seed \d+, step \d+", spoken.err)
     assert "in _raise" in spoken.err  # the environment's own traceback
-    assert "rlflame/trainer.py" not in spoken.err  # and none of ours
+    assert "rlflame/training/trainer.py" not in spoken.err  # and none of ours
 
 
 # What is loaded
@@ -535,7 +535,7 @@ def test_a_start_loads_nothing_that_draws_no_torch_and_what_steps_only_where_it_
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     loaded = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}
-    assert "rlflame.trainer" in loaded
+    assert "rlflame.training.trainer" in loaded
     elsewhere = {"gymnasium", "mujoco", "rlflame.rollout.worker"}
     assert not loaded & {
         *elsewhere,

@@ -19,7 +19,7 @@ from rlflame.filming.clips import Clips
 from rlflame.filming.recorder import FilmingRecorder, NoClips
 from rlflame.render import Drawing
 from rlflame.storage import checkpoint
-from rlflame.trainer import Progress
+from rlflame.training.trainer import Progress
 
 
 def at(steps: int) -> Progress:

@@ -25,11 +25,11 @@ from rlflame.display.live import LiveDisplay
 from rlflame.display.plain import PlainDisplay
 from rlflame.display.show import RunResult, RunStart
 from rlflame.errors import RlflameError
-from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.facts import Facts
 from rlflame.fleet.base import FleetEvent
 from rlflame.text import format_count, format_duration
-from rlflame.trainer import Progress
+from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
+from rlflame.training.trainer import Progress
 
 
 class Clock:

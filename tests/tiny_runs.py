@@ -15,7 +15,7 @@ from rlflame.learning.parallel.process_group import Group
 from rlflame.rollout.spec import EnvSpec, Fragment, PolicyArrays
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.trainer import Snapshot
+from rlflame.training.trainer import Snapshot
 
 
 @dataclass

@@ -20,8 +20,6 @@ from rlflame import build
 from rlflame.config.module_trust import allow_modules
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.display.show import Show, Silent
-from rlflame.evaluate import EvaluationPlan, EvaluationRecord
-from rlflame.evaluate import evaluate as run_episodes
 from rlflame.filming import video
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCount, Fleet
@@ -34,6 +32,8 @@ from rlflame.seeds.conduct import resume as resume_seeds
 from rlflame.seeds.conduct import train as train_seeds
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
+from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
+from rlflame.training.evaluation import evaluate as run_episodes
 
 __all__ = [
     "LoadedPolicy",

@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.companion.lead import Companion, Nobody
 from rlflame.config import env_file
 from rlflame.config.algorithms import SacSettings
 from rlflame.config.recipe import EnvironmentSettings, LearningSettings, Recipe, RunConfig
 from rlflame.errors import ConfigError, typed
-from rlflame.evaluate import EvaluationPlan
 from rlflame.facts import Facts
 from rlflame.fleet.base import Fleet
 from rlflame.learning.base import Algorithm
@@ -41,7 +39,9 @@ from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.machine_memory import room_bytes
 from rlflame.text import format_count, format_size
-from rlflame.trainer import EXPERIENCE, Plan, Progress, Recorder, Stop, Trainer, take_up
+from rlflame.training.critic_helper.critic_helper import Companion, Nobody
+from rlflame.training.evaluation import EvaluationPlan
+from rlflame.training.trainer import EXPERIENCE, Plan, Progress, Recorder, Stop, Trainer, take_up
 
 
 def environment(settings: EnvironmentSettings) -> EnvSpec:

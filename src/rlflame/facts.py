@@ -12,9 +12,9 @@ from rlflame.text import format_count, format_size
 
 if TYPE_CHECKING:
     from rlflame.config.recipe import Recipe
-    from rlflame.evaluate import EvaluationRecord
     from rlflame.learning.buffers.replay_buffer import ReplayShape
     from rlflame.rollout.spec import EnvSpec
+    from rlflame.training.evaluation import EvaluationRecord
 
 
 @dataclass(frozen=True, slots=True)

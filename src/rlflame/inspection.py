@@ -17,7 +17,7 @@ from rlflame.rollout.spec import Array
 from rlflame.storage import replay_segments
 from rlflame.storage.checkpoint import Checkpoint, fingerprint_differences, tensors_of
 from rlflame.text import format_count, format_size
-from rlflame.trainer import EXPERIENCE
+from rlflame.training.trainer import EXPERIENCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rlflame import build
-from rlflame.companion import rules
-from rlflame.companion.lead import companion
 from rlflame.config import env_file, resolve, toml_io
 from rlflame.config.module_trust import module_options
 from rlflame.config.recipe import LearningSettings, Recipe, RunConfig
@@ -40,7 +38,6 @@ from rlflame.onward import (
 )
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
 from rlflame.settings import check_learners, recorded_env_file
-from rlflame.stop import NeverStop, endable
 from rlflame.storage import checkpoint, replay_segments, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.machine_log import MachineLog
@@ -54,7 +51,10 @@ from rlflame.storage.run_dir import (
 )
 from rlflame.storage.run_recorder import FileRecorder
 from rlflame.storage.tracking import tensorboard
-from rlflame.trainer import Stop, StopNow, Trainer
+from rlflame.training.critic_helper import conditions
+from rlflame.training.critic_helper.critic_helper import companion
+from rlflame.training.stop_signal import NeverStop, endable
+from rlflame.training.trainer import Stop, StopNow, Trainer
 
 
 def train(
@@ -84,7 +84,7 @@ def train(
     recipe, runtime = config.recipe.with_horizon(), config.runtime
     recipe = env_file.with_env_file(recipe, runtime.env_file)
     check_learners(recipe.learning, runtime.learners)
-    rules.check(recipe.learning, runtime)
+    conditions.check(recipe.learning, runtime)
     show = show or Silent()
     check_start(recipe.learning, init_from)
     if recipe.in_vain:
@@ -184,7 +184,7 @@ def resume(
                 )
             return _result(folder, found, runtime, began=False)
         check_learners(found.recipe.learning, runtime.learners)
-        rules.check(found.recipe.learning, runtime)
+        conditions.check(found.recipe.learning, runtime)
         here = made_with(found.recipe.learning)
         for difference in machine_differences(found, here):
             show.note(f"This machine differs from the one before in {difference}; bits may too.")

@@ -12,9 +12,9 @@ from typing import Any
 
 from rlflame.config.toml_io import written
 from rlflame.errors import CheckpointError, ConfigError, typed
-from rlflame.evaluate import EvaluationPlan, EvaluationRecord
 from rlflame.rollout.spec import EnvSpec
 from rlflame.storage.checkpoint import Checkpoint
+from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
 
 
 @dataclass(frozen=True, slots=True)

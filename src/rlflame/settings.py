@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflame.companion import rules
 from rlflame.config import module_trust, nested, toml_io, torchrun
 from rlflame.config import resolve as config_resolve
 from rlflame.config.env_file import admit
@@ -16,6 +15,7 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, shell, typed
 from rlflame.rollout.blas_env import limited
 from rlflame.storage.sweep_dir import JOB_FILE, RESTORED, is_job, runs_in
+from rlflame.training.critic_helper import conditions
 
 
 def limit_threads(count: int) -> None:
@@ -118,7 +118,7 @@ def resolve(
         continuous=_continuous,
     )
     check_learners(config.learning, config.runtime.learners)
-    rules.check(config.learning, config.runtime)
+    conditions.check(config.learning, config.runtime)
     only_reinforce = {"--iterations": iterations, "--episodes-per-iter": episodes_per_iter}
     given = [flag for flag, value in only_reinforce.items() if value is not None]
     method = config.learning.algorithm
@@ -319,7 +319,7 @@ def _runtime(
 def _continuous(config: RunConfig) -> bool:
     limit_threads(config.learning.threads)
     from rlflame import build
-    from rlflame.stop import SignalStop, endable
+    from rlflame.training.stop_signal import SignalStop, endable
 
     with SignalStop() as stop, endable(stop):
         return build.acts_continuously(config)

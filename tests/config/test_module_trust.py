@@ -17,11 +17,11 @@ from rlflame import api
 from rlflame.config import module_trust
 from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError
-from rlflame.evaluate import EvaluationPlan
 from rlflame.rollout.envs.make import make
 from rlflame.rollout.envs.module_access import ModuleNotAllowed, named_modules
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
+from rlflame.training.evaluation import EvaluationPlan
 
 SHIPPED = Path(__file__).parents[2] / "checkpoints" / "cartpole.safetensors"
 #: A module that leaves a trace when it is imported, and registers an environment.

@@ -27,12 +27,12 @@ import pytest
 from rlflame import build
 from rlflame.config.recipe import LearningSettings
 from rlflame.errors import CheckpointError, RlflameError
-from rlflame.evaluate import EvaluationRecord
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning.factory import made_with
 from rlflame.rollout import wire
 from rlflame.rollout.process.worker_main import versions
 from rlflame.storage import checkpoint, safetensors_file
+from rlflame.training.evaluation import EvaluationRecord
 
 
 class Nobody:

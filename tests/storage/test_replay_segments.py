@@ -32,7 +32,7 @@ from rlflame.rollout.spec import Fragment
 from rlflame.storage import checkpoint, run_dir, run_recorder, safetensors_file
 from rlflame.storage.replay_segments import SegmentFiles
 from rlflame.storage.sweep_dir import JOB_FILE
-from rlflame.trainer import EXPERIENCE, Progress, Snapshot
+from rlflame.training.trainer import EXPERIENCE, Progress, Snapshot
 
 INLINE = RuntimeSettings(fleet="inline", checkpoint_every_steps=32, keep_checkpoints=9)
 

@@ -17,7 +17,7 @@ from rlflame.config.recipe import Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet import factory
 from rlflame.rollout.envs import user_file
-from rlflame.stop import NeverStop
+from rlflame.training.stop_signal import NeverStop
 
 
 def main() -> None:

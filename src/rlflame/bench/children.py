@@ -23,7 +23,7 @@ from rlflame.rollout.process.worker_process import (
     how_it_ended,
     what_became_of_it,
 )
-from rlflame.trainer import Stop
+from rlflame.training.trainer import Stop
 
 #: With these, as a rule, somebody else ends a process, or the system does where memory runs out.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)

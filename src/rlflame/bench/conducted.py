@@ -33,7 +33,7 @@ from rlflame.errors import RlflameError, after_results
 from rlflame.plot import Drawing
 from rlflame.plot.picture import PlotUnavailable
 from rlflame.report import Document, markdown
-from rlflame.trainer import StopNow
+from rlflame.training.trainer import StopNow
 
 
 def scale(

@@ -17,7 +17,7 @@ from rlflame.bench.timing import Clock, Stopwatch
 from rlflame.fleet.base import Fleet, TrafficCount
 from rlflame.learning import factory
 from rlflame.learning.base import digest_of
-from rlflame.trainer import Stop, StopNow
+from rlflame.training.trainer import Stop, StopNow
 
 #: Batches drawn from the full replay, for what sampling alone takes.
 _DRAWS = 500

@@ -23,7 +23,7 @@ from rlflame.learning.parallel.process_group import Group
 from rlflame.rollout.spec import Float32, Fragment
 from rlflame.settings import check_learners
 from rlflame.text import format_count
-from rlflame.trainer import Progress, Stop
+from rlflame.training.trainer import Progress, Stop
 
 #: What to do when a learner was lost.
 AGAIN = "the same command measures anew"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlflame.bench.children import Children, together
-from rlflame.trainer import Stop
+from rlflame.training.trainer import Stop
 
 WAYS = ("gymnasium", "mj_step")
 

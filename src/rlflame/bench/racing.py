@@ -28,7 +28,7 @@ from rlflame.fleet.base import Fleet, policy_id
 from rlflame.learning.factory import blas_threads
 from rlflame.rollout import blas
 from rlflame.rollout.spec import Fragment
-from rlflame.trainer import Progress, Stop, StopNow
+from rlflame.training.trainer import Progress, Stop, StopNow
 
 THEIRS = "stable-baselines3"
 

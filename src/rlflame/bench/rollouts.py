@@ -21,7 +21,7 @@ from rlflame.fleet.base import Closing, Fleet
 from rlflame.learning import factory
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import EnvState, Fragment, RolloutTask
-from rlflame.trainer import Progress, Stop, StopNow, first_states, tasks_of
+from rlflame.training.trainer import Progress, Stop, StopNow, first_states, tasks_of
 
 #: Steps a second of as many bare processes as there are workers.
 Limit = Callable[[], float]

@@ -16,7 +16,7 @@ from rlflame.bench import Case, Cell
 from rlflame.bench.timing import Clock, answered, run_once, warm
 from rlflame.fleet.base import Fleet
 from rlflame.text import format_count
-from rlflame.trainer import Progress, Stop
+from rlflame.training.trainer import Progress, Stop
 
 #: Seconds between two words of progress.
 _EACH_S = 0.5

@@ -16,7 +16,7 @@ from rlflame.display.words import again
 from rlflame.errors import Interrupted, document, shell
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCount, Fleet, FleetEvent
-from rlflame.stop import SignalStop
+from rlflame.training.stop_signal import SignalStop
 
 
 @contextmanager

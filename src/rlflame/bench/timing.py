@@ -15,7 +15,7 @@ from rlflame.bench import Case, Repetition
 from rlflame.config.recipe import Recipe
 from rlflame.fleet.base import Fleet, policy_id
 from rlflame.rollout.spec import Fragment
-from rlflame.trainer import Progress, Stop
+from rlflame.training.trainer import Progress, Stop
 
 Clock = Callable[[], float]
 #: After every iteration.

@@ -20,9 +20,9 @@ from rlflame.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from rlflame.evaluate import EvaluationPlan, EvaluationRecord
     from rlflame.scoring import Verdict
     from rlflame.storage.checkpoint import Checkpoint
+    from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
 
 
 def evaluate(
@@ -79,9 +79,9 @@ def evaluate(
     from rlflame.display.mouth import say_aside, say_failure
     from rlflame.display.quiet import Tally
     from rlflame.errors import ConfigError, RlflameError
-    from rlflame.evaluate import EvaluationPlan
-    from rlflame.stop import terminable
     from rlflame.storage.run_dir import named_policy
+    from rlflame.training.evaluation import EvaluationPlan
+    from rlflame.training.stop_signal import terminable
 
     if min_return is not None and not math.isfinite(min_return):
         raise ConfigError(f"--min-return {min_return} is no return.", "--min-return 400")
@@ -132,8 +132,8 @@ def _print_lines(
     from rlflame import scoring
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import say
-    from rlflame.evaluate import paired_difference
     from rlflame.facts import interval
+    from rlflame.training.evaluation import paired_difference
 
     learning, how = source.recipe.learning, "sampled" if plan.stochastic else "best"
     lines = [
@@ -169,7 +169,7 @@ def _print_json(
     verdicts: list[Verdict],
 ) -> None:
     from rlflame.display.mouth import as_json_text, say
-    from rlflame.evaluate import paired_difference
+    from rlflame.training.evaluation import paired_difference
 
     said: dict[str, Any] = {
         "policy": str(file),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlflame.config.runtime import RuntimeSettings
     from rlflame.errors import RlflameError
     from rlflame.seeds.show import JobResult, SeedsDisplay
-    from rlflame.stop import SignalStop
+    from rlflame.training.stop_signal import SignalStop
 
 
 def check(
@@ -68,7 +68,7 @@ def _alone(hint: str) -> None:
 def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Path | None) -> None:
     from rlflame.seeds import conduct
     from rlflame.seeds.choice import choose
-    from rlflame.stop import SignalStop
+    from rlflame.training.stop_signal import SignalStop
 
     show = choose(config.runtime.progress)
     with SignalStop() as stop:
@@ -84,7 +84,7 @@ def resume(
     from rlflame.errors import ConfigError, typed
     from rlflame.seeds import conduct
     from rlflame.seeds.choice import choose
-    from rlflame.stop import SignalStop
+    from rlflame.training.stop_signal import SignalStop
 
     _alone(f"{typed('resume', folder)} without torchrun")
     check_learners(runtime.learners)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
     from rlflame.display.show import Display, RunResult
     from rlflame.fleet.prestart import HeadStart
-    from rlflame.stop import SignalStop
+    from rlflame.training.stop_signal import SignalStop
 
 
 def train(
@@ -160,7 +160,7 @@ def train(
         if early is not None:
             early.end()
         from rlflame import running
-        from rlflame.stop import SignalStop
+        from rlflame.training.stop_signal import SignalStop
 
         with SignalStop() as stop:
             result = running.train(
@@ -224,7 +224,7 @@ def resume(
         return
     from rlflame import running
     from rlflame.display.choice import choose
-    from rlflame.stop import SignalStop
+    from rlflame.training.stop_signal import SignalStop
 
     show = choose(runtime.progress)
     with SignalStop() as stop:

@@ -25,8 +25,8 @@ from rlflame.learning.parallel.process_group import Alone, Group
 from rlflame.rollout import blas, wire
 from rlflame.rollout.process.worker_main import Kind
 from rlflame.rollout.process.worker_process import WorkerProcess, what_became_of_it
-from rlflame.stop import NeverStop
-from rlflame.trainer import Stop, StopNow
+from rlflame.training.stop_signal import NeverStop
+from rlflame.training.trainer import Stop, StopNow
 
 if TYPE_CHECKING:
     from rlflame.crew.roll_call import Learner, Meeting, RollCall

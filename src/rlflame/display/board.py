@@ -16,8 +16,8 @@ from rlflame.facts import Facts
 
 if TYPE_CHECKING:
     from rlflame.display.show import RunStart
-    from rlflame.evaluate import EvaluationRecord
     from rlflame.fleet.base import FleetEvent
+    from rlflame.training.evaluation import EvaluationRecord
 
 #: Episodes in the return so far.
 RECENT_EPISODES = 100

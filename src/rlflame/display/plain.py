@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rlflame.display.show import RunResult, RunStart
-    from rlflame.evaluate import EvaluationRecord
     from rlflame.fleet.base import FleetEvent
-    from rlflame.trainer import Progress
+    from rlflame.training.evaluation import EvaluationRecord
+    from rlflame.training.trainer import Progress
 
 #: A line is due with every such part of the budget...
 _PARTS = 20

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlflame.evaluate import EvaluationRecord
 from rlflame.fleet.base import FleetEvent
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.run_recorder import Watcher
-from rlflame.trainer import Progress
+from rlflame.training.evaluation import EvaluationRecord
+from rlflame.training.trainer import Progress
 
 
 class Show(Watcher, Protocol):

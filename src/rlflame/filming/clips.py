@@ -22,7 +22,7 @@ from rlflame.rollout.spec import PolicyArrays
 from rlflame.storage import safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.text import format_count
-from rlflame.trainer import Progress
+from rlflame.training.trainer import Progress
 
 _SECONDS = 10.0
 _WIDTH = 240

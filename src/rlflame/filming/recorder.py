@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlflame.evaluate import EvaluationRecord
 from rlflame.rollout.spec import Fragment, PolicyArrays
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.trainer import Progress, Recorder, Snapshot
+from rlflame.training.evaluation import EvaluationRecord
+from rlflame.training.trainer import Progress, Recorder, Snapshot
 
 
 class Studio(Protocol):

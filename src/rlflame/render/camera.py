@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.evaluate import EvaluationPlan, task
 from rlflame.fleet.base import environment_failure
 from rlflame.render import Job, Played
 from rlflame.rollout.envs.gymnasium_env import EnvRow
@@ -28,6 +27,7 @@ from rlflame.rollout.spec import (
     RolloutFailure,
 )
 from rlflame.rollout.worker import RolloutWorker
+from rlflame.training.evaluation import EvaluationPlan, task
 
 #: What environments that say nothing are taken for, in frames a second.
 USUAL_FPS = 30.0

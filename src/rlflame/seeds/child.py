@@ -33,7 +33,7 @@ from rlflame.fleet.remote import LentFleet
 from rlflame.rollout.envs import user_file
 from rlflame.rollout.process.parent_channel import Line, Message, end_here
 from rlflame.rollout.spec import Whereabouts
-from rlflame.stop import SignalStop
+from rlflame.training.stop_signal import SignalStop
 
 _LOOK_S = 1.0
 

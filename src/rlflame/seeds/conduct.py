@@ -32,13 +32,13 @@ from rlflame.seeds.job import Job, Standing
 from rlflame.seeds.shares import shares
 from rlflame.seeds.show import JobResult, JobStart, SeedsShow, Shares, SilentSeeds
 from rlflame.seeds.summary import summary
-from rlflame.stop import NeverStop
 from rlflame.storage import run_reader, safetensors_file
 from rlflame.storage.machine_memory import PROCESS_BYTES, available_bytes
 from rlflame.storage.run_dir import RunFolder, is_locked, writing
 from rlflame.storage.sweep_dir import seed_folder
 from rlflame.storage.sweep_result import Outcome
-from rlflame.trainer import Stop
+from rlflame.training.stop_signal import NeverStop
+from rlflame.training.trainer import Stop
 
 _PATIENCE_S = 20.0
 

@@ -27,7 +27,7 @@ from rlflame.rollout.process.parent_channel import Message
 from rlflame.rollout.process.worker_main import Kind
 from rlflame.rollout.process.worker_process import Garbled, WorkerProcess, how_it_ended
 from rlflame.storage.sweep_result import Outcome
-from rlflame.trainer import Stop
+from rlflame.training.trainer import Stop
 
 MODULE = "rlflame.seeds.child"
 _LOOK_S = 0.2

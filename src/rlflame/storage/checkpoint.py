@@ -21,12 +21,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from rlflame.config.recipe import EnvironmentSettings, Recipe
 from rlflame.errors import CheckpointError
-from rlflame.evaluate import EvaluationRecord
 from rlflame.rollout import wire
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.spec import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec
 from rlflame.storage import replay_segments, safetensors_file
-from rlflame.trainer import EnvStates, Progress, Snapshot
+from rlflame.training.evaluation import EvaluationRecord
+from rlflame.training.trainer import EnvStates, Progress, Snapshot
 
 _FIELDS = {
     *("kind", "recipe", "environment", "policy", "progress", "committed", "fingerprint"),

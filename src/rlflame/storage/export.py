@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from rlflame.errors import ConfigError, ending, shell
-from rlflame.evaluate import EvaluationPlan, task
 from rlflame.fleet.base import environment_failure
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Float32, RolloutFailure
 from rlflame.rollout.worker import RolloutWorker
 from rlflame.storage import checkpoint, onnx_export, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
+from rlflame.training.evaluation import EvaluationPlan, task
 
 REPLAYED = 1000
 #: What rounding may come to where another library multiplies.

@@ -35,7 +35,7 @@ from rlflame.errors import (
 )
 from rlflame.storage import checkpoint, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.trainer import Progress
+from rlflame.training.trainer import Progress
 
 #: What to type where nothing stands in a folder yet.
 AGAIN = "begin again with the same command"

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
-from rlflame.evaluate import EvaluationRecord
 from rlflame.rollout.spec import EpisodeStat, Fragment, PolicyArrays
 from rlflame.storage import checkpoint, run_files, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
@@ -34,7 +33,8 @@ from rlflame.storage.run_dir import (
     step_files,
     writing,
 )
-from rlflame.trainer import Progress, Snapshot
+from rlflame.training.evaluation import EvaluationRecord
+from rlflame.training.trainer import Progress, Snapshot
 
 
 class Watcher(Protocol):

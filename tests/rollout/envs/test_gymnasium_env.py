@@ -27,7 +27,7 @@ from rlflame.rollout.envs.gymnasium_env import EnvRow
 from rlflame.rollout.envs.make import UnsupportedSpace, describe, make
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.rollout.spec import EnvironmentFault, EnvSpec, EnvState
-from rlflame.trainer import StopNow
+from rlflame.training.trainer import StopNow
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "LunarLander": ("LunarLander-v3", {}),

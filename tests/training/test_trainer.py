@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError, LearningError
-from rlflame.evaluate import EvaluationPlan
 from rlflame.learning import policy_average
 from rlflame.rollout.spec import EnvSpec, EnvState, EpisodeStat, Fragment, PolicySpec
-from rlflame.trainer import Plan, StopNow, Trainer
+from rlflame.training.evaluation import EvaluationPlan
+from rlflame.training.trainer import Plan, StopNow, Trainer
 
 ENV = EnvSpec("Fake-v0", {}, None, 1, "discrete", 2, 0, (), ())
 POLICY = PolicySpec("discrete", 1, 2, (), (), (), "tanh", False, 10.0, 8)

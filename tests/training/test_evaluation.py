@@ -15,7 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflame import build
-from rlflame.evaluate import (
+from rlflame.fleet.inline import InlineFleet
+from rlflame.fleet.local import LocalFleet
+from rlflame.rollout.policy import Policy
+from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.rollout.spec import EpisodeStat
+from rlflame.storage.metrics import NAMES
+from rlflame.training.evaluation import (
     EvaluationPlan,
     bootstrap_interval,
     evaluate,
@@ -24,12 +30,6 @@ from rlflame.evaluate import (
     shared_out,
     summarise,
 )
-from rlflame.fleet.inline import InlineFleet
-from rlflame.fleet.local import LocalFleet
-from rlflame.rollout.policy import Policy
-from rlflame.rollout.seeding import Role, reset_seed
-from rlflame.rollout.spec import EpisodeStat
-from rlflame.storage.metrics import NAMES
 
 
 def untrained(env):

@@ -16,14 +16,14 @@ import pytest
 from commands import finished, process, rlflame
 from halves import assert_same, batches, learner, settings, spec_of
 
-from rlflame.companion import lead
-from rlflame.companion.lead import Accompanied, Companion
-from rlflame.companion.link import Gone, Link, Silent
 from rlflame.config.recipe import Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import LearningError
 from rlflame.storage import checkpoint
-from rlflame.trainer import Progress
+from rlflame.training.critic_helper import critic_helper
+from rlflame.training.critic_helper.connection import Gone, Link, Silent
+from rlflame.training.critic_helper.critic_helper import Accompanied, Companion
+from rlflame.training.trainer import Progress
 
 #: CartPole in batches of 128 steps, with a minibatch small enough that a companion has much to do.
 LONG = (
@@ -156,7 +156,9 @@ def test_a_companion_that_hangs_is_killed_after_the_deadline(plain):
 
 
 def test_a_companion_with_other_kernels_is_not_used(plain, monkeypatch):
-    monkeypatch.setattr(lead, "fingerprint", lambda learning: {"core": "of another machine"})
+    monkeypatch.setattr(
+        critic_helper, "fingerprint", lambda learning: {"core": "of another machine"}
+    )
     with accompanied(plain.learning, plain.spec) as (both, companion, notes):
         both.update(plain.data[0], 0.1)
         assert companion.link is None
@@ -202,7 +204,9 @@ def test_numbers_that_cannot_be_told_are_learned_from_alone(plain, monkeypatch):
 
 
 def test_a_companion_that_cannot_be_loaded_is_done_without(plain, monkeypatch):
-    monkeypatch.setattr(lead.blas, "child_environment", lambda: {"PYTHONMALLOC": "nothing"})
+    monkeypatch.setattr(
+        critic_helper.blas, "child_environment", lambda: {"PYTHONMALLOC": "nothing"}
+    )
     with accompanied(plain.learning, plain.spec) as (both, companion, notes):
         both.update(plain.data[0], 0.1)
         assert_same(both.state(), plain.states[0])
@@ -225,7 +229,9 @@ def companions(pid: int) -> list[int]:
         ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
     )
     rows = [line.split(None, 2) for line in shown.stdout.splitlines()]
-    return [int(r[0]) for r in rows if int(r[1]) == pid and "rlflame.companion" in r[2]]
+    return [
+        int(r[0]) for r in rows if int(r[1]) == pid and "rlflame.training.critic_helper" in r[2]
+    ]
 
 
 @pytest.fixture
@@ -242,8 +248,8 @@ def loaded(monkeypatch):
 
 
 def test_training_has_a_companion_of_itself(tmp_path, loaded, monkeypatch):
-    monkeypatch.setattr(lead.blas, "usable_share", lambda: 2.0)
-    monkeypatch.setattr(lead, "_WORTH", 1)
+    monkeypatch.setattr(critic_helper.blas, "usable_share", lambda: 2.0)
+    monkeypatch.setattr(critic_helper, "_WORTH", 1)
     words = ("--steps", "512", "--set", "horizon_steps=1024", "--quiet", "--fleet", "local",
              "--workers", "2")  # fmt: skip
     assert rlflame("train", "--env", "cartpole", *LONG, *words, "--out", tmp_path / "x").code == 0
@@ -327,9 +333,9 @@ def wanted(
     recipe, *, cores=2.0, workers=2, fleet="local", runtime=None, progress=None, shared=False,
     monkeypatch,
 ):  # fmt: skip
-    monkeypatch.setattr(lead.blas, "usable_share", lambda: cores)
+    monkeypatch.setattr(critic_helper.blas, "usable_share", lambda: cores)
     where, runtime = SimpleNamespace(name=fleet, capacity=workers), runtime or RuntimeSettings()
-    return lead.wanted(recipe, runtime, where, progress or Progress(), shared=shared)
+    return critic_helper.wanted(recipe, runtime, where, progress or Progress(), shared=shared)
 
 
 def test_a_run_has_a_companion_of_itself_where_processors_are_idle_and_it_pays(monkeypatch):
@@ -357,28 +363,28 @@ def test_where_no_process_can_be_started_all_is_learned_here(monkeypatch):
     def refused(*args, **kwargs):
         raise OSError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(lead, "WorkerProcess", refused)
+    monkeypatch.setattr(critic_helper, "WorkerProcess", refused)
     notes: list[str] = []
     runtime, where = RuntimeSettings(companion="on"), SimpleNamespace(name="local", capacity=2)
 
     def offered():
-        return lead.companion(
+        return critic_helper.companion(
             recipe(), spec_of(), runtime, where, Progress(), notes.append, shared=False
         )
 
     with offered() as found:
-        assert isinstance(found, lead.Nobody)
+        assert isinstance(found, critic_helper.Nobody)
     assert "Resource temporarily unavailable" in notes.pop()
-    monkeypatch.setattr(lead.blas, "can_set_threads", lambda: False)
+    monkeypatch.setattr(critic_helper.blas, "can_set_threads", lambda: False)
     with offered() as found:
-        assert isinstance(found, lead.Nobody)
+        assert isinstance(found, critic_helper.Nobody)
     assert "cannot be told its threads" in notes.pop()
 
 
 def test_a_companion_that_hears_nothing_of_its_order_does_not_stay(plain, monkeypatch):
     started = []
 
-    class Started(lead.WorkerProcess):
+    class Started(critic_helper.WorkerProcess):
         def __init__(self, **options):
             super().__init__(**options)
             started.append(self)
@@ -386,7 +392,7 @@ def test_a_companion_that_hears_nothing_of_its_order_does_not_stay(plain, monkey
     def refused(self, value):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lead, "WorkerProcess", Started)
+    monkeypatch.setattr(critic_helper, "WorkerProcess", Started)
     monkeypatch.setattr(Link, "tell", refused)
     with pytest.raises(KeyboardInterrupt):
         Companion(plain.learning, plain.spec, RuntimeSettings(), print)

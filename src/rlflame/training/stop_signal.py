@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 from rlflame.errors import Interrupted
-from rlflame.trainer import Stop, StopNow
+from rlflame.training.trainer import Stop, StopNow
 
 #: What the default action of a second signal has, before the process is ended from outside.
 _GRACE_S = 0.5

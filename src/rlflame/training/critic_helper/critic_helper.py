@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rlflame.companion import rules
-from rlflame.companion.link import Gone, Link, Silent
 from rlflame.config.recipe import LearningSettings, Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.base import Fleet
@@ -21,7 +19,9 @@ from rlflame.learning.ppo.split_update import InHalves
 from rlflame.rollout import blas, wire
 from rlflame.rollout.process.worker_process import WorkerProcess, what_became_of_it
 from rlflame.rollout.spec import Array, PolicyArrays, PolicySpec
-from rlflame.trainer import Progress
+from rlflame.training.critic_helper import conditions
+from rlflame.training.critic_helper.connection import Gone, Link, Silent
+from rlflame.training.trainer import Progress
 
 #: Samples, counted once an epoch, from which on a companion saves more than it takes to load.
 _WORTH = 300_000
@@ -39,7 +39,7 @@ def wanted(
     if runtime.companion != "auto":
         return runtime.companion == "on"
     return (
-        not rules.refusal(recipe.learning, runtime)
+        not conditions.refusal(recipe.learning, runtime)
         and _samples(recipe, progress) >= _WORTH
         # Workers that collect meanwhile leave no processor idle.
         and not recipe.learning.rollout.staleness
@@ -82,7 +82,7 @@ class Companion:
         self._joined = False
         order = {"learning": learning.model_dump_json(), "policy": policy}
         self._process = WorkerProcess(
-            module="rlflame.companion.child",
+            module="rlflame.training.critic_helper.helper_main",
             show_output=runtime.debug,
             environment=blas.child_environment(),
         )

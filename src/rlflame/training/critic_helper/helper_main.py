@@ -1,7 +1,8 @@
 """The companion's process: learns what the run learns, and has the critic's half of it.
 
-`python -m rlflame.companion.child N` is started as a worker is. It is told the recipe, then states
-and batches, and ends when the pipe from the run closes. Must not know: fleets, files, environments.
+`python -m rlflame.training.critic_helper.helper_main N` is started as a worker is. It is told the
+recipe, then states and batches, and ends when the pipe from the run closes. Must not know: fleets,
+files, environments.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import os
 import signal
 
-from rlflame.companion.link import Gone, Link
 from rlflame.config.recipe import LearningSettings
 from rlflame.errors import LearningError
 from rlflame.learning.factory import algorithm, blas_threads, fingerprint, in_halves
 from rlflame.learning.parallel.replicated import batch_of
 from rlflame.rollout import blas
 from rlflame.rollout.process.worker_main import pipes
+from rlflame.training.critic_helper.connection import Gone, Link
 
 
 def learn(link: Link) -> None:

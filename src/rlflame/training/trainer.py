@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError
-from rlflame.evaluate import EvaluationPlan, EvaluationRecord, evaluate
 from rlflame.fleet.base import Fleet, Submission
 from rlflame.learning.base import Algorithm, Experience, Metrics, Segment, State
 from rlflame.learning.policy_average import PolicyAverage
@@ -34,6 +33,7 @@ from rlflame.rollout.spec import (
     PolicySpec,
     RolloutTask,
 )
+from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord, evaluate
 
 EnvStates = tuple[tuple[EnvState, ...], ...]
 #: What an experience yields and an algorithm learns from; the loop only hands it on.

@@ -1,0 +1,1 @@
+"""The training loop: collect, learn, evaluate, record."""
