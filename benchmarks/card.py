@@ -21,9 +21,9 @@ from idle import others, processor
 from ppo_update import drawn
 from script import ended, positive, table
 
-from rlflame import build
 from rlflame.config import resolve
 from rlflame.errors import ConfigError
+from rlflame.experiment import components
 from rlflame.learning.factory import algorithm
 from rlflame.learning.networks.torch_params import card, cuda_available
 from rlflame.rollout import blas
@@ -86,10 +86,10 @@ def made(width: int, rows: int, provider: str):  # type: ignore[no-untyped-def]
             f"rollout.envs_per_slot={MINIBATCHES}",
             f"rollout.steps={rows}",
         ],
-        continuous=build.acts_continuously,
+        continuous=components.acts_continuously,
     )
     learning = config.learning
-    spec = build.policy_spec(learning, build.environment(learning.environment))
+    spec = components.policy_spec(learning, components.environment(learning.environment))
     learner = algorithm(learning, spec)
     rollout = learning.rollout
     return learner, drawn(rollout.steps, rollout.columns, spec, learner.policy())

@@ -24,8 +24,9 @@ from typing import Any
 
 from script import ended, positive
 
-from rlflame import api, build
+from rlflame import api
 from rlflame.config import resolve
+from rlflame.experiment import components
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.flame.fleet import FlameFleet
 from rlflame.fleet.flame.session_start import Wishes
@@ -73,7 +74,7 @@ def train(options: argparse.Namespace, out: Path, fleet: FlameFleet | None) -> s
         environment=options.env,
         algorithm=options.algo,
         flags=flags,
-        continuous=build.acts_continuously,
+        continuous=components.acts_continuously,
     )
     return api.train(config, fleet=fleet).digest
 

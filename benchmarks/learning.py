@@ -160,8 +160,9 @@ def main() -> None:
 
 def run(study: Study, seeds: list[int], jobs: int, path: Path) -> None:
     """Those of the seeds that are not in the CSV yet."""
-    from rlflame import api, build
+    from rlflame import api
     from rlflame.config import resolve
+    from rlflame.experiment import components
 
     finished = {int(row["seed"]) for row in rows(path)
                 if row["study"] == study.name and row["final"] == "1"}  # fmt: skip
@@ -182,7 +183,7 @@ def run(study: Study, seeds: list[int], jobs: int, path: Path) -> None:
                 "runtime.out": f"{folder}/job",
                 "runtime.checkpoint_every_steps": 10**9,
             },
-            continuous=build.acts_continuously,
+            continuous=components.acts_continuously,
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         api.train_seeds(config, wanted, preset=preset, show=Keeper(study, preset, path))

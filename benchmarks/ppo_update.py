@@ -28,9 +28,9 @@ from unittest import mock
 import numpy as np
 from idle import others, processor
 
-from rlflame import build
 from rlflame.config import resolve
 from rlflame.errors import ConfigError
+from rlflame.experiment import components
 from rlflame.learning.base import Batch
 from rlflame.learning.factory import algorithm
 from rlflame.learning.networks.flat_params import Adam
@@ -84,11 +84,11 @@ def measured(env: str, rows: int, provider: str) -> tuple[float, float, float]:
     config, _ = resolve.resolve(
         environment=env,
         sets=[f"ppo.minibatch_size={rows}", f"learning.provider={provider}"],
-        continuous=build.acts_continuously,
+        continuous=components.acts_continuously,
     )
     learning = config.learning
-    described = build.environment(learning.environment)
-    spec = build.policy_spec(learning, described)
+    described = components.environment(learning.environment)
+    spec = components.policy_spec(learning, described)
     if spec.action_kind == "discrete":
         raise ConfigError(f"{env} has choices, and actions are drawn as numbers.", "--env hopper")
     learner = algorithm(learning, spec)

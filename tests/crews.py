@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from tiny_runs import Run, run
 
-from rlflame.crew import follower
+from rlflame.experiment.learners import replica_main
 from rlflame.learning.parallel.replicated import release
 from rlflame.rollout import wire
 from rlflame.training.trainer import Snapshot
@@ -105,7 +105,7 @@ def _turn(
 ) -> Run:
     def work(seat: Seat) -> Run | None:
         if seat.rank:
-            return follower.learn(seat)
+            return replica_main.learn(seat)
         found = run(data, group=seat, compare_every=compare_every, saved=saved)
         release(seat)
         return found

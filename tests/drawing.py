@@ -7,7 +7,7 @@ from typing import Any
 
 import failpoints
 
-from rlflame import build
+from rlflame.experiment import components
 from rlflame.fleet.inline import InlineFleet
 from rlflame.render import Job
 from rlflame.storage import checkpoint
@@ -29,7 +29,7 @@ def begun(
             "environment": {"kwargs": kwargs},
         },
     ).recipe
-    return build.beginning(recipe, build.environment(recipe.learning.environment))
+    return components.beginning(recipe, components.environment(recipe.learning.environment))
 
 
 def job(source: Checkpoint, *others: Checkpoint, **changes: Any) -> Job:

@@ -22,15 +22,15 @@ PATIENCE = {"deadline_s": JOINING_S, "joining_s": JOINING_S, "clock": time.monot
 def _learn(rank: int, size: int, port: int) -> None:
     from meetings import HERE
 
-    from rlflame.crew import follower
-    from rlflame.crew.roll_call import Port
+    from rlflame.experiment.learners import replica_main
+    from rlflame.experiment.learners.liveness import Port
     from rlflame.learning.parallel.torch_process_group import TorchGroup
 
     store = Port(HERE, port).store(JOINING_S)
     group = TorchGroup(rank, size, **PATIENCE, store=store)
     with contextlib.suppress(LearnersLost):  # the first has gone
         while True:
-            follower.learn(group)
+            replica_main.learn(group)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import socket
 
 from torch.distributed import Store, TCPStore
 
-from rlflame.crew.roll_call import Port
+from rlflame.experiment.learners.liveness import Port
 
 HERE = "127.0.0.1"
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from commands import TINY, TINY_REINFORCE, rlflame
 
-from rlflame import api, build, onward
+from rlflame import api
 from rlflame.config import resolve
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.display.show import Silent
 from rlflame.errors import CheckpointError, ConfigError
+from rlflame.experiment import components, resume
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.storage import checkpoint
@@ -39,7 +40,7 @@ def tiny(*more: str, env="cartpole", algo=None, **flags):
         algorithm=algo,
         sets=[*sets, *more],
         flags=flags,
-        continuous=build.acts_continuously,
+        continuous=components.acts_continuously,
     )
     return config
 
@@ -255,16 +256,16 @@ def test_a_finished_run_is_left_alone_and_a_missing_score_is_made_up_for():
 def test_extending_changes_the_end_and_nothing_else():
     done = api.train(tiny())
     found = checkpoint.load(done.folder / "latest.safetensors")
-    longer = onward.extended(found, 500, FILE)
+    longer = resume.extended(found, 500, FILE)
     assert longer.recipe.stop_at_steps == 500
     assert longer.recipe.learning == found.recipe.learning
     assert longer.recipe.evaluation == found.recipe.evaluation
-    assert onward.extended(found, None, FILE) is found
-    assert onward.extended(found, 128, FILE) is found
+    assert resume.extended(found, None, FILE) is found
+    assert resume.extended(found, 128, FILE) is found
     with pytest.raises(ConfigError, match="--steps 100 is not beyond the 128"):
-        onward.extended(found, 100, FILE)
-    assert onward.finished(found)
-    assert not onward.finished(longer)
+        resume.extended(found, 100, FILE)
+    assert resume.finished(found)
+    assert not resume.finished(longer)
 
 
 def test_a_machine_that_differs_is_said_aloud_at_resume():

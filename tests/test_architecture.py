@@ -53,7 +53,7 @@ LAYERS = [
         "history history.averaged history.curves history.grouping plot plot.inline plot.picture plot.run_times plot.speedup plot.terminal report report.composed report.gathered report.markdown report.measurements report.page report.worded",
     ],
     [
-        "build crew crew.follower crew.processes crew.roll_call crew.shared_file environments inspection onward running runs scoring seeds seeds.child seeds.conduct seeds.crew seeds.job seeds.shares seeds.summary settings",
+        "experiment experiment.* seeds",
     ],
     [
         "bench bench.acting bench.advice bench.bare bench.cases bench.children bench.conducted bench.distributed bench.files bench.filled bench.filling bench.fitted bench.learned bench.learning bench.limits bench.listed bench.published bench.raced bench.raced_through bench.racing bench.rates bench.rollouts bench.scaling bench.script bench.session bench.shipped bench.shipped.sleeping bench.stable bench.surroundings bench.timing bench.worded",
@@ -77,7 +77,7 @@ GUESTS = {
         "learning.sac.loss_torch",
         "learning.parallel.torch_process_group",
         "learning.networks.torch_params",
-        "crew.roll_call",
+        "experiment.learners.liveness",
     },
     "flamepy": {"fleet.flame.*"},
     "typer": {"cli", "commands", "commands.*"},
@@ -103,7 +103,7 @@ GUESTS = {
         "rollout.envs.factory",
         "rollout.mujoco.mujoco_env",
         "rollout.mujoco.compatibility",
-        "environments",
+        "experiment.env_spec",
         "bench.shipped.sleeping",
         "bench.stable",
     },
@@ -132,9 +132,14 @@ BLIND = {
     "training.evaluation": ["pathlib", "rlflame.training.trainer", "rlflame.storage.checkpoint"],
     "errors": ["rlflame"],
     "text": ["rlflame"],
-    "storage.*": ["rlflame.display", "rlflame.running", "rlflame.build"],
+    "storage.*": ["rlflame.display", "rlflame.experiment.run", "rlflame.experiment.components"],
     "history.*": ["rlflame.plot.picture", "rlflame.plot.terminal", "rlflame.plot.inline"],
-    "crew.*": ["rlflame.fleet", "rlflame.fleet.factory", "rlflame.storage", "rlflame.display"],
+    "experiment.learners.*": [
+        "rlflame.fleet",
+        "rlflame.fleet.factory",
+        "rlflame.storage",
+        "rlflame.display",
+    ],
     "filming.*": ["typer", "rlflame.commands", "PIL"],
     "display.mouth": ["rlflame.display.show", "rlflame.display.board", "rlflame.training.trainer"],
     "display.layout": ["rlflame.display.words", "rlflame.display.board"],
@@ -419,7 +424,7 @@ def test_fleets_and_algorithms_are_named_by_those_who_choose_them_alone() -> Non
     assert not wrong
 
 
-IN_PLACE = ["training", "config", "storage", "learning", "rollout", "fleet"]
+IN_PLACE = ["experiment", "training", "config", "storage", "learning", "rollout", "fleet"]
 
 HEAVY = ["torch", "pydantic", "rich", "typer", "flamepy", "safetensors", "matplotlib"]
 FORBID = """
@@ -509,7 +514,7 @@ PRINTERS = {
     "display.mouth": "prints, and escapes control characters",
     "display.console": "makes the console of the live displays, which escapes them too",
     "rollout.process.worker_process": "relays a worker's output to sys.stderr, which the command line escapes",
-    "crew.follower": "a child process, whose output its parent relays or keeps",
+    "experiment.learners.replica_main": "a child process, whose output its parent relays or keeps",
     "bench.stable": "a child process, whose output its parent reads",
 }
 

@@ -100,7 +100,7 @@ def forked(runtime, threads, hint, stop):
 
 def test_a_race_is_told_and_written(tmp_path, monkeypatch):
     with_library(tmp_path, monkeypatch, STAND_IN)
-    monkeypatch.setattr("rlflame.crew.processes.learners", forked)
+    monkeypatch.setattr("rlflame.experiment.learners.launcher.learners", forked)
     # As if two tasks had gone to a second worker in each training.
     monkeypatch.setattr("rlflame.bench.session.Session.retried", lambda session: 2)
     spoken = rlflame(

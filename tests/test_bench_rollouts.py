@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tiny_runs
 
-from rlflame import build
 from rlflame.bench import Case, acting, bare, timing
 from rlflame.bench.children import Children
 from rlflame.bench.limits import Bare
@@ -20,6 +19,7 @@ from rlflame.bench.rollouts import Collecting, Rate, SideBySide, alternate
 from rlflame.bench.scaling import Scaling
 from rlflame.config.recipe import Recipe
 from rlflame.errors import ConfigError, RlflameError
+from rlflame.experiment import components
 from rlflame.fleet.base import policy_id
 from rlflame.fleet.inline import InlineFleet
 from rlflame.report.measurements import Measurement, changes
@@ -44,7 +44,7 @@ def recipe(env="CartPole-v1", kwargs=None, *, unit="steps", steps=7, iterations=
 
 def case(name="it", **words):
     found = Recipe.model_validate(recipe(**words)).with_horizon()
-    return Case(name, found, build.environment(found.learning.environment))
+    return Case(name, found, components.environment(found.learning.environment))
 
 
 def test_an_argument_that_one_environment_alone_had_is_other_work():

@@ -29,17 +29,17 @@ def test_envs_says_the_sizes_that_gymnasium_says():
 
 
 def test_envs_in_lines_and_an_environment_whose_package_is_missing(monkeypatch):
-    from rlflame import environments
     from rlflame.errors import ConfigError
+    from rlflame.experiment import env_spec
 
-    right = environments.look_at
+    right = env_spec.look_at
 
     def without_box2d(settings):
         if settings.id == "LunarLander-v3":
             raise ConfigError("LunarLander-v3 needs a package that is missing: box2d.", "")
         return right(settings)
 
-    monkeypatch.setattr(environments, "look_at", without_box2d)
+    monkeypatch.setattr(env_spec, "look_at", without_box2d)
     spoken = rlflame("envs")
     assert spoken.code == 0
     rows = {line.split()[0]: line.split() for line in spoken.lines if line}

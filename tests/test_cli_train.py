@@ -13,11 +13,11 @@ import pytest
 import rollouts
 from commands import TINY, TINY_REINFORCE, rlflame
 
-from rlflame import build, onward
-from rlflame import running as running_module
 from rlflame.commands.train import train
 from rlflame.config import nested, resolve, toml_io
 from rlflame.config.recipe import EnvironmentSettings
+from rlflame.experiment import components, resume
+from rlflame.experiment import run as running_module
 from rlflame.fleet.prestart import HeadStart
 from rlflame.rollout.policy import expected_shapes
 from rlflame.rollout.process.worker_main import Kind
@@ -278,11 +278,14 @@ def test_the_layers_of_sac_end_with_means_and_deviations(words, last):
     shown = resolved("--env", "hopper", "--algo", "sac", *words)
     assert shown["layers"] == [11, 256, 256, last]
     layers = shown["layers"]
-    env = build.environment(EnvironmentSettings(id="Hopper-v5"))
+    env = components.environment(EnvironmentSettings(id="Hopper-v5"))
     config, _ = resolve.resolve(
-        environment="hopper", algorithm="sac", sets=words[1:], continuous=build.acts_continuously
+        environment="hopper",
+        algorithm="sac",
+        sets=words[1:],
+        continuous=components.acts_continuously,
     )
-    expected = expected_shapes(build.policy_spec(config.learning, env))
+    expected = expected_shapes(components.policy_spec(config.learning, env))
     weights = [shape for name, shape in expected.items() if name.endswith("weight")]
     assert sorted(map(sorted, weights)) == sorted(
         sorted(pair) for pair in itertools.pairwise(layers)
@@ -325,12 +328,12 @@ def test_json_says_an_error_on_both_sides():
 
 
 def test_a_bug_is_one_sentence_and_with_debug_a_traceback(monkeypatch):
-    from rlflame import environments
+    from rlflame.experiment import env_spec
 
     def broken(settings):
         raise ZeroDivisionError("a wonderful bug")
 
-    monkeypatch.setattr(environments, "look_at", broken)
+    monkeypatch.setattr(env_spec, "look_at", broken)
     quiet = rlflame("train", "--dry-run")
     assert quiet.code == 1
     assert quiet.err.splitlines() == [
@@ -438,7 +441,7 @@ def test_what_is_said_of_a_run_that_reached_its_return_can_be_typed():
 
 
 def typed_from(policy):
-    return onward.train_from(checkpoint.load(policy).recipe, policy)
+    return resume.train_from(checkpoint.load(policy).recipe, policy)
 
 
 def test_a_dry_run_looks_at_the_policy_to_start_from():
@@ -496,7 +499,7 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
 def test_what_memory_cannot_hold_is_refused_before_it_is_filled(
     words, said, onward, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(build, "room_bytes", lambda: (300_000_000, 300_000_000))
+    monkeypatch.setattr(components, "room_bytes", lambda: (300_000_000, 300_000_000))
     sets = (part for word in words for part in ("--set", word))
     spoken = rlflame("train", "--env", "hopper", "--local", "--out", tmp_path / "x", *sets)
     assert spoken.code == 2

@@ -16,7 +16,6 @@ import pytest
 from commands import TINY, finished, process
 from rich.console import Console
 
-from rlflame import build
 from rlflame.config import resolve
 from rlflame.display import choice, mouth, quiet, words
 from rlflame.display.board import Board
@@ -25,6 +24,7 @@ from rlflame.display.live import LiveDisplay
 from rlflame.display.plain import PlainDisplay
 from rlflame.display.show import RunResult, RunStart
 from rlflame.errors import RlflameError
+from rlflame.experiment import components
 from rlflame.facts import Facts
 from rlflame.fleet.base import FleetEvent
 from rlflame.text import format_count, format_duration
@@ -50,12 +50,12 @@ SHAPE = {
 
 
 def beginning(**words):
-    words.setdefault("continuous", build.acts_continuously)
+    words.setdefault("continuous", components.acts_continuously)
     if words.get("preset") != "reinforce-classic":
         words["flags"] = {"stop_at_steps": 1_000_000, **SHAPE, **words.get("flags", {})}
     config, preset = resolve.resolve(**words)
     recipe = config.recipe.with_horizon()
-    return build.beginning(recipe, build.environment(recipe.learning.environment)), preset
+    return components.beginning(recipe, components.environment(recipe.learning.environment)), preset
 
 
 def started(folder="runs/x", workers=2, fleet="local", resumed=False, **words) -> RunStart:

@@ -131,7 +131,7 @@ def test_trying_leaves_this_process_s_environment_alone():
 
 _HINDERED = """
 import sys
-from rlflame import build, graphics
+from rlflame.experiment import components as build, graphics
 from rlflame.config.recipe import EnvironmentSettings
 from rlflame.errors import ConfigError
 graphics.hindrance = lambda reason: ConfigError(f"hindered: {reason}")

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 from commands import rlflame
 
-from rlflame import onward, running, settings
 from rlflame.bench import conducted
 from rlflame.config.recipe import RunConfig
-from rlflame.seeds import conduct, job
+from rlflame.experiment import resume as experiment_resume
+from rlflame.experiment import run, run_settings
+from rlflame.experiment.sweep import job, sweep
 
 ROOT = Path(__file__).parent.parent
 STEPS, ITERATIONS = 600, 2
@@ -65,7 +66,7 @@ def small(config: RunConfig) -> RunConfig:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolve, extended = settings.resolve, onward.extended
+    resolve, extended = run_settings.resolve, experiment_resume.extended
 
     def resolved(**words: Any) -> tuple[RunConfig, str]:
         config, name = resolve(**words)
@@ -85,8 +86,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     scale, collect = conducted.scale, conducted.collect
     monkeypatch.setattr(conducted, "scale", scaled)
     monkeypatch.setattr(conducted, "collect", collected)
-    monkeypatch.setattr(settings, "resolve", resolved)
-    monkeypatch.setattr(running, "extended", extended_little)
+    monkeypatch.setattr(run_settings, "resolve", resolved)
+    monkeypatch.setattr(run, "extended", extended_little)
 
     def resumed_little(folder: Path, runtime: Any, *, steps: int | None, **words: Any) -> Any:
         """The processes of seeds are told by the job, and know of no patch."""
@@ -98,9 +99,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         runtime = config.runtime.model_copy(update=out)
         return train(config.model_copy(update={"runtime": runtime}), seeds[:2], **words)
 
-    train, resume = conduct.train, conduct.resume
-    monkeypatch.setattr(conduct, "train", two)
-    monkeypatch.setattr(conduct, "resume", resumed_little)
+    train, resume = sweep.train, sweep.resume
+    monkeypatch.setattr(sweep, "train", two)
+    monkeypatch.setattr(sweep, "resume", resumed_little)
 
 
 def test_the_commands_of_the_readme_work_as_they_stand(

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rlflame import build, statistics
+from rlflame import statistics
 from rlflame.config.recipe import Recipe
 from rlflame.errors import RlflameError
+from rlflame.experiment import components
+from rlflame.experiment.sweep.resources import Shares
 from rlflame.facts import Facts
 from rlflame.seeds import shown
 from rlflame.seeds.board import Row, SeedsBoard
 from rlflame.seeds.choice import choose
 from rlflame.seeds.live import LiveSeeds
-from rlflame.seeds.shares import Shares
 from rlflame.seeds.show import JobResult, JobStart
 from rlflame.storage.sweep_result import Outcome, SeedResult, Summary
 
@@ -52,7 +53,7 @@ def board(clock: Clock) -> SeedsBoard:
 
 def start(board: SeedsBoard, **changes) -> JobStart:
     recipe = Recipe(stop_at_steps=1000)
-    facts = Facts(recipe, build.environment(recipe.learning.environment), "cartpole-ppo")
+    facts = Facts(recipe, components.environment(recipe.learning.environment), "cartpole-ppo")
     given = {"fleet": "here", "workers": 2, "shares": Shares(2, 0), "resumed": False, **changes}
     return JobStart(Path("runs/x"), facts, tuple(board.rows), **given)
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from commands import rlflame
 
-from rlflame import build
 from rlflame.api import load_policy
 from rlflame.config import resolve
 from rlflame.config.resolve import environment_id
+from rlflame.experiment import components
 from rlflame.storage import checkpoint
 
 ROOT = Path(__file__).parent.parent
@@ -44,7 +44,7 @@ def test_a_policy_is_small_and_says_how_it_came_about(path: Path) -> None:
         environment=told[told.index("--env") + 1],
         algorithm=wanted,
         sets=sets,
-        continuous=build.acts_continuously,
+        continuous=components.acts_continuously,
     )
     said, kept = config.learning.model_dump(), learning.model_dump()
     for part in ("rollout", "network", wanted, "policy_average"):

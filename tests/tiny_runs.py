@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlflame import build
 from rlflame.config.recipe import Recipe
+from rlflame.experiment import components
 from rlflame.fleet.base import Fleet
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning.parallel.process_group import Group
@@ -80,10 +80,12 @@ def run(
     """Train by a recipe given as plain data, on the inline fleet or the one that is handed in;
     from where a run stood."""
     recipe = Recipe.model_validate(data).with_horizon()
-    env = build.environment(recipe.learning.environment)
-    beginning = build.beginning(recipe, env, start)
+    env = components.environment(recipe.learning.environment)
+    beginning = components.beginning(recipe, env, start)
     recorded = recorded or Recording()
     with InlineFleet() if fleet is None else contextlib.nullcontext(fleet) as fleet:
         begun = replace(beginning, snapshot=saved)
-        build.trainer(begun, fleet, recorded, recorded, "tiny", start, group, compare_every).run()
+        components.trainer(
+            begun, fleet, recorded, recorded, "tiny", start, group, compare_every
+        ).run()
     return Run(recipe, env, beginning.policy, recorded, beginning)

@@ -16,20 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from rlflame import build
 from rlflame.config.module_trust import allow_modules
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.display.show import Show, Silent
+from rlflame.experiment import components
+from rlflame.experiment.resume import check_environment
+from rlflame.experiment.run import resume, train
+from rlflame.experiment.sweep.sweep import resume as resume_seeds
+from rlflame.experiment.sweep.sweep import train as train_seeds
 from rlflame.filming import video
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCount, Fleet
-from rlflame.onward import check_environment
 from rlflame.render import Drawing
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array
-from rlflame.running import resume, train
-from rlflame.seeds.conduct import resume as resume_seeds
-from rlflame.seeds.conduct import train as train_seeds
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
@@ -110,5 +110,5 @@ def render(
     source = check_environment(source)
     untrained = None
     if wish.versus_untrained:
-        untrained = build.beginning(source.recipe, source.env).policy
+        untrained = components.beginning(source.recipe, source.env).policy
     return video.render(source, wish, out, untrained=untrained, show_output=show_output, tell=tell)

@@ -35,7 +35,7 @@ class Environment:
 
 def environments() -> list[Environment]:
     """All aliases, looked at as they are installed here."""
-    from rlflame.environments import look_at  # loads Gymnasium
+    from rlflame.experiment.env_spec import look_at  # loads Gymnasium
 
     found = []
     for alias, meant in resolve.ALIASES.items():

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from commands import TINY, rlflame
 
-from rlflame import runs
 from rlflame.config import regular_file, toml_io
 from rlflame.errors import CheckpointError, ConfigError, RlflameError
+from rlflame.experiment import run_list
 from rlflame.plot import run_times
 from rlflame.report import measurements
 from rlflame.storage import checkpoint, replay_segments, run_dir, run_files, run_reader
@@ -121,7 +121,7 @@ def test_a_pipe_among_checkpoints_is_passed_over(run, replace):
     assert run_dir.newest_checkpoint(run, notes.append).progress.steps == 512
     assert len(notes) == 1
     assert run_dir.segments_needed(run) == set()
-    assert runs.look(run).steps == 512
+    assert run_list.look(run).steps == 512
 
 
 def test_a_segment_that_is_no_file_is_a_sentence(tmp_path, replace):

@@ -24,9 +24,9 @@ import failpoints
 import numpy as np
 import pytest
 
-from rlflame import build
 from rlflame.config.recipe import LearningSettings
 from rlflame.errors import CheckpointError, RlflameError
+from rlflame.experiment import components
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning.factory import made_with
 from rlflame.rollout import wire
@@ -56,11 +56,13 @@ def made(env, **learning):
         env, learning=learning, stop_at_steps=64, evaluation={"every_steps": None}
     )
     with InlineFleet() as fleet:
-        begun = build.beginning(config.recipe, build.environment(config.learning.environment))
-        trainer = build.trainer(begun, fleet, Nobody(), Nobody(), "run")
+        begun = components.beginning(
+            config.recipe, components.environment(config.learning.environment)
+        )
+        trainer = components.trainer(begun, fleet, Nobody(), Nobody(), "run")
         trainer.run()
         record = trainer.evaluate(
-            build.evaluation_plan(config.recipe, final=True), trainer.snapshot().policy
+            components.evaluation_plan(config.recipe, final=True), trainer.snapshot().policy
         )
     snapshot = trainer.snapshot()
     return dataclasses.replace(
@@ -573,7 +575,7 @@ def test_learners_of_another_shape_are_refused_before_the_first_step(file, forge
             pytest.raises(RlflameError, match=name.removeprefix("learner.")),
             InlineFleet() as fleet,
         ):
-            build.trainer(loaded, fleet, Nobody(), Nobody(), "run")
+            components.trainer(loaded, fleet, Nobody(), Nobody(), "run")
 
 
 @pytest.mark.parametrize("version", ["2", "99999999999999999999999", "²", "-1", "", "1.5"])

@@ -18,10 +18,11 @@ import damage
 import pytest
 from commands import TINY, rlflame
 
-from rlflame import running, runs, statistics
+from rlflame import statistics
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.display.mouth import as_json_text
 from rlflame.errors import RlflameError
+from rlflame.experiment import run, run_list
 from rlflame.history import curves
 from rlflame.plot import inline, terminal
 from rlflame.plot.speedup import speedup
@@ -57,7 +58,7 @@ def few_resamples(monkeypatch):
 
 def look_at(folder: Path) -> None:
     """All that reads a run's files; an RlflameError is how it may end."""
-    for work in (_reported, _drawn, runs.look):
+    for work in (_reported, _drawn, run_list.look):
         with contextlib.suppress(RlflameError):
             work(folder)
 
@@ -117,7 +118,7 @@ def test_a_finished_run_with_damage_beside_its_checkpoints_goes_on(name, whole, 
     shutil.copytree(whole, folder)
 
     def go_on() -> None:
-        assert running.resume(folder, RuntimeSettings(fleet="inline")).complete
+        assert run.resume(folder, RuntimeSettings(fleet="inline")).complete
 
     text = (whole / name).read_bytes()
     tried(DAMAGE[name](text), folder / name, 4 * STRIDE, go_on)

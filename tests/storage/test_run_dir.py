@@ -23,9 +23,10 @@ import numpy as np
 import pytest
 from commands import rlflame
 
-from rlflame import api, running
+from rlflame import api
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import CheckpointError, FolderLost, LearningError
+from rlflame.experiment import run
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning import policy_average
 from rlflame.storage import checkpoint, run_dir, safetensors_file
@@ -288,7 +289,7 @@ def test_neither_machines_nor_config_go_into_another_folder(file, tmp_path, whol
     second = RunFolder.create(tmp_path / "run")
     write = {
         "machines.json": lambda: log.note_work(0),
-        "config.toml": lambda: running._write_config(folder, whole.recipe, INLINE),
+        "config.toml": lambda: run._write_config(folder, whole.recipe, INLINE),
     }[file]
     with pytest.raises(FolderLost):
         write()

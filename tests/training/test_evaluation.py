@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflame import build
+from rlflame.experiment import components
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
 from rlflame.rollout.policy import Policy
@@ -37,7 +37,7 @@ def untrained(env):
     recipe = failpoints.config(
         env, learning={"network": {"last_layer_scale": 1.0}, "rollout": {"envs_per_slot": 4}}
     ).recipe
-    return build.beginning(recipe, build.environment(recipe.learning.environment))
+    return components.beginning(recipe, components.environment(recipe.learning.environment))
 
 
 def scored(fleet, begun, **plan):

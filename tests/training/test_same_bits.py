@@ -14,7 +14,7 @@ import failpoints
 import flames
 import pytest
 
-from rlflame import build
+from rlflame.experiment import components
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
 from rlflame.storage import checkpoint
@@ -77,9 +77,11 @@ def scenario(env, algorithm="ppo", staleness=0, slots=5, iterations=3):
 
 def run(recipe, fleet, diary, *, start=None, stop_after=10**9, name="run"):
     """A trainer of the recipe, after it ran; from a checkpoint if one is given."""
-    begun = start or build.beginning(recipe, build.environment(recipe.learning.environment))
+    begun = start or components.beginning(
+        recipe, components.environment(recipe.learning.environment)
+    )
     begun = dataclasses.replace(begun, recipe=recipe)
-    trainer = build.trainer(begun, fleet, diary, StopAfter(diary, stop_after), name)
+    trainer = components.trainer(begun, fleet, diary, StopAfter(diary, stop_after), name)
     trainer.run()
     return begun, trainer
 

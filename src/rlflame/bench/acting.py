@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rlflame import build
 from rlflame.bench import Case
 from rlflame.bench.children import Ordered
 from rlflame.bench.rollouts import Collecting, Rate
 from rlflame.config.recipe import Recipe
 from rlflame.config.runtime import RuntimeSettings
+from rlflame.experiment import components
 from rlflame.fleet import factory
 from rlflame.rollout.envs import user_file
 from rlflame.training.stop_signal import NeverStop
@@ -40,7 +40,7 @@ def case(text: str, number: int) -> Case:
     """What this one of several processes does."""
     recipe = Recipe.model_validate_json(text)
     learning = recipe.learning.model_copy(update={"seed": recipe.learning.seed + number})
-    env = build.environment(learning.environment)
+    env = components.environment(learning.environment)
     return Case("alone", recipe.model_copy(update={"learning": learning}), env)
 
 

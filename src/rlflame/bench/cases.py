@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlflame import build, settings
 from rlflame.bench import Case
 from rlflame.bench.published import REPLAY, Comparison
 from rlflame.config import env_file, resolve
 from rlflame.config.recipe import Recipe, RunConfig
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError
+from rlflame.experiment import components, run_settings
 
 SLEEPING = str(Path(__file__).with_name("shipped") / "sleeping.py")
 #: One worker's time for an iteration of sleeping episodes, unless their number is given.
@@ -47,9 +47,9 @@ def sleeping(
             preset="reinforce-classic",
             sets=sets,
             flags={"learning.environment.kwargs.episode_ms": length},
-            continuous=build.acts_continuously,
+            continuous=components.acts_continuously,
         )
-        config = settings.with_episodes(config, episodes or _enough(length, most_workers))
+        config = run_settings.with_episodes(config, episodes or _enough(length, most_workers))
         name = f"{float(length)} ms".replace(".0 ", " ")
         found.append(_case(name, config, iterations or _SLEEPING_ITERATIONS, length))
         runtime = _runtime(config).model_copy(update={"env_file": SLEEPING})
@@ -74,7 +74,7 @@ def real(
     """Some iterations of an environment's preset."""
     config, name = resolve.resolve(
         environment=environment, algorithm=algorithm, preset=preset, sets=sets,
-        continuous=build.acts_continuously,
+        continuous=components.acts_continuously,
     )  # fmt: skip
     if episodes is not None:
         if config.learning.rollout.unit != "episodes":
@@ -82,7 +82,7 @@ def real(
                 f"--episodes is {episodes}, and {name} collects steps, not whole episodes.",
                 "leave it out, or --algo reinforce",
             )
-        config = settings.with_episodes(config, episodes)
+        config = run_settings.with_episodes(config, episodes)
     case = _case(f"{environment} {name}", config, iterations or _ITERATIONS, None)
     return case, _runtime(config)
 
@@ -102,19 +102,19 @@ def replay(
             f"sac.buffer_size={transitions}",
             *sets,
         ],
-        continuous=build.acts_continuously,
+        continuous=components.acts_continuously,
     )
     rollout = config.learning.rollout
     each = rollout.columns * rollout.steps
     case = _case(f"{environment} {name}", config, max(1, -(-transitions // each)), None)
     try:
-        build.policy_spec(case.recipe.learning, case.env)
+        components.policy_spec(case.recipe.learning, case.env)
     except ConfigError as error:
         raise ConfigError(
             error.message, "--env pendulum, or another whose actions are numbers with bounds"
         ) from error
     try:
-        build.check_memory(case.recipe, case.env, begun=False)
+        components.check_memory(case.recipe, case.env, begun=False)
     except ConfigError as error:
         raise ConfigError(error.message, "fewer --transitions") from error
     return case, _runtime(config)
@@ -152,4 +152,4 @@ def _case(name: str, config: RunConfig, iterations: int, episode_ms: float | Non
     quiet = recipe.evaluation.model_copy(update={"every_steps": None, "until_return": None})
     changes = {"stop_at_steps": None, "stop_at_iterations": iterations, "evaluation": quiet}
     short: Recipe = recipe.model_copy(update=changes)
-    return Case(name, short, build.environment(short.learning.environment), episode_ms)
+    return Case(name, short, components.environment(short.learning.environment), episode_ms)

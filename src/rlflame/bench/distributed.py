@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlflame import build, settings
 from rlflame.bench import Case
 from rlflame.bench.learning import shards_for
 from rlflame.config import resolve
 from rlflame.config.recipe import SHARDS, LearningSettings, RunConfig
 from rlflame.errors import ConfigError
+from rlflame.experiment import components, run_settings
 
 SOURCE = "the article on distributed PPO and SAC by Horovod on Spark"
 
@@ -108,11 +108,11 @@ def variants(
                     "stop_at_iterations": None,
                     "runtime.learners": learners,
                 },
-                continuous=build.acts_continuously,
+                continuous=components.acts_continuously,
             )
-            settings.check_learners(config.learning, learners)
+            run_settings.check_learners(config.learning, learners)
             scaled = kind == "scaled"
-            config = settings.scaled(config, batch=scaled, learning_rate=scaled)
+            config = run_settings.scaled(config, batch=scaled, learning_rate=scaled)
             found.append(Variant(kind, _case(kind, config), config))
     return found
 
@@ -121,7 +121,7 @@ def _case(kind: str, config: RunConfig) -> Case:
     recipe = config.recipe.with_horizon()
     quiet = recipe.evaluation.model_copy(update={"every_steps": None, "until_return": None})
     recipe = recipe.model_copy(update={"evaluation": quiet})
-    return Case(kind, recipe, build.environment(recipe.learning.environment))
+    return Case(kind, recipe, components.environment(recipe.learning.environment))
 
 
 def chosen(name: str) -> Setup:

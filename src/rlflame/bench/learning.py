@@ -12,16 +12,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlflame import build
 from rlflame.bench import Case
 from rlflame.bench.timing import Clock, Stopwatch
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.crew import processes
+from rlflame.experiment import components
+from rlflame.experiment.learners import launcher
+from rlflame.experiment.run_settings import check_learners
 from rlflame.fleet.base import Fleet, policy_id
 from rlflame.learning.factory import blas_threads
 from rlflame.learning.parallel.process_group import Group
 from rlflame.rollout.spec import Float32, Fragment
-from rlflame.settings import check_learners
 from rlflame.text import format_count
 from rlflame.training.trainer import Progress, Stop
 
@@ -128,11 +128,11 @@ class Together:
         recipe = self.case.recipe
         runtime = self.runtime.model_copy(update={"learners": learners})
         threads = blas_threads(recipe.learning)
-        with processes.learners(runtime, threads, lambda: AGAIN, self.stop) as group:
+        with launcher.learners(runtime, threads, lambda: AGAIN, self.stop) as group:
             timed = Timed(group, self.clock)
             watch = _FromTheSecond(self.clock, lambda: timed.spent_s)
-            begun = build.beginning(recipe, self.case.env)
-            trainer = build.trainer(begun, fleet, watch, self.stop, "bench", None, timed)
+            begun = components.beginning(recipe, self.case.env)
+            trainer = components.trainer(begun, fleet, watch, self.stop, "bench", None, timed)
             if not trainer.run():
                 return None
             weights = policy_id(trainer.snapshot().policy)

@@ -15,15 +15,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlflame import build
 from rlflame.bench import Case
 from rlflame.bench.distributed import Variant, theirs
 from rlflame.bench.learning import AGAIN, Timed
 from rlflame.bench.timing import Clock, Stopwatch, warm
 from rlflame.config.nested import named
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.crew import processes
 from rlflame.errors import RlflameError
+from rlflame.experiment import components
+from rlflame.experiment.learners import launcher
 from rlflame.fleet.base import Fleet, policy_id
 from rlflame.learning.factory import blas_threads
 from rlflame.rollout import blas
@@ -136,14 +136,14 @@ class Racing:
         threads = blas_threads(case.recipe.learning)
         with (
             self.open(learners) as fleet,
-            processes.learners(runtime, threads, lambda: AGAIN, self.stop) as group,
+            launcher.learners(runtime, threads, lambda: AGAIN, self.stop) as group,
         ):
             if not warm(_short(case), fleet, self.stop, self.clock):
                 return None
             timed = Timed(group, self.clock)
-            begun = build.beginning(case.recipe, case.env)
+            begun = components.beginning(case.recipe, case.env)
             watch = _Watch(self.clock)
-            trainer = build.trainer(begun, fleet, watch, self.stop, "bench", None, timed)
+            trainer = components.trainer(begun, fleet, watch, self.stop, "bench", None, timed)
             self.retried()
             timed.spent_s, began = 0.0, self.clock()
             if not trainer.run():

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
-from rlflame import build
 from rlflame.bench import Case
 from rlflame.bench.children import Children, together
 from rlflame.bench.script import Script
 from rlflame.bench.timing import Clock
+from rlflame.experiment import components
 from rlflame.fleet.base import Closing, Fleet
 from rlflame.learning import factory
 from rlflame.rollout.policy import Policy
@@ -66,7 +66,7 @@ class Rounds(Closing):
         self, case: Case, fleet: Fleet, stop: Stop, acting: Literal["sample", "uniform"]
     ) -> None:
         self._fleet, self._stop = fleet, stop
-        plan = build.plan(case.recipe, case.env, "bench")
+        plan = components.plan(case.recipe, case.env, "bench")
         self.policy = factory.algorithm(case.recipe.learning, plan.policy).policy()
         self.spec = plan.policy
         self._policy_id = fleet.put(self.policy)

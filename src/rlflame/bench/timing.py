@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rlflame import build
 from rlflame.bench import Case, Repetition
 from rlflame.config.recipe import Recipe
+from rlflame.experiment import components
 from rlflame.fleet.base import Fleet, policy_id
 from rlflame.rollout.spec import Fragment
 from rlflame.training.trainer import Progress, Stop
@@ -101,7 +101,9 @@ def _run(
     heard: Heard | None = None,
 ) -> Repetition | None:
     watch = Stopwatch(clock, heard)
-    trainer = build.trainer(build.beginning(recipe, case.env), fleet, watch, stop, "bench")
+    trainer = components.trainer(
+        components.beginning(recipe, case.env), fleet, watch, stop, "bench"
+    )
     began = clock()
     complete = trainer.run()
     seconds = clock() - began

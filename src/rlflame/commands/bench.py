@@ -84,8 +84,8 @@ def bench(
 
     What was measured is kept when it is interrupted.
     """
-    from rlflame import settings
     from rlflame.errors import ConfigError, shell
+    from rlflame.experiment import run_settings
 
     if (name := context.invoked_subcommand) is not None:
         given = (recipe, diff, workers, compare, iterations, steps, learners, sets)
@@ -112,7 +112,7 @@ def bench(
             "--diff measures nothing, and takes two results alone.",
             shell("rlflame", "bench", "--diff", *diff),
         )
-    settings.limit_threads(1)
+    run_settings.limit_threads(1)
     if diff is not None:
         _diff(*diff, as_json=as_json)
         return
@@ -194,10 +194,10 @@ def scaling(
 
     Theoretical and actual speed-up, what a task costs, where Flame pays, and what to do.
     """
-    from rlflame import settings
     from rlflame.errors import ConfigError
+    from rlflame.experiment import run_settings
 
-    settings.limit_threads(1)
+    run_settings.limit_threads(1)
     from rlflame.bench import cases, conducted
 
     if env is not None and episode_ms is not None:
@@ -256,9 +256,9 @@ def rollouts(
 
     And the milliseconds of an episode.
     """
-    from rlflame import settings
+    from rlflame.experiment import run_settings
 
-    settings.limit_threads(1)
+    run_settings.limit_threads(1)
     from rlflame.bench import cases, conducted
 
     (kind,) = _known([fleet])
@@ -298,9 +298,9 @@ def replay(
 
     Cut as the published example of Flame's has it, whose figures stand beside.
     """
-    from rlflame import settings
+    from rlflame.experiment import run_settings
 
-    settings.limit_threads(1)
+    run_settings.limit_threads(1)
     from rlflame.bench import cases, conducted
 
     kinds, counts = _kinds(compare), counts_of(workers, [_cores()])

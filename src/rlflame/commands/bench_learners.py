@@ -42,10 +42,10 @@ def learners(
     An update's computing and exchanging apart. PPO is measured where it is most of the work:
     256x256 units and minibatches of 8,192 samples, unless --set says otherwise.
     """
-    from rlflame import settings
     from rlflame.config.recipe import SHARDS
+    from rlflame.experiment import run_settings
 
-    settings.limit_threads(1)
+    run_settings.limit_threads(1)
     from rlflame.bench import cases, conducted
     from rlflame.bench.learning import shards_for
 

@@ -20,7 +20,7 @@ from rlflame.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from rlflame.scoring import Verdict
+    from rlflame.experiment.evaluation_checks import Verdict
     from rlflame.storage.checkpoint import Checkpoint
     from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
 
@@ -61,10 +61,10 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Score a policy over episodes that are always the same."""
-    from rlflame import settings
+    from rlflame.experiment import run_settings
 
-    runtime = settings.runtime_of(
-        settings.runtime_flags(
+    runtime = run_settings.runtime_of(
+        run_settings.runtime_flags(
             workers=workers,
             fleet=fleet,
             local=local,
@@ -74,11 +74,12 @@ def evaluate(
         ),
         sets or (),
     )
-    settings.limit_threads(1)
-    from rlflame import api, onward, scoring
+    run_settings.limit_threads(1)
+    from rlflame import api
     from rlflame.display.mouth import say_aside, say_failure
     from rlflame.display.quiet import Tally
     from rlflame.errors import ConfigError, RlflameError
+    from rlflame.experiment import evaluation_checks, resume
     from rlflame.storage.run_dir import named_policy
     from rlflame.training.evaluation import EvaluationPlan
     from rlflame.training.stop_signal import terminable
@@ -92,21 +93,21 @@ def evaluate(
                 "--expect-recorded runs the recorded episodes and no others.",
                 "leave out --episodes, --seed, --stochastic and --vs",
             )
-        plan = scoring.recorded_plan(source, file)
+        plan = evaluation_checks.recorded_plan(source, file)
     else:
         limit = source.recipe.evaluation.max_episode_steps
         plan = EvaluationPlan(episodes or 100, seed or 0, stochastic, limit)
     other = named_policy(versus) if versus is not None else None
     if other is not None:
-        scoring.check_comparable(source, other)
-    differences = onward.machine_differences(source)
+        evaluation_checks.check_comparable(source, other)
+    differences = resume.machine_differences(source)
     for difference in differences:
         say_aside(f"This machine differs from the file's in {difference}; bits may too.")
 
     with terminable(), Tally() as show:
         record = api.evaluate(source, plan, runtime, show=show)
         theirs = api.evaluate(other, plan, runtime, show=show) if other is not None else None
-    verdicts = scoring.verdicts(
+    verdicts = evaluation_checks.verdicts(
         source, record, min_return, differences if expect_recorded else None
     )
     if as_json:
@@ -129,9 +130,9 @@ def _print_lines(
     theirs: EvaluationRecord | None,
     verdicts: list[Verdict],
 ) -> None:
-    from rlflame import scoring
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import say
+    from rlflame.experiment import evaluation_checks
     from rlflame.facts import interval
     from rlflame.training.evaluation import paired_difference
 
@@ -152,7 +153,7 @@ def _print_lines(
                 "difference",
                 f"{difference['mean']:+,.1f}, 95% interval "
                 f"[{difference['low']:+,.1f}, {difference['high']:+,.1f}] "
-                f"over the same episodes: {scoring.words(difference)}",
+                f"over the same episodes: {evaluation_checks.words(difference)}",
             ),
         ]
     lines += [("check", verdict.text) for verdict in verdicts if verdict.passed]

@@ -34,9 +34,9 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Write the policy alone, without what only training needs."""
-    from rlflame import settings
+    from rlflame.experiment import run_settings
 
-    settings.runtime_flags(
+    run_settings.runtime_flags(
         workers=None,
         fleet=None,
         local=False,
@@ -44,12 +44,12 @@ def export(
         debug=debug,
         allow_modules=allow_modules,
     )
-    settings.limit_threads(1)
-    from rlflame import onward
+    run_settings.limit_threads(1)
     from rlflame.config import resolve
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import as_json_text, say, say_aside
     from rlflame.errors import ConfigError, RlflameError, typed
+    from rlflame.experiment import resume
     from rlflame.facts import interval
     from rlflame.storage import export as files
     from rlflame.storage import onnx_export
@@ -69,7 +69,7 @@ def export(
         data = files.write_onnx(source, out)
         size = len(data)
         if check:
-            source = onward.check_environment(source)
+            source = resume.check_environment(source)
             difference = files.difference(source, data)
     else:
         size = files.write_policy(source, out)

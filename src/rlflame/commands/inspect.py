@@ -11,7 +11,7 @@ import typer
 from rlflame.commands.options import Debug, Json
 
 if TYPE_CHECKING:
-    from rlflame.inspection import ReplayFiles
+    from rlflame.experiment.checkpoint_diff import ReplayFiles
     from rlflame.storage.checkpoint import Checkpoint
 
 
@@ -33,11 +33,11 @@ def inspect(
     Of several files, the first recipe field or tensor that differs; exit 1 if any does.
     """
     del debug
-    from rlflame import inspection
     from rlflame.config import toml_io
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import as_json_text, say, say_lines
     from rlflame.errors import ConfigError
+    from rlflame.experiment import checkpoint_diff
     from rlflame.storage.sweep_dir import is_job
 
     if recipe and as_json:
@@ -48,9 +48,9 @@ def inspect(
         _inspect_jobs(files, recipe=recipe, as_json=as_json)
         return
     found, looked = zip(*(_look(path, replays=not recipe) for path in files), strict=True)
-    differences = [inspection.first_difference(found[0], other) for other in found[1:]]
+    differences = [checkpoint_diff.first_difference(found[0], other) for other in found[1:]]
     if as_json:
-        shown = [inspection.as_dict(*one) for one in zip(files, found, looked, strict=True)]
+        shown = [checkpoint_diff.as_dict(*one) for one in zip(files, found, looked, strict=True)]
         equal = not any(differences)
         say_lines(
             as_json_text({"files": shown, "equal": equal, "differences": differences}, indent=2)
@@ -59,11 +59,11 @@ def inspect(
         for one in found:
             say_lines(toml_io.to_toml(one.recipe).rstrip())
     elif len(files) == 1:
-        for line in aligned(inspection.summary(files[0], found[0], looked[0])):
+        for line in aligned(checkpoint_diff.summary(files[0], found[0], looked[0])):
             say(line)
     else:
         for path, one in zip(files, found, strict=True):
-            say(inspection.outline(path, one))
+            say(checkpoint_diff.outline(path, one))
         for path, one, difference in zip(files[1:], found[1:], differences, strict=True):
             if difference is None:
                 say(f"{files[0]} and {path} are equal to the last bit.")
@@ -71,7 +71,7 @@ def inspect(
                     say("  Their digests differ: one is of a version that knew fewer settings.")
                 continue
             say(f"{files[0]} and {path} differ first in {difference}.")
-            for machine in inspection.machines_differ(found[0], one):
+            for machine in checkpoint_diff.machines_differ(found[0], one):
                 say(f"  They were made on machines that differ in {machine}.")
         _say_problems(looked)
     broken = _advise([*zip(files, found, strict=True)], looked)
@@ -81,13 +81,13 @@ def inspect(
 
 def _look(path: Path, *, replays: bool) -> tuple[Checkpoint, ReplayFiles | None]:
     """The newest checkpoint, and what there is of its replay."""
-    from rlflame import inspection
     from rlflame.display.mouth import say_aside
+    from rlflame.experiment import checkpoint_diff
     from rlflame.storage.run_dir import newest_checkpoint
 
     found, seen = newest_checkpoint(path, say_aside), None
     while replays and found.digest != seen:
-        replay, seen = inspection.replay_files(path, found), found.digest
+        replay, seen = checkpoint_diff.replay_files(path, found), found.digest
         if replay is None or replay.problem is None:
             return found, replay
         # A run that is being trained may have moved on, and removed what it needs no more.
@@ -105,22 +105,22 @@ def _say_problems(looked: Sequence[ReplayFiles | None]) -> None:
 
 def _advise(named: Sequence[tuple[Path, Checkpoint]], looked: Sequence[ReplayFiles | None]) -> bool:
     """What to type for those whose replay is not whole; whether there are any."""
-    from rlflame import onward
     from rlflame.display.mouth import say_aside
+    from rlflame.experiment import resume
 
     broken = [one for one, replay in zip(named, looked, strict=True) if replay and replay.problem]
     for path, found in broken:
-        say_aside(f"{onward.without_replay(found, path)}.")
+        say_aside(f"{resume.without_replay(found, path)}.")
     return bool(broken)
 
 
 def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
     """A line a seed; of several jobs, seed by seed where they differ first from the first."""
-    from rlflame import inspection
     from rlflame.config import toml_io
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import as_json_text, say, say_lines
     from rlflame.errors import ConfigError
+    from rlflame.experiment import checkpoint_diff
     from rlflame.storage.sweep_dir import is_job, runs_in
 
     strange = [folder for folder in folders if not is_job(folder)]
@@ -147,20 +147,22 @@ def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
             if pair[0] is None or pair[1] is None:
                 found_in = folders[0] if pair[1] is None else folder
                 differences[str(folder / name)] = f"{name}, which is in {found_in} alone"
-            elif said := inspection.first_difference(pair[0], pair[1]):
+            elif said := checkpoint_diff.first_difference(pair[0], pair[1]):
                 differences[str(folder / name)] = said
     if as_json:
-        files = [inspection.as_dict(*one, held) for one, held in zip(named, looked, strict=True)]
+        files = [
+            checkpoint_diff.as_dict(*one, held) for one, held in zip(named, looked, strict=True)
+        ]
         shown = {"files": files, "equal": not differences, "differences": differences}
         say_lines(as_json_text(shown, indent=2))
     else:
         if len(folders) == 1 and named:
-            first = dict(inspection.summary(*named[0]))
+            first = dict(checkpoint_diff.summary(*named[0]))
             kept = ("environment", "budget", "batch", "policy", "learner", "made with")
             for line in aligned([(word, first[word]) for word in kept]):
                 say(line)
         for path, found in named:
-            say(inspection.outline(path, found))
+            say(checkpoint_diff.outline(path, found))
         for seed, difference in differences.items():
             say(f"{seed} differs first in {difference}.")
         if len(folders) > 1 and not differences:

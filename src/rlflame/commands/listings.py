@@ -10,7 +10,7 @@ import typer
 from rlflame.commands.options import Debug, Json
 
 if TYPE_CHECKING:
-    from rlflame.runs import Run
+    from rlflame.experiment.run_list import Run
 
 
 def runs(
@@ -28,7 +28,7 @@ def runs(
     from rlflame.display.layout import table
     from rlflame.display.mouth import as_json_text, say, say_aside, say_lines
     from rlflame.errors import CheckpointError
-    from rlflame.runs import list_runs
+    from rlflame.experiment.run_list import list_runs
 
     if not folder.exists() and folder != Path("runs"):
         raise CheckpointError(f"{folder} does not exist.", "rlflame runs lists those in ./runs")

@@ -63,9 +63,9 @@ def render(
     debug: Debug = False,
 ) -> None:
     """Draw what a policy does: the very episodes that eval scores, also without a display."""
-    from rlflame import settings
+    from rlflame.experiment import run_settings
 
-    settings.runtime_flags(
+    run_settings.runtime_flags(
         workers=None,
         fleet=None,
         local=False,
@@ -73,12 +73,13 @@ def render(
         debug=debug,
         allow_modules=allow_modules,
     )
-    settings.limit_threads(1)
-    from rlflame import api, onward
+    run_settings.limit_threads(1)
+    from rlflame import api
     from rlflame.config import resolve
     from rlflame.display.mouth import say_aside
     from rlflame.display.quiet import Tally
     from rlflame.errors import ConfigError
+    from rlflame.experiment import resume
     from rlflame.filming import video
     from rlflame.storage.run_dir import named_policy
 
@@ -91,7 +92,7 @@ def render(
         "window" if out is None else video.kind_of(out),
         seed, episodes, best_of, vs_untrained, width, height, fps,
     )  # fmt: skip
-    for difference in onward.machine_differences(source):
+    for difference in resume.machine_differences(source):
         say_aside(f"This machine differs from the file's in {difference}; bits may too.")
     with Tally() as show:
         drawing = api.render(source, wish, out, show_output=debug, tell=show.drawing)

@@ -66,13 +66,13 @@ def _alone(hint: str) -> None:
 
 
 def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Path | None) -> None:
-    from rlflame.seeds import conduct
+    from rlflame.experiment.sweep import sweep
     from rlflame.seeds.choice import choose
     from rlflame.training.stop_signal import SignalStop
 
     show = choose(config.runtime.progress)
     with SignalStop() as stop:
-        result = conduct.train(
+        result = sweep.train(
             config, seeds, preset=preset, init_from=init_from, show=show, stop=stop
         )
     _end(result, config.runtime, show, stop)
@@ -82,7 +82,7 @@ def resume(
     folder: Path, runtime: RuntimeSettings, steps: int | None, *, fresh_replay: bool
 ) -> None:
     from rlflame.errors import ConfigError, typed
-    from rlflame.seeds import conduct
+    from rlflame.experiment.sweep import sweep
     from rlflame.seeds.choice import choose
     from rlflame.training.stop_signal import SignalStop
 
@@ -95,7 +95,7 @@ def resume(
         )
     show = choose(runtime.progress)
     with SignalStop() as stop:
-        result = conduct.resume(folder, runtime, steps=steps, show=show, stop=stop)
+        result = sweep.resume(folder, runtime, steps=steps, show=show, stop=stop)
     _end(result, runtime, show, stop)
 
 

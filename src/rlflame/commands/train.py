@@ -120,17 +120,17 @@ def train(
     Settings come from, strongest first: these options, --set, --config, the preset.
     """
     _follow_if_launched(dry_run=dry_run)
-    from rlflame import settings
     from rlflame.commands import seeds as several
+    from rlflame.experiment import run_settings
 
     many = several.check(seeds, seed=seed, sets=sets or (), plot=plot) if seeds is not None else ()
-    runtime = settings.runtime_flags(
+    runtime = run_settings.runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, out=out, debug=debug,
         allow_modules=allow_modules,
         json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
         video_every=video_every, learners=learners,
     )  # fmt: skip
-    resolved, name = settings.resolve(
+    resolved, name = run_settings.resolve(
         environment=env, algorithm=algo, preset=preset, config_file=config,
         sets=sets or (), env_kwargs=env_kwargs or (), steps=steps, iterations=iterations,
         episodes_per_iter=episodes_per_iter, seed=many[0] if many else seed,
@@ -139,7 +139,7 @@ def train(
     )  # fmt: skip
     if many:
         several.check_learners(resolved.runtime.learners)
-    settings.limit_threads(resolved.learning.threads)
+    run_settings.limit_threads(resolved.learning.threads)
     if dry_run:
         _dry_run(resolved, name, init_from, many, as_json=json_lines)
         return
@@ -159,11 +159,11 @@ def train(
     with factory.for_training(resolved.runtime, slots, counts, id, early) as opened:
         if early is not None:
             early.end()
-        from rlflame import running
+        from rlflame.experiment import run
         from rlflame.training.stop_signal import SignalStop
 
         with SignalStop() as stop:
-            result = running.train(
+            result = run.train(
                 resolved, preset=name, init_from=init_from, fleet=opened, show=show, stop=stop,
                 counts=counts,
             )  # fmt: skip
@@ -206,29 +206,29 @@ def resume(
     Workers, fleet and other runtime settings (--set runtime...) may differ from before.
     """
     _follow_if_launched()
-    from rlflame import settings
     from rlflame.commands import seeds as several
+    from rlflame.experiment import run_settings
 
-    flags = settings.runtime_flags(
+    flags = run_settings.runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, debug=debug,
         allow_modules=allow_modules, json_lines=json_lines, quiet=quiet, plain=plain,
         tensorboard=tensorboard, video_every=video_every, learners=learners,
     )  # fmt: skip
     from rlflame.storage.sweep_dir import is_job
 
-    recorded = settings.recorded_config(run)
-    runtime = settings.resumed_runtime(run, recorded, flags, sets or ())
-    settings.limit_threads(settings.recorded_threads(recorded))
+    recorded = run_settings.recorded_config(run)
+    runtime = run_settings.resumed_runtime(run, recorded, flags, sets or ())
+    run_settings.limit_threads(run_settings.recorded_threads(recorded))
     if is_job(run):
         several.resume(run, runtime, steps, fresh_replay=fresh_replay)
         return
-    from rlflame import running
     from rlflame.display.choice import choose
+    from rlflame.experiment import run as experiment_run
     from rlflame.training.stop_signal import SignalStop
 
     show = choose(runtime.progress)
     with SignalStop() as stop:
-        result = running.resume(
+        result = experiment_run.resume(
             run, runtime, steps=steps, fresh_replay=fresh_replay, show=show, stop=stop
         )
     show.ended(result)
@@ -244,9 +244,9 @@ def _follow_if_launched(*, dry_run: bool = False) -> None:
         if dry_run:
             raise typer.Exit
         try:
-            from rlflame.crew import follower
+            from rlflame.experiment.learners import replica_main
 
-            code = follower.launched(here)
+            code = replica_main.launched(here)
         except KeyboardInterrupt:
             code = 130  # the first one hears it too, and says it
         raise typer.Exit(code)
@@ -260,12 +260,12 @@ def _dry_run(
     *,
     as_json: bool,
 ) -> None:
-    from rlflame import build, running
     from rlflame.config import env_file, toml_io
     from rlflame.display.layout import aligned
     from rlflame.display.mouth import as_json_text, say, say_aside, say_lines
-    from rlflame.environments import look_at
     from rlflame.errors import ConfigError
+    from rlflame.experiment import components, run
+    from rlflame.experiment.env_spec import look_at
     from rlflame.facts import Facts
     from rlflame.learning import factory
     from rlflame.rollout.envs.factory import stepped_by
@@ -273,13 +273,13 @@ def _dry_run(
     recipe = env_file.with_env_file(config.recipe, config.runtime.env_file)
     config = config.model_copy(update={"learning": recipe.learning})
     env = look_at(config.learning.environment)
-    running.check_start(config.learning, init_from)
+    run.check_start(config.learning, init_from)
     if init_from is not None:
-        learning, _ = running.started_from(config.learning, env, init_from)
+        learning, _ = run.started_from(config.learning, env, init_from)
         config = config.model_copy(update={"learning": learning})
-    build.policy_spec(config.learning, env)  # refuses what would not be trained
+    components.policy_spec(config.learning, env)  # refuses what would not be trained
     for check in (
-        lambda: build.check_memory(config.recipe, env, begun=False),
+        lambda: components.check_memory(config.recipe, env, begun=False),
         lambda: factory.device(config.learning, 0),
     ):
         try:

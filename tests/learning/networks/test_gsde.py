@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
-from rlflame import build
 from rlflame.config.recipe import LearningSettings, NetworkSettings
 from rlflame.errors import ConfigError
+from rlflame.experiment import components
 from rlflame.learning.networks.gsde import Spread, StateDependentSquashedHead
 from rlflame.learning.networks.network_shape import build_network
 from rlflame.learning.sac.networks import build_soft_networks
@@ -342,4 +342,4 @@ def test_what_gsde_cannot_be_made_of_is_refused() -> None:
         NetworkSettings(exploration_interval=4)
     learning = LearningSettings(network=NetworkSettings(exploration="gsde"))
     with pytest.raises(ConfigError, match="CartPole-v1 has 2 choices"):
-        build.policy_spec(learning, build.environment(learning.environment))
+        components.policy_spec(learning, components.environment(learning.environment))

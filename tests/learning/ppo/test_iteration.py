@@ -14,7 +14,7 @@ import torch
 from reference import ReferencePpo
 from tiny_runs import run
 
-from rlflame import build
+from rlflame.experiment import components
 from rlflame.learning.buffers.rollout_buffer import side_by_side
 from rlflame.learning.networks.network_shape import build_network
 from rlflame.rollout.seeding import Role, reset_seed
@@ -123,7 +123,7 @@ def test_actions_follow_the_distribution(done):
 
 def test_what_is_learned_is_what_a_plain_implementation_learns(done):
     learning = done.recipe.learning
-    spec = build.policy_spec(learning, done.env)
+    spec = components.policy_spec(learning, done.env)
     _, parameters = build_network(spec, learning.network, SEED, critic=True)
     expected = ReferencePpo(learning.ppo, spec, parameters, seed=SEED, columns=SLOTS * ROWS)
     for iteration, fragments in enumerate(done.recorded.fragments):

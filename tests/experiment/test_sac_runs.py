@@ -22,10 +22,10 @@ from commands import TINY_SAC, finished, process, rlflame
 from gymnasium import spaces
 from tiny_runs import Recording, Run, run
 
-from rlflame import build
 from rlflame.config.algorithms import SacSettings
 from rlflame.config.recipe import Recipe
 from rlflame.errors import EnvironmentFailure, LearningError
+from rlflame.experiment import components
 from rlflame.fleet.local import LocalFleet
 from rlflame.storage import checkpoint
 from rlflame.storage.run_dir import newest_checkpoint
@@ -169,8 +169,8 @@ def test_what_follows_a_step_is_what_was_really_seen(n_step, staleness, monkeypa
         kept.append(experience(*args))
         return kept[0]
 
-    experience = build.experience
-    monkeypatch.setattr(build, "experience", remembered)
+    experience = components.experience
+    monkeypatch.setattr(components, "experience", remembered)
     sac = {"n_step": n_step, "discount": 0.5, "updates_per_step": 0.01, "batch_size": 500}
     made = run(tiny(5, "Marked-v0", sac=sac, rollout={"staleness": staleness}))
     newest = {
@@ -210,12 +210,12 @@ def test_what_crosses_the_wire_does_not_grow_with_the_replay(id, numbers, iterat
 
     def traffic(iterations: int) -> Any:
         data = tiny(iterations, id, sac={"learning_starts": 64, "updates_per_step": 0.1})
-        begun = build.beginning(
+        begun = components.beginning(
             recipe := Recipe.model_validate(data),
-            build.environment(recipe.learning.environment),
+            components.environment(recipe.learning.environment),
         )
         with LocalFleet(1) as fleet:
-            build.trainer(begun, fleet, (told := Recording()), told, "wire").run()
+            components.trainer(begun, fleet, (told := Recording()), told, "wire").run()
             return fleet.traffic()
 
     short, long = traffic(iterations), traffic(2 * iterations)
@@ -388,7 +388,7 @@ def test_a_run_that_is_killed_and_resumed_ends_in_equal_bits(more, trained):
 
 
 def test_every_setting_and_metric_has_its_line_in_the_docs(trained):
-    page = (Path(__file__).parents[1] / "docs/algorithms/sac.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/algorithms/sac.md").read_text()
     settings, metrics = (
         page.split("## Settings")[1].split("## Details")[0],
         page.split("## Metrics")[1],

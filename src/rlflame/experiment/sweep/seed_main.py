@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlflame import running
 from rlflame.config import resolve
 from rlflame.config.module_trust import allow_modules
 from rlflame.config.recipe import RunConfig
@@ -27,6 +26,7 @@ from rlflame.errors import (
     of_the_system,
     shell,
 )
+from rlflame.experiment import run
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCount, Fleet
 from rlflame.fleet.remote import LentFleet
@@ -39,7 +39,8 @@ _LOOK_S = 1.0
 
 
 def main() -> None:
-    """`python -m rlflame.seeds.child ANSWERS`, where ANSWERS is an open descriptor."""
+    """`python -m rlflame.experiment.sweep.seed_main ANSWERS`, where ANSWERS is an open
+    descriptor."""
     line = Line.opened()
     order = line.hear()
     if order is None:
@@ -74,13 +75,13 @@ def _train(order: Message, line: Line, stop: SignalStop) -> None:
     counts = EventCount(show.fleet)
     with _fleet(order["fleet"], config, counts, line) as fleet:
         if order["resume"]:
-            result = running.resume(
+            result = run.resume(
                 Path(order["folder"]), config.runtime, steps=order["steps"], fleet=fleet,
                 show=show, stop=stop, counts=counts, shared=True,
             )  # fmt: skip
         else:
             start = order["init_from"]
-            result = running.train(
+            result = run.train(
                 config, preset=order["preset"], init_from=Path(start) if start else None,
                 fleet=fleet, show=show, stop=stop, counts=counts, shared=True,
             )  # fmt: skip

@@ -318,8 +318,8 @@ def _runtime(
 
 def _continuous(config: RunConfig) -> bool:
     limit_threads(config.learning.threads)
-    from rlflame import build
+    from rlflame.experiment import components
     from rlflame.training.stop_signal import SignalStop, endable
 
     with SignalStop() as stop, endable(stop):
-        return build.acts_continuously(config)
+        return components.acts_continuously(config)

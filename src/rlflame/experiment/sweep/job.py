@@ -16,7 +16,7 @@ from rlflame.config.nested import first_difference
 from rlflame.config.recipe import RunConfig
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import CheckpointError, ConfigError, typed
-from rlflame.onward import check_learns, extended, finished, scored
+from rlflame.experiment.resume import check_learns, extended, finished, scored
 from rlflame.storage import safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.run_dir import (

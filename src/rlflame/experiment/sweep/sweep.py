@@ -10,13 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflame import build, running
 from rlflame.config import env_file
 from rlflame.config.module_trust import allowed_modules
 from rlflame.config.recipe import RunConfig
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.display.mouth import as_json_text
 from rlflame.errors import RlflameError, typed
+from rlflame.experiment import components, run
+from rlflame.experiment.sweep import job as jobs
+from rlflame.experiment.sweep.job import Job, Standing
+from rlflame.experiment.sweep.resources import shares
+from rlflame.experiment.sweep.seed_processes import Crew
+from rlflame.experiment.sweep.summary import summary
 from rlflame.facts import Facts
 from rlflame.fleet import factory
 from rlflame.fleet.base import Fleet, FleetEvent
@@ -25,13 +30,8 @@ from rlflame.learning.factory import blas_threads
 from rlflame.plot import picture
 from rlflame.rollout import blas
 from rlflame.rollout.process.parent_channel import Message
-from rlflame.seeds import job as jobs
 from rlflame.seeds.board import SeedsBoard
-from rlflame.seeds.crew import Crew
-from rlflame.seeds.job import Job, Standing
-from rlflame.seeds.shares import shares
 from rlflame.seeds.show import JobResult, JobStart, SeedsShow, Shares, SilentSeeds
-from rlflame.seeds.summary import summary
 from rlflame.storage import run_reader, safetensors_file
 from rlflame.storage.machine_memory import PROCESS_BYTES, available_bytes
 from rlflame.storage.run_dir import RunFolder, is_locked, writing
@@ -57,13 +57,13 @@ def train(
     runtime = config.runtime
     recipe = env_file.with_env_file(config.recipe.with_horizon(), runtime.env_file)
     # All that can be refused is refused once, before there is a folder.
-    running.check_start(recipe.learning, init_from)
-    env = running.environment(recipe, stop)
-    build.check_memory(recipe, env, begun=False)
+    run.check_start(recipe.learning, init_from)
+    env = run.environment(recipe, stop)
+    components.check_memory(recipe, env, begun=False)
     if init_from is not None:
-        learning, _ = running.started_from(recipe.learning, env, init_from)
+        learning, _ = run.started_from(recipe.learning, env, init_from)
         recipe = recipe.model_copy(update={"learning": learning})
-    build.policy_spec(recipe.learning, env)
+    components.policy_spec(recipe.learning, env)
     learning = recipe.learning.model_copy(update={"seed": seeds[0]})
     whole = RunConfig(
         **{name: getattr(recipe, name) for name in type(recipe).model_fields}, runtime=runtime
@@ -104,7 +104,7 @@ def resume(
         if all(jobs.standing(folder, job, seed).over for seed in job.seeds):
             return _result(folder, job, {}, began=False)
         env_file.with_env_file(job.config.recipe, runtime.env_file, lambda: recorded_env_file)
-        env = running.environment(job.config.recipe, stop)
+        env = run.environment(job.config.recipe, stop)
         jobs.write(folder, job)
         with _Conductor(job, show, stop) as conductor:
             facts = Facts(job.config.recipe, env, job.preset)

@@ -17,7 +17,7 @@ import numpy as np
 
 from rlflame.config import regular_file, toml_io
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.onward import finished, scored
+from rlflame.experiment.resume import finished, scored
 from rlflame.statistics import interquartile_means
 from rlflame.storage import run_files
 from rlflame.storage.run_dir import is_locked, newest_checkpoint

@@ -16,7 +16,7 @@ from crews import learned_by, together
 from test_learners import PPO, REINFORCE, SAC, recipe
 from tiny_runs import run
 
-from rlflame.crew import follower
+from rlflame.experiment.learners import replica_main
 from rlflame.learning.networks.flat_params import clip_by_norm
 from rlflame.learning.parallel.gradient_shards import Shards
 from rlflame.learning.parallel.replicated import release
@@ -141,7 +141,7 @@ def test_every_learner_makes_the_same_number_of_steps():
 
     def work(seat):
         if seat.rank:
-            follower.learn(seat)
+            replica_main.learn(seat)
         else:
             run(recipe(PPO), group=seat)
             release(seat)

@@ -29,7 +29,7 @@ from rlflame.rollout.process.worker_process import Garbled, WorkerProcess, how_i
 from rlflame.storage.sweep_result import Outcome
 from rlflame.training.trainer import Stop
 
-MODULE = "rlflame.seeds.child"
+MODULE = "rlflame.experiment.sweep.seed_main"
 _LOOK_S = 0.2
 _GRACE_S = 5.0
 #: More than one descriptor each, and `select` takes a thousand.

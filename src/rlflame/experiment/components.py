@@ -49,7 +49,7 @@ def environment(settings: EnvironmentSettings) -> EnvSpec:
     known = known_spaces.known(settings.id, dict(settings.kwargs), settings.max_episode_steps)
     if known is not None:
         return known
-    from rlflame.environments import look_at  # loads Gymnasium
+    from rlflame.experiment.env_spec import look_at  # loads Gymnasium
 
     return look_at(settings)
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from rlflame.config import torchrun
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.torchrun import Place, place
-from rlflame.crew.shared_file import SharedFile, make_shared_file
 from rlflame.errors import ConfigError, LearnersLost
+from rlflame.experiment.learners.shared_file import SharedFile, make_shared_file
 from rlflame.learning.parallel.process_group import Alone, Group
 from rlflame.rollout import blas, wire
 from rlflame.rollout.process.worker_main import Kind
@@ -29,7 +29,7 @@ from rlflame.training.stop_signal import NeverStop
 from rlflame.training.trainer import Stop, StopNow
 
 if TYPE_CHECKING:
-    from rlflame.crew.roll_call import Learner, Meeting, RollCall
+    from rlflame.experiment.learners.liveness import Learner, Meeting, RollCall
 
 #: Python and torch have to be loaded before a learner answers.
 JOINING_S = 180.0
@@ -88,7 +88,7 @@ def _launched(runtime: RuntimeSettings, here: Place, stop: Stop) -> Iterator[Gro
     _stop_without_parent()
     try:
         with stop.interruptible():
-            from rlflame.crew.roll_call import gather, of_torchrun  # loads torch
+            from rlflame.experiment.learners.liveness import gather, of_torchrun  # loads torch
 
             if torchrun.hosts():
                 gather(of_torchrun(), *here, JOINING_S)
@@ -125,7 +125,7 @@ def _stop_without_parent() -> None:
 
 def _end_those_here(learners: Iterable[Learner]) -> None:
     """Torchrun asks a process to end, which one that is stopped does not hear, and then waits."""
-    from rlflame.crew.roll_call import Learner
+    from rlflame.experiment.learners.liveness import Learner
 
     for learner in learners:
         if learner.machine == Learner.here().machine:
@@ -140,7 +140,7 @@ def _hired(runtime: RuntimeSettings, threads: int) -> Iterator[Group]:
         crew: dict[int, WorkerProcess] = {}
         for rank in range(1, runtime.learners):
             crew[rank] = WorkerProcess(
-                module="rlflame.crew.follower",
+                module="rlflame.experiment.learners.replica_main",
                 show_output=runtime.debug,
                 environment={**blas.child_environment(threads), **_loopback()},
                 inherited=shared.descriptors,
@@ -192,7 +192,7 @@ def _joined(
     joining_s: float,
     shared: SharedFile | None = None,
 ) -> Iterator[tuple[Group, RollCall]]:
-    from rlflame.crew.roll_call import FileOfLearners, RollCall, of_torchrun
+    from rlflame.experiment.learners.liveness import FileOfLearners, RollCall, of_torchrun
     from rlflame.learning.parallel.replicated import release
     from rlflame.learning.parallel.torch_process_group import TorchGroup
 

@@ -33,7 +33,11 @@ def running_learners(pid: int) -> list[int]:
         ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
     )
     rows = [line.split(None, 2) for line in shown.stdout.splitlines()]
-    return [int(row[0]) for row in rows if int(row[1]) == pid and "rlflame.crew.follower" in row[2]]
+    return [
+        int(row[0])
+        for row in rows
+        if int(row[1]) == pid and "rlflame.experiment.learners.replica_main" in row[2]
+    ]
 
 
 def alive(pid: int) -> bool:
@@ -131,7 +135,7 @@ def test_a_learner_that_hangs_ends_the_run_and_is_taken_along(begun, tmp_path):
 #: Learner 2 is stopped when it has come to an exchange, and has given nothing yet.
 STOPS = """
 import sys
-if "rlflame.crew.follower" in sys.orig_argv:
+if "rlflame.experiment.learners.replica_main" in sys.orig_argv:
     import os, signal
     from torch import distributed
     from pathlib import Path
@@ -189,7 +193,7 @@ def test_the_second_signal_ends_a_run_that_waits_for_a_learner(stopped, first):
 #: A learner that never gets as far as joining; it says so by a file.
 STALLS = """
 import sys
-if "rlflame.crew.follower" in sys.orig_argv:
+if "rlflame.experiment.learners.replica_main" in sys.orig_argv:
     import time
     from pathlib import Path
     Path(__file__).with_name("stalled").touch()
@@ -199,7 +203,7 @@ if "rlflame.crew.follower" in sys.orig_argv:
 
 #: The same of what torchrun has started.
 IN_TORCHRUN = (
-    '"rlflame.crew.follower" in sys.orig_argv',
+    '"rlflame.experiment.learners.replica_main" in sys.orig_argv',
     '__import__("os").environ.get("RANK") == "1"',
 )
 
@@ -250,8 +254,8 @@ def test_no_learner_and_no_file_outlives_the_first(begun, tmp_path):
 #: Python runs this when it starts; no learner can make or join a store that has a port.
 PORTLESS = """
 import sys
-if "--learners" in sys.orig_argv or "rlflame.crew.follower" in sys.orig_argv:
-    from rlflame.crew import roll_call
+if "--learners" in sys.orig_argv or "rlflame.experiment.learners.replica_main" in sys.orig_argv:
+    from rlflame.experiment.learners import liveness as roll_call
     def refuse(*_, **__):
         raise ZeroDivisionError("a store at a port")
     roll_call.TCPStore = refuse
@@ -281,7 +285,7 @@ def test_a_signal_that_all_learners_hear_saves_and_ends_them(number, begun, tmp_
 #: Python runs this when it starts; only a learner that is not the first is broken by it.
 BREAKS = """
 import sys
-if "rlflame.crew.follower" in sys.orig_argv:
+if "rlflame.experiment.learners.replica_main" in sys.orig_argv:
     from rlflame.learning.ppo import ppo
     def gradient(self, batch, count):
         raise ZeroDivisionError("the second learner's own")

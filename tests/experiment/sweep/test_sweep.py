@@ -23,15 +23,16 @@ import pytest
 from commands import TINY, finished, process, rlflame
 from test_cli_process import alive, children_of, until
 
-from rlflame import api, build, running, statistics
+from rlflame import api, statistics
 from rlflame.config import resolve
 from rlflame.errors import CheckpointError, ConfigError
+from rlflame.experiment import components, run
+from rlflame.experiment.sweep import job as jobs
+from rlflame.experiment.sweep import seed_processes, sweep
+from rlflame.experiment.sweep.job import Job
+from rlflame.experiment.sweep.resources import shares
 from rlflame.plot import picture
 from rlflame.rollout.seeding import Role, reset_seed
-from rlflame.seeds import conduct, crew
-from rlflame.seeds import job as jobs
-from rlflame.seeds.job import Job
-from rlflame.seeds.shares import shares
 from rlflame.seeds.show import Shares
 from rlflame.storage import checkpoint
 from rlflame.storage.machine_memory import PROCESS_BYTES
@@ -56,7 +57,7 @@ def config(*more: str, env: str = "cartpole", **flags):
         environment=env,
         sets=[*(word for word in TINY if word != "--set"), *more],
         flags={"stop_at_steps": 256, **flags},
-        continuous=build.acts_continuously,
+        continuous=components.acts_continuously,
     )
     return found
 
@@ -196,7 +197,7 @@ def test_ten_seeds_are_ten_lone_runs(tmp_path):
     finals, curves = [], []
     for seed in range(10):
         alone = tmp_path / f"alone-{seed}"
-        result = running.train(config(**{"learning.seed": seed, "runtime.out": str(alone)}))
+        result = run.train(config(**{"learning.seed": seed, "runtime.out": str(alone)}))
         assert_as_alone(out / f"seed-{seed}", alone)
         assert document["seeds"][seed]["digest"] == result.digest
         finals.append(json.loads((alone / "result.json").read_text())["evaluation"]["mean"])
@@ -408,8 +409,8 @@ def test_what_died_before_its_first_checkpoint_is_begun_anew(tmp_path):
 
 
 def test_what_another_process_has_just_begun_is_not_cleared_away(tmp_path):
-    config, _ = resolve.resolve(environment="cartpole", continuous=build.acts_continuously)
-    begun = running.RunFolder.create(tmp_path / "seed-3")
+    config, _ = resolve.resolve(environment="cartpole", continuous=components.acts_continuously)
+    begun = run.RunFolder.create(tmp_path / "seed-3")
     (begun.path / "config.toml").touch()
     job = jobs.Job(config, (3,))
     assert jobs.standing(tmp_path, job, 3).begun
@@ -478,7 +479,7 @@ def test_seeds_whose_folder_was_moved_write_nothing_at_its_path(moment, tmp_path
                 self._listener.begun(0)
             return {}
 
-    monkeypatch.setattr(conduct, "Crew", Moving)
+    monkeypatch.setattr(sweep, "Crew", Moving)
     spoken = rlflame("train", *TINY, "--steps", "64", "--seeds", "0", "--out", out)
     assert spoken.code == 1
     assert "rlflame resume FOLDER" in " ".join(spoken.err.split())
@@ -499,7 +500,7 @@ def test_who_trains_in_a_seed_s_folder_is_waited_for_and_that_is_said(tmp_path, 
     out = tmp_path / "job"
     words = ("--steps", "64", "--set", "horizon_steps=128", "--seeds", "0", "--out", out)
     assert rlflame("train", *TINY, *words).code == 0
-    monkeypatch.setattr(conduct, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(sweep, "_PATIENCE_S", 0.2)
     held = RunFolder.open(out / "seed-0")
     try:
         spoken = rlflame("resume", out, "--steps", "128")
@@ -668,7 +669,7 @@ def test_a_folder_of_seeds_is_not_resumed_by_what_torchrun_starts(tmp_path, monk
 
 
 def test_a_late_word_reaches_no_file_that_has_its_number_since(tmp_path):
-    wake = crew._Wake()
+    wake = seed_processes._Wake()
     wake.leave(None, b"in time")
     assert [payload for _, payload in wake.take()] == [b"in time"]
     wake.close()

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlflame import build
 from rlflame.config import env_file
 from rlflame.config.recipe import Recipe
 from rlflame.errors import CheckpointError, ConfigError, NoSuchEnvironment, ReplayLost, typed
+from rlflame.experiment import components
 from rlflame.learning.base import Segment
 from rlflame.rollout.process.worker_main import versions
 from rlflame.storage import checkpoint, replay_segments, run_files
@@ -144,7 +144,7 @@ def check_environment(found: Checkpoint) -> Checkpoint:
     Its environment may then import the modules that were allowed.
     """
     try:
-        here = build.environment(found.recipe.learning.environment)
+        here = components.environment(found.recipe.learning.environment)
     except NoSuchEnvironment as error:
         raise NoSuchEnvironment(
             error.message, "if it is one of yours, add the file that has it: --env-file FILE.py"
@@ -162,7 +162,7 @@ def check_environment(found: Checkpoint) -> Checkpoint:
 def check_state(found: Checkpoint, target: Path) -> None:
     """All that was saved is there and fits the recipe; before anything is written."""
     try:
-        build.check_restores(found)
+        components.check_restores(found)
     except ReplayLost as error:
         raise ReplayLost(error.message, without_replay(found, target)) from error
 
@@ -211,7 +211,7 @@ def _newest_whole(target: Path, found: Checkpoint) -> tuple[Path, Recipe] | None
                 and one.progress.steps < found.progress.steps
                 and one.recipe.learning == found.recipe.learning
                 and one.recipe.evaluation == found.recipe.evaluation
-                and build.lineage(one) == build.lineage(found)
+                and components.lineage(one) == components.lineage(found)
                 and all(_is_whole(segment, looked_at) for segment in _segments(one))
             ):
                 return path, one.recipe

@@ -1,8 +1,8 @@
 """A learner that is not the first: joins, does as rank 0 does, and ends with it.
 
-`python -m rlflame.crew.follower N` is what the first learner starts here, spoken to as a worker is;
-under torchrun each process but one of `rlflame train` comes here. Must not know: fleets, files,
-environments, who watches.
+`python -m rlflame.experiment.learners.replica_main N` is what the first learner starts here, spoken
+to as a worker is; under torchrun each process but one of `rlflame train` comes here. Must not know:
+fleets, files, environments, who watches.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from rlflame.config import torchrun
 from rlflame.config.torchrun import Place
-from rlflame.crew.processes import JOINING_S, LOST
 from rlflame.errors import LearnersLost, LearningError
+from rlflame.experiment.learners.launcher import JOINING_S, LOST
 from rlflame.learning.parallel.process_group import Group
 from rlflame.rollout import blas, wire
 from rlflame.rollout.process.worker_main import (
@@ -32,7 +32,7 @@ from rlflame.rollout.process.worker_main import (
 )
 
 if TYPE_CHECKING:
-    from rlflame.crew.roll_call import Meeting, RollCall
+    from rlflame.experiment.learners.liveness import Meeting, RollCall
 
 _GRACE_S = 1.0
 
@@ -42,7 +42,7 @@ def follow(
 ) -> None:
     """Join the others, where torchrun says if not at a `meeting`; learn what is learned, and follow
     to the end. `answered` once the first learner has asked who is well: then the run is over."""
-    from rlflame.crew.roll_call import RollCall, gather, of_torchrun
+    from rlflame.experiment.learners.liveness import RollCall, gather, of_torchrun
     from rlflame.learning.parallel.torch_process_group import TorchGroup
 
     if meeting is None and torchrun.hosts():
@@ -116,8 +116,8 @@ def _leave_soon() -> None:
 
 
 def main() -> None:
-    """`python -m rlflame.crew.follower ANSWERS`: one answer, that torch is loaded; and the end of
-    the pipe that it hears is its own."""
+    """`python -m rlflame.experiment.learners.replica_main ANSWERS`: one answer, that torch is
+    loaded; and the end of the pipe that it hears is its own."""
     die_with_parent(parent_named())
     answers = int(sys.argv[1])
     os.set_inheritable(answers, False)
@@ -129,7 +129,7 @@ def main() -> None:
     threading.Thread(target=_attend, args=(requests,), daemon=True).start()
     try:
         import rlflame.learning.parallel.torch_process_group  # noqa: F401
-        from rlflame.crew.roll_call import FileOfLearners
+        from rlflame.experiment.learners.liveness import FileOfLearners
 
         os.write(answers, HEADER.pack(Kind.HELLO, 0))
         follow(Place(told["rank"], told["size"]), FileOfLearners(told["meeting"]))

@@ -11,10 +11,16 @@ import pytest
 from meetings import HERE, hosted
 
 from rlflame.config.torchrun import place
-from rlflame.crew import roll_call
-from rlflame.crew.roll_call import FileOfLearners, Learner, RollCall, gather, of_torchrun
-from rlflame.crew.shared_file import make_shared_file
 from rlflame.errors import ConfigError, LearnersLost
+from rlflame.experiment.learners import liveness
+from rlflame.experiment.learners.liveness import (
+    FileOfLearners,
+    Learner,
+    RollCall,
+    gather,
+    of_torchrun,
+)
+from rlflame.experiment.learners.shared_file import make_shared_file
 
 
 class Called(RollCall):
@@ -103,7 +109,7 @@ def test_nobody_begins_before_all_are_there(calls):
 
 
 def test_whoever_does_not_come_is_named(calls, monkeypatch):
-    monkeypatch.setattr(roll_call.time, "monotonic", itertools.count(0.0, 50.0).__next__)
+    monkeypatch.setattr(liveness.time, "monotonic", itertools.count(0.0, 50.0).__next__)
     with pytest.raises(LearnersLost, match=r"^60 s were not enough for learner 1, 2 to join"):
         gather(calls[0].meeting, 0, 3, 60.0)
 

@@ -11,19 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlflame import build
 from rlflame.config import env_file, resolve, toml_io
 from rlflame.config.module_trust import module_options
 from rlflame.config.recipe import LearningSettings, Recipe, RunConfig
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.crew import processes
 from rlflame.display.show import RunResult, RunStart, Show, Silent
 from rlflame.errors import CheckpointError, ConfigError, shell, typed
-from rlflame.filming.recorder import filmed
-from rlflame.fleet import factory
-from rlflame.fleet.base import EventCount, Fleet, Observer, TrafficCount, policy_id
-from rlflame.learning.factory import blas_threads, made_with
-from rlflame.onward import (
+from rlflame.experiment import components
+from rlflame.experiment.learners import launcher
+from rlflame.experiment.resume import (
     begun_anew,
     best_policy,
     check_environment,
@@ -36,8 +32,12 @@ from rlflame.onward import (
     scored,
     train_from,
 )
+from rlflame.experiment.run_settings import check_learners, recorded_env_file
+from rlflame.filming.recorder import filmed
+from rlflame.fleet import factory
+from rlflame.fleet.base import EventCount, Fleet, Observer, TrafficCount, policy_id
+from rlflame.learning.factory import blas_threads, made_with
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
-from rlflame.settings import check_learners, recorded_env_file
 from rlflame.storage import checkpoint, replay_segments, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.machine_log import MachineLog
@@ -79,7 +79,7 @@ def train(
     """
     if config is None:
         config, preset = resolve.resolve(
-            environment=env, algorithm=algo, sets=sets, continuous=build.acts_continuously
+            environment=env, algorithm=algo, sets=sets, continuous=components.acts_continuously
         )
     recipe, runtime = config.recipe.with_horizon(), config.runtime
     recipe = env_file.with_env_file(recipe, runtime.env_file)
@@ -92,12 +92,12 @@ def train(
     counts = _counts(fleet, counts, show)
     with _opened(fleet, runtime, recipe.learning.rollout.num_slots, counts) as fleet:
         env_spec = environment(recipe, stop or NeverStop())
-        build.check_memory(recipe, env_spec, begun=False)
+        components.check_memory(recipe, env_spec, begun=False)
         start = None
         if init_from is not None:
             learning, start = started_from(recipe.learning, env_spec, init_from)
             recipe = recipe.model_copy(update={"learning": learning})
-        begun = build.beginning(recipe, env_spec, start)
+        begun = components.beginning(recipe, env_spec, start)
         folder = RunFolder.create(run_path(recipe, runtime))
         if moved := folder.instead_of(runtime.out):
             show.note(moved)
@@ -124,8 +124,8 @@ def started_from(
     learning: LearningSettings, env: EnvSpec, file: Path
 ) -> tuple[LearningSettings, PolicyArrays]:
     """The settings of a run that starts from the policy in a file, and that policy."""
-    spec = build.policy_spec(learning, env)
-    start = build.starting_policy(named_policy(file), spec, str(file))
+    spec = components.policy_spec(learning, env)
+    start = components.starting_policy(named_policy(file), spec, str(file))
     wanted, found = learning.init_policy, policy_id(start)
     if wanted not in (None, found):
         raise ConfigError(
@@ -169,13 +169,13 @@ def resume(
         best = best_policy(path, target)
         longer = extended(found, steps, best)
         if fresh_replay:
-            longer = build.with_fresh_replay(longer)
+            longer = components.with_fresh_replay(longer)
         more = train_from(found.recipe, best, (steps or 0) - found.progress.steps)
         advice = f"train on from its policy, with a schedule of its own: {more}"
         check_learns(found, longer, advice)
         found = longer
         if finished(found) and scored(folder.path, found):
-            processes.excuse()
+            launcher.excuse()
             if fresh_replay:
                 raise ConfigError(
                     f"This run is over: it ended at step {found.progress.steps}, and an empty "
@@ -194,7 +194,7 @@ def resume(
         env_file.with_env_file(
             found.recipe, runtime.env_file, lambda: recorded_env_file(folder.path)
         )
-        build.check_memory(found.recipe, found.env, begun=True)
+        components.check_memory(found.recipe, found.env, begun=True)
         check_state(found, target)
         found = check_environment(found)
         slots = found.recipe.learning.rollout.num_slots
@@ -275,7 +275,7 @@ def _run(
         threads = blas_threads(begun.recipe.learning)
         with (
             show.begin(described),
-            processes.learners(runtime, threads, lambda: kept(folder.path), stop) as group,
+            launcher.learners(runtime, threads, lambda: kept(folder.path), stop) as group,
             companion(
                 begun.recipe,
                 begun.policy_spec,
@@ -286,7 +286,7 @@ def _run(
                 shared=shared,
             ) as beside,
         ):
-            trainer = build.trainer(
+            trainer = components.trainer(
                 begun, fleet, filming, stop, folder.path.name, start, group,
                 runtime.compare_learners_every, beside,
             )  # fmt: skip
@@ -348,7 +348,9 @@ def _score(trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: 
     snapshot = trainer.snapshot()
     try:
         with recorder.phase("evaluate"), stop.interruptible():
-            record = trainer.evaluate(build.evaluation_plan(recipe, final=True), snapshot.policy)
+            record = trainer.evaluate(
+                components.evaluation_plan(recipe, final=True), snapshot.policy
+            )
     except StopNow:
         return False
     recorder.offer_best(snapshot.progress, record, snapshot.policy)
@@ -359,7 +361,7 @@ def _score(trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: 
 def environment(recipe: Recipe, stop: Stop) -> EnvSpec:
     """The environment as it is here, which may take long to make."""
     with endable(stop):
-        return build.environment(recipe.learning.environment)
+        return components.environment(recipe.learning.environment)
 
 
 def _write_config(folder: RunFolder, recipe: Recipe, runtime: RuntimeSettings) -> None:

@@ -1,0 +1,1 @@
+"""Several seeds as one job."""
