@@ -14,7 +14,7 @@ from commands import TINY, TINY_REINFORCE, rlflame
 from rlflame import api
 from rlflame.config import resolve
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.display.show import Silent
+from rlflame.console.base import Silent
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.experiment import components, resume
 from rlflame.fleet.inline import InlineFleet

@@ -48,7 +48,7 @@ LAYERS = [
         "storage storage.*",
     ],
     [
-        "display display.board display.choice display.console display.json_lines display.layout display.live display.mouth display.plain display.quiet display.show display.tracebacks display.words facts seeds.board seeds.choice seeds.live seeds.show seeds.shown",
+        "console console.*",
         "filming filming.clips filming.recorder filming.video graphics render render.camera render.files render.film render.graphics_check render.order render.panels render.studio",
         "history history.averaged history.curves history.grouping plot plot.inline plot.picture plot.run_times plot.speedup plot.terminal report report.composed report.gathered report.markdown report.measurements report.page report.worded",
     ],
@@ -81,7 +81,7 @@ GUESTS = {
     },
     "flamepy": {"fleet.flame.*"},
     "typer": {"cli", "commands", "commands.*"},
-    "rich": {"display.console", "display.live", "seeds.live"},
+    "rich": {"console.rich_console", "console.live", "console.sweep_live"},
     "matplotlib": {"plot.picture"},
     "onnx": {"storage.onnx_export"},
     "onnxruntime": {"storage.onnx_export"},
@@ -132,17 +132,21 @@ BLIND = {
     "training.evaluation": ["pathlib", "rlflame.training.trainer", "rlflame.storage.checkpoint"],
     "errors": ["rlflame"],
     "text": ["rlflame"],
-    "storage.*": ["rlflame.display", "rlflame.experiment.run", "rlflame.experiment.components"],
+    "storage.*": ["rlflame.console", "rlflame.experiment.run", "rlflame.experiment.components"],
     "history.*": ["rlflame.plot.picture", "rlflame.plot.terminal", "rlflame.plot.inline"],
     "experiment.learners.*": [
         "rlflame.fleet",
         "rlflame.fleet.factory",
         "rlflame.storage",
-        "rlflame.display",
+        "rlflame.console",
     ],
     "filming.*": ["typer", "rlflame.commands", "PIL"],
-    "display.mouth": ["rlflame.display.show", "rlflame.display.board", "rlflame.training.trainer"],
-    "display.layout": ["rlflame.display.words", "rlflame.display.board"],
+    "console.output": [
+        "rlflame.console.base",
+        "rlflame.console.progress",
+        "rlflame.training.trainer",
+    ],
+    "console.formatting": ["rlflame.console.run_text", "rlflame.console.progress"],
     "config.recipe": ["rlflame.rollout", "rlflame.learning", "rlflame.fleet"],
     "config.algorithms": [
         "rlflame.config.recipe",
@@ -424,7 +428,16 @@ def test_fleets_and_algorithms_are_named_by_those_who_choose_them_alone() -> Non
     assert not wrong
 
 
-IN_PLACE = ["experiment", "training", "config", "storage", "learning", "rollout", "fleet"]
+IN_PLACE = [
+    "console",
+    "experiment",
+    "training",
+    "config",
+    "storage",
+    "learning",
+    "rollout",
+    "fleet",
+]
 
 HEAVY = ["torch", "pydantic", "rich", "typer", "flamepy", "safetensors", "matplotlib"]
 FORBID = """
@@ -511,8 +524,8 @@ def test_files_say_what_they_are_for() -> None:
 
 #: The modules that may write to a stream themselves, and why.
 PRINTERS = {
-    "display.mouth": "prints, and escapes control characters",
-    "display.console": "makes the console of the live displays, which escapes them too",
+    "console.output": "prints, and escapes control characters",
+    "console.rich_console": "makes the console of the live displays, which escapes them too",
     "rollout.process.worker_process": "relays a worker's output to sys.stderr, which the command line escapes",
     "experiment.learners.replica_main": "a child process, whose output its parent relays or keeps",
     "bench.stable": "a child process, whose output its parent reads",

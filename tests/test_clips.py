@@ -13,7 +13,7 @@ from drawing import begun
 from PIL import Image
 
 from rlflame import api
-from rlflame.display.show import Silent
+from rlflame.console.base import Silent
 from rlflame.errors import RlflameError
 from rlflame.filming.clips import Clips
 from rlflame.filming.recorder import FilmingRecorder, NoClips

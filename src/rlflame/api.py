@@ -18,7 +18,7 @@ import numpy as np
 
 from rlflame.config.module_trust import allow_modules
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.display.show import Show, Silent
+from rlflame.console.base import Show, Silent
 from rlflame.experiment import components
 from rlflame.experiment.resume import check_environment
 from rlflame.experiment.run import resume, train

@@ -44,7 +44,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from rlflame.display.mouth import say
+        from rlflame.console.output import say
 
         say(f"rlflame {__version__}")
         raise typer.Exit
@@ -110,7 +110,7 @@ def _leave(code: int) -> None:
 
 def _say_unwritten(error: OSError) -> int:
     """Standard output could not be written; nobody is left to tell where a pipe was closed."""
-    from rlflame.display.mouth import let_go_of_results, say_failure
+    from rlflame.console.output import let_go_of_results, say_failure
     from rlflame.errors import of_the_system
 
     if not isinstance(error, BrokenPipeError):
@@ -120,7 +120,7 @@ def _say_unwritten(error: OSError) -> int:
 
 
 def _say_usage(error: Any) -> int:
-    from rlflame.display.mouth import say_failure
+    from rlflame.console.output import say_failure
     from rlflame.errors import ConfigError
 
     if str(error.message).startswith("Input should"):
@@ -150,7 +150,7 @@ def _misread(error: Any) -> str:
 
 def _prepare_streams() -> None:
     """No text is worth an error about its encoding, and none may drive the terminal."""
-    from rlflame.display.mouth import escape_standard_streams
+    from rlflame.console.output import escape_standard_streams
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

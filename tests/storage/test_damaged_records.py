@@ -20,7 +20,7 @@ from commands import TINY, rlflame
 
 from rlflame import statistics
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.display.mouth import as_json_text
+from rlflame.console.output import as_json_text
 from rlflame.errors import RlflameError
 from rlflame.experiment import run, run_list
 from rlflame.history import curves

@@ -28,7 +28,7 @@ from rlflame.bench.script import Script
 from rlflame.bench.session import Session, measured
 from rlflame.bench.surroundings import Watch
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.display.mouth import as_json_text, say_aside, say_lines
+from rlflame.console.output import as_json_text, say_aside, say_lines
 from rlflame.errors import RlflameError, after_results
 from rlflame.plot import Drawing
 from rlflame.plot.picture import PlotUnavailable

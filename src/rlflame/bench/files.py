@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlflame.display.mouth import as_json_text
+from rlflame.console.output import as_json_text
 from rlflame.errors import ConfigError, RlflameError, shell
 from rlflame.plot import Drawing, picture
 from rlflame.plot.speedup import speedup

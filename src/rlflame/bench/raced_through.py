@@ -15,7 +15,7 @@ from rlflame.bench.raced import Raced
 from rlflame.bench.racing import Racing, Runner
 from rlflame.bench.session import Session, measured
 from rlflame.bench.surroundings import Watch
-from rlflame.display.mouth import say_aside
+from rlflame.console.output import say_aside
 
 
 def race(

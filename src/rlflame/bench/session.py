@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rlflame.bench.files import another
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.display.quiet import Tally
-from rlflame.display.words import again
+from rlflame.console.quiet import Tally
+from rlflame.console.run_text import again
 from rlflame.errors import Interrupted, document, shell
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCount, Fleet, FleetEvent

@@ -43,7 +43,7 @@ def _check_folder() -> None:
 
 
 def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int:
-    from rlflame.display.mouth import let_go_of_results, mute, say_failure
+    from rlflame.console.output import let_go_of_results, mute, say_failure
 
     wanted = bool(given.get("json_lines") or given.get("as_json"))
 

@@ -376,7 +376,7 @@ def _lengths(text: str) -> list[float]:
 
 
 def _diff(old: Path, new: Path, *, as_json: bool) -> None:
-    from rlflame.display.mouth import as_json_text, say_lines
+    from rlflame.console.output import as_json_text, say_lines
     from rlflame.errors import ConfigError, shell
     from rlflame.report import composed, markdown, measurements
 

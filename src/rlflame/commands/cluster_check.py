@@ -42,7 +42,7 @@ def cluster_check(
 
     Says what is wrong and what to type. Exit code 0 healthy, 1 degraded, 3 unreachable.
     """
-    from rlflame.display.mouth import as_json_text, say, say_aside, say_lines
+    from rlflame.console.output import as_json_text, say, say_aside, say_lines
     from rlflame.fleet.flame.check import connection
     from rlflame.fleet.flame.check.cluster_check import Examination
     from rlflame.fleet.flame.client import configured

@@ -76,8 +76,8 @@ def evaluate(
     )
     run_settings.limit_threads(1)
     from rlflame import api
-    from rlflame.display.mouth import say_aside, say_failure
-    from rlflame.display.quiet import Tally
+    from rlflame.console.output import say_aside, say_failure
+    from rlflame.console.quiet import Tally
     from rlflame.errors import ConfigError, RlflameError
     from rlflame.experiment import evaluation_checks, resume
     from rlflame.storage.run_dir import named_policy
@@ -130,10 +130,10 @@ def _print_lines(
     theirs: EvaluationRecord | None,
     verdicts: list[Verdict],
 ) -> None:
-    from rlflame.display.layout import aligned
-    from rlflame.display.mouth import say
+    from rlflame.console.formatting import aligned
+    from rlflame.console.output import say
+    from rlflame.console.recipe_summary import interval
     from rlflame.experiment import evaluation_checks
-    from rlflame.facts import interval
     from rlflame.training.evaluation import paired_difference
 
     learning, how = source.recipe.learning, "sampled" if plan.stochastic else "best"
@@ -169,7 +169,7 @@ def _print_json(
     theirs: EvaluationRecord | None,
     verdicts: list[Verdict],
 ) -> None:
-    from rlflame.display.mouth import as_json_text, say
+    from rlflame.console.output import as_json_text, say
     from rlflame.training.evaluation import paired_difference
 
     said: dict[str, Any] = {

@@ -46,11 +46,11 @@ def export(
     )
     run_settings.limit_threads(1)
     from rlflame.config import resolve
-    from rlflame.display.layout import aligned
-    from rlflame.display.mouth import as_json_text, say, say_aside
+    from rlflame.console.formatting import aligned
+    from rlflame.console.output import as_json_text, say, say_aside
+    from rlflame.console.recipe_summary import interval
     from rlflame.errors import ConfigError, RlflameError, typed
     from rlflame.experiment import resume
-    from rlflame.facts import interval
     from rlflame.storage import export as files
     from rlflame.storage import onnx_export
     from rlflame.storage.run_dir import named_policy

@@ -34,8 +34,8 @@ def inspect(
     """
     del debug
     from rlflame.config import toml_io
-    from rlflame.display.layout import aligned
-    from rlflame.display.mouth import as_json_text, say, say_lines
+    from rlflame.console.formatting import aligned
+    from rlflame.console.output import as_json_text, say, say_lines
     from rlflame.errors import ConfigError
     from rlflame.experiment import checkpoint_diff
     from rlflame.storage.sweep_dir import is_job
@@ -81,7 +81,7 @@ def inspect(
 
 def _look(path: Path, *, replays: bool) -> tuple[Checkpoint, ReplayFiles | None]:
     """The newest checkpoint, and what there is of its replay."""
-    from rlflame.display.mouth import say_aside
+    from rlflame.console.output import say_aside
     from rlflame.experiment import checkpoint_diff
     from rlflame.storage.run_dir import newest_checkpoint
 
@@ -96,7 +96,7 @@ def _look(path: Path, *, replays: bool) -> tuple[Checkpoint, ReplayFiles | None]
 
 
 def _say_problems(looked: Sequence[ReplayFiles | None]) -> None:
-    from rlflame.display.mouth import say
+    from rlflame.console.output import say
 
     for replay in looked:
         if replay is not None and replay.problem is not None:
@@ -105,7 +105,7 @@ def _say_problems(looked: Sequence[ReplayFiles | None]) -> None:
 
 def _advise(named: Sequence[tuple[Path, Checkpoint]], looked: Sequence[ReplayFiles | None]) -> bool:
     """What to type for those whose replay is not whole; whether there are any."""
-    from rlflame.display.mouth import say_aside
+    from rlflame.console.output import say_aside
     from rlflame.experiment import resume
 
     broken = [one for one, replay in zip(named, looked, strict=True) if replay and replay.problem]
@@ -117,8 +117,8 @@ def _advise(named: Sequence[tuple[Path, Checkpoint]], looked: Sequence[ReplayFil
 def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
     """A line a seed; of several jobs, seed by seed where they differ first from the first."""
     from rlflame.config import toml_io
-    from rlflame.display.layout import aligned
-    from rlflame.display.mouth import as_json_text, say, say_lines
+    from rlflame.console.formatting import aligned
+    from rlflame.console.output import as_json_text, say, say_lines
     from rlflame.errors import ConfigError
     from rlflame.experiment import checkpoint_diff
     from rlflame.storage.sweep_dir import is_job, runs_in

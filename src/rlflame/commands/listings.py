@@ -25,8 +25,8 @@ def runs(
     A run is training, finished, stopped, or damaged.
     """
     del debug
-    from rlflame.display.layout import table
-    from rlflame.display.mouth import as_json_text, say, say_aside, say_lines
+    from rlflame.console.formatting import table
+    from rlflame.console.output import as_json_text, say, say_aside, say_lines
     from rlflame.errors import CheckpointError
     from rlflame.experiment.run_list import list_runs
 
@@ -67,8 +67,8 @@ def envs(as_json: Json = False, debug: Debug = False) -> None:
     del debug
     from rlflame.catalogue import environments
     from rlflame.config import resolve
-    from rlflame.display.layout import table
-    from rlflame.display.mouth import as_json_text, say, say_lines
+    from rlflame.console.formatting import table
+    from rlflame.console.output import as_json_text, say, say_lines
 
     found = environments()
     if as_json:
@@ -98,7 +98,7 @@ def config(
     """List all settings: meaning, default, range."""
     del debug
     from rlflame.catalogue import settings
-    from rlflame.display.mouth import as_json_text, say, say_lines
+    from rlflame.console.output import as_json_text, say, say_lines
 
     if schema:
         from rlflame.config.recipe import RunConfig

@@ -60,7 +60,7 @@ def plot(
     Without matplotlib they are drawn in the terminal.
     """
     del debug
-    from rlflame.display.mouth import say, say_aside
+    from rlflame.console.output import say, say_aside
     from rlflame.history import curves
     from rlflame.plot import picture
     from rlflame.plot.speedup import speedup
@@ -133,7 +133,7 @@ def _check_table(given: list[Path], options: dict[str, object]) -> None:
 def draw_here(drawing: Drawing) -> None:
     import shutil
 
-    from rlflame.display.mouth import say_lines, takes
+    from rlflame.console.output import say_lines, takes
     from rlflame.plot import terminal
 
     width = min(120, max(20, shutil.get_terminal_size().columns))

@@ -76,8 +76,8 @@ def render(
     run_settings.limit_threads(1)
     from rlflame import api
     from rlflame.config import resolve
-    from rlflame.display.mouth import say_aside
-    from rlflame.display.quiet import Tally
+    from rlflame.console.output import say_aside
+    from rlflame.console.quiet import Tally
     from rlflame.errors import ConfigError
     from rlflame.experiment import resume
     from rlflame.filming import video
@@ -105,8 +105,8 @@ def render(
 
 
 def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: Drawing) -> None:
-    from rlflame.display.layout import aligned
-    from rlflame.display.mouth import say
+    from rlflame.console.formatting import aligned
+    from rlflame.console.output import say
     from rlflame.text import format_count
 
     learning = source.recipe.learning
@@ -131,7 +131,7 @@ def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: Draw
 
 
 def _print_json(file: Path, out: Path | None, source: Checkpoint, drawing: Drawing) -> None:
-    from rlflame.display.mouth import as_json_text, say
+    from rlflame.console.output import as_json_text, say
 
     learning = source.recipe.learning
     said: dict[str, Any] = {

@@ -53,7 +53,7 @@ def report(
     With --vs, whether it is better, equivalent or not worse.
     """
     del debug
-    from rlflame.display.mouth import say, say_aside, say_lines, takes
+    from rlflame.console.output import say, say_aside, say_lines, takes
     from rlflame.errors import ConfigError, ending, shell
     from rlflame.report import composed
     from rlflame.storage import safetensors_file
@@ -113,7 +113,7 @@ def _sides(words: list[str]) -> tuple[list[Path], list[Path]]:
 
 
 def _written(found: Composed, suffix: str, *, ascii_only: bool = False) -> str:
-    from rlflame.display.mouth import as_json_text
+    from rlflame.console.output import as_json_text
     from rlflame.report import markdown, page
 
     if suffix == ".json":

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
     from rlflame.config.runtime import RuntimeSettings
+    from rlflame.console.sweep_base import JobResult, SeedsDisplay
     from rlflame.errors import RlflameError
-    from rlflame.seeds.show import JobResult, SeedsDisplay
     from rlflame.training.stop_signal import SignalStop
 
 
@@ -66,8 +66,8 @@ def _alone(hint: str) -> None:
 
 
 def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Path | None) -> None:
+    from rlflame.console.sweep_views import choose
     from rlflame.experiment.sweep import sweep
-    from rlflame.seeds.choice import choose
     from rlflame.training.stop_signal import SignalStop
 
     show = choose(config.runtime.progress)
@@ -81,9 +81,9 @@ def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Pat
 def resume(
     folder: Path, runtime: RuntimeSettings, steps: int | None, *, fresh_replay: bool
 ) -> None:
+    from rlflame.console.sweep_views import choose
     from rlflame.errors import ConfigError, typed
     from rlflame.experiment.sweep import sweep
-    from rlflame.seeds.choice import choose
     from rlflame.training.stop_signal import SignalStop
 
     _alone(f"{typed('resume', folder)} without torchrun")

@@ -29,7 +29,7 @@ from rlflame.commands.options import (
 
 if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
-    from rlflame.display.show import Display, RunResult
+    from rlflame.console.base import Display, RunResult
     from rlflame.fleet.prestart import HeadStart
     from rlflame.training.stop_signal import SignalStop
 
@@ -146,7 +146,7 @@ def train(
     if many:
         several.train(resolved, name, many, init_from)
         return
-    from rlflame.display.choice import choose
+    from rlflame.console.views import choose
     from rlflame.fleet import factory
     from rlflame.fleet.base import EventCount
 
@@ -222,7 +222,7 @@ def resume(
     if is_job(run):
         several.resume(run, runtime, steps, fresh_replay=fresh_replay)
         return
-    from rlflame.display.choice import choose
+    from rlflame.console.views import choose
     from rlflame.experiment import run as experiment_run
     from rlflame.training.stop_signal import SignalStop
 
@@ -261,12 +261,12 @@ def _dry_run(
     as_json: bool,
 ) -> None:
     from rlflame.config import env_file, toml_io
-    from rlflame.display.layout import aligned
-    from rlflame.display.mouth import as_json_text, say, say_aside, say_lines
+    from rlflame.console.formatting import aligned
+    from rlflame.console.output import as_json_text, say, say_aside, say_lines
+    from rlflame.console.recipe_summary import Facts
     from rlflame.errors import ConfigError
     from rlflame.experiment import components, run
     from rlflame.experiment.env_spec import look_at
-    from rlflame.facts import Facts
     from rlflame.learning import factory
     from rlflame.rollout.envs.factory import stepped_by
 
@@ -310,8 +310,8 @@ def _dry_run(
 def _plot(result: RunResult, config: RunConfig, show: Display) -> None:
     from dataclasses import replace
 
+    from rlflame.console.recipe_summary import title
     from rlflame.errors import RlflameError
-    from rlflame.facts import title
     from rlflame.history import curves
     from rlflame.plot import picture
     from rlflame.storage import run_reader, safetensors_file

@@ -32,7 +32,7 @@ def remove(modules: Modules) -> None:
 def show() -> None:
     """List the trusted modules, one a line."""
     from rlflame.config import module_trust
-    from rlflame.display.mouth import say
+    from rlflame.console.output import say
 
     for module in module_trust.trusted_modules():
         say(module)

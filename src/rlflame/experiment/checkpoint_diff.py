@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from rlflame.config import nested
+from rlflame.console.recipe_summary import Facts, interval
 from rlflame.errors import CheckpointError
-from rlflame.facts import Facts, interval
 from rlflame.learning.buffers.replay_buffer import segment_rows
 from rlflame.rollout.spec import Array
 from rlflame.storage import replay_segments

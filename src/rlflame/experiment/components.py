@@ -15,8 +15,8 @@ import numpy as np
 from rlflame.config import env_file
 from rlflame.config.algorithms import SacSettings
 from rlflame.config.recipe import EnvironmentSettings, LearningSettings, Recipe, RunConfig
+from rlflame.console.recipe_summary import Facts
 from rlflame.errors import ConfigError, typed
-from rlflame.facts import Facts
 from rlflame.fleet.base import Fleet
 from rlflame.learning.base import Algorithm
 from rlflame.learning.buffers.replay_buffer import renewed

@@ -15,7 +15,7 @@ from rlflame.config import env_file, resolve, toml_io
 from rlflame.config.module_trust import module_options
 from rlflame.config.recipe import LearningSettings, Recipe, RunConfig
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.display.show import RunResult, RunStart, Show, Silent
+from rlflame.console.base import RunResult, RunStart, Show, Silent
 from rlflame.errors import CheckpointError, ConfigError, shell, typed
 from rlflame.experiment import components
 from rlflame.experiment.learners import launcher

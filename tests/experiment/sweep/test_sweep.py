@@ -25,6 +25,7 @@ from test_cli_process import alive, children_of, until
 
 from rlflame import api, statistics
 from rlflame.config import resolve
+from rlflame.console.sweep_base import Shares
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.experiment import components, run
 from rlflame.experiment.sweep import job as jobs
@@ -33,7 +34,6 @@ from rlflame.experiment.sweep.job import Job
 from rlflame.experiment.sweep.resources import shares
 from rlflame.plot import picture
 from rlflame.rollout.seeding import Role, reset_seed
-from rlflame.seeds.show import Shares
 from rlflame.storage import checkpoint
 from rlflame.storage.machine_memory import PROCESS_BYTES
 from rlflame.storage.run_dir import RunFolder

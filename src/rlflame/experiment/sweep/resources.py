@@ -5,7 +5,7 @@ Must not know: processes, files.
 
 from __future__ import annotations
 
-from rlflame.seeds.show import Shares
+from rlflame.console.sweep_base import Shares
 from rlflame.storage.machine_memory import PROCESS_BYTES
 
 

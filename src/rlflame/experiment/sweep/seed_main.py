@@ -17,7 +17,7 @@ from pathlib import Path
 from rlflame.config import resolve
 from rlflame.config.module_trust import allow_modules
 from rlflame.config.recipe import RunConfig
-from rlflame.display.json_lines import JsonDisplay
+from rlflame.console.json_lines import JsonDisplay
 from rlflame.errors import (
     CheckpointsDamaged,
     EnvironmentFailure,

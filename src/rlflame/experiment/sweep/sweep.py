@@ -14,7 +14,10 @@ from rlflame.config import env_file
 from rlflame.config.module_trust import allowed_modules
 from rlflame.config.recipe import RunConfig
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.display.mouth import as_json_text
+from rlflame.console.output import as_json_text
+from rlflame.console.recipe_summary import Facts
+from rlflame.console.sweep_base import JobResult, JobStart, SeedsShow, Shares, SilentSeeds
+from rlflame.console.sweep_progress import SeedsBoard
 from rlflame.errors import RlflameError, typed
 from rlflame.experiment import components, run
 from rlflame.experiment.sweep import job as jobs
@@ -22,7 +25,6 @@ from rlflame.experiment.sweep.job import Job, Standing
 from rlflame.experiment.sweep.resources import shares
 from rlflame.experiment.sweep.seed_processes import Crew
 from rlflame.experiment.sweep.summary import summary
-from rlflame.facts import Facts
 from rlflame.fleet import factory
 from rlflame.fleet.base import Fleet, FleetEvent
 from rlflame.history import curves
@@ -30,8 +32,6 @@ from rlflame.learning.factory import blas_threads
 from rlflame.plot import picture
 from rlflame.rollout import blas
 from rlflame.rollout.process.parent_channel import Message
-from rlflame.seeds.board import SeedsBoard
-from rlflame.seeds.show import JobResult, JobStart, SeedsShow, Shares, SilentSeeds
 from rlflame.storage import run_reader, safetensors_file
 from rlflame.storage.machine_memory import PROCESS_BYTES, available_bytes
 from rlflame.storage.run_dir import RunFolder, is_locked, writing

@@ -12,15 +12,15 @@ from rich.console import Console
 
 from rlflame import statistics
 from rlflame.config.recipe import Recipe
+from rlflame.console import sweep_text
+from rlflame.console.recipe_summary import Facts
+from rlflame.console.sweep_base import JobResult, JobStart
+from rlflame.console.sweep_live import LiveSeeds
+from rlflame.console.sweep_progress import Row, SeedsBoard
+from rlflame.console.sweep_views import choose
 from rlflame.errors import RlflameError
 from rlflame.experiment import components
 from rlflame.experiment.sweep.resources import Shares
-from rlflame.facts import Facts
-from rlflame.seeds import shown
-from rlflame.seeds.board import Row, SeedsBoard
-from rlflame.seeds.choice import choose
-from rlflame.seeds.live import LiveSeeds
-from rlflame.seeds.show import JobResult, JobStart
 from rlflame.storage.sweep_result import Outcome, SeedResult, Summary
 
 
@@ -89,7 +89,7 @@ def test_the_board_adds_up(board: SeedsBoard, clock: Clock) -> None:
 
 def test_lines_of_a_log(board: SeedsBoard) -> None:
     said: list[str] = []
-    show = shown.PlainSeeds(said.append, said.append)
+    show = sweep_text.PlainSeeds(said.append, said.append)
     with show.begin(start(board, resumed=True), board):
         assert any("0-3 (4 runs), 2 side by side, each in a process of its own" in x for x in said)
         assert any("1 of 4 finished before" in line for line in said)
@@ -125,7 +125,7 @@ def test_where_seeds_run_is_said(board: SeedsBoard) -> None:
             "4 side by side, on one fleet: 20 executors at most",
         ),
     ):
-        assert words in dict(shown.banner(start(board, **changes), board))["seeds"]
+        assert words in dict(sweep_text.banner(start(board, **changes), board))["seeds"]
 
 
 @pytest.mark.parametrize("height", [40, 9])
@@ -176,9 +176,9 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_ones(
 def test_those_that_run_are_shown_first() -> None:
     states = ["finished", "running", "waiting", "failed", "running"]
     rows = [Row(seed, state) for seed, state in enumerate(states)]
-    kept, left = shown.rows_shown(rows, 4)
+    kept, left = sweep_text.rows_shown(rows, 4)
     assert ([row.seed for row in kept], left) == ([1, 3, 4], 2)
-    assert shown.rows_shown(rows, 5) == (rows, 0)
+    assert sweep_text.rows_shown(rows, 5) == (rows, 0)
 
 
 def test_which_way_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import traceback
 
 from commands import rlflame
 
-from rlflame.display.tracebacks import brief
+from rlflame.console.tracebacks import brief
 
 ENVIRONMENT = """
 import gymnasium

@@ -5,26 +5,26 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from rlflame.display.mouth import draws
+from rlflame.console.output import draws
 
 if TYPE_CHECKING:
-    from rlflame.display.show import Display
+    from rlflame.console.base import Display
 
 
 def choose(mode: str) -> Display:
     """The display for a mode; `auto` is live on a terminal that can, and lines otherwise."""
     if mode == "json":
-        from rlflame.display.json_lines import JsonDisplay
+        from rlflame.console.json_lines import JsonDisplay
 
         return JsonDisplay()
     if mode == "quiet":
-        from rlflame.display.quiet import QuietDisplay
+        from rlflame.console.quiet import QuietDisplay
 
         return QuietDisplay()
     if mode == "live" or (mode == "auto" and draws(sys.stdout)):
-        from rlflame.display.live import LiveDisplay
+        from rlflame.console.live import LiveDisplay
 
         return LiveDisplay()
-    from rlflame.display.plain import PlainDisplay
+    from rlflame.console.plain import PlainDisplay
 
     return PlainDisplay()

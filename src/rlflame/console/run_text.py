@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlflame import __version__
-from rlflame.display.board import Board
-from rlflame.facts import interval
+from rlflame.console.progress import Board
+from rlflame.console.recipe_summary import interval
 from rlflame.text import format_count, format_duration
 
 if TYPE_CHECKING:
-    from rlflame.display.show import RunResult, RunStart
+    from rlflame.console.base import RunResult, RunStart
     from rlflame.fleet.base import FleetEvent
 
 

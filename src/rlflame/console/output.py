@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, cast
 
-from rlflame.display.tracebacks import brief
+from rlflame.console.tracebacks import brief
 from rlflame.errors import RlflameError
 from rlflame.text import EscapingStream, escape_controls, escape_line, escape_unicode
 

@@ -16,17 +16,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rlflame.display.board import Board, Evaluated
-from rlflame.display.console import make_console
-from rlflame.display.layout import is_command
-from rlflame.display.mouth import say_aside
-from rlflame.display.words import again, banner, closing, ending, headline
+from rlflame.console.formatting import is_command
+from rlflame.console.output import say_aside
+from rlflame.console.progress import Board, Evaluated
+from rlflame.console.rich_console import make_console
+from rlflame.console.run_text import again, banner, closing, ending, headline
 from rlflame.text import escape_line, format_count, format_duration
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rlflame.display.show import RunResult, RunStart
+    from rlflame.console.base import RunResult, RunStart
     from rlflame.fleet.base import FleetEvent
     from rlflame.training.evaluation import EvaluationRecord
     from rlflame.training.trainer import Progress

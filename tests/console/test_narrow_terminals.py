@@ -6,11 +6,11 @@ import io
 
 import pytest
 from rich.console import Console
-from test_display import Clock, ended, metrics, record, started
+from test_displays import Clock, ended, metrics, record, started
 
-from rlflame.display import layout
-from rlflame.display.live import LiveDisplay, Pairs
-from rlflame.display.plain import PlainDisplay
+from rlflame.console import formatting
+from rlflame.console.live import LiveDisplay, Pairs
+from rlflame.console.plain import PlainDisplay
 
 WIDTHS = (20, 30, 40, 60)
 #: What cannot be broken: a name of a setting, and a command that is to be copied.
@@ -31,7 +31,7 @@ def run_of() -> list[str]:
 
 @pytest.fixture
 def columns(request, monkeypatch):
-    monkeypatch.setattr(layout, "terminal_columns", lambda: request.param)
+    monkeypatch.setattr(formatting, "terminal_columns", lambda: request.param)
     return request.param
 
 
@@ -41,13 +41,13 @@ def test_lines_fit_and_say_what_they_say_in_a_log(columns, monkeypatch):
     lines = "\n".join(narrow).splitlines()
     long = [line for line in lines if len(line) > columns]
     assert [line for line in long if not any(word in line for word in LONG)] == []
-    monkeypatch.setattr(layout, "terminal_columns", lambda: None)
+    monkeypatch.setattr(formatting, "terminal_columns", lambda: None)
     assert " ".join(narrow).split() == " ".join(run_of()).split()
 
 
 @pytest.mark.parametrize("columns", WIDTHS, indirect=True)
 def test_a_command_stays_in_one_line(columns):
-    lines = layout.aligned([("next", "rlflame eval runs/a/best.safetensors --episodes 100")])
+    lines = formatting.aligned([("next", "rlflame eval runs/a/best.safetensors --episodes 100")])
     assert [line.strip() for line in lines][-1].endswith(
         "rlflame eval runs/a/best.safetensors --episodes 100"
     )
@@ -55,11 +55,11 @@ def test_a_command_stays_in_one_line(columns):
 
 def test_words_stand_beside_where_there_is_room_and_above_where_there_is_none():
     said = [("time", "0:05, 10,240 steps"), ("evaluation", "435.4, 95% interval [395.0, 472.6]")]
-    assert layout.aligned(said, 44) == [
+    assert formatting.aligned(said, 44) == [
         "  time        0:05, 10,240 steps",
         "  evaluation  435.4, 95% interval [395.0,\n              472.6]",
     ]
-    assert layout.aligned(said, 24) == [
+    assert formatting.aligned(said, 24) == [
         "  time",
         "    0:05, 10,240 steps",
         "  evaluation",

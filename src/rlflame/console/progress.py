@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlflame.facts import Facts
+from rlflame.console.recipe_summary import Facts
 
 if TYPE_CHECKING:
-    from rlflame.display.show import RunStart
+    from rlflame.console.base import RunStart
     from rlflame.fleet.base import FleetEvent
     from rlflame.training.evaluation import EvaluationRecord
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from rlflame.display.mouth import draws
-from rlflame.seeds.show import SeedsDisplay
-from rlflame.seeds.shown import JsonSeeds, PlainSeeds, QuietSeeds
+from rlflame.console.output import draws
+from rlflame.console.sweep_base import SeedsDisplay
+from rlflame.console.sweep_text import JsonSeeds, PlainSeeds, QuietSeeds
 
 
 def choose(mode: str) -> SeedsDisplay:
-    """The display for a mode, as display/choice.py has them for a single run."""
+    """The display for a mode, as console/views.py has them for a single run."""
     if mode == "json":
         return JsonSeeds()
     if mode == "quiet":
         return QuietSeeds()
     if mode == "live" or (mode == "auto" and draws(sys.stdout)):
-        from rlflame.seeds.live import LiveSeeds
+        from rlflame.console.sweep_live import LiveSeeds
 
         return LiveSeeds()
     return PlainSeeds()

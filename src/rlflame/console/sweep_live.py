@@ -14,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rlflame import __version__
-from rlflame.display.console import make_console
-from rlflame.display.live import Pairs
-from rlflame.display.mouth import say_aside, say_lines_aside
-from rlflame.seeds.board import Row, SeedsBoard
-from rlflame.seeds.show import JobResult, JobStart
-from rlflame.seeds.shown import (
+from rlflame.console.live import Pairs
+from rlflame.console.output import say_aside, say_lines_aside
+from rlflame.console.rich_console import make_console
+from rlflame.console.sweep_base import JobResult, JobStart
+from rlflame.console.sweep_progress import Row, SeedsBoard
+from rlflame.console.sweep_text import (
     banner,
     closing,
     ending,

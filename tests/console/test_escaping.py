@@ -26,9 +26,9 @@ from rich.console import Console
 
 from rlflame.config.recipe import RunConfig
 from rlflame.config.toml_io import parse, written
-from rlflame.display import mouth
-from rlflame.display.console import EscapingConsole
-from rlflame.display.live import Pairs
+from rlflame.console import output
+from rlflame.console.live import Pairs
+from rlflame.console.rich_console import EscapingConsole
 from rlflame.errors import RlflameError, shell
 from rlflame.plot import Bars, Chart, Series, inline, picture, terminal
 from rlflame.report import Commands, Document, Section, Table, markdown, page
@@ -320,12 +320,12 @@ def test_pairs_take_no_markup_on_any_console():
 def test_every_way_to_print_escapes(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["rlflame"])
     error = RlflameError(f"a{HOSTILE}\nb", f"c{HOSTILE}\nd", f"e{HOSTILE}\n\tf")
-    mouth.say(f"x{HOSTILE}\ny")
-    mouth.say_lines(f"x{HOSTILE}\n\ty")
-    mouth.report(f"{HOSTILE}\nz")
-    mouth.say_failure(error, debug=True, as_json=True)
+    output.say(f"x{HOSTILE}\ny")
+    output.say_lines(f"x{HOSTILE}\n\ty")
+    output.report(f"{HOSTILE}\nz")
+    output.say_failure(error, debug=True, as_json=True)
     overwritten = io.StringIO()
-    mouth.overwrite_line(overwritten, HOSTILE)
+    output.overwrite_line(overwritten, HOSTILE)
     said = capsys.readouterr()
     assert_harmless(Spoken(0, said.out, said.err))
     assert said.out.splitlines()[0].endswith("\\ny")
@@ -348,7 +348,7 @@ def test_every_way_to_print_escapes(capsys, monkeypatch):
 )
 def test_what_others_print_in_the_process_of_a_command_is_escaped(statement):
     code = (
-        "import sys; from rlflame.display import mouth; mouth.escape_standard_streams();"
+        "import sys; from rlflame.console import output as mouth; mouth.escape_standard_streams();"
         f"H = {HOSTILE!r}; {statement}"
     )
     result = subprocess.run(
@@ -384,7 +384,7 @@ def test_toml_and_json_are_ascii_for_terminals_and_read_back(value):
     text = f"x = {written({'k': value, value: 1})}"
     assert not RAW.search(text)
     assert parse(text)["x"] == {"k": value, value: 1}
-    said = mouth.as_json_text({value: [value]}, indent=2)
+    said = output.as_json_text({value: [value]}, indent=2)
     assert not RAW.search(said)
     assert json.loads(said) == {value: [value]}
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlflame.console.recipe_summary import Facts
+from rlflame.console.sweep_progress import SeedsBoard
 from rlflame.errors import RlflameError
-from rlflame.facts import Facts
-from rlflame.seeds.board import SeedsBoard
 from rlflame.storage.sweep_result import Outcome, Summary
 
 

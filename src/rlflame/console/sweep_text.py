@@ -1,8 +1,8 @@
 """A job of seeds in words: what its lines say.
 
-live.py shows it on a terminal; here are the lines of a log, the JSON of a program, and the folder
-alone. Everything goes through the one mouth, display/mouth.py. Must not know: how anything is
-computed.
+sweep_live.py shows it on a terminal; here are the lines of a log, the JSON of a program, and the
+folder alone. Everything goes through the one mouth, console/output.py. Must not know: how anything
+is computed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlflame import __version__
-from rlflame.display.layout import aligned, table
-from rlflame.display.mouth import as_json_text, report, say_aside, say_lines_aside
-from rlflame.display.tracebacks import brief
+from rlflame.console.formatting import aligned, table
+from rlflame.console.output import as_json_text, report, say_aside, say_lines_aside
+from rlflame.console.sweep_base import JobResult, JobStart
+from rlflame.console.sweep_progress import Row, SeedsBoard
+from rlflame.console.tracebacks import brief
 from rlflame.errors import typed
-from rlflame.seeds.board import Row, SeedsBoard
-from rlflame.seeds.show import JobResult, JobStart
 from rlflame.statistics import FEWEST_SEEDS
 from rlflame.storage.sweep_dir import written
 from rlflame.storage.sweep_result import Outcome, SeedResult, Summary

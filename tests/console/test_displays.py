@@ -17,15 +17,15 @@ from commands import TINY, finished, process
 from rich.console import Console
 
 from rlflame.config import resolve
-from rlflame.display import choice, mouth, quiet, words
-from rlflame.display.board import Board
-from rlflame.display.json_lines import JsonDisplay
-from rlflame.display.live import LiveDisplay
-from rlflame.display.plain import PlainDisplay
-from rlflame.display.show import RunResult, RunStart
+from rlflame.console import output, quiet, run_text, views
+from rlflame.console.base import RunResult, RunStart
+from rlflame.console.json_lines import JsonDisplay
+from rlflame.console.live import LiveDisplay
+from rlflame.console.plain import PlainDisplay
+from rlflame.console.progress import Board
+from rlflame.console.recipe_summary import Facts
 from rlflame.errors import RlflameError
 from rlflame.experiment import components
-from rlflame.facts import Facts
 from rlflame.fleet.base import FleetEvent
 from rlflame.text import format_count, format_duration
 from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
@@ -65,21 +65,21 @@ def started(folder="runs/x", workers=2, fleet="local", resumed=False, **words) -
 
 def test_the_first_line_says_that_there_was_no_cluster_to_choose():
     chosen = replace(started(), no_cluster=True)
-    assert words.headline(chosen) == (
+    assert run_text.headline(chosen) == (
         "rlflame 0.1.0 on this machine: no Flame cluster is configured"
     )
-    assert words.headline(started()) == "rlflame 0.1.0"
+    assert run_text.headline(started()) == "rlflame 0.1.0"
 
 
 def test_the_first_line_says_that_both_sides_will_be_tried():
     both = replace(started(fleet="auto"), candidates=(("local", 2), ("flame", 5)))
-    assert words.headline(both) == (
+    assert run_text.headline(both) == (
         "rlflame 0.1.0 on this machine and on Flame in turn, and then on the faster of them"
     )
     board = Board()
     board.begin(both)
     assert ("rollouts", "2 local workers and 5 Flame executors; at most 8 can help "
-            "(learning.rollout.num_slots)") in words.banner(both, board)  # fmt: skip
+            "(learning.rollout.num_slots)") in run_text.banner(both, board)  # fmt: skip
 
 
 def record(mean: float, spread: float = 10.0) -> EvaluationRecord:
@@ -484,7 +484,7 @@ def test_numbers_in_words():
 
 def test_an_error_is_a_sentence_and_the_next_command(capsys):
     error = RlflameError("Seven is not prime.", "rlflame --help", "the environment's own words\n")
-    mouth.say_failure(error)
+    output.say_failure(error)
     heard = capsys.readouterr()
     assert heard.out == ""
     assert heard.err == (
@@ -517,14 +517,14 @@ def test_a_tally_is_one_line_on_a_terminal_and_goes_away(monkeypatch):
 
 
 def test_which_display_for_which_mode(monkeypatch):
-    assert isinstance(choice.choose("json"), JsonDisplay)
-    assert isinstance(choice.choose("quiet"), quiet.QuietDisplay)
-    assert isinstance(choice.choose("plain"), PlainDisplay)
-    assert isinstance(choice.choose("live"), LiveDisplay)
+    assert isinstance(views.choose("json"), JsonDisplay)
+    assert isinstance(views.choose("quiet"), quiet.QuietDisplay)
+    assert isinstance(views.choose("plain"), PlainDisplay)
+    assert isinstance(views.choose("live"), LiveDisplay)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert isinstance(choice.choose("auto"), PlainDisplay)
+    assert isinstance(views.choose("auto"), PlainDisplay)
     monkeypatch.setattr(sys, "stdout", None)
-    assert isinstance(choice.choose("auto"), PlainDisplay)
+    assert isinstance(views.choose("auto"), PlainDisplay)
 
 
 # The real thing

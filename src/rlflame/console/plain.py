@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlflame.display.board import Board
-from rlflame.display.layout import aligned, fitted
-from rlflame.display.mouth import report, say_aside
-from rlflame.display.words import again, banner, closing, ending, headline
-from rlflame.facts import interval
+from rlflame.console.formatting import aligned, fitted
+from rlflame.console.output import report, say_aside
+from rlflame.console.progress import Board
+from rlflame.console.recipe_summary import interval
+from rlflame.console.run_text import again, banner, closing, ending, headline
 from rlflame.text import format_duration
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rlflame.display.show import RunResult, RunStart
+    from rlflame.console.base import RunResult, RunStart
     from rlflame.fleet.base import FleetEvent
     from rlflame.training.evaluation import EvaluationRecord
     from rlflame.training.trainer import Progress

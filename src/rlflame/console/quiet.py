@@ -10,14 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from rlflame.display.board import Board
-from rlflame.display.mouth import draws, overwrite_line, report, say_aside
+from rlflame.console.output import draws, overwrite_line, report, say_aside
+from rlflame.console.progress import Board
 from rlflame.text import escape_line, format_count
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rlflame.display.show import RunResult, RunStart
+    from rlflame.console.base import RunResult, RunStart
     from rlflame.fleet.base import FleetEvent
     from rlflame.training.evaluation import EvaluationRecord
     from rlflame.training.trainer import Progress

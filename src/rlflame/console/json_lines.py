@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlflame import __version__
-from rlflame.display.board import Board
-from rlflame.display.mouth import as_json_text, report
+from rlflame.console.output import as_json_text, report
+from rlflame.console.progress import Board
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rlflame.display.show import RunResult, RunStart
+    from rlflame.console.base import RunResult, RunStart
     from rlflame.fleet.base import FleetEvent
     from rlflame.training.evaluation import EvaluationRecord
     from rlflame.training.trainer import Progress

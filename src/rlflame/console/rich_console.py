@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from rlflame.display.mouth import canvas
+from rlflame.console.output import canvas
 from rlflame.text import escape_controls
 
 
