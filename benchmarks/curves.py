@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 from script import ended
 
+from rlflame.analysis import curves
+from rlflame.analysis.plots import matplotlib_backend
+from rlflame.analysis.plots.chart import Chart, Panels, Series
+from rlflame.analysis.smoothing import Curve, alone, together
 from rlflame.config import resolve
-from rlflame.history import curves
-from rlflame.history.averaged import Curve, alone, together
-from rlflame.plot import Chart, Panels, Series, picture
 from rlflame.statistics import FEWEST_SEEDS
 from rlflame.storage.safetensors_file import write_atomically
 
@@ -45,7 +46,7 @@ def main() -> None:
     charts = tuple(panel(rows, id, ours) for id in ids)
     panels = Panels(charts, curves.LINE_NOTE, BAND_NOTE)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(options.out, picture.image(panels, options.out))
+    write_atomically(options.out, matplotlib_backend.image(panels, options.out))
 
 
 def read(path: Path) -> list[dict[str, str]]:

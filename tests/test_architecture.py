@@ -50,7 +50,7 @@ LAYERS = [
     [
         "console console.*",
         "filming filming.clips filming.recorder filming.video graphics render render.camera render.files render.film render.graphics_check render.order render.panels render.studio",
-        "history history.averaged history.curves history.grouping plot plot.inline plot.picture plot.run_times plot.speedup plot.terminal report report.composed report.gathered report.markdown report.measurements report.page report.worded",
+        "analysis analysis.*",
     ],
     [
         "experiment experiment.* seeds",
@@ -82,7 +82,7 @@ GUESTS = {
     "flamepy": {"fleet.flame.*"},
     "typer": {"cli", "commands", "commands.*"},
     "rich": {"console.rich_console", "console.live", "console.sweep_live"},
-    "matplotlib": {"plot.picture"},
+    "matplotlib": {"analysis.plots.matplotlib_backend"},
     "onnx": {"storage.onnx_export"},
     "onnxruntime": {"storage.onnx_export"},
     "PIL": {"render.panels", "render.files", "render.film"},
@@ -133,7 +133,11 @@ BLIND = {
     "errors": ["rlflame"],
     "text": ["rlflame"],
     "storage.*": ["rlflame.console", "rlflame.experiment.run", "rlflame.experiment.components"],
-    "history.*": ["rlflame.plot.picture", "rlflame.plot.terminal", "rlflame.plot.inline"],
+    "analysis.*": [
+        "rlflame.analysis.plots.matplotlib_backend",
+        "rlflame.analysis.plots.terminal_backend",
+        "rlflame.analysis.plots.svg_backend",
+    ],
     "experiment.learners.*": [
         "rlflame.fleet",
         "rlflame.fleet.factory",
@@ -429,6 +433,7 @@ def test_fleets_and_algorithms_are_named_by_those_who_choose_them_alone() -> Non
 
 
 IN_PLACE = [
+    "analysis",
     "console",
     "experiment",
     "training",

@@ -211,7 +211,7 @@ def test_a_median_s_interval_is_that_of_all_resamples_together():
 
 
 def _text(result):
-    from rlflame.report import markdown
+    from rlflame.analysis.report import markdown
 
     return markdown.written(worded.document(result))
 

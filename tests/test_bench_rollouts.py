@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny_runs
 
+from rlflame.analysis.report.bench_comparison import Measurement, changes
 from rlflame.bench import Case, acting, bare, timing
 from rlflame.bench.children import Children
 from rlflame.bench.limits import Bare
@@ -22,7 +23,6 @@ from rlflame.errors import ConfigError, RlflameError
 from rlflame.experiment import components
 from rlflame.fleet.base import policy_id
 from rlflame.fleet.inline import InlineFleet
-from rlflame.report.measurements import Measurement, changes
 from rlflame.rollout import wire
 from rlflame.rollout.envs.make import describe, make
 from rlflame.rollout.process.worker_main import Kind

@@ -15,10 +15,10 @@ import pytest
 from commands import finished, process, rlflame
 from flame_stub import FlameStub
 
+from rlflame.analysis.report.document import Document
 from rlflame.bench import conducted, files, published, scaling, session
 from rlflame.errors import RlflameError
 from rlflame.fleet.base import FleetEvent
-from rlflame.report import Document
 
 QUICK = ("--episode-ms", "0", "--episodes", "2", "--repeat", "2")
 

@@ -16,9 +16,10 @@ import pytest
 from commands import TINY_REINFORCE, rlflame
 from run_files import make
 
-from rlflame.history import curves
-from rlflame.plot import Bars, Cases, Chart, Series, picture, short, terminal, ticks
-from rlflame.plot.speedup import speedup
+from rlflame.analysis import curves
+from rlflame.analysis.plots import matplotlib_backend, terminal_backend
+from rlflame.analysis.plots.chart import Bars, Cases, Chart, Series, short, ticks
+from rlflame.analysis.plots.speedup import speedup
 from rlflame.storage import run_reader
 
 WORDS = ("train", *TINY_REINFORCE, "--algo", "reinforce", "--iterations", "15", "--plot")
@@ -52,7 +53,9 @@ def no_matplotlib(monkeypatch):
 
 
 def drawn(*folders, **given):
-    return picture.drawn(curves.chart([run_reader.read(f) for f in folders], **given)).axes[0]
+    return matplotlib_backend.drawn(
+        curves.chart([run_reader.read(f) for f in folders], **given)
+    ).axes[0]
 
 
 # train --plot
@@ -103,7 +106,7 @@ def test_without_matplotlib_there_is_a_sentence_and_the_run_itself(tmp_path):
 
 def test_seeds_become_one_line_with_a_band_and_a_legend(runs):
     chart = curves.chart([run_reader.read(f) for f in sorted(runs.iterdir())])
-    axes = picture.drawn(chart).axes[0]
+    axes = matplotlib_backend.drawn(chart).axes[0]
     assert len(axes.lines) == 2
     # Seeds 0, 1, 2 add as much to the value; the middle half of three lies around 1.
     assert list(axes.lines[0].get_ydata()) == pytest.approx([11.0, 21.0, 31.0])
@@ -232,7 +235,7 @@ main()
 
 
 def steps_of(chart, **given):
-    return terminal.text(chart, 60, 8, **given).splitlines()
+    return terminal_backend.text(chart, 60, 8, **given).splitlines()
 
 
 def test_a_rising_line_rises_from_corner_to_corner():
@@ -294,10 +297,10 @@ def test_speed_up_is_beside_the_fastest_at_the_fewest_workers(tmp_path):
     # The median of 8, 10 and 12 is one; flame alone took twice as long.
     assert bars.heights.tolist() == [[1.0, 2.5], [0.5, 2.0]]
     assert bars.ideal.tolist() == [1.0, 4.0]
-    axes = picture.drawn(bars).axes[0]
+    axes = matplotlib_backend.drawn(bars).axes[0]
     assert {"2.50×", "0.50×"} <= {text.get_text() for text in axes.texts}
     assert rlflame("plot", path).out == f"{path.with_suffix('.png')}\n"
-    assert "4 flame" in terminal.text(bars, 60)
+    assert "4 flame" in terminal_backend.text(bars, 60)
 
 
 def test_speed_up_is_per_step_where_steps_differ(tmp_path):
@@ -308,7 +311,7 @@ def test_speed_up_is_per_step_where_steps_differ(tmp_path):
 def test_more_backends_than_colours(tmp_path):
     path = table(tmp_path, "workers,backend,seconds", *(f"1,b{i},10" for i in range(9)))
     assert rlflame("plot", path, "-o", "p.png").code == 0
-    patches = picture.drawn(speedup(path)).axes[0].patches
+    patches = matplotlib_backend.drawn(speedup(path)).axes[0].patches
     assert len({(patch.get_facecolor(), patch.get_hatch()) for patch in patches}) == 9
 
 
@@ -325,14 +328,14 @@ def test_cases_have_plots_and_bases_of_their_own_and_one_height(tmp_path):
     assert cases.bars[0].heights[1, 0] == 0.5
     assert cases.bars[1].heights[0].tolist() == [1.0, 4.0, 8.0]
     assert cases.note == "Medians of repetitions, beside the fastest with the fewest workers."
-    axes = picture.drawn(cases).axes
+    axes = matplotlib_backend.drawn(cases).axes
     assert len({one.get_ylim() for one in axes}) == 1
     for one in axes:
         labels = [text.get_text() for text in one.get_legend().get_texts()]
         assert labels == ["Ideal", "local", "flame"]
         assert len({patch.get_facecolor() for patch in one.patches}) == 2
     assert len({one.patches[0].get_facecolor() for one in axes}) == 1
-    shown = terminal.text(cases, 60)
+    shown = terminal_backend.text(cases, 60)
     assert shown.index("1 ms") < shown.index("4 local") < shown.index("9 ms")
     assert shown.count("Medians of repetitions") == 1
 
@@ -372,11 +375,14 @@ def test_a_backend_has_one_colour_in_all_plots(tmp_path):
     )  # fmt: skip
     colours = [
         {bars.get_label(): bars[0].get_facecolor() for bars in axes.containers}
-        for axes in picture.drawn(speedup(path)).axes
+        for axes in matplotlib_backend.drawn(speedup(path)).axes
     ]
     assert len(colours) == 3
     assert all(one == colours[0] for one in colours)
-    assert "1 local" not in terminal.text(speedup(path), 60).split("\nb\n")[1].split("\nc\n")[0]
+    assert (
+        "1 local"
+        not in terminal_backend.text(speedup(path), 60).split("\nb\n")[1].split("\nc\n")[0]
+    )
 
 
 def test_figures_above_bars_do_not_overlap(tmp_path):
@@ -388,7 +394,7 @@ def test_figures_above_bars_do_not_overlap(tmp_path):
             for n in range(workers)
         ]
         cases = speedup(table(tmp_path, "case,workers,backend,seconds", *rows))
-        figure = picture.drawn(cases)
+        figure = matplotlib_backend.drawn(cases)
         figure.draw_without_rendering()
         for axes in figure.axes:
             boxes = sorted(
@@ -408,7 +414,9 @@ def test_figures_and_the_dashes_of_the_ideal_leave_each_other_alone(tmp_path):
         for n in range(4)
     ]
     for names in (rows, [row for row in rows if row.startswith("0")]):
-        figure = picture.drawn(speedup(table(tmp_path, "case,workers,backend,seconds", *names)))
+        figure = matplotlib_backend.drawn(
+            speedup(table(tmp_path, "case,workers,backend,seconds", *names))
+        )
         figure.draw_without_rendering()
         for axes in figure.axes:
             ends = [ends for lines in axes.collections for ends in lines.get_segments()]
@@ -425,7 +433,7 @@ def test_a_backend_without_a_measurement_has_no_bar(tmp_path):
     bars = speedup(path)
     assert np.isnan(bars.heights).tolist() == [[False, True], [True, False]]
     assert isinstance(bars, Bars)
-    assert "2 local" not in terminal.text(bars, 60)
+    assert "2 local" not in terminal_backend.text(bars, 60)
 
 
 @pytest.mark.parametrize(
@@ -530,7 +538,7 @@ def test_who_reports_a_benchmark_by_its_folder_hears_its_file(tmp_path, monkeypa
 
 def test_a_backend_that_begins_with_a_line_is_in_the_legend(tmp_path):
     path = table(tmp_path, "workers,backend,seconds", "1,_mine,2", "1,yours,3")
-    (axes,) = picture.drawn(speedup(path)).axes
+    (axes,) = matplotlib_backend.drawn(speedup(path)).axes
     labels = [text.get_text().strip() for text in axes.get_legend().get_texts()]
     assert labels == ["Ideal", "_mine", "yours"]
 
@@ -549,5 +557,7 @@ def test_names_are_names_and_no_formulas(tmp_path):
 
 def test_where_there_is_no_room_there_are_no_figures(tmp_path):
     rows = [f"{2**n},b{fleet},10" for fleet in range(6) for n in range(12)]
-    (axes,) = picture.drawn(speedup(table(tmp_path, "workers,backend,seconds", *rows))).axes
+    (axes,) = matplotlib_backend.drawn(
+        speedup(table(tmp_path, "workers,backend,seconds", *rows))
+    ).axes
     assert not axes.texts

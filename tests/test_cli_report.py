@@ -12,7 +12,7 @@ import pytest
 from commands import TINY, finished, process, rlflame
 from run_files import make
 
-from rlflame.report import worded
+from rlflame.analysis.report import text
 
 
 @pytest.fixture(autouse=True)
@@ -425,5 +425,5 @@ def test_results_that_are_none(tmp_path, text):
 
 
 def test_numbers_read_as_people_write_them():
-    assert worded.number(1234.56) == "1,234.6"
-    assert worded.number(None) == "-"
+    assert text.number(1234.56) == "1,234.6"
+    assert text.number(None) == "-"

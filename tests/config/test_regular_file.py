@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from commands import TINY, rlflame
 
+from rlflame.analysis.plots import run_times
+from rlflame.analysis.report import bench_comparison
 from rlflame.config import regular_file, toml_io
 from rlflame.errors import CheckpointError, ConfigError, RlflameError
 from rlflame.experiment import run_list
-from rlflame.plot import run_times
-from rlflame.report import measurements
 from rlflame.storage import checkpoint, replay_segments, run_dir, run_files, run_reader
 from rlflame.storage.metrics import LineFile
 
@@ -62,7 +62,7 @@ READERS = {
     "config.toml": (toml_io.read_file, ConfigError),
     "metrics.jsonl": (run_files.lines, CheckpointError),
     "result.json": (run_files.result, CheckpointError),
-    "scaling.json": (measurements.read, CheckpointError),
+    "scaling.json": (bench_comparison.read, CheckpointError),
     "scaling.csv": (run_times.read, CheckpointError),
 }
 

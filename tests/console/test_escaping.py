@@ -24,14 +24,16 @@ import pytest
 from commands import TINY, Spoken, finished, process, rlflame
 from rich.console import Console
 
+from rlflame.analysis.plots import matplotlib_backend, svg_backend, terminal_backend
+from rlflame.analysis.plots.chart import Bars, Chart, Series
+from rlflame.analysis.report import html, markdown
+from rlflame.analysis.report.document import Commands, Document, Section, Table
 from rlflame.config.recipe import RunConfig
 from rlflame.config.toml_io import parse, written
 from rlflame.console import output
 from rlflame.console.live import Pairs
 from rlflame.console.rich_console import EscapingConsole
 from rlflame.errors import RlflameError, shell
-from rlflame.plot import Bars, Chart, Series, inline, picture, terminal
-from rlflame.report import Commands, Document, Section, Table, markdown, page
 from rlflame.text import EscapingStream, escape_controls, escape_line
 
 #: Terminals obey each of these; a pty adds CR to every newline.
@@ -442,7 +444,7 @@ DOCUMENT = Document(
 
 
 def test_a_page_runs_no_script_of_a_name():
-    text = page.written(DOCUMENT)
+    text = html.written(DOCUMENT)
     assert "<script" not in text
     assert not RAW.search(text)
     text.encode()
@@ -467,18 +469,18 @@ def test_markdown_takes_no_markup_from_a_name():
 
 
 def test_a_chart_escapes_its_words_wherever_it_is_drawn():
-    assert "<script" not in inline.svg(CHART)
+    assert "<script" not in svg_backend.svg(CHART)
     bars = Bars(
         title=EVIL, x_label=EVIL, y_label=EVIL, groups=(EVIL,), names=(EVIL,),
         heights=np.array([[1.0]]), ideal=np.array([1.0]), note=EVIL,
     )  # fmt: skip
     for drawing in (CHART, bars):
-        assert not RAW.search(terminal.text(drawing, 60))
+        assert not RAW.search(terminal_backend.text(drawing, 60))
 
 
 def test_a_picture_with_hostile_names_is_xml():
     pytest.importorskip("matplotlib")
-    data = picture.image(CHART, Path("x.svg"))
+    data = matplotlib_backend.image(CHART, Path("x.svg"))
     ElementTree.fromstring(data)
     assert b"<script" not in data
     assert not RAW.search(data.decode())

@@ -19,14 +19,14 @@ import pytest
 from commands import TINY, rlflame
 
 from rlflame import statistics
+from rlflame.analysis import curves
+from rlflame.analysis.plots import svg_backend, terminal_backend
+from rlflame.analysis.plots.speedup import speedup
+from rlflame.analysis.report import build, html, markdown
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.output import as_json_text
 from rlflame.errors import RlflameError
 from rlflame.experiment import run, run_list
-from rlflame.history import curves
-from rlflame.plot import inline, terminal
-from rlflame.plot.speedup import speedup
-from rlflame.report import composed, markdown, page
 from rlflame.storage import run_reader
 
 #: Of each file's some hundred ways to be damaged, every so manieth is tried; `python
@@ -64,9 +64,9 @@ def look_at(folder: Path) -> None:
 
 
 def _reported(folder: Path) -> None:
-    found = composed.compose([folder], [], 0.1)
+    found = build.compose([folder], [], 0.1)
     markdown.written(found.document)
-    page.written(found.document)
+    html.written(found.document)
     as_json_text(found.facts)
 
 
@@ -78,8 +78,8 @@ def _drawn(folder: Path) -> None:
             chart = curves.chart([run], axis, metric)
         except RlflameError:
             continue
-        terminal.text(chart, 60)
-        inline.svg(chart)
+        terminal_backend.text(chart, 60)
+        svg_backend.svg(chart)
 
 
 def damaged(whole: Path, name: str, stride: int, folder: Path) -> None:
@@ -133,7 +133,7 @@ def test_damaged_results_of_a_benchmark_end_in_a_sentence(tmp_path):
     def compare() -> None:
         for sides in (([file], [whole]), ([whole], [file]), ([file], [])):
             with contextlib.suppress(RlflameError):
-                found = composed.compose(*sides, 0.1)
+                found = build.compose(*sides, 0.1)
                 markdown.written(found.document)
                 as_json_text(found.facts)
 
@@ -143,7 +143,7 @@ def test_damaged_results_of_a_benchmark_end_in_a_sentence(tmp_path):
 def test_a_damaged_table_of_run_times_ends_in_a_sentence(tmp_path):
     file = tmp_path / "scaling.csv"
     text = b"workers,backend,seconds,steps,case\n1,local,3.5,100,a\n2,flame,2.5,100,a\n"
-    tried(damage.of_table(text), file, 1, lambda: terminal.text(speedup(file), 60))
+    tried(damage.of_table(text), file, 1, lambda: terminal_backend.text(speedup(file), 60))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+from rlflame.analysis.plots.chart import Drawing
+from rlflame.analysis.plots.matplotlib_backend import PlotUnavailable
+from rlflame.analysis.report import markdown
+from rlflame.analysis.report.document import Document
 from rlflame.bench import Case, Cell, listed, worded
 from rlflame.bench.files import Folder
 from rlflame.bench.filled import Filled
@@ -30,9 +34,6 @@ from rlflame.bench.surroundings import Watch
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.output import as_json_text, say_aside, say_lines
 from rlflame.errors import RlflameError, after_results
-from rlflame.plot import Drawing
-from rlflame.plot.picture import PlotUnavailable
-from rlflame.report import Document, markdown
 from rlflame.training.trainer import StopNow
 
 

@@ -15,11 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlflame.analysis.plots import matplotlib_backend
+from rlflame.analysis.plots.chart import Drawing
+from rlflame.analysis.plots.speedup import speedup
+from rlflame.analysis.report import markdown
+from rlflame.analysis.report.document import Document
 from rlflame.console.output import as_json_text
 from rlflame.errors import ConfigError, RlflameError, shell
-from rlflame.plot import Drawing, picture
-from rlflame.plot.speedup import speedup
-from rlflame.report import Document, markdown
 from rlflame.storage.safetensors_file import write_atomically
 
 
@@ -72,15 +74,15 @@ class Folder:
 
     def draw(self) -> Path:
         """The picture of the table; PlotUnavailable where there is nothing to draw with."""
-        picture.check_available()
+        matplotlib_backend.check_available()
         out = self._file("png")
-        write_atomically(out, picture.image(speedup(self._file("csv")), out))
+        write_atomically(out, matplotlib_backend.image(speedup(self._file("csv")), out))
         return out
 
     def draw_curves(self, drawing: Drawing) -> Path:
         """A second picture, beside that of the table."""
         out = self._file("curves.png")
-        write_atomically(out, picture.image(drawing, out))
+        write_atomically(out, matplotlib_backend.image(drawing, out))
         return out
 
     def _file(self, suffix: str) -> Path:

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from rlflame import __version__
+from rlflame.analysis.plots.chart import Chart, Panels, Series
+from rlflame.analysis.report.document import Document, Section, Table
+from rlflame.analysis.smoothing import moving_average
 from rlflame.bench import Surroundings
 from rlflame.bench.distributed import SOURCE
 from rlflame.bench.fitted import agreed
 from rlflame.bench.racing import THEIRS, Race, Runner
 from rlflame.bench.worded import NOTHING, disturbed, surroundings
 from rlflame.config.recipe import LearningSettings
-from rlflame.history.averaged import moving_average
-from rlflame.plot import Chart, Panels, Series
-from rlflame.report import Document, Section, Table
 
 HEAD = ("learners", "recipe", "seconds", "steps", "case", "final_return", "retried")
 #: What a return is the mean of, at the end and along a line.

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from rlflame import __version__
+from rlflame.analysis.report.document import Block, Document, Section, Table
 from rlflame.bench import Case, Surroundings
 from rlflame.bench.published import EPISODE_MS
 from rlflame.bench.rollouts import Rate
 from rlflame.bench.worded import NOTHING, disturbed, spread, surroundings
-from rlflame.report import Block, Document, Section, Table
 from rlflame.statistics import median_interval
 
 

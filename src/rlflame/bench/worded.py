@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlflame.analysis.report.document import Block, Document, Section, Table
 from rlflame.bench import Case, Cell, Surroundings, advice
 from rlflame.bench.fitted import Overhead, Row, gains, overheads, rows, same_bits
 from rlflame.bench.published import SPEEDUPS, Comparison, benefit
-from rlflame.report import Block, Document, Section, Table
 from rlflame.statistics import FEWEST_SEEDS, Interval
 from rlflame.text import format_count, format_size
 

@@ -376,11 +376,11 @@ def _lengths(text: str) -> list[float]:
 
 
 def _diff(old: Path, new: Path, *, as_json: bool) -> None:
+    from rlflame.analysis.report import bench_comparison, build, markdown
     from rlflame.console.output import as_json_text, say_lines
     from rlflame.errors import ConfigError, shell
-    from rlflame.report import composed, markdown, measurements
 
-    named = [measurements.meant(path) or path for path in (old, new)]
+    named = [bench_comparison.meant(path) or path for path in (old, new)]
     for path, file in zip((old, new), named, strict=True):
         if path.suffix != ".json":
             known = named if file != path else ["old/scaling.json", "new/scaling.json"]
@@ -388,7 +388,7 @@ def _diff(old: Path, new: Path, *, as_json: bool) -> None:
                 f"{path} is no result of a benchmark, which ends in .json.",
                 shell("rlflame", "bench", "--diff", *known),
             )
-    found = composed.compose([new], [old], MARGIN)
+    found = build.compose([new], [old], MARGIN)
     whole = as_json_text(found.facts, indent=1) if as_json else markdown.written(found.document)
     say_lines(whole.rstrip())
 

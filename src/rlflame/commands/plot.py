@@ -10,7 +10,7 @@ import typer
 from rlflame.commands.options import Debug
 
 if TYPE_CHECKING:
-    from rlflame.plot import Drawing
+    from rlflame.analysis.plots.chart import Drawing
 
 
 def plot(
@@ -60,15 +60,15 @@ def plot(
     Without matplotlib they are drawn in the terminal.
     """
     del debug
+    from rlflame.analysis import curves
+    from rlflame.analysis.plots import matplotlib_backend
+    from rlflame.analysis.plots.speedup import speedup
     from rlflame.console.output import say, say_aside
-    from rlflame.history import curves
-    from rlflame.plot import picture
-    from rlflame.plot.speedup import speedup
     from rlflame.storage import run_reader, safetensors_file
     from rlflame.storage.sweep_dir import is_job
 
     if out is not None and str(out) != "-":
-        picture.check_suffix(out)
+        matplotlib_backend.check_suffix(out)
     drawing: Drawing
     if any(one.suffix == ".csv" or _results(one) for one in runs):
         _check_table(runs, {"-x": axis, "--smooth": smooth, "--metric": metric})
@@ -85,15 +85,15 @@ def plot(
         draw_here(drawing)
         return
     try:
-        picture.check_available()
-    except picture.PlotUnavailable:
+        matplotlib_backend.check_available()
+    except matplotlib_backend.PlotUnavailable:
         draw_here(drawing)
         if out is not None:
             raise
         say_aside("matplotlib is not installed: pip install 'rlflame[plot]' for a picture.")
         return
     where = out or where
-    safetensors_file.write_atomically(where, picture.image(drawing, where))
+    safetensors_file.write_atomically(where, matplotlib_backend.image(drawing, where))
     if drawing.remark:
         say_aside(drawing.remark)
     say(str(where))
@@ -101,9 +101,9 @@ def plot(
 
 def _results(path: Path) -> Path | None:
     """The results of a benchmark that are named, themselves or by their folder."""
-    from rlflame.report import measurements
+    from rlflame.analysis.report import bench_comparison
 
-    return path if path.suffix == ".json" and path.is_file() else measurements.meant(path)
+    return path if path.suffix == ".json" and path.is_file() else bench_comparison.meant(path)
 
 
 def _check_table(given: list[Path], options: dict[str, object]) -> None:
@@ -133,8 +133,8 @@ def _check_table(given: list[Path], options: dict[str, object]) -> None:
 def draw_here(drawing: Drawing) -> None:
     import shutil
 
+    from rlflame.analysis.plots import terminal_backend
     from rlflame.console.output import say_lines, takes
-    from rlflame.plot import terminal
 
     width = min(120, max(20, shutil.get_terminal_size().columns))
-    say_lines(terminal.text(drawing, width, braille=takes(terminal.SYMBOLS)))
+    say_lines(terminal_backend.text(drawing, width, braille=takes(terminal_backend.SYMBOLS)))

@@ -10,7 +10,7 @@ import typer
 from rlflame.commands.options import Debug, Json
 
 if TYPE_CHECKING:
-    from rlflame.report.composed import Composed
+    from rlflame.analysis.report.build import Composed
 
 SUFFIXES = (".md", ".html", ".json")
 SEPARATOR = "--vs"
@@ -53,15 +53,15 @@ def report(
     With --vs, whether it is better, equivalent or not worse.
     """
     del debug
+    from rlflame.analysis.report import build
     from rlflame.console.output import say, say_aside, say_lines, takes
     from rlflame.errors import ConfigError, ending, shell
-    from rlflame.report import composed
     from rlflame.storage import safetensors_file
 
     ours, theirs = _sides(runs)
-    if require is not None and require not in composed.CLAIMS:
+    if require is not None and require not in build.CLAIMS:
         raise ConfigError(
-            f"--require {require!r} is no claim.", f"--require {', '.join(composed.CLAIMS)}"
+            f"--require {require!r} is no claim.", f"--require {', '.join(build.CLAIMS)}"
         )
     if require is not None and not theirs:
         raise ConfigError("--require needs something to compare with.", "--vs RUN...")
@@ -74,7 +74,7 @@ def report(
             f"A report is written as {', '.join(s[1:] for s in SUFFIXES)}, not {str(out)!r}.",
             shell("-o", ending(out, ".html", "report")),
         )
-    found = composed.compose(ours, theirs, margin / 100.0)
+    found = build.compose(ours, theirs, margin / 100.0)
     for note in found.notes:
         say_aside(note)
     if out is not None:
@@ -85,7 +85,7 @@ def report(
         readable = _written(found, ".json" if as_json else ".md", ascii_only=not takes("±⣿└"))
         say_lines(readable.rstrip())
     if require is not None:
-        composed.demand(found, require)
+        build.demand(found, require)
 
 
 def _sides(words: list[str]) -> tuple[list[Path], list[Path]]:
@@ -113,11 +113,11 @@ def _sides(words: list[str]) -> tuple[list[Path], list[Path]]:
 
 
 def _written(found: Composed, suffix: str, *, ascii_only: bool = False) -> str:
+    from rlflame.analysis.report import html, markdown
     from rlflame.console.output import as_json_text
-    from rlflame.report import markdown, page
 
     if suffix == ".json":
         return as_json_text(found.facts, indent=2) + "\n"
     if suffix == ".html":
-        return page.written(found.document)
+        return html.written(found.document)
     return markdown.written(found.document, ascii_only=ascii_only)

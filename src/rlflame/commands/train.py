@@ -310,18 +310,18 @@ def _dry_run(
 def _plot(result: RunResult, config: RunConfig, show: Display) -> None:
     from dataclasses import replace
 
+    from rlflame.analysis import curves
+    from rlflame.analysis.plots import matplotlib_backend
     from rlflame.console.recipe_summary import title
     from rlflame.errors import RlflameError
-    from rlflame.history import curves
-    from rlflame.plot import picture
     from rlflame.storage import run_reader, safetensors_file
 
     out = result.folder / "returns.png"
     try:
-        picture.check_available()
+        matplotlib_backend.check_available()
         chart = curves.chart([run_reader.read(result.folder)], metric=curves.EPISODE_RETURN)
         chart = replace(chart, title=title(config.recipe))
-        safetensors_file.write_atomically(out, picture.image(chart, out))
+        safetensors_file.write_atomically(out, matplotlib_backend.image(chart, out))
     except RlflameError as error:
         show.note(f"{error.message} {error.hint}")
     else:

@@ -24,6 +24,7 @@ from commands import TINY, finished, process, rlflame
 from test_cli_process import alive, children_of, until
 
 from rlflame import api, statistics
+from rlflame.analysis.plots import matplotlib_backend
 from rlflame.config import resolve
 from rlflame.console.sweep_base import Shares
 from rlflame.errors import CheckpointError, ConfigError
@@ -32,7 +33,6 @@ from rlflame.experiment.sweep import job as jobs
 from rlflame.experiment.sweep import seed_processes, sweep
 from rlflame.experiment.sweep.job import Job
 from rlflame.experiment.sweep.resources import shares
-from rlflame.plot import picture
 from rlflame.rollout.seeding import Role, reset_seed
 from rlflame.storage import checkpoint
 from rlflame.storage.machine_memory import PROCESS_BYTES
@@ -624,9 +624,9 @@ def test_a_dry_run_says_the_seeds_and_runs_none(tmp_path):
 
 def test_without_matplotlib_the_curves_are_drawn_here(tmp_path, monkeypatch):
     def absent():
-        raise picture.PlotUnavailable("matplotlib is not installed.")
+        raise matplotlib_backend.PlotUnavailable("matplotlib is not installed.")
 
-    monkeypatch.setattr(picture, "check_available", absent)
+    monkeypatch.setattr(matplotlib_backend, "check_available", absent)
     words = ("train", *TINY, "--steps", "512", "--seeds", "0-1")
     spoken = rlflame(*words, "--out", tmp_path / "x")
     assert spoken.code == 0

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rlflame.analysis.curves import EVALUATION
 from rlflame.errors import CheckpointError
 from rlflame.experiment.sweep.job import Job, Standing, standing
-from rlflame.history.curves import EVALUATION
 from rlflame.rollout.spec import Float64
 from rlflame.statistics import best_mean, over, summarise, tail_mean
 from rlflame.storage import run_reader

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlflame.analysis import curves
+from rlflame.analysis.plots import matplotlib_backend
 from rlflame.config import env_file
 from rlflame.config.module_trust import allowed_modules
 from rlflame.config.recipe import RunConfig
@@ -27,9 +29,7 @@ from rlflame.experiment.sweep.seed_processes import Crew
 from rlflame.experiment.sweep.summary import summary
 from rlflame.fleet import factory
 from rlflame.fleet.base import Fleet, FleetEvent
-from rlflame.history import curves
 from rlflame.learning.factory import blas_threads
-from rlflame.plot import picture
 from rlflame.rollout import blas
 from rlflame.rollout.process.parent_channel import Message
 from rlflame.storage import run_reader, safetensors_file
@@ -264,9 +264,9 @@ def _drawn(folder: Path) -> Path | None:
     """The picture of all seeds, where matplotlib is there to draw it and there are curves."""
     out = folder / "plot.png"
     try:
-        picture.check_available()
+        matplotlib_backend.check_available()
         runs, _ = run_reader.read_all([folder])
-        safetensors_file.write_atomically(out, picture.image(curves.picture(runs), out))
+        safetensors_file.write_atomically(out, matplotlib_backend.image(curves.picture(runs), out))
     except RlflameError:
         return None
     return out

@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rlflame.analysis import curves
+from rlflame.analysis.plots.chart import Chart
+from rlflame.analysis.report import bench_comparison, text
+from rlflame.analysis.report.data import comparisons, gather
+from rlflame.analysis.report.document import Document
 from rlflame.errors import ConfigError, RlflameError, typed
-from rlflame.history import curves
-from rlflame.plot import Chart
-from rlflame.report import Document, measurements, worded
-from rlflame.report.gathered import comparisons, gather
 from rlflame.statistics import FEWEST_SEEDS, Verdict
 from rlflame.storage import run_reader
 from rlflame.storage.run_reader import Recorded
@@ -51,7 +52,7 @@ class NotShown(RlflameError):
 def compose(ours: Sequence[Path], theirs: Sequence[Path], margin: float) -> Composed:
     """`margin` is a share. Benchmark results are .json files, runs are folders."""
     for path in (*ours, *theirs):
-        if (file := measurements.meant(path)) is not None:
+        if (file := bench_comparison.meant(path)) is not None:
             raise ConfigError(
                 f"{path} is of a benchmark, whose results are in its .json file.",
                 typed("report", file),
@@ -106,7 +107,7 @@ def _of_runs(ours: Sequence[Path], theirs: Sequence[Path], margin: float) -> Com
         **gather([*runs, *other]),
         "comparisons": [{"environment": name, **one.as_dict()} for name, one in compared],
     }
-    document = worded.document(facts, _charts([*runs, *other]), compared)
+    document = text.document(facts, _charts([*runs, *other]), compared)
     shown = tuple(
         Shown(name, one.verdict)
         for name, one in compared
@@ -133,27 +134,27 @@ def _metric(runs: Sequence[Recorded]) -> str:
 
 
 def _of_measurements(ours: Path, theirs: Sequence[Path], margin: float) -> Composed:
-    mine = measurements.read(ours)
+    mine = bench_comparison.read(ours)
     title = f"Benchmark: {ours.stem}"
     facts: dict[str, Any] = {
         "measurements": [{**asdict(m), "median": m.median} for m in mine.found],
         "doubts": list(mine.doubts),
     }
     if not theirs:
-        return Composed(Document(title, (measurements.listed(mine),)), facts, (), ())
-    other = measurements.read(theirs[0])
-    changes = measurements.changes(mine.found, other.found, margin)
-    doubts = facts["doubts"] = measurements.doubts(mine, other)
+        return Composed(Document(title, (bench_comparison.listed(mine),)), facts, (), ())
+    other = bench_comparison.read(theirs[0])
+    changes = bench_comparison.changes(mine.found, other.found, margin)
+    doubts = facts["doubts"] = bench_comparison.doubts(mine, other)
     facts["changes"] = [_fact(one) for one in changes]
     shown = tuple(
         Shown(one.name, one.verdict, "%")
         for one in changes
     )  # fmt: skip
-    section = measurements.compared(changes, mine, other, doubts)
+    section = bench_comparison.compared(changes, mine, other, doubts)
     return Composed(Document(title, (section,)), facts, shown, ())
 
 
-def _fact(change: measurements.Change) -> dict[str, Any]:
+def _fact(change: bench_comparison.Change) -> dict[str, Any]:
     """Of fewer repetitions than an interval takes, its ends are null."""
     found = {**asdict(change), **change.verdict.as_dict()}
     if not change.verdict.enough:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlflame.plot import Series
+from rlflame.analysis.plots.chart import Series
 from rlflame.rollout.spec import Float64
 from rlflame.statistics import iqm_band
 

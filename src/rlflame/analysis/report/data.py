@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from rlflame.analysis.curves import EVALUATION
+from rlflame.analysis.grouping import Group, groups
 from rlflame.errors import CheckpointError, ConfigError, typed
-from rlflame.history.curves import EVALUATION
-from rlflame.history.grouping import Group, groups
 from rlflame.rollout.spec import Float64
 from rlflame.statistics import Comparison, best_mean, compare, over, summarise, tail_mean
 from rlflame.storage.run_reader import Recorded

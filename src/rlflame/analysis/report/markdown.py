@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rlflame.plot import Chart, terminal
-from rlflame.report import Block, Commands, Document, Table
+from rlflame.analysis.plots import terminal_backend
+from rlflame.analysis.plots.chart import Chart
+from rlflame.analysis.report.document import Block, Commands, Document, Table
 from rlflame.text import escape_controls, escape_line
 
 #: What begins code, HTML or the target of a link, and a backslash that would undo an escape.
@@ -38,7 +39,7 @@ def _lines(block: Block, ascii_only: bool) -> list[str]:
     if isinstance(block, Table):
         return _table(block, {"±": "+-"} if ascii_only else {})
     if isinstance(block, Chart):
-        return _fenced([terminal.text(block, 80, 14, braille=not ascii_only)])
+        return _fenced([terminal_backend.text(block, 80, 14, braille=not ascii_only)])
     if isinstance(block, Commands):
         return _fenced([escape_line(line) for line in block.lines])
     return [_plain(block)]

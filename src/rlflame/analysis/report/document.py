@@ -1,14 +1,14 @@
 """The contract of a report: what it says, as blocks of plain words.
 
-gathered.py finds the numbers, worded.py makes blocks of them, markdown.py and page.py write blocks
-down. Must not know: runs, files, formats.
+report/data.py finds the numbers, report/text.py makes blocks of them, report/markdown.py and
+report/html.py write blocks down. Must not know: runs, files, formats.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlflame.plot import Chart
+from rlflame.analysis.plots.chart import Chart
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlflame.analysis.plots.chart import COLOURS, Bars, Cases, Chart, Drawing, Panels, Series, short
 from rlflame.errors import ConfigError, RlflameError, ending, shell
-from rlflame.plot import COLOURS, Bars, Cases, Chart, Drawing, Panels, Series, short
 from rlflame.text import escape_controls
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlflame.plot import Bars, Cases, Chart, Drawing, Panels, Series, short, ticks
+from rlflame.analysis.plots.chart import Bars, Cases, Chart, Drawing, Panels, Series, short, ticks
 from rlflame.rollout.spec import Float64
 from rlflame.text import escape_line
 

@@ -1,7 +1,7 @@
 """The contract of a picture: what there is to draw, as plain numbers and words.
 
-picture.py draws it with matplotlib, inline.py as SVG inside a page, terminal.py in characters.
-Must not know: runs, files, how anything is drawn.
+plots/matplotlib_backend.py draws it with matplotlib, plots/svg_backend.py as SVG inside a page,
+plots/terminal_backend.py in characters. Must not know: runs, files, how anything is drawn.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ import pytest
 from commands import rlflame
 from run_files import make
 
-from rlflame.history import curves
-from rlflame.plot import Chart, Panels, Series, picture
+from rlflame.analysis import curves
+from rlflame.analysis.plots import matplotlib_backend
+from rlflame.analysis.plots.chart import Chart, Panels, Series
 from rlflame.storage import run_reader
 
 
@@ -38,7 +39,7 @@ def names_in(axes):
 
 def test_each_environment_has_axes_limits_and_a_legend_of_its_own(two_environments):
     found = read(two_environments)
-    cartpole, hopper = picture.drawn(curves.picture(found)).axes
+    cartpole, hopper = matplotlib_backend.drawn(curves.picture(found)).axes
     assert [axes.get_title(loc="left") for axes in (cartpole, hopper)] == [
         "CartPole-v1",
         "Hopper-v5",
@@ -63,7 +64,7 @@ def test_what_is_called_alike_has_one_colour_in_all_panels(two_environments, see
     # PPO is first in Hopper, and second in CartPole.
     names = ("z-0", "z-1", "z-2", "re-0", "re-1", *(f"ppo-{seed}" for seed in range(seeds)))
     found = [run_reader.read(two_environments / name) for name in names]
-    hopper, cartpole = picture.drawn(curves.picture(found)).axes
+    hopper, cartpole = matplotlib_backend.drawn(curves.picture(found)).axes
     colours = {line.get_label(): line.get_color() for line in cartpole.lines}
     assert hopper.lines[0].get_color() == colours[label]
     assert len(set(colours.values())) == 2
@@ -79,7 +80,7 @@ def test_a_name_that_a_panel_has_twice_is_two_lines():
 def test_runs_that_are_told_apart_look_alike_by_their_own_labels(two_environments):
     """A seed that occurs twice is two lines, and the next one is itself in both panels."""
     found = [run_reader.read(two_environments / name) for name in ("z-0", "z-1", "ppo-1")]
-    hopper, cartpole = picture.drawn(curves.picture([found[0], *found])).axes
+    hopper, cartpole = matplotlib_backend.drawn(curves.picture([found[0], *found])).axes
     colours = {line.get_label(): line.get_color() for line in hopper.lines}
     assert len({line.get_color() for line in hopper.lines}) == 3
     (alone,) = cartpole.lines
@@ -96,7 +97,7 @@ def test_panels_are_drawn_as_asked_and_what_lines_are_is_said_once(two_environme
         assert chart.y_label == "Evaluation return, mean of 2"
     # Seed 1 is the middle one: 100,001 and 200,001 have the mean 150,001.
     assert panels.charts[1].series[0].y[1] == pytest.approx(150_001)
-    texts = picture.drawn(panels).findobj(lambda artist: hasattr(artist, "get_text"))
+    texts = matplotlib_backend.drawn(panels).findobj(lambda artist: hasattr(artist, "get_text"))
     assert sum("interquartile" in text.get_text() for text in texts) == 1
 
 
@@ -104,7 +105,7 @@ def test_runs_of_one_environment_are_one_chart(two_environments):
     chart = curves.picture(read(two_environments)[:5])
     assert isinstance(chart, Chart)
     assert chart.title == "CartPole-v1"
-    assert len(picture.drawn(chart).axes) == 1
+    assert len(matplotlib_backend.drawn(chart).axes) == 1
 
 
 def test_in_the_terminal_panels_are_below_each_other(two_environments):
@@ -137,7 +138,7 @@ def test_a_picture_of_panels_is_as_wide_and_grows_by_rows(two_environments):
 def test_panels_with_much_to_say_are_in_rows_as_wide_as_the_sheet(labels, columns):
     here = np.arange(2.0)
     chart = Chart("", "", "", tuple(Series(label, here, here) for label in labels))
-    figure = picture.drawn(Panels((chart, chart)))
+    figure = matplotlib_backend.drawn(Panels((chart, chart)))
     assert {axes.get_subplotspec().get_gridspec().ncols for axes in figure.axes} == {columns}
     figure.draw_without_rendering()
     assert all(axes.get_position().width > 0.35 for axes in figure.axes)
@@ -146,5 +147,5 @@ def test_panels_with_much_to_say_are_in_rows_as_wide_as_the_sheet(labels, column
 def test_episodes_too_few_for_a_line_have_their_name_in_the_legend(tmp_path):
     for name in ("CartPole-v1", "Hopper-v5"):
         make(tmp_path / name, algorithm="reinforce", environment=name, episodes=[(1.0, 9)] * 3)
-    for axes in picture.drawn(curves.picture(read(tmp_path))).axes:
+    for axes in matplotlib_backend.drawn(curves.picture(read(tmp_path))).axes:
         assert names_in(axes) == ["REINFORCE, seed 0"]

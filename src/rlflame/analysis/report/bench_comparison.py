@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from rlflame.analysis.report.document import Section, Table
+from rlflame.analysis.report.text import NOTHING, number
 from rlflame.config import regular_file
 from rlflame.config.toml_io import written
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.report import Section, Table
-from rlflame.report.worded import NOTHING, number
 from rlflame.rollout.blas_env import THREAD_VARIABLES
 from rlflame.statistics import Interval, Verdict, compare_medians
 from rlflame.storage import run_files

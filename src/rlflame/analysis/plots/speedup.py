@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlflame.plot import Bars, Cases, run_times
+from rlflame.analysis.plots import run_times
+from rlflame.analysis.plots.chart import Bars, Cases
 
 
 def speedup(table: Path) -> Bars | Cases:

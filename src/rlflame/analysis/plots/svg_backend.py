@@ -11,7 +11,7 @@ from html import escape
 
 import numpy as np
 
-from rlflame.plot import COLOURS, Chart, Series, short, ticks
+from rlflame.analysis.plots.chart import COLOURS, Chart, Series, short, ticks
 from rlflame.rollout.spec import Float64
 
 WIDTH, HEIGHT = 560, 340

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlflame.errors import CheckpointError, ConfigError
-from rlflame.history.averaged import (
+from rlflame.analysis.grouping import Group, groups, split
+from rlflame.analysis.plots.chart import Chart, Panels, Series
+from rlflame.analysis.smoothing import (
     Curve,
     alone,
     interpolated,
@@ -23,8 +24,7 @@ from rlflame.history.averaged import (
     smoothed,
     together,
 )
-from rlflame.history.grouping import Group, groups, split
-from rlflame.plot import Chart, Panels, Series
+from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.spec import Float64
 from rlflame.storage.metrics import NAMES
 from rlflame.storage.run_reader import Recorded

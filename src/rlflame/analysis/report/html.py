@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from rlflame.plot import COLOURS, Chart, inline
-from rlflame.report import Block, Commands, Document, Section, Table
+from rlflame.analysis.plots import svg_backend
+from rlflame.analysis.plots.chart import COLOURS, Chart
+from rlflame.analysis.report.document import Block, Commands, Document, Section, Table
 from rlflame.text import escape_controls
 
 #: On a dark page the same hues, lighter.
@@ -103,11 +104,11 @@ def _cell(tag: str, text: str, column: int, table: Table) -> str:
 
 def _figure(chart: Chart) -> str:
     names = "".join(
-        f'<li><i style="background:{inline.colour(i)}"></i>{escape(series.label)}</li>'
+        f'<li><i style="background:{svg_backend.colour(i)}"></i>{escape(series.label)}</li>'
         for i, series in enumerate(chart.series)
     )
     note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
     return (
-        f"<figure>{inline.svg(chart)}<figcaption><strong>{escape(chart.title)}</strong>"
+        f"<figure>{svg_backend.svg(chart)}<figcaption><strong>{escape(chart.title)}</strong>"
         f'<ul class="names">{names}</ul>{note}</figcaption></figure>'
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlflame.analysis.plots.chart import Chart
+from rlflame.analysis.report.document import Block, Commands, Document, Section, Table
 from rlflame.errors import typed
-from rlflame.plot import Chart
-from rlflame.report import Block, Commands, Document, Section, Table
 from rlflame.statistics import FEWEST_SEEDS, Comparison
 from rlflame.text import format_count, format_duration
 

@@ -1,0 +1,1 @@
+"""Charts of curves, as pictures and in a terminal."""
