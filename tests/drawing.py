@@ -9,7 +9,7 @@ import failpoints
 
 from rlflame.experiment import components
 from rlflame.fleet.inline import InlineFleet
-from rlflame.render import Job
+from rlflame.rendering.job import Job
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan, evaluate

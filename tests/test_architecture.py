@@ -49,7 +49,7 @@ LAYERS = [
     ],
     [
         "console console.*",
-        "filming filming.clips filming.recorder filming.video graphics render render.camera render.files render.film render.graphics_check render.order render.panels render.studio",
+        "rendering rendering.*",
         "analysis analysis.*",
     ],
     [
@@ -85,8 +85,8 @@ GUESTS = {
     "matplotlib": {"analysis.plots.matplotlib_backend"},
     "onnx": {"storage.onnx_export"},
     "onnxruntime": {"storage.onnx_export"},
-    "PIL": {"render.panels", "render.files", "render.film"},
-    "imageio_ffmpeg": {"render.files"},
+    "PIL": {"rendering.panels", "rendering.encoders", "rendering.film"},
+    "imageio_ffmpeg": {"rendering.encoders"},
     "safetensors": {"storage.safetensors_file"},
     "pydantic": {
         "config.recipe",
@@ -144,7 +144,7 @@ BLIND = {
         "rlflame.storage",
         "rlflame.console",
     ],
-    "filming.*": ["typer", "rlflame.commands", "PIL"],
+    "rendering.*": ["typer", "rlflame.commands", "PIL"],
     "console.output": [
         "rlflame.console.base",
         "rlflame.console.progress",
@@ -433,6 +433,7 @@ def test_fleets_and_algorithms_are_named_by_those_who_choose_them_alone() -> Non
 
 
 IN_PLACE = [
+    "rendering",
     "analysis",
     "console",
     "experiment",

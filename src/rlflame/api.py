@@ -24,10 +24,10 @@ from rlflame.experiment.resume import check_environment
 from rlflame.experiment.run import resume, train
 from rlflame.experiment.sweep.sweep import resume as resume_seeds
 from rlflame.experiment.sweep.sweep import train as train_seeds
-from rlflame.filming import video
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCount, Fleet
-from rlflame.render import Drawing
+from rlflame.rendering import video
+from rlflame.rendering.job import Drawing
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array
 from rlflame.storage import checkpoint

@@ -46,7 +46,7 @@ def cluster_check(
     from rlflame.fleet.flame.check import connection
     from rlflame.fleet.flame.check.cluster_check import Examination
     from rlflame.fleet.flame.client import configured
-    from rlflame.render.graphics_check import GraphicsCheck
+    from rlflame.rendering.graphics_check import GraphicsCheck
     from rlflame.training.stop_signal import terminable
 
     streaming = not as_json and configured() is not None

@@ -10,7 +10,7 @@ import typer
 from rlflame.commands.options import AllowModules, Debug, EnvFile, Json
 
 if TYPE_CHECKING:
-    from rlflame.render import Drawing
+    from rlflame.rendering.job import Drawing
     from rlflame.storage.checkpoint import Checkpoint
 
 
@@ -80,7 +80,7 @@ def render(
     from rlflame.console.quiet import Tally
     from rlflame.errors import ConfigError
     from rlflame.experiment import resume
-    from rlflame.filming import video
+    from rlflame.rendering import video
     from rlflame.storage.run_dir import named_policy
 
     if human and out is not None:

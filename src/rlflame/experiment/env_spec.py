@@ -9,12 +9,12 @@ import difflib
 
 import gymnasium
 
-from rlflame import graphics
 from rlflame.config.module_trust import check_modules
 from rlflame.config.recipe import EnvironmentSettings
 from rlflame.config.resolve import ALIASES
 from rlflame.config.toml_io import written
 from rlflame.errors import ConfigError, NoSuchEnvironment
+from rlflame.rendering import gl_backend
 from rlflame.rollout.envs.make import UnsupportedSpace, describe
 from rlflame.rollout.spec import EnvSpec
 
@@ -37,8 +37,8 @@ def look_at(settings: EnvironmentSettings) -> EnvSpec:
         ) from error
     except gymnasium.error.DependencyNotInstalled as error:
         cause = error.__cause__
-        if cause is not None and graphics.hindered(error):
-            raise graphics.hindrance(_first_line(cause)) from error
+        if cause is not None and gl_backend.hindered(error):
+            raise gl_backend.hindrance(_first_line(cause)) from error
         if isinstance(cause, ImportError) and not isinstance(cause, ModuleNotFoundError):
             raise ConfigError(
                 f"{name} needs a package that cannot be loaded: {_first_line(cause)}.",
@@ -55,8 +55,8 @@ def look_at(settings: EnvironmentSettings) -> EnvSpec:
             f"{name} cannot be made: {_first_line(error)}.", "rlflame envs"
         ) from error
     except (Exception, SystemExit) as error:
-        if graphics.hindered(error):
-            raise graphics.hindrance(_first_line(error)) from error
+        if gl_backend.hindered(error):
+            raise gl_backend.hindrance(_first_line(error)) from error
         given = f" with {written(settings.kwargs)}" if settings.kwargs else ""
         hint = "check --env-kwargs" if given else _nearest(name)
         raise ConfigError(f"{name} cannot be made{given}: {_first_line(error)}.", hint) from error

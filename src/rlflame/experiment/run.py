@@ -33,10 +33,10 @@ from rlflame.experiment.resume import (
     train_from,
 )
 from rlflame.experiment.run_settings import check_learners, recorded_env_file
-from rlflame.filming.recorder import filmed
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCount, Fleet, Observer, TrafficCount, policy_id
 from rlflame.learning.factory import blas_threads, made_with
+from rlflame.rendering.clip_recorder import filmed
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
 from rlflame.storage import checkpoint, replay_segments, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint

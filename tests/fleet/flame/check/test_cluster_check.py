@@ -32,8 +32,8 @@ from rlflame.fleet.flame.check.stale_runs import (
 )
 from rlflame.fleet.flame.loader import Loader
 from rlflame.fleet.flame.requests import context
-from rlflame.graphics import BACKENDS, advice
-from rlflame.render.graphics_check import GraphicsCheck
+from rlflame.rendering.gl_backend import BACKENDS, advice
+from rlflame.rendering.graphics_check import GraphicsCheck
 
 
 class Time:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rlflame import graphics
-from rlflame.graphics import BACKENDS, Finder, GraphicsUnavailable, advice, cache_folder
+from rlflame.rendering import gl_backend
+from rlflame.rendering.gl_backend import BACKENDS, Finder, GraphicsUnavailable, advice, cache_folder
 
 
 class Machine:
@@ -122,7 +122,7 @@ def test_the_package_is_named_for_this_system(tmp_path, release, tool):
 def test_trying_leaves_this_process_s_environment_alone():
     before = dict(os.environ)
     code = "import os; assert os.environ['MUJOCO_GL'] in ('egl', 'cgl')"
-    trials = graphics.Trials(code=code)
+    trials = gl_backend.Trials(code=code)
     reasons = trials.reasons()
     assert reasons[BACKENDS[0]] == ""
     assert "AssertionError" in reasons["glfw"]
@@ -181,11 +181,11 @@ class Tried:
 
 def test_the_variable_its_value_and_what_works_instead_are_named(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "nonsense")
-    error = graphics.hindrance("no such thing", lambda: Tried(BACKENDS[0]))
+    error = gl_backend.hindrance("no such thing", lambda: Tried(BACKENDS[0]))
     assert error.exit_code == 2
     assert error.message == "MuJoCo cannot be loaded with MUJOCO_GL='nonsense': no such thing."
     assert error.hint.startswith("unset MUJOCO_GL")
     assert all(name in error.hint for name in (*BACKENDS, "disable"))
     assert error.hint.endswith(f"of which {BACKENDS[0]} works here")
-    none = graphics.hindrance("no such thing", Tried)
+    none = gl_backend.hindrance("no such thing", Tried)
     assert none.hint.endswith(f"of which none works here: {advice()}")

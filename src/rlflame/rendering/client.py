@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from rlflame import graphics
 from rlflame.errors import RlflameError
-from rlflame.render import Drawing, DrawingFailed, Job
+from rlflame.rendering import gl_backend
+from rlflame.rendering.job import Drawing, DrawingFailed, Job
 from rlflame.rollout import blas, wire
 from rlflame.rollout.process.worker_main import Kind
 from rlflame.rollout.process.worker_process import Garbled, WorkerProcess, how_it_ended
 
 Tell = Callable[[int, int], None]
-_MODULE = "rlflame.render.studio"
+_MODULE = "rlflame.rendering.process_main"
 #: How often it is asked whether anybody still wants the drawing.
 _LOOK_S = 0.2
 
@@ -29,7 +29,7 @@ def drawn(
     job: Job,
     *,
     mujoco: bool,
-    finder: graphics.Finder | None = None,
+    finder: gl_backend.Finder | None = None,
     show_output: bool = False,
     tell: Tell = lambda made, of: None,
     stopped: Callable[[], bool] = lambda: False,
@@ -38,15 +38,15 @@ def drawn(
     order = partial(_ordered, job, show_output=show_output, tell=tell, stopped=stopped)
     if job.kind == "window":
         check_display(os.environ)
-        return order({graphics.VARIABLE: "glfw"} if mujoco else {})
+        return order({gl_backend.VARIABLE: "glfw"} if mujoco else {})
     # pygame draws into memory wherever it thinks that there is no screen.
     quiet = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
     if not mujoco:
         return order(quiet)
-    finder = finder or graphics.Finder()
+    finder = finder or gl_backend.Finder()
     backend = finder.find()
     try:
-        return order({**quiet, **graphics.variables(backend)})
+        return order({**quiet, **gl_backend.variables(backend)})
     except RlflameError:
         if not finder.remembered:
             raise
@@ -55,7 +55,7 @@ def drawn(
         found = finder.find()
         if found == backend:
             raise
-    return order({**quiet, **graphics.variables(found)})
+    return order({**quiet, **gl_backend.variables(found)})
 
 
 def check_display(environment: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlflame.fleet.flame.check.findings import Finding, ok, warning
-from rlflame.graphics import BACKENDS, DRAW, TRY_S, Trials, advice
+from rlflame.rendering.gl_backend import BACKENDS, DRAW, TRY_S, Trials, advice
 from rlflame.text import format_count
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflame.errors import CheckpointError, ConfigError, ending, shell
-from rlflame.render import KINDS, Drawing, Job, Kind, camera, order
+from rlflame.rendering import client, episodes
+from rlflame.rendering.job import KINDS, Drawing, Job, Kind
 from rlflame.rollout.spec import PolicyArrays
 from rlflame.storage import safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
@@ -40,9 +41,9 @@ def kind_of(out: Path) -> Kind:
             shell("-o", ending(out, ".gif", "film")),
         )
     if kind == "mp4":
-        from rlflame.render import files  # needs Pillow, which takes long to load
+        from rlflame.rendering import encoders  # needs Pillow, which takes long to load
 
-        files.check_video()
+        encoders.check_video()
     if out.is_dir():
         raise CheckpointError(f"{out} is a folder.", "-o with the name of a file")
     folder = out.absolute().parent
@@ -63,9 +64,9 @@ def check(wish: Wish) -> None:
     if wish.kind == "window" and wish.versus_untrained:
         raise ConfigError("--human shows one policy.", "-o film.gif --vs-untrained")
     if wish.kind == "gif" and wish.fps is not None:
-        from rlflame.render import files
+        from rlflame.rendering import encoders
 
-        files.check_gif_rate(wish.fps)
+        encoders.check_gif_rate(wish.fps)
 
 
 def job_of(source: Checkpoint, wish: Wish, untrained: PolicyArrays | None = None) -> Job:
@@ -107,8 +108,8 @@ def render(
 ) -> Drawing:
     """Draw into a file, whole or not at all; without one, into a window."""
     check(wish)
-    mujoco = camera.looks(source.env).mujoco
-    drawing = order.drawn(
+    mujoco = episodes.looks(source.env).mujoco
+    drawing = client.drawn(
         job_of(source, wish, untrained), mujoco=mujoco, show_output=show_output, tell=tell
     )
     if out is not None:

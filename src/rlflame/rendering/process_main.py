@@ -26,7 +26,7 @@ from rlflame.rollout.process.worker_main import (
 
 
 def main() -> None:
-    """`python -m rlflame.render.studio ANSWERS`, where ANSWERS is an open descriptor."""
+    """`python -m rlflame.rendering.process_main ANSWERS`, where ANSWERS is an open descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = pipes()
     end_group_with_process()
@@ -41,13 +41,13 @@ def main() -> None:
 
 def _answered(payload: bytes, out: BinaryIO) -> tuple[Kind, dict[str, Any]]:
     """The drawing; what went wrong in words; or where in this process it went wrong."""
-    from rlflame.render import DrawingFailed, Job
+    from rlflame.rendering.job import DrawingFailed, Job
 
     job = Job.from_dict(wire.decode(payload))
     os.nice(job.nice)
     try:
         user_file.load_told()
-        from rlflame.render import film
+        from rlflame.rendering import film
 
         drawing = film.draw(job, lambda made, of: _send(out, Kind.BEAT, {"made": made, "of": of}))
     except RlflameError as error:

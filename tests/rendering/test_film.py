@@ -10,10 +10,10 @@ import pytest
 from drawing import begun, job, scored
 from PIL import Image, ImageSequence
 
-from rlflame import graphics
 from rlflame.errors import ConfigError, EnvironmentFailure, RlflameError
-from rlflame.render import DrawingFailed, camera, files, film, order, panels, studio
-from rlflame.render.files import Frame
+from rlflame.rendering import client, encoders, episodes, film, gl_backend, panels, process_main
+from rlflame.rendering.encoders import Frame
+from rlflame.rendering.job import DrawingFailed
 from rlflame.rollout import wire
 
 
@@ -59,16 +59,16 @@ def test_what_is_drawn_is_what_eval_scores(env, algorithm):
 
 
 def test_mujoco_draws_what_eval_scores_in_a_process_of_its_own(monkeypatch, tmp_path):
-    finder = graphics.Finder(memory=tmp_path / "graphics.json")
+    finder = gl_backend.Finder(memory=tmp_path / "graphics.json")
     try:
         finder.find()
-    except graphics.GraphicsUnavailable:
+    except gl_backend.GraphicsUnavailable:
         pytest.skip("nothing draws here")
     source = begun("Hopper-v5")
-    look = camera.looks(source.env)
+    look = episodes.looks(source.env)
     assert (look.steps_per_s, look.mujoco, look.follows) == (125.0, True, True)
     asked = job(source, begun("Hopper-v5", seed=1), kind="png", width=48, max_episode_steps=9)
-    drawing = order.drawn(asked, mujoco=True, finder=finder)
+    drawing = client.drawn(asked, mujoco=True, finder=finder)
     assert [(p.episode_return, p.length) for p in drawing.episodes] == scored(source, 1, most=9)
     picture = Image.open(io.BytesIO(drawing.data))
     assert len(picture.getcolors(1 << 20)) > 100
@@ -132,13 +132,13 @@ def test_the_left_side_starts_over_until_the_right_one_has_ended():
     def film_five(episode, wanted, cap):
         ends.append((episode, cap))
         length = min(5, cap)
-        return camera.Played(episode, 0.0, length), [
-            camera.Shot(step, 10.0 * episode + step, np.zeros((1, 1, 3), np.uint8))
+        return episodes.Played(episode, 0.0, length), [
+            episodes.Shot(step, 10.0 * episode + step, np.zeros((1, 1, 3), np.uint8))
             for step in range(length + 1)
             if step in wanted
         ]
 
-    shots = camera.beside(film_five, 7, [0, 4, 8, 12, 16, 20, 23])
+    shots = episodes.beside(film_five, 7, [0, 4, 8, 12, 16, 20, 23])
     # Six states an episode: ticks 0-5 are the first one's, 6-11 the second's, and so on.
     expected = [(tick // 6, tick % 6) for tick in (0, 4, 8, 12, 16, 20, 23)]
     assert [(shot.step, shot.episode_return) for shot in shots] == [
@@ -199,7 +199,7 @@ def test_one_number_keeps_the_proportions(asked, size):
 def test_mp4_has_the_frames_and_even_sides():
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
     # Drawn in a process of its own, as ever: gRPC's threads in this one would disturb a fork.
-    drawing = order.drawn(job(begun(length=23), kind="mp4", width=61), mujoco=False)
+    drawing = client.drawn(job(begun(length=23), kind="mp4", width=61), mujoco=False)
     assert drawing.data[4:8] == b"ftyp"
     import tempfile
 
@@ -225,22 +225,22 @@ def noisy(count: int, size: int = 32) -> list[Frame]:
 
 def test_a_film_that_is_too_large_loses_colours_and_then_frames():
     given = noisy(30)
-    whole, count = files.gif(given, None)
+    whole, count = encoders.gif(given, None)
     assert count == 30
-    fewer, count = files.gif(given, int(0.9 * len(whole)))
+    fewer, count = encoders.gif(given, int(0.9 * len(whole)))
     assert len(fewer) <= 0.9 * len(whole)
     assert (count, len(frames(fewer))) == (30, 30)
-    half, count = files.gif(given, int(0.5 * len(whole)))
+    half, count = encoders.gif(given, int(0.5 * len(whole)))
     assert len(half) <= 0.5 * len(whole)
     assert count < 30
     assert sum(ms for _, ms in frames(half)) == sum(ms for _, ms in frames(whole)) == 1200
     # Never a slide show: below eight frames a second it stays as large as it is.
-    _, count = files.gif(given, 1)
+    _, count = encoders.gif(given, 1)
     assert count > 8 * 1.2 / 2
 
 
 def test_one_palette_for_the_whole_film_and_one_colour_to_spare():
-    whole, _ = files.gif(noisy(6), None)
+    whole, _ = encoders.gif(noisy(6), None)
     image = Image.open(io.BytesIO(whole))
     palettes = set()
     for frame in ImageSequence.Iterator(image):
@@ -250,9 +250,9 @@ def test_one_palette_for_the_whole_film_and_one_colour_to_spare():
 
 
 def test_hundredths_of_a_second_keep_pace():
-    assert files.centiseconds([1 / 30] * 6) == [3, 4, 3, 3, 4, 3]
-    assert sum(files.centiseconds([1 / 125 * 5] * 200)) == 800
-    assert files.centiseconds([0.001, 0.001]) == [2, 2]
+    assert encoders.centiseconds([1 / 30] * 6) == [3, 4, 3, 3, 4, 3]
+    assert sum(encoders.centiseconds([1 / 125 * 5] * 200)) == 800
+    assert encoders.centiseconds([0.001, 0.001]) == [2, 2]
 
 
 # What cannot be drawn.
@@ -277,25 +277,25 @@ def test_a_bad_picture_is_the_environment_s_fault(fault, said):
 
 def test_errors_come_back_in_words_and_crashes_as_what_they_are():
     with pytest.raises(RlflameError, match="no paint") as caught:
-        order.drawn(job(begun(fault="raises")), mujoco=False)
+        client.drawn(job(begun(fault="raises")), mujoco=False)
     assert caught.value.exit_code == 1
     assert "OSError" in caught.value.detail
     with pytest.raises(RlflameError, match="none is rgb_array") as caught:
-        order.drawn(job(begun(modes=[])), mujoco=False)
+        client.drawn(job(begun(modes=[])), mujoco=False)
     assert caught.value.exit_code == 2
     with pytest.raises(DrawingFailed, match="killed by signal 11, SIGSEGV"):
-        order.drawn(job(begun(fault="crash")), mujoco=False)
+        client.drawn(job(begun(fault="crash")), mujoco=False)
 
 
 def test_a_drawing_travels_whole():
     asked = job(begun(), begun(seed=1))
     heard = []
-    there = order.drawn(asked, mujoco=False, tell=lambda made, of: heard.append((made, of)))
+    there = client.drawn(asked, mujoco=False, tell=lambda made, of: heard.append((made, of)))
     assert there == film.draw(asked)
     assert heard == [(0, 1), (1, 1)]
 
 
-class Moody(graphics.Finder):
+class Moody(gl_backend.Finder):
     """Graphics that work, but for those that are remembered."""
 
     def __init__(self, memory, answers):
@@ -304,28 +304,28 @@ class Moody(graphics.Finder):
 
 
 def test_graphics_that_worked_once_are_tried_anew_when_drawing_fails(tmp_path):
-    first, second = graphics.BACKENDS[:2]
+    first, second = gl_backend.BACKENDS[:2]
     finder = Moody(tmp_path / "graphics.json", [first])
     finder.find()
     finder.answers = [second]
     with pytest.raises(RlflameError, match="no paint"):
-        order.drawn(job(begun(fault="raises")), mujoco=True, finder=finder)
+        client.drawn(job(begun(fault="raises")), mujoco=True, finder=finder)
     assert (finder.find(), finder.remembered) == (second, True)
 
 
 def test_where_no_graphics_work_nothing_is_begun(tmp_path, monkeypatch):
-    monkeypatch.setattr(order, "WorkerProcess", None)
-    finder = graphics.Finder(lambda backend: "broken", tmp_path / "graphics.json", {})
-    with pytest.raises(graphics.GraphicsUnavailable, match="MuJoCo cannot draw on this machine"):
-        order.drawn(job(begun()), mujoco=True, finder=finder)
+    monkeypatch.setattr(client, "WorkerProcess", None)
+    finder = gl_backend.Finder(lambda backend: "broken", tmp_path / "graphics.json", {})
+    with pytest.raises(gl_backend.GraphicsUnavailable, match="MuJoCo cannot draw on this machine"):
+        client.drawn(job(begun()), mujoco=True, finder=finder)
 
 
 def test_a_window_needs_a_display():
     for shown in ({"DISPLAY": ":0"}, {"WAYLAND_DISPLAY": "wayland-0"}):
-        order.check_display(shown)
-    if graphics.BACKENDS[0] != "cgl":
+        client.check_display(shown)
+    if gl_backend.BACKENDS[0] != "cgl":
         with pytest.raises(DrawingFailed, match="There is no display here"):
-            order.drawn(job(begun(), kind="window"), mujoco=False)
+            client.drawn(job(begun(), kind="window"), mujoco=False)
 
 
 def test_a_window_shows_every_step(tmp_path):
@@ -342,6 +342,6 @@ def test_a_drawing_that_memory_does_not_hold_is_a_sentence(monkeypatch):
 
     monkeypatch.setattr(film, "draw", too_large)
     asked = job(begun("CartPole-v1"), kind="gif")
-    _, answer = studio._answered(wire.encode(asked.as_dict()), io.BytesIO())
+    _, answer = process_main._answered(wire.encode(asked.as_dict()), io.BytesIO())
     assert "not enough memory" in answer["error"]["message"]
     assert "--width" in answer["error"]["hint"]

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from rlflame.errors import RlflameError
-from rlflame.filming import video
-from rlflame.render import Drawing, Job, camera, order
+from rlflame.rendering import client, episodes, video
+from rlflame.rendering.job import Drawing, Job
 from rlflame.rollout.spec import PolicyArrays
 from rlflame.storage import safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ Draw = Callable[[Job, bool, Callable[[], bool]], Drawing]
 
 
 def drawn(job: Job, mujoco: bool, stopped: Callable[[], bool]) -> Drawing:
-    return order.drawn(job, mujoco=mujoco, stopped=stopped)
+    return client.drawn(job, mujoco=mujoco, stopped=stopped)
 
 
 class Clips:
@@ -64,9 +64,9 @@ class Clips:
         self._behind = self._failed = False
         self._due = self._drawn = 0
         self._notes: list[str] = []
-        self._look: camera.Looks | None = None
+        self._look: episodes.Looks | None = None
         try:
-            self._look = camera.looks(source.env)
+            self._look = episodes.looks(source.env)
         except Exception as error:
             self._give_up(f"{type(error).__name__}: {error}")
 

@@ -13,9 +13,10 @@ import numpy as np
 from PIL.Image import Image
 
 from rlflame.errors import ConfigError
-from rlflame.render import Drawing, Job, Kind, Played, camera, files, panels
-from rlflame.render.camera import Looks, Shot, Stage
-from rlflame.render.files import Frame
+from rlflame.rendering import encoders, episodes, panels
+from rlflame.rendering.encoders import Frame
+from rlflame.rendering.episodes import Looks, Shot, Stage
+from rlflame.rendering.job import Drawing, Job, Kind, Played
 from rlflame.rollout.spec import Array
 
 #: The rate that is aimed at where nobody asks for another; steps are left out to come near it.
@@ -39,7 +40,7 @@ class _Reel:
 
 def draw(job: Job, tell: Tell = lambda drawn, of: None) -> Drawing:
     """The whole drawing; `tell` hears how many episodes are filmed, of how many."""
-    look = camera.looks(job.env)
+    look = episodes.looks(job.env)
     mode = "human" if job.kind == "window" else "rgb_array"
     if mode not in look.modes:
         offered = ", ".join(look.modes) or "none"
@@ -49,7 +50,7 @@ def draw(job: Job, tell: Tell = lambda drawn, of: None) -> Drawing:
             f"add {mode!r} to its metadata['render_modes'], and draw in render()",
         )
     size = (job.width, job.height) if job.kind == "window" else (_width(job), job.height)
-    stage = Stage(job, camera.drawn_at(job.env, look, *size), mode, partial(_developed, job))
+    stage = Stage(job, episodes.drawn_at(job.env, look, *size), mode, partial(_developed, job))
     try:
         chosen = _chosen(stage.scored(job.best_of), job.episodes)
         reels, notes = [], []
@@ -92,7 +93,7 @@ def _filmed(job: Job, look: Looks, stage: Stage, played: Played) -> _Reel:
     ticks = _ticks(job, look, played.length)
     again, shots = stage.filmed(-1, played.episode, frozenset(ticks))
     others = [
-        camera.beside(partial(stage.filmed, side), played.episode, ticks)
+        episodes.beside(partial(stage.filmed, side), played.episode, ticks)
         for side in range(len(job.policies) - 1)
     ]
     return _Reel(again, ticks, tuple(map(tuple, (*others, shots))))
@@ -125,12 +126,12 @@ def _edited(job: Job, look: Looks, reels: list[_Reel]) -> Drawing:
         ]
         whole = panels.below(rows)
         count = sum(len(reel.ticks) for reel in reels)
-        return Drawing(files.png(whole), episodes, count, *whole.size, 0.0)
+        return Drawing(encoders.png(whole), episodes, count, *whole.size, 0.0)
     frames = [frame for reel in reels for frame in _frames(look, reel, panel)]
     if job.kind == "gif":
-        data, count = files.gif(frames, job.max_bytes)
+        data, count = encoders.gif(frames, job.max_bytes)
     else:
-        data, count = files.mp4(frames, look.steps_per_s / _stride(job, look)), len(frames)
+        data, count = encoders.mp4(frames, look.steps_per_s / _stride(job, look)), len(frames)
     seconds = sum(frame.seconds for frame in frames)
     return Drawing(data, episodes, count, *frames[0].picture.size, seconds)
 

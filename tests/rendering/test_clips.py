@@ -15,9 +15,9 @@ from PIL import Image
 from rlflame import api
 from rlflame.console.base import Silent
 from rlflame.errors import RlflameError
-from rlflame.filming.clips import Clips
-from rlflame.filming.recorder import FilmingRecorder, NoClips
-from rlflame.render import Drawing
+from rlflame.rendering.clip_recorder import FilmingRecorder, NoClips
+from rlflame.rendering.clips import Clips
+from rlflame.rendering.job import Drawing
 from rlflame.storage import checkpoint
 from rlflame.training.trainer import Progress
 

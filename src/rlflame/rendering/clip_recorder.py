@@ -60,7 +60,7 @@ def filmed(
     """
     if every_steps is None:
         return FilmingRecorder(recorder, NoClips(), 1, note)
-    from rlflame.filming.clips import Clips  # and all that draws, which takes long to load
+    from rlflame.rendering.clips import Clips  # and all that draws, which takes long to load
 
     return FilmingRecorder(recorder, Clips(folder, source, check=check), every_steps, note)
 

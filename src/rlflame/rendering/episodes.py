@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlflame.fleet.base import environment_failure
-from rlflame.render import Job, Played
+from rlflame.rendering.job import Job, Played
 from rlflame.rollout.envs.gymnasium_env import EnvRow
 from rlflame.rollout.envs.make import make
 from rlflame.rollout.envs.vector_env import GymnasiumRows

@@ -1,5 +1,0 @@
-"""Pictures and films of policies, as files.
-
-video.py makes one of a policy's file, clips.py short ones beside a run, recorder.py asks for them
-while it records. Must not know: the command line, how pixels come about.
-"""
