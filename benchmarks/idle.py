@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rlflame.bench import surroundings
+from rlflame.bench import machine_load
 from rlflame.storage import machine_info
 
 #: Of a core, for others; above it what is timed is worth nothing.
@@ -14,13 +14,13 @@ _WAITS_S = (2.0, 5.0, 15.0)
 
 def others() -> str:
     """How many processors are at work, for a table, after some patience where that is too many."""
-    now = surroundings.at_work()
+    now = machine_load.at_work()
     for wait_s in _WAITS_S:
         if now is None or now <= MOST:
             break
         time.sleep(wait_s)
-        now = surroundings.at_work()
-    if surroundings.look().busy if now is None else now > MOST:
+        now = machine_load.at_work()
+    if machine_load.look().busy if now is None else now > MOST:
         print("note: this machine is busy with other work; what is timed now is worthless")
     return "" if now is None else f"{now:.2f}"
 

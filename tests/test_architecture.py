@@ -56,7 +56,7 @@ LAYERS = [
         "experiment experiment.* seeds",
     ],
     [
-        "bench bench.acting bench.advice bench.bare bench.cases bench.children bench.conducted bench.distributed bench.files bench.filled bench.filling bench.fitted bench.learned bench.learning bench.limits bench.listed bench.published bench.raced bench.raced_through bench.racing bench.rates bench.rollouts bench.scaling bench.script bench.session bench.shipped bench.shipped.sleeping bench.stable bench.surroundings bench.timing bench.worded",
+        "bench bench.*",
     ],
     [
         "api",
@@ -105,10 +105,10 @@ GUESTS = {
         "rollout.mujoco.compatibility",
         "experiment.env_spec",
         "bench.shipped.sleeping",
-        "bench.stable",
+        "bench.sb3_main",
     },
-    "stable_baselines3": {"bench.stable"},
-    "mujoco": {"rollout.envs.gymnasium_env", "rollout.mujoco.simulation", "bench.bare"},
+    "stable_baselines3": {"bench.sb3_main"},
+    "mujoco": {"rollout.envs.gymnasium_env", "rollout.mujoco.simulation", "bench.raw_stepping"},
     "cloudpickle": {"fleet.flame.requests"},
     "pyarrow": {"fleet.flame.raw_object", "fleet.flame.loader"},
     "numpy": {"*"},
@@ -433,6 +433,7 @@ def test_fleets_and_algorithms_are_named_by_those_who_choose_them_alone() -> Non
 
 
 IN_PLACE = [
+    "bench",
     "rendering",
     "analysis",
     "console",
@@ -534,7 +535,7 @@ PRINTERS = {
     "console.rich_console": "makes the console of the live displays, which escapes them too",
     "rollout.process.worker_process": "relays a worker's output to sys.stderr, which the command line escapes",
     "experiment.learners.replica_main": "a child process, whose output its parent relays or keeps",
-    "bench.stable": "a child process, whose output its parent reads",
+    "bench.sb3_main": "a child process, whose output its parent reads",
 }
 
 

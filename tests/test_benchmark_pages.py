@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from rlflame.bench import Case, Cell, Repetition, fitted, published
-from rlflame.bench.cases import sleeping
+from rlflame.bench import published, scaling_model
+from rlflame.bench.base import Case, Cell, Repetition
+from rlflame.bench.workloads import sleeping
 from rlflame.config import resolve
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -300,8 +301,8 @@ def test_what_a_task_costs_is_fitted_to_the_record() -> None:
             )
             spent = (float(row[part]) for part in ("seconds", "collect_s", "learn_s"))
             cell.repetitions.append(Repetition(*spent, 0, 0, None, ""))
-    local, flame = fitted.overheads([*cases.values()], [*cells.values()])
-    found = fitted.break_even_s(local, flame, (2, 8), 100)
+    local, flame = scaling_model.overheads([*cases.values()], [*cells.values()])
+    found = scaling_model.break_even_s(local, flame, (2, 8), 100)
     assert found is not None
     said = " ".join(PAGE.split())
     assert (

@@ -16,7 +16,7 @@ from commands import finished, process, rlflame
 from flame_stub import FlameStub
 
 from rlflame.analysis.report.document import Document
-from rlflame.bench import conducted, files, published, scaling, session
+from rlflame.bench import output, published, run, scaling, session
 from rlflame.errors import RlflameError
 from rlflame.fleet.base import FleetEvent
 
@@ -90,8 +90,8 @@ def test_without_matplotlib_all_but_the_picture_is_there(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("broken", "failure"),
-    [("rlflame.bench.files.Folder.draw", OSError("no room")),
-     ("rlflame.bench.files.Folder.write", RuntimeError("a bug")),
+    [("rlflame.bench.output.Folder.draw", OSError("no room")),
+     ("rlflame.bench.output.Folder.write", RuntimeError("a bug")),
      ("rlflame.bench.scaling.Scaling.run", RuntimeError("a bug"))],
 )  # fmt: skip
 def test_what_fails_after_results_says_no_second_document(broken, failure, monkeypatch):
@@ -227,12 +227,12 @@ def test_results_that_do_not_say_what_they_are_of_are_said_to(tmp_path):
 def test_rates_of_workers(tmp_path, monkeypatch):
     beside = []
 
-    class Recorded(conducted.SideBySide):
+    class Recorded(run.SideBySide):
         def __init__(self, case, workers, stop):
             super().__init__(case, workers, stop)
             beside.append(workers)
 
-    monkeypatch.setattr(conducted, "SideBySide", Recorded)
+    monkeypatch.setattr(run, "SideBySide", Recorded)
     spoken = rlflame(
         "bench", "rollouts", "--env", "cartpole", "--fleet", "inline", "--seconds", "0",
         "--workers", "1,2", "--repeat", "2", "--set", "rollout.steps=32", "--json",
@@ -399,7 +399,7 @@ def test_rates_are_kept_as_they_come(tmp_path):
 
 
 def test_a_disk_that_is_full_for_a_while_ends_nothing(tmp_path, monkeypatch):
-    write, failed = files.write_atomically, []
+    write, failed = output.write_atomically, []
 
     def full_at_first(path, data):
         if not failed:
@@ -407,7 +407,7 @@ def test_a_disk_that_is_full_for_a_while_ends_nothing(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         write(path, data)
 
-    monkeypatch.setattr(files, "write_atomically", full_at_first)
+    monkeypatch.setattr(output, "write_atomically", full_at_first)
     spoken = rlflame(
         "bench", "rollouts", "--no-limit", "--seconds", "0.05", "--repeat", "1", "--fleet",
         "inline", "--workers", "1", "-o", tmp_path / "it",
@@ -474,11 +474,11 @@ def test_what_was_measured_outlives_an_interruption(words, tmp_path):
 
 
 def test_a_folder_is_there_when_something_is_in_it(tmp_path):
-    folder = files.Folder(tmp_path / "a" / "b", "scaling")
+    folder = output.Folder(tmp_path / "a" / "b", "scaling")
     assert not list(tmp_path.iterdir())
     folder.write({}, Document("none"))
     assert (tmp_path / "a" / "b" / "scaling.json").exists()
-    files.Folder(tmp_path / "a", "scaling")  # which was there before, and stays
+    output.Folder(tmp_path / "a", "scaling")  # which was there before, and stays
     assert (tmp_path / "a" / "b" / "scaling.json").exists()
 
 
@@ -537,15 +537,15 @@ def test_what_was_told_before_a_failure_is_one_document(broken, monkeypatch, tmp
         raise RlflameError("It broke.", "mend it")
 
     if broken == "environment":
-        measure, counts = conducted._rate, []
+        measure, counts = run._rate, []
 
         def once(*words: object) -> bool:
             counts.append(words)
             return measure(*words) if len(counts) == 1 else fail()
 
-        monkeypatch.setattr(conducted, "_rate", once)
+        monkeypatch.setattr(run, "_rate", once)
     else:
-        monkeypatch.setattr(files, "write_atomically", fail)
+        monkeypatch.setattr(output, "write_atomically", fail)
     spoken = rlflame(
         "bench", "rollouts", "--no-limit", "--seconds", "0.05", "--repeat", "1", "--fleet",
         "inline", "--workers", "1,2", "--json", "-o", tmp_path / "it",

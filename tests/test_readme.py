@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from commands import rlflame
 
-from rlflame.bench import conducted
+from rlflame.bench import run as bench_run
 from rlflame.config.recipe import RunConfig
 from rlflame.experiment import resume as experiment_resume
 from rlflame.experiment import run, run_settings
@@ -83,9 +83,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
                   **words: Any) -> None:  # fmt: skip
         collect(case, runtime, kind, counts[:1], 0.0, *rest, **words)
 
-    scale, collect = conducted.scale, conducted.collect
-    monkeypatch.setattr(conducted, "scale", scaled)
-    monkeypatch.setattr(conducted, "collect", collected)
+    scale, collect = bench_run.scale, bench_run.collect
+    monkeypatch.setattr(bench_run, "scale", scaled)
+    monkeypatch.setattr(bench_run, "collect", collected)
     monkeypatch.setattr(run_settings, "resolve", resolved)
     monkeypatch.setattr(run, "extended", extended_little)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from rlflame.bench import Case, Cell
-from rlflame.bench.fitted import Overhead, Row, break_even_s, seconds_of
+from rlflame.bench.base import Case, Cell
+from rlflame.bench.scaling_model import Overhead, Row, break_even_s, seconds_of
 from rlflame.statistics import FEWEST_SEEDS, Interval, compare_medians
 
 #: The iteration that break-even times are said for, as in what others publish.

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
-from rlflame.bench import Case
-from rlflame.bench.children import Children, together
-from rlflame.bench.script import Script
+from rlflame.bench.action_trace import Script
+from rlflame.bench.base import Case
+from rlflame.bench.process_group import Children, together
 from rlflame.bench.timing import Clock
 from rlflame.experiment import components
 from rlflame.fleet.base import Closing, Fleet
@@ -148,7 +148,7 @@ class SideBySide(Children):
     def __init__(self, case: Case, workers: int, stop: Stop) -> None:
         recipe = case.recipe.model_dump_json()
         super().__init__(
-            "rlflame.bench.acting",
+            "rlflame.bench.policy_process",
             [{"recipe": recipe, "number": number} for number in range(workers)],
             "A process could not collect on its own.",
             "the same command with --workers 1 is this process alone",

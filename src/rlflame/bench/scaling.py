@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from rlflame.bench import Case, Cell
+from rlflame.bench.base import Case, Cell
 from rlflame.bench.timing import Clock, answered, run_once, warm
 from rlflame.fleet.base import Fleet
 from rlflame.text import format_count

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from rlflame.bench.files import another
+from rlflame.bench.output import another
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.quiet import Tally
 from rlflame.console.run_text import again

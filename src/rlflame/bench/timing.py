@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rlflame.bench import Case, Repetition
+from rlflame.bench.base import Case, Repetition
 from rlflame.config.recipe import Recipe
 from rlflame.experiment import components
 from rlflame.fleet.base import Fleet, policy_id

@@ -13,7 +13,7 @@ from rlflame.commands.options import Debug, Json, Sets
 FLEETS = ("local", "flame", "inline")
 _MOST = 4096
 _MOST_TRANSITIONS, _MOST_MS = 1_000_000_000, 600_000.0
-#: As rlflame.bench.distributed has them.
+#: As rlflame.bench.published_dppo has them.
 RACES = ("dppo", "dsac")
 #: In comparing results, what still counts as equal.
 MARGIN = 0.1
@@ -131,7 +131,7 @@ def bench(
             debug=debug,
         )  # fmt: skip
         return
-    from rlflame.bench import cases, conducted
+    from rlflame.bench import run, workloads
     from rlflame.bench.published import RECIPES
 
     theirs = RECIPES.get(recipe or "")
@@ -149,8 +149,8 @@ def bench(
             f"--learners is {learners}, and {recipe} is learned by one.",
             f"leave it out, or rlflame bench learners --learners {learners}",
         )
-    case, runtime = cases.published(theirs, iterations=iterations, sets=sets or ())
-    conducted.scale(
+    case, runtime = workloads.published(theirs, iterations=iterations, sets=sets or ())
+    run.scale(
         [case], runtime, _kinds(compare), counts_of(workers, [_cores()]), repeat, folder_of(out),
         theirs=theirs, as_json=as_json, debug=debug,
     )  # fmt: skip
@@ -198,7 +198,7 @@ def scaling(
     from rlflame.experiment import run_settings
 
     run_settings.limit_threads(1)
-    from rlflame.bench import cases, conducted
+    from rlflame.bench import run, workloads
 
     if env is not None and episode_ms is not None:
         raise ConfigError("--env and --episode-ms exclude each other.", "leave one out")
@@ -207,19 +207,17 @@ def scaling(
     counts = counts_of(workers, list(dict.fromkeys((1, _cores()))))
     kinds = _kinds(compare)
     if env is not None:
-        case, runtime = cases.real(
+        case, runtime = workloads.real(
             env, algorithm=algo, preset=preset, episodes=episodes, iterations=iterations,
             sets=sets or (),
         )  # fmt: skip
         work = [case]
     else:
-        work, runtime = cases.sleeping(
+        work, runtime = workloads.sleeping(
             _lengths(episode_ms or "1,15,50,100"), max(counts), episodes=episodes,
             iterations=iterations, sets=sets or (),
         )  # fmt: skip
-    conducted.scale(
-        work, runtime, kinds, counts, repeat, folder_of(out), as_json=as_json, debug=debug
-    )
+    run.scale(work, runtime, kinds, counts, repeat, folder_of(out), as_json=as_json, debug=debug)
 
 
 def rollouts(
@@ -259,12 +257,12 @@ def rollouts(
     from rlflame.experiment import run_settings
 
     run_settings.limit_threads(1)
-    from rlflame.bench import cases, conducted
+    from rlflame.bench import run, workloads
 
     (kind,) = _known([fleet])
     counts = counts_of(workers, list(dict.fromkeys((1, _cores()))))
-    case, runtime = cases.real(env, algorithm=algo, preset=preset, sets=sets or ())
-    conducted.collect(
+    case, runtime = workloads.real(env, algorithm=algo, preset=preset, sets=sets or ())
+    run.collect(
         case, runtime, kind, counts, seconds, repeat, folder_of(out),
         limited=limit and kind != "flame", as_json=as_json, debug=debug,
     )  # fmt: skip
@@ -301,13 +299,11 @@ def replay(
     from rlflame.experiment import run_settings
 
     run_settings.limit_threads(1)
-    from rlflame.bench import cases, conducted
+    from rlflame.bench import run, workloads
 
     kinds, counts = _kinds(compare), counts_of(workers, [_cores()])
-    case, runtime = cases.replay(env, transitions, sets=sets or ())
-    conducted.fill(
-        case, runtime, kinds, counts, repeat, folder_of(out), as_json=as_json, debug=debug
-    )
+    case, runtime = workloads.replay(env, transitions, sets=sets or ())
+    run.fill(case, runtime, kinds, counts, repeat, folder_of(out), as_json=as_json, debug=debug)
 
 
 def folder_of(out: str | None) -> Path | None:

@@ -46,14 +46,14 @@ def learners(
     from rlflame.experiment import run_settings
 
     run_settings.limit_threads(1)
-    from rlflame.bench import cases, conducted
-    from rlflame.bench.learning import shards_for
+    from rlflame.bench import run, workloads
+    from rlflame.bench.learners import shards_for
 
     counts = counts_of(learners, [], "--learners")
     fixed = [f"learning.gradient_shards={shards_for(counts, SHARDS)}"]
     if algo in (None, "ppo"):
         fixed += LARGE_UPDATES
-    case, runtime = cases.real(
+    case, runtime = workloads.real(
         env, algorithm=algo, preset=preset, iterations=iterations + 1, sets=[*fixed, *(sets or ())]
     )
-    conducted.learn(case, runtime, counts, repeat, folder_of(out), as_json=as_json, debug=debug)
+    run.learn(case, runtime, counts, repeat, folder_of(out), as_json=as_json, debug=debug)

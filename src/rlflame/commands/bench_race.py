@@ -18,10 +18,12 @@ def race(
     as_json: bool,
     debug: bool,
 ) -> None:
-    from rlflame.bench import distributed, raced_through
+    from rlflame.bench import published_dppo, race_runs
     from rlflame.errors import ConfigError
 
     if len(kinds) > 1:
         raise ConfigError(f"--recipe {name} collects in one place.", f"--compare {kinds[0]}")
-    variants = distributed.variants(distributed.chosen(name), learners, steps=steps, sets=sets)
-    raced_through.race(name, variants, kinds[0], repeat, out, as_json=as_json, debug=debug)
+    variants = published_dppo.variants(
+        published_dppo.chosen(name), learners, steps=steps, sets=sets
+    )
+    race_runs.race(name, variants, kinds[0], repeat, out, as_json=as_json, debug=debug)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-SCRIPTS = Path(__file__).parent.parent / "benchmarks"
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 RUN = sorted(
     path.name for path in SCRIPTS.glob("*.py") if "ArgumentParser(" in path.read_text("utf-8")
 )

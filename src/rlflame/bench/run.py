@@ -17,20 +17,21 @@ from rlflame.analysis.plots.chart import Drawing
 from rlflame.analysis.plots.matplotlib_backend import PlotUnavailable
 from rlflame.analysis.report import markdown
 from rlflame.analysis.report.document import Document
-from rlflame.bench import Case, Cell, listed, worded
-from rlflame.bench.files import Folder
-from rlflame.bench.filled import Filled
-from rlflame.bench.filling import Filling, fill_in_turn
-from rlflame.bench.learned import Learned
-from rlflame.bench.learning import Side, Together
-from rlflame.bench.limits import WAYS, Bare
+from rlflame.bench import scaling_result, scaling_runs
+from rlflame.bench.action_trace import Script
+from rlflame.bench.base import Case, Cell
+from rlflame.bench.learners import Side, Together
+from rlflame.bench.learners_result import Learned
+from rlflame.bench.machine_load import Watch
+from rlflame.bench.output import Folder
+from rlflame.bench.physics_limit import WAYS, Bare
 from rlflame.bench.published import Comparison
-from rlflame.bench.rates import Rates
+from rlflame.bench.replay import Filling, fill_in_turn
+from rlflame.bench.replay_result import Filled
 from rlflame.bench.rollouts import Collecting, Limit, Rate, SideBySide, alternate
+from rlflame.bench.rollouts_result import Rates
 from rlflame.bench.scaling import Scaling
-from rlflame.bench.script import Script
 from rlflame.bench.session import Session, measured
-from rlflame.bench.surroundings import Watch
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.output import as_json_text, say_aside, say_lines
 from rlflame.errors import RlflameError, after_results
@@ -53,12 +54,18 @@ def scale(
     watch = Watch(kinds)
     cells: list[Cell] = []
 
-    def result(complete: bool) -> worded.Result:
-        return worded.Result(work, cells, watch.over(), complete, theirs)
+    def result(complete: bool) -> scaling_result.Result:
+        return scaling_result.Result(work, cells, watch.over(), complete, theirs)
 
     def kept(here: Session) -> None:
         so_far = result(False)
-        _keep(here, folder, listed.facts(so_far), worded.document(so_far), listed.table(so_far))
+        _keep(
+            here,
+            folder,
+            scaling_runs.facts(so_far),
+            scaling_result.document(so_far),
+            scaling_runs.table(so_far),
+        )
 
     def measure(here: Session) -> bool:
         return Scaling(
@@ -70,8 +77,8 @@ def scale(
     def told(complete: bool) -> bool:
         if cells:
             whole = result(complete)
-            facts, document = listed.facts(whole), worded.document(whole)
-            tell(facts, document, folder, listed.table(whole), as_json=as_json)
+            facts, document = scaling_runs.facts(whole), scaling_result.document(whole)
+            tell(facts, document, folder, scaling_runs.table(whole), as_json=as_json)
         return bool(cells)
 
     measured(runtime, debug, measure, told, out)

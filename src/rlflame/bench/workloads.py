@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlflame.bench import Case
+from rlflame.bench.base import Case
 from rlflame.bench.published import REPLAY, Comparison
 from rlflame.config import env_file, resolve
 from rlflame.config.recipe import Recipe, RunConfig

@@ -11,10 +11,10 @@ import numpy as np
 
 from rlflame import __version__
 from rlflame.analysis.report.document import Block, Document, Section, Table
-from rlflame.bench import Case, Surroundings
-from rlflame.bench.fitted import agreed
-from rlflame.bench.learning import Learning, Side
-from rlflame.bench.worded import bits, spread, surroundings
+from rlflame.bench.base import Case, Surroundings
+from rlflame.bench.learners import Learning, Side
+from rlflame.bench.scaling_model import agreed
+from rlflame.bench.scaling_result import bits, spread, surroundings
 from rlflame.rollout.spec import Float64
 from rlflame.statistics import Interval, compare_medians, median_interval
 from rlflame.text import format_count

@@ -10,9 +10,9 @@ import gloo
 import pytest
 from commands import rlflame
 
-from rlflame.bench.distributed import SETUPS, theirs, variants
-from rlflame.bench.raced import Raced, final_return
-from rlflame.bench.racing import Race, Runner
+from rlflame.bench.published_dppo import SETUPS, theirs, variants
+from rlflame.bench.race import Race, Runner
+from rlflame.bench.race_result import Raced, final_return
 from rlflame.learning.parallel.replicated import release
 
 SMALL = tuple(

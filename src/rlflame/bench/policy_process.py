@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rlflame.bench import Case
-from rlflame.bench.children import Ordered
+from rlflame.bench.base import Case
+from rlflame.bench.process_group import Ordered
 from rlflame.bench.rollouts import Collecting, Rate
 from rlflame.config.recipe import Recipe
 from rlflame.config.runtime import RuntimeSettings

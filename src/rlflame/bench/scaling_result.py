@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlflame.analysis.report.document import Block, Document, Section, Table
-from rlflame.bench import Case, Cell, Surroundings, advice
-from rlflame.bench.fitted import Overhead, Row, gains, overheads, rows, same_bits
+from rlflame.bench import advice
+from rlflame.bench.base import Case, Cell, Surroundings
 from rlflame.bench.published import SPEEDUPS, Comparison, benefit
+from rlflame.bench.scaling_model import Overhead, Row, gains, overheads, rows, same_bits
 from rlflame.statistics import FEWEST_SEEDS, Interval
 from rlflame.text import format_count, format_size
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULTS = (ROOT / "docs" / "results.md").read_text("utf-8")
 
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from rlflame import __version__
 from rlflame.analysis.report.document import Block, Document, Section, Table
-from rlflame.bench import Case, Surroundings
-from rlflame.bench.filling import Filling
-from rlflame.bench.fitted import agreed
+from rlflame.bench.base import Case, Surroundings
 from rlflame.bench.published import REPLAY
-from rlflame.bench.worded import NOTHING, bits, disturbed, spread, surroundings
+from rlflame.bench.replay import Filling
+from rlflame.bench.scaling_model import agreed
+from rlflame.bench.scaling_result import NOTHING, bits, disturbed, spread, surroundings
 from rlflame.statistics import Interval, compare_medians, median_interval
 from rlflame.text import format_count
 

@@ -16,11 +16,11 @@ from rlflame import __version__
 from rlflame.analysis.plots.chart import Chart, Panels, Series
 from rlflame.analysis.report.document import Document, Section, Table
 from rlflame.analysis.smoothing import moving_average
-from rlflame.bench import Surroundings
-from rlflame.bench.distributed import SOURCE
-from rlflame.bench.fitted import agreed
-from rlflame.bench.racing import THEIRS, Race, Runner
-from rlflame.bench.worded import NOTHING, disturbed, surroundings
+from rlflame.bench.base import Surroundings
+from rlflame.bench.published_dppo import SOURCE
+from rlflame.bench.race import THEIRS, Race, Runner
+from rlflame.bench.scaling_model import agreed
+from rlflame.bench.scaling_result import NOTHING, disturbed, surroundings
 from rlflame.config.recipe import LearningSettings
 
 HEAD = ("learners", "recipe", "seconds", "steps", "case", "final_return", "retried")

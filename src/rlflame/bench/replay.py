@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlflame.bench import Case
+from rlflame.bench.base import Case
 from rlflame.bench.rollouts import Rounds
 from rlflame.bench.timing import Clock, Stopwatch
 from rlflame.fleet.base import Fleet, TrafficCount

@@ -15,9 +15,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlflame.bench import Case
-from rlflame.bench.distributed import Variant, theirs
-from rlflame.bench.learning import AGAIN, Timed
+from rlflame.bench.base import Case
+from rlflame.bench.learners import AGAIN, Timed
+from rlflame.bench.published_dppo import Variant, theirs
 from rlflame.bench.timing import Clock, Stopwatch, warm
 from rlflame.config.nested import named
 from rlflame.config.runtime import RuntimeSettings
@@ -159,7 +159,7 @@ class Racing:
         environment = {**os.environ, **blas.child_environment()}
         child = subprocess.Popen(
             [
-                sys.executable, "-m", "rlflame.bench.stable", json.dumps(runner.asked),
+                sys.executable, "-m", "rlflame.bench.sb3_main", json.dumps(runner.asked),
                 str(os.getpid()),
             ],
             env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

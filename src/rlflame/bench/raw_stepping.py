@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.bench.children import Ordered
+from rlflame.bench.process_group import Ordered
 from rlflame.rollout.envs import user_file
 from rlflame.rollout.envs.make import make
 from rlflame.rollout.spec import Array, EnvSpec

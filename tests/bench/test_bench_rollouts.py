@@ -13,9 +13,10 @@ import pytest
 import tiny_runs
 
 from rlflame.analysis.report.bench_comparison import Measurement, changes
-from rlflame.bench import Case, acting, bare, timing
-from rlflame.bench.children import Children
-from rlflame.bench.limits import Bare
+from rlflame.bench import policy_process, raw_stepping, timing
+from rlflame.bench.base import Case
+from rlflame.bench.physics_limit import Bare
+from rlflame.bench.process_group import Children
 from rlflame.bench.rollouts import Collecting, Rate, SideBySide, alternate
 from rlflame.bench.scaling import Scaling
 from rlflame.config.recipe import Recipe
@@ -201,7 +202,7 @@ def collected(one, rounds):
 
 
 def test_the_script_is_written_while_warming_up_until_it_is_long_enough(monkeypatch):
-    monkeypatch.setattr("rlflame.bench.script._ENOUGH", 4 * 28)
+    monkeypatch.setattr("rlflame.bench.action_trace._ENOUGH", 4 * 28)
     for clock, rounds in ((lambda: 0.0, 4), (ticking(), 4), ((0.0, 9.0).__iter__().__next__, 2)):
         with InlineFleet() as fleet, Collecting(case(), fleet, NeverStop(), clock) as running:
             running.warm()
@@ -218,13 +219,13 @@ def test_the_recorded_steps_lead_to_the_rewards_that_workers_saw(tmp_path, unit,
     )  # fmt: skip
     script, rewards = collected(one, 5)
     script.save(tmp_path / "script.npz")
-    spec, pieces = bare.read(tmp_path / "script.npz")
+    spec, pieces = raw_stepping.read(tmp_path / "script.npz")
     steps = sum(len(actions) for _, actions in pieces)
     assert steps == 5 * 4 * (7 if unit == "steps" else 10)
     assert max(len(actions) for _, actions in pieces) == 10
     # Every episode is another one, in every round.
     assert len({seed for seed, _ in pieces}) == len(pieces)
-    repeated = bare.gymnasium_steps(spec, pieces)
+    repeated = raw_stepping.gymnasium_steps(spec, pieces)
     assert sum(itertools.islice(repeated, steps)) == pytest.approx(rewards, rel=1e-9)
 
 
@@ -233,7 +234,7 @@ def test_mj_step_alone_moves_the_bodies_as_gymnasium_does():
     generator = np.random.default_rng(0)
     pieces = [(seed, generator.uniform(-1, 1, (6, 3)).astype(np.float32)) for seed in (5, 6)]
     env, other = make(spec).unwrapped, make(spec).unwrapped
-    steps = bare._mujoco_steps(env, pieces)
+    steps = raw_stepping._mujoco_steps(env, pieces)
     for seed, actions in pieces:
         other.reset(seed=seed)
         for action in actions:
@@ -244,13 +245,13 @@ def test_mj_step_alone_moves_the_bodies_as_gymnasium_does():
 
 
 def test_only_a_mujoco_model_can_be_stepped_alone():
-    assert bare.mujoco_steps(describe("CartPole-v1", {}, None), []) is None
+    assert raw_stepping.mujoco_steps(describe("CartPole-v1", {}, None), []) is None
 
 
 def test_bare_steps_are_counted_until_the_time_is_over():
     for seconds, answer in ((4.0, (300, 5.0)), (0.0, (100, 1.0))):
         times = iter([0.0, 1.0, 2.0, 5.0])
-        assert bare.timed(itertools.repeat(0.0), seconds, times.__next__) == answer
+        assert raw_stepping.timed(itertools.repeat(0.0), seconds, times.__next__) == answer
 
 
 def test_processes_that_step_and_do_nothing_else(tmp_path):
@@ -278,7 +279,7 @@ def test_processes_that_collect_each_with_rounds_of_its_own():
     assert (len(rate.steps_per_s), rate.steps) == (2, 4 * 28)
     assert [process.exited for process in processes] == [True, True]
     text = case().recipe.model_dump_json()
-    assert [acting.case(text, n).recipe.learning.seed for n in range(2)] == [0, 1]
+    assert [policy_process.case(text, n).recipe.learning.seed for n in range(2)] == [0, 1]
 
 
 def test_what_several_processes_did_is_their_steps_in_the_time_of_one(monkeypatch):
@@ -392,7 +393,7 @@ def test_a_round_counts_its_steps_and_episodes():
 def test_an_order_of_any_length_arrives(tmp_path, monkeypatch):
     """Longer than what a pipe takes at once."""
     (tmp_path / "ordered.py").write_text(
-        "from rlflame.bench.children import Ordered\n"
+        "from rlflame.bench.process_group import Ordered\n"
         "here = Ordered()\n"
         "here.answer(lambda seconds: {'steps': len(here.order['words']), 'seconds': seconds})\n"
     )

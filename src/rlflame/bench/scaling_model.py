@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from rlflame.bench import Case, Cell
+from rlflame.bench.base import Case, Cell
 from rlflame.rollout.spec import Float64
 from rlflame.statistics import Interval, compare_medians, median_interval
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
-from rlflame.bench import Surroundings
+from rlflame.bench.base import Surroundings
 from rlflame.rollout import blas
 from rlflame.rollout.blas_env import THREAD_VARIABLES
 from rlflame.storage import machine_info

@@ -1,6 +1,6 @@
 """A process that trains by stable-baselines3, where it is installed, and does nothing else.
 
-    python -m rlflame.bench.stable '{"algorithm": "PPO", "environment": "CartPole-v1", ...}'
+    python -m rlflame.bench.sb3_main '{"algorithm": "PPO", "environment": "CartPole-v1", ...}'
 
 It says one line of JSON: the seconds, the steps, and each episode's end and return; or `absent`.
 Must not know: how anything of ours trains.

@@ -11,10 +11,10 @@ import numpy as np
 
 from rlflame import __version__
 from rlflame.analysis.report.document import Block, Document, Section, Table
-from rlflame.bench import Case, Surroundings
+from rlflame.bench.base import Case, Surroundings
 from rlflame.bench.published import EPISODE_MS
 from rlflame.bench.rollouts import Rate
-from rlflame.bench.worded import NOTHING, disturbed, spread, surroundings
+from rlflame.bench.scaling_result import NOTHING, disturbed, spread, surroundings
 from rlflame.statistics import median_interval
 
 

@@ -9,9 +9,9 @@ import pytest
 from commands import TINY, rlflame
 from crews import together
 
-from rlflame.bench import cases
-from rlflame.bench.learned import Learned
-from rlflame.bench.learning import Learning, Side, Timed, shards_for
+from rlflame.bench import workloads
+from rlflame.bench.learners import Learning, Side, Timed, shards_for
+from rlflame.bench.learners_result import Learned
 
 
 def test_only_the_exchange_is_counted():
@@ -49,7 +49,7 @@ def test_a_speed_up_is_of_the_time_for_as_many_steps():
 
 def test_an_ideal_that_is_no_whole_number_is_said():
     sides = [side(4, 2.0), side(1, 8.0), side(6, 2.0)]
-    case, _ = cases.real("cartpole", algorithm=None, preset=None, iterations=2, sets=[])
+    case, _ = workloads.real("cartpole", algorithm=None, preset=None, iterations=2, sets=[])
     found = Learned(case, sides, None, True)._speedups()[1]
     assert [row[4] for row in found.rows] == ["1x", "0.25x", "1.5x"]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlflame.bench.conducted import tell_whole
-from rlflame.bench.distributed import Variant
-from rlflame.bench.files import Folder
-from rlflame.bench.raced import Raced
-from rlflame.bench.racing import Racing, Runner
+from rlflame.bench.machine_load import Watch
+from rlflame.bench.output import Folder
+from rlflame.bench.published_dppo import Variant
+from rlflame.bench.race import Racing, Runner
+from rlflame.bench.race_result import Raced
+from rlflame.bench.run import tell_whole
 from rlflame.bench.session import Session, measured
-from rlflame.bench.surroundings import Watch
 from rlflame.console.output import say_aside
 
 

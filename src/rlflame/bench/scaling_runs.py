@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from rlflame import __version__
-from rlflame.bench.fitted import gains, same_bits
-from rlflame.bench.worded import Result
+from rlflame.bench.scaling_model import gains, same_bits
+from rlflame.bench.scaling_result import Result
 
 HEAD = ("case", "workers", "backend", "seconds", "steps", "episodes", "collect_s", "learn_s",
         "retried")  # fmt: skip

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlflame.bench import Case
+from rlflame.bench.base import Case
 from rlflame.bench.timing import Clock, Stopwatch
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.experiment import components

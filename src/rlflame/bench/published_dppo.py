@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlflame.bench import Case
-from rlflame.bench.learning import shards_for
+from rlflame.bench.base import Case
+from rlflame.bench.learners import shards_for
 from rlflame.config import resolve
 from rlflame.config.recipe import SHARDS, LearningSettings, RunConfig
 from rlflame.errors import ConfigError

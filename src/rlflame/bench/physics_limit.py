@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlflame.bench.children import Children, together
+from rlflame.bench.process_group import Children, together
 from rlflame.training.trainer import Stop
 
 WAYS = ("gymnasium", "mj_step")
@@ -20,7 +20,7 @@ class Bare(Children):
     def __init__(self, script: Path, way: str, workers: int, seconds: float, stop: Stop) -> None:
         self._seconds = seconds
         super().__init__(
-            "rlflame.bench.bare",
+            "rlflame.bench.raw_stepping",
             [{"script": str(script), "way": way}] * workers,
             "The environment could not be stepped on its own.",
             "the same command with --no-limit leaves that out",
