@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from typer.testing import CliRunner
 
-from rlflame.cli import app
+from rlflame.cli.app import app
 from rlflame.fleet.prestart import HeadStart
 
 #: CartPole in batches of 64 steps: an iteration takes a few milliseconds.

@@ -62,7 +62,7 @@ LAYERS = [
         "api",
     ],
     [
-        "catalogue cli commands commands.bench commands.bench_learners commands.bench_race commands.cluster_check commands.evaluate commands.export commands.inspect commands.listings commands.options commands.plot commands.render commands.report commands.seeds commands.train commands.trust",
+        "cli cli.*",
     ],
     [
         "__main__",
@@ -80,7 +80,7 @@ GUESTS = {
         "experiment.learners.liveness",
     },
     "flamepy": {"fleet.flame.*"},
-    "typer": {"cli", "commands", "commands.*"},
+    "typer": {"cli.app", "cli.errors", "cli.*"},
     "rich": {"console.rich_console", "console.live", "console.sweep_live"},
     "matplotlib": {"analysis.plots.matplotlib_backend"},
     "onnx": {"storage.onnx_export"},
@@ -94,7 +94,7 @@ GUESTS = {
         "config.runtime",
         "config.toml_io",
         "config.resolve",
-        "catalogue",
+        "cli.catalog",
         "storage.checkpoint",
     },
     "gymnasium": {
@@ -144,7 +144,7 @@ BLIND = {
         "rlflame.storage",
         "rlflame.console",
     ],
-    "rendering.*": ["typer", "rlflame.commands", "PIL"],
+    "rendering.*": ["typer", "rlflame.cli", "PIL"],
     "console.output": [
         "rlflame.console.base",
         "rlflame.console.progress",
@@ -433,6 +433,7 @@ def test_fleets_and_algorithms_are_named_by_those_who_choose_them_alone() -> Non
 
 
 IN_PLACE = [
+    "cli",
     "bench",
     "rendering",
     "analysis",
@@ -572,7 +573,7 @@ def test_the_search_for_output_sees_it(statement: str) -> None:
 def test_help_loads_no_rich() -> None:
     code = (
         "import sys; sys.argv = ['rlflame', '--help']\n"
-        "from rlflame.cli import main\n"
+        "from rlflame.cli.app import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "assert not {m.split('.')[0] for m in sys.modules} & {'rich', 'torch', 'numpy'}\n"

@@ -32,7 +32,7 @@ def main() -> None:
 
         early = HeadStart.of_training(sys.argv[2:])
     with early if early is not None else contextlib.nullcontext():
-        from rlflame.cli import main as command
+        from rlflame.cli.app import main as command
 
         if begun_in_front:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -40,7 +40,7 @@ gymnasium.register("Mine-v0", Mine)
 def test_it_trains_resumes_and_evaluates_from_its_folder(tmp_path: Path, fleet: str) -> None:
     (tmp_path / "my_env.py").write_text(MINE)
     # As the installed command runs: its own folder on the path, and not the current one.
-    script = "import sys; sys.path.pop(0); from rlflame.cli import main; main()"
+    script = "import sys; sys.path.pop(0); from rlflame.cli.app import main; main()"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 
     def rlflame(*words: str) -> str:
@@ -108,7 +108,7 @@ def test_a_file_elsewhere_is_named_in_every_command(tmp_path: Path) -> None:
     (tmp_path / "lib" / "bad_env.py").write_text("import nothing_of_this_name")
 
     def rlflame(*words: str) -> subprocess.CompletedProcess[str]:
-        script = "import sys; sys.path.pop(0); from rlflame.cli import main; main()"
+        script = "import sys; sys.path.pop(0); from rlflame.cli.app import main; main()"
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         command = [sys.executable, "-c", script, *words]
         return subprocess.run(

@@ -177,14 +177,14 @@ def test_a_hostile_folder_name_is_shown_escaped(run, name):
     ids=lambda words: " ".join(ascii(word)[:14] for word in words),
 )
 def test_a_hostile_word_of_the_command_line_is_shown_escaped(words, tmp_path, monkeypatch, capsys):
-    from rlflame import cli
+    from rlflame.cli import app
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["rlflame", *words])
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # the command replaces both
     monkeypatch.setattr(sys, "stderr", sys.stderr)
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        app.main()
     assert ended.value.code
     said = capsys.readouterr()
     assert said.err

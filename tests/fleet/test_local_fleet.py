@@ -24,7 +24,7 @@ from test_fleet_contract import alone, eventually, slots
 from test_worker_main import gone
 
 from rlflame.__main__ import main as command
-from rlflame.cli import app
+from rlflame.cli.app import app
 from rlflame.errors import EnvironmentFailure, FleetError, RlflameError
 from rlflame.fleet import prestart as early_module
 from rlflame.fleet.base import FleetEvent
@@ -759,7 +759,7 @@ def test_processes_that_began_early_become_workers_and_the_others_end(monkeypatc
 def test_a_command_that_is_refused_leaves_none_of_them(words, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2), raising=False)
     monkeypatch.setattr("sys.argv", ["rlflame", *words])
-    monkeypatch.setattr("rlflame.cli._leave", sys.exit)  # other tests have loaded gRPC
+    monkeypatch.setattr("rlflame.cli.app._leave", sys.exit)  # other tests have loaded gRPC
     begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.prestart")
     with pytest.raises(SystemExit) as ended:
         command()

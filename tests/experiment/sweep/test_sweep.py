@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import TINY, finished, process, rlflame
-from test_cli_process import alive, children_of, until
+from test_cli_processes import alive, children_of, until
 
 from rlflame import api, statistics
 from rlflame.analysis.plots import matplotlib_backend

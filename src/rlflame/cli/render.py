@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlflame.commands.options import AllowModules, Debug, EnvFile, Json
+from rlflame.cli.options import AllowModules, Debug, EnvFile, Json
 
 if TYPE_CHECKING:
     from rlflame.rendering.job import Drawing

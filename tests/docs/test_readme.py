@@ -24,7 +24,7 @@ from rlflame.experiment import resume as experiment_resume
 from rlflame.experiment import run, run_settings
 from rlflame.experiment.sweep import job, sweep
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 STEPS, ITERATIONS = 600, 2
 
 

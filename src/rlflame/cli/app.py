@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlflame import __version__
-from rlflame.commands import bench, bench_learners, spoken, trust
-from rlflame.commands.cluster_check import cluster_check
-from rlflame.commands.evaluate import evaluate
-from rlflame.commands.export import export
-from rlflame.commands.inspect import inspect
-from rlflame.commands.listings import config, envs, runs
-from rlflame.commands.plot import plot
-from rlflame.commands.render import render
-from rlflame.commands.report import report
-from rlflame.commands.train import resume, train
+from rlflame.cli import bench, bench_learners, trust
+from rlflame.cli.cluster_check import cluster_check
+from rlflame.cli.errors import spoken
+from rlflame.cli.eval import evaluate
+from rlflame.cli.export import export
+from rlflame.cli.inspect import inspect
+from rlflame.cli.listings import config, envs, runs
+from rlflame.cli.plot import plot
+from rlflame.cli.render import render
+from rlflame.cli.report import report
+from rlflame.cli.train import resume, train
 
 if TYPE_CHECKING:
     from rlflame.fleet.prestart import HeadStart

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlflame.commands.options import (
+from rlflame.cli.options import (
     AllowModules,
     Debug,
     EnvFile,

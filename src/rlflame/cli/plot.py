@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlflame.commands.options import Debug
+from rlflame.cli.options import Debug
 
 if TYPE_CHECKING:
     from rlflame.analysis.plots.chart import Drawing

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlflame.commands.options import Debug, Json
+from rlflame.cli.options import Debug, Json
 
 if TYPE_CHECKING:
     from rlflame.fleet.flame.check.findings import Diagnosis, Finding

@@ -13,7 +13,7 @@ import pytest
 import rollouts
 from commands import TINY, TINY_REINFORCE, rlflame
 
-from rlflame.commands.train import train
+from rlflame.cli.train import train
 from rlflame.config import nested, resolve, toml_io
 from rlflame.config.recipe import EnvironmentSettings
 from rlflame.experiment import components, resume

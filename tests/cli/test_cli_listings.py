@@ -9,7 +9,7 @@ import pytest
 from commands import rlflame
 
 from rlflame import __version__
-from rlflame.cli import app
+from rlflame.cli.app import app
 from rlflame.config import nested, resolve
 from rlflame.config.recipe import RunConfig
 

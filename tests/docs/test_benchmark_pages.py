@@ -16,7 +16,7 @@ from rlflame.bench.base import Case, Cell, Repetition
 from rlflame.bench.workloads import sleeping
 from rlflame.config import resolve
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
 PAGE = (DOCS / "benchmarks.md").read_text("utf-8")
 SIDES = ("rlflame", "sb3")

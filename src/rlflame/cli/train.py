@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlflame.commands.options import (
+from rlflame.cli.options import (
     AllowModules,
     Debug,
     Device,
@@ -120,7 +120,7 @@ def train(
     Settings come from, strongest first: these options, --set, --config, the preset.
     """
     _follow_if_launched(dry_run=dry_run)
-    from rlflame.commands import seeds as several
+    from rlflame.cli import sweep as several
     from rlflame.experiment import run_settings
 
     many = several.check(seeds, seed=seed, sets=sets or (), plot=plot) if seeds is not None else ()
@@ -206,7 +206,7 @@ def resume(
     Workers, fleet and other runtime settings (--set runtime...) may differ from before.
     """
     _follow_if_launched()
-    from rlflame.commands import seeds as several
+    from rlflame.cli import sweep as several
     from rlflame.experiment import run_settings
 
     flags = run_settings.runtime_flags(

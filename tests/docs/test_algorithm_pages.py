@@ -20,7 +20,7 @@ from rlflame.storage.metrics import NAMES
 from rlflame.storage.sweep_dir import parse
 from rlflame.text import format_count
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RUNS = {
     "ppo": ("--env", "cartpole", *TINY, "--steps", "256", "--set", "ppo.clip_range_value=0.2"),

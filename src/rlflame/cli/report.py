@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlflame.commands.options import Debug, Json
+from rlflame.cli.options import Debug, Json
 
 if TYPE_CHECKING:
     from rlflame.analysis.report.build import Composed

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlflame.commands.options import AllowModules, Debug, EnvFile, Json
+from rlflame.cli.options import AllowModules, Debug, EnvFile, Json
 
 
 def export(

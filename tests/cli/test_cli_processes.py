@@ -345,7 +345,7 @@ def test_a_signal_does_not_wait_for_an_executor(tmp_path):
 
 
 def test_a_signal_leaves_nothing_of_an_evaluation_on_a_cluster(tmp_path):
-    policy = Path(__file__).parent.parent / "checkpoints" / "cartpole.safetensors"
+    policy = Path(__file__).parents[2] / "checkpoints" / "cartpole.safetensors"
     with FlameStub(faults=Faults(no_executors=True)) as stub:
         running = process("eval", policy, "--fleet", "flame", environment=stub.environment())
         until(lambda: any(name.startswith("rlflame") for name in stub.applications()))
@@ -418,7 +418,7 @@ def handle(self, number, frame, handle=stop.SignalStop._handle):
 ppo.Ppo.update = update
 stop.SignalStop._handle = handle
 sys.argv[0] = "rlflame"
-from rlflame.cli import main
+from rlflame.cli.app import main
 main()
 """
 
@@ -484,7 +484,7 @@ def test_help_loads_nothing_heavy(words):
     command = [sys.executable, "-X", "importtime", "-m", "rlflame", *words]
     shown = subprocess.run(command, capture_output=True, text=True).stderr
     loaded = {line.rsplit("|", 1)[1].strip() for line in shown.splitlines() if "|" in line}
-    assert "rlflame.cli" in loaded
+    assert "rlflame.cli.app" in loaded
     roots = {name.partition(".")[0] for name in loaded}
     # Typer itself loads pydantic for a command's own options, but not for the list of commands.
     own = {"pydantic"} if words[0] in ("train", "nonsense") else set()
@@ -574,7 +574,7 @@ def test_a_worker_begins_before_the_command_is_read_and_is_one_of_those_that_wor
 
 SHOW_THREADS = """
 import os, sys
-from rlflame.cli import main
+from rlflame.cli.app import main
 class Watch:
     def find_spec(self, name, path=None, target=None):
         if name == "numpy" and path is None:

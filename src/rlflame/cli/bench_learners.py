@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from rlflame.commands.bench import Algo, Out, Preset, counts_of, folder_of
-from rlflame.commands.options import Debug, Json, Sets
+from rlflame.cli.bench import Algo, Out, Preset, counts_of, folder_of
+from rlflame.cli.options import Debug, Json, Sets
 
 #: PPO's updates where they are large enough to be worth sharing.
 LARGE_UPDATES = (

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rlflame.commands import spoken
-from rlflame.commands.options import Debug, Json, Sets
+from rlflame.cli.errors import spoken
+from rlflame.cli.options import Debug, Json, Sets
 
 FLEETS = ("local", "flame", "inline")
 _MOST = 4096
@@ -117,7 +117,7 @@ def bench(
         _diff(*diff, as_json=as_json)
         return
     if recipe in RACES:
-        from rlflame.commands.bench_race import race
+        from rlflame.cli.bench_race import race
 
         if (workers, iterations) != (None, None):
             raise ConfigError(

@@ -148,7 +148,7 @@ def _failure(result: JobResult, stop: SignalStop) -> RlflameError | None:
 def _draw(result: JobResult) -> None:
     """The curves in characters, where no picture could be drawn."""
     from rlflame.analysis import curves
-    from rlflame.commands.plot import draw_here
+    from rlflame.cli.plot import draw_here
     from rlflame.errors import RlflameError
     from rlflame.storage import run_reader
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlflame.commands.options import Debug, Json
+from rlflame.cli.options import Debug, Json
 
 if TYPE_CHECKING:
     from rlflame.experiment.run_list import Run
@@ -65,7 +65,7 @@ def _row(run: Run) -> tuple[str, ...]:
 def envs(as_json: Json = False, debug: Debug = False) -> None:
     """List environments, their sizes and presets."""
     del debug
-    from rlflame.catalogue import environments
+    from rlflame.cli.catalog import environments
     from rlflame.config import resolve
     from rlflame.console.formatting import table
     from rlflame.console.output import as_json_text, say, say_lines
@@ -97,7 +97,7 @@ def config(
 ) -> None:
     """List all settings: meaning, default, range."""
     del debug
-    from rlflame.catalogue import settings
+    from rlflame.cli.catalog import settings
     from rlflame.console.output import as_json_text, say, say_lines
 
     if schema:
