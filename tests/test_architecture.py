@@ -1,7 +1,6 @@
-"""Walls: who may import whom, who may import what, and words that are not to be used.
+"""The layers of the packages, the places of third parties, and words that are not used.
 
-Every import statement in the source is parsed, wherever it stands. A new module has to be given
-its floor here before anything may import it.
+Every import statement in the source is parsed, wherever it stands.
 """
 
 from __future__ import annotations
@@ -21,54 +20,20 @@ import rlflame
 
 SOURCE = Path(rlflame.__file__).parent
 
-#: From the ground up: a module imports from lower layers and from its own package.
-# fmt: off
-# ruff: noqa: E501
+#: The ten layers, from the ground up. A module imports from the layers below and from its own
+#: group: the packages and modules in one string.
 LAYERS = [
-    [
-        "errors text",
-    ],
-    [
-        "rollout rollout.*",
-    ],
-    [
-        "statistics",
-    ],
-    [
-        "config config.*",
-    ],
-    [
-        "fleet fleet.*",
-        "learning learning.*",
-    ],
-    [
-        "training training.*",
-    ],
-    [
-        "storage storage.*",
-    ],
-    [
-        "console console.*",
-        "rendering rendering.*",
-        "analysis analysis.*",
-    ],
-    [
-        "experiment experiment.* seeds",
-    ],
-    [
-        "bench bench.*",
-    ],
-    [
-        "api",
-    ],
-    [
-        "cli cli.*",
-    ],
-    [
-        "__main__",
-    ],
+    ["errors text"],
+    ["rollout"],
+    ["config", "statistics"],
+    ["fleet", "learning"],
+    ["training"],
+    ["storage"],
+    ["analysis", "console", "rendering"],
+    ["experiment"],
+    ["bench"],
+    ["api cli __main__"],
 ]
-# fmt: on
 
 #: Third parties, and the only places that know them.
 GUESTS = {
@@ -80,7 +45,7 @@ GUESTS = {
         "experiment.learners.liveness",
     },
     "flamepy": {"fleet.flame.*"},
-    "typer": {"cli.app", "cli.errors", "cli.*"},
+    "typer": {"cli.*"},
     "rich": {"console.rich_console", "console.live", "console.sweep_live"},
     "matplotlib": {"analysis.plots.matplotlib_backend"},
     "onnx": {"storage.onnx_export"},
@@ -133,18 +98,18 @@ BLIND = {
     "errors": ["rlflame"],
     "text": ["rlflame"],
     "storage.*": ["rlflame.console", "rlflame.experiment.run", "rlflame.experiment.components"],
-    "analysis.*": [
-        "rlflame.analysis.plots.matplotlib_backend",
-        "rlflame.analysis.plots.terminal_backend",
-        "rlflame.analysis.plots.svg_backend",
-    ],
+    "analysis.curves": ["rlflame.analysis.plots.matplotlib_backend"],
+    "analysis.grouping": ["rlflame.analysis.plots"],
+    "analysis.smoothing": ["rlflame.analysis.plots.matplotlib_backend"],
     "experiment.learners.*": [
         "rlflame.fleet",
         "rlflame.fleet.factory",
         "rlflame.storage",
         "rlflame.console",
     ],
-    "rendering.*": ["typer", "rlflame.cli", "PIL"],
+    "rendering.clips": ["PIL"],
+    "rendering.clip_recorder": ["PIL"],
+    "rendering.video": ["PIL"],
     "console.output": [
         "rlflame.console.base",
         "rlflame.console.progress",
@@ -244,28 +209,35 @@ def matches(name: str, pattern: str) -> bool:
     return pattern in ("*", name)
 
 
-def place(name: str) -> tuple[int, str]:
-    """Floor and room of a module; an exact name counts for more than a pattern."""
-    found = [
-        (not any(pattern == name for pattern in room.split()), floor, room)
-        for floor, rooms in enumerate(LAYERS)
-        for room in rooms
-        if any(matches(name, pattern) for pattern in room.split())
+def layer_of(name: str) -> tuple[int, str]:
+    """The layer and the group of a module."""
+    top = name.split(".")[0]
+    groups = [
+        (layer, group)
+        for layer, groups in enumerate(LAYERS)
+        for group in groups
+        if top in group.split()
     ]
-    assert found, f"{name} has no floor yet: give it one in LAYERS"
-    _, floor, room = min(found)
-    return floor, room
+    assert len(groups) == 1, f"{name} belongs to the layers {groups}: give it one in LAYERS"
+    return groups[0]
+
+
+def test_the_root_has_six_modules_and_twelve_packages() -> None:
+    top = {name.split(".")[0] for name in modules()}
+    packages = {name for name in top if is_package(name)}
+    assert len(packages) == 12
+    assert top - packages == {"__main__", "api", "errors", "statistics", "text"}
 
 
 def test_imports_point_down() -> None:
     wrong = []
     for name in modules():
-        floor, room = place(name)
+        layer, group = layer_of(name)
         for imported in imports(name):
             if not imported.startswith("rlflame.") or imported == "rlflame.__version__":
                 continue
-            below, other = place(imported.removeprefix("rlflame."))
-            if below > floor or (below == floor and other != room):
+            below, other = layer_of(imported.removeprefix("rlflame."))
+            if below > layer or (below == layer and other != group):
                 wrong.append(f"{name} imports {imported}")
     assert not wrong
 
@@ -274,7 +246,7 @@ def words_of_the_tables() -> dict[str, set[str]]:
     """Every name and pattern that stands for modules of ours, by the table that it is in."""
     hidden = {word for words in BLIND.values() for word in words}
     return {
-        "LAYERS": {word for floor in LAYERS for room in floor for word in room.split()},
+        "LAYERS": {word for groups in LAYERS for group in groups for word in group.split()},
         "GUESTS": {word for places in GUESTS.values() for word in places},
         "BLIND": set(BLIND),
         "hidden in BLIND": {
@@ -379,13 +351,9 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
     assert not edges
 
 
-def test_packages_in_place_hold_nothing_but_a_docstring() -> None:
+def test_packages_hold_nothing_but_a_docstring() -> None:
     """Code in an `__init__` would run, and import, for every module below it."""
-    wrong = [
-        name
-        for name, tree in modules().items()
-        if is_package(name) and name.split(".")[0] in IN_PLACE and len(tree.body) > 1
-    ]
+    wrong = [name for name, tree in modules().items() if is_package(name) and len(tree.body) > 1]
     assert not wrong
 
 
@@ -431,21 +399,6 @@ def test_fleets_and_algorithms_are_named_by_those_who_choose_them_alone() -> Non
     ]
     assert not wrong
 
-
-IN_PLACE = [
-    "cli",
-    "bench",
-    "rendering",
-    "analysis",
-    "console",
-    "experiment",
-    "training",
-    "config",
-    "storage",
-    "learning",
-    "rollout",
-    "fleet",
-]
 
 HEAVY = ["torch", "pydantic", "rich", "typer", "flamepy", "safetensors", "matplotlib"]
 FORBID = """
@@ -534,7 +487,7 @@ def test_files_say_what_they_are_for() -> None:
 PRINTERS = {
     "console.output": "prints, and escapes control characters",
     "console.rich_console": "makes the console of the live displays, which escapes them too",
-    "rollout.process.worker_process": "relays a worker's output to sys.stderr, which the command line escapes",
+    "rollout.process.worker_process": "relays a worker's output to sys.stderr, which escapes it",
     "experiment.learners.replica_main": "a child process, whose output its parent relays or keeps",
     "bench.sb3_main": "a child process, whose output its parent reads",
 }

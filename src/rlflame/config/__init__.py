@@ -1,1 +1,1 @@
-"""Settings: the recipe that decides the bits, the runtime that decides the speed, and presets."""
+"""Settings: the recipe decides the bits, the runtime decides the speed."""

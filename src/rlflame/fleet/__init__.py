@@ -1,1 +1,1 @@
-"""Where rollout tasks run: in this process, in local worker processes, or on a Flame cluster."""
+"""Where rollout tasks run: in this process, in worker processes, or on a cluster."""

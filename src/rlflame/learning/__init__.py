@@ -1,1 +1,1 @@
-"""Algorithms: what turns rollouts into new weights."""
+"""Algorithms: how rollouts become new weights."""

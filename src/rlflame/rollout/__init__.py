@@ -1,1 +1,1 @@
-"""All that a worker imports: numpy and gymnasium, and nothing else of rlflame."""
+"""Everything that a worker imports: numpy and gymnasium, and nothing else of rlflame."""

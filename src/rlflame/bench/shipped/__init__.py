@@ -1,1 +1,1 @@
-"""What benchmarks ship to workers as an environment file. Alone here: workers search the folder."""
+"""Environment files that benchmarks ship to workers."""

@@ -1,1 +1,1 @@
-"""Networks with hand-written gradients in numpy, and the same in torch."""
+"""Networks with hand-written gradients in numpy, and their torch counterparts."""

@@ -1,1 +1,1 @@
-"""Gradients that are computed in parts: shards, threads, several learner processes."""
+"""Gradients computed in parts: shards, threads and learner processes."""

@@ -1,1 +1,1 @@
-"""Environments that workers step: how they are made, stepped together, saved and restored."""
+"""Environments: how they are made, stepped together, saved and restored."""

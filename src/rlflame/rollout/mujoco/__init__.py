@@ -1,1 +1,1 @@
-"""rlflame's own step loop for the MuJoCo v5 environments, bit for bit equal to Gymnasium's."""
+"""rlflame's own step loop for MuJoCo v5, with the same bits as Gymnasium."""

@@ -1,1 +1,1 @@
-"""Child processes: how they are started, what is exchanged with them, how they end."""
+"""Child processes: how they start, exchange messages and end."""
