@@ -348,6 +348,17 @@ def test_a_list_of_another_user_is_not_read(trace: Path, monkeypatch: pytest.Mon
     assert "HOME" in str(raised.value.hint)
 
 
+def test_a_folder_in_the_place_of_the_list_is_a_sentence(trace: Path) -> None:
+    trust.add_trusted(["evil"])
+    path = trust._trust_file()
+    assert path is not None
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError) as raised:
+        trust.trusted_modules()
+    assert str(path) in str(raised.value.hint)
+
+
 def test_a_plugin_is_trusted_as_far_as_gymnasium_imports_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -74,16 +74,16 @@ def trusted_modules() -> list[str]:
     if path is None:
         return []
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        file = open(path, "rb", opener=_open_list)  # noqa: SIM115
     except FileNotFoundError:
         return []
     except OSError as error:
         raise ConfigError(
             f"The list of trusted modules, {path}, cannot be read: {error.strerror}.",
-            f"remove it: {shell('rm', path)}",
+            f"remove it: {shell('rm', '-r', path)}",
         ) from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
+    with file:
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise ConfigError(
                 f"The list of trusted modules, {path}, is not a file of this user "
@@ -97,6 +97,10 @@ def trusted_modules() -> list[str]:
             )
         text = file.read(_MAX_BYTES).decode("utf-8", "replace")
     return sorted({line.strip() for line in text.splitlines() if _is_module_name(line.strip())})
+
+
+def _open_list(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def add_trusted(modules: Iterable[str]) -> None:
