@@ -25,6 +25,7 @@ from rlflame.errors import RlflameError
 from rlflame.fleet import Fleet, policy_id
 from rlflame.learners import blas_threads
 from rlflame.rollout import blas
+from rlflame.rollout.search_path import child_path
 from rlflame.rollout.spec import Fragment
 from rlflame.runtime import RuntimeSettings
 from rlflame.tables import named
@@ -156,10 +157,10 @@ class Racing:
 
     def _theirs(self, runner: Runner) -> Race | None:
         # One thread, as each of ours has; more of them wait for each other in networks so small.
-        environment = {**os.environ, **blas.child_environment()}
+        environment = {**os.environ, **blas.child_environment(), "PYTHONPATH": child_path()}
         child = subprocess.Popen(
             [
-                sys.executable, "-m", "rlflame.bench.stable", json.dumps(runner.asked),
+                sys.executable, "-P", "-m", "rlflame.bench.stable", json.dumps(runner.asked),
                 str(os.getpid()),
             ],
             env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
