@@ -25,6 +25,7 @@ from rlflame.tables import get, merge, put
 from rlflame.trust import allow_modules, check_modules
 
 _SHOULD = "Input should "
+PACKAGES = "runtime.flame.extra_dependencies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,7 @@ def resolve(
             f"{config_file} names the environment file {asked}, and loading it runs its code.",
             f"if you trust it, add {shell('--env-file', asked)}",
         )
+    check_packages(from_file, over(written, flagged), f"{config_file}")
     for layer in (written, flagged):  # what the user typed, and not what a file says
         kwargs = get(layer, "learning.environment.kwargs")
         id = get(layer, "learning.environment.id")
@@ -173,6 +175,18 @@ def resolve(
         config = validated(over(over(layers, overlay), above))
     _check_until_return(config.evaluation)
     return config, name
+
+
+def check_packages(recorded: Mapping[str, Any], typed_in: Mapping[str, Any], file: str) -> None:
+    """Refuse packages that only a file asks executors to install: installing one runs its code."""
+    asked = get(recorded, PACKAGES)
+    if asked and get(typed_in, PACKAGES) is None:
+        raise ConfigError(
+            f"{file} asks executors to install {toml.written(asked)}, and installing a package "
+            "runs its code.",
+            f"if you trust them, add {shell('--set', f'{PACKAGES}={toml.written(asked)}')}, "
+            f"or without them {shell('--set', f'{PACKAGES}=[]')}",
+        )
 
 
 def _check_until_return(evaluation: EvaluationSettings) -> None:
