@@ -251,10 +251,19 @@ def validated(data: Mapping[str, Any]) -> RunConfig:
     for name, value in config.learning.environment.kwargs.items():
         if not _plain(value):
             raise ConfigError(
-                f"The environment's argument {name} = {value!r} is not what a recipe can carry.",
-                "texts, finite numbers, true and false, none, and lists and tables of them",
+                f"The environment's argument {name} = {_short(value)} is not what a recipe can "
+                "carry.",
+                "texts, finite numbers of 64 bits, true and false, none, and lists and tables of "
+                "them",
             )
     return config
+
+
+def _short(value: Any) -> str:
+    try:
+        return f"{value!r:.200}"
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 def _shown(value: Any) -> str:
@@ -278,7 +287,9 @@ def _plain(value: Any) -> bool:
         return all(map(_plain, value))
     if isinstance(value, dict):
         return all(isinstance(name, str) and _plain(inner) for name, inner in value.items())
-    return value is None or isinstance(value, str | bool | int)
+    if isinstance(value, int):
+        return abs(value) < 2**63  # a checkpoint with a larger one could not be read again
+    return value is None or isinstance(value, str)
 
 
 def parse_set(text: str) -> tuple[str, Any]:
