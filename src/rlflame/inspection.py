@@ -12,7 +12,7 @@ import numpy as np
 from rlflame import tables
 from rlflame.errors import CheckpointError
 from rlflame.facts import Facts, count, interval, size
-from rlflame.files import segments
+from rlflame.files import segments, tensor_file
 from rlflame.files.checkpoint import Checkpoint, fingerprint_differences, tensors_of
 from rlflame.learner.replay import segment_rows
 from rlflame.rollout.spec import Array
@@ -50,6 +50,11 @@ def replay_files(path: Path, found: Checkpoint) -> ReplayFiles | None:
     if snapshot is None or f"{EXPERIENCE}tail.rewards" not in snapshot.learner:
         return None
     tail = snapshot.learner[f"{EXPERIENCE}tail.rewards"]
+    if tail.ndim != 2 or not tail.shape[1]:
+        raise CheckpointError(
+            f"{path} is damaged: the tail of its replay has the shape {tail.shape}.",
+            tensor_file.EARLIER,
+        )
     folder = segments.folder_of(path / "latest" if path.is_dir() else path)
     absent, problem, size = not folder.exists(), None, 0
     for segment in () if absent else snapshot.segments:

@@ -51,7 +51,8 @@ def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         _check_name(module)
         if not _is_allowed(module):
             raise ConfigError(
-                f"The environment {id} asks for the module {module!r}, and importing a module runs "
+                # Escaped, so that a letter of another alphabet does not look like a trusted name.
+                f"The environment {id} asks for the module {module!a}, and importing a module runs "
                 "its code.",
                 f"if you trust it: --allow-module {module}, or for every command: "
                 f"{typed('trust', 'add', module)}",
