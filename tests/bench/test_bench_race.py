@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 
 import gloo
 import pytest
@@ -87,7 +86,7 @@ class PPO:
 
 def with_library(folder, monkeypatch, text):
     (folder / "stable_baselines3.py").write_text(text)
-    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(str(folder))
 
 
 @contextlib.contextmanager
@@ -142,6 +141,12 @@ def test_a_race_is_told_and_written(tmp_path, monkeypatch):
 
 def test_without_stable_baselines3_its_curve_is_left_out_in_a_line(tmp_path, monkeypatch):
     with_library(tmp_path, monkeypatch, "raise ImportError('not here')")
+    # Files in the current folder stand in for nothing.
+    trace, folder = tmp_path / "trace", tmp_path / "current"
+    folder.mkdir()
+    for name in ("stable_baselines3", "json", "gymnasium"):
+        (folder / f"{name}.py").write_text(f"open({str(trace)!r}, 'w')")
+    monkeypatch.chdir(folder)
     words = ("--set", "sac.batch_size=16", "--set", "sac.learning_starts=16")
     spoken = rlflame(
         "bench", "--recipe", "dsac", "--learners", "1", "--steps", "32", *words,
@@ -153,6 +158,7 @@ def test_without_stable_baselines3_its_curve_is_left_out_in_a_line(tmp_path, mon
     assert not (tmp_path / "new/dsac.curves.png").exists()
     assert [one["recipe"] for one in spoken.json()["runners"]] == ["exact"]
     assert "stable-baselines3 is not installed, so its curve is left out." in spoken.err
+    assert not trace.exists()
 
 
 @pytest.mark.parametrize(

@@ -687,3 +687,12 @@ def test_a_full_disk_is_a_sentence():
     assert spoken.code == 1
     assert "No space left on device" in spoken.err
     assert "bug" not in spoken.err
+
+
+@pytest.mark.parametrize("words", [(), ("trust",), ("bench",)], ids=["rlflame", "trust", "bench"])
+def test_a_group_without_a_command_shows_its_help_in_lines(words):
+    shown = finished(process(*words))
+    assert shown.code == 2
+    lines = shown.err.splitlines()
+    assert lines[0].startswith("Usage: rlflame")
+    assert "Commands:" in lines

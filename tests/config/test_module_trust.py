@@ -9,16 +9,20 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from rlflame import api
 from rlflame.config import module_trust
 from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError
+from rlflame.rendering import gl_backend
 from rlflame.rollout.envs.make import make
 from rlflame.rollout.envs.module_access import ModuleNotAllowed, named_modules
+from rlflame.rollout.lazy_import import load_later
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan
@@ -264,3 +268,106 @@ def test_an_empty_entry_of_pythonpath_is_not_passed_on(tmp_path: Path) -> None:
             [sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60,
             env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["evil-packages", "evil.zip"])
+def test_the_name_of_the_current_folder_does_not_make_it_one_of_packages(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).mkdir()
+    assert "current" not in _kinds_of_entries(tmp_path / name)
+
+
+def test_the_current_folder_stays_where_the_user_or_python_put_it(tmp_path: Path) -> None:
+    for path in (str(tmp_path), f"{tmp_path}{os.sep}"):
+        assert "current" in _kinds_of_entries(tmp_path, path)
+    library = Path(os.__file__).parent
+    for folder in (library, library / "lib-dynload", Path(gymnasium.__file__).parents[1]):
+        if folder.is_dir():
+            assert "current" in _kinds_of_entries(folder)
+
+
+def _kinds_of_entries(folder: Path, path: str = "") -> set[str]:
+    """What a process in this folder has on its module path: the current folder, and others."""
+    code = (
+        "import os, sys\n"
+        "from rlflame.rollout.search_path import remove_current_folder\n"
+        "remove_current_folder()\n"
+        "import signal, subprocess\n"
+        "print(*('current' if os.path.exists(entry) and os.path.samefile(entry, '.') else 'other'"
+        " for entry in sys.path))\n"
+    )
+    here = os.path.dirname(os.path.dirname(module_trust.__file__))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, check=True, timeout=60, text=True,
+        capture_output=True, env={**os.environ, "PYTHONPATH": os.pathsep.join([here, path])},
+    )  # fmt: skip
+    return set(done.stdout.split())
+
+
+def test_a_process_for_another_library_does_not_search_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """glfw runs `python -c` while it loads, and so does a trial of a renderer."""
+    (tmp_path / "ctypes.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w')")
+    (tmp_path / "numpy.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w')")
+    start = "subprocess.run([sys.executable, '-c', 'import ctypes, numpy'], check=True)"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep)
+    trials = gl_backend.Trials(("egl",), code=f"import subprocess, sys, numpy\n{start}")
+    assert trials.reasons() == {"egl": ""}
+    assert not (tmp_path / "trace").exists()
+
+    monkeypatch.delenv("PYTHONPATH")
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "drawing_library.py").write_text(
+        f"import subprocess, sys\n{start}\nloaded = True"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "later"))
+    load_later("drawing_library")
+    assert sys.modules["drawing_library"].loaded
+    assert not (tmp_path / "trace").exists()
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+def test_a_user_without_a_home_folder_trusts_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    for home in ("~", "relative"):  # "~" is what expanduser returns for an unknown user
+        monkeypatch.setattr(os.path, "expanduser", lambda path, home=home: path.replace("~", home))
+        monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
+        assert trust.trusted_modules() == []
+        with pytest.raises(ConfigError) as raised:
+            trust.add_trusted(["module"])
+        assert "HOME" in str(raised.value.hint)
+
+
+def test_a_list_of_another_user_is_not_read(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trust.add_trusted(["evil"])
+    uid = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    with pytest.raises(ConfigError) as raised:
+        trust.trusted_modules()
+    assert str(uid) in raised.value.message
+    assert "HOME" in str(raised.value.hint)
+
+
+def test_a_folder_in_the_place_of_the_list_is_a_sentence(trace: Path) -> None:
+    trust.add_trusted(["evil"])
+    path = trust._trust_file()
+    assert path is not None
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError) as raised:
+        trust.trusted_modules()
+    assert str(path) in str(raised.value.hint)
+
+
+def test_a_plugin_is_trusted_as_far_as_gymnasium_imports_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    point = metadata.EntryPoint("__root__", "robots.registration:register", "gymnasium.envs")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
+    assert trust.check_modules("robots:Arm-v0", {}) == ("robots",)
+    assert trust.check_modules("robots.registration:Arm-v0", {}) == ("robots.registration",)
+    for module in ("robots.tools", "robots.registration.tools"):
+        with pytest.raises(ConfigError):
+            trust.check_modules(f"{module}:Arm-v0", {})

@@ -324,7 +324,11 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampl
     ["none", "\\none", "\\\\none", 'a"b', "a\nb", "a\\", "a = b", "#", "'''", "\x00", "\x7f", " "]
 )
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63) + 1, 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )

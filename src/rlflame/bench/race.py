@@ -27,6 +27,7 @@ from rlflame.experiment.learners import launcher
 from rlflame.fleet.base import Fleet, policy_id
 from rlflame.learning.factory import blas_threads
 from rlflame.rollout import blas
+from rlflame.rollout.search_path import child_path
 from rlflame.rollout.spec import Fragment
 from rlflame.training.trainer import Progress, Stop, StopNow
 
@@ -156,10 +157,10 @@ class Racing:
 
     def _theirs(self, runner: Runner) -> Race | None:
         # One thread, as each of ours has; more of them wait for each other in networks so small.
-        environment = {**os.environ, **blas.child_environment()}
+        environment = {**os.environ, **blas.child_environment(), "PYTHONPATH": child_path()}
         child = subprocess.Popen(
             [
-                sys.executable, "-m", "rlflame.bench.sb3_main", json.dumps(runner.asked),
+                sys.executable, "-P", "-m", "rlflame.bench.sb3_main", json.dumps(runner.asked),
                 str(os.getpid()),
             ],
             env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -121,9 +121,12 @@ def _say_unwritten(error: OSError) -> int:
 
 
 def _say_usage(error: Any) -> int:
-    from rlflame.console.output import say_failure
+    from rlflame.console.output import say_failure, say_lines_aside
     from rlflame.errors import ConfigError
 
+    if type(error).__name__ == "NoArgsIsHelpError":  # its message is the whole help
+        say_lines_aside(str(error.format_message()))
+        return int(error.exit_code)
     if str(error.message).startswith("Input should"):
         error.message = _misread(error)
     message = str(error.format_message())

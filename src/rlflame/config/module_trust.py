@@ -51,7 +51,8 @@ def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         _check_name(module)
         if not _is_allowed(module):
             raise ConfigError(
-                f"The environment {id} asks for the module {module!r}, and importing a module runs "
+                # Escaped, so that a letter of another alphabet does not look like a trusted name.
+                f"The environment {id} asks for the module {module!a}, and importing a module runs "
                 "its code.",
                 f"if you trust it: --allow-module {module}, or for every command: "
                 f"{typed('trust', 'add', module)}",
@@ -71,28 +72,36 @@ def module_options(id: str, kwargs: Mapping[str, Any]) -> list[str]:
 def trusted_modules() -> list[str]:
     """The modules that the user trusts in every command."""
     path = _trust_file()
+    if path is None:
+        return []
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        file = open(path, "rb", opener=_open_list)  # noqa: SIM115
     except FileNotFoundError:
         return []
     except OSError as error:
         raise ConfigError(
             f"The list of trusted modules, {path}, cannot be read: {error.strerror}.",
-            f"remove it: {shell('rm', path)}",
+            f"remove it: {shell('rm', '-r', path)}",
         ) from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if (
-            not stat.S_ISREG(status.st_mode)
-            or status.st_uid != os.geteuid()
-            or (status.st_mode & 0o077)
-        ):
+    with file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise ConfigError(
+                f"The list of trusted modules, {path}, is not a file of this user "
+                f"(uid {os.geteuid()}).",
+                "set HOME or XDG_CONFIG_HOME to a folder of this user",
+            )
+        if status.st_mode & 0o077:
             raise ConfigError(
                 f"The list of trusted modules, {path}, is not owner-only.",
                 f"check what it lists, then: {shell('chmod', '600', path)}",
             )
         text = file.read(_MAX_BYTES).decode("utf-8", "replace")
     return sorted({line.strip() for line in text.splitlines() if _is_module_name(line.strip())})
+
+
+def _open_list(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def add_trusted(modules: Iterable[str]) -> None:
@@ -114,6 +123,11 @@ def remove_trusted(modules: Iterable[str]) -> None:
 
 def _write_trusted(modules: Iterable[str]) -> None:
     path = _trust_file()
+    if path is None:
+        raise ConfigError(
+            "The list of trusted modules has no place: this user has no home folder.",
+            "set HOME, or name the module in each command instead: --allow-module MODULE",
+        )
     temporary = path.with_name(f".{_FILE}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -129,20 +143,34 @@ def _write_trusted(modules: Iterable[str]) -> None:
         ) from error
 
 
-def _trust_file() -> Path:
+def _trust_file() -> Path | None:
+    """The path of the list; None for a user without a home folder.
+
+    A relative path is not taken: the current folder must not say what is trusted.
+    """
     configured = os.environ.get("XDG_CONFIG_HOME", "")
-    folder = Path(configured) if os.path.isabs(configured) else Path.home() / ".config"
-    return folder / "rlflame" / _FILE
+    if not os.path.isabs(configured):
+        configured = os.path.expanduser("~/.config")
+    return Path(configured, "rlflame", _FILE) if os.path.isabs(configured) else None
 
 
 def _is_allowed(module: str) -> bool:
-    names = (_named_in_command, trusted_modules(), _plugin_modules())
-    return any(module == name or module.startswith(f"{name}.") for group in names for name in group)
+    if module in _plugin_modules():
+        return True
+    names = {*_named_in_command, *trusted_modules()}
+    return any(module == name or module.startswith(f"{name}.") for name in names)
 
 
 def _plugin_modules() -> set[str]:
-    """Packages that Gymnasium imports by itself, so that naming them imports nothing more."""
-    return {point.value.partition(":")[0] for point in metadata.entry_points(group=_PLUGINS)}
+    """Modules that Gymnasium imports by itself, so that naming them imports nothing more.
+
+    Importing `a.b` imports `a` too, and not the other modules in `a`.
+    """
+    modules = set()
+    for point in metadata.entry_points(group=_PLUGINS):
+        parts = point.value.partition(":")[0].split(".")
+        modules |= {".".join(parts[: i + 1]) for i in range(len(parts))}
+    return modules
 
 
 def _is_module_name(text: str) -> bool:

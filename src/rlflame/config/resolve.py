@@ -25,6 +25,7 @@ from rlflame.errors import ConfigError, shell, typed
 from rlflame.rollout.envs.module_access import named_modules
 
 _SHOULD = "Input should "
+PACKAGES = "runtime.flame.extra_dependencies"
 _PRESETS = resources.files("rlflame.config") / "presets"
 
 
@@ -135,6 +136,7 @@ def resolve(
             f"{config_file} names the environment file {asked}, and loading it runs its code.",
             f"if you trust it, add {shell('--env-file', asked)}",
         )
+    check_packages(from_file, over(written, flagged), f"{config_file}")
     for layer in (written, flagged):  # what the user typed, and not what a file says
         kwargs = get(layer, "learning.environment.kwargs")
         id = get(layer, "learning.environment.id")
@@ -173,6 +175,18 @@ def resolve(
         config = validated(over(over(layers, overlay), above))
     _check_until_return(config.evaluation)
     return config, name
+
+
+def check_packages(recorded: Mapping[str, Any], typed_in: Mapping[str, Any], file: str) -> None:
+    """Refuse packages that only a file asks executors to install: installing one runs its code."""
+    asked = get(recorded, PACKAGES)
+    if asked and get(typed_in, PACKAGES) is None:
+        raise ConfigError(
+            f"{file} asks executors to install {toml.written(asked)}, and installing a package "
+            "runs its code.",
+            f"if you trust them, add {shell('--set', f'{PACKAGES}={toml.written(asked)}')}, "
+            f"or without them {shell('--set', f'{PACKAGES}=[]')}",
+        )
 
 
 def _check_until_return(evaluation: EvaluationSettings) -> None:
@@ -237,10 +251,19 @@ def validated(data: Mapping[str, Any]) -> RunConfig:
     for name, value in config.learning.environment.kwargs.items():
         if not _plain(value):
             raise ConfigError(
-                f"The environment's argument {name} = {value!r} is not what a recipe can carry.",
-                "texts, finite numbers, true and false, none, and lists and tables of them",
+                f"The environment's argument {name} = {_short(value)} is not what a recipe can "
+                "carry.",
+                "texts, finite numbers of 64 bits, true and false, none, and lists and tables of "
+                "them",
             )
     return config
+
+
+def _short(value: Any) -> str:
+    try:
+        return f"{value!r:.200}"
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 def _shown(value: Any) -> str:
@@ -264,7 +287,9 @@ def _plain(value: Any) -> bool:
         return all(map(_plain, value))
     if isinstance(value, dict):
         return all(isinstance(name, str) and _plain(inner) for name, inner in value.items())
-    return value is None or isinstance(value, str | bool | int)
+    if isinstance(value, int):
+        return abs(value) < 2**63  # a checkpoint with a larger one could not be read again
+    return value is None or isinstance(value, str)
 
 
 def parse_set(text: str) -> tuple[str, Any]:

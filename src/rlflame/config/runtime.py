@@ -22,6 +22,16 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
+    def _check_bits(cls, value: object) -> object:
+        """A checkpoint with a larger number could not be read again."""
+        parts = value if isinstance(value, list | tuple) else [value]
+        for part in parts:
+            if isinstance(part, int) and abs(part) >= 2**63:
+                raise ValueError(f"a number of {part.bit_length()} bits is too large, 63 fit")
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
     def _no_word_for_a_number(cls, value: object, info: ValidationInfo) -> object:
         """Python would take true for 1."""
         parts = value if isinstance(value, list | tuple) else [value]

@@ -24,6 +24,18 @@ _ESCAPED = re.compile(r"\\+none")
 _NEEDS_ESCAPE = re.compile(r"\\*none")
 #: As tomllib understands a key without quotes.
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+#: The pieces of a text as far as keys are made of them; everything else ends a key.
+_TOKENS = re.compile(
+    r"""(?P<text>\"{3}(?:\\[\s\S]|(?!\"{3})[^\\])*+(?:\"{3,5})?|'{3}(?:(?!'{3})[\s\S])*+(?:'{3,5})?"""
+    r"""|"(?:\\.|[^"\\\n])*+"?|'[^'\n]*+'?)"""
+    r"""|(?P<comment>\#[^\n]*+)|(?P<word>[A-Za-z0-9_-]++)|(?P<space>[ \t]++)|(?P<dot>\.)"""
+    r"""|(?P<other>[\s\S])"""
+)
+#: More than any config has.
+_MOST_PARTS = 32
+_DEEPEST = 64
+#: Beyond it a number is not printed with all its digits.
+_LARGEST = 10**400
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -36,14 +48,45 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str) -> dict[str, Any]:
-    result: dict[str, Any] = _present(tomllib.loads(text))
+    """The tables of a text; a ValueError for what no config of a run has."""
+    _check_keys(text)
+    tables = tomllib.loads(text)
+    _check_values(tables)
+    result: dict[str, Any] = _present(tables)
     return result
+
+
+def _check_keys(text: str) -> None:
+    """Bound the parts of a key: tomllib takes the square of their number for each key."""
+    parts = 0
+    for token in _TOKENS.finditer(text):
+        if token.lastgroup == "dot":
+            parts += 1
+        elif token.lastgroup == "other":
+            parts = 0
+        if parts > _MOST_PARTS:
+            line = text.count("\n", 0, token.start()) + 1
+            raise ValueError(f"line {line} has a key of more than {_MOST_PARTS} parts")
+
+
+def _check_values(value: Any, depth: int = 0) -> None:
+    """Bound the depth of tables and lists, and whole numbers, which may be hexadecimal in TOML:
+    Python writes none of more than 4,300 digits."""
+    if depth > _DEEPEST:
+        raise ValueError(f"tables or lists lie more than {_DEEPEST} deep in each other")
+    if isinstance(value, int) and abs(value) >= _LARGEST:
+        raise ValueError(f"a number of {value.bit_length()} bits is too large")
+    if isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            _check_values(item, depth + 1)
 
 
 def parse_value(text: str) -> Any:
     """A TOML value, or else the text itself, so that plain words need no quotes."""
     try:
+        _check_keys(text)
         found = tomllib.loads(f"x = {text}")
+        _check_values(found)
     except (ValueError, RecursionError):
         return _present(text)
     value = found["x"] if len(found) == 1 else text

@@ -54,6 +54,11 @@ def replay_files(path: Path, found: Checkpoint) -> ReplayFiles | None:
     if snapshot is None or f"{EXPERIENCE}tail.rewards" not in snapshot.learner:
         return None
     tail = snapshot.learner[f"{EXPERIENCE}tail.rewards"]
+    if tail.ndim != 2 or not tail.shape[1]:
+        raise CheckpointError(
+            f"{path} is damaged: the tail of its replay has the shape {tail.shape}.",
+            safetensors_file.EARLIER,
+        )
     folder = replay_segments.folder_of(path / "latest" if path.is_dir() else path)
     absent, problem, size = not folder.exists(), None, 0
     for segment in () if absent else snapshot.segments:

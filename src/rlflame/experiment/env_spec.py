@@ -33,7 +33,8 @@ def look_at(settings: EnvironmentSettings) -> EnvSpec:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{name} could not be imported: {_first_line(error)}.",
-            "install what is missing; of a module of yours, is its folder the current one?",
+            "install what is missing; a module in the current folder is searched for only if the "
+            "command names it: --allow-module MODULE",
         ) from error
     except gymnasium.error.DependencyNotInstalled as error:
         cause = error.__cause__

@@ -260,6 +260,12 @@ def resumed_runtime(
                 f"{key} is not set on resume, which has an option for the end.",
                 typed("resume", target, "--steps", steps),
             )
+    named = dict(map(presets.parse_set, sets))
+    presets.check_packages(
+        recorded,
+        {"runtime": {"flame": {"extra_dependencies": named.get(presets.PACKAGES)}}},
+        str(_run_of(target) / (JOB_FILE if is_job(_run_of(target)) else "config.toml")),
+    )
     before = recorded.get("runtime")
     known = before if isinstance(before, dict) else {}
     # How a run is shown, and whose code runs, is this command's choice and not the file's.

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rlflame.errors import ConfigError, RlflameError
+from rlflame.rollout.search_path import child_path
 
 BACKENDS = ("cgl", "glfw") if sys.platform == "darwin" else ("egl", "osmesa", "glfw")
 TRY_S = 30.0
@@ -62,7 +63,12 @@ class Trials:
         self._processes = {
             backend: subprocess.Popen(
                 [sys.executable, "-P", "-c", code],
-                env={**os.environ, **variables(backend)},
+                env={
+                    **os.environ,
+                    **variables(backend),
+                    "PYTHONPATH": child_path(),
+                    "PYTHONSAFEPATH": "1",  # for the process that glfw starts while it loads
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -7,14 +7,18 @@ know: who draws.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import sys
 import threading
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 DRAWING = ("glfw", "imageio")
 _LOADING = threading.RLock()
+_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class _Later(ModuleType):
@@ -27,7 +31,8 @@ class _Later(ModuleType):
             loader = self.__dict__.pop("_loader", None)
             if loader is not None:
                 try:
-                    loader.exec_module(self)
+                    with _without_current_folder():
+                        loader.exec_module(self)
                 except BaseException:
                     self._loader = loader
                     raise
@@ -35,6 +40,20 @@ class _Later(ModuleType):
         if type(self) is _Later:  # asked for by itself, half loaded
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(self, name)
+
+
+@contextlib.contextmanager
+def _without_current_folder() -> Iterator[None]:
+    """glfw runs `python -c` while it loads, which would search the current folder for modules."""
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
 
 
 def load_later(*names: str) -> None:

@@ -24,16 +24,28 @@ def child_path() -> str:
 
 
 def _entries_without_current_folder() -> list[str]:
-    spelled_out = [*filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = {*map(os.path.abspath, filter(os.path.isabs, named)), *_installed_folders()}
     return [
         entry
         for entry in sys.path
-        if os.path.isabs(entry)
-        and (
-            entry in spelled_out
-            or entry.endswith(("-packages", ".zip"))
-            or not _is_current_folder(entry)
-        )
+        if os.path.isabs(entry) and (entry in kept or not _is_current_folder(entry))
+    ]
+
+
+def _installed_folders() -> list[str]:
+    """The folders of the standard library and of installed packages.
+
+    They stay even where the user types a command in one of them. Their names alone say nothing:
+    any folder may be called `site-packages`.
+    """
+    library = os.path.dirname(os.__file__)
+    site = sys.modules.get("site")  # absent under `python -S`; importing it could search the folder
+    return [
+        library,
+        os.path.join(library, "lib-dynload"),
+        *(site.getsitepackages() if site is not None else ()),
+        str(getattr(site, "USER_SITE", None)),
     ]
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, ending, shell
-from rlflame.fleet.base import environment_failure
+from rlflame.fleet import factory
 from rlflame.rollout.policy import Policy
-from rlflame.rollout.spec import Float32, RolloutFailure
-from rlflame.rollout.worker import RolloutWorker
+from rlflame.rollout.spec import Float32
 from rlflame.storage import checkpoint, onnx_export, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan, task
@@ -65,24 +65,28 @@ def difference(source: Checkpoint, data: bytes) -> float:
 
 
 def met(source: Checkpoint, count: int) -> Float32:
-    """The first observations of an evaluation's episodes, one episode after the other."""
-    worker, width = RolloutWorker(), source.policy_spec.width
+    """The first observations of an evaluation's episodes, one episode after the other.
+
+    A worker process steps the environment: one that hangs inside a C library stops for no Ctrl-C.
+    """
+    width = source.policy_spec.width
     found: list[Float32] = []
     number = 0
-    try:
+    with factory.fleet(RuntimeSettings(fleet="local", workers=1), 1, lambda event: None) as fleet:
+        name = fleet.put(source.policy)
         while number < count:
             first = len(found)
             plan = EvaluationPlan(width, max_episode_steps=count)
             asked = task(source.env, source.policy_spec, plan, first * width, width)
-            fragment = worker.run(replace(asked, record=True), lambda: source.policy)
-            if isinstance(fragment, RolloutFailure):
-                raise environment_failure(asked, fragment)
+            submission = fleet.submit([replace(asked, policy_id=name, record=True)])
+            try:
+                (fragment,) = submission
+            finally:
+                submission.cancel()
             played = [
                 fragment.observations[:length, row] for row, length in enumerate(fragment.lengths)
             ]
             found.append(np.concatenate(played))
             number += len(found[-1])
-    finally:
-        worker.close()
     observations: Float32 = np.concatenate(found)[:count]
     return observations

@@ -245,3 +245,31 @@ def test_its_environments_have_no_standard_input_to_read_tasks_from(lasting: Con
     if not link.exists():
         pytest.skip("no /proc on this system")
     assert os.readlink(link) == os.devnull
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the children of a process")
+def test_an_environment_may_wait_for_all_of_its_programs():
+    """What waits for the end of the worker is no program of the environment's."""
+    code = """
+import os, subprocess, threading
+from rlflame.rollout.child import end_group_with_process
+end_group_with_process()
+(watching,) = (thread for thread in threading.enumerate() if thread.name == "rlflame-programs")
+program = subprocess.Popen(["sleep", "600"])
+watching.join()
+program.kill()
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    print("all have ended", flush=True)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert process.communicate(timeout=PATIENCE_S)[0] == b"all have ended\n"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -260,7 +260,8 @@ class ReplayBuffer:
         if rows.keys() != expected.keys():
             odd = ", ".join(sorted(rows.keys() ^ expected.keys())[:5])
             raise _not_of_this_replay(f"arrays are missing or unknown: {odd}")
-        table = len(rows["boundary_index"])
+        boundaries = rows["boundary_index"].shape
+        table = boundaries[0] if boundaries else 0
         for name, (dtype, shape) in expected.items():
             there: Array = np.zeros([table if size < 0 else size for size in shape], dtype)
             restore(there, name, rows)

@@ -17,6 +17,8 @@ from rlflame.rollout.spec import Array, Float32
 
 Shapes = Mapping[str, tuple[int, ...]]
 _PIECE = 65_536
+#: Beyond it a float does not know one count from the next.
+_MOST_COUNTED = 2**53
 _BETA_1, _BETA_2 = 0.9, 0.999
 _TO_FIRST, _TO_SECOND = np.array(1 - _BETA_1, np.float32), np.array(1 - _BETA_2, np.float32)
 #: Steps between two sweeps of moments below these, which move no weight any more. Not swept, those
@@ -209,7 +211,12 @@ def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
 
 
 def restored_count(name: str, state: Mapping[str, Array]) -> int:
-    """A saved counter."""
+    """A saved counter, of as much as a run can have counted."""
     count = np.zeros((), np.int64)
     restore(count, name, state)
+    if not 0 <= count < _MOST_COUNTED:
+        raise LearningError(
+            f"The saved learner's {name} is {count}, and no run counts so far.",
+            "use an earlier checkpoint of the same run",
+        )
     return int(count)

@@ -6,9 +6,12 @@ Must not know: steps, episodes, policies.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
+import os
 import signal
+import stat
 import sys
 import traceback
 import warnings
@@ -57,12 +60,23 @@ def make(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, An
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_allowed(spec.id, spec.kwargs, spec.modules)
+        _check_model_file(spec.kwargs)
         import_code(spec.id)
         # Before anything is made: loading a model may warn already.
         _quiet_mujoco()
         env: gymnasium.Env[Any, Any] = gymnasium.make(spec.id, disable_env_checker=True, **options)
     _quiet_mujoco()
     return env
+
+
+def _check_model_file(kwargs: Mapping[str, Any]) -> None:
+    """Refuse a pipe or a device as MuJoCo's model: opening one may wait or read for ever."""
+    path = kwargs.get("xml_file")
+    if isinstance(path, str) and path.startswith(("/", ".", "~")):  # else one of Gymnasium's
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            mode = os.stat(os.path.expanduser(path)).st_mode
+            if not stat.S_ISREG(mode):
+                raise OSError(errno.EINVAL, "its model is no regular file", path)
 
 
 def registered_limit(id: str) -> int | None:

@@ -72,6 +72,10 @@ def die_with_parent(parent: int) -> None:
             _end()
 
 
+#: The shell that waits is no child of the worker: an environment may wait for all of its children.
+_KILL_GROUP = "exec 3<&0; (trap '' HUP INT TERM; read nothing <&3; kill -KILL 0) &"
+
+
 def end_group_with_process() -> None:
     """End the programs that environments start here when this process is killed.
 
@@ -91,7 +95,7 @@ def _watch_for_programs() -> None:
         pause.wait(BEAT_S)
     with contextlib.suppress(OSError):
         shell = subprocess.Popen(
-            ["/bin/sh", "-c", "trap '' HUP INT TERM; read nothing; kill -KILL 0"],
+            ["/bin/sh", "-c", _KILL_GROUP],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -99,6 +103,7 @@ def _watch_for_programs() -> None:
         assert shell.stdin is not None
         # A forked program would hold the pipe open after this process.
         os.register_at_fork(after_in_child=shell.stdin.close)
+        shell.wait()
 
 
 def _has_children() -> bool:
