@@ -633,11 +633,6 @@ def import_command() -> None:
     """Load once what every forked command needs."""
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
-    import rlflame.api
-    import rlflame.cli
-    import rlflame.history.curves
-    import rlflame.onnx_file
-    import rlflame.plot.picture  # noqa: F401
 
 
 @contextlib.contextmanager

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from hostile import SHIPPED, Forgery
 
-from rlflame import presets, settings, toml
-from rlflame.config import RunConfig
+from rlflame.config import resolve as config_resolve
+from rlflame.config import toml_io
+from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError, LearningError
-from rlflame.learner.parameters import restored_count
-from rlflame.learner.replay import ReplayBuffer
-from rlflame.rollout.making import make
+from rlflame.experiment import run_settings
+from rlflame.learning.buffers.replay_buffer import ReplayBuffer
+from rlflame.learning.networks.flat_params import restored_count
+from rlflame.rollout.envs.make import make
 from rlflame.rollout.spec import EnvSpec
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "hostile.py"
@@ -56,12 +58,12 @@ def test_no_attempt_ends_in_a_fault() -> None:
 def test_a_config_is_bounded_before_anything_is_made_of_it(text: str, tmp_path: Path) -> None:
     (tmp_path / "f.toml").write_text(text)
     with pytest.raises(ConfigError):
-        toml.read_file(tmp_path / "f.toml")
+        toml_io.read_file(tmp_path / "f.toml")
 
 
 def test_dots_outside_keys_are_no_parts_of_a_key() -> None:
     text = f'x = [{", ".join(["1.5"] * 100)}]\ny = "{"a." * 100}" # {"a." * 100}\n'
-    assert len(toml.parse(text)["x"]) == 100
+    assert len(toml_io.parse(text)["x"]) == 100
 
 
 @pytest.mark.parametrize(
@@ -70,8 +72,8 @@ def test_dots_outside_keys_are_no_parts_of_a_key() -> None:
 )
 def test_a_number_that_no_checkpoint_holds_is_no_setting(setting: str) -> None:
     with pytest.raises(ConfigError):
-        presets.resolve(sets=[f"{setting}={2**63}"], continuous=lambda config: False)
-    assert 2**62 in presets.parse_set(f"{setting}={2**62}")
+        config_resolve.resolve(sets=[f"{setting}={2**63}"], continuous=lambda config: False)
+    assert 2**62 in config_resolve.parse_set(f"{setting}={2**62}")
 
 
 def test_a_config_does_not_choose_what_executors_install(tmp_path: Path) -> None:
@@ -79,7 +81,9 @@ def test_a_config_does_not_choose_what_executors_install(tmp_path: Path) -> None
     path.write_text("[runtime.flame]\nextra_dependencies = ['evil']\n")
 
     def resolve(*sets: str) -> RunConfig:
-        return presets.resolve(config_file=path, sets=sets, continuous=lambda config: False)[0]
+        return config_resolve.resolve(config_file=path, sets=sets, continuous=lambda config: False)[
+            0
+        ]
 
     with pytest.raises(ConfigError, match="evil") as refused:
         resolve()
@@ -87,10 +91,10 @@ def test_a_config_does_not_choose_what_executors_install(tmp_path: Path) -> None
     named = resolve("runtime.flame.extra_dependencies=['mine']")
     assert named.runtime.flame.extra_dependencies == ("mine",)
 
-    recorded = toml.read_file(path)
+    recorded = toml_io.read_file(path)
     with pytest.raises(ConfigError, match="evil"):
-        settings.resumed_runtime(tmp_path, recorded, {}, [])
-    again = settings.resumed_runtime(
+        run_settings.resumed_runtime(tmp_path, recorded, {}, [])
+    again = run_settings.resumed_runtime(
         tmp_path, recorded, {}, ["runtime.flame.extra_dependencies=['evil']"]
     )
     assert again.flame.extra_dependencies == ("evil",)
@@ -124,7 +128,7 @@ def test_a_replay_of_another_shape_is_refused() -> None:
 
 def test_a_forgery_is_signed() -> None:
     """Otherwise every attempt would end at the checksum."""
-    from rlflame.files import checkpoint
+    from rlflame.storage import checkpoint
 
     path = Path(os.environ["HOME"]) / "forged.safetensors"
     Forgery(SHIPPED / "cartpole.safetensors").change("progress", "episodes", 7).write(path)

@@ -334,30 +334,30 @@ def test_a_user_without_a_home_folder_trusts_no_module(monkeypatch: pytest.Monke
     for home in ("~", "relative"):  # "~" is what expanduser returns for an unknown user
         monkeypatch.setattr(os.path, "expanduser", lambda path, home=home: path.replace("~", home))
         monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
-        assert trust.trusted_modules() == []
+        assert module_trust.trusted_modules() == []
         with pytest.raises(ConfigError) as raised:
-            trust.add_trusted(["module"])
+            module_trust.add_trusted(["module"])
         assert "HOME" in str(raised.value.hint)
 
 
 def test_a_list_of_another_user_is_not_read(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trust.add_trusted(["evil"])
+    module_trust.add_trusted(["evil"])
     uid = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     with pytest.raises(ConfigError) as raised:
-        trust.trusted_modules()
+        module_trust.trusted_modules()
     assert str(uid) in raised.value.message
     assert "HOME" in str(raised.value.hint)
 
 
 def test_a_folder_in_the_place_of_the_list_is_a_sentence(trace: Path) -> None:
-    trust.add_trusted(["evil"])
-    path = trust._trust_file()
+    module_trust.add_trusted(["evil"])
+    path = module_trust._trust_file()
     assert path is not None
     path.unlink()
     path.mkdir()
     with pytest.raises(ConfigError) as raised:
-        trust.trusted_modules()
+        module_trust.trusted_modules()
     assert str(path) in str(raised.value.hint)
 
 
@@ -366,8 +366,8 @@ def test_a_plugin_is_trusted_as_far_as_gymnasium_imports_it(
 ) -> None:
     point = metadata.EntryPoint("__root__", "robots.registration:register", "gymnasium.envs")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
-    assert trust.check_modules("robots:Arm-v0", {}) == ("robots",)
-    assert trust.check_modules("robots.registration:Arm-v0", {}) == ("robots.registration",)
+    assert module_trust.check_modules("robots:Arm-v0", {}) == ("robots",)
+    assert module_trust.check_modules("robots.registration:Arm-v0", {}) == ("robots.registration",)
     for module in ("robots.tools", "robots.registration.tools"):
         with pytest.raises(ConfigError):
-            trust.check_modules(f"{module}:Arm-v0", {})
+            module_trust.check_modules(f"{module}:Arm-v0", {})

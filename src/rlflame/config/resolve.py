@@ -182,9 +182,9 @@ def check_packages(recorded: Mapping[str, Any], typed_in: Mapping[str, Any], fil
     asked = get(recorded, PACKAGES)
     if asked and get(typed_in, PACKAGES) is None:
         raise ConfigError(
-            f"{file} asks executors to install {toml.written(asked)}, and installing a package "
+            f"{file} asks executors to install {toml_io.written(asked)}, and installing a package "
             "runs its code.",
-            f"if you trust them, add {shell('--set', f'{PACKAGES}={toml.written(asked)}')}, "
+            f"if you trust them, add {shell('--set', f'{PACKAGES}={toml_io.written(asked)}')}, "
             f"or without them {shell('--set', f'{PACKAGES}=[]')}",
         )
 

@@ -14,7 +14,7 @@ from rlflame.console.recipe_summary import Facts, interval
 from rlflame.errors import CheckpointError
 from rlflame.learning.buffers.replay_buffer import segment_rows
 from rlflame.rollout.spec import Array
-from rlflame.storage import replay_segments
+from rlflame.storage import replay_segments, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint, fingerprint_differences, tensors_of
 from rlflame.text import format_count, format_size
 from rlflame.training.trainer import EXPERIENCE

@@ -260,10 +260,10 @@ def resumed_runtime(
                 f"{key} is not set on resume, which has an option for the end.",
                 typed("resume", target, "--steps", steps),
             )
-    named = dict(map(presets.parse_set, sets))
-    presets.check_packages(
+    named = dict(map(config_resolve.parse_set, sets))
+    config_resolve.check_packages(
         recorded,
-        {"runtime": {"flame": {"extra_dependencies": named.get(presets.PACKAGES)}}},
+        {"runtime": {"flame": {"extra_dependencies": named.get(config_resolve.PACKAGES)}}},
         str(_run_of(target) / (JOB_FILE if is_job(_run_of(target)) else "config.toml")),
     )
     before = recorded.get("runtime")

@@ -252,7 +252,7 @@ def test_an_environment_may_wait_for_all_of_its_programs():
     """What waits for the end of the worker is no program of the environment's."""
     code = """
 import os, subprocess, threading
-from rlflame.rollout.child import end_group_with_process
+from rlflame.rollout.process.worker_main import end_group_with_process
 end_group_with_process()
 (watching,) = (thread for thread in threading.enumerate() if thread.name == "rlflame-programs")
 program = subprocess.Popen(["sleep", "600"])

@@ -1,7 +1,7 @@
 """The contract of a report: what it says, as blocks of plain words.
 
-report/data.py finds the numbers, report/text.py makes blocks of them, report/markdown.py and
-report/html.py write blocks down. Must not know: runs, files, formats.
+report/data.py finds the numbers, report/text.py makes blocks of them, analysis/report/markdown.py
+and report/html.py write blocks down. Must not know: runs, files, formats.
 """
 
 from __future__ import annotations
