@@ -39,7 +39,7 @@ def resolved(*words):
 
 #: The beginning of a command that trains SAC where that is possible.
 SAC = ("--algo", "sac", "--env", "pendulum")
-SHIPPED = tomllib.loads((Path(resolve.__file__).parent / "lunarlander-ppo.toml").read_text())
+SHIPPED = tomllib.loads((Path(resolve.__file__).parent / "presets" / "lunarlander-ppo.toml").read_text())
 
 # Each flag, by the parameter that carries it: the words, then where the config changes and to what.
 FLAGS = {
