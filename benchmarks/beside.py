@@ -25,7 +25,13 @@ from learning import LONG, PPO, SAC, UNTUNED, WIDE, Study
 from script import ended
 from time_to_return import curves, records
 
-from rlflame.statistics import FEWEST_SEEDS, best_mean, iqm_interval, over, tail_mean
+from rlflame.statistics import (
+    FEWEST_SEEDS,
+    compute_iqm_interval,
+    compute_mean_std,
+    compute_tail_mean,
+    find_best_mean,
+)
 
 MUJOCO = ("hopper", "halfcheetah", "walker2d", "ant")
 
@@ -177,9 +183,9 @@ def reached(study: Study, rows: list[dict[str, str]]) -> list[str]:
     seeds = sorted(ends)
     finals = np.array([ends[seed] for seed in seeds])
     found = curves(row for row in rows if row["final"] == "0")
-    tails, best = np.array([tail_mean(y) for _, y in found]), best_mean(found)
+    tails, best = np.array([compute_tail_mean(y) for _, y in found]), find_best_mean(found)
     assert best is not None
-    middle = iqm_interval([finals])
+    middle = compute_iqm_interval([finals])
     iqm = told(middle.value)
     if len(seeds) >= FEWEST_SEEDS:
         iqm += f" [{told(middle.low)}, {told(middle.high)}]"
@@ -207,7 +213,7 @@ def peers(study: Study) -> list[dict[str, str]]:
 
 
 def spread(values: np.ndarray) -> str:
-    found = over(values)
+    found = compute_mean_std(values)
     if len(values) == 1:  # which deviates from nothing
         return told(found.mean)
     return said(found.mean, found.std)

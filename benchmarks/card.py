@@ -24,8 +24,8 @@ from script import ended, positive, table
 from rlflame.config import resolve
 from rlflame.errors import ConfigError
 from rlflame.experiment import components
-from rlflame.learning.factory import algorithm
-from rlflame.learning.networks.torch_params import card, cuda_available
+from rlflame.learning.factory import make_algorithm
+from rlflame.learning.networks.torch_params import is_cuda_available, read_gpu_name
 from rlflame.rollout import blas
 
 ROUNDS = 5
@@ -44,10 +44,10 @@ def main() -> None:
     sizes = [options.width.split(","), options.minibatch.split(",")]
     if not all(size.isdigit() and int(size) for size in itertools.chain(*sizes)):
         parser.error("--width and --minibatch are whole numbers from 1 on, with commas between")
-    if not cuda_available():
+    if not is_cuda_available():
         raise ConfigError("torch finds no CUDA device here.", "run this where there is a card")
     note = others()
-    print(f"{processor()}, {card()}")
+    print(f"{processor()}, {read_gpu_name()}")
     print(f"width   minibatch   one thread ms   {options.threads} threads ms   card ms")
     found = []
     for width, rows in itertools.product(*sizes):
@@ -66,7 +66,7 @@ def main() -> None:
         one, many, there = map(min, times)
         print(f"{width:>5s}{rows:>12s}{one:16.2f}{many:16.2f}{there:10.2f}", flush=True)
         found.append([width, rows, f"{one:.3f}", options.threads, f"{many:.3f}", f"{there:.3f}",
-                      processor(), card(), note])  # fmt: skip
+                      processor(), read_gpu_name(), note])  # fmt: skip
     if options.csv:
         with options.csv.open("w", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([COLUMNS, *found])
@@ -86,13 +86,13 @@ def made(width: int, rows: int, provider: str):  # type: ignore[no-untyped-def]
             f"rollout.envs_per_slot={MINIBATCHES}",
             f"rollout.steps={rows}",
         ],
-        continuous=components.acts_continuously,
+        continuous=components.has_continuous_actions,
     )
     learning = config.learning
-    spec = components.policy_spec(learning, components.environment(learning.environment))
-    learner = algorithm(learning, spec)
+    spec = components.make_policy_spec(learning, components.make_env_spec(learning.environment))
+    learner = make_algorithm(learning, spec)
     rollout = learning.rollout
-    return learner, drawn(rollout.steps, rollout.columns, spec, learner.policy())
+    return learner, drawn(rollout.steps, rollout.columns, spec, learner.get_policy())
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from script import ended
 from rlflame.analysis import curves
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.analysis.plots.chart import Chart, Panels, Series
-from rlflame.analysis.smoothing import Curve, alone, together
+from rlflame.analysis.smoothing import Curve, make_mean_series, make_single_series
 from rlflame.config import resolve
 from rlflame.statistics import FEWEST_SEEDS
 from rlflame.storage.safetensors_file import write_atomically
@@ -42,11 +42,11 @@ def main() -> None:
     rows = [row for path in options.csvs for row in read(path)]
     # Whose a preset is wants saying beside others alone.
     ours = "rlflame, " if any(peer(row) for row in rows) else ""
-    ids = [resolve.environment_id(name) for name in options.envs.split(",")]
+    ids = [resolve.resolve_env_id(name) for name in options.envs.split(",")]
     charts = tuple(panel(rows, id, ours) for id in ids)
     panels = Panels(charts, curves.LINE_NOTE, BAND_NOTE)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(options.out, matplotlib_backend.image(panels, options.out))
+    write_atomically(options.out, matplotlib_backend.render_image(panels, options.out))
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -56,7 +56,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def panel(rows: list[dict[str, str]], id: str, ours: str) -> Chart:
-    mine = [row for row in rows if resolve.environment_id(row["env"]) == id]
+    mine = [row for row in rows if resolve.resolve_env_id(row["env"]) == id]
     if not mine:
         raise SystemExit(f"None of these files has {id}.")
     lines: dict[tuple[str, str, str], list[dict[str, str]]] = {}
@@ -82,7 +82,7 @@ def called(row: dict[str, str], id: str, ours: str) -> tuple[str, str]:
     if name := peer(row):
         return name, name
     label = f"{ours}{row['preset']}"
-    today = resolve.preset_for(id, row["algo"]) == row["preset"]
+    today = resolve.choose_preset(id, row["algo"]) == row["preset"]
     return label, ours if ours and today else label
 
 
@@ -94,7 +94,7 @@ def peer(row: dict[str, str]) -> str | None:
 def series(name: str, rows: list[dict[str, str]]) -> Series:
     found = [curve(rows, seed) for seed in sorted({int(row["seed"]) for row in rows})]
     title = f"{name} ({len(found)} seed{'s' if len(found) > 1 else ''})"
-    line = together(title, found) if len(found) > 1 else alone(title, found[0])
+    line = make_mean_series(title, found) if len(found) > 1 else make_single_series(title, found[0])
     if line is None:
         raise SystemExit(f"The seeds of {name} have no steps in common.")
     # Of fewer seeds a bootstrap knows nothing.

@@ -29,7 +29,7 @@ from rlflame.config import resolve
 from rlflame.experiment import components
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.flame.fleet import FlameFleet
-from rlflame.fleet.flame.session_start import Wishes
+from rlflame.fleet.flame.session_start import FlameOptions
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def main() -> int:
             if event.kind in ("note", "retried") and event.text:
                 print(f"  {event.kind}: {event.text[:120]}", flush=True)
 
-        with FlameFleet(None, Wishes(most=2), observer=observe) as fleet:
+        with FlameFleet(None, FlameOptions(max_executors=2), observer=observe) as fleet:
             over = threading.Event()
             wild = threading.Thread(target=rampage, args=(fleet, options, over), daemon=True)
             wild.start()
@@ -74,7 +74,7 @@ def train(options: argparse.Namespace, out: Path, fleet: FlameFleet | None) -> s
         environment=options.env,
         algorithm=options.algo,
         flags=flags,
-        continuous=components.acts_continuously,
+        continuous=components.has_continuous_actions,
     )
     return api.train(config, fleet=fleet).digest
 

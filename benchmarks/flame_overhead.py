@@ -37,10 +37,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from rlflame.fleet.flame.fleet import FlameFleet  # noqa: E402
-from rlflame.fleet.flame.session_start import Wishes  # noqa: E402
-from rlflame.rollout.envs.env_state import fresh_state  # noqa: E402
-from rlflame.rollout.envs.make import describe  # noqa: E402
-from rlflame.rollout.policy import expected_shapes  # noqa: E402
+from rlflame.fleet.flame.session_start import FlameOptions  # noqa: E402
+from rlflame.rollout.envs.env_state import make_fresh_state  # noqa: E402
+from rlflame.rollout.envs.make import read_env_spec  # noqa: E402
+from rlflame.rollout.policy import compute_array_shapes  # noqa: E402
 from rlflame.rollout.spec import PolicyArrays, PolicySpec, RolloutTask  # noqa: E402
 
 FILE = str(HERE / "sleeper.py")
@@ -61,13 +61,13 @@ def main() -> None:
 
 
 def fleet(most: int, **wishes: Any) -> FlameFleet:
-    return FlameFleet(None, Wishes(most=most, env_file=FILE, **wishes))
+    return FlameFleet(None, FlameOptions(max_executors=most, env_file=FILE, **wishes))
 
 
 def tasks(count: int, seconds: float = 0.0, hidden: tuple[int, ...] = (8,)) -> list[RolloutTask]:
     """Fragments of 10 steps of 2,500 numbers: 100 kB, and next to nothing to compute."""
     given = {"seconds": seconds, "every": 10, "size": 2_500}
-    env = describe("sleeper:Sleeper-v0", given, None, ("sleeper",))
+    env = read_env_spec("sleeper:Sleeper-v0", given, None, ("sleeper",))
     policy = PolicySpec(
         action_kind=env.action_kind, observation_size=env.observation_size,
         action_size=env.action_size, action_low=env.action_low, action_high=env.action_high,
@@ -77,7 +77,7 @@ def tasks(count: int, seconds: float = 0.0, hidden: tuple[int, ...] = (8,)) -> l
         RolloutTask(
             run="bench", seed=0, purpose="train", iteration=0, slot=slot, env=env, policy=policy,
             policy_id="", unit="steps", steps=10, rows=1, first_row=0, acting="sample",
-            record=True, states=(fresh_state(0, slot),),
+            record=True, states=(make_fresh_state(0, slot),),
         )
         for slot in range(count)
     ]  # fmt: skip
@@ -87,7 +87,7 @@ def weights(spec: PolicySpec, seed: int = 0) -> PolicyArrays:
     generator = np.random.default_rng(seed)
     return {
         name: generator.normal(0.0, 0.1, shape).astype(np.float32)
-        for name, shape in expected_shapes(spec).items()
+        for name, shape in compute_array_shapes(spec).items()
     }
 
 
@@ -120,9 +120,9 @@ def cold(options: argparse.Namespace) -> None:
 def fragments(options: argparse.Namespace) -> None:
     with fleet(2) as opened:
         once(opened, tasks(20), 0)
-        begun = len(opened._desk.pace.busy_s)
+        begun = len(opened._scheduler.durations.busy_s)
         rounds = [once(opened, tasks(20), seed) for seed in range(1, 31)]
-        busy = list(opened._desk.pace.busy_s)[begun:]
+        busy = list(opened._scheduler.durations.busy_s)[begun:]
     each = [1000.0 * seconds / 20 for seconds in rounds]
     inside = 1000.0 * statistics.median(busy)
     print(f"fragments: {middle(each)} ms each with 20 in flight; {inside:.1f} ms of it in the "
@@ -138,9 +138,9 @@ def iteration(options: argparse.Namespace) -> None:
     size = sum(array.nbytes for array in weights(wanted[0].policy).values())
     with fleet(2) as opened:
         once(opened, wanted, 0)
-        begun = len(opened._desk.pace.busy_s)
+        begun = len(opened._scheduler.durations.busy_s)
         ours = [1000.0 * once(opened, wanted, seed) for seed in range(1, 21)]
-        inside = 1000.0 * statistics.median(list(opened._desk.pace.busy_s)[begun:])
+        inside = 1000.0 * statistics.median(list(opened._scheduler.durations.busy_s)[begun:])
     print(
         f"iteration: {middle(ours)} ms for 8 fragments with {size / 1e6:.1f} MB of new weights; "
         f"{inside:.1f} ms of each fragment is its environment's process, policy included"

@@ -14,17 +14,17 @@ _WAITS_S = (2.0, 5.0, 15.0)
 
 def others() -> str:
     """How many processors are at work, for a table, after some patience where that is too many."""
-    now = machine_load.at_work()
+    now = machine_load.count_busy_processors()
     for wait_s in _WAITS_S:
         if now is None or now <= MOST:
             break
         time.sleep(wait_s)
-        now = machine_load.at_work()
-    if machine_load.look().busy if now is None else now > MOST:
+        now = machine_load.count_busy_processors()
+    if machine_load.read_conditions().busy if now is None else now > MOST:
         print("note: this machine is busy with other work; what is timed now is worthless")
     return "" if now is None else f"{now:.2f}"
 
 
 def processor() -> str:
     """What this machine computes with, for a table."""
-    return str(machine_info.describe()["processor"])
+    return str(machine_info.describe_machine()["processor"])

@@ -150,9 +150,9 @@ def main() -> None:
             parser.error(f"{options.what} has no {', '.join(sorted(unknown))}, but "
                          f"{', '.join(study.name for study in studies)}")  # fmt: skip
         studies = [study for study in studies if not options.rest or study.name in options.rest]
-    from rlflame.storage.sweep_dir import parse
+    from rlflame.storage.sweep_dir import parse_seeds
 
-    seeds = list(parse(options.seeds))
+    seeds = list(parse_seeds(options.seeds))
     for study in studies if not options.report else []:
         run(study, seeds, options.jobs, options.csv)
     report(studies, seeds, options.csv)
@@ -183,7 +183,7 @@ def run(study: Study, seeds: list[int], jobs: int, path: Path) -> None:
                 "runtime.out": f"{folder}/job",
                 "runtime.checkpoint_every_steps": 10**9,
             },
-            continuous=components.acts_continuously,
+            continuous=components.has_continuous_actions,
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         api.train_seeds(config, wanted, preset=preset, show=Keeper(study, preset, path))
@@ -198,17 +198,17 @@ class Keeper:
         self._path = path
         self._folder = Path()
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         print(text, file=sys.stderr)
 
-    def begin(self, start: Any, board: Any) -> AbstractContextManager[None]:
-        del board
+    def open(self, start: Any, progress: Any) -> AbstractContextManager[None]:
+        del progress
         self._folder = start.folder
         return nullcontext()
 
-    def event(self, seed: int, event: Mapping[str, Any]) -> None: ...
+    def show_event(self, seed: int, event: Mapping[str, Any]) -> None: ...
 
-    def ended(self, seed: int, outcome: Any) -> None:
+    def show_outcome(self, seed: int, outcome: Any) -> None:
         name = f"{self._study.name} seed {seed}"
         if outcome.end != "finished":
             said = f"{outcome.error.message}\n{outcome.error.detail}" if outcome.error else ""
@@ -224,11 +224,11 @@ def curve(study: Study, preset: str, seed: int, folder: Path) -> list[dict[str, 
     """A finished run as lines of the CSV: every evaluation, and the final one last."""
     from rlflame.storage import run_reader
 
-    found = run_reader.read(folder)
-    last, clock = found.evaluation, found.clock("wall_s")
+    found = run_reader.read_run(folder)
+    last, clock = found.evaluation, found.compute_elapsed_s("wall_s")
     assert last is not None
     assert clock is not None
-    returns, _ = found.episodes()
+    returns, _ = found.read_episodes()
     common = {"study": study.name, "env": study.env, "algo": study.algo, "preset": preset,
               "seed": seed, "train_seconds": round(float(clock[1][-1]), 1)}  # fmt: skip
     lines = [
@@ -270,7 +270,13 @@ def report(studies: list[Study], seeds: list[int], path: Path) -> None:
     standard deviation), and the mean return of the last 100 training episodes, with exploration."""
     import numpy as np
 
-    from rlflame.statistics import FEWEST_SEEDS, best_mean, iqm_interval, over, tail_mean
+    from rlflame.statistics import (
+        FEWEST_SEEDS,
+        compute_iqm_interval,
+        compute_mean_std,
+        compute_tail_mean,
+        find_best_mean,
+    )
 
     print("| study | seeds | IQM | 95% interval | worst | P4 | P2 | exploring | floor |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -285,12 +291,12 @@ def report(studies: list[Study], seeds: list[int], path: Path) -> None:
         curves = [evaluations([row for row in lines if row["seed"] == one["seed"]])
                   for one in ended]  # fmt: skip
         # Classic recipes of REINFORCE are evaluated at the end alone.
-        tails = [tail_mean(returns) for _, returns in curves if len(returns)]
-        p4 = spread(over(np.array(tails)), 1) if tails else ""
-        best = best_mean(curves)
+        tails = [compute_tail_mean(returns) for _, returns in curves if len(returns)]
+        p4 = spread(compute_mean_std(np.array(tails)), 1) if tails else ""
+        best = find_best_mean(curves)
         p2 = spread(best[1], 0) if best else ""
         exploring = [float(row["exploring_return"]) for row in ended if row["exploring_return"]]
-        found = iqm_interval([values])
+        found = compute_iqm_interval([values])
         noisy = f"{np.mean(exploring):.1f}" if exploring else ""
         interval = f"[{found.low:.1f}, {found.high:.1f}]" if len(values) >= FEWEST_SEEDS else "-"
         print(f"| {study.name} | {len(values)} | {found.value:.1f} "

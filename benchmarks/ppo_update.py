@@ -32,7 +32,7 @@ from rlflame.config import resolve
 from rlflame.errors import ConfigError
 from rlflame.experiment import components
 from rlflame.learning.base import Batch
-from rlflame.learning.factory import algorithm
+from rlflame.learning.factory import make_algorithm
 from rlflame.learning.networks.flat_params import Adam
 
 ROUNDS = 7
@@ -84,17 +84,17 @@ def measured(env: str, rows: int, provider: str) -> tuple[float, float, float]:
     config, _ = resolve.resolve(
         environment=env,
         sets=[f"ppo.minibatch_size={rows}", f"learning.provider={provider}"],
-        continuous=components.acts_continuously,
+        continuous=components.has_continuous_actions,
     )
     learning = config.learning
-    described = components.environment(learning.environment)
-    spec = components.policy_spec(learning, described)
+    described = components.make_env_spec(learning.environment)
+    spec = components.make_policy_spec(learning, described)
     if spec.action_kind == "discrete":
         raise ConfigError(f"{env} has choices, and actions are drawn as numbers.", "--env hopper")
-    learner = algorithm(learning, spec)
+    learner = make_algorithm(learning, spec)
     learner._adam.__class__, learner._adam.marks = Marked, []
     rollout = learning.rollout
-    batch = drawn(rollout.steps, rollout.columns, spec, learner.policy())
+    batch = drawn(rollout.steps, rollout.columns, spec, learner.get_policy())
     sizes = (spec.observation_size, *spec.hidden)
     updates, bare, whole = [], [], []
     for number in range(ROUNDS):

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from script import ended
 
-from rlflame.statistics import best_mean, iqm_interval, tail_mean
+from rlflame.statistics import compute_iqm_interval, compute_tail_mean, find_best_mean
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 ENVS = ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5")
@@ -46,7 +46,7 @@ def main() -> None:
 def row(env: str) -> tuple[str, ...]:
     """The cells of one environment."""
     theirs, ours = both(env)
-    best = best_mean(theirs)
+    best = find_best_mean(theirs)
     if best is None or not ours:
         raise SystemExit(f"{env} has no evaluations on record: {RESULTS}")
     there, wanted = best[0], best[1].mean
@@ -66,8 +66,8 @@ def row(env: str) -> tuple[str, ...]:
 def late(env: str) -> tuple[str, ...]:
     """The last twentieth of ours, and of theirs all after 950,000 steps."""
     theirs, ours = both(env)
-    ends = [tail_mean(y) for _, y in ours], [y[x > 950_000].mean() for x, y in theirs]
-    found = [iqm_interval([np.array(side)]) for side in ends]
+    ends = [compute_tail_mean(y) for _, y in ours], [y[x > 950_000].mean() for x, y in theirs]
+    found = [compute_iqm_interval([np.array(side)]) for side in ends]
     return (env, *(f"{each.value:.0f} [{each.low:.0f}, {each.high:.0f}]" for each in found))
 
 

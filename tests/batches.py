@@ -7,8 +7,8 @@ import numpy as np
 from rlflame.config.recipe import NetworkSettings
 from rlflame.learning.base import Batch
 from rlflame.learning.networks.flat_params import FlatVector
-from rlflame.learning.networks.network_shape import Network, build_network
-from rlflame.rollout.distributions import noise_size
+from rlflame.learning.networks.network_shape import NetworkShape, build_network
+from rlflame.rollout.distributions import compute_noise_size
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import PolicySpec
 
@@ -39,7 +39,7 @@ def policy_spec(
 
 def random_network(
     rng: np.random.Generator, spec: PolicySpec, critic: bool = True
-) -> tuple[Network, FlatVector]:
+) -> tuple[NetworkShape, FlatVector]:
     """A network whose every weight, bias and deviation matters."""
     network, parameters = build_network(spec, NetworkSettings(), 0, critic=critic)
     for name in parameters.shapes:
@@ -77,7 +77,7 @@ def random_batch(
             part = slice(first, min(first + spec.width, columns))
             full[: part.stop - first] = observations[t, part]
             if spec.action_kind == "continuous":
-                noise = floats(rng, spec.width, noise_size(spec))
+                noise = floats(rng, spec.width, compute_noise_size(spec))
             else:
                 noise = rng.random((spec.width, 1), np.float32)
             acted, density = policy.sample(full, noise)

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from typer.testing import CliRunner
 
 from rlflame.cli.app import app
-from rlflame.fleet.prestart import HeadStart
+from rlflame.fleet.prestart import PrestartPool
 
 #: CartPole in batches of 64 steps: an iteration takes a few milliseconds.
 TINY = tuple(
@@ -86,7 +86,7 @@ class Spoken:
         return [json.loads(line) for line in self.lines]
 
 
-def rlflame(*words: str | Path, early: HeadStart | None = None) -> Spoken:
+def rlflame(*words: str | Path, early: PrestartPool | None = None) -> Spoken:
     """Run a command inside this process; with workers that began before it, if there are any."""
     # Commands limit the threads of the process that they expect to be their own.
     with patch.dict(os.environ):

@@ -10,7 +10,7 @@ import numpy as np
 from tiny_runs import Run, run
 
 from rlflame.experiment.learners import replica_main
-from rlflame.learning.parallel.replicated import release
+from rlflame.learning.parallel.replicated import release_replicas
 from rlflame.rollout import wire
 from rlflame.training.trainer import Snapshot
 
@@ -37,18 +37,18 @@ class Seat:
         self.size = table.size
         self._table = table
 
-    def gather(self, mine: np.ndarray) -> np.ndarray:
-        self._table.places[self.rank] = mine.copy()
+    def gather(self, values: np.ndarray) -> np.ndarray:
+        self._table.places[self.rank] = values.copy()
         self._table.gathers[self.rank] += 1
         self._table.barrier.wait()
         whole = np.stack(self._table.places)
         self._table.barrier.wait()
         return whole
 
-    def meet_on(self, device: str) -> None:
+    def use_device(self, device: str) -> None:
         assert device == "cpu"
 
-    def share(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         if self.rank == 0:
             self._table.shared = wire.encode(value)
         self._table.barrier.wait()
@@ -107,7 +107,7 @@ def _turn(
         if seat.rank:
             return replica_main.learn(seat)
         found = run(data, group=seat, compare_every=compare_every, saved=saved)
-        release(seat)
+        release_replicas(seat)
         return found
 
     if learners == 1:

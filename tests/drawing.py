@@ -9,7 +9,7 @@ import failpoints
 
 from rlflame.experiment import components
 from rlflame.fleet.inline import InlineFleet
-from rlflame.rendering.job import Job
+from rlflame.rendering.job import RenderJob
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan, evaluate
@@ -29,10 +29,12 @@ def begun(
             "environment": {"kwargs": kwargs},
         },
     ).recipe
-    return components.beginning(recipe, components.environment(recipe.learning.environment))
+    return components.make_initial_checkpoint(
+        recipe, components.make_env_spec(recipe.learning.environment)
+    )
 
 
-def job(source: Checkpoint, *others: Checkpoint, **changes: Any) -> Job:
+def job(source: Checkpoint, *others: Checkpoint, **changes: Any) -> RenderJob:
     """One drawing; the others play on the left of the source."""
     given: dict[str, Any] = {
         "env": source.env,
@@ -45,7 +47,7 @@ def job(source: Checkpoint, *others: Checkpoint, **changes: Any) -> Job:
         "best_of": changes.get("episodes", 1),
         "max_episode_steps": 10_000,
     }
-    return Job(**{**given, **changes})
+    return RenderJob(**{**given, **changes})
 
 
 def scored(source: Checkpoint, episodes: int, seed: int = 0, most: int = 10_000) -> list[Any]:
@@ -57,5 +59,5 @@ def scored(source: Checkpoint, episodes: int, seed: int = 0, most: int = 10_000)
 
 
 def policy_file(path: Path, source: Checkpoint) -> Path:
-    checkpoint.save(path, checkpoint.policy_only(source, None))
+    checkpoint.save(path, checkpoint.make_policy_checkpoint(source, None))
     return path

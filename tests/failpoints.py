@@ -28,7 +28,7 @@ from rlflame import api
 from rlflame.config.recipe import RunConfig
 from rlflame.errors import RlflameError
 from rlflame.storage import checkpoint
-from rlflame.storage.run_dir import newest_checkpoint
+from rlflame.storage.run_dir import load_newest_checkpoint
 
 EQUAL_BYTES = ("metrics.jsonl", "episodes.csv", "result.json")
 
@@ -274,7 +274,7 @@ def one(
         elif not outcome["sentence"]:
             complaints.append(f"{outcome['type']}: {outcome['error']}")
         if list(folder.glob("checkpoints/step-*")):
-            newest_checkpoint(folder, complaints.append)
+            load_newest_checkpoint(folder, complaints.append)
     outcome = attempt(wanted, Disk(folder))
     if outcome["killed"] or outcome["error"]:
         return [*complaints, f"could not be resumed: {outcome}"]

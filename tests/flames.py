@@ -14,7 +14,7 @@ from typing import Any
 from flame_stub import FlameStub
 
 from rlflame.fleet.flame.fleet import FlameFleet
-from rlflame.fleet.flame.session_start import Wishes
+from rlflame.fleet.flame.session_start import FlameOptions
 
 #: Where conftest keeps the variables of a real cluster, out of reach of all other tests.
 KEPT = "RLFLAME_TEST_"
@@ -50,5 +50,5 @@ def fleet(observer: Any, workers: int = 2, **options: Any) -> FlameFleet:
     wanted: dict[str, Any] = {"delay_release_s": 5, **options.pop("wishes", {})}
     if REAL:  # a small cluster has room for all fleets of a test run if no processors are asked for
         wanted = {"cpu": 0, "memory_bytes": 1 << 20, **wanted}
-    wishes = Wishes(most=workers, env_file=FAKES, **wanted)
+    wishes = FlameOptions(max_executors=workers, env_file=FAKES, **wanted)
     return FlameFleet(workers, wishes, observer=observer, **options)

@@ -12,8 +12,8 @@ import socket
 import time
 from collections.abc import Iterator
 
-from rlflame.errors import LearnersLost
-from rlflame.learning.parallel.process_group import Alone, Group
+from rlflame.errors import LearnerFailure
+from rlflame.learning.parallel.process_group import ProcessGroup, SingleProcessGroup
 
 JOINING_S = 60.0
 PATIENCE = {"deadline_s": JOINING_S, "joining_s": JOINING_S, "clock": time.monotonic}
@@ -23,25 +23,25 @@ def _learn(rank: int, size: int, port: int) -> None:
     from meetings import HERE
 
     from rlflame.experiment.learners import replica_main
-    from rlflame.experiment.learners.liveness import Port
-    from rlflame.learning.parallel.torch_process_group import TorchGroup
+    from rlflame.experiment.learners.liveness import TcpRendezvous
+    from rlflame.learning.parallel.torch_process_group import TorchProcessGroup
 
-    store = Port(HERE, port).store(JOINING_S)
-    group = TorchGroup(rank, size, **PATIENCE, store=store)
-    with contextlib.suppress(LearnersLost):  # the first has gone
+    store = TcpRendezvous(HERE, port).open_store(JOINING_S)
+    group = TorchProcessGroup(rank, size, **PATIENCE, store=store)
+    with contextlib.suppress(LearnerFailure):  # the first has gone
         while True:
             replica_main.learn(group)
 
 
 @contextlib.contextmanager
-def gathered(size: int) -> Iterator[Group]:
+def gathered(size: int) -> Iterator[ProcessGroup]:
     """So many learners, this process the first of them. Release them after each run."""
     if size == 1:
-        yield Alone()
+        yield SingleProcessGroup()
         return
     from meetings import HERE, hosted
 
-    from rlflame.learning.parallel.torch_process_group import TorchGroup
+    from rlflame.learning.parallel.torch_process_group import TorchProcessGroup
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     meeting, store = hosted(socket.create_server((HERE, 0)))
@@ -56,7 +56,7 @@ def gathered(size: int) -> Iterator[Group]:
     for other in others:
         other.start()
     try:
-        group = TorchGroup(0, size, **PATIENCE, store=store)
+        group = TorchProcessGroup(0, size, **PATIENCE, store=store)
         try:
             yield group
         finally:

@@ -7,8 +7,8 @@ from batches import policy_spec, random_batch
 
 from rlflame.config.recipe import LearningSettings
 from rlflame.learning.base import Batch, State
-from rlflame.learning.factory import algorithm, in_halves
-from rlflame.learning.ppo.split_update import InHalves
+from rlflame.learning.factory import as_split_algorithm, make_algorithm
+from rlflame.learning.ppo.split_update import SplitAlgorithm
 from rlflame.rollout.spec import PolicySpec
 
 #: 96 samples an iteration, and 2 epochs of 4 minibatches.
@@ -24,8 +24,8 @@ def settings(**ppo: object) -> LearningSettings:
     return LearningSettings.model_validate({**SETTINGS, "ppo": {**SETTINGS["ppo"], **ppo}})
 
 
-def learner(learning: LearningSettings, spec: PolicySpec) -> InHalves:
-    return in_halves(algorithm(learning, spec))
+def learner(learning: LearningSettings, spec: PolicySpec) -> SplitAlgorithm:
+    return as_split_algorithm(make_algorithm(learning, spec))
 
 
 def spec_of(kind: str = "continuous") -> PolicySpec:
@@ -34,7 +34,7 @@ def spec_of(kind: str = "continuous") -> PolicySpec:
 
 def batches(spec: PolicySpec, learning: LearningSettings, count: int, **shape: int) -> list[Batch]:
     """As the same weights would always have acted: halves are compared, not learning."""
-    arrays = learner(learning, spec).policy()
+    arrays = learner(learning, spec).get_policy()
     found = [random_batch(np.random.default_rng(n), spec, arrays, **shape) for n in range(count)]
     for number, batch in enumerate(found):
         batch.valid[9:, number] = False  # an idle place

@@ -6,14 +6,14 @@ import socket
 
 from torch.distributed import Store, TCPStore
 
-from rlflame.experiment.learners.liveness import Port
+from rlflame.experiment.learners.liveness import TcpRendezvous
 
 HERE = "127.0.0.1"
 
 
-def hosted(listening: socket.socket) -> tuple[Port, Store]:
+def hosted(listening: socket.socket) -> tuple[TcpRendezvous, Store]:
     """A meeting where this process listens, open as long as the store is held."""
-    meeting = Port(*listening.getsockname())
+    meeting = TcpRendezvous(*listening.getsockname())
     store = TCPStore(
         meeting.host,
         meeting.port,

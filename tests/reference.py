@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.distributions import Categorical, Independent, Normal
 
-from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.seeding import Role, make_stream
 
 
 def tensors(parameters, dtype=torch.float64) -> dict[str, torch.Tensor]:
@@ -130,7 +130,9 @@ class ReferencePpo:
                     explained = 1.0 - np.var(targets - old_values) / np.var(targets)
                 if ppo.normalise_advantages == "batch":
                     gain = (gain - gain.mean()) / gain.std()
-            order = stream(self.seed, Role.SHUFFLE, self.iteration, epoch).permutation(len(places))
+            order = make_stream(self.seed, Role.SHUFFLE, self.iteration, epoch).permutation(
+                len(places)
+            )
             while len(order):
                 chosen, order = order[: ppo.minibatch_size], order[ppo.minibatch_size :]
                 at = [places[i] for i in chosen]

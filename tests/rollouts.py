@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.rollout.envs.env_state import fresh_state
-from rlflame.rollout.envs.make import describe
-from rlflame.rollout.policy import expected_shapes
+from rlflame.rollout.envs.env_state import make_fresh_state
+from rlflame.rollout.envs.make import read_env_spec
+from rlflame.rollout.policy import compute_array_shapes
 from rlflame.rollout.process.worker_process import WorkerProcess
-from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec, RolloutTask
 from rlflame.rollout.worker import RolloutWorker
 
@@ -57,7 +57,7 @@ def weights(spec: PolicySpec, seed: int = 0) -> PolicyArrays:
     generator = np.random.default_rng(seed)
     arrays = {
         name: generator.normal(0.0, 0.3, shape).astype(np.float32)
-        for name, shape in expected_shapes(spec).items()
+        for name, shape in compute_array_shapes(spec).items()
     }
     if spec.normalise:
         arrays["normaliser.scale"] = np.abs(arrays["normaliser.scale"]) + np.float32(0.5)
@@ -67,7 +67,9 @@ def weights(spec: PolicySpec, seed: int = 0) -> PolicyArrays:
 def fake(**kwargs: Any) -> EnvSpec:
     """A misbehaving environment; described while it still behaves."""
     harmless = {key: value for key, value in kwargs.items() if key in ("continuous", "length")}
-    return dataclasses.replace(describe("fakes:Fake-v0", harmless, None, ("fakes",)), kwargs=kwargs)
+    return dataclasses.replace(
+        read_env_spec("fakes:Fake-v0", harmless, None, ("fakes",)), kwargs=kwargs
+    )
 
 
 def task(env: EnvSpec, slot: int = 0, **changes: Any) -> RolloutTask:
@@ -92,7 +94,8 @@ def task(env: EnvSpec, slot: int = 0, **changes: Any) -> RolloutTask:
         states=()
         if whole
         else tuple(
-            fresh_state(0, reset_seed(seed, Role.RESET, slot, row, 0)) for row in range(rows)
+            make_fresh_state(0, make_reset_seed(seed, Role.RESET, slot, row, 0))
+            for row in range(rows)
         ),
     )
     return dataclasses.replace(default, **changes)

@@ -14,11 +14,11 @@ from commands import TINY, TINY_REINFORCE, rlflame
 from rlflame import api
 from rlflame.config import resolve
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.console.base import Silent
+from rlflame.console.base import NullView
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.experiment import components, resume
 from rlflame.fleet.inline import InlineFleet
-from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.storage import checkpoint
 from rlflame.training.evaluation import EvaluationPlan
 
@@ -40,7 +40,7 @@ def tiny(*more: str, env="cartpole", algo=None, **flags):
         algorithm=algo,
         sets=[*sets, *more],
         flags=flags,
-        continuous=components.acts_continuously,
+        continuous=components.has_continuous_actions,
     )
     return config
 
@@ -170,25 +170,25 @@ def test_a_fleet_that_is_handed_in_serves_several_runs_and_stays_open():
     assert shared == alone
 
 
-class Listening(Silent):
+class Listening(NullView):
     def __init__(self) -> None:
         self.heard: list[str] = []
         self.notes: list[str] = []
 
-    def begin(self, run):
+    def open(self, run):
         self.heard.append(f"begin {run.folder} {run.fleet} {run.workers} {run.resumed}")
-        return super().begin(run)
+        return super().open(run)
 
-    def iteration(self, metrics, returns):
+    def show_iteration(self, metrics, returns):
         self.heard.append(f"iteration {metrics['steps']}")
 
-    def evaluation(self, steps, record, best):
+    def show_evaluation(self, steps, record, best):
         self.heard.append(f"evaluation {steps}")
 
-    def saved(self, path, progress):
+    def show_checkpoint(self, path, progress):
         self.heard.append(f"saved {progress.steps}")
 
-    def note(self, text):
+    def show_note(self, text):
         self.notes.append(text)
 
 
@@ -218,7 +218,7 @@ class After:
     def requested(self):
         return sum(text.startswith("iteration") for text in self.inner.heard) >= self.left
 
-    def interruptible(self):
+    def allow_interrupt(self):
         import contextlib
 
         return contextlib.nullcontext()
@@ -256,16 +256,16 @@ def test_a_finished_run_is_left_alone_and_a_missing_score_is_made_up_for():
 def test_extending_changes_the_end_and_nothing_else():
     done = api.train(tiny())
     found = checkpoint.load(done.folder / "latest.safetensors")
-    longer = resume.extended(found, 500, FILE)
+    longer = resume.extend_budget(found, 500, FILE)
     assert longer.recipe.stop_at_steps == 500
     assert longer.recipe.learning == found.recipe.learning
     assert longer.recipe.evaluation == found.recipe.evaluation
-    assert resume.extended(found, None, FILE) is found
-    assert resume.extended(found, 128, FILE) is found
+    assert resume.extend_budget(found, None, FILE) is found
+    assert resume.extend_budget(found, 128, FILE) is found
     with pytest.raises(ConfigError, match="--steps 100 is not beyond the 128"):
-        resume.extended(found, 100, FILE)
-    assert resume.finished(found)
-    assert not resume.finished(longer)
+        resume.extend_budget(found, 100, FILE)
+    assert resume.is_finished(found)
+    assert not resume.is_finished(longer)
 
 
 def test_a_machine_that_differs_is_said_aloud_at_resume():
@@ -289,10 +289,10 @@ def test_a_policy_that_does_not_fit_is_refused_before_a_folder_is_made(tmp_path)
 def test_starting_from_a_policy_starts_with_its_very_weights():
     source = api.train(tiny()).folder / "best.safetensors"
 
-    class First(Silent):
-        def begin(self, run):
+    class First(NullView):
+        def open(self, run):
             self.policy = run.checkpoint.policy
-            return super().begin(run)
+            return super().open(run)
 
     show = First()
     api.train(tiny(**{"learning.seed": 9}), init_from=source, show=show)
@@ -329,7 +329,7 @@ def test_an_evaluation_is_what_a_plain_loop_over_gymnasium_returns(env):
     record = api.evaluate(source, EvaluationPlan(5, seed=7), INLINE)
     policy, world = api.LoadedPolicy(source), gymnasium.make(env)
     for episode in range(5):
-        seed = reset_seed(7, Role.EVALUATION_RESET, episode)
+        seed = make_reset_seed(7, Role.EVALUATION_RESET, episode)
         observation, _ = world.reset(seed=seed)
         total, length, over = 0.0, 0, False
         while not over:

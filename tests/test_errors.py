@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from rlflame.errors import ending, shell, typed
+from rlflame.errors import format_command, format_shell, replace_suffix
 
 
 def test_advice_is_what_a_shell_reads_back():
     words = ["resume", "a run", "it's", "--set", "a=[1, 2]", "$HOME"]
-    assert shlex.split(typed(*words)) == ["rlflame", *words]
+    assert shlex.split(format_command(*words)) == ["rlflame", *words]
 
 
 def test_a_path_is_no_option():
-    assert typed("eval", Path("-odd/best")) == "rlflame eval ./-odd/best"
-    assert shell("rm", "-r", Path("plain")) == "rm -r plain"
+    assert format_command("eval", Path("-odd/best")) == "rlflame eval ./-odd/best"
+    assert format_shell("rm", "-r", Path("plain")) == "rm -r plain"
 
 
 @pytest.mark.parametrize(
@@ -26,4 +26,4 @@ def test_a_path_is_no_option():
      ("..", "../film.gif"), ("/", "/film.gif"), ("-", "film.gif"), ("a/--", "a/film.gif")],
 )  # fmt: skip
 def test_a_name_with_another_end_can_be_written(typed_name, better):
-    assert ending(Path(typed_name), ".gif", "film") == Path(better)
+    assert replace_suffix(Path(typed_name), ".gif", "film") == Path(better)

@@ -18,8 +18,8 @@ from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError, LearningError
 from rlflame.experiment import run_settings
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer
-from rlflame.learning.networks.flat_params import restored_count
-from rlflame.rollout.envs.make import make
+from rlflame.learning.networks.flat_params import restore_count
+from rlflame.rollout.envs.make import make_env
 from rlflame.rollout.spec import EnvSpec
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "hostile.py"
@@ -93,8 +93,8 @@ def test_a_config_does_not_choose_what_executors_install(tmp_path: Path) -> None
 
     recorded = toml_io.read_file(path)
     with pytest.raises(ConfigError, match="evil"):
-        run_settings.resumed_runtime(tmp_path, recorded, {}, [])
-    again = run_settings.resumed_runtime(
+        run_settings.make_resumed_runtime(tmp_path, recorded, {}, [])
+    again = run_settings.make_resumed_runtime(
         tmp_path, recorded, {}, ["runtime.flame.extra_dependencies=['evil']"]
     )
     assert again.flame.extra_dependencies == ("evil",)
@@ -105,13 +105,13 @@ def test_a_pipe_is_no_model_of_mujoco(tmp_path: Path) -> None:
     kwargs = {"xml_file": str(tmp_path / "pipe.xml")}
     spec = EnvSpec("Hopper-v5", kwargs, None, 0, "discrete", 0, 0, (), (), ())
     with pytest.raises(OSError, match="regular"):
-        make(spec)
+        make_env(spec)
 
 
 @pytest.mark.parametrize("count", [-1, 2**53, np.iinfo(np.int64).min, np.iinfo(np.int64).max])
 def test_a_counter_is_one_that_a_run_can_reach(count: int) -> None:
     with pytest.raises(LearningError, match=str(count)):
-        restored_count("adam.count", {"adam.count": np.array(count, np.int64)})
+        restore_count("adam.count", {"adam.count": np.array(count, np.int64)})
 
 
 def test_a_replay_of_another_shape_is_refused() -> None:
@@ -119,7 +119,7 @@ def test_a_replay_of_another_shape_is_refused() -> None:
         64, 2, 3, 1, seed=0, learning_starts=8, updates_per_step=1.0, batch_size=4,
         n_step=1, discount=0.99,
     )  # fmt: skip
-    state = dict(experience.state())
+    state = dict(experience.get_state())
     name = next(name for name in state if name.endswith("boundary_index"))
     state[name] = np.zeros((), state[name].dtype)
     with pytest.raises(LearningError):

@@ -12,7 +12,7 @@ from commands import rlflame
 
 from rlflame.api import load_policy
 from rlflame.config import resolve
-from rlflame.config.resolve import environment_id
+from rlflame.config.resolve import resolve_env_id
 from rlflame.experiment import components
 from rlflame.storage import checkpoint
 
@@ -35,7 +35,7 @@ def test_a_policy_is_small_and_says_how_it_came_about(path: Path) -> None:
     assert found.evaluation.mean == pytest.approx(np.mean(found.evaluation.returns))
     told = SCRIPT["POLICIES"][path.stem]
     learning = found.recipe.learning
-    assert learning.environment.id == environment_id(told[told.index("--env") + 1])
+    assert learning.environment.id == resolve_env_id(told[told.index("--env") + 1])
     assert learning.seed == int(told[told.index("--seed") + 1])
     wanted = told[told.index("--algo") + 1] if "--algo" in told else "ppo"
     assert learning.algorithm == wanted
@@ -44,7 +44,7 @@ def test_a_policy_is_small_and_says_how_it_came_about(path: Path) -> None:
         environment=told[told.index("--env") + 1],
         algorithm=wanted,
         sets=sets,
-        continuous=components.acts_continuously,
+        continuous=components.has_continuous_actions,
     )
     said, kept = config.learning.model_dump(), learning.model_dump()
     for part in ("rollout", "network", wanted, "policy_average"):

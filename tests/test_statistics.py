@@ -18,16 +18,19 @@ def array(*values: float) -> np.ndarray:
 
 def test_interquartile_mean_by_hand():
     # The middle half of eight is the third to the sixth; of one to four, the middle two.
-    assert statistics.interquartile_means(array(8, 1, 2, 3, 100, 5, 6, -50)) == (2 + 3 + 5 + 6) / 4
-    assert statistics.interquartile_means(array(4, 1, 3, 2)) == 2.5
+    assert (
+        statistics.compute_interquartile_means(array(8, 1, 2, 3, 100, 5, 6, -50))
+        == (2 + 3 + 5 + 6) / 4
+    )
+    assert statistics.compute_interquartile_means(array(4, 1, 3, 2)) == 2.5
     # Three: a quarter of a sample at either end goes with the whole of the middle one.
     expected = (Fraction(1, 4) * 0 + 1 * 4 + Fraction(1, 4) * 12) / Fraction(3, 2)
-    assert statistics.interquartile_means(array(0, 4, 12)) == pytest.approx(float(expected))
+    assert statistics.compute_interquartile_means(array(0, 4, 12)) == pytest.approx(float(expected))
 
 
 def test_interquartile_mean_against_scipy():
     values = np.linspace(-3.0, 9.0, 40).reshape(2, 20) ** 3
-    assert statistics.interquartile_means(values) == pytest.approx(
+    assert statistics.compute_interquartile_means(values) == pytest.approx(
         [stats.trim_mean(row, 0.25) for row in values]
     )
 
@@ -38,19 +41,19 @@ def every_resample(values: np.ndarray) -> np.ndarray:
 
 def test_the_interval_is_that_of_all_resamples():
     values = array(1.0, 2.0, 4.0, 8.0, 16.0)
-    found = statistics.iqm_interval([values])
-    exact = np.sort([statistics.interquartile_means(row) for row in every_resample(values)])
-    assert found.value == statistics.interquartile_means(values)
+    found = statistics.compute_iqm_interval([values])
+    exact = np.sort([statistics.compute_interquartile_means(row) for row in every_resample(values)])
+    assert found.value == statistics.compute_interquartile_means(values)
     # Of 3,125 equally likely ones the 79th is the first that a fortieth of all are not above.
     assert (found.low, found.high) == pytest.approx((exact[78], exact[3046]))
-    band = statistics.iqm_band(values[:, None])
+    band = statistics.compute_iqm_band(values[:, None])
     assert [end[0] for end in band] == pytest.approx([found.value, found.low, found.high])
 
 
 def test_the_interval_of_many_is_that_of_as_many_resamples_as_are_enough():
     values = array(1.0, 2.0, 4.0, 8.0, 16.0, 40.0)
-    found = statistics.iqm_interval([values])
-    exact = np.sort(statistics.interquartile_means(every_resample(values)))
+    found = statistics.compute_iqm_interval([values])
+    exact = np.sort(statistics.compute_interquartile_means(every_resample(values)))
     for end, tail in ((found.low, 0.025), (found.high, 0.975)):
         share = np.searchsorted(exact, [end - 1e-9, end + 1e-9]) / len(exact)
         assert share[0] - 0.01 <= tail <= share[1] + 0.01
@@ -59,8 +62,8 @@ def test_the_interval_of_many_is_that_of_as_many_resamples_as_are_enough():
 def test_the_difference_is_that_of_all_pairs_of_resamples():
     a, b = array(1.0, 3.0, 9.0, 10.0), array(0.0, 2.0, 5.0)
     found = statistics.compare(a, b)
-    ours = [statistics.interquartile_means(row) for row in every_resample(a)]
-    theirs = [statistics.interquartile_means(row) for row in every_resample(b)]
+    ours = [statistics.compute_interquartile_means(row) for row in every_resample(a)]
+    theirs = [statistics.compute_interquartile_means(row) for row in every_resample(b)]
     exact = np.sort(np.subtract.outer(ours, theirs).ravel())
     for interval, tail in ((found.difference, 0.025), (found.equivalence, 0.05)):
         for end, share in ((interval.low, tail), (interval.high, 1.0 - tail)):
@@ -75,12 +78,12 @@ def test_the_two_sides_are_resampled_apart():
     assert found.difference.value == 0.0
     assert found.difference.low < -40.0
     assert found.difference.high > 40.0
-    assert not found.verdict.equivalent
+    assert not found.significance.equivalent
 
 
 def test_strata_are_never_mixed():
     # Resampled across, the low stratum would sometimes be drawn alone, and the mean would fall.
-    found = statistics.iqm_interval([array(0.0, 0.0), array(10.0, 10.0)])
+    found = statistics.compute_iqm_interval([array(0.0, 0.0), array(10.0, 10.0)])
     assert (found.low, found.value, found.high) == (5.0, 5.0, 5.0)
 
 
@@ -94,13 +97,13 @@ def test_probability_of_improvement_counts_pairs_and_halves_ties():
 
 def test_a_band_is_the_interval_of_each_point():
     curves = np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 4.0], [0.0, 40.0]])
-    middle, low, high = statistics.iqm_band(curves)
+    middle, low, high = statistics.compute_iqm_band(curves)
     assert middle.tolist() == [0.0, 3.0]
     assert (low[0], high[0]) == (0.0, 0.0)
-    exact = [statistics.interquartile_means(row) for row in every_resample(curves[:, 1])]
+    exact = [statistics.compute_interquartile_means(row) for row in every_resample(curves[:, 1])]
     assert low[1] == pytest.approx(np.quantile(exact, 0.025), abs=0.3)
     assert high[1] == pytest.approx(np.quantile(exact, 0.975), rel=0.15)
-    alone = statistics.iqm_band(curves[3:])
+    alone = statistics.compute_iqm_band(curves[3:])
     assert [line.tolist() for line in alone] == [[0.0, 40.0]] * 3
 
 
@@ -116,7 +119,11 @@ def test_a_band_is_the_interval_of_each_point():
 )
 def test_verdicts(ours, better, not_worse, equivalent):
     found = statistics.compare(array(*ours), array(100, 101, 99, 100, 100))
-    assert (found.verdict.better, found.verdict.not_worse, found.verdict.equivalent) == (
+    assert (
+        found.significance.better,
+        found.significance.not_worse,
+        found.significance.equivalent,
+    ) == (
         better,
         not_worse,
         equivalent,
@@ -127,8 +134,8 @@ def test_verdicts(ours, better, not_worse, equivalent):
 def test_the_margin_is_a_share_of_their_size_also_below_zero():
     ours, theirs = array(-209, -210, -211), array(-200, -200, -200)
     assert statistics.compare(ours, theirs).margin == 20.0
-    assert statistics.compare(ours, theirs).verdict.equivalent
-    assert not statistics.compare(ours, theirs, margin_share=0.05).verdict.not_worse
+    assert statistics.compare(ours, theirs).significance.equivalent
+    assert not statistics.compare(ours, theirs, margin_share=0.05).significance.not_worse
 
 
 def test_medians_in_percent():
@@ -147,4 +154,4 @@ def test_seeds_in_numbers():
 
 def test_equal_numbers_have_equal_intervals():
     values = array(1.0, 5.0, 2.0, 9.0)
-    assert statistics.iqm_interval([values]) == statistics.iqm_interval([values])
+    assert statistics.compute_iqm_interval([values]) == statistics.compute_iqm_interval([values])

@@ -11,7 +11,7 @@ from rlflame.config.recipe import Recipe
 from rlflame.experiment import components
 from rlflame.fleet.base import Fleet
 from rlflame.fleet.inline import InlineFleet
-from rlflame.learning.parallel.process_group import Group
+from rlflame.learning.parallel.process_group import ProcessGroup
 from rlflame.rollout.spec import EnvSpec, Fragment, PolicyArrays
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
@@ -28,22 +28,22 @@ class Recording:
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     requested: bool = False
 
-    def iteration(self, progress, metrics, fragments) -> None:
+    def record_iteration(self, progress, metrics, fragments) -> None:
         self.metrics.append(metrics)
         self.fragments.append(list(fragments))
 
-    def evaluation(self, progress, record, policy) -> None:
+    def record_evaluation(self, progress, record, policy) -> None:
         pass
 
-    def snapshot(self, take, progress, final) -> None:
+    def record_snapshot(self, take, progress, final) -> None:
         self.snapshots[progress.iteration] = take()
 
     @contextlib.contextmanager
-    def phase(self, name):
+    def time_phase(self, name):
         yield
 
     @contextlib.contextmanager
-    def interruptible(self):
+    def allow_interrupt(self):
         yield
 
 
@@ -72,20 +72,20 @@ def run(
     start: PolicyArrays | None = None,
     recorded: Recording | None = None,
     *,
-    group: Group | None = None,
+    group: ProcessGroup | None = None,
     compare_every: int | None = None,
     saved: Snapshot | None = None,
     fleet: Fleet | None = None,
 ) -> Run:
     """Train by a recipe given as plain data, on the inline fleet or the one that is handed in;
     from where a run stood."""
-    recipe = Recipe.model_validate(data).with_horizon()
-    env = components.environment(recipe.learning.environment)
-    beginning = components.beginning(recipe, env, start)
+    recipe = Recipe.model_validate(data).copy_with_horizon()
+    env = components.make_env_spec(recipe.learning.environment)
+    beginning = components.make_initial_checkpoint(recipe, env, start)
     recorded = recorded or Recording()
     with InlineFleet() if fleet is None else contextlib.nullcontext(fleet) as fleet:
         begun = replace(beginning, snapshot=saved)
-        components.trainer(
+        components.make_trainer(
             begun, fleet, recorded, recorded, "tiny", start, group, compare_every
         ).run()
     return Run(recipe, env, beginning.policy, recorded, beginning)

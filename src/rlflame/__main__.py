@@ -17,26 +17,26 @@ from rlflame.rollout.envs import user_file  # noqa: E402
 
 
 def main() -> None:
-    begun_in_front = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if begun_in_front:
+    in_foreground = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if in_foreground:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_standard_streams()
     for name in (
-        user_file.VARIABLE,
+        user_file.FILE_VARIABLE,
         user_file.FOLDER_VARIABLE,
     ):  # only this command says what workers load
         os.environ.pop(name, None)
-    early = None
+    head_start = None
     if sys.argv[1:2] == ["train"]:  # all others do without, and without loading what it needs
-        from rlflame.fleet.prestart import HeadStart
+        from rlflame.fleet.prestart import PrestartPool
 
-        early = HeadStart.of_training(sys.argv[2:])
-    with early if early is not None else contextlib.nullcontext():
+        head_start = PrestartPool.from_arguments(sys.argv[2:])
+    with head_start if head_start is not None else contextlib.nullcontext():
         from rlflame.cli.app import main as command
 
-        if begun_in_front:
+        if in_foreground:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        command(early)
+        command(head_start)
 
 
 def _open_standard_streams() -> None:

@@ -18,16 +18,16 @@ import numpy as np
 
 from rlflame.config.module_trust import allow_modules
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.console.base import Show, Silent
+from rlflame.console.base import NullView, RunView
 from rlflame.experiment import components
 from rlflame.experiment.resume import check_environment
 from rlflame.experiment.run import resume, train
 from rlflame.experiment.sweep.sweep import resume as resume_seeds
 from rlflame.experiment.sweep.sweep import train as train_seeds
 from rlflame.fleet import factory
-from rlflame.fleet.base import EventCount, Fleet
+from rlflame.fleet.base import EventCounter, Fleet
 from rlflame.rendering import video
-from rlflame.rendering.job import Drawing
+from rlflame.rendering.job import RenderResult
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array
 from rlflame.storage import checkpoint
@@ -68,7 +68,7 @@ class LoadedPolicy:
         if not np.isfinite(flat).all():
             raise ValueError("observation with NaN, infinity or a number beyond float32")
         self._rows[0] = flat
-        action: Array = self._policy.to_environment(self._policy.best(self._rows))[0]
+        action: Array = self._policy.to_environment(self._policy.mode(self._rows))[0]
         env = self.checkpoint.env
         if env.action_kind == "discrete":
             return int(action) + env.action_start
@@ -87,28 +87,37 @@ def evaluate(
     runtime: RuntimeSettings | None = None,
     *,
     fleet: Fleet | None = None,
-    show: Show | None = None,
+    show: RunView | None = None,
 ) -> EvaluationRecord:
-    """Score the policy in a checkpoint; `fleet` as in `train`."""
+    """Score the policy in a checkpoint; `show_fleet_event` as in `train`."""
     source = check_environment(source)
-    watched = EventCount((show or Silent()).fleet)
+    counts = EventCounter((show or NullView()).show_fleet_event)
     runtime = runtime or RuntimeSettings()
-    opened = factory.fleet(runtime, plan.episodes, watched) if fleet is None else nullcontext(fleet)
-    with opened as fleet:
+    fleet_context = (
+        factory.make_fleet(runtime, plan.episodes, counts) if fleet is None else nullcontext(fleet)
+    )
+    with fleet_context as fleet:
         return run_episodes(fleet, source.env, source.policy_spec, source.policy, plan)
 
 
 def render(
     source: Checkpoint,
-    wish: video.Wish,
+    options: video.RenderOptions,
     out: Path | None,
     *,
     show_output: bool = False,
-    tell: Callable[[int, int], None] = lambda made, of: None,
-) -> Drawing:
+    report_progress: Callable[[int, int], None] = lambda made, of: None,
+) -> RenderResult:
     """Draw episodes of the policy in a checkpoint into a file, or a window."""
     source = check_environment(source)
     untrained = None
-    if wish.versus_untrained:
-        untrained = components.beginning(source.recipe, source.env).policy
-    return video.render(source, wish, out, untrained=untrained, show_output=show_output, tell=tell)
+    if options.versus_untrained:
+        untrained = components.make_initial_checkpoint(source.recipe, source.env).policy
+    return video.render(
+        source,
+        options,
+        out,
+        untrained=untrained,
+        show_output=show_output,
+        report_progress=report_progress,
+    )

@@ -14,12 +14,12 @@ from pathlib import Path
 _DOCUMENTED = "rlflame_documented"
 
 
-def typed(*words: object) -> str:
+def format_command(*words: object) -> str:
     """A command of rlflame's as a shell reads it, whatever is in its words."""
-    return shell("rlflame", *words)
+    return format_shell("rlflame", *words)
 
 
-def shell(*words: object) -> str:
+def format_shell(*words: object) -> str:
     """The same of any command; a path that begins with a dash would be taken for an option."""
     return " ".join(
         quote(f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word))
@@ -35,10 +35,10 @@ def quote(word: str) -> str:
     """
     if word.isprintable():
         return shlex.quote(word)
-    return "$'" + "".join(map(_octets, word)) + "'"
+    return "$'" + "".join(map(_escape_octets, word)) + "'"
 
 
-def _octets(character: str) -> str:
+def _escape_octets(character: str) -> str:
     if character.isprintable() and character not in "\\'":
         return character
     of_a_file_name = "\udc80" <= character <= "\udcff"
@@ -46,11 +46,11 @@ def _octets(character: str) -> str:
     return "".join(f"\\{octet:03o}" for octet in octets)
 
 
-def ending(out: Path, suffix: str, word: str) -> Path:
+def replace_suffix(out: Path, suffix: str, default_name: str) -> Path:
     """A file's name with another end; where it has none, or is a folder's dots, `word` so ended."""
     if out.name.strip(".-"):
         return out.with_suffix(suffix)
-    return (out.parent if out.name.strip(".") else out) / f"{word}{suffix}"
+    return (out.parent if out.name.strip(".") else out) / f"{default_name}{suffix}"
 
 
 class RlflameError(Exception):
@@ -77,30 +77,30 @@ _REMEDIES = {
 }
 
 
-def of_the_system(error: OSError) -> RlflameError:
+def from_os_error(error: OSError) -> RlflameError:
     """What the system said and nobody below has made a sentence of."""
-    said = error.strerror or str(error)
-    named = f" ({error.filename})" if error.filename is not None else ""
+    reason = error.strerror or str(error)
+    file_text = f" ({error.filename})" if error.filename is not None else ""
     remedy = _REMEDIES.get(error.errno or 0, "the same with --debug shows where")
-    return RlflameError(f"The system said: {said}{named}.", remedy)
+    return RlflameError(f"The system said: {reason}{file_text}.", remedy)
 
 
-def document(error: BaseException) -> None:
+def mark_documented(error: BaseException) -> None:
     """The one document that a program reads has been written, so that no second follows it."""
     error.__dict__[_DOCUMENTED] = True
 
 
-def documented(error: BaseException) -> bool:
+def is_documented(error: BaseException) -> bool:
     return _DOCUMENTED in error.__dict__
 
 
 @contextmanager
-def after_results() -> Iterator[None]:
+def mark_errors_documented() -> Iterator[None]:
     """Whatever ends in here had its document before."""
     try:
         yield
     except BaseException as error:
-        document(error)
+        mark_documented(error)
         raise
 
 
@@ -110,7 +110,7 @@ class ConfigError(RlflameError):
     exit_code = 2
 
 
-class NoSuchEnvironment(ConfigError):
+class UnknownEnvironmentError(ConfigError):
     """Nobody has registered an environment of this id."""
 
 
@@ -118,26 +118,26 @@ class CheckpointError(RlflameError):
     """A file that cannot be read, verified or written."""
 
 
-class NotWritten(CheckpointError):
+class WriteError(CheckpointError):
     """A disk that is full or may not be written; what was committed before stays as it was.
 
     `remedy` is what to see to before anything is typed.
     """
 
-    def __init__(self, message: str, remedy: str, onward: str) -> None:
-        super().__init__(message, f"{remedy}, then {onward}")
+    def __init__(self, message: str, remedy: str, next_command: str) -> None:
+        super().__init__(message, f"{remedy}, then {next_command}")
         self.remedy = remedy
 
 
-class FolderLost(CheckpointError):
+class LostFolderError(CheckpointError):
     """A run folder that is not at its path any more, or that another process can lock."""
 
 
-class CheckpointsDamaged(CheckpointError):
+class DamagedCheckpointsError(CheckpointError):
     """Of all the checkpoints of a run there is none that can be read."""
 
 
-class ReplayLost(CheckpointError):
+class ReplayError(CheckpointError):
     """A part of the replay that a checkpoint names is missing or damaged."""
 
 
@@ -149,7 +149,7 @@ class FleetError(RlflameError):
     """Workers were lost more often than the retry bound allows."""
 
 
-class FleetUnreachable(FleetError):
+class FleetUnreachableError(FleetError):
     """A fleet that was asked for cannot be reached at all."""
 
     exit_code = 3
@@ -159,14 +159,14 @@ class LearningError(RlflameError):
     """Learning went where no update can be trusted, for example several NaN losses in a row."""
 
 
-class LearnersLost(RlflameError):
+class LearnerFailure(RlflameError):
     """One of several learners ended, or did not answer in time."""
 
     #: Whether the time was over; a learner that ended is noticed at once.
     hung = False
 
 
-class Interrupted(RlflameError):
+class Interruption(RlflameError):
     """A signal asked the run to end; everything was saved first."""
 
     def __init__(self, message: str, hint: str, signal_number: int) -> None:

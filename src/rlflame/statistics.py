@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.spec import Array, Float64
 
 RESAMPLES = 10_000
@@ -29,7 +29,7 @@ Strata = Sequence[Float64]
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what sums to infinity is shown as such
-def interquartile_means(values: Float64) -> Float64:
+def compute_interquartile_means(values: Float64) -> Float64:
     """Mean of the middle half along the last axis; quartile samples count by their share in it."""
     ordered = np.sort(values, axis=-1)
     n = ordered.shape[-1]
@@ -67,7 +67,7 @@ class SeedSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class MeanStd:
     """A mean over seeds, and their standard deviation (n - 1; of a single seed 0)."""
 
     mean: float
@@ -78,7 +78,7 @@ class Over:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Significance:
     """What two sides' numbers allow to be said, by how much more one of them has."""
 
     #: Numbers on either side.
@@ -89,16 +89,16 @@ class Verdict:
     margin: float
 
     @property
-    def enough(self) -> bool:
+    def has_enough_seeds(self) -> bool:
         return min(self.counts) >= FEWEST_SEEDS
 
     @property
     def better(self) -> bool:
-        return self.enough and self.gain.low > 0.0
+        return self.has_enough_seeds and self.gain.low > 0.0
 
     @property
     def not_worse(self) -> bool:
-        return self.enough and self.equivalence.low > -self.margin
+        return self.has_enough_seeds and self.equivalence.low > -self.margin
 
     @property
     def equivalent(self) -> bool:
@@ -113,7 +113,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SeedComparison:
     """One number of each seed on two sides; every interval holds 95% but `equivalence`'s 90%."""
 
     seeds: tuple[int, int]
@@ -126,13 +126,13 @@ class Comparison:
     margin: float
 
     @property
-    def verdict(self) -> Verdict:
-        return Verdict(self.seeds, self.difference, self.equivalence, self.margin)
+    def significance(self) -> Significance:
+        return Significance(self.seeds, self.difference, self.equivalence, self.margin)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             **asdict(self),
-            **self.verdict.as_dict(),
+            **self.significance.as_dict(),
         }
 
 
@@ -141,18 +141,18 @@ def summarise(values: Float64) -> SeedSummary:
     """`std` is that of the sample (n - 1); of a single seed there is none, and it is 0."""
     return SeedSummary(
         seeds=len(values),
-        iqm=iqm_interval([values]),
+        iqm=compute_iqm_interval([values]),
         mean=float(values.mean()),
         std=float(values.std(ddof=1)) if len(values) > 1 else 0.0,
         worst=float(values.min()),
     )
 
 
-def over(values: Float64) -> Over:
-    return Over(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0)
+def compute_mean_std(values: Float64) -> MeanStd:
+    return MeanStd(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0)
 
 
-def best_mean(curves: Sequence[tuple[Float64, Float64]]) -> tuple[int, Over] | None:
+def find_best_mean(curves: Sequence[tuple[Float64, Float64]]) -> tuple[int, MeanStd] | None:
     """Of curves of steps and values, where their mean is highest, and the seeds there; over the
     stretch that all of them have, and None where there is none.
 
@@ -168,80 +168,85 @@ def best_mean(curves: Sequence[tuple[Float64, Float64]]) -> tuple[int, Over] | N
     # Where all were measured at the same steps, this changes no number.
     values = np.stack([np.interp(points, x, y) for x, y in curves])
     at = int(values.mean(axis=0).argmax())
-    return int(points[at]), over(values[:, at])
+    return int(points[at]), compute_mean_std(values[:, at])
 
 
-def tail_mean(values: Float64, share: float = 0.05) -> float:
+def compute_tail_mean(values: Float64, share: float = 0.05) -> float:
     """Mean of the last part of a curve, of one point at least."""
     return float(values[-max(1, math.ceil(share * len(values))) :].mean())
 
 
-def iqm_interval(strata: Strata, level: float = 0.95) -> Interval:
+def compute_iqm_interval(strata: Strata, level: float = 0.95) -> Interval:
     """The interquartile mean over all strata together."""
-    value = float(interquartile_means(np.concatenate(strata)))
-    means = _resampled(strata, lambda *parts: interquartile_means(np.concatenate(parts, axis=-1)))
-    return means.interval(value, level)
+    value = float(compute_interquartile_means(np.concatenate(strata)))
+    means = _resample(
+        strata, lambda *parts: compute_interquartile_means(np.concatenate(parts, axis=-1))
+    )
+    return means.make_interval(value, level)
 
 
-def iqm_band(curves: Float64) -> tuple[Float64, Float64, Float64]:
+def compute_iqm_band(curves: Float64) -> tuple[Float64, Float64, Float64]:
     """`[seeds, points]` -> interquartile mean, lower and upper end of its 95% interval."""
-    middle = interquartile_means(curves.T)
+    middle = compute_interquartile_means(curves.T)
     seeds, points = curves.shape
     if seeds < 2:
         return middle, middle, middle
-    every = seeds**seeds <= RESAMPLES
-    if every:
-        picks = _every_pick(seeds)
+    is_exhaustive = seeds**seeds <= RESAMPLES
+    if is_exhaustive:
+        picks = _list_picks(seeds)
     else:
-        picks = stream(0, Role.BOOTSTRAP, seeds).integers(0, seeds, (CURVE_RESAMPLES, seeds))
+        picks = make_stream(0, Role.BOOTSTRAP, seeds).integers(0, seeds, (CURVE_RESAMPLES, seeds))
     low, high = np.empty(points), np.empty(points)
-    at_once = max(1, _NUMBERS_AT_ONCE // picks.size)
-    for start in range(0, points, at_once):
-        part = slice(start, start + at_once)
+    chunk_size = max(1, _NUMBERS_AT_ONCE // picks.size)
+    for start in range(0, points, chunk_size):
+        points_slice = slice(start, start + chunk_size)
         # [points, resamples, seeds]: every point sees the same seeds drawn.
-        means = interquartile_means(curves[:, part].T[:, picks])
-        low[part], high[part] = _Resampled(means, every).ends(0.95)
+        means = compute_interquartile_means(curves[:, points_slice].T[:, picks])
+        low[points_slice], high[points_slice] = _ResampledStatistic(
+            means, is_exhaustive
+        ).compute_ends(0.95)
     return middle, low, high
 
 
-def compare(ours: Float64, theirs: Float64, margin_share: float = 0.1) -> Comparison:
+def compare(values: Float64, baseline: Float64, margin_share: float = 0.1) -> SeedComparison:
     """Ours beside theirs; the margin is a share of their interquartile mean."""
-    base = float(interquartile_means(theirs))
-    value = float(interquartile_means(ours)) - base
-    differences = _resampled(
-        [ours, theirs], lambda a, b: interquartile_means(a) - interquartile_means(b)
+    base = float(compute_interquartile_means(baseline))
+    value = float(compute_interquartile_means(values)) - base
+    differences = _resample(
+        [values, baseline],
+        lambda a, b: compute_interquartile_means(a) - compute_interquartile_means(b),
     )
-    return Comparison(
-        seeds=(len(ours), len(theirs)),
-        difference=differences.interval(value, 0.95),
-        equivalence=differences.interval(value, 0.90),
-        probability_of_improvement=_resampled([ours, theirs], _improvements).interval(
-            float(_improvements(ours, theirs)), 0.95
-        ),
+    return SeedComparison(
+        seeds=(len(values), len(baseline)),
+        difference=differences.make_interval(value, 0.95),
+        equivalence=differences.make_interval(value, 0.90),
+        probability_of_improvement=_resample(
+            [values, baseline], _compute_improvement_probability
+        ).make_interval(float(_compute_improvement_probability(values, baseline)), 0.95),
         margin=margin_share * abs(base),
     )
 
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")  # percent of next to nothing
-def compare_medians(ours: Float64, theirs: Float64, level: float = 0.95) -> Interval:
+def compare_medians(values: Float64, baseline: Float64, level: float = 0.95) -> Interval:
     """By how many percent of theirs our median is the larger."""
 
-    def percent(a: Array, b: Array) -> Float64:
+    def compute_change_percent(a: Array, b: Array) -> Float64:
         base = np.median(b, axis=-1)
         change: Float64 = 100.0 * (np.median(a, axis=-1) - base) / np.abs(base)
         return change
 
-    value = float(percent(ours, theirs))
-    return _resampled([ours, theirs], percent).interval(value, level)
+    value = float(compute_change_percent(values, baseline))
+    return _resample([values, baseline], compute_change_percent).make_interval(value, level)
 
 
-def median_interval(values: Float64, level: float = 0.95) -> Interval:
+def compute_median_interval(values: Float64, level: float = 0.95) -> Interval:
     """The median of repetitions and its bootstrap interval."""
-    medians = _resampled([values], lambda part: np.median(part, axis=-1))
-    return medians.interval(float(np.median(values)), level)
+    medians = _resample([values], lambda part: np.median(part, axis=-1))
+    return medians.make_interval(float(np.median(values)), level)
 
 
-def _improvements(a: Float64, b: Float64) -> Float64:
+def _compute_improvement_probability(a: Float64, b: Float64) -> Float64:
     """P(one of a > one of b) along the last axis, ties counting half (Mann and Whitney)."""
     difference = a[..., :, None] - b[..., None, :]
     wins: Float64 = (np.sign(difference) / 2.0 + 0.5).mean(axis=(-1, -2))
@@ -249,48 +254,50 @@ def _improvements(a: Float64, b: Float64) -> Float64:
 
 
 @dataclass(frozen=True, slots=True)
-class _Resampled:
+class _ResampledStatistic:
     """What a statistic comes to, along the last axis: in every resample, or in some of them."""
 
     values: Float64
-    every: bool
+    is_exhaustive: bool
 
-    def ends(self, level: float) -> tuple[Float64, Float64]:
+    def compute_ends(self, level: float) -> tuple[Float64, Float64]:
         tail = (1.0 - level) / 2.0
         # Where all are known none between them is possible.
-        method: Literal["inverted_cdf", "linear"] = "inverted_cdf" if self.every else "linear"
+        method: Literal["inverted_cdf", "linear"] = (
+            "inverted_cdf" if self.is_exhaustive else "linear"
+        )
         low, high = np.quantile(self.values, (tail, 1.0 - tail), axis=-1, method=method)
         return low, high
 
-    def interval(self, value: float, level: float) -> Interval:
-        low, high = self.ends(level)
+    def make_interval(self, value: float, level: float) -> Interval:
+        low, high = self.compute_ends(level)
         return Interval(value, float(low), float(high))
 
 
-def _resampled(strata: Strata, statistic: Callable[..., Float64]) -> _Resampled:
+def _resample(strata: Strata, statistic: Callable[..., Float64]) -> _ResampledStatistic:
     """The statistic of all resamples, or, where they are too many, of as many as are enough.
 
     Each stratum's seeds are drawn from a stream of their own.
     """
-    ways = [len(part) ** len(part) for part in strata]
-    if math.prod(ways) <= RESAMPLES:
-        places = np.unravel_index(np.arange(math.prod(ways)), ways)
-        picked = [_every_pick(len(part))[at] for part, at in zip(strata, places, strict=True)]
-        drawn = [part[rows] for part, rows in zip(strata, picked, strict=True)]
-        return _Resampled(statistic(*drawn), every=True)
+    combinations = [len(part) ** len(part) for part in strata]
+    if math.prod(combinations) <= RESAMPLES:
+        places = np.unravel_index(np.arange(math.prod(combinations)), combinations)
+        picks = [_list_picks(len(part))[at] for part, at in zip(strata, places, strict=True)]
+        samples = [part[rows] for part, rows in zip(strata, picks, strict=True)]
+        return _ResampledStatistic(statistic(*samples), is_exhaustive=True)
     results = np.empty(RESAMPLES, np.float64)
-    streams = [stream(0, Role.BOOTSTRAP, i, len(part)) for i, part in enumerate(strata)]
-    at_once = max(1, _NUMBERS_AT_ONCE // int(np.prod([len(part) for part in strata])))
-    for start in range(0, RESAMPLES, at_once):
-        stop = min(RESAMPLES, start + at_once)
-        drawn = [
+    streams = [make_stream(0, Role.BOOTSTRAP, i, len(part)) for i, part in enumerate(strata)]
+    chunk_size = max(1, _NUMBERS_AT_ONCE // int(np.prod([len(part) for part in strata])))
+    for start in range(0, RESAMPLES, chunk_size):
+        stop = min(RESAMPLES, start + chunk_size)
+        samples = [
             part[generator.integers(0, len(part), (stop - start, len(part)))]
             for part, generator in zip(strata, streams, strict=True)
         ]
-        results[start:stop] = statistic(*drawn)
-    return _Resampled(results, every=False)
+        results[start:stop] = statistic(*samples)
+    return _ResampledStatistic(results, is_exhaustive=False)
 
 
-def _every_pick(seeds: int) -> Array:
+def _list_picks(seeds: int) -> Array:
     """All the ways to draw as many seeds as there are, each a row."""
     return np.indices((seeds,) * seeds).reshape(seeds, -1).T

@@ -42,11 +42,11 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def format_size(bytes: float) -> str:
+def format_size(size_bytes: float) -> str:
     """`93 MB`, `1.2 GB`."""
-    if bytes >= 1e9:
-        return f"{bytes / 1e9:,.1f} GB"
-    return f"{bytes / 1e6:,.0f} MB" if bytes >= 1e6 else f"{bytes / 1e3:,.0f} kB"
+    if size_bytes >= 1e9:
+        return f"{size_bytes / 1e9:,.1f} GB"
+    return f"{size_bytes / 1e6:,.0f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:,.0f} kB"
 
 
 def format_count(number: int, noun: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from run_files import make, write_lines
 
 from rlflame.analysis import curves, smoothing
-from rlflame.analysis.grouping import groups
+from rlflame.analysis.grouping import group_runs
 from rlflame.config import toml_io
 from rlflame.config.recipe import RunConfig
 from rlflame.errors import CheckpointError, ConfigError
@@ -19,7 +19,7 @@ STEPS = (100, 200, 400)
 
 
 def run(folder, **given):
-    return run_reader.read(make(folder, **given))
+    return run_reader.read_run(make(folder, **given))
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path):
@@ -29,7 +29,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path):
         run(tmp_path / "c", seed=1),
         run(tmp_path / "d", seed=0, algorithm="reinforce"),
     ]
-    found = groups(runs)
+    found = group_runs(runs)
     assert [[r.folder.name for r in group.runs] for group in found] == [["a", "c"], ["b"], ["d"]]
     assert [group.label for group in found] == [
         "PPO, clip_range 0.2, 2 seeds",
@@ -43,7 +43,7 @@ def test_a_run_from_before_a_setting_is_one_with_its_default(tmp_path, written):
     before, since = make(tmp_path / "a", seed=0), make(tmp_path / "b", seed=1)
     with (since / "config.toml").open("a") as config:
         config.write(written)
-    (found,) = groups([run_reader.read(before), run_reader.read(since)])
+    (found,) = group_runs([run_reader.read_run(before), run_reader.read_run(since)])
     assert found.label == "PPO, 2 seeds"
 
 
@@ -61,7 +61,7 @@ def test_each_setting_may_be_younger_than_a_run(tmp_path, algorithm):
         if whole[i].startswith(("stop_at_steps", "algorithm", "unit", "id = ")):
             continue  # without these it is another run, or none
         (run / "config.toml").write_text("\n".join(whole[:i] + whole[i + 1 :]))
-        found = groups([run_reader.read(run), run_reader.read(younger)])
+        found = group_runs([run_reader.read_run(run), run_reader.read_run(younger)])
         assert len(found) == 1, whole[i]
     assert len(settings) > 40
 
@@ -70,7 +70,7 @@ def test_a_setting_that_only_the_other_has_is_named(tmp_path):
     plain, other = make(tmp_path / "a"), make(tmp_path / "b")
     with (other / "config.toml").open("a") as config:
         config.write("[learning.network]\nleft_out = 3\n")
-    found = groups([run_reader.read(plain), run_reader.read(other)])
+    found = group_runs([run_reader.read_run(plain), run_reader.read_run(other)])
     assert [group.label for group in found] == [
         "PPO, left_out none, seed 0",
         "PPO, left_out 3, seed 0",
@@ -82,7 +82,7 @@ def test_what_a_setting_does_not_have_by_default_is_a_difference(tmp_path, line)
     plain, other = make(tmp_path / "a", seed=0), make(tmp_path / "b", seed=1)
     with (other / "config.toml").open("a") as config:
         config.write(f"[learning.network]\n{line}\n")
-    found = groups([run_reader.read(plain), run_reader.read(other)])
+    found = group_runs([run_reader.read_run(plain), run_reader.read_run(other)])
     assert len(found) == 2
     assert "hidden" not in line or found[1].label == "PPO, hidden [32], seed 1"
 
@@ -93,11 +93,11 @@ def test_two_jobs_of_one_recipe_are_two_samples(tmp_path):
         for job in ("old", "new")
         for seed in (0, 1)
     ]
-    found = groups([run_reader.read(run) for run in runs])
+    found = group_runs([run_reader.read_run(run) for run in runs])
     assert [group.label for group in found] == ["PPO, 2 seeds (old)", "PPO, 2 seeds (new)"]
     assert [len(group.runs) for group in found] == [2, 2]
     # A seed of each has the same folder's name, and their jobs tell them apart.
-    found = groups([run_reader.read(run) for run in (runs[0], runs[2])])
+    found = group_runs([run_reader.read_run(run) for run in (runs[0], runs[2])])
     assert [group.label for group in found] == [
         "PPO, seed 0 (old/seed-0)",
         "PPO, seed 0 (new/seed-0)",
@@ -111,18 +111,18 @@ def test_the_same_seed_twice_is_no_second_sample(tmp_path):
         run(tmp_path / "b0", seed=0, capacity=4),
         run(tmp_path / "b1", seed=1, capacity=4),
     ]
-    found = groups(runs)
+    found = group_runs(runs)
     assert [len(group.runs) for group in found] == [2, 2]
     assert [group.label for group in found] == [
         "PPO, local, 1 worker, 2 seeds",
         "PPO, local, 4 workers, 2 seeds",
     ]
-    copies = groups([run(tmp_path / "x", seed=0), run(tmp_path / "y", seed=0)])
+    copies = group_runs([run(tmp_path / "x", seed=0), run(tmp_path / "y", seed=0)])
     assert [group.label for group in copies] == ["PPO, seed 0 (x)", "PPO, seed 0 (y)"]
 
 
 def test_environments_are_named_where_there_are_several(tmp_path):
-    found = groups([run(tmp_path / "a"), run(tmp_path / "b", environment="Hopper-v5")])
+    found = group_runs([run(tmp_path / "a"), run(tmp_path / "b", environment="Hopper-v5")])
     assert [group.label for group in found] == ["PPO CartPole-v1, seed 0", "PPO Hopper-v5, seed 0"]
 
 
@@ -133,11 +133,11 @@ def test_evaluations_are_drawn_where_there_are_three_else_training(tmp_path):
         evaluations=[(100, 1.0), (200, 2.0)],
         iterations=[(100, None), (200, 5.0), (400, 7.0)],
     )
-    (line,) = curves.chart([three]).series
+    (line,) = curves.make_chart([three]).series
     assert (line.x.tolist(), line.y.tolist()) == ([100, 200, 400], [100, 200, 400])
     assert line.low.tolist() == [99, 199, 399]
     assert line.high.tolist() == [102, 202, 402]
-    chart = curves.chart([two])
+    chart = curves.make_chart([two])
     assert chart.y_label == "Training return"
     assert chart.series[0].x.tolist() == [
         200,
@@ -148,7 +148,7 @@ def test_evaluations_are_drawn_where_there_are_three_else_training(tmp_path):
 
 def test_reinforce_without_evaluations_is_drawn_episode_by_episode(tmp_path):
     episodes = [(float(i), 2) for i in range(60)]
-    chart = curves.chart([run(tmp_path / "a", algorithm="reinforce", episodes=episodes)])
+    chart = curves.make_chart([run(tmp_path / "a", algorithm="reinforce", episodes=episodes)])
     (line,) = chart.series
     assert line.dots[0].tolist() == list(range(1, 61))
     assert line.dots[1].tolist() == list(range(60))
@@ -156,8 +156,8 @@ def test_reinforce_without_evaluations_is_drawn_episode_by_episode(tmp_path):
     # Of 0..49, 1..50, ..., 10..59: their middles.
     assert line.y.tolist() == [24.5 + k for k in range(11)]
     few = run(tmp_path / "b", algorithm="reinforce", episodes=episodes[:49])
-    assert not len(curves.chart([few]).series[0].x)
-    over_steps = curves.chart([few], "total-steps", "episode_return").series[0]
+    assert not len(curves.make_chart([few]).series[0].x)
+    over_steps = curves.make_chart([few], "total-steps", "episode_return").series[0]
     assert over_steps.dots[0].tolist() == list(range(2, 100, 2))
 
 
@@ -169,7 +169,7 @@ def test_axes(tmp_path):
     )
 
     def x(axis):
-        return curves.chart([made], axis, "episode_return_mean").series[0].x.tolist()
+        return curves.make_chart([made], axis, "episode_return_mean").series[0].x.tolist()
 
     assert x("steps") == x("total-steps") == [100, 200, 400]
     assert x("wall") == [10.0, 30.0, 70.0]
@@ -181,11 +181,11 @@ def test_steps_are_those_of_one_learner_and_total_steps_those_of_all(tmp_path):
     folder = make(tmp_path / "a", iterations=[(100, 1.0), (400, 2.0)])
     config = folder / "config.toml"
     config.write_text(config.read_text() + "learners = 4\n")
-    found = run_reader.read(folder)
-    chart = curves.chart([found], "steps")
+    found = run_reader.read_run(folder)
+    chart = curves.make_chart([found], "steps")
     assert chart.series[0].x.tolist() == [25.0, 100.0]
     assert chart.x_label == "Environment steps per learner"
-    assert curves.chart([found], "total-steps").series[0].x.tolist() == [100, 400]
+    assert curves.make_chart([found], "total-steps").series[0].x.tolist() == [100, 400]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_steps_are_those_of_one_learner_and_total_steps_those_of_all(tmp_path):
 )
 def test_time_is_told_in_the_unit_that_suits_it(tmp_path, seconds, unit, x):
     made = run(tmp_path / "a", iterations=[(100, 1.0)], seconds=[(100, seconds)])
-    chart = curves.chart([made], "wall")
+    chart = curves.make_chart([made], "wall")
     assert chart.x_label == f"Wall clock ({unit})"
     assert chart.series[0].x.tolist() == [x]
 
@@ -203,7 +203,7 @@ def test_work_done_twice_after_a_crash_counts_once(tmp_path):
     # It died after 300, went back to 100, and did 200 and 300 again.
     laps = [(100, 1.0), (200, 10.0), (300, 10.0), (200, 2.0), (300, 3.0)]
     write_lines(folder / "timing.jsonl", [{"steps": s, "wall_s": t} for s, t in laps])
-    chart = curves.chart([run_reader.read(folder)], "wall")
+    chart = curves.make_chart([run_reader.read_run(folder)], "wall")
     assert chart.series[0].x.tolist() == [1.0, 3.0, 6.0]
 
 
@@ -213,11 +213,11 @@ def test_what_follows_the_last_iteration_counts_with_it(tmp_path):
     laps = [(100, 1.0), (200, 1.0), (200, 0.5, 1), (300, 1.0), (300, 2.0, 1)]
     named = [{"steps": s, "wall_s": t, **({"closing": 1} if x else {})} for s, t, *x in laps]
     write_lines(folder / "timing.jsonl", named)
-    chart = curves.chart([run_reader.read(folder)], "wall")
+    chart = curves.make_chart([run_reader.read_run(folder)], "wall")
     assert chart.series[0].x.tolist() == [1.0, 2.5, 5.5]
     # What it collects anew takes the place of what was lost, its closing line too.
     write_lines(folder / "timing.jsonl", [*named, {"steps": 200, "wall_s": 4.0}])
-    assert run_reader.read(folder).clock("wall_s")[1].tolist() == [1.0, 5.0]
+    assert run_reader.read_run(folder).compute_elapsed_s("wall_s")[1].tolist() == [1.0, 5.0]
 
 
 def test_half_a_line_of_timing_from_a_crash_is_passed_over(tmp_path):
@@ -225,25 +225,25 @@ def test_half_a_line_of_timing_from_a_crash_is_passed_over(tmp_path):
     laps = ['{"steps": 100, "wall_s": 5}', '{"steps": 20{"steps": 200, "wall_s": 7}', "[]"]
     laps += ['{"steps": 300, "wall_s": 7}']
     (folder / "timing.jsonl").write_text("\n".join(laps) + "\n")
-    chart = curves.chart([run_reader.read(folder)], "wall")
+    chart = curves.make_chart([run_reader.read_run(folder)], "wall")
     assert chart.series[0].x.tolist() == [5.0, 8.5]
 
 
 def test_no_processor_time_where_executors_do_not_tell_theirs(tmp_path):
     given = {"iterations": [(100, 1.0)], "seconds": [(100, 8.0)]}
     with pytest.raises(CheckpointError, match="no record of its workers' processor time"):
-        curves.chart([run(tmp_path / "a", fleet="flame", **given)], "cpu")
+        curves.make_chart([run(tmp_path / "a", fleet="flame", **given)], "cpu")
     alone = run(tmp_path / "b", fleet="inline", **given)
-    assert curves.chart([alone], "cpu").series[0].x.tolist() == [4.0]
+    assert curves.make_chart([alone], "cpu").series[0].x.tolist() == [4.0]
 
 
 def test_smoothing_is_a_mean_of_the_last_points(tmp_path):
     values = np.array([1.0, 2.0, 6.0, 4.0])
-    assert smoothing.smoothed(values, 1).tolist() == values.tolist()
-    assert smoothing.smoothed(values, 3).tolist() == [1.0, 1.5, 3.0, 4.0]
-    assert smoothing.smoothed(values, 99).tolist() == [1.0, 1.5, 3.0, 3.25]
+    assert smoothing.smooth_values(values, 1).tolist() == values.tolist()
+    assert smoothing.smooth_values(values, 3).tolist() == [1.0, 1.5, 3.0, 4.0]
+    assert smoothing.smooth_values(values, 99).tolist() == [1.0, 1.5, 3.0, 3.25]
     made = run(tmp_path / "a", evaluations=list(zip((1, 2, 3, 4), values, strict=True)))
-    chart = curves.chart([made], smooth=3)
+    chart = curves.make_chart([made], smooth=3)
     assert chart.series[0].y.tolist() == [1.0, 1.5, 3.0, 4.0]
     assert chart.series[0].low is None
     assert chart.y_label == "Evaluation return, mean of 3"
@@ -257,7 +257,7 @@ def test_moving_average():
 def test_seeds_at_unequal_steps_meet_on_a_grid_that_all_cover(tmp_path):
     a = run(tmp_path / "a", seed=0, evaluations=[(0, 0.0), (10, 10.0), (20, 20.0)])
     b = run(tmp_path / "b", seed=1, evaluations=[(5, 10.0), (15, 20.0), (25, 30.0)])
-    (line,) = curves.chart([a, b]).series
+    (line,) = curves.make_chart([a, b]).series
     assert line.x.tolist() == [5, 10, 15, 20]
     # a is x, b is x + 5; of two, the interquartile mean is their mean.
     assert line.y.tolist() == [7.5, 12.5, 17.5, 22.5]
@@ -277,7 +277,7 @@ def test_seeds_that_never_meet_are_drawn_each_by_itself_and_that_is_said(tmp_pat
             evaluations=[(s, 1.0) for s in STEPS])
         for seed in range(2)
     ]  # fmt: skip
-    chart = curves.chart([*runs, *other])
+    chart = curves.make_chart([*runs, *other])
     assert [line.label for line in chart.series] == [
         "PPO, seed 0", "PPO, seed 1", "PPO, seed 2", "REINFORCE, 2 seeds",
     ]  # fmt: skip
@@ -295,13 +295,13 @@ def test_seeds_that_never_meet_are_drawn_each_by_itself_and_that_is_said(tmp_pat
 def test_seeds_that_meet_in_a_point_have_no_line_of_it(tmp_path):
     a = run(tmp_path / "a", seed=0, evaluations=[(1, 1.0), (2, 2.0), (3, 3.0)])
     b = run(tmp_path / "b", seed=1, evaluations=[(3, 3.0), (4, 4.0), (5, 5.0)])
-    assert [line.x.tolist() for line in curves.chart([a, b]).series] == [[1, 2, 3], [3, 4, 5]]
+    assert [line.x.tolist() for line in curves.make_chart([a, b]).series] == [[1, 2, 3], [3, 4, 5]]
     # All that either has is a point, the same: that is no less than there is.
     c, d = (
         run(tmp_path / name, seed=seed, iterations=[(3, 4.0 * seed)])
         for seed, name in enumerate("cd")
     )
-    (line,) = curves.chart([c, d]).series
+    (line,) = curves.make_chart([c, d]).series
     assert (line.x.tolist(), line.y.tolist()) == ([3], [2])
 
 
@@ -311,7 +311,7 @@ def test_episodes_of_seeds_that_never_meet_keep_their_dots(tmp_path):
             episodes=[(1.0, length)] * 60)
         for seed, length in enumerate((1, 100))
     ]  # fmt: skip
-    chart = curves.chart(runs, "total-steps")
+    chart = curves.make_chart(runs, "total-steps")
     # Averages of 50: of the first run at 50 to 60 steps, of the second from 5,000 on.
     assert [line.label for line in chart.series] == ["REINFORCE, seed 0", "REINFORCE, seed 1"]
     assert [len(line.dots[0]) for line in chart.series] == [60, 60]
@@ -325,11 +325,11 @@ def test_a_run_without_what_the_others_have_is_left_out_and_named(tmp_path):
         for seed in range(2)
     ]  # fmt: skip
     begun = run(tmp_path / "begun", seed=2, iterations=[(100, 5.0)])
-    chart = curves.chart([*runs, begun], metric="eval_return_mean")
+    chart = curves.make_chart([*runs, begun], metric="eval_return_mean")
     assert [line.label for line in chart.series] == ["PPO, 2 seeds"]
     assert chart.remark == f"{begun.folder} has no eval_return_mean yet. It is left out."
     other = run(tmp_path / "hopper", environment="Hopper-v5", iterations=[(100, 5.0)])
-    panels = curves.picture([*runs, other], metric="eval_return_mean")
+    panels = curves.make_figure([*runs, other], metric="eval_return_mean")
     assert [panel.title for panel in panels.charts] == ["CartPole-v1"]
     assert panels.remark == f"{other.folder} has no eval_return_mean yet. It is left out."
 
@@ -339,35 +339,35 @@ def test_a_line_that_shows_little_of_its_runs_says_how_much(tmp_path):
         run(tmp_path / str(last), seed=last, evaluations=[(s, 1.0) for s in range(0, last + 1, 10)])
         for last in (400, 100)
     )
-    chart = curves.chart([long, short])
+    chart = curves.make_chart([long, short])
     assert chart.series[0].x[-1] == 100
     assert chart.remark == "PPO, 2 seeds: what all have, the first 25% of the longest run."
-    assert curves.chart([long]).remark == ""
+    assert curves.make_chart([long]).remark == ""
 
 
 def test_a_fine_grid_is_thinned():
-    grid = smoothing.common_grid([np.arange(0.0, 1000.0), np.arange(0.5, 900.0)])
+    grid = smoothing.make_common_grid([np.arange(0.0, 1000.0), np.arange(0.5, 900.0)])
     assert (len(grid), grid[0], grid[-1]) == (200, 0.5, 899.5)
 
 
 def test_what_cannot_be_drawn_is_a_sentence(tmp_path):
     made = run(tmp_path / "a", evaluations=[(s, 1.0) for s in STEPS])
     with pytest.raises(ConfigError, match="no metric 'los'") as caught:
-        curves.chart([made], metric="los")
+        curves.make_chart([made], metric="los")
     assert caught.value.hint.startswith("--metric loss")
     with pytest.raises(ConfigError, match="no metric 'xyz'") as caught:
-        curves.chart([made], metric="xyz")
+        curves.make_chart([made], metric="xyz")
     assert "eval_return_mean" in caught.value.hint
     with pytest.raises(ConfigError, match="no x axis 'time'"):
-        curves.chart([made], "time")
+        curves.make_chart([made], "time")
     with pytest.raises(ConfigError, match="--smooth is 0"):
-        curves.chart([made], smooth=0)
+        curves.make_chart([made], smooth=0)
     with pytest.raises(CheckpointError, match="a has no loss yet"):
-        curves.chart([made], metric="loss")
+        curves.make_chart([made], metric="loss")
     with pytest.raises(CheckpointError, match="no record of its wall clock"):
-        curves.chart([made], "wall")
+        curves.make_chart([made], "wall")
     with pytest.raises(CheckpointError, match="finished no episode yet"):
-        curves.chart([made], metric="episode_return")
+        curves.make_chart([made], metric="episode_return")
 
 
 # What a run has left behind.
@@ -379,9 +379,9 @@ def test_a_line_that_is_being_written_is_left_alone(tmp_path):
         file.write('{"steps": 500, "eval_ret')
     with (folder / "episodes.csv").open("a") as file:
         file.write("3.")
-    found = run_reader.read(folder)
+    found = run_reader.read_run(folder)
     assert len(found.metrics) == 3
-    assert found.episodes()[0].tolist() == [1.0]
+    assert found.read_episodes()[0].tolist() == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -398,14 +398,14 @@ def test_damage_is_named(tmp_path, file, text, sentence):
     folder = make(tmp_path / "a", final=1.0)
     (folder / file).write_text(text)
     with pytest.raises(CheckpointError, match=sentence):
-        run_reader.read(folder)
+        run_reader.read_run(folder)
 
 
 def test_damaged_episodes_are_named(tmp_path):
     folder = make(tmp_path / "a")
     (folder / "episodes.csv").write_text("r,l\n1.0\n")
     with pytest.raises(CheckpointError, match=r"episodes\.csv is damaged"):
-        run_reader.read(folder).episodes()
+        run_reader.read_run(folder).read_episodes()
 
 
 def test_a_folder_of_runs_stands_for_those_in_it_but_the_damaged(tmp_path):
@@ -413,23 +413,23 @@ def test_a_folder_of_runs_stands_for_those_in_it_but_the_damaged(tmp_path):
     make(tmp_path / "runs/b")
     make(tmp_path / "runs/begun")
     (tmp_path / "runs/b/config.toml").write_text("=")
-    found, notes = run_reader.read_all([tmp_path / "runs", tmp_path / "runs/a"])
+    found, notes = run_reader.read_runs([tmp_path / "runs", tmp_path / "runs/a"])
     assert [one.folder.name for one in found] == ["a"]
     assert "b/config.toml is not TOML" in notes[0]
     assert "begun has nothing recorded yet. It is left out." in notes[1]
     with pytest.raises(CheckpointError, match="no run to look at"):
-        run_reader.read_all([make(tmp_path / "other/b").parent])
+        run_reader.read_runs([make(tmp_path / "other/b").parent])
     with pytest.raises(CheckpointError):
-        run_reader.read_all([tmp_path / "runs/b"])
+        run_reader.read_runs([tmp_path / "runs/b"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="is no run folder"):
-        run_reader.read_all([tmp_path / "empty"])
+        run_reader.read_runs([tmp_path / "empty"])
     with pytest.raises(CheckpointError, match="does not exist"):
-        run_reader.read_all([tmp_path / "absent"])
+        run_reader.read_runs([tmp_path / "absent"])
 
 
 def test_machines_that_cannot_be_read_are_unknown(tmp_path):
     folder = make(tmp_path / "a")
-    assert run_reader.read(folder).machines[0]["machine"]["processor"] == "A Processor"
+    assert run_reader.read_run(folder).machines[0]["machine"]["processor"] == "A Processor"
     (folder / "machines.json").write_text(json.dumps({"not": "a list"}))
-    assert run_reader.read(folder).machines == ()
+    assert run_reader.read_run(folder).machines == ()

@@ -10,8 +10,8 @@ from commands import TINY, rlflame
 from crews import together
 
 from rlflame.bench import workloads
-from rlflame.bench.learners import Learning, Side, Timed, shards_for
-from rlflame.bench.learners_result import Learned
+from rlflame.bench.learners import LearnerSide, LearningRun, TimedProcessGroup, find_shard_count
+from rlflame.bench.learners_result import LearnersResult
 
 
 def test_only_the_exchange_is_counted():
@@ -19,9 +19,9 @@ def test_only_the_exchange_is_counted():
 
     def work(seat):
         ticks = iter(range(100))
-        timed = Timed(seat, lambda: float(next(ticks)))
+        timed = TimedProcessGroup(seat, lambda: float(next(ticks)))
         timed.gather(np.ones(2, np.float32))
-        shared = timed.share({"a": 1} if seat.rank == 0 else None)
+        shared = timed.broadcast({"a": 1} if seat.rank == 0 else None)
         return timed.spent_s, shared
 
     assert together(2, work) == [(2.0, {"a": 1})] * 2
@@ -31,26 +31,28 @@ def test_only_the_exchange_is_counted():
     ("counts", "fewest", "shards"), [([1, 2, 4], 8, 8), ([1, 3], 8, 9), ([1, 2, 16], 8, 16)]
 )
 def test_all_numbers_of_learners_share_the_same_shards(counts, fewest, shards):
-    assert shards_for(counts, fewest) == shards
+    assert find_shard_count(counts, fewest) == shards
 
 
 def side(learners, *learn_s, steps=100):
-    return Side(learners, [Learning(2 * s, s, 0.25, steps, 5, "w") for s in learn_s])
+    return LearnerSide(learners, [LearningRun(2 * s, s, 0.25, steps, 5, "w") for s in learn_s])
 
 
 def test_a_speed_up_is_of_the_time_for_as_many_steps():
     """Twice the steps in the same time are twice as fast."""
     sides = [side(2, 8.0), side(4, 8.0, steps=200), side(8, 2.0)]
-    result = Learned(None, sides, None, True)
-    speedups = [result.speedup(one, lambda run: run.learn_s).value for one in sides]
+    result = LearnersResult(None, sides, None, True)
+    speedups = [result.compute_speedup(one, lambda run: run.learn_s).value for one in sides]
     assert speedups == pytest.approx([1.0, 2.0, 4.0])
-    assert [result.ideal(one) for one in sides] == [1.0, 2.0, 4.0]
+    assert [result.compute_ideal(one) for one in sides] == [1.0, 2.0, 4.0]
 
 
 def test_an_ideal_that_is_no_whole_number_is_said():
     sides = [side(4, 2.0), side(1, 8.0), side(6, 2.0)]
-    case, _ = workloads.real("cartpole", algorithm=None, preset=None, iterations=2, sets=[])
-    found = Learned(case, sides, None, True)._speedups()[1]
+    case, _ = workloads.make_env_case(
+        "cartpole", algorithm=None, preset=None, iterations=2, sets=[]
+    )
+    found = LearnersResult(case, sides, None, True)._make_speedup_blocks()[1]
     assert [row[4] for row in found.rows] == ["1x", "0.25x", "1.5x"]
 
 

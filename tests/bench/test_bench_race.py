@@ -9,10 +9,10 @@ import gloo
 import pytest
 from commands import rlflame
 
-from rlflame.bench.published_dppo import SETUPS, theirs, variants
-from rlflame.bench.race import Race, Runner
-from rlflame.bench.race_result import Raced, final_return
-from rlflame.learning.parallel.replicated import release
+from rlflame.bench.published_dppo import SETUPS, make_sb3_request, make_variants
+from rlflame.bench.race import RaceRun, Runner
+from rlflame.bench.race_result import RaceResult, compute_final_return
+from rlflame.learning.parallel.replicated import release_replicas
 
 SMALL = tuple(
     word
@@ -23,7 +23,7 @@ SMALL = tuple(
 
 def test_the_recipes_are_those_of_the_article():
     """By hand: 32768 steps an iteration; 4096 samples a process at 0.001, times the processes."""
-    found = variants(SETUPS["dppo"], [1, 2, 8])
+    found = make_variants(SETUPS["dppo"], [1, 2, 8])
     assert [(one.kind, one.learners) for one in found] == [
         ("exact", 1), ("exact", 2), ("exact", 8), ("scaled", 2), ("scaled", 8),
     ]  # fmt: skip
@@ -33,7 +33,7 @@ def test_the_recipes_are_those_of_the_article():
     assert [one.ppo.learning_rate for one in learnings] == [0.001] * 3 + [0.002, 0.008]
     assert learnings[0] == learnings[1] == learnings[2]
 
-    exact, _, scaled = variants(SETUPS["dsac"], [1, 4])
+    exact, _, scaled = make_variants(SETUPS["dsac"], [1, 4])
     one, four = exact.case.recipe.learning.sac, scaled.case.recipe.learning.sac
     assert (one.batch_size, one.learning_rate, one.updates_per_step) == (2048, 0.001, 1.0)
     assert (four.batch_size, four.learning_rate, four.updates_per_step) == (8192, 0.004, 0.25)
@@ -41,7 +41,7 @@ def test_the_recipes_are_those_of_the_article():
 
 
 def test_theirs_has_the_numbers_of_the_single_process():
-    asked = theirs(variants(SETUPS["dppo"], [1])[0].case.recipe.learning)
+    asked = make_sb3_request(make_variants(SETUPS["dppo"], [1])[0].case.recipe.learning)
     assert (asked["algorithm"], asked["environment"]) == ("PPO", "CartPole-v1")
     numbers = asked["arguments"]
     assert (numbers["n_steps"], numbers["batch_size"]) == (32_768, 4096)
@@ -50,7 +50,7 @@ def test_theirs_has_the_numbers_of_the_single_process():
 
 def race(seconds, steps=100, returns=()):
     episodes = [(n, float(n), float(earned)) for n, earned in enumerate(returns)]
-    return Race(seconds, seconds, 0.0, steps, episodes, "w")
+    return RaceRun(seconds, seconds, 0.0, steps, episodes, "w")
 
 
 def test_a_speed_up_is_of_the_time_for_as_many_steps_and_a_return_of_the_newest_episodes():
@@ -59,14 +59,16 @@ def test_a_speed_up_is_of_the_time_for_as_many_steps_and_a_return_of_the_newest_
         Runner("exact", 2, None, [race(8.0, steps=200)]),
         Runner("scaled", 4, None, [race(2.0)]),
     ]
-    result = Raced("dppo", runners, None, True)
-    assert [result.speedup(one) for one in runners] == [1.0, 2.0, 4.0]
+    result = RaceResult("dppo", runners, None, True)
+    assert [result.compute_speedup(one) for one in runners] == [1.0, 2.0, 4.0]
     said = "The exact recipe learned the same weights by 1, 2 learners, to the last bit."
-    assert result.compared() == [said]
-    assert Raced("dppo", runners[:1], None, False).compared() == []  # stopped before the second
+    assert result.format_weights_comparison() == [said]
+    assert (
+        RaceResult("dppo", runners[:1], None, False).format_weights_comparison() == []
+    )  # stopped before the second
     # Thirty episodes, of which the newest twenty earned 11 to 30.
-    assert final_return(race(1.0, returns=range(1, 31))) == pytest.approx(20.5)
-    assert final_return(race(1.0)) is None
+    assert compute_final_return(race(1.0, returns=range(1, 31))) == pytest.approx(20.5)
+    assert compute_final_return(race(1.0)) is None
 
 
 #: In the place of stable-baselines3: an episode of return 7 for every eight steps.
@@ -94,14 +96,14 @@ def forked(runtime, threads, hint, stop):
     """Learners as processes, without the seconds that each takes to load."""
     with gloo.gathered(runtime.learners) as group:
         yield group
-        release(group)
+        release_replicas(group)
 
 
 def test_a_race_is_told_and_written(tmp_path, monkeypatch):
     with_library(tmp_path, monkeypatch, STAND_IN)
-    monkeypatch.setattr("rlflame.experiment.learners.launcher.learners", forked)
+    monkeypatch.setattr("rlflame.experiment.learners.launcher.start_learners", forked)
     # As if two tasks had gone to a second worker in each training.
-    monkeypatch.setattr("rlflame.bench.session.Session.retried", lambda session: 2)
+    monkeypatch.setattr("rlflame.bench.session.BenchSession.take_retried", lambda session: 2)
     spoken = rlflame(
         "bench", "--recipe", "dppo", "--learners", "1,2", "--steps", "300", *SMALL,
         "--compare", "inline", "-o", tmp_path / "new",

@@ -13,8 +13,8 @@ import pytest
 from rlflame import statistics
 from rlflame.bench import advice, machine_load, scaling_model, scaling_result, scaling_runs
 from rlflame.bench.base import Case, Cell, Repetition
-from rlflame.bench.machine_load import look
-from rlflame.bench.published import RECIPES, benefit
+from rlflame.bench.machine_load import read_conditions
+from rlflame.bench.published import RECIPES, find_benefit
 from rlflame.config.recipe import Recipe
 from rlflame.rollout.spec import EnvSpec
 
@@ -44,11 +44,11 @@ def cell(seconds, *, case="15 ms", fleet="local", workers=1, learn_s=0.0, weight
 
 
 def test_weights_that_differ_may_be_other_machines_where_there_are_some():
-    assert scaling_result.bits([None], "same", "Other.") == []
-    assert scaling_result.bits([True, None], "same", "Other.", elsewhere=True) == ["same"]
-    assert scaling_result.bits([True, False], "same", "Other.") == ["Other."]
+    assert scaling_result.format_bits([None], "same", "Other.") == []
+    assert scaling_result.format_bits([True, None], "same", "Other.", elsewhere=True) == ["same"]
+    assert scaling_result.format_bits([True, False], "same", "Other.") == ["Other."]
     why = "Other. Executors on other machines may be why."
-    assert scaling_result.bits([False], "same", "Other.", elsewhere=True) == [why]
+    assert scaling_result.format_bits([False], "same", "Other.", elsewhere=True) == [why]
 
 
 def test_speed_up_is_beside_the_fastest_with_the_fewest_workers():
@@ -57,7 +57,7 @@ def test_speed_up_is_beside_the_fastest_with_the_fewest_workers():
         cell([20.0, 21.0, 22.0], fleet="flame"),
         cell([4.0, 4.0, 5.0], workers=4, learn_s=1.0),
     ]
-    first, flame, wide = scaling_model.rows([case(tasks=10)], cells)
+    first, flame, wide = scaling_model.make_rows([case(tasks=10)], cells)
     assert first.speedup.value == 1.0
     assert flame.speedup.value == pytest.approx(10 / 21)
     assert wide.speedup.value == 2.5
@@ -74,16 +74,21 @@ def test_speed_up_is_beside_the_fastest_with_the_fewest_workers():
 
 def test_one_repetition_each_shows_no_difference():
     cells = [cell([10.0]), cell([1.0], fleet="flame")]
-    found = scaling_result.Result([case()], cells, look(), True)
-    assert "No difference was shown for 15 ms" in " ".join(found.advice())
+    found = scaling_result.ScalingResult([case()], cells, read_conditions(), True)
+    assert "No difference was shown for 15 ms" in " ".join(found.make_advice())
     assert "+900.0%" in _text(found)
     assert "[+900.0%" not in _text(found)
 
 
 def test_workers_that_did_not_come_are_not_counted_on():
-    (row,) = scaling_model.rows([case(tasks=8)], [cell([1.0], workers=4, there=2)])
-    found = scaling_result.Result([case()], [cell([1.0], workers=4, there=2)], look(), True)
-    assert scaling_model._lost(case(tasks=8), row.cell) == (4, pytest.approx(1.0 - 4 * 0.015))
+    (row,) = scaling_model.make_rows([case(tasks=8)], [cell([1.0], workers=4, there=2)])
+    found = scaling_result.ScalingResult(
+        [case()], [cell([1.0], workers=4, there=2)], read_conditions(), True
+    )
+    assert scaling_model._compute_lost_s(case(tasks=8), row.cell) == (
+        4,
+        pytest.approx(1.0 - 4 * 0.015),
+    )
     assert "Of 4 workers of local, 2 had tasks or were there." in _text(found)
 
 
@@ -96,7 +101,7 @@ def test_the_overhead_of_a_task_and_of_an_iteration_are_found_again():
             turns = math.ceil(one.tasks / workers)
             seconds = 2 * (0.05 + turns * (length + 0.003)) + 0.7
             cells.append(cell([seconds], case=one.name, workers=workers, learn_s=0.7))
-    (found,) = scaling_model.overheads(cases, cells)
+    (found,) = scaling_model.fit_overheads(cases, cells)
     assert (found.fleet, found.cells) == ("local", 4)
     assert found.task_s == pytest.approx(0.003)
     assert found.iteration_s == pytest.approx(0.05)
@@ -109,7 +114,7 @@ def test_how_far_rows_lie_beside_the_line_is_known():
         cell([0.015 * n + 0.010 + 0.002 * n + off], case=str(n))
         for n, off in ((1, 0.0), (2, 0.003), (3, 0.0))
     ]
-    (found,) = scaling_model.overheads(cases, cells)
+    (found,) = scaling_model.fit_overheads(cases, cells)
     assert (found.task_s, found.iteration_s) == pytest.approx((0.002, 0.011))
     assert found.misses_s == pytest.approx(0.002)
 
@@ -118,7 +123,7 @@ def test_an_overhead_below_nothing_is_none():
     """Losses of 1, 2 and 3 s at two, three and four tasks lie on a line that begins at -1."""
     cases = [case("a", 2, 0.0), case("b", 3, 0.0), case("c", 4, 0.0)]
     cells = [cell([seconds], case=name) for name, seconds in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
-    (found,) = scaling_model.overheads(cases, cells)
+    (found,) = scaling_model.fit_overheads(cases, cells)
     assert found.iteration_s == 0.0
     best = min(
         np.linspace(0, 2, 20_001),
@@ -129,15 +134,15 @@ def test_an_overhead_below_nothing_is_none():
 
 def test_real_environments_have_no_overhead_that_anybody_knows():
     one = case("ant", episode_ms=None)
-    assert scaling_model.overheads([one], [cell([1.0], case="ant")]) == []
-    (row,) = scaling_model.rows([one], [cell([1.0], case="ant")])
+    assert scaling_model.fit_overheads([one], [cell([1.0], case="ant")]) == []
+    (row,) = scaling_model.make_rows([one], [cell([1.0], case="ant")])
     assert row.lost is None
 
 
 @pytest.mark.parametrize("workers", [(1, 2), (1, 20), (2, 20), (2, 3)])
 def test_break_even_is_where_a_search_finds_it(workers):
-    here = scaling_model.Overhead("local", 0.001, 0.004, 1)
-    there = scaling_model.Overhead("flame", 0.02, 0.3, 1)
+    here = scaling_model.FleetOverhead("local", 0.001, 0.004, 1)
+    there = scaling_model.FleetOverhead("flame", 0.02, 0.3, 1)
     few, many = workers
 
     def faster(episode_s):
@@ -150,10 +155,10 @@ def test_break_even_is_where_a_search_finds_it(workers):
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if faster(middle) else (middle, high)
-    found = scaling_model.break_even_s(here, there, workers, 100)
+    found = scaling_model.compute_break_even_s(here, there, workers, 100)
     assert (found.value, found.low, found.high) == pytest.approx([high] * 3, abs=1e-9)
     # By as much as a row misses its line, the turning point may be elsewhere.
-    rough = scaling_model.break_even_s(
+    rough = scaling_model.compute_break_even_s(
         here, dataclasses.replace(there, misses_s=0.06), workers, 100
     )
     fewer = math.ceil(100 / few) - math.ceil(100 / many)
@@ -163,9 +168,9 @@ def test_break_even_is_where_a_search_finds_it(workers):
 
 
 def test_as_many_executors_as_workers_here_never_pay():
-    one = scaling_model.Overhead("local", 0.0, 0.0, 1)
-    assert scaling_model.break_even_s(one, one, (2, 2), 100) is None
-    assert scaling_model.break_even_s(one, one, (100, 200), 100) is None
+    one = scaling_model.FleetOverhead("local", 0.0, 0.0, 1)
+    assert scaling_model.compute_break_even_s(one, one, (2, 2), 100) is None
+    assert scaling_model.compute_break_even_s(one, one, (100, 200), 100) is None
 
 
 def test_gains_are_of_throughput_and_only_at_equal_workers():
@@ -175,10 +180,10 @@ def test_gains_are_of_throughput_and_only_at_equal_workers():
         cell([8.0] * 3, fleet="flame"),
         cell([1.0] * 3, fleet="flame", workers=8),
     ]
-    (found,) = scaling_model.gains(cells)
+    (found,) = scaling_model.compute_gains(cells)
     assert (found.workers, found.seconds) == (1, (10.0, 8.0))
     assert found.percent.value == pytest.approx(25.0)
-    assert found.shown
+    assert found.is_significant
 
 
 @pytest.mark.parametrize(
@@ -193,7 +198,7 @@ def test_what_others_published_agrees_with_itself(name, percent):
 
 
 def test_what_their_readme_says_of_episode_times():
-    said = [benefit(ms) for ms in (1, 15, 20, 50, 99, 100, 1000)]
+    said = [find_benefit(ms) for ms in (1, 15, 20, 50, 99, 100, 1000)]
     assert said == [
         "overhead dominates", "marginal", "marginal", "from 50 episodes on",
         "from 50 episodes on", "near-linear", "essential",
@@ -203,7 +208,7 @@ def test_what_their_readme_says_of_episode_times():
 def test_a_median_s_interval_is_that_of_all_resamples_together():
     values = np.array([3.0, 1.0, 7.0])
     medians = [np.median([a, b, c]) for a in values for b in values for c in values]
-    found = statistics.median_interval(values)
+    found = statistics.compute_median_interval(values)
     assert found.value == 3.0
     # 7 of the 27 resamples have the median 1, as many have 7: far more than 2.5%.
     assert medians.count(1.0) == medians.count(7.0) == 7
@@ -216,13 +221,16 @@ def test_a_median_s_interval_is_that_of_all_resamples_together():
 def _text(result):
     from rlflame.analysis.report import markdown
 
-    return markdown.written(scaling_result.document(result))
+    return markdown.to_markdown(scaling_result.make_document(result))
 
 
 def _advice(cases, cells, cores=2):
     return " ".join(
-        advice.sentences(
-            cases, scaling_model.rows(cases, cells), scaling_model.overheads(cases, cells), cores
+        advice.make_sentences(
+            cases,
+            scaling_model.make_rows(cases, cells),
+            scaling_model.fit_overheads(cases, cells),
+            cores,
         )
     )
 
@@ -304,23 +312,25 @@ def test_what_keeps_workers_from_helping_is_named():
 
 
 def test_other_weights_somewhere_are_said():
-    same = scaling_result.Result([case()], [cell([1.0]), cell([1.0], fleet="flame")], look(), True)
+    same = scaling_result.ScalingResult(
+        [case()], [cell([1.0]), cell([1.0], fleet="flame")], read_conditions(), True
+    )
     assert "the same weights, to the last bit" in _text(same)
     other = [cell([1.0]), cell([1.0], fleet="flame", weights="x")]
     assert "did not learn the same weights" in _text(
-        scaling_result.Result([case()], other, look(), True)
+        scaling_result.ScalingResult([case()], other, read_conditions(), True)
     )
 
 
 def test_of_what_was_not_measured_twice_nothing_is_said():
     """As where it was interrupted before there was a second."""
     cases = [case(), case("100 ms", episode_ms=100.0)]
-    one = scaling_result.Result(cases, [cell([1.0])], look(), False)
+    one = scaling_result.ScalingResult(cases, [cell([1.0])], read_conditions(), False)
     assert "the same weights" not in _text(one)
-    assert [each["same_bits"] for each in scaling_runs.facts(one)["cases"]] == [None, None]
-    two = scaling_result.Result(cases, [cell([1.0, 1.1])], look(), False)
+    assert [each["same_bits"] for each in scaling_runs.make_facts(one)["cases"]] == [None, None]
+    two = scaling_result.ScalingResult(cases, [cell([1.0, 1.1])], read_conditions(), False)
     assert "the same weights, to the last bit" in _text(two)
-    assert [each["same_bits"] for each in scaling_runs.facts(two)["cases"]] == [True, None]
+    assert [each["same_bits"] for each in scaling_runs.make_facts(two)["cases"]] == [True, None]
 
 
 @pytest.mark.parametrize(
@@ -336,11 +346,11 @@ def test_a_line_is_fitted_where_both_its_numbers_can_be_told(workers, shown):
         for n in workers
         for fleet in fleets
     ]
-    result = scaling_result.Result([case(tasks=tasks)], cells, look(), True)
+    result = scaling_result.ScalingResult([case(tasks=tasks)], cells, read_conditions(), True)
     assert ("ms a task" in _text(result)) == shown
-    assert bool(scaling_runs.facts(result)["overheads"]) == shown
+    assert bool(scaling_runs.make_facts(result)["overheads"]) == shown
     assert (
-        any("With 100 episodes" in said or "cannot win" in said for said in result.advice())
+        any("With 100 episodes" in said or "cannot win" in said for said in result.make_advice())
         == shown
     )
 
@@ -348,13 +358,13 @@ def test_a_line_is_fitted_where_both_its_numbers_can_be_told(workers, shown):
 def test_losses_that_fall_with_tasks_are_those_of_an_iteration():
     cases = [case("a", 1, 0.0), case("b", 2, 0.0), case("c", 3, 0.0)]
     cells = [cell([seconds], case=name) for name, seconds in (("a", 0.3), ("b", 0.2), ("c", 0.1))]
-    (found,) = scaling_model.overheads(cases, cells)
+    (found,) = scaling_model.fit_overheads(cases, cells)
     assert (found.task_s, found.iteration_s) == (0.0, pytest.approx(0.2))
 
 
 def test_a_task_of_several_episodes_sleeps_for_each():
     one = case(tasks=4, rows=4)
-    (row,) = scaling_model.rows([one], [cell([0.3])])
+    (row,) = scaling_model.make_rows([one], [cell([0.3])])
     assert row.lost == pytest.approx(1.0 - 4 * 4 * 0.015 / 0.3)
 
 
@@ -369,9 +379,9 @@ def test_a_task_of_several_episodes_sleeps_for_each():
     ],
 )
 def test_a_busy_machine_is_called_busy(load, at_work, busy):
-    found = look(lambda: load, lambda: at_work)
+    found = read_conditions(lambda: load, lambda: at_work)
     assert found.busy == busy
-    text = _text(scaling_result.Result([case()], [cell([1.0])], found, True))
+    text = _text(scaling_result.ScalingResult([case()], [cell([1.0])], found, True))
     assert ("busy with other work" in text) == busy
     assert " ".join(f"{value:.2f}" for value in load) in text
     assert found.at_work == at_work
@@ -388,26 +398,26 @@ def test_work_of_others_that_begins_later_is_seen_too(tmp_path, monkeypatch, spe
     times = [os.times_result((0, 0, 0, 0, 0)), os.times_result((0.01 * spent - 1, 0, 1, 0, 0))]
     monkeypatch.setattr(machine_load.os, "times", lambda: times[now[0] > 0])
     stat.write_text("cpu 100 0 0 900 0 0 0 0\n")
-    begun = look(lambda: (0.0, 0.0, 0.0), lambda: 0.0)
-    watch, beside = (machine_load.Watch(fleets, begun) for fleets in (["local"], ["flame"]))
-    assert watch.over() == begun, "no time has passed"
+    begun = read_conditions(lambda: (0.0, 0.0, 0.0), lambda: 0.0)
+    watch, beside = (machine_load.LoadMonitor(fleets, begun) for fleets in (["local"], ["flame"]))
+    assert watch.finish() == begun, "no time has passed"
     now[0] = 4.0
     stat.write_text("cpu 400 0 100 1300 0 0 0 0\n")
-    found = watch.over()
-    assert beside.over() == begun, "executors are nobody's children here"
+    found = watch.finish()
+    assert beside.finish() == begun, "executors are nobody's children here"
     assert (found.others, found.busy) == (pytest.approx(others), busy)
-    text = _text(scaling_result.Result([case()], [cell([1.0])], found, True))
+    text = _text(scaling_result.ScalingResult([case()], [cell([1.0])], found, True))
     assert f"{others:.1f} at work for others meanwhile." in text
     assert ("busy with other work" in text) == busy
     stat.unlink()
-    assert watch.over() == begun
+    assert watch.finish() == begun
 
 
 def test_a_system_without_a_load_is_not_called_busy():
     def absent():
         raise OSError
 
-    found = look(absent, lambda: None)
+    found = read_conditions(absent, lambda: None)
     assert not found.busy
     assert found.load_before is None
 
@@ -420,20 +430,22 @@ def test_processors_at_work_are_counted_between_two_looks(tmp_path, monkeypatch)
     monkeypatch.setattr(machine_load, "_STAT", stat)
     monkeypatch.setattr(machine_load.os, "cpu_count", lambda: 4)
     monkeypatch.setattr(machine_load.time, "sleep", lambda _: stat.write_text(then))
-    assert machine_load.at_work() == pytest.approx(4 * 40 / 100)
-    assert machine_load.at_work() is None, "no time has passed"
+    assert machine_load.count_busy_processors() == pytest.approx(4 * 40 / 100)
+    assert machine_load.count_busy_processors() is None, "no time has passed"
     stat.write_text("nothing of the kind")
-    assert machine_load.at_work() is None
+    assert machine_load.count_busy_processors() is None
     stat.unlink()
-    assert machine_load.at_work() is None
+    assert machine_load.count_busy_processors() is None
 
 
 def test_theirs_stand_beside_ours_with_the_hardware_of_each():
     theirs = RECIPES["flame-report-ant"]
-    ours = scaling_result.Result([case(iterations=7)], [cell([20.0] * 3)], look(), True, theirs)
+    ours = scaling_result.ScalingResult(
+        [case(iterations=7)], [cell([20.0] * 3)], read_conditions(), True, theirs
+    )
     text = _text(ours)
     assert "481.70" in text
     assert "335.71" in text
     assert "Apple M4" in text
-    assert ours.surroundings.machine["processor"] in text
+    assert ours.conditions.machine["processor"] in text
     assert "Ours ran 7 iterations only." in text

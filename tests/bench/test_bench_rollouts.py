@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 import tiny_runs
 
-from rlflame.analysis.report.bench_comparison import Measurement, changes
+from rlflame.analysis.report.bench_comparison import Measurement, compare_measurements
 from rlflame.bench import policy_process, raw_stepping, timing
 from rlflame.bench.base import Case
-from rlflame.bench.physics_limit import Bare
-from rlflame.bench.process_group import Children
-from rlflame.bench.rollouts import Collecting, Rate, SideBySide, alternate
-from rlflame.bench.scaling import Scaling
+from rlflame.bench.physics_limit import RawSteppingProcesses
+from rlflame.bench.process_group import SteppingProcesses
+from rlflame.bench.rollouts import CollectorProcesses, RolloutRate, TimedRounds, alternate
+from rlflame.bench.scaling import ScalingBenchmark
 from rlflame.config.recipe import Recipe
 from rlflame.errors import ConfigError, RlflameError
 from rlflame.experiment import components
-from rlflame.fleet.base import policy_id
+from rlflame.fleet.base import make_policy_id
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout import wire
-from rlflame.rollout.envs.make import describe, make
-from rlflame.rollout.process.worker_main import Kind
-from rlflame.training.stop_signal import NeverStop
-from rlflame.training.trainer import StopNow
+from rlflame.rollout.envs.make import make_env, read_env_spec
+from rlflame.rollout.process.worker_main import FrameKind
+from rlflame.training.stop_signal import NullStop
+from rlflame.training.trainer import StopInterrupt
 
 
 def recipe(env="CartPole-v1", kwargs=None, *, unit="steps", steps=7, iterations=2):
@@ -44,8 +44,8 @@ def recipe(env="CartPole-v1", kwargs=None, *, unit="steps", steps=7, iterations=
 
 
 def case(name="it", **words):
-    found = Recipe.model_validate(recipe(**words)).with_horizon()
-    return Case(name, found, components.environment(found.learning.environment))
+    found = Recipe.model_validate(recipe(**words)).copy_with_horizon()
+    return Case(name, found, components.make_env_spec(found.learning.environment))
 
 
 def test_an_argument_that_one_environment_alone_had_is_other_work():
@@ -55,8 +55,8 @@ def test_an_argument_that_one_environment_alone_had_is_other_work():
     )
     other = "kwargs {} before, and with {length = 21} now"
     with pytest.raises(ConfigError, match=re.escape(other)):
-        changes([length], [without], 0.0)
-    assert changes([length], [length], 0.0)
+        compare_measurements([length], [without], 0.0)
+    assert compare_measurements([length], [length], 0.0)
 
 
 def ticking():
@@ -72,10 +72,10 @@ class StopAfter:
         self.requested = False
 
     @contextlib.contextmanager
-    def interruptible(self):
+    def allow_interrupt(self):
         if not self.left:
             self.requested = True
-            raise StopNow
+            raise StopInterrupt
         self.left -= 1
         yield
 
@@ -87,8 +87,8 @@ def test_a_repetition_is_a_training_run_and_its_phases_are_told_apart():
     one = case()
     with InlineFleet() as fleet:
         squares = (n * n for n in itertools.count()).__next__
-        found = timing.run_once(one, fleet, NeverStop(), squares)
-        again = timing.run_once(one, fleet, NeverStop(), ticking())
+        found = timing.run_once(one, fleet, NullStop(), squares)
+        again = timing.run_once(one, fleet, NullStop(), ticking())
     # The clock is asked at the beginning (0), twice for each phase (handing over 1 and 2,
     # collecting 3 and 4, learning 5 and 6, handing over 7 and 8, and so on), and at the end (15).
     assert found.seconds == 15 * 15
@@ -96,14 +96,14 @@ def test_a_repetition_is_a_training_run_and_its_phases_are_told_apart():
     assert found.learn_s == (36 - 25) + (144 - 121)
     assert found.steps == 2 * 2 * 2 * 7
     trained = tiny_runs.run(recipe())
-    assert found.weights == again.weights == policy_id(trained.last.policy)
-    assert found.weights != policy_id(trained.first)
+    assert found.weights == again.weights == make_policy_id(trained.last.policy)
+    assert found.weights != make_policy_id(trained.first)
 
 
 def test_the_last_reward_is_the_mean_of_the_last_iteration_s_episodes():
     words = {"unit": "episodes", "steps": 30}
     with InlineFleet() as fleet:
-        found = timing.run_once(case(**words), fleet, NeverStop(), ticking())
+        found = timing.run_once(case(**words), fleet, NullStop(), ticking())
     last = tiny_runs.run(recipe(**words)).recorded.fragments[-1]
     # CartPole pays one for each step.
     assert found.final_return == np.mean([fragment.lengths for fragment in last])
@@ -119,13 +119,13 @@ def test_what_is_stopped_is_no_repetition():
 
 def test_warming_up_waits_for_all_workers_but_not_for_ever(monkeypatch):
     seen = iter([0, 0, 1])
-    monkeypatch.setattr(timing, "answered", lambda fleet: next(seen))
+    monkeypatch.setattr(timing, "count_answered_workers", lambda fleet: next(seen))
     still = lambda: 0.0  # noqa: E731
     with InlineFleet() as fleet:
-        assert timing.warm(case(), fleet, NeverStop(), still, wait_for_all=True)
+        assert timing.warm(case(), fleet, NullStop(), still, wait_for_all=True)
         assert next(seen, "all asked") == "all asked"
-        monkeypatch.setattr(timing, "answered", lambda fleet: 0)
-        assert timing.warm(case(), fleet, NeverStop(), ticking(), wait_for_all=True)
+        monkeypatch.setattr(timing, "count_answered_workers", lambda fleet: 0)
+        assert timing.warm(case(), fleet, NullStop(), ticking(), wait_for_all=True)
 
 
 # Scaling
@@ -138,16 +138,17 @@ def scaling(stop, **words):
         opened.append((kind, count))
         return InlineFleet()
 
-    found = Scaling(
+    found = ScalingBenchmark(
         [case("a"), case("b", iterations=1)], ["local", "flame", "inline"], [2, 3], 2, open_one,
-        stop, tell=told.append, kept=lambda: kept.append(len(found.cells)), clock=ticking(),
+        stop, show_status=told.append, save_partial=lambda: kept.append(len(found.cells)),
+        clock=ticking(),
         **words,
     )  # fmt: skip
     return found, opened, told, kept
 
 
 def test_fleets_of_one_size_take_turns_and_all_learn_the_same():
-    found, opened, told, kept = scaling(NeverStop())
+    found, opened, told, kept = scaling(NullStop())
     assert found.run()
     assert opened == [("local", 2), ("flame", 2), ("inline", 2), ("local", 3), ("flame", 3)]
     begun = [text for text in told if text.startswith("a, ") and "iteration" not in text]
@@ -187,26 +188,26 @@ def collected(one, rounds):
     """The script of some rounds, and the rewards that the workers saw."""
     rewards = []
     with InlineFleet() as fleet:
-        running = Collecting(one, fleet, NeverStop())
-        add = running.script.add
+        running = TimedRounds(one, fleet, NullStop())
+        add = running.trace.add
 
         def added(fragments):
             rewards.append(sum(float(f.rewards.sum()) for f in fragments))
             add(fragments)
 
-        running.script.add = added
+        running.trace.add = added
         for _ in range(rounds):
-            running.write()
+            running.record_round()
         running.close()
-    return running.script, sum(rewards)
+    return running.trace, sum(rewards)
 
 
 def test_the_script_is_written_while_warming_up_until_it_is_long_enough(monkeypatch):
-    monkeypatch.setattr("rlflame.bench.action_trace._ENOUGH", 4 * 28)
+    monkeypatch.setattr("rlflame.bench.action_trace._MAX_STEPS", 4 * 28)
     for clock, rounds in ((lambda: 0.0, 4), (ticking(), 4), ((0.0, 9.0).__iter__().__next__, 2)):
-        with InlineFleet() as fleet, Collecting(case(), fleet, NeverStop(), clock) as running:
-            running.warm()
-            assert sum(len(actions) for _, actions in running.script.pieces()) == rounds * 28
+        with InlineFleet() as fleet, TimedRounds(case(), fleet, NullStop(), clock) as running:
+            running.record_trace()
+            assert sum(len(actions) for _, actions in running.trace.list_pieces()) == rounds * 28
 
 
 @pytest.mark.parametrize("continuous", [True, False])
@@ -219,22 +220,22 @@ def test_the_recorded_steps_lead_to_the_rewards_that_workers_saw(tmp_path, unit,
     )  # fmt: skip
     script, rewards = collected(one, 5)
     script.save(tmp_path / "script.npz")
-    spec, pieces = raw_stepping.read(tmp_path / "script.npz")
+    spec, pieces = raw_stepping.read_trace(tmp_path / "script.npz")
     steps = sum(len(actions) for _, actions in pieces)
     assert steps == 5 * 4 * (7 if unit == "steps" else 10)
     assert max(len(actions) for _, actions in pieces) == 10
     # Every episode is another one, in every round.
     assert len({seed for seed, _ in pieces}) == len(pieces)
-    repeated = raw_stepping.gymnasium_steps(spec, pieces)
+    repeated = raw_stepping.iterate_gymnasium(spec, pieces)
     assert sum(itertools.islice(repeated, steps)) == pytest.approx(rewards, rel=1e-9)
 
 
 def test_mj_step_alone_moves_the_bodies_as_gymnasium_does():
-    spec = describe("Hopper-v5", {}, None)
+    spec = read_env_spec("Hopper-v5", {}, None)
     generator = np.random.default_rng(0)
     pieces = [(seed, generator.uniform(-1, 1, (6, 3)).astype(np.float32)) for seed in (5, 6)]
-    env, other = make(spec).unwrapped, make(spec).unwrapped
-    steps = raw_stepping._mujoco_steps(env, pieces)
+    env, other = make_env(spec).unwrapped, make_env(spec).unwrapped
+    steps = raw_stepping._iterate_mujoco(env, pieces)
     for seed, actions in pieces:
         other.reset(seed=seed)
         for action in actions:
@@ -245,50 +246,50 @@ def test_mj_step_alone_moves_the_bodies_as_gymnasium_does():
 
 
 def test_only_a_mujoco_model_can_be_stepped_alone():
-    assert raw_stepping.mujoco_steps(describe("CartPole-v1", {}, None), []) is None
+    assert raw_stepping.iterate_mujoco(read_env_spec("CartPole-v1", {}, None), []) is None
 
 
 def test_bare_steps_are_counted_until_the_time_is_over():
     for seconds, answer in ((4.0, (300, 5.0)), (0.0, (100, 1.0))):
         times = iter([0.0, 1.0, 2.0, 5.0])
-        assert raw_stepping.timed(itertools.repeat(0.0), seconds, times.__next__) == answer
+        assert raw_stepping.time_steps(itertools.repeat(0.0), seconds, times.__next__) == answer
 
 
 def test_processes_that_step_and_do_nothing_else(tmp_path):
     written, _ = collected(case(), 2)
     written.save(tmp_path / "script.npz")
     script = tmp_path / "script.npz"
-    with Bare(script, "gymnasium", 2, 0.001, NeverStop()) as stepping:
-        assert stepping.possible
-        assert stepping.rate() > 0.0
-        processes = [*stepping._children]
+    with RawSteppingProcesses(script, "gymnasium", 2, 0.001, NullStop()) as stepping:
+        assert stepping.is_possible
+        assert stepping.measure_rate() > 0.0
+        processes = [*stepping._processes]
     assert len(processes) == 2
-    assert all(process.exited for process in processes)
-    with Bare(script, "mj_step", 1, 0.001, NeverStop()) as stepping:
-        assert not stepping.possible
+    assert all(process.has_exited for process in processes)
+    with RawSteppingProcesses(script, "mj_step", 1, 0.001, NullStop()) as stepping:
+        assert not stepping.is_possible
 
 
 def test_processes_that_collect_each_with_rounds_of_its_own():
     """Two processes for no time at all: a round each, of four rows and seven steps."""
-    rate = Rate("inline", 2)
-    with SideBySide(case(), 2, NeverStop()) as beside:
-        processes = [*beside._children]
+    rate = RolloutRate("inline", 2)
+    with CollectorProcesses(case(), 2, NullStop()) as beside:
+        processes = [*beside._processes]
         beside.measure(0.0, rate)
         assert (len(rate.steps_per_s), rate.steps) == (1, 2 * 28)
         beside.measure(0.0, rate)
     assert (len(rate.steps_per_s), rate.steps) == (2, 4 * 28)
-    assert [process.exited for process in processes] == [True, True]
+    assert [process.has_exited for process in processes] == [True, True]
     text = case().recipe.model_dump_json()
-    assert [policy_process.case(text, n).recipe.learning.seed for n in range(2)] == [0, 1]
+    assert [policy_process.make_case(text, n).recipe.learning.seed for n in range(2)] == [0, 1]
 
 
 def test_what_several_processes_did_is_their_steps_in_the_time_of_one(monkeypatch):
-    rate = Rate("inline", 2)
+    rate = RolloutRate("inline", 2)
     answers = [
         {"what": "stepped", "steps": 30, "seconds": 2.0, "episodes": 1, "episode_steps": 9},
         {"what": "stepped", "steps": 40, "seconds": 4.0, "episodes": 2, "episode_steps": 31},
     ]
-    with SideBySide(case(), 2, NeverStop()) as beside:
+    with CollectorProcesses(case(), 2, NullStop()) as beside:
         monkeypatch.setattr(beside, "step", lambda seconds: answers)
         beside.measure(1.0, rate)
     assert (rate.steps_per_s, rate.seconds, rate.steps, rate.episodes) == ([25.0], 3.0, 70, 3)
@@ -301,21 +302,21 @@ def loud(how):
 
 @pytest.mark.parametrize("how", ["print", "descriptor 1", "descriptor 2"])
 def test_what_an_environment_prints_is_no_answer_and_fills_no_pipe(how):
-    rate = Rate("inline", 2)
-    with SideBySide(loud(how), 2, NeverStop()) as beside:
+    rate = RolloutRate("inline", 2)
+    with CollectorProcesses(loud(how), 2, NullStop()) as beside:
         for _ in range(2):
             beside.measure(0.0, rate)
     assert rate.steps == 4 * 28
 
 
 def test_a_process_that_dies_is_told_with_how_and_what_it_said():
-    with SideBySide(loud("descriptor 2"), 2, NeverStop()) as beside:
-        os.kill(beside._children[1].pid, signal.SIGKILL)
+    with CollectorProcesses(loud("descriptor 2"), 2, NullStop()) as beside:
+        os.kill(beside._processes[1].pid, signal.SIGKILL)
         with pytest.raises(
             RlflameError,
             match=r"^Process \d+, which is measured, was killed by signal 9, SIGKILL\.$",
         ) as caught:
-            beside.measure(0.0, Rate("inline", 2))
+            beside.measure(0.0, RolloutRate("inline", 2))
         assert "so loud" in caught.value.detail
         assert "--workers 1" in caught.value.hint
 
@@ -323,35 +324,35 @@ def test_a_process_that_dies_is_told_with_how_and_what_it_said():
 def test_a_process_that_its_environment_ends_is_said_to_be_ended_by_it():
     with (
         pytest.raises(RlflameError, match=r"on its own\. Process \d+: ended with exit code 3\.$"),
-        SideBySide(loud("exit"), 1, NeverStop()) as beside,
+        CollectorProcesses(loud("exit"), 1, NullStop()) as beside,
     ):
-        beside.measure(0.0, Rate("inline", 1))
+        beside.measure(0.0, RolloutRate("inline", 1))
 
 
 def test_processes_of_which_one_hangs_are_ended_at_once_by_a_stop():
     """Nothing is waited for: neither while they start nor while they step."""
-    with pytest.raises(StopNow):
-        SideBySide(loud("hang"), 2, StopAfter(0))
-    rate = Rate("inline", 2)
-    with SideBySide(loud("print"), 2, NeverStop()) as beside:
-        processes = [*beside._children]
+    with pytest.raises(StopInterrupt):
+        CollectorProcesses(loud("hang"), 2, StopAfter(0))
+    rate = RolloutRate("inline", 2)
+    with CollectorProcesses(loud("print"), 2, NullStop()) as beside:
+        processes = [*beside._processes]
         beside._stop = StopAfter(0)
-        with pytest.raises(StopNow):
+        with pytest.raises(StopInterrupt):
             beside.measure(0.0, rate)
-    assert [process.exited for process in processes] == [True, True]
+    assert [process.has_exited for process in processes] == [True, True]
 
 
 def test_a_process_ends_with_its_parent_in_the_middle_of_a_measurement():
     """It would step for an hour, and notices all the same that nobody listens."""
-    with SideBySide(case(), 1, NeverStop()) as beside:
-        (process,) = beside._children
-        process.send(Kind.TASK, wire.encode({"what": "step", "seconds": 3600.0}))
-        process.hang_up()
+    with CollectorProcesses(case(), 1, NullStop()) as beside:
+        (process,) = beside._processes
+        process.send(FrameKind.TASK, wire.encode({"what": "step", "seconds": 3600.0}))
+        process.close_pipe()
         process._process.wait(60)
 
 
 def test_workers_and_limits_take_turns_and_shares_are_of_pairs():
-    rate = Rate("local", 2)
+    rate = RolloutRate("local", 2)
 
     class Played:
         def measure(self, seconds, into):
@@ -361,28 +362,28 @@ def test_workers_and_limits_take_turns_and_shares_are_of_pairs():
     limits = {"gymnasium": iter([100.0, 100.0]).__next__}
     played = Played()
     assert alternate(lambda: played.measure(1.0, rate), rate, limits, 2, lambda text: None)
-    assert rate.shares("gymnasium") == [0.6, 0.9]
+    assert rate.compute_shares("gymnasium") == [0.6, 0.9]
     # Episodes of 75 steps, and each of the two workers does half of 75 steps a second.
     assert rate.ms_per_episode == 2000.0
 
 
 def test_episodes_longer_than_what_was_timed_do_not_take_longer_for_that():
     """One of three rounds of seven steps ends the episodes of 21."""
-    rate = Rate("inline", 1)
+    rate = RolloutRate("inline", 1)
     one = case(env="fakes:Fake-v0", kwargs={"length": 21}, steps=7)
     with InlineFleet() as fleet:
-        running = Collecting(one, fleet, NeverStop(), itertools.count().__next__)
-        running.settle()
+        running = TimedRounds(one, fleet, NullStop(), itertools.count().__next__)
+        running.warm_up()
         running.measure(0.5, rate)
     assert rate.steps < rate.episode_steps == 21 * rate.episodes
     assert rate.ms_per_episode == pytest.approx(1000.0 * 21 / rate.steps_per_s[0])
 
 
 def test_a_round_counts_its_steps_and_episodes():
-    rate = Rate("inline", 1)
+    rate = RolloutRate("inline", 1)
     one = case(env="fakes:Fake-v0", kwargs={"length": 10}, steps=10)
     with InlineFleet() as fleet:
-        running = Collecting(one, fleet, NeverStop(), ticking())
+        running = TimedRounds(one, fleet, NullStop(), ticking())
         running.measure(2.0, rate)
         running.close()
     # It looks at 0, at 1 and, after one round of 4 x 10 steps, at 2.
@@ -393,13 +394,13 @@ def test_a_round_counts_its_steps_and_episodes():
 def test_an_order_of_any_length_arrives(tmp_path, monkeypatch):
     """Longer than what a pipe takes at once."""
     (tmp_path / "ordered.py").write_text(
-        "from rlflame.bench.process_group import Ordered\n"
-        "here = Ordered()\n"
+        "from rlflame.bench.process_group import StepServer\n"
+        "here = StepServer()\n"
         "here.answer(lambda seconds: {'steps': len(here.order['words']), 'seconds': seconds})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     orders = [{"words": "x" * 1_500_000}, {"words": "x" * 2_000_000}]
-    with Children("ordered", orders, "No.", "none", NeverStop()) as children:
-        assert children.possible
+    with SteppingProcesses("ordered", orders, "No.", "none", NullStop()) as children:
+        assert children.is_possible
         heard = children.step(1.0)
     assert [one["steps"] for one in heard] == [1_500_000, 2_000_000]

@@ -90,15 +90,15 @@ def test_without_matplotlib_all_but_the_picture_is_there(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("broken", "failure"),
-    [("rlflame.bench.output.Folder.draw", OSError("no room")),
-     ("rlflame.bench.output.Folder.write", RuntimeError("a bug")),
-     ("rlflame.bench.scaling.Scaling.run", RuntimeError("a bug"))],
+    [("rlflame.bench.output.ResultFolder.draw_table", OSError("no room")),
+     ("rlflame.bench.output.ResultFolder.write", RuntimeError("a bug")),
+     ("rlflame.bench.scaling.ScalingBenchmark.run", RuntimeError("a bug"))],
 )  # fmt: skip
 def test_what_fails_after_results_says_no_second_document(broken, failure, monkeypatch):
-    whole = scaling.Scaling.run
+    whole = scaling.ScalingBenchmark.run
 
     def fails(self, *words):
-        if isinstance(self, scaling.Scaling):
+        if isinstance(self, scaling.ScalingBenchmark):
             whole(self)
         raise failure
 
@@ -227,12 +227,12 @@ def test_results_that_do_not_say_what_they_are_of_are_said_to(tmp_path):
 def test_rates_of_workers(tmp_path, monkeypatch):
     beside = []
 
-    class Recorded(run.SideBySide):
+    class Recorded(run.CollectorProcesses):
         def __init__(self, case, workers, stop):
             super().__init__(case, workers, stop)
             beside.append(workers)
 
-    monkeypatch.setattr(run, "SideBySide", Recorded)
+    monkeypatch.setattr(run, "CollectorProcesses", Recorded)
     spoken = rlflame(
         "bench", "rollouts", "--env", "cartpole", "--fleet", "inline", "--seconds", "0",
         "--workers", "1,2", "--repeat", "2", "--set", "rollout.steps=32", "--json",
@@ -474,17 +474,19 @@ def test_what_was_measured_outlives_an_interruption(words, tmp_path):
 
 
 def test_a_folder_is_there_when_something_is_in_it(tmp_path):
-    folder = output.Folder(tmp_path / "a" / "b", "scaling")
+    folder = output.ResultFolder(tmp_path / "a" / "b", "scaling")
     assert not list(tmp_path.iterdir())
     folder.write({}, Document("none"))
     assert (tmp_path / "a" / "b" / "scaling.json").exists()
-    output.Folder(tmp_path / "a", "scaling")  # which was there before, and stays
+    output.ResultFolder(tmp_path / "a", "scaling")  # which was there before, and stays
     assert (tmp_path / "a" / "b" / "scaling.json").exists()
 
 
 def test_where_results_are_is_not_said_by_dots(tmp_path):
     """As a sentence ends in one."""
-    said = {name: str(session._plainly(pathlib.Path(name))) for name in (".", "..", "a/..", "it")}
+    said = {
+        name: str(session._resolve_dots(pathlib.Path(name))) for name in (".", "..", "a/..", "it")
+    }
     here, above = str(tmp_path), str(tmp_path.parent)
     assert said == {".": here, "..": above, "a/..": here, "it": "it"}
 
@@ -537,13 +539,13 @@ def test_what_was_told_before_a_failure_is_one_document(broken, monkeypatch, tmp
         raise RlflameError("It broke.", "mend it")
 
     if broken == "environment":
-        measure, counts = run._rate, []
+        measure, counts = run._measure_rate, []
 
         def once(*words: object) -> bool:
             counts.append(words)
             return measure(*words) if len(counts) == 1 else fail()
 
-        monkeypatch.setattr(run, "_rate", once)
+        monkeypatch.setattr(run, "_measure_rate", once)
     else:
         monkeypatch.setattr(output, "write_atomically", fail)
     spoken = rlflame(
@@ -580,8 +582,8 @@ def test_a_worker_lost_while_it_is_measured_is_said():
     class Ear:
         note, status = told.append, told.append
 
-    here = session.Session(None, Ear(), None)
-    here._watch(FleetEvent("retried", "", 3, "killed by signal 9"))
+    here = session.BenchSession(None, Ear(), None)
+    here._show_event(FleetEvent("retried", "", 3, "killed by signal 9"))
     assert told == [
         "Slot 3 is collected again; its worker: killed by signal 9. A measurement that it falls "
         "into takes longer, and is marked."

@@ -12,8 +12,8 @@ from commands import finished, process, rlflame
 from flame_stub import FlameStub
 
 from rlflame.fleet.flame.check import cluster_check
-from rlflame.fleet.flame.check.cluster_check import Examination
-from rlflame.fleet.flame.check.findings import Pace, failed, ok, warning
+from rlflame.fleet.flame.check.cluster_check import ClusterCheck
+from rlflame.fleet.flame.check.findings import CheckTimeouts, make_failure, make_ok, make_warning
 
 PATIENCE_S = 60
 
@@ -21,8 +21,8 @@ PATIENCE_S = 60
 class OneRenderer:
     """Renderers are tried elsewhere."""
 
-    def finding(self):
-        return ok("graphics", "one works")
+    def make_finding(self):
+        return make_ok("graphics", "one works")
 
     def close(self):
         pass
@@ -31,12 +31,14 @@ class OneRenderer:
 @pytest.fixture
 def quick(monkeypatch):
     """No renderers, and no more patience than the stub needs."""
-    pace = Pace(still_s=0.3, lease_s=0.6, first_answer_s=PATIENCE_S, all_answers_s=PATIENCE_S)
+    pace = CheckTimeouts(
+        still_s=0.3, lease_s=0.6, first_answer_s=PATIENCE_S, all_answers_s=PATIENCE_S
+    )
 
     def hurried(*arguments, **options):
-        return Examination(*arguments, **options, pace=pace, graphics=OneRenderer)
+        return ClusterCheck(*arguments, **options, timeouts=pace, make_graphics=OneRenderer)
 
-    monkeypatch.setattr(cluster_check, "Examination", hurried)
+    monkeypatch.setattr(cluster_check, "ClusterCheck", hurried)
 
 
 @pytest.fixture
@@ -79,10 +81,12 @@ def test_a_newcomer_s_program_gets_the_same_as_json(quick):
 def test_the_screen_line_by_line(monkeypatch):
     """Status first, then what was asked; below it what was seen besides, and what to type."""
     findings = [
-        ok("configuration", "FLAME_ENDPOINT: there"),
-        ok("workers", "like this one", notes=["a: 2 executors"]),
-        warning("packages", "numpy absent", "install it"),
-        failed("executors", "1 of 2 stuck", "stop it", "or start it", notes=["e1 on a: Void"]),
+        make_ok("configuration", "FLAME_ENDPOINT: there"),
+        make_ok("workers", "like this one", notes=["a: 2 executors"]),
+        make_warning("packages", "numpy absent", "install it"),
+        make_failure(
+            "executors", "1 of 2 stuck", "stop it", "or start it", notes=["e1 on a: Void"]
+        ),
     ]
 
     class Played:
@@ -96,7 +100,7 @@ def test_the_screen_line_by_line(monkeypatch):
                 self.show(found)
             return Diagnosis(tuple(findings), configured=True, reachable=True)
 
-    monkeypatch.setattr(cluster_check, "Examination", Played)
+    monkeypatch.setattr(cluster_check, "ClusterCheck", Played)
     monkeypatch.setenv("FLAME_ENDPOINT", "http://there:8080")
     spoken = rlflame("cluster-check")
     assert spoken.code == 1

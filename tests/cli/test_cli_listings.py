@@ -32,29 +32,29 @@ def test_envs_in_lines_and_an_environment_whose_package_is_missing(monkeypatch):
     from rlflame.errors import ConfigError
     from rlflame.experiment import env_spec
 
-    right = env_spec.look_at
+    right = env_spec.inspect_env
 
     def without_box2d(settings):
         if settings.id == "LunarLander-v3":
             raise ConfigError("LunarLander-v3 needs a package that is missing: box2d.", "")
         return right(settings)
 
-    monkeypatch.setattr(env_spec, "look_at", without_box2d)
+    monkeypatch.setattr(env_spec, "inspect_env", without_box2d)
     spoken = rlflame("envs")
     assert spoken.code == 0
     rows = {line.split()[0]: line.split() for line in spoken.lines if line}
     assert rows["hopper"][1:5] == ["Hopper-v5", "11", "3", "continuous"]
     assert rows["lunarlander"][1:4] == ["LunarLander-v3", "-", "-"]
     assert "lunarlander: LunarLander-v3 needs a package that is missing: box2d." in spoken.lines
-    for name in resolve.preset_names():
+    for name in resolve.list_presets():
         assert name in spoken.out
 
 
 def test_config_lists_every_setting_once_with_its_explanation():
     shown = {setting["name"]: setting for setting in rlflame("config", "--json").json()}
-    assert list(shown) == list(resolve.leaves())
+    assert list(shown) == list(resolve.list_settings())
     lines = rlflame("config").lines
-    for name, about in resolve.leaves().items():
+    for name, about in resolve.list_settings().items():
         assert shown[name]["description"] == about
         (where,) = [i for i, line in enumerate(lines) if line.startswith(f"{name} = ")]
         assert lines[where + 1] == f"    {about}"
@@ -91,7 +91,7 @@ def test_a_range_is_what_the_model_enforces():
         (line,) = [text for text in rlflame("config").lines if text.startswith(f"{path} = ")]
         assert line.endswith(f"(integer >= {low} and <= {high:,})")
         for value in (low, high):
-            assert nested.get(_with(path, value).model_dump(), path) == value
+            assert nested.get_nested(_with(path, value).model_dump(), path) == value
         for value in (low - 1, high + 1):
             with pytest.raises(ConfigError, match=path):
                 _with(path, value)

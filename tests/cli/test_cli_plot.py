@@ -18,8 +18,8 @@ from run_files import make
 
 from rlflame.analysis import curves
 from rlflame.analysis.plots import matplotlib_backend, terminal_backend
-from rlflame.analysis.plots.chart import Bars, Cases, Chart, Series, short, ticks
-from rlflame.analysis.plots.speedup import speedup
+from rlflame.analysis.plots.chart import BarGroups, Bars, Chart, Series, format_compact, make_ticks
+from rlflame.analysis.plots.speedup import make_speedup_chart
 from rlflame.storage import run_reader
 
 WORDS = ("train", *TINY_REINFORCE, "--algo", "reinforce", "--iterations", "15", "--plot")
@@ -53,8 +53,8 @@ def no_matplotlib(monkeypatch):
 
 
 def drawn(*folders, **given):
-    return matplotlib_backend.drawn(
-        curves.chart([run_reader.read(f) for f in folders], **given)
+    return matplotlib_backend.make_figure(
+        curves.make_chart([run_reader.read_run(f) for f in folders], **given)
     ).axes[0]
 
 
@@ -85,7 +85,7 @@ def test_a_run_leaves_a_picture_of_all_its_episodes(tmp_path):
     assert spoken.code == 0, spoken.err
     out = tmp_path / "runs/cartpole-reinforce-0"
     assert (out / "returns.png").read_bytes().startswith(b"\x89PNG")
-    assert len(run_reader.read(out).episodes()[0]) == 15 * 4
+    assert len(run_reader.read_run(out).read_episodes()[0]) == 15 * 4
     assert "runs/cartpole-reinforce-0/returns.png" in spoken.err
 
 
@@ -105,8 +105,8 @@ def test_without_matplotlib_there_is_a_sentence_and_the_run_itself(tmp_path):
 
 
 def test_seeds_become_one_line_with_a_band_and_a_legend(runs):
-    chart = curves.chart([run_reader.read(f) for f in sorted(runs.iterdir())])
-    axes = matplotlib_backend.drawn(chart).axes[0]
+    chart = curves.make_chart([run_reader.read_run(f) for f in sorted(runs.iterdir())])
+    axes = matplotlib_backend.make_figure(chart).axes[0]
     assert len(axes.lines) == 2
     # Seeds 0, 1, 2 add as much to the value; the middle half of three lies around 1.
     assert list(axes.lines[0].get_ydata()) == pytest.approx([11.0, 21.0, 31.0])
@@ -175,10 +175,10 @@ def test_what_is_no_number_is_no_point(tmp_path):
     values = [(100, 1.0), (200, math.nan), (300, 3.0), (400, math.inf)]
     episodes = [(1.0, 100), (math.nan, 100), (3.0, 100)]
     folder = make(tmp_path / "a", iterations=values, episodes=episodes)
-    (line,) = curves.chart([run_reader.read(folder)], smooth=2).series
+    (line,) = curves.make_chart([run_reader.read_run(folder)], smooth=2).series
     assert line.x.tolist() == [100.0, 300.0]
     assert line.y.tolist() == [1.0, 2.0]
-    assert run_reader.read(folder).episodes()[0].tolist() == [1.0, 3.0]
+    assert run_reader.read_run(folder).read_episodes()[0].tolist() == [1.0, 3.0]
     assert rlflame("plot", folder, "-o", "-").code == 0
 
 
@@ -235,7 +235,7 @@ main()
 
 
 def steps_of(chart, **given):
-    return terminal_backend.text(chart, 60, 8, **given).splitlines()
+    return terminal_backend.render_text(chart, 60, 8, **given).splitlines()
 
 
 def test_a_rising_line_rises_from_corner_to_corner():
@@ -271,10 +271,15 @@ def test_episodes_too_few_for_an_average_are_dots():
 
 
 def test_round_ticks():
-    assert ticks(0.0, 500.0, 5) == [0, 100, 200, 300, 400, 500]
-    assert ticks(-3.0, 12.0, 3) == [0, 5, 10]
-    assert ticks(0.11, 0.52, 5) == pytest.approx([0.2, 0.3, 0.4, 0.5])
-    assert [short(x) for x in (0.0, 20000.0, 1.5e6, -0.25)] == ["0", "20k", "1.5M", "-0.25"]
+    assert make_ticks(0.0, 500.0, 5) == [0, 100, 200, 300, 400, 500]
+    assert make_ticks(-3.0, 12.0, 3) == [0, 5, 10]
+    assert make_ticks(0.11, 0.52, 5) == pytest.approx([0.2, 0.3, 0.4, 0.5])
+    assert [format_compact(x) for x in (0.0, 20000.0, 1.5e6, -0.25)] == [
+        "0",
+        "20k",
+        "1.5M",
+        "-0.25",
+    ]
 
 
 # Speed-up
@@ -291,27 +296,27 @@ def test_speed_up_is_beside_the_fastest_at_the_fewest_workers(tmp_path):
         tmp_path, "workers,backend,seconds", "1,local,12", "1,local,8", "1,local,10", "1,flame,20",
         "4,local,4", "4,flame,5",
     )  # fmt: skip
-    bars = speedup(path)
+    bars = make_speedup_chart(path)
     assert bars.groups == ("1", "4")
     assert bars.names == ("local", "flame")
     # The median of 8, 10 and 12 is one; flame alone took twice as long.
     assert bars.heights.tolist() == [[1.0, 2.5], [0.5, 2.0]]
     assert bars.ideal.tolist() == [1.0, 4.0]
-    axes = matplotlib_backend.drawn(bars).axes[0]
+    axes = matplotlib_backend.make_figure(bars).axes[0]
     assert {"2.50×", "0.50×"} <= {text.get_text() for text in axes.texts}
     assert rlflame("plot", path).out == f"{path.with_suffix('.png')}\n"
-    assert "4 flame" in terminal_backend.text(bars, 60)
+    assert "4 flame" in terminal_backend.render_text(bars, 60)
 
 
 def test_speed_up_is_per_step_where_steps_differ(tmp_path):
     path = table(tmp_path, "workers,backend,seconds,steps", "1,local,10,1000", "2,local,10,1500")
-    assert speedup(path).heights.tolist() == [[1.0, 1.5]]
+    assert make_speedup_chart(path).heights.tolist() == [[1.0, 1.5]]
 
 
 def test_more_backends_than_colours(tmp_path):
     path = table(tmp_path, "workers,backend,seconds", *(f"1,b{i},10" for i in range(9)))
     assert rlflame("plot", path, "-o", "p.png").code == 0
-    patches = matplotlib_backend.drawn(speedup(path)).axes[0].patches
+    patches = matplotlib_backend.make_figure(make_speedup_chart(path)).axes[0].patches
     assert len({(patch.get_facecolor(), patch.get_hatch()) for patch in patches}) == 9
 
 
@@ -320,22 +325,22 @@ def test_cases_have_plots_and_bases_of_their_own_and_one_height(tmp_path):
         tmp_path, "case,workers,backend,seconds", "1 ms,1,local,1", "1 ms,1,flame,2",
         "1 ms,4,local,0.5", "9 ms,1,local,8", "9 ms,4,local,2", "9 ms,4,flame,4", "9 ms,8,local,1",
     )  # fmt: skip
-    cases = speedup(path)
-    assert isinstance(cases, Cases)
+    cases = make_speedup_chart(path)
+    assert isinstance(cases, BarGroups)
     assert [bars.title for bars in cases.bars] == ["1 ms", "9 ms"]
     assert [bars.names for bars in cases.bars] == [("local", "flame")] * 2
     assert cases.bars[0].heights[0].tolist() == [1.0, 2.0]
     assert cases.bars[0].heights[1, 0] == 0.5
     assert cases.bars[1].heights[0].tolist() == [1.0, 4.0, 8.0]
     assert cases.note == "Medians of repetitions, beside the fastest with the fewest workers."
-    axes = matplotlib_backend.drawn(cases).axes
+    axes = matplotlib_backend.make_figure(cases).axes
     assert len({one.get_ylim() for one in axes}) == 1
     for one in axes:
         labels = [text.get_text() for text in one.get_legend().get_texts()]
         assert labels == ["Ideal", "local", "flame"]
         assert len({patch.get_facecolor() for patch in one.patches}) == 2
     assert len({one.patches[0].get_facecolor() for one in axes}) == 1
-    shown = terminal_backend.text(cases, 60)
+    shown = terminal_backend.render_text(cases, 60)
     assert shown.index("1 ms") < shown.index("4 local") < shown.index("9 ms")
     assert shown.count("Medians of repetitions") == 1
 
@@ -349,7 +354,7 @@ def test_cases_with_other_fewest_workers_say_each_what_is_one(tmp_path):
         "b,2,local,2",
         "b,4,local,1",
     )
-    assert [bars.y_label for bars in speedup(path).bars] == [
+    assert [bars.y_label for bars in make_speedup_chart(path).bars] == [
         "Times as fast as 1 worker", "Times as fast as 2 workers",
     ]  # fmt: skip
 
@@ -357,14 +362,14 @@ def test_cases_with_other_fewest_workers_say_each_what_is_one(tmp_path):
 def test_a_case_of_one_bar_beside_others_of_several_is_said_and_not_drawn(tmp_path):
     rows = ("case,learners,recipe,seconds", "ours,1,exact,2", "ours,2,exact,1")
     path = table(tmp_path, *rows, "theirs,1,theirs,3")
-    bars = speedup(path)
+    bars = make_speedup_chart(path)
     assert isinstance(bars, Bars)
     assert bars.names == ("exact",)
     assert bars.heights.tolist() == [[1.0, 2.0]]
     spoken = rlflame("plot", path)
     assert "With a single bar, and so not drawn: theirs." in spoken.err
     # Where all are alone, they are all there is to see.
-    both = speedup(table(tmp_path, rows[0], "a,1,exact,2", "b,1,exact,1"))
+    both = make_speedup_chart(table(tmp_path, rows[0], "a,1,exact,2", "b,1,exact,1"))
     assert [one.title for one in both.bars] == ["a", "b"]
 
 
@@ -375,13 +380,15 @@ def test_a_backend_has_one_colour_in_all_plots(tmp_path):
     )  # fmt: skip
     colours = [
         {bars.get_label(): bars[0].get_facecolor() for bars in axes.containers}
-        for axes in matplotlib_backend.drawn(speedup(path)).axes
+        for axes in matplotlib_backend.make_figure(make_speedup_chart(path)).axes
     ]
     assert len(colours) == 3
     assert all(one == colours[0] for one in colours)
     assert (
         "1 local"
-        not in terminal_backend.text(speedup(path), 60).split("\nb\n")[1].split("\nc\n")[0]
+        not in terminal_backend.render_text(make_speedup_chart(path), 60)
+        .split("\nb\n")[1]
+        .split("\nc\n")[0]
     )
 
 
@@ -393,8 +400,8 @@ def test_figures_above_bars_do_not_overlap(tmp_path):
             for fleet in range(fleets)
             for n in range(workers)
         ]
-        cases = speedup(table(tmp_path, "case,workers,backend,seconds", *rows))
-        figure = matplotlib_backend.drawn(cases)
+        cases = make_speedup_chart(table(tmp_path, "case,workers,backend,seconds", *rows))
+        figure = matplotlib_backend.make_figure(cases)
         figure.draw_without_rendering()
         for axes in figure.axes:
             boxes = sorted(
@@ -414,8 +421,8 @@ def test_figures_and_the_dashes_of_the_ideal_leave_each_other_alone(tmp_path):
         for n in range(4)
     ]
     for names in (rows, [row for row in rows if row.startswith("0")]):
-        figure = matplotlib_backend.drawn(
-            speedup(table(tmp_path, "case,workers,backend,seconds", *names))
+        figure = matplotlib_backend.make_figure(
+            make_speedup_chart(table(tmp_path, "case,workers,backend,seconds", *names))
         )
         figure.draw_without_rendering()
         for axes in figure.axes:
@@ -430,10 +437,10 @@ def test_figures_and_the_dashes_of_the_ideal_leave_each_other_alone(tmp_path):
 
 def test_a_backend_without_a_measurement_has_no_bar(tmp_path):
     path = table(tmp_path, "workers,backend,seconds", "1,local,10", "2,flame,5")
-    bars = speedup(path)
+    bars = make_speedup_chart(path)
     assert np.isnan(bars.heights).tolist() == [[False, True], [True, False]]
     assert isinstance(bars, Bars)
-    assert "2 local" not in terminal_backend.text(bars, 60)
+    assert "2 local" not in terminal_backend.render_text(bars, 60)
 
 
 @pytest.mark.parametrize(
@@ -484,7 +491,7 @@ def test_a_table_that_is_no_text(tmp_path):
     assert "it is not text in UTF-8" in rlflame("plot", path).err
     # As a spreadsheet saves it, with a mark that it is UTF-8.
     path.write_bytes(b"\xef\xbb\xbfworkers,backend,seconds\r\n1,local,2\r\n")
-    assert speedup(path).names == ("local",)
+    assert make_speedup_chart(path).names == ("local",)
 
 
 def test_what_is_for_curves_does_not_count_for_a_table(tmp_path):
@@ -538,7 +545,7 @@ def test_who_reports_a_benchmark_by_its_folder_hears_its_file(tmp_path, monkeypa
 
 def test_a_backend_that_begins_with_a_line_is_in_the_legend(tmp_path):
     path = table(tmp_path, "workers,backend,seconds", "1,_mine,2", "1,yours,3")
-    (axes,) = matplotlib_backend.drawn(speedup(path)).axes
+    (axes,) = matplotlib_backend.make_figure(make_speedup_chart(path)).axes
     labels = [text.get_text().strip() for text in axes.get_legend().get_texts()]
     assert labels == ["Ideal", "_mine", "yours"]
 
@@ -557,7 +564,7 @@ def test_names_are_names_and_no_formulas(tmp_path):
 
 def test_where_there_is_no_room_there_are_no_figures(tmp_path):
     rows = [f"{2**n},b{fleet},10" for fleet in range(6) for n in range(12)]
-    (axes,) = matplotlib_backend.drawn(
-        speedup(table(tmp_path, "workers,backend,seconds", *rows))
+    (axes,) = matplotlib_backend.make_figure(
+        make_speedup_chart(table(tmp_path, "workers,backend,seconds", *rows))
     ).axes
     assert not axes.texts

@@ -19,10 +19,10 @@ import pytest
 from commands import TINY, finished, process, rlflame
 from flame_stub import Faults, FlameStub
 
-from rlflame.errors import Interrupted
+from rlflame.errors import Interruption
 from rlflame.storage import checkpoint
-from rlflame.training.stop_signal import SignalStop, terminable
-from rlflame.training.trainer import StopNow
+from rlflame.training.stop_signal import SignalStop, exit_on_signal
+from rlflame.training.trainer import StopInterrupt
 
 #: Two workers as processes of their own, on the small run of all these tests.
 LOCAL = (*TINY, "--fleet", "local", "--workers", "2")
@@ -275,7 +275,7 @@ def test_a_signal_that_does_not_end_a_wait_is_not_lost(number):
         thread = threading.Thread(target=take)
         with SignalStop() as stop:
             thread.start()
-            with pytest.raises(StopNow), stop.interruptible():
+            with pytest.raises(StopInterrupt), stop.allow_interrupt():
                 wait()
             assert stop.signal_number == number
         thread.join()
@@ -283,7 +283,7 @@ def test_a_signal_that_does_not_end_a_wait_is_not_lost(number):
         waiting.clear()
         thread = threading.Thread(target=take)
         thread.start()
-        with pytest.raises((Interrupted, KeyboardInterrupt)), terminable():
+        with pytest.raises((Interruption, KeyboardInterrupt)), exit_on_signal():
             wait()
         assert time.monotonic() - began < 55
     finally:
@@ -370,7 +370,7 @@ def test_what_is_being_closed_is_closed_to_its_end(second):
             time.sleep(0.01)
             closed.append(True)
 
-    with pytest.raises(Interrupted, match="Terminated"), terminable(), opened():
+    with pytest.raises(Interruption, match="Terminated"), exit_on_signal(), opened():
         os.kill(os.getpid(), signal.SIGTERM)
     assert closed
 

@@ -425,5 +425,5 @@ def test_results_that_are_none(tmp_path, text):
 
 
 def test_numbers_read_as_people_write_them():
-    assert text.number(1234.56) == "1,234.6"
-    assert text.number(None) == "-"
+    assert text.format_number(1234.56) == "1,234.6"
+    assert text.format_number(None) == "-"

@@ -443,7 +443,7 @@ def test_a_policy_alone_is_not_the_checkpoint_it_came_from(folder):
     file = folder / "short/latest.safetensors"
     found = checkpoint.load(file)
     copy = folder / "policy.safetensors"
-    checkpoint.save(copy, checkpoint.policy_only(found, found.evaluation))
+    checkpoint.save(copy, checkpoint.make_policy_checkpoint(found, found.evaluation))
     spoken = rlflame("inspect", file, copy)
     assert spoken.code == 1
     assert "only in the first" in spoken.lines[-1]

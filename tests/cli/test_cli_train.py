@@ -18,9 +18,9 @@ from rlflame.config import nested, resolve, toml_io
 from rlflame.config.recipe import EnvironmentSettings
 from rlflame.experiment import components, resume
 from rlflame.experiment import run as running_module
-from rlflame.fleet.prestart import HeadStart
-from rlflame.rollout.policy import expected_shapes
-from rlflame.rollout.process.worker_main import Kind
+from rlflame.fleet.prestart import PrestartPool
+from rlflame.rollout.policy import compute_array_shapes
+from rlflame.rollout.process.worker_main import FrameKind
 from rlflame.rollout.process.worker_process import WorkerProcess
 from rlflame.storage import checkpoint
 
@@ -39,7 +39,9 @@ def resolved(*words):
 
 #: The beginning of a command that trains SAC where that is possible.
 SAC = ("--algo", "sac", "--env", "pendulum")
-SHIPPED = tomllib.loads((Path(resolve.__file__).parent / "presets" / "lunarlander-ppo.toml").read_text())
+SHIPPED = tomllib.loads(
+    (Path(resolve.__file__).parent / "presets" / "lunarlander-ppo.toml").read_text()
+)
 
 # Each flag, by the parameter that carries it: the words, then where the config changes and to what.
 FLAGS = {
@@ -91,16 +93,17 @@ def test_a_flag_changes_the_config_where_it_should_and_nowhere_else(flag, tmp_pa
     words, expected = FLAGS[flag]
     shown = rlflame("train", *words, "--dry-run")
     assert shown.code == 0, shown.err
-    config = resolve.validated(toml_io.parse(shown.out)).model_dump(mode="json")
+    config = resolve.validate_config(toml_io.parse(shown.out)).model_dump(mode="json")
     for path, value in expected.items():
-        assert nested.get(config, path) == value
+        assert nested.get_nested(config, path) == value
     if flag in ("env", "algo", "iterations", "episodes_per_iter", "preset", "env_kwargs"):
         return  # they bring another preset, or need another algorithm or environment
-    before = resolve.validated(toml_io.parse(rlflame("train", "--dry-run").out))
+    before = resolve.validate_config(toml_io.parse(rlflame("train", "--dry-run").out))
     changed = {
         path
-        for path in resolve.leaves()
-        if nested.get(config, path) != nested.get(before.model_dump(mode="json"), path)
+        for path in resolve.list_settings()
+        if nested.get_nested(config, path)
+        != nested.get_nested(before.model_dump(mode="json"), path)
     }
     assert changed == {path for path, value in expected.items() if value is not None}
 
@@ -278,14 +281,14 @@ def test_the_layers_of_sac_end_with_means_and_deviations(words, last):
     shown = resolved("--env", "hopper", "--algo", "sac", *words)
     assert shown["layers"] == [11, 256, 256, last]
     layers = shown["layers"]
-    env = components.environment(EnvironmentSettings(id="Hopper-v5"))
+    env = components.make_env_spec(EnvironmentSettings(id="Hopper-v5"))
     config, _ = resolve.resolve(
         environment="hopper",
         algorithm="sac",
         sets=words[1:],
-        continuous=components.acts_continuously,
+        continuous=components.has_continuous_actions,
     )
-    expected = expected_shapes(components.policy_spec(config.learning, env))
+    expected = compute_array_shapes(components.make_policy_spec(config.learning, env))
     weights = [shape for name, shape in expected.items() if name.endswith("weight")]
     assert sorted(map(sorted, weights)) == sorted(
         sorted(pair) for pair in itertools.pairwise(layers)
@@ -333,7 +336,7 @@ def test_a_bug_is_one_sentence_and_with_debug_a_traceback(monkeypatch):
     def broken(settings):
         raise ZeroDivisionError("a wonderful bug")
 
-    monkeypatch.setattr(env_spec, "look_at", broken)
+    monkeypatch.setattr(env_spec, "inspect_env", broken)
     quiet = rlflame("train", "--dry-run")
     assert quiet.code == 1
     assert quiet.err.splitlines() == [
@@ -441,7 +444,7 @@ def test_what_is_said_of_a_run_that_reached_its_return_can_be_typed():
 
 
 def typed_from(policy):
-    return resume.train_from(checkpoint.load(policy).recipe, policy)
+    return resume.format_train_command(checkpoint.load(policy).recipe, policy)
 
 
 def test_a_dry_run_looks_at_the_policy_to_start_from():
@@ -466,7 +469,7 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
     send, real = WorkerProcess.send, running_module.train
 
     def sent(self, kind, payload):
-        if kind is Kind.TASK:
+        if kind is FrameKind.TASK:
             worked.append(self)
         send(self, kind, payload)
 
@@ -478,7 +481,7 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
     monkeypatch.setattr(running_module, "train", trained)
     words = ("--fleet", fleet, "--workers", "1", "--steps", "64", "--out", "run")
     begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.prestart")
-    with HeadStart() as early:
+    with PrestartPool() as early:
         (process,) = begun
         assert rlflame("train", *TINY[2:], *words, early=early).code == 0
     assert ended == [fleet == "inline"]  # when training begins
@@ -499,7 +502,7 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
 def test_what_memory_cannot_hold_is_refused_before_it_is_filled(
     words, said, onward, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(components, "room_bytes", lambda: (300_000_000, 300_000_000))
+    monkeypatch.setattr(components, "measure_usable_bytes", lambda: (300_000_000, 300_000_000))
     sets = (part for word in words for part in ("--set", word))
     spoken = rlflame("train", "--env", "hopper", "--local", "--out", tmp_path / "x", *sets)
     assert spoken.code == 2

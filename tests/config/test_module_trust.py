@@ -20,9 +20,9 @@ from rlflame.config import module_trust
 from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError
 from rlflame.rendering import gl_backend
-from rlflame.rollout.envs.make import make
-from rlflame.rollout.envs.module_access import ModuleNotAllowed, named_modules
-from rlflame.rollout.lazy_import import load_later
+from rlflame.rollout.envs.make import make_env
+from rlflame.rollout.envs.module_access import ModuleAccessError, find_named_modules
+from rlflame.rollout.lazy_import import defer_imports
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan
@@ -53,10 +53,10 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_named() -> Iterator[None]:
     """What one test names is not named in the next."""
-    named = set(module_trust._named_in_command)
+    named = set(module_trust._command_modules)
     yield
-    module_trust._named_in_command.clear()
-    module_trust._named_in_command.update(named)
+    module_trust._command_modules.clear()
+    module_trust._command_modules.update(named)
 
 
 def rlflame(*words: object, module: bool = False) -> subprocess.CompletedProcess[str]:
@@ -206,13 +206,13 @@ def test_from_python_the_module_is_named_by_the_caller(trace: Path, tmp_path: Pa
 def test_a_worker_imports_only_what_its_task_lists(trace: Path, tmp_path: Path) -> None:
     env = checkpoint.load(forged(tmp_path / "evil.safetensors")).env
     assert env.modules == ()
-    with pytest.raises(ModuleNotAllowed):
-        make(env)
+    with pytest.raises(ModuleAccessError):
+        make_env(env)
     assert not trace.exists()
 
 
 def test_an_argument_that_names_an_environment_counts_as_well(trace: Path, tmp_path: Path) -> None:
-    assert named_modules("GymV26Environment-v0", {"env_id": "evil:Env-v0"}) == ("evil",)
+    assert find_named_modules("GymV26Environment-v0", {"env_id": "evil:Env-v0"}) == ("evil",)
     file = forged(tmp_path / "evil.safetensors", module="", env_id="evil:Env-v0")
     refused = rlflame("eval", file, "--episodes", "1")
     assert refused.returncode == 2
@@ -257,8 +257,8 @@ def test_files_in_the_current_folder_are_not_imported(
 def test_an_empty_entry_of_pythonpath_is_not_passed_on(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
-        "from rlflame.rollout.search_path import child_path, remove_current_folder\n"
-        "assert os.getcwd() not in child_path().split(os.pathsep)\n"
+        "from rlflame.rollout.search_path import make_child_path, remove_current_folder\n"
+        "assert os.getcwd() not in make_child_path().split(os.pathsep)\n"
         "remove_current_folder()\n"
         "assert os.getcwd() not in sys.path and '' not in sys.path\n"
     )
@@ -314,8 +314,8 @@ def test_a_process_for_another_library_does_not_search_the_current_folder(
     start = "subprocess.run([sys.executable, '-c', 'import ctypes, numpy'], check=True)"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep)
-    trials = gl_backend.Trials(("egl",), code=f"import subprocess, sys, numpy\n{start}")
-    assert trials.reasons() == {"egl": ""}
+    trials = gl_backend.BackendProbe(("egl",), code=f"import subprocess, sys, numpy\n{start}")
+    assert trials.find_failures() == {"egl": ""}
     assert not (tmp_path / "trace").exists()
 
     monkeypatch.delenv("PYTHONPATH")
@@ -324,7 +324,7 @@ def test_a_process_for_another_library_does_not_search_the_current_folder(
         f"import subprocess, sys\n{start}\nloaded = True"
     )
     monkeypatch.syspath_prepend(str(tmp_path / "later"))
-    load_later("drawing_library")
+    defer_imports("drawing_library")
     assert sys.modules["drawing_library"].loaded
     assert not (tmp_path / "trace").exists()
     assert "PYTHONSAFEPATH" not in os.environ
@@ -334,7 +334,7 @@ def test_a_user_without_a_home_folder_trusts_no_module(monkeypatch: pytest.Monke
     for home in ("~", "relative"):  # "~" is what expanduser returns for an unknown user
         monkeypatch.setattr(os.path, "expanduser", lambda path, home=home: path.replace("~", home))
         monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
-        assert module_trust.trusted_modules() == []
+        assert module_trust.read_trusted_modules() == []
         with pytest.raises(ConfigError) as raised:
             module_trust.add_trusted(["module"])
         assert "HOME" in str(raised.value.hint)
@@ -345,19 +345,19 @@ def test_a_list_of_another_user_is_not_read(trace: Path, monkeypatch: pytest.Mon
     uid = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     with pytest.raises(ConfigError) as raised:
-        module_trust.trusted_modules()
+        module_trust.read_trusted_modules()
     assert str(uid) in raised.value.message
     assert "HOME" in str(raised.value.hint)
 
 
 def test_a_folder_in_the_place_of_the_list_is_a_sentence(trace: Path) -> None:
     module_trust.add_trusted(["evil"])
-    path = module_trust._trust_file()
+    path = module_trust._get_trust_path()
     assert path is not None
     path.unlink()
     path.mkdir()
     with pytest.raises(ConfigError) as raised:
-        module_trust.trusted_modules()
+        module_trust.read_trusted_modules()
     assert str(path) in str(raised.value.hint)
 
 

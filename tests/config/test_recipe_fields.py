@@ -1,4 +1,4 @@
-"""Every field of `learning` changes the weights; no field of `evaluation` or `runtime` does.
+"""Every field of `learning` changes the weights; no field of `show_evaluation` or `runtime` does.
 
 A field that is added to the config without a scenario here makes these tests fail.
 """
@@ -19,7 +19,7 @@ from tiny_runs import Run, run
 from rlflame import api
 from rlflame.config.recipe import EvaluationSettings, LearningSettings, RunConfig
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.fleet.base import policy_id
+from rlflame.fleet.base import make_policy_id
 from rlflame.learning import policy_average
 from rlflame.storage import checkpoint
 
@@ -218,7 +218,7 @@ def weights(run: Run) -> np.ndarray:
 
 def test_the_policy_to_start_from_changes_the_weights(tmp_path):
     start = trained(with_values(BASES["cartpole"], {"seed": 5})).last.policy
-    named = with_values(BASES["cartpole"], {"init_policy": policy_id(start)})
+    named = with_values(BASES["cartpole"], {"init_policy": make_policy_id(start)})
     one = trained(BASES["cartpole"])
     other = run({"stop_at_iterations": 2, "learning": named}, start)
 

@@ -60,10 +60,10 @@ def replace(request, monkeypatch):
 READERS = {
     "latest.safetensors": (checkpoint.load, CheckpointError),
     "config.toml": (toml_io.read_file, ConfigError),
-    "metrics.jsonl": (run_files.lines, CheckpointError),
-    "result.json": (run_files.result, CheckpointError),
-    "scaling.json": (bench_comparison.read, CheckpointError),
-    "scaling.csv": (run_times.read, CheckpointError),
+    "metrics.jsonl": (run_files.read_lines, CheckpointError),
+    "result.json": (run_files.read_result, CheckpointError),
+    "scaling.json": (bench_comparison.read_results, CheckpointError),
+    "scaling.csv": (run_times.read_run_times, CheckpointError),
 }
 
 
@@ -81,15 +81,15 @@ def test_what_is_no_file_is_a_sentence(name, tmp_path, replace):
 def test_what_stands_beside_the_point_reads_as_empty(name, tmp_path, replace):
     path = tmp_path / name
     replace(path)
-    assert {"timing.jsonl": run_files.readable_lines, "machines.json": run_files.machines}[name](
-        path
-    ) == ()
+    assert {"timing.jsonl": run_files.read_valid_lines, "machines.json": run_files.read_machines}[
+        name
+    ](path) == ()
 
 
 def test_a_table_of_episodes_that_is_no_file_is_a_sentence(run, replace):
     replace(run / "episodes.csv")
     with pytest.raises(CheckpointError, match=r"episodes\.csv"):
-        run_reader.read(run).episodes()
+        run_reader.read_run(run).read_episodes()
 
 
 @pytest.mark.parametrize(
@@ -118,17 +118,17 @@ def test_a_pipe_is_not_appended_to(tmp_path, replace):
 def test_a_pipe_among_checkpoints_is_passed_over(run, replace):
     replace(run / "checkpoints" / "step-000099999.safetensors")
     notes = []
-    assert run_dir.newest_checkpoint(run, notes.append).progress.steps == 512
+    assert run_dir.load_newest_checkpoint(run, notes.append).progress.steps == 512
     assert len(notes) == 1
-    assert run_dir.segments_needed(run) == set()
-    assert run_list.look(run).steps == 512
+    assert run_dir.find_needed_segments(run) == set()
+    assert run_list.read_run_overview(run).steps == 512
 
 
 def test_a_segment_that_is_no_file_is_a_sentence(tmp_path, replace):
     digest = "0" * 64
-    replace(tmp_path / replay_segments.name_of(3, digest))
+    replace(tmp_path / replay_segments.format_segment_name(3, digest))
     with pytest.raises(CheckpointError) as caught:
-        replay_segments.stored(tmp_path, 3, digest).arrays()
+        replay_segments.make_lazy_segment(tmp_path, 3, digest).arrays()
     assert "--fresh-replay" in caught.value.hint
 
 

@@ -123,15 +123,15 @@ def test_whoever_says_how_a_run_ends_replaces_what_was_said(words, steps, iterat
 def test_every_alias_is_registered_under_its_id():
     for alias, meant in config_resolve.ALIASES.items():
         assert meant.id in gymnasium.registry, alias
-        assert config_resolve.environment_id(alias.upper()) == meant.id
-        assert config_resolve.short_name(meant.id) == alias
+        assert config_resolve.resolve_env_id(alias.upper()) == meant.id
+        assert config_resolve.make_short_name(meant.id) == alias
 
 
 def test_an_id_without_alias_names_a_folder_without_odd_characters():
-    assert config_resolve.short_name("my_pack.envs:ns/World-v3") == "my_pack.envs-ns-world-v3"
+    assert config_resolve.make_short_name("my_pack.envs:ns/World-v3") == "my_pack.envs-ns-world-v3"
 
 
-@pytest.mark.parametrize("name", config_resolve.preset_names())
+@pytest.mark.parametrize("name", config_resolve.list_presets())
 def test_every_preset_is_a_whole_recipe_of_its_algorithm(name):
     stem = name.removesuffix("-wide")
     method = "reinforce" if stem.endswith("classic") else stem.rpartition("-")[2]
@@ -143,7 +143,7 @@ def test_every_preset_is_a_whole_recipe_of_its_algorithm(name):
 def test_every_environment_has_a_preset_for_every_algorithm():
     for meant in config_resolve.ALIASES.values():
         for method in config_resolve.ALGORITHMS:
-            assert config_resolve.preset_for(meant.id, method) in config_resolve.preset_names()
+            assert config_resolve.choose_preset(meant.id, method) in config_resolve.list_presets()
 
 
 def test_the_classic_preset_is_the_example_of_the_text_book():
@@ -338,7 +338,8 @@ values = st.recursive(
 @given(st.dictionaries(texts, values, max_size=4))
 def test_any_arguments_of_an_environment_survive_being_written_and_read(kwargs):
     written = "\n".join(
-        f"{toml_io.key(name)} = {toml_io.written(value)}" for name, value in kwargs.items()
+        f"{toml_io.format_key(name)} = {toml_io.format_value(value)}"
+        for name, value in kwargs.items()
     )
     tomllib.loads(written)
     assert toml_io.parse(written) == kwargs
@@ -359,10 +360,10 @@ def test_a_config_reads_back_as_itself(kwargs, limit, method):
     config = resolve(algorithm=method)
     data = config.model_dump()
     data["learning"]["environment"] |= {"kwargs": kwargs, "max_episode_steps": limit}
-    config = config_resolve.validated(data)
+    config = config_resolve.validate_config(data)
     text = toml_io.to_toml(config)
-    assert config_resolve.validated(toml_io.parse(text)) == config
-    assert toml_io.to_toml(config_resolve.validated(toml_io.parse(text))) == text
+    assert config_resolve.validate_config(toml_io.parse(text)) == config
+    assert toml_io.to_toml(config_resolve.validate_config(toml_io.parse(text))) == text
 
 
 def test_every_setting_is_written(tmp_path):
@@ -370,9 +371,9 @@ def test_every_setting_is_written(tmp_path):
     config = resolve()
     table = tomllib.loads(toml_io.to_toml(config))
     absent = {"learning.environment.kwargs"}
-    for path in config_resolve.leaves():
+    for path in config_resolve.list_settings():
         if ".reinforce." in path or ".sac." in path or path in absent:
             continue
-        assert nested.get(table, path) is not None, path
-    assert isinstance(nested.get(table, "learning.environment.kwargs"), dict)
+        assert nested.get_nested(table, path) is not None, path
+    assert isinstance(nested.get_nested(table, "learning.environment.kwargs"), dict)
     assert RunConfig.model_validate(toml_io.parse(toml_io.to_toml(config))) == config

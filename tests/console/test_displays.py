@@ -22,8 +22,8 @@ from rlflame.console.base import RunResult, RunStart
 from rlflame.console.json_lines import JsonDisplay
 from rlflame.console.live import LiveDisplay
 from rlflame.console.plain import PlainDisplay
-from rlflame.console.progress import Board
-from rlflame.console.recipe_summary import Facts
+from rlflame.console.progress import RunProgress
+from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import RlflameError
 from rlflame.experiment import components
 from rlflame.fleet.base import FleetEvent
@@ -50,12 +50,14 @@ SHAPE = {
 
 
 def beginning(**words):
-    words.setdefault("continuous", components.acts_continuously)
+    words.setdefault("continuous", components.has_continuous_actions)
     if words.get("preset") != "reinforce-classic":
         words["flags"] = {"stop_at_steps": 1_000_000, **SHAPE, **words.get("flags", {})}
     config, preset = resolve.resolve(**words)
-    recipe = config.recipe.with_horizon()
-    return components.beginning(recipe, components.environment(recipe.learning.environment)), preset
+    recipe = config.recipe.copy_with_horizon()
+    return components.make_initial_checkpoint(
+        recipe, components.make_env_spec(recipe.learning.environment)
+    ), preset
 
 
 def started(folder="runs/x", workers=2, fleet="local", resumed=False, **words) -> RunStart:
@@ -65,21 +67,21 @@ def started(folder="runs/x", workers=2, fleet="local", resumed=False, **words) -
 
 def test_the_first_line_says_that_there_was_no_cluster_to_choose():
     chosen = replace(started(), no_cluster=True)
-    assert run_text.headline(chosen) == (
+    assert run_text.format_headline(chosen) == (
         "rlflame 0.1.0 on this machine: no Flame cluster is configured"
     )
-    assert run_text.headline(started()) == "rlflame 0.1.0"
+    assert run_text.format_headline(started()) == "rlflame 0.1.0"
 
 
 def test_the_first_line_says_that_both_sides_will_be_tried():
     both = replace(started(fleet="auto"), candidates=(("local", 2), ("flame", 5)))
-    assert run_text.headline(both) == (
+    assert run_text.format_headline(both) == (
         "rlflame 0.1.0 on this machine and on Flame in turn, and then on the faster of them"
     )
-    board = Board()
-    board.begin(both)
+    board = RunProgress()
+    board.start(both)
     assert ("rollouts", "2 local workers and 5 Flame executors; at most 8 can help "
-            "(learning.rollout.num_slots)") in run_text.banner(both, board)  # fmt: skip
+            "(learning.rollout.num_slots)") in run_text.format_start_lines(both, board)  # fmt: skip
 
 
 def record(mean: float, spread: float = 10.0) -> EvaluationRecord:
@@ -113,16 +115,18 @@ def test_lines_of_a_ppo_run():
     said: list[str] = []
     clock = Clock()
     show = PlainDisplay(said.append, said.append, clock)
-    with show.begin(started(environment="cartpole", flags={"stop_at_steps": 20_000})):
+    with show.open(started(environment="cartpole", flags={"stop_at_steps": 20_000})):
         for iteration in range(1, 11):
             clock.now += 2.0
             returns = [float(iteration)] * 10
-            show.iteration(metrics(iteration, 2048 * iteration, 10 * iteration), returns)
+            show.show_iteration(metrics(iteration, 2048 * iteration, 10 * iteration), returns)
             if iteration == 5:
-                show.evaluation(10_240, record(100.0), True)
-                show.fleet(FleetEvent("retried", "train", 3, "killed by signal 9, SIGKILL"))
+                show.show_evaluation(10_240, record(100.0), True)
+                show.show_fleet_event(
+                    FleetEvent("retried", "train", 3, "killed by signal 9, SIGKILL")
+                )
     clock.now += 10.0
-    show.ended(ended(20_480, 100))
+    show.show_result(ended(20_480, 100))
     assert said == [
         "rlflame 0.1.0",
         "  environment  CartPole-v1: 4 observations, 2 discrete actions",
@@ -164,7 +168,7 @@ def test_lines_of_a_reinforce_run():
     clock = Clock()
     show = PlainDisplay(said.append, said.append, clock)
     start = started(preset="reinforce-classic", environment="hopper", workers=100, folder="r")
-    with show.begin(start):
+    with show.open(start):
         for iteration in range(1, 101):
             clock.now += 1.0
             line = metrics(
@@ -174,8 +178,8 @@ def test_lines_of_a_reinforce_run():
                 episode_return_mean=2.5 * iteration,
                 loss=-0.5,
             )
-            show.iteration(line, [2.5 * iteration] * 100)
-    show.ended(ended(100_000, 10_000, best=None, evaluation=record(450.0)))
+            show.show_iteration(line, [2.5 * iteration] * 100)
+    show.show_result(ended(100_000, 10_000, best=None, evaluation=record(450.0)))
     assert said[:10] == [
         "rlflame 0.1.0",
         "  environment  Hopper-v5: 11 observations, 3 continuous actions",
@@ -204,15 +208,15 @@ def test_a_long_run_says_little_and_a_slow_one_something():
     said: list[str] = []
     clock = Clock()
     show = PlainDisplay(said.append, said.append, clock)
-    with show.begin(started(flags={"stop_at_steps": 2048 * 1000})):
+    with show.open(started(flags={"stop_at_steps": 2048 * 1000})):
         banner = len(said)
         for iteration in range(1, 501):
             clock.now += 0.1
-            show.iteration(metrics(iteration, 2048 * iteration, 0), [])
+            show.show_iteration(metrics(iteration, 2048 * iteration, 0), [])
         assert len(said) - banner == 10  # one for every twentieth of the budget
         for iteration in range(501, 511):
             clock.now += 100.0
-            show.iteration(metrics(iteration, 2048 * iteration, 0), [])
+            show.show_iteration(metrics(iteration, 2048 * iteration, 0), [])
         assert len(said) - banner == 13  # and one for every five minutes of silence
 
 
@@ -227,10 +231,10 @@ def test_a_resumed_run_says_where_it_stands_and_counts_its_own_speed():
     start = replace(
         start, checkpoint=replace(checkpoint, progress=Progress(5, 10_240, 44)), preset=""
     )
-    with show.begin(start):
+    with show.open(start):
         clock.now += 2.0
-        show.iteration(metrics(6, 12_288, 50), [1.0])
-    show.ended(ended(12_288, 50, complete=False, best=None))
+        show.show_iteration(metrics(6, 12_288, 50), [1.0])
+    show.show_result(ended(12_288, 50, complete=False, best=None))
     assert said[-8:] == [
         "  rollouts     in this process",
         "  folder       runs/x",
@@ -245,7 +249,7 @@ def test_a_resumed_run_says_where_it_stands_and_counts_its_own_speed():
 
 def test_a_run_that_was_finished_says_how_to_go_on():
     said: list[str] = []
-    PlainDisplay(said.append, said.append, Clock()).ended(ended(20_480, 100, began=False))
+    PlainDisplay(said.append, said.append, Clock()).show_result(ended(20_480, 100, began=False))
     assert said[0] == "This run was finished already, at step 20,480"
     assert "  to go on    rlflame resume runs/x --steps 40960" in said
 
@@ -254,15 +258,17 @@ def test_json_of_a_run():
     said: list[str] = []
     clock = Clock()
     show = JsonDisplay(said.append, clock)
-    with show.begin(started(environment="cartpole", flags={"stop_at_steps": 2000})):
+    with show.open(started(environment="cartpole", flags={"stop_at_steps": 2000})):
         clock.now += 2.0
-        show.iteration(metrics(1, 2048, 9, loss=float("nan"), std=None), [3.0, 5.0])
-        show.evaluation(2048, record(7.0), False)
-        show.saved(Path("runs/x/checkpoints/step-000002048.safetensors"), Progress(1, 2048, 9))
-        show.fleet(FleetEvent("running", "train", 1))
-        show.fleet(FleetEvent("retried", "train", 1, "did not answer in time"))
-        show.note("a word")
-    show.ended(ended(2048, 9, best=None, evaluation=None))
+        show.show_iteration(metrics(1, 2048, 9, loss=float("nan"), std=None), [3.0, 5.0])
+        show.show_evaluation(2048, record(7.0), False)
+        show.show_checkpoint(
+            Path("runs/x/checkpoints/step-000002048.safetensors"), Progress(1, 2048, 9)
+        )
+        show.show_fleet_event(FleetEvent("running", "train", 1))
+        show.show_fleet_event(FleetEvent("retried", "train", 1, "did not answer in time"))
+        show.show_note("a word")
+    show.show_result(ended(2048, 9, best=None, evaluation=None))
     start, *rest = map(json.loads, said)
     assert start == {
         "event": "start",
@@ -351,7 +357,7 @@ def test_json_of_a_run():
 
 def pictured(show: LiveDisplay, width: int) -> list[str]:
     out = io.StringIO()
-    Console(file=out, width=width, color_system=None, highlight=False).print(show.view())
+    Console(file=out, width=width, color_system=None, highlight=False).print(show.render_view())
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -362,8 +368,8 @@ def test_the_live_view(width):
     console = Console(file=out, width=width, color_system=None, highlight=False)
     show = LiveDisplay(console, clock)
     notes: list[str] = []
-    show.note = notes.append
-    with show.begin(started(environment="hopper")):
+    show.show_note = notes.append
+    with show.open(started(environment="hopper")):
         for iteration in range(1, 101):
             clock.now += 0.5
             line = metrics(
@@ -376,15 +382,15 @@ def test_the_live_view(width):
                 explained_variance=0.875,
                 learning_rate=2.5e-4,
             )
-            show.iteration(line, [12.5] * 7)
-        show.evaluation(200_000, record(2031.25, 20.0), True)
-        show.saved(Path("x"), Progress(100, 200_000, 700))
+            show.show_iteration(line, [12.5] * 7)
+        show.show_evaluation(200_000, record(2031.25, 20.0), True)
+        show.show_checkpoint(Path("x"), Progress(100, 200_000, 700))
         for slot in range(8):
-            show.fleet(FleetEvent("submitted", "train", slot))
+            show.show_fleet_event(FleetEvent("submitted", "train", slot))
         for slot in range(5):
-            show.fleet(FleetEvent("running", "train", slot))
-        show.fleet(FleetEvent("done", "train", 0))
-        show.fleet(FleetEvent("retried", "train", 1, "killed by signal 9, SIGKILL"))
+            show.show_fleet_event(FleetEvent("running", "train", slot))
+        show.show_fleet_event(FleetEvent("done", "train", 0))
+        show.show_fleet_event(FleetEvent("retried", "train", 1, "killed by signal 9, SIGKILL"))
         bar = "━" * 5 + "╸" + " " * 22  # in colours, the rest of it is drawn too
         assert pictured(show, width) == [
             "",
@@ -405,18 +411,18 @@ def test_the_live_view(width):
 def test_however_a_process_ends_its_terminal_has_a_cursor():
     out = io.StringIO()
     show = LiveDisplay(Console(file=out, width=80, force_terminal=True), Clock())
-    with show.begin(started()):
+    with show.open(started()):
         # What a terminal would have seen if the process were killed here.
         assert out.getvalue().rfind("\x1b[?25h") > out.getvalue().rfind("\x1b[?25l") >= 0
 
 
 def test_a_slot_that_is_submitted_again_begins_a_new_round():
-    board = Board(Clock())
+    board = RunProgress(Clock())
 
     def tell(*events):
         for kind, slot in events:
-            board.fleet(FleetEvent(kind, "train", slot))
-        fanout = board.fanout
+            board.add_fleet_event(FleetEvent(kind, "train", slot))
+        fanout = board.task_counts
         return (fanout.submitted, fanout.running, fanout.finished, fanout.retried)
 
     assert tell(("submitted", 0), ("submitted", 1), ("submitted", 2)) == (3, 0, 0, 0)
@@ -425,20 +431,20 @@ def test_a_slot_that_is_submitted_again_begins_a_new_round():
     assert tell(("running", 1), ("running", 2), ("lost", 2)) == (3, 1, 1, 1)
     assert tell(("done", 1), ("cancelled", 2)) == (3, 0, 2, 1)
     assert tell(("submitted", 0), ("submitted", 1)) == (2, 0, 0, 0)
-    assert board.retried_in_all == 1
-    board.fleet(FleetEvent("submitted", "evaluate", 0))
-    assert board.evaluating
-    assert board.fanout.submitted == 1
-    board.fleet(FleetEvent("running", "train", 0))
-    assert not board.evaluating
+    assert board.total_retried == 1
+    board.add_fleet_event(FleetEvent("submitted", "evaluate", 0))
+    assert board.is_evaluating
+    assert board.task_counts.submitted == 1
+    board.add_fleet_event(FleetEvent("running", "train", 0))
+    assert not board.is_evaluating
 
 
 def test_the_return_is_of_the_last_hundred_episodes():
-    board = Board(Clock())
-    board.begin(started())
+    board = RunProgress(Clock())
+    board.start(started())
     assert board.recent_return is None
-    board.learned(metrics(1, 100, 60), [1.0] * 60)
-    board.learned(metrics(2, 200, 140), [2.0] * 80)
+    board.add_iteration(metrics(1, 100, 60), [1.0] * 60)
+    board.add_iteration(metrics(2, 200, 140), [2.0] * 80)
     assert board.recent_return == (20 * 1.0 + 80 * 2.0) / 100
 
 
@@ -464,8 +470,8 @@ def test_the_return_is_of_the_last_hundred_episodes():
 )
 def test_how_many_iterations_there_will_be(words, iterations, budget):
     checkpoint, preset = beginning(**words)
-    facts = Facts(checkpoint.recipe, checkpoint.env, preset)
-    assert (facts.iterations, facts.budget()) == (iterations, budget)
+    facts = RecipeSummary(checkpoint.recipe, checkpoint.env, preset)
+    assert (facts.iterations, facts.format_budget()) == (iterations, budget)
 
 
 def test_numbers_in_words():
@@ -484,7 +490,7 @@ def test_numbers_in_words():
 
 def test_an_error_is_a_sentence_and_the_next_command(capsys):
     error = RlflameError("Seven is not prime.", "rlflame --help", "the environment's own words\n")
-    output.say_failure(error)
+    output.print_error(error)
     heard = capsys.readouterr()
     assert heard.out == ""
     assert heard.err == (
@@ -503,28 +509,28 @@ def test_a_tally_is_one_line_on_a_terminal_and_goes_away(monkeypatch):
     events += [FleetEvent(kind, "evaluate", 1) for kind in ("running", "done")]
     terminal, pipe = Terminal(), io.StringIO()
     for stream in (terminal, pipe):
-        with quiet.Tally(stream) as tally:
+        with quiet.StatusLine(stream) as tally:
             for event in events:
-                tally.fleet(event)
+                tally.show_fleet_event(event)
     assert pipe.getvalue() == ""
     assert "\n" not in terminal.getvalue()
     lines = terminal.getvalue().split("\r\x1b[K")
     assert lines[-2:] == ["1 of 3 groups of episodes played", ""]
     monkeypatch.setenv("TERM", "dumb")
-    with quiet.Tally(dumb := Terminal()) as tally:
-        tally.fleet(events[0])
+    with quiet.StatusLine(dumb := Terminal()) as tally:
+        tally.show_fleet_event(events[0])
     assert dumb.getvalue() == ""
 
 
 def test_which_display_for_which_mode(monkeypatch):
-    assert isinstance(views.choose("json"), JsonDisplay)
-    assert isinstance(views.choose("quiet"), quiet.QuietDisplay)
-    assert isinstance(views.choose("plain"), PlainDisplay)
-    assert isinstance(views.choose("live"), LiveDisplay)
+    assert isinstance(views.make_display("json"), JsonDisplay)
+    assert isinstance(views.make_display("quiet"), quiet.QuietDisplay)
+    assert isinstance(views.make_display("plain"), PlainDisplay)
+    assert isinstance(views.make_display("live"), LiveDisplay)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert isinstance(views.choose("auto"), PlainDisplay)
+    assert isinstance(views.make_display("auto"), PlainDisplay)
     monkeypatch.setattr(sys, "stdout", None)
-    assert isinstance(views.choose("auto"), PlainDisplay)
+    assert isinstance(views.make_display("auto"), PlainDisplay)
 
 
 # The real thing

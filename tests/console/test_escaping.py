@@ -29,11 +29,11 @@ from rlflame.analysis.plots.chart import Bars, Chart, Series
 from rlflame.analysis.report import html, markdown
 from rlflame.analysis.report.document import Commands, Document, Section, Table
 from rlflame.config.recipe import RunConfig
-from rlflame.config.toml_io import parse, written
+from rlflame.config.toml_io import format_value, parse
 from rlflame.console import output
-from rlflame.console.live import Pairs
+from rlflame.console.live import KeyValueTable
 from rlflame.console.rich_console import EscapingConsole
-from rlflame.errors import RlflameError, shell
+from rlflame.errors import RlflameError, format_shell
 from rlflame.text import EscapingStream, escape_controls, escape_line
 
 #: Terminals obey each of these; a pty adds CR to every newline.
@@ -303,7 +303,7 @@ def test_the_live_display_escapes_values_and_takes_no_markup(tmp_path, monkeypat
 def test_the_console_escapes_text_and_keeps_its_own_sequences():
     sink = io.StringIO()
     console = EscapingConsole(file=sink, force_terminal=True, color_system="standard", width=200)
-    console.print(Pairs([(HOSTILE, f"{HOSTILE}\nnext")]))
+    console.print(KeyValueTable([(HOSTILE, f"{HOSTILE}\nnext")]))
     console.print(HOSTILE, style="bold", markup=False)
     console.show_cursor(True)
     said = sink.getvalue()
@@ -315,17 +315,17 @@ def test_the_console_escapes_text_and_keeps_its_own_sequences():
 
 def test_pairs_take_no_markup_on_any_console():
     sink = io.StringIO()
-    Console(file=sink, width=80).print(Pairs([("folder", "runs/[red]x[/blue]:smile:")]))
+    Console(file=sink, width=80).print(KeyValueTable([("folder", "runs/[red]x[/blue]:smile:")]))
     assert "runs/[red]x[/blue]:smile:" in sink.getvalue()
 
 
 def test_every_way_to_print_escapes(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["rlflame"])
     error = RlflameError(f"a{HOSTILE}\nb", f"c{HOSTILE}\nd", f"e{HOSTILE}\n\tf")
-    output.say(f"x{HOSTILE}\ny")
-    output.say_lines(f"x{HOSTILE}\n\ty")
-    output.report(f"{HOSTILE}\nz")
-    output.say_failure(error, debug=True, as_json=True)
+    output.print_result(f"x{HOSTILE}\ny")
+    output.print_result_lines(f"x{HOSTILE}\n\ty")
+    output.print_report(f"{HOSTILE}\nz")
+    output.print_error(error, debug=True, as_json=True)
     overwritten = io.StringIO()
     output.overwrite_line(overwritten, HOSTILE)
     said = capsys.readouterr()
@@ -383,7 +383,7 @@ def test_every_character_that_a_terminal_obeys_is_escaped_and_no_other():
 
 @pytest.mark.parametrize("value", [HOSTILE, f"{HOSTILE}\n\t\\\"'", "é[1]"])
 def test_toml_and_json_are_ascii_for_terminals_and_read_back(value):
-    text = f"x = {written({'k': value, value: 1})}"
+    text = f"x = {format_value({'k': value, value: 1})}"
     assert not RAW.search(text)
     assert parse(text)["x"] == {"k": value, value: 1}
     said = output.as_json_text({value: [value]}, indent=2)
@@ -408,7 +408,7 @@ def test_a_dry_run_prints_toml_that_reads_back(tmp_path, monkeypatch):
     "word", [HOSTILE, NAME, "it's; touch owned", "\x1b'; touch owned; '", "\\\x1b", "a\nb", "é"]
 )
 def test_a_command_to_paste_has_no_control_characters_and_means_the_same(word, tmp_path):
-    command = shell("printf", "%s", word)
+    command = format_shell("printf", "%s", word)
     assert not RAW.search(command)
     assert "\n" not in command
     octets = os.fsencode(word)
@@ -444,14 +444,14 @@ DOCUMENT = Document(
 
 
 def test_a_page_runs_no_script_of_a_name():
-    text = html.written(DOCUMENT)
+    text = html.to_html(DOCUMENT)
     assert "<script" not in text
     assert not RAW.search(text)
     text.encode()
 
 
 def test_markdown_takes_no_markup_from_a_name():
-    text = markdown.written(DOCUMENT)
+    text = markdown.to_markdown(DOCUMENT)
     assert not RAW.search(text)
     text.encode()
     fence, outside = "", []
@@ -469,18 +469,18 @@ def test_markdown_takes_no_markup_from_a_name():
 
 
 def test_a_chart_escapes_its_words_wherever_it_is_drawn():
-    assert "<script" not in svg_backend.svg(CHART)
+    assert "<script" not in svg_backend.render_svg(CHART)
     bars = Bars(
         title=EVIL, x_label=EVIL, y_label=EVIL, groups=(EVIL,), names=(EVIL,),
         heights=np.array([[1.0]]), ideal=np.array([1.0]), note=EVIL,
     )  # fmt: skip
     for drawing in (CHART, bars):
-        assert not RAW.search(terminal_backend.text(drawing, 60))
+        assert not RAW.search(terminal_backend.render_text(drawing, 60))
 
 
 def test_a_picture_with_hostile_names_is_xml():
     pytest.importorskip("matplotlib")
-    data = matplotlib_backend.image(CHART, Path("x.svg"))
+    data = matplotlib_backend.render_image(CHART, Path("x.svg"))
     ElementTree.fromstring(data)
     assert b"<script" not in data
     assert not RAW.search(data.decode())

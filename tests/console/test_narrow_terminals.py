@@ -9,7 +9,7 @@ from rich.console import Console
 from test_displays import Clock, ended, metrics, record, started
 
 from rlflame.console import formatting
-from rlflame.console.live import LiveDisplay, Pairs
+from rlflame.console.live import KeyValueTable, LiveDisplay
 from rlflame.console.plain import PlainDisplay
 
 WIDTHS = (20, 30, 40, 60)
@@ -20,18 +20,18 @@ LONG = ("(learning.rollout.num_slots)", "rlflame eval runs/x/best.safetensors")
 def run_of() -> list[str]:
     clock, said = Clock(), []
     show = PlainDisplay(said.append, said.append, clock)
-    with show.begin(started(environment="cartpole", flags={"stop_at_steps": 4_096})):
+    with show.open(started(environment="cartpole", flags={"stop_at_steps": 4_096})):
         for iteration in (1, 2):
             clock.now += 2.0
-            show.iteration(metrics(iteration, 2048 * iteration, 9 * iteration), [12.5] * 9)
-        show.evaluation(4_096, record(100.0), True)
-    show.ended(ended(4_096, 18))
+            show.show_iteration(metrics(iteration, 2048 * iteration, 9 * iteration), [12.5] * 9)
+        show.show_evaluation(4_096, record(100.0), True)
+    show.show_result(ended(4_096, 18))
     return said
 
 
 @pytest.fixture
 def columns(request, monkeypatch):
-    monkeypatch.setattr(formatting, "terminal_columns", lambda: request.param)
+    monkeypatch.setattr(formatting, "find_terminal_columns", lambda: request.param)
     return request.param
 
 
@@ -41,13 +41,15 @@ def test_lines_fit_and_say_what_they_say_in_a_log(columns, monkeypatch):
     lines = "\n".join(narrow).splitlines()
     long = [line for line in lines if len(line) > columns]
     assert [line for line in long if not any(word in line for word in LONG)] == []
-    monkeypatch.setattr(formatting, "terminal_columns", lambda: None)
+    monkeypatch.setattr(formatting, "find_terminal_columns", lambda: None)
     assert " ".join(narrow).split() == " ".join(run_of()).split()
 
 
 @pytest.mark.parametrize("columns", WIDTHS, indirect=True)
 def test_a_command_stays_in_one_line(columns):
-    lines = formatting.aligned([("next", "rlflame eval runs/a/best.safetensors --episodes 100")])
+    lines = formatting.format_pairs(
+        [("next", "rlflame eval runs/a/best.safetensors --episodes 100")]
+    )
     assert [line.strip() for line in lines][-1].endswith(
         "rlflame eval runs/a/best.safetensors --episodes 100"
     )
@@ -55,11 +57,11 @@ def test_a_command_stays_in_one_line(columns):
 
 def test_words_stand_beside_where_there_is_room_and_above_where_there_is_none():
     said = [("time", "0:05, 10,240 steps"), ("evaluation", "435.4, 95% interval [395.0, 472.6]")]
-    assert formatting.aligned(said, 44) == [
+    assert formatting.format_pairs(said, 44) == [
         "  time        0:05, 10,240 steps",
         "  evaluation  435.4, 95% interval [395.0,\n              472.6]",
     ]
-    assert formatting.aligned(said, 24) == [
+    assert formatting.format_pairs(said, 24) == [
         "  time",
         "    0:05, 10,240 steps",
         "  evaluation",
@@ -73,11 +75,13 @@ def test_the_live_view_fits_and_is_whole(width):
     for size in (width, 200):
         console = Console(file=io.StringIO(), width=size, color_system=None, highlight=False)
         show = LiveDisplay(console, Clock())
-        with show.begin(started(environment="cartpole", flags={"stop_at_steps": 8_192})):
-            show.iteration(metrics(1, 2048, 9, loss=0.5, clip_fraction=0.25), [12.5] * 9)
-            show.evaluation(2_048, record(100.0), True)
+        with show.open(started(environment="cartpole", flags={"stop_at_steps": 8_192})):
+            show.show_iteration(metrics(1, 2048, 9, loss=0.5, clip_fraction=0.25), [12.5] * 9)
+            show.show_evaluation(2_048, record(100.0), True)
             out = io.StringIO()
-            Console(file=out, width=size, color_system=None, highlight=False).print(show.view())
+            Console(file=out, width=size, color_system=None, highlight=False).print(
+                show.render_view()
+            )
         shows.append(out.getvalue())
     narrow, wide = shows
     assert all(len(line.rstrip()) <= width for line in narrow.splitlines())
@@ -93,7 +97,7 @@ def test_a_command_stays_in_one_line_on_a_terminal_too(columns):
     console = Console(file=io.StringIO(), width=columns, force_terminal=True, color_system=None)
     command = "rlflame train --config runs/x/config.toml --init-from runs/x/best.safetensors"
     said = [("time", "0:05, 10,240 steps (2,048/s), 100 episodes"), ("to go on", command)]
-    console.print(Pairs(said), crop=False)
+    console.print(KeyValueTable(said), crop=False)
     lines = console.file.getvalue().splitlines()
     (whole,) = [line for line in lines if command in line]
     assert whole.endswith(command)
@@ -102,7 +106,9 @@ def test_a_command_stays_in_one_line_on_a_terminal_too(columns):
 
 def test_words_and_a_command_begin_where_the_others_do():
     console = Console(file=io.StringIO(), width=80, color_system=None)
-    console.print(Pairs([("a", "one"), ("b", "rlflame two"), ("a longer word", "3")]), crop=False)
+    console.print(
+        KeyValueTable([("a", "one"), ("b", "rlflame two"), ("a longer word", "3")]), crop=False
+    )
     lines = console.file.getvalue().splitlines()
     assert [line.index(word) for line, word in zip(lines, ("one", "rlf", "3"), strict=True)] == [
         17,

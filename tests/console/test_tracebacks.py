@@ -7,7 +7,7 @@ import traceback
 
 from commands import rlflame
 
-from rlflame.console.tracebacks import brief
+from rlflame.console.tracebacks import shorten_traceback
 
 ENVIRONMENT = """
 import gymnasium
@@ -59,9 +59,13 @@ def test_what_was_printed_and_what_is_no_traceback_stays():
         text = "Before.\n" + traceback.format_exc() + "\nIt had printed:\n  a word\nanother"
     raised = "ZeroDivisionError: division by zero"
     shown = ["Before.", '  File "theirs.py", line 2, in f', raised, "", "It had printed:"]
-    assert brief(text, "Lost.").splitlines() == [*shown, "  a word", "another"]
+    assert shorten_traceback(text, "Lost.").splitlines() == [*shown, "  a word", "another"]
     shown.remove(raised)
-    assert brief(text, f"Lost: {raised}.").splitlines() == [*shown, "  a word", "another"]
+    assert shorten_traceback(text, f"Lost: {raised}.").splitlines() == [
+        *shown,
+        "  a word",
+        "another",
+    ]
     for plain in ("", "no\ntraceback", "Traceback (most recent call last):", "x\n" + "y" * 3):
-        assert brief(plain, "Lost.") == plain
+        assert shorten_traceback(plain, "Lost.") == plain
     assert sys.exc_info() == (None, None, None)

@@ -13,11 +13,18 @@ import numpy as np
 import pytest
 from commands import TINY, TINY_REINFORCE, TINY_SAC, rlflame
 
-from rlflame.config.resolve import preset_for
-from rlflame.statistics import FEWEST_SEEDS, best_mean, compare, iqm_interval, over, tail_mean
+from rlflame.config.resolve import choose_preset
+from rlflame.statistics import (
+    FEWEST_SEEDS,
+    compare,
+    compute_iqm_interval,
+    compute_mean_std,
+    compute_tail_mean,
+    find_best_mean,
+)
 from rlflame.storage import checkpoint
 from rlflame.storage.metrics import NAMES
-from rlflame.storage.sweep_dir import parse
+from rlflame.storage.sweep_dir import parse_seeds
 from rlflame.text import format_count
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +109,7 @@ def tails(data: str, study: str) -> np.ndarray:
     for row in table(data):
         if (row["study"], row["final"]) == (study, "0"):
             seen.setdefault(int(row["seed"]), []).append(float(row["return_mean"]))
-    return np.array([tail_mean(np.array(seen[seed])) for seed in sorted(seen)])
+    return np.array([compute_tail_mean(np.array(seen[seed])) for seed in sorted(seen)])
 
 
 def test_what_a_growing_view_is_said_to_do_is_as_recorded() -> None:
@@ -112,7 +119,7 @@ def test_what_a_growing_view_is_said_to_do_is_as_recorded() -> None:
         tails("ppo_earlier.csv", "ppo-walker2d-1m-steady"),
     )
     before = finals("ppo_earlier.csv", "ppo-walker2d-1m-steady", seeds=10)
-    middle = iqm_interval([np.array(before)])
+    middle = compute_iqm_interval([np.array(before)])
     assert (
         f"had a P4 of {steady.mean():,.0f} ± {steady.std(ddof=1):,.0f} and an IQM of "
         f"{middle.value:,.0f} [{middle.low:,.0f}, {middle.high:,.0f}]"
@@ -181,7 +188,7 @@ def test_returns_over_seeds_are_those_of_the_data_and_each_has_its_command(algor
         record = {"ppo": "ppo.csv", "long": "reinforce_long.csv"}[group]
         ten = finals(record, study, seeds=10)
         assert worst == f"{min(ten):.1f}"
-        ends = iqm_interval([np.array(ten)])
+        ends = compute_iqm_interval([np.array(ten)])
         assert iqm == f"{ends.value:.1f}"
         assert interval == f"[{ends.low:.1f}, {ends.high:.1f}]"
 
@@ -189,7 +196,7 @@ def test_returns_over_seeds_are_those_of_the_data_and_each_has_its_command(algor
 def test_what_the_family_had_as_it_began_is_on_record():
     page = " ".join((DOCS / "results.md").read_text("utf-8").split())
     for env in ("Hopper", "HalfCheetah", "Walker2d"):
-        five = iqm_interval([np.array(finals("ppo_first.csv", f"ppo-{env.lower()}-1m"))])
+        five = compute_iqm_interval([np.array(finals("ppo_first.csv", f"ppo-{env.lower()}-1m"))])
         assert f"{five.value:,.0f} [{five.low:,.0f}, {five.high:,.0f}] on {env}" in page
 
 
@@ -319,8 +326,11 @@ def test_a_table_of_studies_is_that_of_its_record(record, title) -> None:
             curves.append(
                 tuple(np.array([float(row[n]) for row in seen]) for n in ("step", "return_mean"))
             )
-        found = iqm_interval([np.array([ended[seed] for seed in sorted(ended)])])
-        tail, best = over(np.array([tail_mean(y) for _, y in curves])), best_mean(curves)[1]
+        found = compute_iqm_interval([np.array([ended[seed] for seed in sorted(ended)])])
+        tail, best = (
+            compute_mean_std(np.array([compute_tail_mean(y) for _, y in curves])),
+            find_best_mean(curves)[1],
+        )
         interval = f" [{plain(found.low)}, {plain(found.high)}]"
         assert iqm == plain(found.value) + interval * (len(ended) >= FEWEST_SEEDS)
         assert worst == plain(min(ended.values()))
@@ -431,7 +441,7 @@ def test_what_each_part_of_the_family_is_worth_is_as_recorded() -> None:
 
 def middle_of(values: list[float]) -> str:
     """As a ledger tells it: the IQM over seeds and its interval, where there are enough of them."""
-    found = iqm_interval([np.array(values)])
+    found = compute_iqm_interval([np.array(values)])
     enough = len(values) >= FEWEST_SEEDS
     return f"{found.value:.0f} [{found.low:.0f}, {found.high:.0f}]" if enough else "-"
 
@@ -441,12 +451,12 @@ def test_what_was_tried_about_walker2d_s_falls_is_as_recorded() -> None:
     text = (DOCS / "experiments.md").read_text("utf-8")
     for study, _, _, seeds, returns, p4, middle, _ in rows(section(text, "How Walker2d falls")):
         mine = [[row for row in record if (row["study"], row["seed"]) == (study, str(seed))]
-                for seed in parse(seeds.replace(", ", ","))]  # fmt: skip
+                for seed in parse_seeds(seeds.replace(", ", ","))]  # fmt: skip
         assert len(mine) == len({row["seed"] for row in record if row["study"] == study})
         ended = [float(row["return_mean"]) for one in mine for row in one if row["final"] == "1"]
         assert returns == ", ".join(f"{value:.0f}" for value in ended)
         curves = [[float(row["return_mean"]) for row in one if row["final"] == "0"] for one in mine]
-        each = [tail_mean(np.array(curve)) for curve in curves]
+        each = [compute_tail_mean(np.array(curve)) for curve in curves]
         assert p4 == ", ".join(f"{value:.0f}" for value in each)
         assert middle == middle_of(each)
 
@@ -556,4 +566,4 @@ def test_reacher_gets_what_is_better_there() -> None:
     assert found.low > 0.0
     said = f"the family by {found.value:.2f} [{found.low:.2f}, {found.high:.2f}] in the IQM"
     assert said in " ".join((DOCS / "results.md").read_text("utf-8").split())
-    assert preset_for("Reacher-v5", "ppo") == "default-ppo"
+    assert choose_preset("Reacher-v5", "ppo") == "default-ppo"

@@ -13,7 +13,7 @@ import pytest
 
 from rlflame.bench import published, scaling_model
 from rlflame.bench.base import Case, Cell, Repetition
-from rlflame.bench.workloads import sleeping
+from rlflame.bench.workloads import make_sleeping_cases
 from rlflame.config import resolve
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -48,7 +48,9 @@ def rates(fleet: str, env: str) -> list[dict[str, Any]]:
     assert [rate["workers"] for rate in found["rates"]] == [1, 2]
     # Of today's preset, or of one with the same rollouts.
     name, _, measured = found["case"].partition(" ")
-    today = resolve.read_preset(resolve.preset_for(resolve.environment_id(env), "ppo"))["learning"]
+    today = resolve.read_preset(resolve.choose_preset(resolve.resolve_env_id(env), "ppo"))[
+        "learning"
+    ]
     then = resolve.read_preset(measured)["learning"]
     assert name == env
     assert all(then.get(part) == today.get(part) for part in ("rollout", "network"))
@@ -256,7 +258,7 @@ def test_updates_are_those_of_their_record() -> None:
     assert len(rows) == len(record) == 6
     for row in record:
         assert float(row["others_before"]) <= 0.1
-        name = f"{resolve.environment_id(row['env'])}, {row['minibatch']}"
+        name = f"{resolve.resolve_env_id(row['env'])}, {row['minibatch']}"
         parts = ("update_us", "products_us", "matmul_us", "autograd_us")
         update, products, matmul, autograd = (float(row[part]) for part in parts)
         saved.append(1.0 - update / matmul)
@@ -293,7 +295,7 @@ def test_what_a_task_costs_is_fitted_to_the_record() -> None:
         for row in csv.DictReader(file):
             name, fleet, workers = row["case"], row["backend"], int(row["workers"])
             if name not in cases:
-                (cases[name],), _ = sleeping(
+                (cases[name],), _ = make_sleeping_cases(
                     [float(name.split()[0])], 8, episodes=int(row["episodes"])
                 )
             cell = cells.setdefault(
@@ -301,8 +303,8 @@ def test_what_a_task_costs_is_fitted_to_the_record() -> None:
             )
             spent = (float(row[part]) for part in ("seconds", "collect_s", "learn_s"))
             cell.repetitions.append(Repetition(*spent, 0, 0, None, ""))
-    local, flame = scaling_model.overheads([*cases.values()], [*cells.values()])
-    found = scaling_model.break_even_s(local, flame, (2, 8), 100)
+    local, flame = scaling_model.fit_overheads([*cases.values()], [*cells.values()])
+    found = scaling_model.compute_break_even_s(local, flame, (2, 8), 100)
     assert found is not None
     said = " ".join(PAGE.split())
     assert (

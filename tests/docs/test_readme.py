@@ -66,7 +66,7 @@ def small(config: RunConfig) -> RunConfig:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolve, extended = run_settings.resolve, experiment_resume.extended
+    resolve, extended = run_settings.resolve, experiment_resume.extend_budget
 
     def resolved(**words: Any) -> tuple[RunConfig, str]:
         config, name = resolve(**words)
@@ -83,11 +83,11 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
                   **words: Any) -> None:  # fmt: skip
         collect(case, runtime, kind, counts[:1], 0.0, *rest, **words)
 
-    scale, collect = bench_run.scale, bench_run.collect
-    monkeypatch.setattr(bench_run, "scale", scaled)
-    monkeypatch.setattr(bench_run, "collect", collected)
+    scale, collect = bench_run.run_scaling, bench_run.run_rollouts
+    monkeypatch.setattr(bench_run, "run_scaling", scaled)
+    monkeypatch.setattr(bench_run, "run_rollouts", collected)
     monkeypatch.setattr(run_settings, "resolve", resolved)
-    monkeypatch.setattr(run, "extended", extended_little)
+    monkeypatch.setattr(run, "extend_budget", extended_little)
 
     def resumed_little(folder: Path, runtime: Any, *, steps: int | None, **words: Any) -> Any:
         """The processes of seeds are told by the job, and know of no patch."""
@@ -95,7 +95,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def two(config: RunConfig, seeds: Any, **words: Any) -> Any:
         """Under the name that all of them would have had."""
-        out = {"out": str(job.default_path(config, tuple(seeds)))}
+        out = {"out": str(job.choose_sweep_path(config, tuple(seeds)))}
         runtime = config.runtime.model_copy(update=out)
         return train(config.model_copy(update={"runtime": runtime}), seeds[:2], **words)
 

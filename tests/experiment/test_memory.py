@@ -10,8 +10,8 @@ import pytest
 from rlflame.storage.machine_memory import (
     PROCESS_BYTES,
     RESERVED_BYTES,
-    available_bytes,
-    room_bytes,
+    measure_available_bytes,
+    measure_usable_bytes,
 )
 
 GB = 1_000_000_000
@@ -30,12 +30,12 @@ AVAILABLE = 32 * GB
 
 
 def test_a_bare_machine_has_what_its_kernel_says(tmp_path):
-    assert available_bytes(machine(tmp_path, MEMINFO)) == AVAILABLE
+    assert measure_available_bytes(machine(tmp_path, MEMINFO)) == AVAILABLE
 
 
 def test_a_system_without_such_files_is_asked_itself(tmp_path):
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert available_bytes(tmp_path) == pages
+    assert measure_available_bytes(tmp_path) == pages
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_container_has_what_its_limit_leaves(tmp_path, group, limit, used, cac
         "sys/fs/cgroup/memory.current": str(used),
         "sys/fs/cgroup/memory.stat": f"anon 7\ninactive_file {cached}\nactive_file 9\n",
     }
-    assert available_bytes(machine(tmp_path, files)) == expected
+    assert measure_available_bytes(machine(tmp_path, files)) == expected
 
 
 def test_the_narrowest_of_nested_groups_counts(tmp_path):
@@ -69,7 +69,7 @@ def test_the_narrowest_of_nested_groups_counts(tmp_path):
     ):
         files[f"sys/fs/cgroup/{folder}memory.max"] = str(limit)
         files[f"sys/fs/cgroup/{folder}memory.current"] = "0"
-    assert available_bytes(machine(tmp_path, files)) == 2 * GB
+    assert measure_available_bytes(machine(tmp_path, files)) == 2 * GB
 
 
 def test_groups_of_the_first_version_count_too(tmp_path):
@@ -82,16 +82,18 @@ def test_groups_of_the_first_version_count_too(tmp_path):
         "sys/fs/cgroup/memory/job/memory.usage_in_bytes": str(GB),
         "sys/fs/cgroup/memory/job/memory.stat": "total_inactive_file 100\n",
     }
-    assert available_bytes(machine(tmp_path, files)) == 2 * GB + 100
+    assert measure_available_bytes(machine(tmp_path, files)) == 2 * GB + 100
 
 
 def test_a_limit_on_addresses_counts_too(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (3 * GB, resource.RLIM_INFINITY))
     here = machine(tmp_path, {**MEMINFO, "proc/self/statm": "1000 7 7 7 0 7 0\n"})
     left = 3 * GB - 1000 * resource.getpagesize()
-    assert room_bytes(here) == tuple(left - kept for kept in RESERVED_BYTES)
-    assert available_bytes(here) == AVAILABLE  # which other processes share, and this limit not
+    assert measure_usable_bytes(here) == tuple(left - kept for kept in RESERVED_BYTES)
+    assert (
+        measure_available_bytes(here) == AVAILABLE
+    )  # which other processes share, and this limit not
     (tmp_path / "proc/self/statm").unlink()
-    assert room_bytes(here) == (AVAILABLE - PROCESS_BYTES,) * 2
+    assert measure_usable_bytes(here) == (AVAILABLE - PROCESS_BYTES,) * 2
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1000, resource.RLIM_INFINITY))
-    assert room_bytes(machine(tmp_path, {**MEMINFO, "proc/self/statm": "1\n"})) == (0, 0)
+    assert measure_usable_bytes(machine(tmp_path, {**MEMINFO, "proc/self/statm": "1\n"})) == (0, 0)

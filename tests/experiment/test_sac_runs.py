@@ -28,7 +28,7 @@ from rlflame.errors import EnvironmentFailure, LearningError
 from rlflame.experiment import components
 from rlflame.fleet.local import LocalFleet
 from rlflame.storage import checkpoint
-from rlflame.storage.run_dir import newest_checkpoint
+from rlflame.storage.run_dir import load_newest_checkpoint
 
 
 class Marked(gymnasium.Env):
@@ -169,8 +169,8 @@ def test_what_follows_a_step_is_what_was_really_seen(n_step, staleness, monkeypa
         kept.append(experience(*args))
         return kept[0]
 
-    experience = components.experience
-    monkeypatch.setattr(components, "experience", remembered)
+    experience = components.make_buffer
+    monkeypatch.setattr(components, "make_buffer", remembered)
     sac = {"n_step": n_step, "discount": 0.5, "updates_per_step": 0.01, "batch_size": 500}
     made = run(tiny(5, "Marked-v0", sac=sac, rollout={"staleness": staleness}))
     newest = {
@@ -210,13 +210,13 @@ def test_what_crosses_the_wire_does_not_grow_with_the_replay(id, numbers, iterat
 
     def traffic(iterations: int) -> Any:
         data = tiny(iterations, id, sac={"learning_starts": 64, "updates_per_step": 0.1})
-        begun = components.beginning(
+        begun = components.make_initial_checkpoint(
             recipe := Recipe.model_validate(data),
-            components.environment(recipe.learning.environment),
+            components.make_env_spec(recipe.learning.environment),
         )
         with LocalFleet(1) as fleet:
-            components.trainer(begun, fleet, (told := Recording()), told, "wire").run()
-            return fleet.traffic()
+            components.make_trainer(begun, fleet, (told := Recording()), told, "wire").run()
+            return fleet.read_traffic()
 
     short, long = traffic(iterations), traffic(2 * iterations)
     assert long.bytes_in == pytest.approx(2 * short.bytes_in, rel=0.05)
@@ -373,7 +373,7 @@ def test_a_run_that_is_killed_and_resumed_ends_in_equal_bits(more, trained):
     os.killpg(running.pid, signal.SIGKILL)
     finished(running)
     # It may have died between a checkpoint and the link that calls it the latest.
-    stood = int(newest_checkpoint(Path("killed"), print).progress.steps)
+    stood = int(load_newest_checkpoint(Path("killed"), print).progress.steps)
     assert stood >= 96
     until = stood + 64
     assert rlflame("resume", "killed", "--steps", str(until), "--fleet", "inline").code == 0

@@ -21,12 +21,12 @@ from training.test_same_bits import run as trained
 
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.fleet import factory
-from rlflame.fleet.auto import ChoosingFleet
+from rlflame.fleet.auto import AutoFleet
 from rlflame.fleet.base import FleetEvent
-from rlflame.fleet.contest import Trial
+from rlflame.fleet.contest import Contest
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
-from rlflame.fleet.prestart import HeadStart
+from rlflame.fleet.prestart import PrestartPool
 
 # Whose turn it is, and who wins.
 
@@ -41,20 +41,20 @@ def course(
 ) -> tuple[str, Any]:
     """Every turn as a letter, large where it counts; and the verdict."""
     letters = ""
-    trial = Trial(
+    trial = Contest(
         lambda: len(letters) >= ready_after, lambda: letters.lower().count("a") >= complete_after
     )
     rates = {
         "home": iter(home if isinstance(home, list) else [home] * 99),
         "away": iter(away if isinstance(away, list) else [away] * 99),
     }
-    while (turn := trial.turn()) is not None:
+    while (turn := trial.take_turn()) is not None:
         letter = turn.side[0]
-        letters += letter.upper() if turn.counts else letter
-        if turn.counts:
-            trial.saw(turn.side, next(rates[turn.side]), alone=alone)
+        letters += letter.upper() if turn.is_timed else letter
+        if turn.is_timed:
+            trial.add_rate(turn.side, next(rates[turn.side]), exclusive=alone)
         assert len(letters) < 200
-    return letters, trial.verdict()
+    return letters, trial.make_result()
 
 
 def test_one_look_each_is_enough_where_one_is_twice_as_fast():
@@ -134,7 +134,7 @@ class Paced:
         self.purposes: list[str] = []
         self.held = 0
         self.closed = False
-        self.probe, self.traffic = self.inner.probe, self.inner.traffic
+        self.probe, self.read_traffic = self.inner.probe, self.inner.read_traffic
 
     def put(self, policy: Any) -> str:
         self.held += 1
@@ -162,9 +162,7 @@ class Both:
         self.events: list[FleetEvent] = []
         self.home = Paced("local", self.pace, home_s, inner.get("home"))
         self.away = Paced("flame", self.pace, away_s, inner.get("away"))
-        self.fleet = ChoosingFleet(
-            self.home, self.away, observer=self.events.append, clock=self.pace
-        )
+        self.fleet = AutoFleet(self.home, self.away, observer=self.events.append, clock=self.pace)
 
     @property
     def notes(self) -> list[str]:
@@ -261,7 +259,7 @@ class Failing(Paced):
 def test_a_cluster_that_fails_while_it_is_timed_is_an_error_and_said_aloud():
     both = Both(1.0, 1.0)
     both.away = Failing("flame", both.pace, 1.0)
-    fleet = ChoosingFleet(both.home, both.away, observer=both.events.append, clock=both.pace)
+    fleet = AutoFleet(both.home, both.away, observer=both.events.append, clock=both.pace)
     with fleet, pytest.raises(FleetError, match="The cluster is gone"):
         trained(scenario("CartPole-v1", iterations=12), fleet, Diary())
     assert both.notes == [
@@ -367,8 +365,11 @@ def test_workers_that_began_early_are_those_here(stub, monkeypatch):
 
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2), raising=False)
     begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.prestart")
-    with HeadStart() as early, factory.for_training(RuntimeSettings(), 2, early=early) as fleet:
-        assert isinstance(fleet, ChoosingFleet)
+    with (
+        PrestartPool() as early,
+        factory.make_training_fleet(RuntimeSettings(), 2, prestart_pool=early) as fleet,
+    ):
+        assert isinstance(fleet, AutoFleet)
         assert len(early) == 0
         assert not begun[0].exited
     assert begun[0].exited
@@ -378,9 +379,9 @@ def test_workers_that_began_early_are_those_here(stub, monkeypatch):
 def test_whoever_says_where_is_not_second_guessed(stub, asked):
     from rlflame.config.recipe import RuntimeSettings
 
-    with factory.for_training(RuntimeSettings(fleet=asked), 2) as fleet:
+    with factory.make_training_fleet(RuntimeSettings(fleet=asked), 2) as fleet:
         assert fleet.name == asked
-        assert not isinstance(fleet, ChoosingFleet)
+        assert not isinstance(fleet, AutoFleet)
 
 
 def test_a_cluster_that_cannot_be_reached_is_an_error_before_anything_begins(monkeypatch, tmp_path):

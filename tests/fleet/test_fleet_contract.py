@@ -23,13 +23,20 @@ import pytest
 import rollouts
 
 from rlflame.errors import EnvironmentFailure, FleetError
-from rlflame.fleet.auto import ChoosingFleet
-from rlflame.fleet.base import Fleet, FleetEvent, Observer, TrafficCount, checked, policy_id
+from rlflame.fleet.auto import AutoFleet
+from rlflame.fleet.base import (
+    Fleet,
+    FleetEvent,
+    Observer,
+    TrafficCounter,
+    check_fragment,
+    make_policy_id,
+)
 from rlflame.fleet.flame.submission import FlameSubmission
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet, _LocalSubmission
 from rlflame.rollout import wire
-from rlflame.rollout.envs.make import describe
+from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.spec import Fragment, RolloutTask
 
 
@@ -42,7 +49,7 @@ FLEETS: dict[str, Callable[[Observer], Fleet]] = {
     "inline": InlineFleet,
     "local": lambda observer: LocalFleet(2, observer=observer),
     "flame": on_flame,
-    "choosing": lambda observer: ChoosingFleet(
+    "choosing": lambda observer: AutoFleet(
         LocalFleet(1, observer=observer), LocalFleet(2, observer=observer), observer=observer
     ),
 }
@@ -123,7 +130,7 @@ def test_every_task_comes_back_once_and_as_if_it_had_been_alone(watched: Watched
 
 def test_traffic_is_what_was_asked_and_what_was_answered(watched: Watched) -> None:
     tasks = slots(3, run=f"traffic on {watched.fleet.name}")
-    count = TrafficCount(watched.fleet)
+    count = TrafficCounter(watched.fleet)
     fragments = list(watched.send(tasks))
     moved = count.take()
     if watched.fleet.name == "inline":
@@ -140,8 +147,8 @@ def test_traffic_is_what_was_asked_and_what_was_answered(watched: Watched) -> No
 @pytest.mark.parametrize(
     "env",
     [
-        describe("Hopper-v5", {"healthy_z_range": [0.6, 9.0]}, 25),
-        describe("BipedalWalker-v3", {}, 12),
+        read_env_spec("Hopper-v5", {"healthy_z_range": [0.6, 9.0]}, 25),
+        read_env_spec("BipedalWalker-v3", {}, 12),
         rollouts.fake(length=5, continuous=True),
     ],
     ids=["mujoco", "replay", "fake"],
@@ -295,8 +302,8 @@ def test_weights_are_named_by_their_content(watched: Watched) -> None:
     assert fleet.put(dict(reversed(equal.items()))) == name
     for array in mine:
         changed = {**mine, array: mine[array] + np.float32(1e-6)}
-        assert policy_id(changed) != name
-    assert policy_id({**mine, "actor.0.bias": mine["actor.0.bias"][None]}) != name
+        assert make_policy_id(changed) != name
+    assert make_policy_id({**mine, "actor.0.bias": mine["actor.0.bias"][None]}) != name
 
     fleet.release(name)
     task = dataclasses.replace(task, policy_id=name)
@@ -489,10 +496,10 @@ def wrong_answers(task: RolloutTask, right: Fragment) -> dict[str, Any]:
 def test_only_the_task_s_own_fragment_is_believed(unit: str) -> None:
     task, right = genuine(unit)
     assert len(right.boundary_index) > 0
-    assert checked(task, right) is right
+    assert check_fragment(task, right) is right
     for name, wrong in wrong_answers(task, right).items():
         with pytest.raises(FleetError, match="not its fragment"):
-            print(name, checked(task, wrong))
+            print(name, check_fragment(task, wrong))
 
 
 def test_choices_outside_the_action_space_are_not_believed() -> None:
@@ -502,4 +509,4 @@ def test_choices_outside_the_action_space_are_not_believed() -> None:
         actions = right.actions.copy()
         actions[3, 1] = bad
         with pytest.raises(FleetError, match="actions"):
-            checked(task, dataclasses.replace(right, actions=actions))
+            check_fragment(task, dataclasses.replace(right, actions=actions))

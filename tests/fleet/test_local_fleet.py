@@ -29,11 +29,11 @@ from rlflame.errors import EnvironmentFailure, FleetError, RlflameError
 from rlflame.fleet import prestart as early_module
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.dispatcher import Dispatcher
-from rlflame.fleet.jobs import Job, JobQueue
+from rlflame.fleet.jobs import FleetJob, JobQueue
 from rlflame.fleet.local import LocalFleet
-from rlflame.fleet.prestart import HeadStart
+from rlflame.fleet.prestart import PrestartPool
 from rlflame.rollout import wire
-from rlflame.rollout.envs.make import describe
+from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.spec import RolloutTask
 
 FAKE = rollouts.fake(length=5)
@@ -86,7 +86,7 @@ class Bench:
         return [event.text for event in self.events if event.kind == kind]
 
     def children(self) -> list[Any]:
-        return list(self.fleet._dispatcher._children)
+        return list(self.fleet._dispatcher._workers)
 
     def stands_at(self, step: int) -> bool:
         return any(child.position and child.position[3] == step for child in self.children())
@@ -100,7 +100,7 @@ def benches() -> Iterator[list[Bench]]:
     made: list[Bench] = []
     yield made
     for bench in made:
-        pids = bench.fleet.pids()
+        pids = bench.fleet.list_pids()
         bench.fleet.close()
         assert all(gone(pid) for pid in pids)
 
@@ -119,7 +119,7 @@ def two(benches: list[Bench]) -> Bench:
 
 def test_one_or_three_workers_come_to_the_same_bytes(benches: list[Bench]) -> None:
     """Two of them are compared with none in test_fleet."""
-    env = describe("Hopper-v5", {}, 25)
+    env = read_env_spec("Hopper-v5", {}, 25)
     found = []
     for workers in (1, 3):
         benches.append(Bench(workers))
@@ -137,13 +137,13 @@ def test_closing_leaves_no_process_behind_not_even_an_environment_s_own(
 ) -> None:
     note = tmp_path / "program"
     list(two.start(slots(1, rollouts.fake(fault="start_program", marker=str(note)))))
-    program, pids = int(note.read_text()), two.fleet.pids()
+    program, pids = int(note.read_text()), two.fleet.list_pids()
     assert len(pids) == 2
     assert not gone(program)
     two.fleet.close()
     assert all(gone(pid) for pid in pids)
     assert eventually(lambda: gone(program))
-    assert two.fleet.pids() == []
+    assert two.fleet.list_pids() == []
 
 
 def test_closing_in_the_middle_of_a_step_takes_no_answer(bench: Bench, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_closing_in_the_middle_of_a_step_takes_no_answer(bench: Bench, tmp_path:
     submission = bench.start(slots(3, rollouts.fake(fault="wait", marker=str(gate))))
     bench.wait_aside(submission)
     assert eventually(gate.with_suffix(".here").exists)
-    pids = bench.fleet.pids()
+    pids = bench.fleet.list_pids()
     bench.fleet.close()
     assert all(gone(pid) for pid in pids)
     assert "closed" in str(bench.outcome())
@@ -183,12 +183,12 @@ def test_a_worker_killed_in_the_middle_of_its_task_is_replaced_and_nothing_is_lo
     (task,) = slots(1, rollouts.fake(fault="wait", marker=str(gate)))
     bench.wait_aside(bench.start([task]))
     assert eventually(gate.with_suffix(".here").exists)
-    (before,) = bench.fleet.pids()
+    (before,) = bench.fleet.list_pids()
     os.kill(before, signal.SIGKILL)
     gate.touch()
     assert bench.outcome() == alone(task)
     assert bench.told("retried") == ["killed by signal 9, SIGKILL"]
-    (after,) = bench.fleet.pids()
+    (after,) = bench.fleet.list_pids()
     assert after != before
 
 
@@ -258,7 +258,7 @@ def test_ctrl_c_while_a_task_is_handed_out_costs_that_task_alone(
     benches.append(Bench(1, max_retries=0))
     (bench,) = benches
     expected = [wire.encode(fragment) for fragment in bench.start(slots(1, FAKE))]
-    (before,) = bench.fleet.pids()
+    (before,) = bench.fleet.list_pids()
     (child,) = bench.children()
 
     def interrupted(really: Any) -> Any:
@@ -276,7 +276,7 @@ def test_ctrl_c_while_a_task_is_handed_out_costs_that_task_alone(
         # As if it had come between a write and what keeps count of it.
         monkeypatch.setattr(os, "write", interrupted(os.write))
     else:
-        monkeypatch.setattr(child, "give", interrupted(child.give))
+        monkeypatch.setattr(child, "send", interrupted(child.give))
     with pytest.raises(KeyboardInterrupt):
         bench.start(slots(1, FAKE))
     bench.wait_aside(bench.start(slots(1, FAKE)))
@@ -284,7 +284,7 @@ def test_ctrl_c_while_a_task_is_handed_out_costs_that_task_alone(
     assert bench.outcomes == expected
     assert bench.told("retried") == []
     assert bench.told("cancelled") == [""]
-    assert bench.fleet.pids() != [before]
+    assert bench.fleet.list_pids() != [before]
 
 
 def test_an_environment_that_hangs_is_named_after_two_deadlines(bench: Bench) -> None:
@@ -359,7 +359,7 @@ def test_a_cancelled_task_that_hangs_frees_its_worker_and_is_not_tried_again(
 def test_a_worker_that_was_stopped_holds_up_nobody_else(two: Bench) -> None:
     """It cannot even take its task in: a message larger than any pipe waits for it."""
     two.fleet.probe()
-    stopped = two.fleet.pids()[0]
+    stopped = two.fleet.list_pids()[0]
     os.kill(stopped, signal.SIGSTOP)
     tasks = slots(4, policy=rollouts.policy_spec(FAKE, hidden=(700, 700)))
     two.wait_aside(two.start(tasks))
@@ -368,7 +368,7 @@ def test_a_worker_that_was_stopped_holds_up_nobody_else(two: Bench) -> None:
     two.later()
     two.outcome()
     assert set(two.outcomes) == {alone(task) for task in tasks}
-    assert stopped not in two.fleet.pids()
+    assert stopped not in two.fleet.list_pids()
 
 
 def test_weights_larger_than_a_pipe_arrive(two: Bench) -> None:
@@ -473,8 +473,8 @@ def test_a_worker_that_never_says_hello_is_an_end(benches: list[Bench], tmp_path
         bench.wait_aside(bench.start(slots(1)))
         known: set[int] = set()
         for _ in range(3):
-            assert eventually(lambda known=known: not known.issuperset(bench.fleet.pids()))
-            known.update(bench.fleet.pids())
+            assert eventually(lambda known=known: not known.issuperset(bench.fleet.list_pids()))
+            known.update(bench.fleet.list_pids())
             bench.later()
         assert "could not start (did not start within 120 s)" in str(bench.outcome())
         assert len(known) == 3
@@ -510,7 +510,7 @@ def test_files_in_the_current_folder_are_not_mistaken_for_libraries(
 PARENT = """
 import sys, time
 import rollouts
-from rlflame.fleet.prestart import HeadStart
+from rlflame.fleet.prestart import PrestartPool
 from rlflame.fleet.local import LocalFleet
 import dataclasses
 
@@ -710,11 +710,11 @@ def test_an_observer_that_fails_is_heard_of_and_does_not_leave_anybody_waiting()
             list(submission)
 
 
-def job(slot: int, **changes: Any) -> Job:
+def job(slot: int, **changes: Any) -> FleetJob:
     import queue
 
     task = rollouts.task(FAKE, slot=slot, **changes)
-    return Job(task, b"", b"", queue.SimpleQueue())
+    return FleetJob(task, b"", b"", queue.SimpleQueue())
 
 
 def test_a_slot_goes_back_to_the_worker_that_holds_its_environments() -> None:
@@ -734,7 +734,7 @@ def test_an_idle_worker_takes_another_s_slot_rather_than_wait_but_nobody_s_first
     jobs.take(a), jobs.take(a)
     jobs.add([job(0), job(1), job(5), job(9, unit="episodes", purpose="evaluate")])
     assert [jobs.take(b).task.slot for _ in range(3)] == [5, 9, 1]
-    jobs.leave(a)
+    jobs.forget_worker(a)
     jobs.add([job(1)])
     assert [jobs.take(b).task.slot for _ in range(2)] == [1, 0]
     assert not jobs
@@ -746,19 +746,19 @@ def test_an_idle_worker_takes_another_s_slot_rather_than_wait_but_nobody_s_first
 def test_processes_that_began_early_become_workers_and_the_others_end(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(8), raising=False)
     begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.prestart")
-    with HeadStart() as early:
+    with PrestartPool() as early:
         assert len(early) == len(begun) == 2
         first = early.take(1)
-        with LocalFleet(2, begun=first, environment="Hopper-v5") as fleet:
-            assert first[0].pid in fleet.pids()
-            assert len(set(fleet.pids())) == 2
+        with LocalFleet(2, processes=first, environment="Hopper-v5") as fleet:
+            assert first[0].pid in fleet.list_pids()
+            assert len(set(fleet.list_pids())) == 2
             hellos = fleet.probe().workers
             assert hellos[0] == hellos[1]
             assert [process.exited for process in begun] == [False, False]
-            early.end()
+            early.close()
             assert [process.exited for process in begun] == [False, True]
     assert begun[0].exited
-    with HeadStart() as early:
+    with PrestartPool() as early:
         assert len(early) == 2
     assert all(process.exited for process in begun)
 
@@ -767,7 +767,7 @@ def test_processes_that_began_early_become_workers_and_the_others_end(monkeypatc
 def test_a_command_that_is_refused_leaves_none_of_them(words, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2), raising=False)
     monkeypatch.setattr("sys.argv", ["rlflame", *words])
-    monkeypatch.setattr("rlflame.cli.app._leave", sys.exit)  # other tests have loaded gRPC
+    monkeypatch.setattr("rlflame.cli.app._exit_process", sys.exit)  # other tests have loaded gRPC
     begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.prestart")
     with pytest.raises(SystemExit) as ended:
         command()
@@ -815,7 +815,7 @@ def test_children_are_retired_only_when_the_thread_is_over(monkeypatch):
     monkeypatch.setattr(Dispatcher, "_serve_until_closed", slowly)
     monkeypatch.setattr(Dispatcher, "_dispose", disposing)
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    monkeypatch.setattr("rlflame.fleet.dispatcher._INTERRUPTED_S", 60.0)
+    monkeypatch.setattr("rlflame.fleet.dispatcher._INTERRUPT_WAIT_S", 60.0)
     with pytest.raises(KeyboardInterrupt):
         LocalFleet(1)
     assert seen == [True]
@@ -827,7 +827,7 @@ def test_a_thread_that_cannot_begin_is_a_sentence_and_not_waited_for(monkeypatch
 
     monkeypatch.setattr(threading.Thread, "start", none_left)
     began = time.monotonic()
-    monkeypatch.setattr("rlflame.fleet.dispatcher._INTERRUPTED_S", 60.0)
+    monkeypatch.setattr("rlflame.fleet.dispatcher._INTERRUPT_WAIT_S", 60.0)
     with pytest.raises(FleetError, match="could not be started: can't start new thread"):
         LocalFleet(1)
     assert time.monotonic() - began < 60.0
@@ -839,7 +839,7 @@ def test_ctrl_c_before_the_thread_begins_is_not_waited_for_long(monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    monkeypatch.setattr("rlflame.fleet.dispatcher._INTERRUPTED_S", 0.01)
+    monkeypatch.setattr("rlflame.fleet.dispatcher._INTERRUPT_WAIT_S", 0.01)
     with pytest.raises(KeyboardInterrupt):
         LocalFleet(1)
 
@@ -853,7 +853,10 @@ def test_ctrl_c_before_the_thread_begins_is_not_waited_for_long(monkeypatch):
         ([], "1", False),
         (["--set", "runtime.fleet=inline"], None, False),
         (["--fleet=flame"], None, False),
-        *(([word], None, False) for word in sorted(early_module._ELSEWHERE | early_module._TOLD)),
+        *(
+            ([word], None, False)
+            for word in sorted(early_module._OTHER_FLEET_OPTIONS | early_module._PROCESS_OPTIONS)
+        ),
     ],
 )
 def test_they_begin_for_what_is_typed(words, rank, begins, monkeypatch):
@@ -861,7 +864,7 @@ def test_they_begin_for_what_is_typed(words, rank, begins, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
-    with HeadStart.of_training(words) as early:
+    with PrestartPool.from_arguments(words) as early:
         assert len(early.take(9)) == begins
 
 
@@ -869,15 +872,15 @@ def test_what_they_must_not_begin_with_is_what_training_takes():
     """Those that decide what a worker is told; and no option that there is not."""
     training = typer.main.get_command(app).commands["train"]
     options = {word for one in training.params for word in one.opts} | {"-h", "--help"}
-    assert options >= early_module._ELSEWHERE | early_module._TOLD
-    assert {"--env-file", "--debug", "--config", "--set"} <= early_module._TOLD
+    assert options >= early_module._OTHER_FLEET_OPTIONS | early_module._PROCESS_OPTIONS
+    assert {"--env-file", "--debug", "--config", "--set"} <= early_module._PROCESS_OPTIONS
 
 
 def test_nobody_begins_early_where_there_is_one_processor_or_nobody_is_wanted(monkeypatch):
-    with HeadStart(0) as early:
+    with PrestartPool(0) as early:
         assert early.take(9) == []
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(1), raising=False)
-    with HeadStart() as early:
+    with PrestartPool() as early:
         assert early.take(9) == []
 
 

@@ -15,7 +15,7 @@ import torch
 from commands import TINY, TINY_REINFORCE, TINY_SAC, finished, process
 from meetings import HERE, hosted
 
-from rlflame.learning.parallel.torch_process_group import TorchGroup
+from rlflame.learning.parallel.torch_process_group import TorchProcessGroup
 from rlflame.storage import checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no card here")
@@ -106,8 +106,8 @@ def test_a_run_of_a_card_says_which_and_is_evaluated_without_one(tmp_path):
 def nccl():
     """A group with a card of its own, which opens nccl although it has one member."""
     _, store = hosted(socket.create_server((HERE, 0)))
-    group = TorchGroup(0, 1, **gloo.PATIENCE, store=store)
-    group.meet_on("cuda:0")
+    group = TorchProcessGroup(0, 1, **gloo.PATIENCE, store=store)
+    group.use_device("cuda:0")
     yield group
     group.close()
 

@@ -27,9 +27,9 @@ def test_merged_parts_are_one_pass_over_all(sizes, offset, seed):
     everything = np.concatenate(parts)
     if len(everything):
         np.testing.assert_allclose(moments.mean, everything.mean(axis=0), rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(moments.variance(), everything.var(axis=0), rtol=1e-7)
+        np.testing.assert_allclose(moments.compute_variance(), everything.var(axis=0), rtol=1e-7)
     else:
-        assert moments.variance().tolist() == [1.0] * 3
+        assert moments.compute_variance().tolist() == [1.0] * 3
 
 
 def test_a_hundred_thousand_float32_samples_far_from_zero():
@@ -40,7 +40,9 @@ def test_a_hundred_thousand_float32_samples_far_from_zero():
     for part in np.split(samples, [0, 30_000, 30_001]):
         moments.merge(part)
 
-    np.testing.assert_allclose(moments.variance(), samples.astype(np.float64).var(axis=0), 1e-8)
+    np.testing.assert_allclose(
+        moments.compute_variance(), samples.astype(np.float64).var(axis=0), 1e-8
+    )
 
 
 def test_the_normaliser_standardises_what_is_valid():
@@ -54,7 +56,7 @@ def test_the_normaliser_standardises_what_is_valid():
         normaliser.merge(observations, valid)
         seen.extend(observations[t, c] for t in range(10) for c in range(4) if valid[t, c])
 
-    arrays = normaliser.arrays()
+    arrays = normaliser.make_arrays()
     standard = (np.array(seen, np.float64) - arrays["normaliser.mean"]) * arrays["normaliser.scale"]
     assert {array.dtype.name for array in arrays.values()} == {"float32"}
     np.testing.assert_allclose(standard.mean(axis=0), 0.0, atol=1e-6)
@@ -63,11 +65,11 @@ def test_the_normaliser_standardises_what_is_valid():
 
 def test_a_new_normaliser_changes_nothing_and_a_constant_feature_stays_finite():
     normaliser = ObservationNormaliser(2)
-    assert normaliser.arrays()["normaliser.mean"].tolist() == [0.0, 0.0]
-    np.testing.assert_allclose(normaliser.arrays()["normaliser.scale"], 1.0, atol=1e-6)
+    assert normaliser.make_arrays()["normaliser.mean"].tolist() == [0.0, 0.0]
+    np.testing.assert_allclose(normaliser.make_arrays()["normaliser.scale"], 1.0, atol=1e-6)
 
     normaliser.merge(np.full((4, 2, 2), 7.3, np.float32), np.ones((4, 2), bool))
-    arrays = normaliser.arrays()
+    arrays = normaliser.make_arrays()
     assert np.isfinite(arrays["normaliser.scale"]).all()
     np.testing.assert_array_equal(arrays["normaliser.mean"], np.float32(7.3))
 
@@ -120,7 +122,7 @@ def test_states_go_on_where_they_stopped():
     expected = [straight.scale(*part, valid) for part in parts]
     for part in parts[:2]:
         first.scale(*part, valid)
-    saved = first.state()
+    saved = first.get_state()
     first.scale(*parts[2], valid)  # what goes on afterwards must not change what was saved
     second.load_state(saved)
 
@@ -129,6 +131,6 @@ def test_states_go_on_where_they_stopped():
 
 def test_a_state_of_another_width_is_refused():
     with pytest.raises(LearningError, match=r"reward_scaler\.running"):
-        RewardScaler(3, 0.9).load_state(RewardScaler(1, 0.9).state())
+        RewardScaler(3, 0.9).load_state(RewardScaler(1, 0.9).get_state())
     with pytest.raises(LearningError, match=r"normaliser\.mean"):
-        ObservationNormaliser(3).load_state(ObservationNormaliser(1).state())
+        ObservationNormaliser(3).load_state(ObservationNormaliser(1).get_state())

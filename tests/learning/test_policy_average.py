@@ -38,8 +38,8 @@ def test_older_versions_fade_and_the_first_ones_soon(over):
     seen = versions(130)
     average = PolicyAverage(over, START)
     for newest, policy in enumerate(seen, start=1):
-        average.follow(policy)
-        found = average.policy(policy)
+        average.update(policy)
+        found = average.get_policy(policy)
         counted = shares(newest, over)
         assert sum(counted) == pytest.approx(1.0)
         for name in ("actor.0.weight", "actor.log_std"):
@@ -58,18 +58,20 @@ def test_the_first_versions_are_kept_to_the_last_bit():
     average = PolicyAverage(20, START)
     for value in (1e30, 1e-3):
         newest = {"actor.log_std": np.full(2, value, np.float32)}
-        average.follow(newest)
-        assert average.policy({})["actor.log_std"].tobytes() == newest["actor.log_std"].tobytes()
+        average.update(newest)
+        assert (
+            average.get_policy({})["actor.log_std"].tobytes() == newest["actor.log_std"].tobytes()
+        )
 
 
 def test_without_a_number_and_before_the_first_version_it_is_the_newest():
     first, second = versions(2)
     for average in (PolicyAverage(None, START), PolicyAverage(3, START)):
-        assert average.policy(first) == first
+        assert average.get_policy(first) == first
     average = PolicyAverage(None, START)
-    average.follow(first)
-    assert average.policy(second) == second
-    assert average.state() == {}
+    average.update(first)
+    assert average.get_policy(second) == second
+    assert average.get_state() == {}
     average.load_state({}, first)
 
 
@@ -77,9 +79,9 @@ def test_what_is_handed_out_is_nobody_else_s():
     first, second = versions(2)
     before = {name: array.copy() for name, array in first.items()}
     average = PolicyAverage(2, START)
-    average.follow(first)
-    held, saved = average.policy(first), average.state()
-    average.follow(second)
+    average.update(first)
+    held, saved = average.get_policy(first), average.get_state()
+    average.update(second)
     for name, array in before.items():
         np.testing.assert_array_equal(first[name], array)
         np.testing.assert_array_equal(held[name], array)
@@ -92,14 +94,14 @@ def test_one_that_is_taken_up_again_goes_on_to_the_same_bits(taken):
     seen = versions(100)
     whole, begun, again = (PolicyAverage(4, START) for _ in range(3))
     for policy in seen:
-        whole.follow(policy)
+        whole.update(policy)
     for policy in seen[:taken]:
-        begun.follow(policy)
-    again.load_state(begun.state(), seen[taken - 1] if taken else START)
+        begun.update(policy)
+    again.load_state(begun.get_state(), seen[taken - 1] if taken else START)
     for policy in seen[taken:]:
-        again.follow(policy)
-    for name, array in whole.policy(seen[-1]).items():
-        assert array.tobytes() == again.policy(seen[-1])[name].tobytes()
+        again.update(policy)
+    for name, array in whole.get_policy(seen[-1]).items():
+        assert array.tobytes() == again.get_policy(seen[-1])[name].tobytes()
 
 
 @pytest.mark.parametrize(("count", "taken"), [(2, 2), (3, 3), (4, 80)])
@@ -109,11 +111,11 @@ def test_a_count_that_once_ended_at_the_length_of_the_average_is_taken_for_a_lar
     first, second = ({"actor.0.weight": policy["actor.0.weight"]} for policy in versions(2))
     average = PolicyAverage(4, first)
     average.load_state({"count": np.array(count, np.int64), **wide(first)}, first)
-    assert int(average.state()["versions"]) == taken
-    average.follow(second)
+    assert int(average.get_state()["versions"]) == taken
+    average.update(second)
     share = 1.0 / max(1.0, min(4.0, (taken + 1) / 20))
     expected = first["actor.0.weight"] * (1.0 - share) + second["actor.0.weight"] * share
-    np.testing.assert_allclose(average.policy(second)["actor.0.weight"], expected, rtol=1e-6)
+    np.testing.assert_allclose(average.get_policy(second)["actor.0.weight"], expected, rtol=1e-6)
 
 
 def wide(policy):
@@ -126,32 +128,32 @@ def test_an_iteration_that_changed_no_weight_counts_for_nothing(resumed):
     first, second = versions(2)
     plain, idle = PolicyAverage(9, START), PolicyAverage(9, START)
     for policy in (START, first, second):
-        plain.follow(policy)
+        plain.update(policy)
         for n in range(4):
             moved = np.full(3, n, np.float32)
             if resumed and n == 2:
-                state, idle = idle.state(), PolicyAverage(9, START)
+                state, idle = idle.get_state(), PolicyAverage(9, START)
                 idle.load_state(state, policy)
-            idle.follow({**policy, "normaliser.mean": moved})
-    assert int(idle.state()["versions"]) == 2
-    for name, array in plain.policy(second).items():
-        np.testing.assert_array_equal(idle.policy(second)[name], array)
+            idle.update({**policy, "normaliser.mean": moved})
+    assert int(idle.get_state()["versions"]) == 2
+    for name, array in plain.get_policy(second).items():
+        np.testing.assert_array_equal(idle.get_policy(second)[name], array)
 
 
 def test_over_very_many_versions_what_each_adds_is_not_lost():
     average, over = PolicyAverage(50_000, START), 20_000
     for step in range(1, over + 1):
-        average.follow({"actor.log_std": np.full(1, 1.0 + step * 1e-6, np.float32)})
+        average.update({"actor.log_std": np.full(1, 1.0 + step * 1e-6, np.float32)})
     # A version n counts in proportion to n to the power of 19: the mean is of 20 parts in 21.
-    (found,) = average.policy({})["actor.log_std"]
+    (found,) = average.get_policy({})["actor.log_std"]
     assert found == pytest.approx(1.0 + 20 / 21 * over * 1e-6, abs=2e-6)
 
 
 def test_a_state_of_another_shape_is_refused():
     first, other = versions(2)
     average, another = PolicyAverage(4, START), PolicyAverage(4, START)
-    average.follow(first)
-    state = average.state()
+    average.update(first)
+    state = average.get_state()
     with pytest.raises(LearningError, match="versions is missing"):
         another.load_state({}, first)
     with pytest.raises(LearningError, match=r"actor\.log_std is missing"):

@@ -7,14 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflame.learning.returns import advantages, continued_returns, discounted_returns
+from rlflame.learning.returns import (
+    compute_continued_returns,
+    compute_discounted_returns,
+    compute_gae,
+)
 
 
 def test_rewards_of_one():
     rewards = np.ones((3, 1))
     ended = np.array([[False], [False], [True]])
 
-    returns = discounted_returns(rewards, ended, 0.99)
+    returns = compute_discounted_returns(rewards, ended, 0.99)
 
     assert returns[:, 0].tolist() == pytest.approx([2.9701, 1.99, 1.0])
 
@@ -23,7 +27,7 @@ def test_an_episodes_end_cuts_the_sum():
     rewards = np.array([[1.0], [10.0], [100.0], [1000.0]])
     ended = np.array([[False], [True], [False], [False]])
 
-    returns = discounted_returns(rewards, ended, 0.5)
+    returns = compute_discounted_returns(rewards, ended, 0.5)
 
     assert returns[:, 0].tolist() == [6.0, 10.0, 600.0, 1000.0]
 
@@ -43,7 +47,7 @@ def test_how_a_step_ends(terminated, truncated, expected):
     values = np.array([[2.0], [4.0]])
     following = np.array([[32.0 if truncated else 8.0], [16.0]])
 
-    found = advantages(
+    found = compute_gae(
         np.ones((2, 1)),
         values,
         following,
@@ -62,7 +66,7 @@ def test_a_stream_of_ones_that_a_time_limit_cuts_is_worth_the_same_everywhere():
     ended[6] = True
     valid = np.ones((7, 3), np.bool_)
 
-    returns = continued_returns(np.ones((7, 3)), np.zeros_like(ended), ended, valid, 0.9)
+    returns = compute_continued_returns(np.ones((7, 3)), np.zeros_like(ended), ended, valid, 0.9)
 
     np.testing.assert_allclose(returns, 10.0)
 
@@ -78,7 +82,7 @@ def test_where_time_limits_cut_the_mean_goes_on(seed):
     last = np.arange(steps)[:, None] == lengths - 1
     rewards = np.where(valid, generator.normal(size=(steps, columns)), 0.0)
 
-    returns = continued_returns(rewards, last & ~cut, last & cut, valid, discount)
+    returns = compute_continued_returns(rewards, last & ~cut, last & cut, valid, discount)
 
     mean = returns[valid].mean()
     for column in range(columns):
@@ -130,7 +134,7 @@ def random_columns(seed, steps, columns):
 def test_advantages_are_the_weighted_sum_of_all_horizons(seed, steps, columns, discount, lam):
     case = random_columns(seed, steps, columns)
 
-    found = advantages(*case, discount, lam)
+    found = compute_gae(*case, discount, lam)
 
     np.testing.assert_allclose(found, brute_force(*case, discount, lam), atol=1e-10)
 
@@ -138,17 +142,17 @@ def test_advantages_are_the_weighted_sum_of_all_horizons(seed, steps, columns, d
 def test_columns_do_not_touch_each_other():
     """Any order of columns, and any way of splitting them, gives the same bits."""
     case = random_columns(3, 20, 6)
-    whole = advantages(*case, 0.99, 0.95)
+    whole = compute_gae(*case, 0.99, 0.95)
     order = np.array([4, 0, 5, 1, 3, 2])
-    shuffled = advantages(*(array[:, order] for array in case), 0.99, 0.95)
-    halves = [advantages(*(a[:, part] for a in case), 0.99, 0.95) for part in np.split(order, 2)]
+    shuffled = compute_gae(*(array[:, order] for array in case), 0.99, 0.95)
+    halves = [compute_gae(*(a[:, part] for a in case), 0.99, 0.95) for part in np.split(order, 2)]
 
     np.testing.assert_array_equal(shuffled, whole[:, order])
     np.testing.assert_array_equal(np.concatenate(halves, axis=1), whole[:, order])
     rewards, _, _, terminated, truncated = case
-    returns = discounted_returns(rewards, terminated | truncated, 0.99)
+    returns = compute_discounted_returns(rewards, terminated | truncated, 0.99)
     np.testing.assert_array_equal(
-        discounted_returns(rewards[:, order], (terminated | truncated)[:, order], 0.99),
+        compute_discounted_returns(rewards[:, order], (terminated | truncated)[:, order], 0.99),
         returns[:, order],
     )
 
@@ -156,8 +160,8 @@ def test_columns_do_not_touch_each_other():
 def test_inputs_are_left_alone():
     case = random_columns(4, 9, 3)
     before = [array.copy() for array in case]
-    advantages(*case, 0.99, 0.95)
-    discounted_returns(case[0], case[3], 0.99)
+    compute_gae(*case, 0.99, 0.95)
+    compute_discounted_returns(case[0], case[3], 0.99)
 
     for array, copy in zip(case, before, strict=True):
         np.testing.assert_array_equal(array, copy)

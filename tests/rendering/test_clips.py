@@ -13,11 +13,11 @@ from drawing import begun
 from PIL import Image
 
 from rlflame import api
-from rlflame.console.base import Silent
+from rlflame.console.base import NullView
 from rlflame.errors import RlflameError
-from rlflame.rendering.clip_recorder import FilmingRecorder, NoClips
-from rlflame.rendering.clips import Clips
-from rlflame.rendering.job import Drawing
+from rlflame.rendering.clip_recorder import ClipRecorder, NullClipMaker
+from rlflame.rendering.clips import BackgroundClipMaker
+from rlflame.rendering.job import RenderResult
 from rlflame.storage import checkpoint
 from rlflame.training.trainer import Progress
 
@@ -43,7 +43,7 @@ class Projector:
                 raise RlflameError("The drawing was cut short.")
         if self.error is not None:
             raise self.error
-        return Drawing(b"film", (), 1, 1, 1, 1.0)
+        return RenderResult(b"film", (), 1, 1, 1, 1.0)
 
 
 def weights(value: float):
@@ -60,7 +60,7 @@ def never() -> bool:
 
 def test_one_at_a_time_and_of_those_that_wait_the_newest(tmp_path):
     projector = Projector()
-    films = Clips(tmp_path / "videos", begun(), projector)
+    films = BackgroundClipMaker(tmp_path / "videos", begun(), projector)
     films.offer(at(10), weights(1.0))
     projector.begun.acquire()
     for k in (2, 3, 4):
@@ -73,7 +73,7 @@ def test_one_at_a_time_and_of_those_that_wait_the_newest(tmp_path):
     assert [first_number(job) for job in projector.jobs] == [1.0, 4.0]
     assert projector.jobs[1].captions == ("PPO, step 40",)
     assert projector.jobs[1].nice > 0
-    assert films.notes() == [
+    assert films.take_notes() == [
         "Films fall due faster than they are drawn: some are left out.",
         f"2 of 4 films drawn: {tmp_path / 'videos'}. A larger --video-every leaves none out.",
     ]
@@ -82,23 +82,23 @@ def test_one_at_a_time_and_of_those_that_wait_the_newest(tmp_path):
 def test_films_that_were_all_drawn_are_counted(tmp_path):
     projector = Projector()
     projector.go.release(9)
-    films = Clips(tmp_path / "videos", begun(), projector)
+    films = BackgroundClipMaker(tmp_path / "videos", begun(), projector)
     for steps in (10, 20):
         films.offer(at(steps), weights(1.0))
-        while films.busy():
+        while films.is_busy():
             threading.Event().wait(0.01)
     films.close(never)
-    assert films.notes() == [f"2 films drawn: {tmp_path / 'videos'}."]
+    assert films.take_notes() == [f"2 films drawn: {tmp_path / 'videos'}."]
 
 
 def test_films_until_a_failure_are_counted_too(tmp_path):
     projector, heard = Projector(), []
     projector.go.release(9)
-    films = Clips(tmp_path / "videos", begun(), projector)
-    recorder = FilmingRecorder(Nowhere(), films, 1, heard.append)
+    films = BackgroundClipMaker(tmp_path / "videos", begun(), projector)
+    recorder = ClipRecorder(Nowhere(), films, 1, heard.append)
     for steps in (0, 1, 2):
-        recorder.snapshot(snapshot, at(steps), False)
-        while films.busy():
+        recorder.record_snapshot(snapshot, at(steps), False)
+        while films.is_busy():
             threading.Event().wait(0.01)
         projector.error = RlflameError("No paint.", "buy some")
     recorder.close(never)
@@ -110,7 +110,7 @@ def test_films_until_a_failure_are_counted_too(tmp_path):
 
 def test_the_weights_are_those_of_the_moment(tmp_path):
     projector = Projector()
-    films = Clips(tmp_path / "videos", begun(), projector)
+    films = BackgroundClipMaker(tmp_path / "videos", begun(), projector)
     moving = weights(1.0)()
     films.offer(at(0), lambda: moving)
     projector.begun.acquire()
@@ -126,13 +126,13 @@ def test_a_failure_is_one_note_and_the_last_attempt(tmp_path, error):
     projector = Projector()
     projector.error = error
     projector.go.release(9)
-    films = Clips(tmp_path / "videos", begun(), projector)
+    films = BackgroundClipMaker(tmp_path / "videos", begun(), projector)
     heard = []
-    recorder = FilmingRecorder(Nowhere(), films, 1, heard.append)
+    recorder = ClipRecorder(Nowhere(), films, 1, heard.append)
     for steps in (0, 1, 2):
-        recorder.snapshot(snapshot, at(steps), False)
+        recorder.record_snapshot(snapshot, at(steps), False)
         films.close(never)
-        recorder.iteration(at(steps), {}, [])
+        recorder.record_iteration(at(steps), {}, [])
     recorder.close(never)
     (note,) = heard
     assert note.startswith("There will be no films of this run: ")
@@ -142,26 +142,26 @@ def test_a_failure_is_one_note_and_the_last_attempt(tmp_path, error):
 
 def test_whoever_is_in_a_hurry_gets_no_film_and_is_told(tmp_path):
     projector = Projector()
-    films = Clips(tmp_path / "videos", begun(), projector)
+    films = BackgroundClipMaker(tmp_path / "videos", begun(), projector)
     films.offer(at(0), weights(1.0))
     projector.begun.acquire()
     films.offer(at(1), weights(2.0))
-    assert films.busy()
+    assert films.is_busy()
     films.close(lambda: True)
-    assert not films.busy()
+    assert not films.is_busy()
     assert not (tmp_path / "videos").exists()
-    assert films.notes() == [f"0 of 2 films drawn: {tmp_path / 'videos'}."]
+    assert films.take_notes() == [f"0 of 2 films drawn: {tmp_path / 'videos'}."]
     assert [thread.name for thread in threading.enumerate() if thread.name == "clips"] == []
 
 
 class Nowhere:
     """A Recorder that keeps nothing."""
 
-    def iteration(self, *_): ...
+    def record_iteration(self, *_): ...
 
-    def evaluation(self, *_): ...
+    def record_evaluation(self, *_): ...
 
-    def snapshot(self, *_): ...
+    def record_snapshot(self, *_): ...
 
 
 def snapshot():
@@ -173,10 +173,10 @@ def snapshot():
 
 def test_whoever_waits_for_the_last_film_is_told(tmp_path):
     projector, heard = Projector(), []
-    recorder = FilmingRecorder(
-        Nowhere(), Clips(tmp_path / "videos", begun(), projector), 1, heard.append
+    recorder = ClipRecorder(
+        Nowhere(), BackgroundClipMaker(tmp_path / "videos", begun(), projector), 1, heard.append
     )
-    recorder.snapshot(snapshot, at(0), False)
+    recorder.record_snapshot(snapshot, at(0), False)
     projector.begun.acquire()
     threading.Timer(0.05, projector.go.release).start()
     recorder.close(never)
@@ -188,15 +188,15 @@ def test_whoever_waits_for_the_last_film_is_told(tmp_path):
 
 
 def test_a_film_is_due_when_another_multiple_is_passed():
-    class Ledger(NoClips):
+    class Ledger(NullClipMaker):
         offered: list[int] = []  # noqa: RUF012
 
         def offer(self, progress, policy):
             self.offered.append(progress.steps)
 
-    recorder = FilmingRecorder(Nowhere(), Ledger(), 100, print)
+    recorder = ClipRecorder(Nowhere(), Ledger(), 100, print)
     for steps in (0, 64, 128, 192, 256, 512):
-        recorder.snapshot(snapshot, at(steps), False)
+        recorder.record_snapshot(snapshot, at(steps), False)
     assert Ledger.offered == [0, 128, 256, 512]
 
 
@@ -228,11 +228,11 @@ def test_films_change_no_bit_of_a_run(tmp_path, algorithm):
         assert film.n_frames > 3
 
 
-class Listener(Silent):
+class Listener(NullView):
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         self.heard.append(text)
 
 

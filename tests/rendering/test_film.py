@@ -13,7 +13,7 @@ from PIL import Image, ImageSequence
 from rlflame.errors import ConfigError, EnvironmentFailure, RlflameError
 from rlflame.rendering import client, encoders, episodes, film, gl_backend, panels, process_main
 from rlflame.rendering.encoders import Frame
-from rlflame.rendering.job import DrawingFailed
+from rlflame.rendering.job import RenderError
 from rlflame.rollout import wire
 
 
@@ -59,16 +59,16 @@ def test_what_is_drawn_is_what_eval_scores(env, algorithm):
 
 
 def test_mujoco_draws_what_eval_scores_in_a_process_of_its_own(monkeypatch, tmp_path):
-    finder = gl_backend.Finder(memory=tmp_path / "graphics.json")
+    finder = gl_backend.BackendFinder(cache_path=tmp_path / "graphics.json")
     try:
         finder.find()
-    except gl_backend.GraphicsUnavailable:
+    except gl_backend.GraphicsUnavailableError:
         pytest.skip("nothing draws here")
     source = begun("Hopper-v5")
-    look = episodes.looks(source.env)
-    assert (look.steps_per_s, look.mujoco, look.follows) == (125.0, True, True)
+    look = episodes.read_render_info(source.env)
+    assert (look.steps_per_s, look.uses_mujoco, look.has_tracking_camera) == (125.0, True, True)
     asked = job(source, begun("Hopper-v5", seed=1), kind="png", width=48, max_episode_steps=9)
-    drawing = client.drawn(asked, mujoco=True, finder=finder)
+    drawing = client.render_in_subprocess(asked, mujoco=True, finder=finder)
     assert [(p.episode_return, p.length) for p in drawing.episodes] == scored(source, 1, most=9)
     picture = Image.open(io.BytesIO(drawing.data))
     assert len(picture.getcolors(1 << 20)) > 100
@@ -132,13 +132,13 @@ def test_the_left_side_starts_over_until_the_right_one_has_ended():
     def film_five(episode, wanted, cap):
         ends.append((episode, cap))
         length = min(5, cap)
-        return episodes.Played(episode, 0.0, length), [
-            episodes.Shot(step, 10.0 * episode + step, np.zeros((1, 1, 3), np.uint8))
+        return episodes.PlayedEpisode(episode, 0.0, length), [
+            episodes.StepImage(step, 10.0 * episode + step, np.zeros((1, 1, 3), np.uint8))
             for step in range(length + 1)
             if step in wanted
         ]
 
-    shots = episodes.beside(film_five, 7, [0, 4, 8, 12, 16, 20, 23])
+    shots = episodes.render_repeated_episodes(film_five, 7, [0, 4, 8, 12, 16, 20, 23])
     # Six states an episode: ticks 0-5 are the first one's, 6-11 the second's, and so on.
     expected = [(tick // 6, tick % 6) for tick in (0, 4, 8, 12, 16, 20, 23)]
     assert [(shot.step, shot.episode_return) for shot in shots] == [
@@ -163,11 +163,11 @@ def test_both_sides_of_a_film_are_there_under_their_captions():
 
 
 def test_captions_that_are_too_long_get_a_line_of_their_own_all_through_a_film():
-    assert panels.in_one_line(["A"], 200)
-    assert not panels.in_one_line(["A", "A caption that is rather long"], 200)
+    assert panels.can_fit_one_line(["A"], 200)
+    assert not panels.can_fit_one_line(["A", "A caption that is rather long"], 200)
     picture = np.zeros((30, 200, 3), np.uint8)
-    one = panels.captioned(picture, "A", 1.0).height - 30
-    assert panels.captioned(picture, "A", 1.0, one_line=False).height - 30 == 2 * one
+    one = panels.add_caption(picture, "A", 1.0).height - 30
+    assert panels.add_caption(picture, "A", 1.0, one_line=False).height - 30 == 2 * one
     # Episode 10 has a longer caption than episode 9; their frames are of one size.
     drawing = film.draw(job(begun(length=1), width=105, episodes=11, best_of=11))
     assert len({frame.size for frame, _ in frames(drawing.data)}) == 1
@@ -193,13 +193,13 @@ def test_a_strip_spans_the_episode():
 )
 def test_one_number_keeps_the_proportions(asked, size):
     picture = np.zeros((easels.HEIGHT, easels.WIDTH, 3), np.uint8)
-    assert panels.sized(picture, asked.get("width"), asked.get("height")).size == size
+    assert panels.resize_image(picture, asked.get("width"), asked.get("height")).size == size
 
 
 def test_mp4_has_the_frames_and_even_sides():
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
     # Drawn in a process of its own, as ever: gRPC's threads in this one would disturb a fork.
-    drawing = client.drawn(job(begun(length=23), kind="mp4", width=61), mujoco=False)
+    drawing = client.render_in_subprocess(job(begun(length=23), kind="mp4", width=61), mujoco=False)
     assert drawing.data[4:8] == b"ftyp"
     import tempfile
 
@@ -225,22 +225,22 @@ def noisy(count: int, size: int = 32) -> list[Frame]:
 
 def test_a_film_that_is_too_large_loses_colours_and_then_frames():
     given = noisy(30)
-    whole, count = encoders.gif(given, None)
+    whole, count = encoders.encode_gif(given, None)
     assert count == 30
-    fewer, count = encoders.gif(given, int(0.9 * len(whole)))
+    fewer, count = encoders.encode_gif(given, int(0.9 * len(whole)))
     assert len(fewer) <= 0.9 * len(whole)
     assert (count, len(frames(fewer))) == (30, 30)
-    half, count = encoders.gif(given, int(0.5 * len(whole)))
+    half, count = encoders.encode_gif(given, int(0.5 * len(whole)))
     assert len(half) <= 0.5 * len(whole)
     assert count < 30
     assert sum(ms for _, ms in frames(half)) == sum(ms for _, ms in frames(whole)) == 1200
     # Never a slide show: below eight frames a second it stays as large as it is.
-    _, count = encoders.gif(given, 1)
+    _, count = encoders.encode_gif(given, 1)
     assert count > 8 * 1.2 / 2
 
 
 def test_one_palette_for_the_whole_film_and_one_colour_to_spare():
-    whole, _ = encoders.gif(noisy(6), None)
+    whole, _ = encoders.encode_gif(noisy(6), None)
     image = Image.open(io.BytesIO(whole))
     palettes = set()
     for frame in ImageSequence.Iterator(image):
@@ -250,9 +250,9 @@ def test_one_palette_for_the_whole_film_and_one_colour_to_spare():
 
 
 def test_hundredths_of_a_second_keep_pace():
-    assert encoders.centiseconds([1 / 30] * 6) == [3, 4, 3, 3, 4, 3]
-    assert sum(encoders.centiseconds([1 / 125 * 5] * 200)) == 800
-    assert encoders.centiseconds([0.001, 0.001]) == [2, 2]
+    assert encoders.round_to_centiseconds([1 / 30] * 6) == [3, 4, 3, 3, 4, 3]
+    assert sum(encoders.round_to_centiseconds([1 / 125 * 5] * 200)) == 800
+    assert encoders.round_to_centiseconds([0.001, 0.001]) == [2, 2]
 
 
 # What cannot be drawn.
@@ -277,25 +277,27 @@ def test_a_bad_picture_is_the_environment_s_fault(fault, said):
 
 def test_errors_come_back_in_words_and_crashes_as_what_they_are():
     with pytest.raises(RlflameError, match="no paint") as caught:
-        client.drawn(job(begun(fault="raises")), mujoco=False)
+        client.render_in_subprocess(job(begun(fault="raises")), mujoco=False)
     assert caught.value.exit_code == 1
     assert "OSError" in caught.value.detail
     with pytest.raises(RlflameError, match="none is rgb_array") as caught:
-        client.drawn(job(begun(modes=[])), mujoco=False)
+        client.render_in_subprocess(job(begun(modes=[])), mujoco=False)
     assert caught.value.exit_code == 2
-    with pytest.raises(DrawingFailed, match="killed by signal 11, SIGSEGV"):
-        client.drawn(job(begun(fault="crash")), mujoco=False)
+    with pytest.raises(RenderError, match="killed by signal 11, SIGSEGV"):
+        client.render_in_subprocess(job(begun(fault="crash")), mujoco=False)
 
 
 def test_a_drawing_travels_whole():
     asked = job(begun(), begun(seed=1))
     heard = []
-    there = client.drawn(asked, mujoco=False, tell=lambda made, of: heard.append((made, of)))
+    there = client.render_in_subprocess(
+        asked, mujoco=False, report_progress=lambda made, of: heard.append((made, of))
+    )
     assert there == film.draw(asked)
     assert heard == [(0, 1), (1, 1)]
 
 
-class Moody(gl_backend.Finder):
+class Moody(gl_backend.BackendFinder):
     """Graphics that work, but for those that are remembered."""
 
     def __init__(self, memory, answers):
@@ -309,23 +311,25 @@ def test_graphics_that_worked_once_are_tried_anew_when_drawing_fails(tmp_path):
     finder.find()
     finder.answers = [second]
     with pytest.raises(RlflameError, match="no paint"):
-        client.drawn(job(begun(fault="raises")), mujoco=True, finder=finder)
-    assert (finder.find(), finder.remembered) == (second, True)
+        client.render_in_subprocess(job(begun(fault="raises")), mujoco=True, finder=finder)
+    assert (finder.find(), finder.is_cached) == (second, True)
 
 
 def test_where_no_graphics_work_nothing_is_begun(tmp_path, monkeypatch):
     monkeypatch.setattr(client, "WorkerProcess", None)
-    finder = gl_backend.Finder(lambda backend: "broken", tmp_path / "graphics.json", {})
-    with pytest.raises(gl_backend.GraphicsUnavailable, match="MuJoCo cannot draw on this machine"):
-        client.drawn(job(begun()), mujoco=True, finder=finder)
+    finder = gl_backend.BackendFinder(lambda backend: "broken", tmp_path / "graphics.json", {})
+    with pytest.raises(
+        gl_backend.GraphicsUnavailableError, match="MuJoCo cannot draw on this machine"
+    ):
+        client.render_in_subprocess(job(begun()), mujoco=True, finder=finder)
 
 
 def test_a_window_needs_a_display():
     for shown in ({"DISPLAY": ":0"}, {"WAYLAND_DISPLAY": "wayland-0"}):
         client.check_display(shown)
     if gl_backend.BACKENDS[0] != "cgl":
-        with pytest.raises(DrawingFailed, match="There is no display here"):
-            client.drawn(job(begun(), kind="window"), mujoco=False)
+        with pytest.raises(RenderError, match="There is no display here"):
+            client.render_in_subprocess(job(begun(), kind="window"), mujoco=False)
 
 
 def test_a_window_shows_every_step(tmp_path):
@@ -342,6 +346,6 @@ def test_a_drawing_that_memory_does_not_hold_is_a_sentence(monkeypatch):
 
     monkeypatch.setattr(film, "draw", too_large)
     asked = job(begun("CartPole-v1"), kind="gif")
-    _, answer = process_main._answered(wire.encode(asked.as_dict()), io.BytesIO())
+    _, answer = process_main._make_answer(wire.encode(asked.as_dict()), io.BytesIO())
     assert "not enough memory" in answer["error"]["message"]
     assert "--width" in answer["error"]["hint"]

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from rlflame.rendering import gl_backend
-from rlflame.rendering.gl_backend import BACKENDS, Finder, GraphicsUnavailable, advice, cache_folder
+from rlflame.rendering.gl_backend import (
+    BACKENDS,
+    BackendFinder,
+    GraphicsUnavailableError,
+    find_cache_folder,
+    find_install_command,
+)
 
 
 class Machine:
@@ -29,11 +35,11 @@ class Machine:
 def test_the_first_that_works_is_used_and_the_next_time_none_is_tried(tmp_path):
     last = BACKENDS[-1]
     machine, memory = Machine(last), tmp_path / "deep" / "graphics.json"
-    finder = Finder(machine.trial, memory, {})
-    assert (finder.find(), finder.remembered) == (last, False)
+    finder = BackendFinder(machine.trial, memory, {})
+    assert (finder.find(), finder.is_cached) == (last, False)
     assert machine.tried == list(BACKENDS)
-    again = Finder(machine.trial, memory, {})
-    assert (again.find(), again.remembered) == (last, True)
+    again = BackendFinder(machine.trial, memory, {})
+    assert (again.find(), again.is_cached) == (last, True)
     assert machine.tried == list(BACKENDS)
 
 
@@ -41,7 +47,7 @@ def test_what_is_forgotten_is_tried_again_and_others_keep_their_memory(tmp_path)
     memory = tmp_path / "graphics.json"
     memory.write_text('{"another machine": "osmesa"}')
     machine = Machine(BACKENDS[0])
-    finder = Finder(machine.trial, memory, {})
+    finder = BackendFinder(machine.trial, memory, {})
     finder.find()
     machine.working = (BACKENDS[1],)
     finder.forget()
@@ -52,27 +58,27 @@ def test_what_is_forgotten_is_tried_again_and_others_keep_their_memory(tmp_path)
 def test_the_user_s_own_choice_comes_first_and_is_no_command(tmp_path):
     wish = BACKENDS[-1]
     machine = Machine(*BACKENDS)
-    assert Finder(machine.trial, tmp_path / "a", {"MUJOCO_GL": wish.upper()}).find() == wish
+    assert BackendFinder(machine.trial, tmp_path / "a", {"MUJOCO_GL": wish.upper()}).find() == wish
     machine = Machine(BACKENDS[0])
-    assert Finder(machine.trial, tmp_path / "b", {"MUJOCO_GL": wish}).find() == BACKENDS[0]
+    assert BackendFinder(machine.trial, tmp_path / "b", {"MUJOCO_GL": wish}).find() == BACKENDS[0]
     assert machine.tried == [wish, BACKENDS[0]]
 
 
 def test_a_display_makes_another_machine_of_it(tmp_path):
     memory = tmp_path / "graphics.json"
-    Finder(Machine(BACKENDS[0]).trial, memory, {}).find()
-    other = Finder(Machine(BACKENDS[1]).trial, memory, {"DISPLAY": ":0"})
+    BackendFinder(Machine(BACKENDS[0]).trial, memory, {}).find()
+    other = BackendFinder(Machine(BACKENDS[1]).trial, memory, {"DISPLAY": ":0"})
     assert other.find() == BACKENDS[1]
     assert len(json.loads(memory.read_text())) == 2
 
 
 def test_where_none_works_each_reason_is_said_and_nothing_is_remembered(tmp_path):
     memory = tmp_path / "graphics.json"
-    with pytest.raises(GraphicsUnavailable) as caught:
-        Finder(Machine().trial, memory, {}).find()
+    with pytest.raises(GraphicsUnavailableError) as caught:
+        BackendFinder(Machine().trial, memory, {}).find()
     for backend in BACKENDS:
         assert f"{backend}: no {backend} here" in caught.value.message
-    assert caught.value.hint == advice()
+    assert caught.value.hint == find_install_command()
     assert not memory.exists()
 
 
@@ -80,20 +86,20 @@ def test_where_none_works_each_reason_is_said_and_nothing_is_remembered(tmp_path
 def test_a_damaged_memory_is_none(tmp_path, content):
     memory = tmp_path / "graphics.json"
     memory.write_text(content)
-    assert Finder(Machine(BACKENDS[0]).trial, memory, {}).find() == BACKENDS[0]
+    assert BackendFinder(Machine(BACKENDS[0]).trial, memory, {}).find() == BACKENDS[0]
 
 
 def test_a_memory_that_cannot_be_written_does_no_harm(tmp_path):
     (tmp_path / "file").write_text("")
-    finder = Finder(Machine(BACKENDS[0]).trial, tmp_path / "file" / "graphics.json", {})
+    finder = BackendFinder(Machine(BACKENDS[0]).trial, tmp_path / "file" / "graphics.json", {})
     assert finder.find() == BACKENDS[0]
 
 
 def test_the_cache_folder_follows_the_rules_of_the_desktop(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder({}) == tmp_path / ".cache" / "rlflame"
-    assert cache_folder({"XDG_CACHE_HOME": "/elsewhere"}) == Path("/elsewhere/rlflame")
-    assert cache_folder({"XDG_CACHE_HOME": "relative"}) == tmp_path / ".cache" / "rlflame"
+    assert find_cache_folder({}) == tmp_path / ".cache" / "rlflame"
+    assert find_cache_folder({"XDG_CACHE_HOME": "/elsewhere"}) == Path("/elsewhere/rlflame")
+    assert find_cache_folder({"XDG_CACHE_HOME": "relative"}) == tmp_path / ".cache" / "rlflame"
 
 
 @pytest.mark.skipif(BACKENDS[0] == "cgl", reason="macOS brings its own")
@@ -115,15 +121,15 @@ def test_the_cache_folder_follows_the_rules_of_the_desktop(tmp_path, monkeypatch
 def test_the_package_is_named_for_this_system(tmp_path, release, tool):
     file = tmp_path / "os-release"
     file.write_text(release)
-    assert tool in advice(file)
-    assert "package manager" in advice(tmp_path / "absent")
+    assert tool in find_install_command(file)
+    assert "package manager" in find_install_command(tmp_path / "absent")
 
 
 def test_trying_leaves_this_process_s_environment_alone():
     before = dict(os.environ)
     code = "import os; assert os.environ['MUJOCO_GL'] in ('egl', 'cgl')"
-    trials = gl_backend.Trials(code=code)
-    reasons = trials.reasons()
+    trials = gl_backend.BackendProbe(code=code)
+    reasons = trials.find_failures()
     assert reasons[BACKENDS[0]] == ""
     assert "AssertionError" in reasons["glfw"]
     assert dict(os.environ) == before
@@ -173,7 +179,7 @@ class Tried:
     def __init__(self, *working: str) -> None:
         self.working = working
 
-    def reasons(self) -> dict[str, str]:
+    def find_failures(self) -> dict[str, str]:
         return {name: "" if name in self.working else "no" for name in BACKENDS}
 
     def close(self) -> None: ...
@@ -181,11 +187,11 @@ class Tried:
 
 def test_the_variable_its_value_and_what_works_instead_are_named(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "nonsense")
-    error = gl_backend.hindrance("no such thing", lambda: Tried(BACKENDS[0]))
+    error = gl_backend.make_gl_failure_error("no such thing", lambda: Tried(BACKENDS[0]))
     assert error.exit_code == 2
     assert error.message == "MuJoCo cannot be loaded with MUJOCO_GL='nonsense': no such thing."
     assert error.hint.startswith("unset MUJOCO_GL")
     assert all(name in error.hint for name in (*BACKENDS, "disable"))
     assert error.hint.endswith(f"of which {BACKENDS[0]} works here")
-    none = gl_backend.hindrance("no such thing", Tried)
-    assert none.hint.endswith(f"of which none works here: {advice()}")
+    none = gl_backend.make_gl_failure_error("no such thing", Tried)
+    assert none.hint.endswith(f"of which none works here: {find_install_command()}")

@@ -32,7 +32,7 @@ def test_a_container_s_share_of_the_processors_is_read_in_either_spelling(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert blas._quota(tmp_path) == share
+    assert blas._read_quota(tmp_path) == share
 
 
 @pytest.mark.parametrize(("share", "cores"), [(math.inf, 6), (2.5, 3), (0.1, 1), (64.0, 6)])
@@ -40,11 +40,11 @@ def test_cores_are_those_of_this_process_and_at_least_one(
     share: float, cores: int, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
-    monkeypatch.setattr(blas, "_quota", lambda root: share)
-    assert blas.usable_cores() == cores
+    monkeypatch.setattr(blas, "_read_quota", lambda root: share)
+    assert blas.count_usable_cores() == cores
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert blas.usable_cores() == cores
+    assert blas.count_usable_cores() == cores
 
 
 def test_a_child_is_given_this_process_s_kernels_on_one_thread() -> None:
@@ -52,17 +52,17 @@ def test_a_child_is_given_this_process_s_kernels_on_one_thread() -> None:
     script += "; count = blas._symbol('get_num_threads'); print(count and count())"
     result = subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, **blas.child_environment()},
+        env={**os.environ, **blas.make_child_environment()},
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
     told, count = result.stdout.splitlines()
-    assert told == f"{blas.core_name()} {blas.fingerprint()}"
+    assert told == f"{blas.read_core_name()} {blas.read_fingerprint()}"
     assert count in ("1", "None")
 
 
 def test_the_fingerprint_names_what_bits_depend_on() -> None:
-    assert blas.fingerprint().keys() == {"core", "simd", "system", "libc", "numpy"}
-    assert all(blas.fingerprint().values())
+    assert blas.read_fingerprint().keys() == {"core", "simd", "system", "libc", "numpy"}
+    assert all(blas.read_fingerprint().values())

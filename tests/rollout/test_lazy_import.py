@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from rlflame.rollout.lazy_import import load_later
+from rlflame.rollout.lazy_import import defer_imports
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def waiting(tmp_path, monkeypatch):
 
     def put(text: str) -> ModuleType:
         (tmp_path / "patient.py").write_text(text)
-        load_later("patient")
+        defer_imports("patient")
         import patient
 
         return patient
@@ -52,6 +52,6 @@ def test_a_module_that_does_not_load_says_so_each_time(waiting):
 
 def test_what_is_loaded_or_absent_is_left_alone():
     before = sys.modules["pytest"]
-    load_later("pytest", "no_such_module_anywhere")
+    defer_imports("pytest", "no_such_module_anywhere")
     assert sys.modules["pytest"] is before
     assert "no_such_module_anywhere" not in sys.modules

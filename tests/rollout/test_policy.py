@@ -11,8 +11,8 @@ import rollouts
 import torch
 from torch.distributions import Categorical, Independent, Normal
 
-from rlflame.rollout.distributions import draw_noise, noise_size
-from rlflame.rollout.policy import Policy, expected_shapes, normalise
+from rlflame.rollout.distributions import compute_noise_size, draw_noise
+from rlflame.rollout.policy import Policy, compute_array_shapes, normalise
 from rlflame.rollout.spec import PolicySpec
 
 
@@ -46,7 +46,7 @@ def observations(shape: PolicySpec, seed: int = 1) -> np.ndarray:
 def noise(shape: PolicySpec, seed: int = 2) -> np.ndarray:
     generator = np.random.default_rng(seed)
     return draw_noise(shape, "sample", generator, shape.width).reshape(
-        shape.width, noise_size(shape)
+        shape.width, compute_noise_size(shape)
     )
 
 
@@ -159,10 +159,10 @@ def test_the_best_action_is_the_mean_or_the_likeliest(kind: str) -> None:
     shape = spec(kind)
     arrays, x = rollouts.weights(shape), observations(shape)
     policy = Policy(shape, arrays)
-    best, head = policy.best(x), torch_head(shape, arrays, x)
+    best, head = policy.mode(x), torch_head(shape, arrays, x)
     if kind == "continuous":
         np.testing.assert_allclose(best, head, rtol=1e-4, atol=1e-5)
-        policy.best(observations(shape, seed=9))
+        policy.mode(observations(shape, seed=9))
         np.testing.assert_allclose(best, head, rtol=1e-4, atol=1e-5)  # not a view of a buffer
     else:
         assert best.tolist() == head.argmax(dim=1).tolist()
@@ -194,7 +194,7 @@ def test_a_row_has_the_same_bits_whatever_the_other_rows_hold(shape: PolicySpec)
     policy = Policy(shape, rollouts.weights(shape))
     x, z = observations(shape), noise(shape)
     actions, log_probs = policy.sample(x, z)
-    best = policy.best(x)
+    best = policy.mode(x)
     junk = np.random.default_rng(3)
     for filling in (0.0, 1e30, -1e30, np.inf, np.nan, "other observations"):
         for row in range(shape.width):
@@ -206,7 +206,7 @@ def test_a_row_has_the_same_bits_whatever_the_other_rows_hold(shape: PolicySpec)
             others[row], other_noise[row] = x[row], z[row]
             with np.errstate(all="ignore"):
                 other_actions, other_log_probs = policy.sample(others, other_noise)
-                other_best = policy.best(others)
+                other_best = policy.mode(others)
             assert other_actions[row].tobytes() == actions[row].tobytes()
             assert other_log_probs[row].tobytes() == log_probs[row].tobytes()
             assert other_best[row].tobytes() == best[row].tobytes()
@@ -238,13 +238,13 @@ def test_the_bits_are_those_of_one_blas_thread() -> None:
 
     shape = spec("continuous", observation_size=348, hidden=(256, 256), width=64)
     policy, x = Policy(shape, rollouts.weights(shape)), observations(shape)
-    with blas.one_thread():
-        expected = policy.best(x).tobytes()
+    with blas.limit_to_one_thread():
+        expected = policy.mode(x).tobytes()
         inside = threads()
     blas.set_threads(2)
     try:
-        with blas.one_thread():
-            assert policy.best(x).tobytes() == expected
+        with blas.limit_to_one_thread():
+            assert policy.mode(x).tobytes() == expected
             assert threads() == inside
         after = threads()
     finally:
@@ -255,7 +255,7 @@ def test_the_bits_are_those_of_one_blas_thread() -> None:
 def threads() -> int | None:
     from rlflame.rollout import blas
 
-    count = blas._symbol("get_num_threads")
+    count = blas._find_symbol("get_num_threads")
     return count() if count is not None else None
 
 
@@ -283,7 +283,7 @@ def test_noise_is_normal_for_a_gaussian_and_uniform_for_a_choice() -> None:
 
 def test_a_policy_consists_of_what_it_says_it_does() -> None:
     shape = spec("continuous", normalise=True)
-    assert expected_shapes(shape) == {
+    assert compute_array_shapes(shape) == {
         "actor.0.weight": (5, 32),
         "actor.0.bias": (32,),
         "actor.1.weight": (32, 16),
@@ -294,8 +294,8 @@ def test_a_policy_consists_of_what_it_says_it_does() -> None:
         "normaliser.mean": (5,),
         "normaliser.scale": (5,),
     }
-    assert "actor.log_std" not in expected_shapes(spec("discrete"))
-    for name in expected_shapes(shape):
+    assert "actor.log_std" not in compute_array_shapes(spec("discrete"))
+    for name in compute_array_shapes(shape):
         arrays = dict(rollouts.weights(shape))
         del arrays[name]
         with pytest.raises(KeyError):

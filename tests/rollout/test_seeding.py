@@ -10,11 +10,11 @@ from gymnasium.utils import seeding
 
 from rlflame.rollout.seeding import (
     Role,
-    Streams,
-    reset_seed,
-    reset_seeds,
-    reset_streams,
-    stream,
+    StreamPool,
+    make_reset_seed,
+    make_reset_seeds,
+    make_reset_streams,
+    make_stream,
 )
 
 
@@ -24,8 +24,8 @@ def test_a_stream_is_the_descendant_that_numpy_spawns_for_its_key() -> None:
     for child in (2, 3, 0, 5):
         parent = parent.spawn(child + 1)[child]
     expected = np.random.Generator(np.random.Philox(parent)).random(8)
-    assert stream(17, Role.ACTION, 3, 0, 5).random(8).tolist() == expected.tolist()
-    assert reset_seed(17, Role.ACTION, 3, 0, 5) == parent.generate_state(1)[0]
+    assert make_stream(17, Role.ACTION, 3, 0, 5).random(8).tolist() == expected.tolist()
+    assert make_reset_seed(17, Role.ACTION, 3, 0, 5) == parent.generate_state(1)[0]
 
 
 def test_the_numbers_that_recipes_have_been_promised() -> None:
@@ -33,18 +33,18 @@ def test_the_numbers_that_recipes_have_been_promised() -> None:
     names = "RESET ACTION EVALUATION_RESET EVALUATION_ACTION INITIALISE SHUFFLE BOOTSTRAP"
     names += " REPLAY LEARN EXPLORATION EVALUATION_EXPLORATION"
     assert [Role[name].value for name in names.split()] == list(range(1, 12))
-    resets = [reset_seed(0, Role.RESET, slot, 1, 2) for slot in range(3)]
+    resets = [make_reset_seed(0, Role.RESET, slot, 1, 2) for slot in range(3)]
     assert resets == [1345071001, 1317684456, 83145925]
-    drawn = stream(7, Role.ACTION, 1, 2, 3).integers(0, 2**32, 3)
+    drawn = make_stream(7, Role.ACTION, 1, 2, 3).integers(0, 2**32, 3)
     assert drawn.tolist() == [1380756979, 1221915932, 1876546500]
 
 
 def test_asking_twice_gives_the_same_and_draws_elsewhere_change_nothing() -> None:
-    first = stream(1, Role.SHUFFLE, 4, 2).permutation(50).tolist()
+    first = make_stream(1, Role.SHUFFLE, 4, 2).permutation(50).tolist()
     np.random.seed(5)
-    other = stream(1, Role.SHUFFLE, 4, 3)
+    other = make_stream(1, Role.SHUFFLE, 4, 3)
     other.random(1000)
-    assert stream(1, Role.SHUFFLE, 4, 2).permutation(50).tolist() == first
+    assert make_stream(1, Role.SHUFFLE, 4, 2).permutation(50).tolist() == first
 
 
 def test_no_two_keys_share_a_stream() -> None:
@@ -55,20 +55,20 @@ def test_no_two_keys_share_a_stream() -> None:
     ]
     keys += [(0, Role.RESET, a, b, c) for a, b, c in itertools.product(range(8), repeat=3)]
     distinct = sorted(set(keys))
-    first = {tuple(stream(*key).integers(0, 2**63, 2).tolist()) for key in distinct}
+    first = {tuple(make_stream(*key).integers(0, 2**63, 2).tolist()) for key in distinct}
     assert len(first) == len(distinct)
 
 
 @pytest.mark.parametrize("step", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
 def test_neighbouring_streams_are_not_correlated(step: tuple[int, int, int]) -> None:
     count, base = 2000, np.array([2, 3, 4])
-    here = stream(0, Role.ACTION, *base.tolist()).standard_normal(count)
-    there = stream(0, Role.ACTION, *(base + step).tolist()).standard_normal(count)
+    here = make_stream(0, Role.ACTION, *base.tolist()).standard_normal(count)
+    there = make_stream(0, Role.ACTION, *(base + step).tolist()).standard_normal(count)
     assert abs(np.corrcoef(here, there)[0, 1]) < 4.0 / np.sqrt(count)
 
 
 def test_reset_seeds_fit_what_gymnasium_takes() -> None:
-    seeds = [reset_seed(3, Role.EVALUATION_RESET, episode) for episode in range(500)]
+    seeds = [make_reset_seed(3, Role.EVALUATION_RESET, episode) for episode in range(500)]
     assert all(isinstance(seed, int) and 0 <= seed < 2**32 for seed in seeds)
     assert len(set(seeds)) == 500
     assert max(seeds) > 2**31
@@ -80,15 +80,15 @@ def test_numbers_of_any_size_lead_where_numpys_own_spawning_leads(
     seed: int, key: tuple[int, ...]
 ) -> None:
     expected = np.random.SeedSequence(seed, spawn_key=(int(Role.LEARN), *key)).generate_state(8)
-    drawn = stream(seed, Role.LEARN, *key).bit_generator.seed_seq
+    drawn = make_stream(seed, Role.LEARN, *key).bit_generator.seed_seq
     assert drawn.generate_state(8).tolist() == expected.tolist()
-    assert reset_seed(seed, Role.LEARN, *key) == expected[0]
+    assert make_reset_seed(seed, Role.LEARN, *key) == expected[0]
 
 
 @pytest.mark.parametrize("seed", [0, 5, 2**32 - 1, 2**70])
 def test_a_reset_draws_what_gymnasium_draws(seed: int) -> None:
     theirs, _ = seeding.np_random(seed)
-    assert reset_streams([5, seed])[1].random(5).tolist() == theirs.random(5).tolist()
+    assert make_reset_streams([5, seed])[1].random(5).tolist() == theirs.random(5).tolist()
 
 
 @pytest.mark.parametrize("seed", [0, 17, 2**32 - 1, 2**32])
@@ -97,17 +97,19 @@ def test_many_keys_at_once_give_what_each_gives(seed: int, size: int) -> None:
     generator = np.random.default_rng(size)
     keys = [tuple(key) for key in generator.integers(0, 2**32, (9, size)).tolist()]
     keys += [(0,) * size, (2**32 - 1,) * size, (2**32,) * size][: 2 + seed % 2]
-    single = [stream(seed, Role.ACTION, *key) for key in keys]
-    streams = Streams()
+    single = [make_stream(seed, Role.ACTION, *key) for key in keys]
+    streams = StreamPool()
     for used in streams.take(1, Role.RESET, [(0, 1), (0, 2), (0, 3)]):
         used.random(5, np.float32)
     together = streams.take(seed, Role.ACTION, keys)
     assert [one.random(3).tolist() for one in together] == [
         one.random(3).tolist() for one in single
     ]
-    assert reset_seeds(seed, Role.RESET, keys) == [reset_seed(seed, Role.RESET, *k) for k in keys]
+    assert make_reset_seeds(seed, Role.RESET, keys) == [
+        make_reset_seed(seed, Role.RESET, *k) for k in keys
+    ]
 
 
 def test_no_keys_are_no_streams() -> None:
-    assert Streams().take(0, Role.ACTION, []) == []
-    assert reset_seeds(0, Role.RESET, []) == reset_streams([]) == []
+    assert StreamPool().take(0, Role.ACTION, []) == []
+    assert make_reset_seeds(0, Role.RESET, []) == make_reset_streams([]) == []

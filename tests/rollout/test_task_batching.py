@@ -13,21 +13,21 @@ from rlflame.errors import RlflameError
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout import wire
-from rlflame.rollout.envs.factory import open_rows
-from rlflame.rollout.envs.make import describe
-from rlflame.rollout.mujoco.mujoco_env import MujocoRows
+from rlflame.rollout.envs.factory import make_vector_env
+from rlflame.rollout.envs.make import read_env_spec
+from rlflame.rollout.mujoco.mujoco_env import MujocoVectorEnv
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import EnvSpec, Fragment, RolloutFailure, RolloutTask
-from rlflame.rollout.task_batching import apart, stacked
+from rlflame.rollout.task_batching import merge_tasks, split_fragment
 from rlflame.rollout.worker import RolloutWorker
 
-HOPPER = describe("Hopper-v5", {}, 14)
+HOPPER = read_env_spec("Hopper-v5", {}, 14)
 ENVS = {
     "hopper": HOPPER,
-    "ant": describe("Ant-v5", {}, 11),
-    "reacher": describe("Reacher-v5", {}, 7),
-    "cartpole": describe("CartPole-v1", {}, None),
-    "pendulum": describe("Pendulum-v1", {}, 10),
+    "ant": read_env_spec("Ant-v5", {}, 11),
+    "reacher": read_env_spec("Reacher-v5", {}, 7),
+    "cartpole": read_env_spec("CartPole-v1", {}, None),
+    "pendulum": read_env_spec("Pendulum-v1", {}, 10),
     "fake": rollouts.fake(length=5, continuous=True),
 }
 
@@ -45,9 +45,9 @@ def alone(tasks: list[RolloutTask], worker: RolloutWorker) -> list[Fragment]:
 def together(tasks: list[RolloutTask], worker: RolloutWorker, workers: int = 1) -> list[Fragment]:
     """Through the wire, as local workers answer."""
     found = []
-    for task in stacked(tasks, workers):
+    for task in merge_tasks(tasks, workers):
         answer = rollouts.run(wire.decode(wire.encode(task)), worker)
-        found += apart(wire.decode(wire.encode(answer)))
+        found += split_fragment(wire.decode(wire.encode(answer)))
     return found
 
 
@@ -61,7 +61,7 @@ def onward(tasks: list[RolloutTask], fragments: list[Fragment]) -> list[RolloutT
 def test_a_slot_has_the_same_bytes_with_others_beside_it(name: str, acting: Any, rows: int) -> None:
     tasks = slots(ENVS[name], acting=acting, rows=rows)
     lone, shared = RolloutWorker(), RolloutWorker()
-    assert [task.slots for task in stacked(tasks, 1)] == [(0, 1, 2, 3)]
+    assert [task.slots for task in merge_tasks(tasks, 1)] == [(0, 1, 2, 3)]
     for _ in range(3):
         expected = alone(tasks, lone)
         found = together(tasks, shared)
@@ -97,7 +97,7 @@ def test_of_every_kind_of_network(squash: bool) -> None:
         HOPPER, hidden=(24,), activation="relu", normalise=False, squash=squash, width=16
     )
     tasks = slots(HOPPER, 2, policy=policy)
-    assert [task.slots for task in stacked(tasks, 1)] == [(0, 1)]
+    assert [task.slots for task in merge_tasks(tasks, 1)] == [(0, 1)]
     expected = alone(tasks, RolloutWorker())
     assert list(map(wire.encode, together(tasks, RolloutWorker()))) == list(
         map(wire.encode, expected)
@@ -149,7 +149,7 @@ def test_ends_and_hidden_observations_come_to_their_slots() -> None:
 
 def test_every_worker_has_as_many_slots_as_another() -> None:
     tasks = slots(HOPPER, 9)
-    joined = {n: [task.slots for task in stacked(tasks, n)] for n in (1, 2, 3, 9, 20)}
+    joined = {n: [task.slots for task in merge_tasks(tasks, n)] for n in (1, 2, 3, 9, 20)}
     # No more than 32 rows.
     assert joined[1] == [(0, 1, 2, 3), (4, 5, 6, 7), (8,)]
     assert joined[2] == [(0, 1, 2, 3), (4, 5, 6, 7), (8,)]
@@ -161,13 +161,13 @@ def test_later_episodes_are_joined_in_smaller_groups() -> None:
     """The last to end is then a short one, whoever has it; and of few sizes."""
     policy = rollouts.policy_spec(HOPPER, width=8)
     tasks = slots(HOPPER, 50, policy=policy, rows=1, unit="episodes", states=())
-    joined = {n: [len(task.slots) for task in stacked(tasks, n)] for n in (1, 2, 20)}
+    joined = {n: [len(task.slots) for task in merge_tasks(tasks, n)] for n in (1, 2, 20)}
     assert joined[1] == [16, 16, 16, 2]
     assert joined[2] == [16, 16, 8, 4, 2, 2, 1, 1]
     assert joined[20] == [2] * 6 + [1] * 38
-    assert [slot for task in stacked(tasks, 2) for slot in task.slots] == list(range(50))
+    assert [slot for task in merge_tasks(tasks, 2) for slot in task.slots] == list(range(50))
     wide = slots(HOPPER, 4, unit="episodes", states=())
-    assert [task.slots for task in stacked(wide, 1)] == [(0, 1), (2, 3)]
+    assert [task.slots for task in merge_tasks(wide, 1)] == [(0, 1), (2, 3)]
 
 
 def test_a_worker_makes_environments_once_for_each_size() -> None:
@@ -175,7 +175,7 @@ def test_a_worker_makes_environments_once_for_each_size() -> None:
 
     def opened(spec: EnvSpec, count: int) -> Any:
         made.append(count)
-        return open_rows(spec, count)
+        return make_vector_env(spec, count)
 
     policy = rollouts.policy_spec(HOPPER)
     tasks, worker = slots(HOPPER, 20, policy=policy, rows=1, unit="episodes"), RolloutWorker(opened)
@@ -201,7 +201,7 @@ def test_each_slot_has_a_product_of_the_policy_s_width() -> None:
     seen = np.zeros((32, 11), np.float32).view(Watched)
     Watched.heights.clear()
     policy.forward(seen)
-    policy.attend([2])
+    policy.set_active_slots([2])
     policy.forward(seen)
     assert Watched.heights == [8] * 5
 
@@ -211,7 +211,7 @@ def test_weights_that_have_diverged_are_told_of() -> None:
     tasks = slots(HOPPER, unit="episodes", states=())
     arrays = rollouts.weights(tasks[0].policy)
     arrays["actor.2.bias"][:] = np.inf  # cut at the bounds, an environment does not mind it
-    (task,) = stacked(tasks[:2], 1)
+    (task,) = merge_tasks(tasks[:2], 1)
     found, expected = (RolloutWorker().run(each, lambda: arrays) for each in (task, tasks[0]))
     assert isinstance(found, RolloutFailure)
     assert "the policy has diverged" in found.message
@@ -227,26 +227,26 @@ def test_what_lies_behind_a_slot_s_last_step_is_nobody_s() -> None:
     arrays["actor.2.bias"][0] = 2e38
     expected = [RolloutWorker().run(task, lambda: arrays) for task in tasks]
     assert all(isinstance(fragment, Fragment) for fragment in expected)
-    (task,) = stacked(tasks, 1)
+    (task,) = merge_tasks(tasks, 1)
     found = RolloutWorker().run(task, lambda: arrays)
     assert isinstance(found, Fragment)
     assert not np.isfinite(found.actions).all()
-    assert list(map(wire.encode, apart(found))) == list(map(wire.encode, expected))
+    assert list(map(wire.encode, split_fragment(found))) == list(map(wire.encode, expected))
 
 
 def test_what_is_stepped_now_is_an_episode_that_is_not_over() -> None:
     """Whoever kills a worker that hangs tells of it."""
     tasks = slots(HOPPER, 16, rows=1, unit="episodes")
     worker, told = RolloutWorker(), []
-    step = MujocoRows.step
+    step = MujocoVectorEnv.step
 
     def watched(rows: Any, active: Any, *rest: Any) -> Any:
         ended = step(rows, active, *rest)
-        told.append((worker.current[0] in active, worker.current[-1]))
+        told.append((worker.position[0] in active, worker.position[-1]))
         return ended
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MujocoRows, "step", watched)
+        patch.setattr(MujocoVectorEnv, "step", watched)
         found = together(tasks, worker)
     assert len({max(fragment.lengths) for fragment in found}) > 1
     assert all(active for active, _ in told)
@@ -266,14 +266,14 @@ def test_what_is_stepped_now_is_an_episode_that_is_not_over() -> None:
 )
 def test_what_depends_on_others_stays_alone(changes: dict[str, Any]) -> None:
     tasks = [dataclasses.replace(task, **changes) for task in slots(HOPPER)]
-    assert stacked(tasks, 1) == tasks
+    assert merge_tasks(tasks, 1) == tasks
 
 
 def test_tasks_that_differ_stay_apart() -> None:
     tasks = slots(HOPPER, 6)
     tasks[2:4] = [dataclasses.replace(task, policy_id="other") for task in tasks[2:4]]
     tasks[5] = dataclasses.replace(tasks[5], steps=13)
-    assert [task.slots for task in stacked(tasks, 1)] == [(0, 1), (2, 3), (4,), (5,)]
+    assert [task.slots for task in merge_tasks(tasks, 1)] == [(0, 1), (2, 3), (4,), (5,)]
 
 
 def test_a_fault_is_told_with_its_own_slot_and_row() -> None:
@@ -281,7 +281,7 @@ def test_a_fault_is_told_with_its_own_slot_and_row() -> None:
     state = harmless[2].states[5]
     env = rollouts.fake(fault="error", at=3, seed=state.seed)
     tasks = [dataclasses.replace(task, env=env) for task in harmless]
-    (task,) = stacked(tasks, 1)
+    (task,) = merge_tasks(tasks, 1)
     found = rollouts.run(task)
     assert isinstance(found, RolloutFailure)
     assert (found.slot, found.row, found.seed, found.step) == (2, 5, state.seed, 3)

@@ -554,7 +554,7 @@ def test_an_array_is_known_where_numpy_gives_its_alias_a_name(monkeypatch):
     kind = dataclasses.make_dataclass(
         "Kind", [("numbers", named[np.float32]), ("more", named[Any] | None)]
     )
-    numbers, more = (fits for fits, _ in wire_fields.checks_of(kind).values())
+    numbers, more = (fits for fits, _ in wire_fields.make_field_checks(kind).values())
     assert numbers(np.zeros(2, np.float32))
     assert not numbers(np.zeros(2))
     assert not numbers(None)

@@ -15,16 +15,16 @@ import rollouts
 
 from rlflame.rollout import wire
 from rlflame.rollout.distributions import draw_noise
-from rlflame.rollout.envs.make import describe
+from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.policy import Policy
-from rlflame.rollout.seeding import Role, reset_seed, stream
+from rlflame.rollout.seeding import Role, make_reset_seed, make_stream
 from rlflame.rollout.spec import EnvSpec, Fragment, RolloutFailure, RolloutTask
 from rlflame.rollout.worker import RolloutWorker
 
-HOPPER = describe("Hopper-v5", {}, 12)
-CARTPOLE = describe("CartPole-v1", {}, None)
-PENDULUM = describe("Pendulum-v1", {}, 10)
-WALKER = describe("BipedalWalker-v3", {}, 9)
+HOPPER = read_env_spec("Hopper-v5", {}, 12)
+CARTPOLE = read_env_spec("CartPole-v1", {}, None)
+PENDULUM = read_env_spec("Pendulum-v1", {}, 10)
+WALKER = read_env_spec("BipedalWalker-v3", {}, 9)
 FAKE = rollouts.fake(length=5, continuous=True)
 ENVS = {"hopper": HOPPER, "cartpole": CARTPOLE, "pendulum": PENDULUM, "bipedal": WALKER}
 ENVS["fake"] = FAKE
@@ -119,7 +119,7 @@ def replayed(task: RolloutTask, fragment: Fragment, row: int) -> None:
 
     def begin(number: int) -> tuple[Any, Any]:
         world = gymnasium.make(env.id, **options)
-        seed = reset_seed(task.seed, Role.RESET, task.slot, row, number)
+        seed = make_reset_seed(task.seed, Role.RESET, task.slot, row, number)
         return world, world.reset(seed=seed)[0]
 
     world, seen = begin(episode)
@@ -210,7 +210,7 @@ def test_actions_are_those_of_the_policy_with_the_row_s_own_stream() -> None:
     fragment = rollouts.run(task)
     policy = Policy(task.policy, rollouts.weights(task.policy))
     # Streams are drawn in blocks of 256 steps.
-    streams = [stream(0, Role.ACTION, 3, row, 0) for row in range(2)]
+    streams = [make_stream(0, Role.ACTION, 3, row, 0) for row in range(2)]
     blocks = [
         np.concatenate([draw_noise(task.policy, "sample", generator, 256) for _ in range(2)])
         for generator in streams
@@ -233,7 +233,7 @@ def test_a_slot_s_fragments_join_into_one_long_one() -> None:
     for row in range(2):
         world = gymnasium.make(env.id, **env.kwargs)
         episode = 0
-        seen, _ = world.reset(seed=reset_seed(0, Role.RESET, 0, row, 0))
+        seen, _ = world.reset(seed=make_reset_seed(0, Role.RESET, 0, row, 0))
         for task in tasks_in_a_row(env, count=3, steps=20):
             fragment = rollouts.run(task)
             for t in range(20):
@@ -244,7 +244,7 @@ def test_a_slot_s_fragments_join_into_one_long_one() -> None:
                 if terminated:
                     episode += 1
                     world = gymnasium.make(env.id, **env.kwargs)
-                    seen, _ = world.reset(seed=reset_seed(0, Role.RESET, 0, row, episode))
+                    seen, _ = world.reset(seed=make_reset_seed(0, Role.RESET, 0, row, episode))
 
 
 def test_whole_episodes_leave_ended_rows_idle_and_stop_at_the_cap() -> None:
@@ -327,7 +327,7 @@ def test_an_evaluation_without_noise_takes_the_best_action() -> None:
     for t in range(len(fragment.rewards)):
         full = np.zeros((8, 3), np.float32)
         full[0] = fragment.observations[t, 0]
-        assert policy.best(full)[0].tobytes() == fragment.actions[t, 0].tobytes()
+        assert policy.mode(full)[0].tobytes() == fragment.actions[t, 0].tobytes()
 
 
 def test_what_is_not_recorded_does_not_travel_and_changes_nothing_else() -> None:
@@ -367,7 +367,7 @@ def test_two_environments_under_one_run_and_slot_are_not_confused() -> None:
     worker = RolloutWorker()
     for unit in ("steps", "episodes"):
         for weight in (1.0, 3.0):
-            env = describe("Hopper-v5", {"forward_reward_weight": weight}, 15)
+            env = read_env_spec("Hopper-v5", {"forward_reward_weight": weight}, 15)
             task = rollouts.task(env, unit=unit)
             assert answer(task, worker) == answer(task)
 
@@ -394,7 +394,7 @@ def failed(**kwargs: Any) -> RolloutFailure:
 @pytest.mark.parametrize("at", [4, 10])  # 10: the last step of an episode
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_a_failure_names_its_row_seed_and_step(fault: str, words: str, at: int) -> None:
-    seed = reset_seed(0, Role.RESET, 4, 1, 1)
+    seed = make_reset_seed(0, Role.RESET, 4, 1, 1)
     failure = failed(fault=fault, at=at, seed=seed)
     assert (failure.slot, failure.row, failure.seed, failure.step) == (4, 1, seed, at)
     assert words in failure.message
@@ -403,7 +403,7 @@ def test_a_failure_names_its_row_seed_and_step(fault: str, words: str, at: int) 
 
 @pytest.mark.parametrize("fault", ["nan", "shape", "raise"])
 def test_a_failure_in_the_reset_between_episodes_has_step_0(fault: str) -> None:
-    seed = reset_seed(0, Role.RESET, 4, 2, 1)
+    seed = make_reset_seed(0, Role.RESET, 4, 2, 1)
     failure = failed(fault=fault, where="reset", seed=seed)
     assert (failure.row, failure.seed, failure.step) == (2, seed, 0)
 
@@ -415,7 +415,7 @@ def test_a_worker_goes_on_after_a_failure_as_if_nothing_had_happened() -> None:
     expected = answer(good)
     assert answer(good, worker) == expected
     assert isinstance(rollouts.run(bad, worker), RolloutFailure)
-    assert worker.current is None
+    assert worker.position is None
     assert answer(good, worker) == expected
 
 
@@ -469,7 +469,7 @@ def test_environments_are_closed_when_they_are_forgotten() -> None:
     worker = RolloutWorker()
     rollouts.run(rollouts.task(rollouts.fake(), rows=2), worker)
     for held in worker._slots.values():
-        for row in held.rows._rows:  # type: ignore[attr-defined]
+        for row in held.vector_env._rows:  # type: ignore[attr-defined]
             row._env.unwrapped.close = lambda: closed.append(1)
     for slot in range(1, 70):
         rollouts.run(rollouts.task(rollouts.fake(), slot=slot, rows=1, steps=1), worker)

@@ -28,9 +28,9 @@ from rlflame.config.recipe import LearningSettings
 from rlflame.errors import CheckpointError, RlflameError
 from rlflame.experiment import components
 from rlflame.fleet.inline import InlineFleet
-from rlflame.learning.factory import made_with
+from rlflame.learning.factory import compute_environment_fingerprint
 from rlflame.rollout import wire
-from rlflame.rollout.process.worker_main import versions
+from rlflame.rollout.process.worker_main import read_versions
 from rlflame.storage import checkpoint, safetensors_file
 from rlflame.training.evaluation import EvaluationRecord
 
@@ -40,14 +40,14 @@ class Nobody:
 
     requested = False
 
-    def iteration(self, progress, metrics, fragments): ...
-    def evaluation(self, progress, record, policy): ...
-    def snapshot(self, take, progress, final): ...
+    def record_iteration(self, progress, metrics, fragments): ...
+    def record_evaluation(self, progress, record, policy): ...
+    def record_snapshot(self, take, progress, final): ...
 
-    def phase(self, name):
+    def time_phase(self, name):
         return contextlib.nullcontext()
 
-    interruptible = contextlib.nullcontext
+    allow_interrupt = contextlib.nullcontext
 
 
 def made(env, **learning):
@@ -56,15 +56,16 @@ def made(env, **learning):
         env, learning=learning, stop_at_steps=64, evaluation={"every_steps": None}
     )
     with InlineFleet() as fleet:
-        begun = components.beginning(
-            config.recipe, components.environment(config.learning.environment)
+        begun = components.make_initial_checkpoint(
+            config.recipe, components.make_env_spec(config.learning.environment)
         )
-        trainer = components.trainer(begun, fleet, Nobody(), Nobody(), "run")
+        trainer = components.make_trainer(begun, fleet, Nobody(), Nobody(), "run")
         trainer.run()
         record = trainer.evaluate(
-            components.evaluation_plan(config.recipe, final=True), trainer.snapshot().policy
+            components.make_evaluation_plan(config.recipe, final=True),
+            trainer.take_snapshot().policy,
         )
-    snapshot = trainer.snapshot()
+    snapshot = trainer.take_snapshot()
     return dataclasses.replace(
         begun,
         policy=snapshot.policy,
@@ -226,7 +227,7 @@ def test_every_field_comes_back(which, request, tmp_path):
 
 def test_a_policy_file_holds_the_policy_and_its_record_alone(cartpole, tmp_path):
     record = cartpole.evaluation
-    checkpoint.save(tmp_path / "p.safetensors", checkpoint.policy_only(cartpole, record))
+    checkpoint.save(tmp_path / "p.safetensors", checkpoint.make_policy_checkpoint(cartpole, record))
     loaded = checkpoint.load(tmp_path / "p.safetensors")
     assert not loaded.resumable
     assert loaded.best == loaded.evaluation == record
@@ -355,20 +356,21 @@ def test_actions_of_a_shape_that_cannot_be_are_refused(hopper, tmp_path, shape):
 
 
 def test_what_differs_between_machines_is_named():
-    here = versions()
+    here = read_versions()
     there = {**here, "numpy": "1.0", "python": "3.0"}
-    assert checkpoint.fingerprint_differences(here, here) == []
-    (line,) = checkpoint.fingerprint_differences(here, there)
+    assert checkpoint.find_fingerprint_differences(here, here) == []
+    (line,) = checkpoint.find_fingerprint_differences(here, there)
     assert line == f"numpy: {here['numpy']} -> 1.0"
 
 
 def test_what_makes_gradients_is_compared_where_both_sides_make_them():
     numpy, torch = (
-        made_with(LearningSettings(provider=provider)) for provider in ("numpy", "torch")
+        compute_environment_fingerprint(LearningSettings(provider=provider))
+        for provider in ("numpy", "torch")
     )
     assert "torch" not in numpy
     assert torch == {**numpy, "torch": metadata.version("torch")}
-    differences = checkpoint.fingerprint_differences
+    differences = checkpoint.find_fingerprint_differences
     assert differences(torch, numpy) == differences(numpy, torch) == []
     assert differences({**torch, "torch": "1.0"}, torch) == [f"torch: 1.0 -> {torch['torch']}"]
 
@@ -378,7 +380,7 @@ def test_what_makes_gradients_is_compared_where_both_sides_make_them():
 
 def test_a_file_cut_anywhere_is_refused(cartpole, tmp_path):
     path = tmp_path / "p.safetensors"
-    checkpoint.save(path, checkpoint.policy_only(cartpole, None))
+    checkpoint.save(path, checkpoint.make_policy_checkpoint(cartpole, None))
     for length in reversed(range(path.stat().st_size)):
         os.truncate(path, length)
         refused(path)
@@ -575,7 +577,7 @@ def test_learners_of_another_shape_are_refused_before_the_first_step(file, forge
             pytest.raises(RlflameError, match=name.removeprefix("learner.")),
             InlineFleet() as fleet,
         ):
-            components.trainer(loaded, fleet, Nobody(), Nobody(), "run")
+            components.make_trainer(loaded, fleet, Nobody(), Nobody(), "run")
 
 
 @pytest.mark.parametrize("version", ["2", "99999999999999999999999", "²", "-1", "", "1.5"])
@@ -886,7 +888,7 @@ def test_what_cannot_be_read_is_a_sentence(tmp_path, monkeypatch):
 
 
 def test_a_file_larger_than_memory_is_refused_before_it_is_read(file, monkeypatch):
-    monkeypatch.setattr(safetensors_file, "available_bytes", lambda: file.stat().st_size)
+    monkeypatch.setattr(safetensors_file, "measure_available_bytes", lambda: file.stat().st_size)
     assert "memory" in refused(file)
 
 

@@ -21,7 +21,7 @@ from commands import TINY, rlflame
 from rlflame import statistics
 from rlflame.analysis import curves
 from rlflame.analysis.plots import svg_backend, terminal_backend
-from rlflame.analysis.plots.speedup import speedup
+from rlflame.analysis.plots.speedup import make_speedup_chart
 from rlflame.analysis.report import build, html, markdown
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.output import as_json_text
@@ -58,28 +58,28 @@ def few_resamples(monkeypatch):
 
 def look_at(folder: Path) -> None:
     """All that reads a run's files; an RlflameError is how it may end."""
-    for work in (_reported, _drawn, run_list.look):
+    for work in (_reported, _drawn, run_list.read_run_overview):
         with contextlib.suppress(RlflameError):
             work(folder)
 
 
 def _reported(folder: Path) -> None:
-    found = build.compose([folder], [], 0.1)
-    markdown.written(found.document)
-    html.written(found.document)
+    found = build.build_report([folder], [], 0.1)
+    markdown.to_markdown(found.document)
+    html.to_html(found.document)
     as_json_text(found.facts)
 
 
 def _drawn(folder: Path) -> None:
-    run = run_reader.read(folder)
+    run = run_reader.read_run(folder)
     wanted = [(axis, curves.EVALUATION) for axis in curves.AXES]
     for axis, metric in [*wanted, (None, None), (None, curves.EPISODE_RETURN)]:
         try:
-            chart = curves.chart([run], axis, metric)
+            chart = curves.make_chart([run], axis, metric)
         except RlflameError:
             continue
-        terminal_backend.text(chart, 60)
-        svg_backend.svg(chart)
+        terminal_backend.render_text(chart, 60)
+        svg_backend.render_svg(chart)
 
 
 def damaged(whole: Path, name: str, stride: int, folder: Path) -> None:
@@ -133,8 +133,8 @@ def test_damaged_results_of_a_benchmark_end_in_a_sentence(tmp_path):
     def compare() -> None:
         for sides in (([file], [whole]), ([whole], [file]), ([file], [])):
             with contextlib.suppress(RlflameError):
-                found = build.compose(*sides, 0.1)
-                markdown.written(found.document)
+                found = build.build_report(*sides, 0.1)
+                markdown.to_markdown(found.document)
                 as_json_text(found.facts)
 
     tried(damage.of_json_file(whole.read_bytes()), file, 3, compare)
@@ -143,7 +143,12 @@ def test_damaged_results_of_a_benchmark_end_in_a_sentence(tmp_path):
 def test_a_damaged_table_of_run_times_ends_in_a_sentence(tmp_path):
     file = tmp_path / "scaling.csv"
     text = b"workers,backend,seconds,steps,case\n1,local,3.5,100,a\n2,flame,2.5,100,a\n"
-    tried(damage.of_table(text), file, 1, lambda: terminal_backend.text(speedup(file), 60))
+    tried(
+        damage.of_table(text),
+        file,
+        1,
+        lambda: terminal_backend.render_text(make_speedup_chart(file), 60),
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,7 +231,7 @@ def test_clocks_that_nothing_has_counted_are_unknown(whole, tmp_path):
     lines = [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
     large = [{name: 1e308 if name != "steps" else n for name, n in x.items()} for x in lines]
     (folder / "timing.jsonl").write_text("".join(json.dumps(line) + "\n" for line in large))
-    assert run_reader.read(folder).clock("wall_s") is None
+    assert run_reader.read_run(folder).compute_elapsed_s("wall_s") is None
     assert rlflame("report", folder).code == 0
 
 

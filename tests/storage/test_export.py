@@ -84,7 +84,7 @@ def test_the_file_says_whose_policy_it_is(tmp_path):
 
 def test_the_check_replays_what_the_policy_meets_and_finds_a_difference(tmp_path):
     source = begun("Pendulum-v1")
-    met = export.met(source, 100)
+    met = export.sample_observations(source, 100)
     assert met.shape == (100, 3)
     # Pendulum shows a cosine, a sine and a speed.
     np.testing.assert_allclose(np.square(met[:, :2]).sum(axis=1), 1.0, atol=1e-5)
@@ -92,8 +92,8 @@ def test_the_check_replays_what_the_policy_meets_and_finds_a_difference(tmp_path
     policy = Policy(source.policy_spec, source.policy)
     other = dict(source.policy)
     other["actor.1.bias"] = other["actor.1.bias"] + np.float32(0.25)
-    data = onnx_export.model(source.env, source.policy_spec, other, {})
-    inside = onnx_export.largest_difference(data, source.env, policy, met)
+    data = onnx_export.build_onnx_model(source.env, source.policy_spec, other, {})
+    inside = onnx_export.measure_largest_difference(data, source.env, policy, met)
     assert inside == pytest.approx(0.25, abs=1e-4)
 
 
@@ -105,11 +105,11 @@ def test_a_choice_between_equals_is_no_difference():
     other = dict(equal)
     last = max(name for name in equal if name.endswith("bias"))
     other[last] = np.array([0.0, 0.5], np.float32)
-    data = onnx_export.model(source.env, source.policy_spec, other, {})
+    data = onnx_export.build_onnx_model(source.env, source.policy_spec, other, {})
     assert answers(data, rest).tolist() == [1] * 5
-    assert onnx_export.largest_difference(data, source.env, policy, rest) == 0.0
+    assert onnx_export.measure_largest_difference(data, source.env, policy, rest) == 0.0
     worse = Policy(source.policy_spec, {**equal, last: np.array([0.75, 0.0], np.float32)})
-    assert onnx_export.largest_difference(data, source.env, worse, rest) == 0.75
+    assert onnx_export.measure_largest_difference(data, source.env, worse, rest) == 0.75
 
 
 # The command.
@@ -148,7 +148,7 @@ def test_a_model_is_written_and_checked(tmp_path):
 
 def test_a_model_that_acts_otherwise_is_a_failure(tmp_path, monkeypatch):
     policy_file(tmp_path / "policy.safetensors", lively("Pendulum-v1"))
-    monkeypatch.setattr(export, "difference", lambda source, data: 0.5)
+    monkeypatch.setattr(export, "measure_onnx_difference", lambda source, data: 0.5)
     spoken = rlflame("export", "policy.safetensors", "--onnx", "--check")
     assert spoken.code == 1
     assert "differ from the policy's by 0.5, more than 1e-05" in spoken.err

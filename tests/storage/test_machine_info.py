@@ -11,8 +11,8 @@ import pytest
 from commands import TINY, rlflame
 
 from rlflame import __version__
-from rlflame.storage.machine_info import children_cpu_s
-from rlflame.storage.metrics import PhaseTimes
+from rlflame.storage.machine_info import read_children_cpu_s
+from rlflame.storage.metrics import PhaseTimer
 
 BURN = """
 import sys, time
@@ -24,27 +24,27 @@ sys.stdin.read()
 
 
 def test_what_children_spend_counts_while_they_live_and_after():
-    before = children_cpu_s()
+    before = read_children_cpu_s()
     if before is None:
         pytest.skip("this system does not tell")
     child = subprocess.Popen(
         [sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     spent = float(child.stdout.readline())
-    living = children_cpu_s() - before
+    living = read_children_cpu_s() - before
     # The system counts in hundredths, of two kinds of time.
     assert spent - 0.03 <= living <= spent + 0.1
     child.communicate()
-    assert spent - 0.03 <= children_cpu_s() - before <= spent + 0.5
+    assert spent - 0.03 <= read_children_cpu_s() - before <= spent + 0.5
 
 
 def test_a_lap_holds_what_workers_spent_in_it():
     readings = iter([10.0, 12.5, 12.0, None])
-    times = PhaseTimes(lambda: next(readings))
-    assert times.lap()["workers_cpu_s"] == 2.5
-    assert times.lap()["workers_cpu_s"] == 0.0  # one that has just ended is counted late
-    assert "workers_cpu_s" not in times.lap()
-    assert "workers_cpu_s" not in PhaseTimes().lap()
+    times = PhaseTimer(lambda: next(readings))
+    assert times.finish_lap()["workers_cpu_s"] == 2.5
+    assert times.finish_lap()["workers_cpu_s"] == 0.0  # one that has just ended is counted late
+    assert "workers_cpu_s" not in times.finish_lap()
+    assert "workers_cpu_s" not in PhaseTimer().finish_lap()
 
 
 def test_every_process_that_trained_is_noted(tmp_path):

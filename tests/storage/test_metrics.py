@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from rlflame import api
 from rlflame.errors import CheckpointError
 from rlflame.storage import metrics
-from rlflame.storage.metrics import NAMES, JsonLines, LineFile, PhaseTimes
+from rlflame.storage.metrics import NAMES, JsonLines, LineFile, PhaseTimer
 
 HEADER = "a,b\n"
 
 
 def opened(path, lines, header=""):
     file = LineFile(path, lines, header)
-    file.cut()
+    file.truncate()
     return file
 
 
@@ -88,7 +88,7 @@ def test_opening_changes_nothing_before_the_cut(tmp_path):
     path.write_text("1\n2\n3\n")
     file = LineFile(path, 1)
     assert path.read_text() == "1\n2\n3\n"
-    file.cut()
+    file.truncate()
     assert path.read_text() == "1\n"
     file.close()
 
@@ -161,13 +161,13 @@ def test_times_are_kept_by_phase_and_lap(monkeypatch):
 
     clock = Clock()
     monkeypatch.setattr(metrics, "time", clock)
-    times = PhaseTimes()
+    times = PhaseTimer()
     for seconds in (1.0, 2.0):
-        with times.phase("collect"):
+        with times.time_phase("collect"):
             clock.now += seconds
 
     def fail():
-        with times.phase("learn"):
+        with times.time_phase("learn"):
             clock.now += 4.0
             clock.used += 3.0
             raise ZeroDivisionError
@@ -176,5 +176,5 @@ def test_times_are_kept_by_phase_and_lap(monkeypatch):
         fail()
     clock.now += 8.0
     lap = {"wall_s": 15.0, "driver_cpu_s": 3.0, "collect_s": 3.0, "learn_s": 4.0}
-    assert times.lap() == lap
-    assert times.lap() == {"wall_s": 0.0, "driver_cpu_s": 0.0}
+    assert times.finish_lap() == lap
+    assert times.finish_lap() == {"wall_s": 0.0, "driver_cpu_s": 0.0}

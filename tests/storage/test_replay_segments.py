@@ -32,8 +32,8 @@ from rlflame.learning.buffers.replay_buffer import ReplayShape
 from rlflame.rollout.spec import Fragment
 from rlflame.storage import checkpoint, run_dir, run_recorder, safetensors_file
 from rlflame.storage.replay_segments import SegmentFiles
-from rlflame.storage.sweep_dir import JOB_FILE
-from rlflame.training.trainer import EXPERIENCE, Progress, Snapshot
+from rlflame.storage.sweep_dir import SWEEP_FILE
+from rlflame.training.trainer import BUFFER_PREFIX, Progress, Snapshot
 
 INLINE = RuntimeSettings(fleet="inline", checkpoint_every_steps=32, keep_checkpoints=9)
 
@@ -98,9 +98,9 @@ def test_a_segment_is_named_by_its_number_and_what_came_before_it(untouched):
 def test_files_without_a_replay_have_no_word_of_it(untouched):
     lines = rlflame("inspect", untouched / "best.safetensors").lines
     assert not [line for line in lines if line.split()[0] == "replay"]
-    strings = safetensors_file.strings(untouched / "best.safetensors")
+    strings = safetensors_file.read_metadata(untouched / "best.safetensors")
     assert "segments" not in strings
-    assert "segments" in safetensors_file.strings(untouched / "latest.safetensors")
+    assert "segments" in safetensors_file.read_metadata(untouched / "latest.safetensors")
 
 
 @pytest.mark.parametrize("steps", [0, 32, 64])
@@ -127,7 +127,7 @@ def test_only_what_no_checkpoint_names_is_removed(untouched, tmp_path):
     api.train(failpoints.config(**wanted, learning=LEARNING))
     newest = checkpoint.load(folder / "latest.safetensors")
     named = {file.name for file in segment_files(folder)}
-    assert named == checkpoint.segments_named_in(folder / "latest.safetensors")
+    assert named == checkpoint.read_segment_names(folder / "latest.safetensors")
     assert [segment.number for segment in newest.snapshot.segments] == [4, 5, 6, 7]
     assert newest.digest == digest_of(untouched)
 
@@ -167,11 +167,11 @@ def test_a_segment_is_asked_for_once(untouched, tmp_path):
     counted = dataclasses.replace(segment, arrays=arrays)
     files = SegmentFiles(tmp_path, ())
     for _ in range(3):
-        files.keep([counted])
+        files.write_missing([counted])
         for file in segment_files(tmp_path):
             file.unlink()
     assert len(asked) == 1
-    SegmentFiles(tmp_path, [counted]).keep([counted])
+    SegmentFiles(tmp_path, [counted]).write_missing([counted])
     assert len(asked) == 1
 
 
@@ -180,7 +180,7 @@ def test_a_segment_is_asked_for_once(untouched, tmp_path):
 
 def needed(folder):
     """The file of the second segment that the newest checkpoint names."""
-    return folder / "replay" / sorted(checkpoint.segments_named_in(newest(folder)))[1]
+    return folder / "replay" / sorted(checkpoint.read_segment_names(newest(folder)))[1]
 
 
 def newest(folder):
@@ -224,7 +224,7 @@ def poisoned(file):
     arrays["rewards"] = np.full_like(arrays["rewards"], np.nan)
     kept = {name: strings[name] for name in ("kind", "segment", "digest")}
     with pytest.MonkeyPatch.context() as patch:  # as a writer would that does not look
-        patch.setattr(safetensors_file, "_not_finite", lambda tensors: None)
+        patch.setattr(safetensors_file, "_find_not_finite", lambda tensors: None)
         safetensors_file.write(file, arrays, kept)
 
 
@@ -275,8 +275,8 @@ def test_a_replay_that_is_not_whole_is_refused_before_anything_is_written(stoppe
 def test_where_an_earlier_checkpoint_is_whole_it_is_named_first(stopped, untouched):
     """A segment that only the newest one needs; what is advised leads to the same end."""
     last, others = newest(stopped), sorted(stopped.glob("checkpoints/step-*"))[:-1]
-    spared = set().union(*map(checkpoint.segments_named_in, others))
-    only = min(checkpoint.segments_named_in(last) - spared)
+    spared = set().union(*map(checkpoint.read_segment_names, others))
+    only = min(checkpoint.read_segment_names(last) - spared)
     flipped(stopped / "replay" / only)
     said = rlflame("resume", stopped, "--set", "runtime.fleet=inline")
     assert said.code == 1
@@ -310,8 +310,8 @@ def advised(hint, after="rlflame"):
 def only_needed_by_the_last(folder):
     """Segments that no checkpoint but the newest names."""
     *others, last = sorted(folder.glob("checkpoints/step-*.safetensors"))
-    spared = set().union(*map(checkpoint.segments_named_in, others))
-    return [folder / "replay" / name for name in checkpoint.segments_named_in(last) - spared]
+    spared = set().union(*map(checkpoint.read_segment_names, others))
+    return [folder / "replay" / name for name in checkpoint.read_segment_names(last) - spared]
 
 
 def test_what_is_advised_goes_as_far_as_was_asked_for(copied, tmp_path):
@@ -373,14 +373,14 @@ def test_a_run_that_has_its_return_is_begun_anew_with_the_command_that_is_advise
         (command,) = re.findall(r"rlflame (train .*?until_return=none)", said.err)
         assert rlflame(*shlex.split(command), "--dry-run").code == 0
     assert "begins a new run with its weights" in rlflame("resume", folder, "--fresh-replay").err
-    assert shlex.split(result.onward)[1:] == shlex.split(command)
+    assert shlex.split(result.resume_command)[1:] == shlex.split(command)
 
 
 def test_while_a_checkpoint_cannot_be_read_nothing_of_the_replay_goes(copied, monkeypatch):
     """It may be the one that needs it."""
     kept = sorted((copied / "replay").iterdir())
     (copied / "replay" / "segment-000099-0123456789abcdef.safetensors").touch()
-    header, opened = run_dir.step_files(copied)[0], regular_file.open_to_read
+    header, opened = run_dir.list_step_files(copied)[0], regular_file.open_to_read
 
     def failing(path):
         if path == header:
@@ -390,25 +390,25 @@ def test_while_a_checkpoint_cannot_be_read_nothing_of_the_replay_goes(copied, mo
     files = SegmentFiles(copied, ())
     with monkeypatch.context() as patch:
         patch.setattr(regular_file, "open_to_read", failing)
-        files.prune(lambda: run_dir.segments_needed(copied))
+        files.prune(lambda: run_dir.find_needed_segments(copied))
     assert len([*(copied / "replay").iterdir()]) == len(kept) + 1
-    files.prune(lambda: run_dir.segments_needed(copied))
+    files.prune(lambda: run_dir.find_needed_segments(copied))
     assert sorted((copied / "replay").iterdir()) == kept
 
 
 def test_inspect_looks_again_where_a_run_has_moved_on(copied, monkeypatch):
     """What was the newest a moment ago may have lost its replay since."""
     before = checkpoint.load(copied / "checkpoints" / step(64))
-    for name in checkpoint.segments_named_in(copied / "checkpoints" / step(64)):
-        if name not in checkpoint.segments_named_in(newest(copied)):
+    for name in checkpoint.read_segment_names(copied / "checkpoints" / step(64)):
+        if name not in checkpoint.read_segment_names(newest(copied)):
             (copied / "replay" / name).unlink()
     answers = [before]
-    real = run_dir.newest_checkpoint
+    real = run_dir.load_newest_checkpoint
 
     def moved_on(target, note):
         return answers.pop() if answers else real(target, note)
 
-    monkeypatch.setattr(run_dir, "newest_checkpoint", moved_on)
+    monkeypatch.setattr(run_dir, "load_newest_checkpoint", moved_on)
     said = rlflame("inspect", copied)
     assert (said.code, answers) == (0, [])
     assert "step 96" in said.out
@@ -417,7 +417,7 @@ def test_inspect_looks_again_where_a_run_has_moved_on(copied, monkeypatch):
 def test_two_names_of_one_file_are_both_put_aside(copied):
     there = copied / "checkpoints" / step(96)
     os.link(there, f"{there}.later")
-    run_recorder._put_aside(there)
+    run_recorder._set_file_aside(there)
     assert [path.name for path in copied.glob("checkpoints/*96*")] == [f"{there.name}.later"]
 
 
@@ -426,7 +426,7 @@ def test_a_replay_is_taken_up_in_the_memory_of_the_empty_one():
     world = World(slots=2, rows=2, rng=np.random.default_rng(0))
     first, second = buffer_for(world, 40), buffer_for(world, 40)
     ring = second._ring
-    second.load_state(first.state(), first.segments())
+    second.load_state(first.get_state(), first.list_segments())
     assert second._ring is ring
 
 
@@ -596,7 +596,7 @@ def test_inspect_counts_and_verifies(copied):
     assert said.code == 0
     size = sum(
         (copied / "replay" / name).stat().st_size
-        for name in checkpoint.segments_named_in(newest(copied))
+        for name in checkpoint.read_segment_names(newest(copied))
     )
     (line,) = [line for line in said.lines if line.split()[0] == "replay"]
     assert line.split(maxsplit=1)[1] == (
@@ -627,7 +627,7 @@ def test_inspect_names_what_is_damaged_and_fails(copied):
 def test_inspect_names_what_is_damaged_in_a_folder_of_seeds(untouched, tmp_path):
     seed = tmp_path / "job" / "seed-0"
     shutil.copytree(untouched, seed)
-    (tmp_path / "job" / JOB_FILE).touch()
+    (tmp_path / "job" / SWEEP_FILE).touch()
     assert rlflame("inspect", tmp_path / "job").code == 0
     file = needed(seed)
     file.unlink()
@@ -643,7 +643,7 @@ def test_inspect_names_what_is_damaged_in_a_folder_of_seeds(untouched, tmp_path)
 
 def test_a_replay_that_memory_cannot_hold_is_refused_with_one_that_it_can(stopped, monkeypatch):
     available = 123_456_789
-    monkeypatch.setattr(components, "room_bytes", lambda: (available, available))
+    monkeypatch.setattr(components, "measure_usable_bytes", lambda: (available, available))
     words = ("train", "--env", "ant", "--algo", "sac", "--set", "runtime.fleet=inline")
     out = stopped / "refused"
     said = rlflame(*words, "--out", out)
@@ -655,14 +655,14 @@ def test_a_replay_that_memory_cannot_hold_is_refused_with_one_that_it_can(stoppe
     assert not out.exists()
     (smaller,) = re.findall(r"--set learning\.sac\.buffer_size=(\d+)", said.err)
     assert 0.9 * available < ReplayShape(int(smaller), 8, 105, 8, 1000).nbytes <= available
-    monkeypatch.setattr(components, "room_bytes", lambda: (available, 5000))
+    monkeypatch.setattr(components, "measure_usable_bytes", lambda: (available, 5000))
     said = rlflame(*words, "--out", out)
     assert "raise a limit" in said.err  # a replay of a few steps is no way on
     # A dry run may be for another machine.
     said = rlflame(*words, "--dry-run")
     assert said.code == 0
     assert "Not on this machine: A replay of" in said.err.replace("\n", " ")
-    monkeypatch.setattr(components, "room_bytes", lambda: (1000, 1000))
+    monkeypatch.setattr(components, "measure_usable_bytes", lambda: (1000, 1000))
     said = rlflame("resume", stopped, "--set", "runtime.fleet=inline")
     assert said.code == 2
     assert "resume on another machine" in said.err.replace("\n", " ")
@@ -699,11 +699,16 @@ def test_each_transition_of_a_long_run_is_written_about_once(tmp_path, untouched
         for steps in range(10_000, 1_000_001, 10_000):
             buffer.add([idle(steps, 1250, 8, 11, 3)], {})
             progress = Progress(iteration=steps // 10_000, steps=steps)
-            held = {EXPERIENCE + name: array for name, array in buffer.state().items()}
+            held = {BUFFER_PREFIX + name: array for name, array in buffer.get_state().items()}
             snapshot = Snapshot(
-                progress, template.policy, held, template.snapshot.states, None, buffer.segments()
+                progress,
+                template.policy,
+                held,
+                template.snapshot.states,
+                None,
+                buffer.list_segments(),
             )
-            recorder.snapshot(lambda snapshot=snapshot: snapshot, progress, False)
+            recorder.record_snapshot(lambda snapshot=snapshot: snapshot, progress, False)
     # Eleven observations, three actions, a reward, and how it ended.
     each = 4 * (11 + 3 + 1) + 2
     assert 1_000_000 * each < written < 1.25 * 1_000_000 * each

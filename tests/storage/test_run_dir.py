@@ -25,14 +25,20 @@ from commands import rlflame
 
 from rlflame import api
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.errors import CheckpointError, FolderLost, LearningError
+from rlflame.errors import CheckpointError, LearningError, LostFolderError
 from rlflame.experiment import run
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning import policy_average
 from rlflame.storage import checkpoint, run_dir, safetensors_file
 from rlflame.storage.machine_log import MachineLog
 from rlflame.storage.metrics import EPISODE_HEADER, LineFile
-from rlflame.storage.run_dir import RunFolder, is_locked, newest_checkpoint, step_files, writing
+from rlflame.storage.run_dir import (
+    RunFolder,
+    is_locked,
+    list_step_files,
+    load_newest_checkpoint,
+    report_disk_errors,
+)
 from rlflame.storage.run_recorder import FileRecorder
 from rlflame.storage.tracking.event_file import EventFile
 
@@ -44,17 +50,17 @@ class Watching:
         self.notes = []
         self.saved_at = []
 
-    def iteration(self, metrics, returns): ...
-    def evaluation(self, steps, record, best): ...
-    def fleet(self, event): ...
+    def show_iteration(self, metrics, returns): ...
+    def show_evaluation(self, steps, record, best): ...
+    def show_fleet_event(self, event): ...
 
-    def saved(self, path, progress):
+    def show_checkpoint(self, path, progress):
         self.saved_at.append(progress.steps)
 
-    def note(self, text):
+    def show_note(self, text):
         self.notes.append(text)
 
-    def begin(self, run):
+    def open(self, run):
         return contextlib.nullcontext()
 
 
@@ -102,7 +108,9 @@ def recording(folder, begun, every_steps=10, keep=2):
     watching = Watching()
     run = RunFolder.open(folder) if folder.exists() else RunFolder.create(folder)
     try:
-        recorder = FileRecorder(run, begun, every_steps=every_steps, keep=keep, watcher=watching)
+        recorder = FileRecorder(
+            run, begun, every_steps=every_steps, keep_count=keep, observer=watching
+        )
         try:
             yield recorder, watching
         finally:
@@ -120,7 +128,7 @@ def content(folder):
 
 
 def names(folder):
-    return [path.name for path in step_files(folder)]
+    return [path.name for path in list_step_files(folder)]
 
 
 def step(steps):
@@ -268,7 +276,7 @@ def test_a_run_whose_folder_was_moved_writes_nothing_at_its_path(write, successo
         offer(recorder, at(whole, 32))
         path.rename(tmp_path / "old")
         second = RunFolder.create(path) if successor else None
-        with pytest.raises(FolderLost) as lost:
+        with pytest.raises(LostFolderError) as lost:
             writes(recorder, whole)[write]()
         assert str(path) in lost.value.message
         assert "rlflame resume" in lost.value.hint
@@ -278,7 +286,7 @@ def test_a_run_whose_folder_was_moved_writes_nothing_at_its_path(write, successo
             assert [entry.name for entry in path.iterdir()] == [".lock"]
             second.release()
     assert names(tmp_path / "old") == [step(32)]
-    assert newest_checkpoint(tmp_path / "old", print).progress.steps == 32
+    assert load_newest_checkpoint(tmp_path / "old", print).progress.steps == 32
 
 
 @pytest.mark.parametrize("file", ["machines.json", "config.toml"])
@@ -288,10 +296,10 @@ def test_neither_machines_nor_config_go_into_another_folder(file, tmp_path, whol
     folder.path.rename(tmp_path / "old")
     second = RunFolder.create(tmp_path / "run")
     write = {
-        "machines.json": lambda: log.note_work(0),
+        "machines.json": lambda: log.record_work(0),
         "config.toml": lambda: run._write_config(folder, whole.recipe, INLINE),
     }[file]
-    with pytest.raises(FolderLost):
+    with pytest.raises(LostFolderError):
         write()
     assert not (folder.path / file).exists()
     for held in (folder, second):
@@ -303,7 +311,7 @@ def test_a_run_whose_lock_was_removed_is_saved_and_stops(tmp_path, whole):
     with recording(path, fresh(whole), every_steps=1000) as (recorder, _):
         offer(recorder, at(whole, 32))
         (path / ".lock").unlink()
-        with pytest.raises(FolderLost) as lost:
+        with pytest.raises(LostFolderError) as lost:
             offer(recorder, at(whole, 64))
         assert lost.value.hint == f"rlflame resume {path}"
     assert names(path) == [step(32), step(64)]
@@ -378,7 +386,7 @@ def test_a_run_folder_may_itself_be_a_link(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "disk")
     folder = RunFolder.create(tmp_path / "run")
-    folder.check_whole()
+    folder.check_all()
     assert folder.path == tmp_path / "run"
     folder.release()
 
@@ -418,7 +426,7 @@ def test_what_could_not_be_read_is_not_written_and_nothing_older_goes(copied, wh
     with recording(copied, whole) as (recorder, _):
         before = {path.name: path.read_bytes() for path in copied.rglob("*.safetensors")}
         with pytest.raises(LearningError, match=r"actor\.0\.bias has come to hold NaN"):
-            recorder.snapshot(
+            recorder.record_snapshot(
                 lambda: dataclasses.replace(spoiled.snapshot, policy=weights),
                 spoiled.progress,
                 final=True,
@@ -492,7 +500,7 @@ def test_only_a_better_policy_becomes_the_best(tmp_path, whole):
         seen = []
         for now, mean in ((10, -5.0), (20, -7.0), (30, -5.0), (40, 1.0), (50, 0.0)):
             state = at(whole, now)
-            recorder.evaluation(state.progress, record_of(whole, mean), whole.policy)
+            recorder.record_evaluation(state.progress, record_of(whole, mean), whole.policy)
             offer(recorder, state)
             kept = checkpoint.load(best)
             assert not kept.resumable
@@ -524,7 +532,7 @@ def test_an_evaluation_is_not_passed_on_to_later_checkpoints(copied, whole):
 
 def found(target):
     notes = []
-    return newest_checkpoint(target, notes.append).progress.steps, notes
+    return load_newest_checkpoint(target, notes.append).progress.steps, notes
 
 
 def damage(*paths):
@@ -548,7 +556,7 @@ def test_the_newest_valid_checkpoint_is_found_and_what_was_damaged_is_said(copie
     damage(copied / "checkpoints" / step(64))
     steps, notes = found(copied)
     assert (steps, len(notes)) == (32, 2)
-    damage(*step_files(copied))
+    damage(*list_step_files(copied))
     with pytest.raises(CheckpointError, match=step(96)):
         found(copied)
 
@@ -627,7 +635,7 @@ def rising(whole, folder):
             state = at(whole, now)
             snapshot = dataclasses.replace(state.snapshot, policy=weights)
             state = dataclasses.replace(state, policy=weights, snapshot=snapshot)
-            recorder.evaluation(state.progress, record_of(whole, mean), weights)
+            recorder.record_evaluation(state.progress, record_of(whole, mean), weights)
             offer(recorder, state)
 
 
@@ -741,7 +749,7 @@ def test_a_changed_recipe_is_on_disk_before_the_first_step(copied, whole):
     )
     with recording(copied, longer):
         pass
-    assert newest_checkpoint(copied, print).recipe.stop_at_steps == 5000
+    assert load_newest_checkpoint(copied, print).recipe.stop_at_steps == 5000
 
 
 def test_the_runtime_changes_neither_bits_nor_logs(tmp_path, untouched):
@@ -757,7 +765,7 @@ def test_the_runtime_changes_neither_bits_nor_logs(tmp_path, untouched):
 def test_an_iteration_can_be_read_of_at_once(tmp_path, whole):
     """By who looks at the folder while the next one, which may take minutes, is collected."""
     with recording(tmp_path / "run", fresh(whole), every_steps=1_000) as (recorder, _):
-        recorder.iteration(dataclasses.replace(whole.progress, steps=64), {"loss": 0.5}, [])
+        recorder.record_iteration(dataclasses.replace(whole.progress, steps=64), {"loss": 0.5}, [])
         (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
         assert json.loads(line)["loss"] == 0.5
         assert (tmp_path / "run" / "episodes.csv").read_text() == EPISODE_HEADER
@@ -855,7 +863,7 @@ def test_after_a_failed_write_what_is_advised_is_possible(number, files, hint, t
     (tmp_path / "checkpoints").mkdir(parents=True)
     for name in files:
         (tmp_path / name).touch()
-    with pytest.raises(CheckpointError) as failed, writing(tmp_path):
+    with pytest.raises(CheckpointError) as failed, report_disk_errors(tmp_path):
         raise OSError(number, os.strerror(number))
     assert failed.value.message == f"{tmp_path} could not be written: {os.strerror(number)}."
     assert hint in failed.value.hint
@@ -865,16 +873,16 @@ def test_after_a_failed_write_what_is_advised_is_possible(number, files, hint, t
 
 def test_a_file_that_cannot_be_put_in_its_place_is_told_as_the_run_it_belongs_to(tmp_path):
     (tmp_path / "latest.safetensors").mkdir()
-    with pytest.raises(CheckpointError) as failed, writing(tmp_path):
+    with pytest.raises(CheckpointError) as failed, report_disk_errors(tmp_path):
         safetensors_file.write_atomically(tmp_path / "latest.safetensors", b"")
     assert failed.value.message.startswith(f"{tmp_path}/latest.safetensors could not be written: ")
     assert failed.value.hint.endswith("begin again with the same command")
-    with pytest.raises(CheckpointError) as full, writing(tmp_path):
+    with pytest.raises(CheckpointError) as full, report_disk_errors(tmp_path):
         # What the system says of a file that is already open has no name in it.
         raise CheckpointError("a/b could not be written.", "") from OSError(errno.ENOSPC, "full")
     assert full.value.message == "a/b could not be written."
     assert full.value.hint.startswith("make room, then ")
     refused = CheckpointError("It is another run's.", "leave it")
-    with pytest.raises(CheckpointError) as told, writing(tmp_path):
+    with pytest.raises(CheckpointError) as told, report_disk_errors(tmp_path):
         raise refused
     assert told.value is refused

@@ -18,17 +18,17 @@ from rlflame.experiment import components
 from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
 from rlflame.rollout.policy import Policy
-from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.rollout.spec import EpisodeStat
 from rlflame.storage.metrics import NAMES
 from rlflame.training.evaluation import (
     EvaluationPlan,
-    bootstrap_interval,
+    compute_bootstrap_interval,
+    compute_interquartile_mean,
+    compute_paired_difference,
     evaluate,
-    interquartile_mean,
-    paired_difference,
-    shared_out,
-    summarise,
+    split_episodes,
+    summarise_episodes,
 )
 
 
@@ -37,7 +37,9 @@ def untrained(env):
     recipe = failpoints.config(
         env, learning={"network": {"last_layer_scale": 1.0}, "rollout": {"envs_per_slot": 4}}
     ).recipe
-    return components.beginning(recipe, components.environment(recipe.learning.environment))
+    return components.make_initial_checkpoint(
+        recipe, components.make_env_spec(recipe.learning.environment)
+    )
 
 
 def scored(fleet, begun, **plan):
@@ -57,11 +59,11 @@ def test_episodes_are_those_of_gymnasium_with_the_seeds_that_are_named(env):
     world = gymnasium.make(env)
     for k in (0, 3, 9):
         rows = np.zeros((spec.width, spec.observation_size), np.float32)
-        observation, _ = world.reset(seed=reset_seed(7, Role.EVALUATION_RESET, k))
+        observation, _ = world.reset(seed=make_reset_seed(7, Role.EVALUATION_RESET, k))
         total, length, over = 0.0, 0, False
         while not over:
             rows[k % spec.width] = observation
-            action = policy.to_environment(policy.best(rows))[k % spec.width]
+            action = policy.to_environment(policy.mode(rows))[k % spec.width]
             observation, reward, terminated, truncated, _ = world.step(action)
             total, length, over = total + float(reward), length + 1, terminated or truncated
         assert (record.returns[k], record.lengths[k]) == (total, length)
@@ -90,7 +92,7 @@ def test_neither_workers_nor_the_number_of_episodes_change_an_episode(stochastic
 
 @given(st.integers(1, 70), st.sampled_from((8, 16, 64)), st.integers(1, 40))
 def test_every_episode_has_one_task_and_every_worker_has_one(episodes, width, workers):
-    shares = shared_out(episodes, width, workers)
+    shares = split_episodes(episodes, width, workers)
     covered = [first + k for first, count in shares for k in range(count)]
     assert covered == list(range(episodes))
     assert all(first // width == (first + count - 1) // width for first, count in shares)
@@ -168,7 +170,7 @@ def test_the_interquartile_mean_is_that_of_four_copies_of_every_sample(n):
     """Four copies of n samples divide into quarters without a remainder: count, do not weigh."""
     samples = np.random.default_rng(n).normal(size=n) * 10
     copies = sorted(np.repeat(samples, 4))
-    assert interquartile_mean(samples) == pytest.approx(statistics.fmean(copies[n : 3 * n]))
+    assert compute_interquartile_mean(samples) == pytest.approx(statistics.fmean(copies[n : 3 * n]))
 
 
 def test_bootstrap_intervals_of_few_samples_are_those_of_all_resamples():
@@ -176,7 +178,7 @@ def test_bootstrap_intervals_of_few_samples_are_those_of_all_resamples():
     for samples in ([1.0, 5.0], [0.0, 1.0, 10.0], [2.0, 3.0, 5.0, 8.0], [1, 1, 2, 9, 4.0]):
         values = np.array(samples)
         means = sorted(statistics.fmean(r) for r in itertools.product(values, repeat=len(values)))
-        low, high = bootstrap_interval(values)
+        low, high = compute_bootstrap_interval(values)
         # Ten thousand draws find the quantile up to a few thousandths of the distribution.
         for found, level in ((low, 0.025), (high, 0.975)):
             assert means[int((level - 0.006) * len(means))] - 1e-9 <= found
@@ -185,27 +187,27 @@ def test_bootstrap_intervals_of_few_samples_are_those_of_all_resamples():
 
 def test_bootstrap_intervals_of_many_samples_are_those_of_the_normal_distribution():
     values = np.random.default_rng(0).exponential(size=4000) * 100
-    low, high = bootstrap_interval(values)
+    low, high = compute_bootstrap_interval(values)
     error = values.std() / np.sqrt(len(values))
     assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.1 * error)
     assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.1 * error)
-    assert bootstrap_interval(values, level=0.5)[0] == pytest.approx(
+    assert compute_bootstrap_interval(values, level=0.5)[0] == pytest.approx(
         values.mean() - 0.674 * error, abs=0.1 * error
     )
 
 
 def test_bootstrap_intervals_are_always_the_same_and_hold_still_where_nothing_varies():
     values = np.random.default_rng(1).normal(size=20)
-    assert bootstrap_interval(values) == bootstrap_interval(values.copy())
-    assert bootstrap_interval(np.full(7, 3.25)) == (3.25, 3.25)
-    assert bootstrap_interval(np.array([3.25])) == (3.25, 3.25)
+    assert compute_bootstrap_interval(values) == compute_bootstrap_interval(values.copy())
+    assert compute_bootstrap_interval(np.full(7, 3.25)) == (3.25, 3.25)
+    assert compute_bootstrap_interval(np.array([3.25])) == (3.25, 3.25)
 
 
 def test_the_bootstrap_of_many_episodes_fits_into_memory():
     values = np.arange(5000.0)
     tracemalloc.start()
     try:
-        bootstrap_interval(values)
+        compute_bootstrap_interval(values)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -222,7 +224,7 @@ def stats(returns, lengths):
 def test_a_record_says_what_its_episodes_were():
     returns, lengths = (4.0, -1.5, 10.0, 4.0, 0.25), (1, 2, 3, 4, 7)
     plan = EvaluationPlan(episodes=5, seed=11, stochastic=True, max_episode_steps=99)
-    record = summarise(plan, stats(returns, lengths))
+    record = summarise_episodes(plan, stats(returns, lengths))
     assert record.mean == pytest.approx(statistics.fmean(returns))
     assert record.std == pytest.approx(statistics.pstdev(returns))
     assert (record.min, record.max) == (-1.5, 10.0)
@@ -230,31 +232,31 @@ def test_a_record_says_what_its_episodes_were():
     assert record.low <= record.mean <= record.high
     assert (record.returns, record.lengths, record.episodes) == (returns, lengths, 5)
     assert (record.seed, record.stochastic, record.max_episode_steps) == (11, True, 99)
-    assert record.metrics().keys() <= NAMES.keys()
+    assert record.to_metrics().keys() <= NAMES.keys()
 
 
 def test_a_difference_is_that_of_the_pairs():
     plan = EvaluationPlan(episodes=4)
-    a = summarise(plan, stats((10.0, 200.0, 30.0, 4000.0), (1, 1, 1, 1)))
-    b = summarise(plan, stats((9.0, 198.0, 29.0, 3998.0), (1, 1, 1, 1)))
+    a = summarise_episodes(plan, stats((10.0, 200.0, 30.0, 4000.0), (1, 1, 1, 1)))
+    b = summarise_episodes(plan, stats((9.0, 198.0, 29.0, 3998.0), (1, 1, 1, 1)))
     # Pair by pair 1, 2, 1, 2: the spread of the episodes themselves is gone.
-    found = paired_difference(a, b)
+    found = compute_paired_difference(a, b)
     assert found["mean"] == pytest.approx(1.5)
     assert 1.0 <= found["low"] <= found["high"] <= 2.0
     assert found["low"] < 1.5 < found["high"]
-    assert paired_difference(b, a)["mean"] == -found["mean"]
+    assert compute_paired_difference(b, a)["mean"] == -found["mean"]
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"stochastic": True}, {"episodes": 3}])
 def test_only_the_same_episodes_are_paired(change):
     plan = EvaluationPlan(episodes=4)
-    a = summarise(plan, stats((1.0, 2.0, 3.0, 4.0), (1, 1, 1, 1)))
+    a = summarise_episodes(plan, stats((1.0, 2.0, 3.0, 4.0), (1, 1, 1, 1)))
     other = dataclasses.replace(plan, **change)
-    b = summarise(
+    b = summarise_episodes(
         other, stats((1.0, 2.0, 3.0, 4.0)[: other.episodes], (1, 1, 1, 1)[: other.episodes])
     )
     with pytest.raises(ValueError, match="paired"):
-        paired_difference(a, b)
+        compute_paired_difference(a, b)
 
 
 @pytest.mark.filterwarnings("error")
@@ -264,14 +266,16 @@ def test_the_largest_returns_have_the_statistics_of_small_ones(power):
     plan, factor = EvaluationPlan(4), 2.0**power
     small, other = (1.5, 2.25, -3.0, 4.0), (1.0, -2.0, 3.5, 0.25)
     expected, record = (
-        summarise(plan, stats(tuple(by * value for value in small), (1, 1, 1, 1)))
+        summarise_episodes(plan, stats(tuple(by * value for value in small), (1, 1, 1, 1)))
         for by in (1.0, factor)
     )
     for name in ("mean", "std", "iqm", "low", "high", "min", "max"):
         assert getattr(record, name) == factor * getattr(expected, name)
     versus, large = (
-        summarise(plan, stats(tuple(by * value for value in other), (1, 1, 1, 1)))
+        summarise_episodes(plan, stats(tuple(by * value for value in other), (1, 1, 1, 1)))
         for by in (1.0, factor)
     )
-    difference = paired_difference(record, large)
-    assert difference == {k: factor * v for k, v in paired_difference(expected, versus).items()}
+    difference = compute_paired_difference(record, large)
+    assert difference == {
+        k: factor * v for k, v in compute_paired_difference(expected, versus).items()
+    }

@@ -27,17 +27,17 @@ class Diary:
         self.lines = []
         self.iterations = 0
 
-    def iteration(self, progress, metrics, fragments):
+    def record_iteration(self, progress, metrics, fragments):
         self.iterations += 1
         episodes = [dataclasses.astuple(e) for f in fragments for e in f.episodes]
         self.lines.append(json.dumps([dataclasses.astuple(progress), metrics, episodes]))
 
-    def evaluation(self, progress, record, policy):
+    def record_evaluation(self, progress, record, policy):
         self.lines.append(json.dumps([progress.steps, record.as_dict()]))
 
-    def snapshot(self, take, progress, final): ...
+    def record_snapshot(self, take, progress, final): ...
 
-    def phase(self, name):
+    def time_phase(self, name):
         return contextlib.nullcontext()
 
 
@@ -52,7 +52,7 @@ class StopAfter:
     def requested(self):
         return self._diary.iterations >= self._iterations
 
-    def interruptible(self):
+    def allow_interrupt(self):
         return contextlib.nullcontext()
 
 
@@ -77,11 +77,11 @@ def scenario(env, algorithm="ppo", staleness=0, slots=5, iterations=3):
 
 def run(recipe, fleet, diary, *, start=None, stop_after=10**9, name="run"):
     """A trainer of the recipe, after it ran; from a checkpoint if one is given."""
-    begun = start or components.beginning(
-        recipe, components.environment(recipe.learning.environment)
+    begun = start or components.make_initial_checkpoint(
+        recipe, components.make_env_spec(recipe.learning.environment)
     )
     begun = dataclasses.replace(begun, recipe=recipe)
-    trainer = components.trainer(begun, fleet, diary, StopAfter(diary, stop_after), name)
+    trainer = components.make_trainer(begun, fleet, diary, StopAfter(diary, stop_after), name)
     trainer.run()
     return begun, trainer
 

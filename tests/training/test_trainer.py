@@ -12,7 +12,7 @@ from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError, Lear
 from rlflame.learning import policy_average
 from rlflame.rollout.spec import EnvSpec, EnvState, EpisodeStat, Fragment, PolicySpec
 from rlflame.training.evaluation import EvaluationPlan
-from rlflame.training.trainer import Plan, StopNow, Trainer
+from rlflame.training.trainer import Plan, StopInterrupt, Trainer
 
 ENV = EnvSpec("Fake-v0", {}, None, 1, "discrete", 2, 0, (), ())
 POLICY = PolicySpec("discrete", 1, 2, (), (), (), "tanh", False, 10.0, 8)
@@ -78,7 +78,7 @@ class World:
         if event == self._stop_at:
             self.requested = True
             if self._waiting:
-                raise StopNow
+                raise StopInterrupt
 
     # Fleet
 
@@ -105,7 +105,7 @@ class World:
 
     # Algorithm
 
-    def policy(self):
+    def get_policy(self):
         return {"version": np.array([self.version], np.float32)}
 
     def update(self, batch, progress):
@@ -114,7 +114,7 @@ class World:
         self.version += 1
         return {"loss": 0.5}
 
-    def state(self):
+    def get_state(self):
         return {"version": np.array(self.version)}
 
     def load_state(self, state):
@@ -122,25 +122,25 @@ class World:
 
     # Recorder
 
-    def iteration(self, progress, metrics, fragments):
+    def record_iteration(self, progress, metrics, fragments):
         self.happens("record", progress.iteration)
 
-    def evaluation(self, progress, record, policy):
+    def record_evaluation(self, progress, record, policy):
         self.happens("recorded evaluation", progress.steps)
         self.evaluations.append((progress.steps, version_of(policy), record.mean))
 
-    def snapshot(self, take, progress, final):
+    def record_snapshot(self, take, progress, final):
         self.saved.append((final, take()))
 
-    def phase(self, name):
+    def time_phase(self, name):
         return contextlib.nullcontext()
 
     # Stop
 
     @contextlib.contextmanager
-    def interruptible(self):
+    def allow_interrupt(self):
         if self.requested:
-            raise StopNow
+            raise StopInterrupt
         self._waiting = True
         try:
             yield
@@ -157,13 +157,13 @@ class Experience:
     def add(self, fragments, behaviour):
         self.given.append(([f.slot for f in fragments], version_of(behaviour)))
 
-    def batches(self):
+    def take_batches(self):
         yield self.given[-1]
 
-    def state(self):
+    def get_state(self):
         return {}
 
-    def segments(self):
+    def list_segments(self):
         return ()
 
     def load_state(self, state, segments):
@@ -349,7 +349,7 @@ def test_an_average_goes_on_where_a_snapshot_has_it(staleness, monkeypatch):
     whole = train(world, plan(**wanted))
     for _, begun in world.saved:
         again = train(World(), plan(**wanted), begun)
-        assert again.snapshot().policy == whole.snapshot().policy
+        assert again.take_snapshot().policy == whole.take_snapshot().policy
 
 
 def test_without_a_cadence_nothing_is_evaluated():

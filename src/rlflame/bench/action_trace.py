@@ -15,17 +15,17 @@ import numpy as np
 from rlflame.rollout.spec import Array, EnvSpec, Fragment
 
 #: Steps after which a repetition may well begin again at the first.
-_ENOUGH = 20_000
+_MAX_STEPS = 20_000
 
 
-class Script:
+class ActionTrace:
     """Episodes as (seed of the reset, actions after it), put together from fragments.
 
     `given` turns a step's recorded actions into what the environments were given.
     """
 
-    def __init__(self, env: EnvSpec, given: Callable[[Array], Array]) -> None:
-        self._env, self._given = env, given
+    def __init__(self, env: EnvSpec, to_environment: Callable[[Array], Array]) -> None:
+        self._env, self._to_environment = env, to_environment
         self._open: dict[tuple[int, int], list[Array]] = {}
         self._seeds: dict[tuple[int, int], int] = {}
         self._pieces: list[tuple[int, Array]] = []
@@ -34,11 +34,11 @@ class Script:
     def add(self, fragments: Sequence[Fragment]) -> None:
         """The next round's; each slot's rows go on where its last fragment left them."""
         for fragment in fragments:
-            self._add(fragment)
+            self._add_fragment(fragment)
 
-    def _add(self, fragment: Fragment) -> None:
+    def _add_fragment(self, fragment: Fragment) -> None:
         # Step by step, as it was acted; what is given back may be used again for the next step.
-        actions = np.stack([self._given(step).copy() for step in fragment.actions])
+        actions = np.stack([self._to_environment(step).copy() for step in fragment.actions])
         for row, length in enumerate(fragment.lengths.tolist()):
             place, begin = (fragment.slot, row), 0
             for episode in sorted(
@@ -54,10 +54,10 @@ class Script:
             self._steps += length
 
     @property
-    def full(self) -> bool:
-        return self._steps >= _ENOUGH
+    def is_full(self) -> bool:
+        return self._steps >= _MAX_STEPS
 
-    def pieces(self) -> list[tuple[int, Array]]:
+    def list_pieces(self) -> list[tuple[int, Array]]:
         """Unfinished episodes too, as far as they have come."""
         unfinished = [
             (self._seeds[place], np.concatenate(parts)) for place, parts in self._open.items()
@@ -65,7 +65,7 @@ class Script:
         return [*self._pieces, *unfinished]
 
     def save(self, path: Path) -> None:
-        seeds, parts = zip(*self.pieces(), strict=True)
+        seeds, parts = zip(*self.list_pieces(), strict=True)
         np.savez(
             path,
             env=np.array(json.dumps(asdict(self._env))),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rlflame.config.nested import named
+from rlflame.config.nested import flatten
 from rlflame.config.recipe import Recipe
 from rlflame.rollout.spec import EnvSpec
 
@@ -35,11 +35,11 @@ class Case:
         return self.recipe.stop_at_iterations
 
     @property
-    def collected(self) -> dict[str, Any]:
+    def rollout_settings(self) -> dict[str, Any]:
         """The settings that make its rollouts as long as they are, wherever they run, by name."""
         return {
             name: value
-            for name, value in self._settings().items()
+            for name, value in self._list_settings().items()
             if name.startswith(("environment.", "rollout.", "network."))
         }
 
@@ -50,14 +50,14 @@ class Case:
             "stop_at_iterations": self.recipe.stop_at_iterations,
             "stop_at_steps": self.recipe.stop_at_steps,
         }
-        return {**until, **self._settings()}
+        return {**until, **self._list_settings()}
 
-    def _settings(self) -> dict[str, Any]:
+    def _list_settings(self) -> dict[str, Any]:
         decided = self.recipe.learning.model_dump(
             mode="json", exclude={"seed", "horizon_steps", "horizon_iterations"}
         )
         # One value, so that an argument that only one of two has is a difference of what both have.
-        return dict(named(decided, whole=("environment.kwargs",)))
+        return dict(flatten(decided, leaves=("environment.kwargs",)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Cell:
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        return tuple(one.seconds for one in self.repetitions)
+        return tuple(repetition.seconds for repetition in self.repetitions)
 
     @property
     def name(self) -> str:
@@ -99,14 +99,14 @@ class Cell:
 
     @property
     def retried(self) -> list[int]:
-        return [one.retried for one in self.repetitions]
+        return [repetition.retried for repetition in self.repetitions]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class MachineConditions:
     """What a number measured here has to be read with."""
 
     machine: dict[str, Any]

@@ -18,19 +18,19 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.experiment import components
 from rlflame.experiment.learners import launcher
 from rlflame.experiment.run_settings import check_learners
-from rlflame.fleet.base import Fleet, policy_id
-from rlflame.learning.factory import blas_threads
-from rlflame.learning.parallel.process_group import Group
+from rlflame.fleet.base import Fleet, make_policy_id
+from rlflame.learning.factory import count_blas_threads
+from rlflame.learning.parallel.process_group import ProcessGroup
 from rlflame.rollout.spec import Float32, Fragment
 from rlflame.text import format_count
-from rlflame.training.trainer import Progress, Stop
+from rlflame.training.trainer import Progress, StopRequest
 
 #: What to do when a learner was lost.
-AGAIN = "the same command measures anew"
+RETRY_HINT = "the same command measures anew"
 
 
 @dataclass(frozen=True, slots=True)
-class Learning:
+class LearningRun:
     """One run, without its first iteration, in which everybody warms up."""
 
     seconds: float
@@ -43,39 +43,39 @@ class Learning:
 
 
 @dataclass(slots=True)
-class Side:
+class LearnerSide:
     """One number of learners."""
 
     learners: int
-    runs: list[Learning] = field(default_factory=list)
+    runs: list[LearningRun] = field(default_factory=list)
 
 
-class Timed:
+class TimedProcessGroup:
     """A group whose exchanges are timed, on the first learner's clock."""
 
-    def __init__(self, group: Group, clock: Clock) -> None:
+    def __init__(self, group: ProcessGroup, clock: Clock) -> None:
         self._group = group
         self._clock = clock
         self.rank, self.size = group.rank, group.size
         self.spent_s = 0.0
 
-    def gather(self, mine: Float32) -> Float32:
+    def gather(self, values: Float32) -> Float32:
         began = self._clock()
-        found = self._group.gather(mine)
+        result = self._group.gather(values)
         self.spent_s += self._clock() - began
-        return found
+        return result
 
-    def meet_on(self, device: str) -> None:
-        self._group.meet_on(device)
+    def use_device(self, device: str) -> None:
+        self._group.use_device(device)
 
-    def share(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         began = self._clock()
-        found = self._group.share(value)
+        result = self._group.broadcast(value)
         self.spent_s += self._clock() - began
-        return found
+        return result
 
 
-class _FromTheSecond(Stopwatch):
+class _LearningStopwatch(Stopwatch):
     """A stopwatch that says how things stood when the first iteration was over."""
 
     def __init__(self, clock: Clock, exchanged_s: Callable[[], float]) -> None:
@@ -83,10 +83,10 @@ class _FromTheSecond(Stopwatch):
         self._exchanged_s = exchanged_s
         self.marks: list[tuple[float, float, float, int, float]] = []
 
-    def iteration(
+    def record_iteration(
         self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
     ) -> None:
-        super().iteration(progress, metrics, fragments)
+        super().record_iteration(progress, metrics, fragments)
         learn_s = self.spent_s.get("learn", 0.0)
         updates = float(metrics.get("n_updates", 0.0))
         mark = (self._clock(), learn_s, self._exchanged_s(), progress.steps, updates)
@@ -94,7 +94,7 @@ class _FromTheSecond(Stopwatch):
 
 
 @dataclass
-class Together:
+class LearnersBenchmark:
     """`sides` grows while it runs; the numbers of learners take turns."""
 
     case: Case
@@ -102,46 +102,48 @@ class Together:
     repeat: int
     runtime: RuntimeSettings
     open: Callable[[], AbstractContextManager[Fleet]]
-    stop: Stop
-    tell: Callable[[str], None] = lambda text: None
+    stop: StopRequest
+    show_status: Callable[[str], None] = lambda text: None
     clock: Clock = time.perf_counter
-    sides: list[Side] = field(default_factory=list)
+    sides: list[LearnerSide] = field(default_factory=list)
 
     def run(self) -> bool:
         """False where somebody asked to stop before the end."""
         for learners in self.counts:
             check_learners(self.case.recipe.learning, learners)
-        self.sides += [Side(learners) for learners in self.counts]
+        self.sides += [LearnerSide(learners) for learners in self.counts]
         with self.open() as fleet:
             for number in range(self.repeat):
                 for side in self.sides:
-                    self.tell(
+                    self.show_status(
                         f"{format_count(side.learners, 'learner')}: {number + 1} of {self.repeat}"
                     )
-                    found = self._once(side.learners, fleet)
-                    if found is None:
+                    learning_run = self._run_once(side.learners, fleet)
+                    if learning_run is None:
                         return False
-                    side.runs.append(found)
+                    side.runs.append(learning_run)
         return True
 
-    def _once(self, learners: int, fleet: Fleet) -> Learning | None:
+    def _run_once(self, learners: int, fleet: Fleet) -> LearningRun | None:
         recipe = self.case.recipe
         runtime = self.runtime.model_copy(update={"learners": learners})
-        threads = blas_threads(recipe.learning)
-        with launcher.learners(runtime, threads, lambda: AGAIN, self.stop) as group:
-            timed = Timed(group, self.clock)
-            watch = _FromTheSecond(self.clock, lambda: timed.spent_s)
-            begun = components.beginning(recipe, self.case.env)
-            trainer = components.trainer(begun, fleet, watch, self.stop, "bench", None, timed)
+        threads = count_blas_threads(recipe.learning)
+        with launcher.start_learners(runtime, threads, lambda: RETRY_HINT, self.stop) as group:
+            timed = TimedProcessGroup(group, self.clock)
+            watch = _LearningStopwatch(self.clock, lambda: timed.spent_s)
+            initial = components.make_initial_checkpoint(recipe, self.case.env)
+            trainer = components.make_trainer(
+                initial, fleet, watch, self.stop, "bench", None, timed
+            )
             if not trainer.run():
                 return None
-            weights = policy_id(trainer.snapshot().policy)
+            weights = make_policy_id(trainer.take_snapshot().policy)
         (began, *before), (ended, *after) = watch.marks[0], watch.marks[-1]
         learn_s, exchange_s, steps, updates = (b - a for a, b in zip(before, after, strict=True))
-        return Learning(ended - began, learn_s, exchange_s, int(steps), int(updates), weights)
+        return LearningRun(ended - began, learn_s, exchange_s, int(steps), int(updates), weights)
 
 
-def shards_for(counts: Sequence[int], fewest: int) -> int:
+def find_shard_count(counts: Sequence[int], fewest: int) -> int:
     """The least number of shards, from `fewest` on, that all numbers of learners divide."""
     common = math.lcm(*counts)
     return common * -(-fewest // common)

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlflame.bench.process_group import Children, together
-from rlflame.training.trainer import Stop
+from rlflame.bench.process_group import SteppingProcesses, sum_rates
+from rlflame.training.trainer import StopRequest
 
 WAYS = ("gymnasium", "mj_step")
 
 
-class Bare(Children):
+class RawSteppingProcesses(SteppingProcesses):
     """Processes that repeat a script in one way."""
 
-    def __init__(self, script: Path, way: str, workers: int, seconds: float, stop: Stop) -> None:
+    def __init__(
+        self, trace_path: Path, way: str, workers: int, seconds: float, stop: StopRequest
+    ) -> None:
         self._seconds = seconds
         super().__init__(
             "rlflame.bench.raw_stepping",
-            [{"script": str(script), "way": way}] * workers,
+            [{"script": str(trace_path), "way": way}] * workers,
             "The environment could not be stepped on its own.",
             "the same command with --no-limit leaves that out",
             stop,
         )
 
-    def rate(self) -> float:
-        return together(self.step(self._seconds))
+    def measure_rate(self) -> float:
+        return sum_rates(self.step(self._seconds))

@@ -10,37 +10,40 @@ from dataclasses import asdict
 from typing import Any
 
 from rlflame.bench.base import Case
-from rlflame.bench.process_group import Ordered
-from rlflame.bench.rollouts import Collecting, Rate
+from rlflame.bench.process_group import StepServer
+from rlflame.bench.rollouts import RolloutRate, TimedRounds
 from rlflame.config.recipe import Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.experiment import components
 from rlflame.fleet import factory
 from rlflame.rollout.envs import user_file
-from rlflame.training.stop_signal import NeverStop
+from rlflame.training.stop_signal import NullStop
 
 
 def main() -> None:
-    here = Ordered()
-    user_file.load_told()
-    one = case(here.order["recipe"], here.order["number"])
+    server = StepServer()
+    user_file.load_from_environment()
+    bench_case = make_case(server.order["recipe"], server.order["number"])
     inside = RuntimeSettings(fleet="inline")
-    with factory.fleet(inside) as fleet, Collecting(one, fleet, NeverStop()) as collecting:
-        collecting.settle()
+    with (
+        factory.make_fleet(inside) as fleet,
+        TimedRounds(bench_case, fleet, NullStop()) as collecting,
+    ):
+        collecting.warm_up()
 
         def collect(seconds: float) -> dict[str, Any]:
-            rate = Rate("inline", 1)
+            rate = RolloutRate("inline", 1)
             collecting.measure(seconds, rate)
             return asdict(rate)
 
-        here.answer(collect)
+        server.serve(collect)
 
 
-def case(text: str, number: int) -> Case:
+def make_case(text: str, number: int) -> Case:
     """What this one of several processes does."""
     recipe = Recipe.model_validate_json(text)
     learning = recipe.learning.model_copy(update={"seed": recipe.learning.seed + number})
-    env = components.environment(learning.environment)
+    env = components.make_env_spec(learning.environment)
     return Case("alone", recipe.model_copy(update={"learning": learning}), env)
 
 

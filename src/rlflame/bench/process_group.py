@@ -13,17 +13,17 @@ from queue import SimpleQueue
 from typing import Any
 
 from rlflame.errors import RlflameError
-from rlflame.fleet.base import Closing
+from rlflame.fleet.base import ContextManagerMixin
 from rlflame.rollout import wire
-from rlflame.rollout.process.parent_channel import Line, Message
-from rlflame.rollout.process.worker_main import Kind
+from rlflame.rollout.process.parent_channel import Message, ParentChannel
+from rlflame.rollout.process.worker_main import FrameKind
 from rlflame.rollout.process.worker_process import (
-    Garbled,
+    ProtocolError,
     WorkerProcess,
-    how_it_ended,
-    what_became_of_it,
+    describe_exit,
+    format_exit_clause,
 )
-from rlflame.training.trainer import Stop
+from rlflame.training.trainer import StopRequest
 
 #: With these, as a rule, somebody else ends a process, or the system does where memory runs out.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
@@ -32,87 +32,87 @@ _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
 _GRACE_S = 1.0
 
 
-class Children(Closing):
+class SteppingProcesses(ContextManagerMixin):
     """Alive until closed, each with an order of its own; StopNow where somebody asks to stop."""
 
     def __init__(
-        self, module: str, orders: Sequence[Message], refusal: str, hint: str, stop: Stop
+        self, module: str, orders: Sequence[Message], refusal: str, hint: str, stop: StopRequest
     ) -> None:
         self._refusal, self._hint, self._stop = refusal, hint, stop
-        self._children: list[WorkerProcess] = []
+        self._processes: list[WorkerProcess] = []
         try:
             for order in orders:
-                self._children.append(WorkerProcess(module=module))
-                _tell(self._children[-1], "order", **order)
+                self._processes.append(WorkerProcess(module=module))
+                _send(self._processes[-1], "order", **order)
             # All of them are heard: each has an answer of its own.
-            words = {answer["what"] for answer in self._heard()}
+            words = {answer["what"] for answer in self._receive_answers()}
         except BaseException:
             self.close()
             raise
-        self.possible = words == {"ready"}
+        self.is_possible = words == {"ready"}
 
     def step(self, seconds: float) -> list[dict[str, Any]]:
         """What each has done meanwhile."""
-        for child in self._children:
-            _tell(child, "step", seconds=seconds)
-        return self._heard()
+        for child in self._processes:
+            _send(child, "step", seconds=seconds)
+        return self._receive_answers()
 
-    def _heard(self) -> list[Message]:
+    def _receive_answers(self) -> list[Message]:
         """A message of each, in their order."""
-        found: dict[int, Message] = {}
-        waiting = {child.answers: number for number, child in enumerate(self._children)}
+        answer_by_number: dict[int, Message] = {}
+        waiting = {child.answers: number for number, child in enumerate(self._processes)}
         while waiting:
-            with self._stop.interruptible():
-                full = [child.requests for child in self._children if child.backlog]
+            with self._stop.allow_interrupt():
+                full = [child.requests for child in self._processes if child.has_backlog]
                 ready, _, _ = select.select([*waiting], full, [])
-            for child in self._children:
+            for child in self._processes:
                 child.flush()
             for answers in ready:
-                child = self._children[waiting[answers]]
+                child = self._processes[waiting[answers]]
                 try:
                     frames = child.receive()
-                except (EOFError, Garbled) as error:
-                    raise self._lost(child, error) from error
+                except (EOFError, ProtocolError) as error:
+                    raise self._make_loss_error(child, error) from error
                 if frames:
-                    found[waiting.pop(answers)] = wire.decode(frames[0][1])
-        for child in self._children:
+                    answer_by_number[waiting.pop(answers)] = wire.decode(frames[0][1])
+        for child in self._processes:
             child.trim_output()
-        return [found[number] for number in range(len(self._children))]
+        return [answer_by_number[number] for number in range(len(self._processes))]
 
-    def _lost(self, child: WorkerProcess, error: Exception) -> RlflameError:
-        code = child.retire(_GRACE_S)
-        said = f"{self._refusal} Process {child.pid}: {str(error) or how_it_ended(code)}."
+    def _make_loss_error(self, child: WorkerProcess, error: Exception) -> RlflameError:
+        code = child.terminate(_GRACE_S)
+        message = f"{self._refusal} Process {child.pid}: {str(error) or describe_exit(code)}."
         if not str(error) and -code in _FROM_OUTSIDE:
-            said = f"Process {child.pid}, which is measured, {what_became_of_it(code)}."
-        return RlflameError(said, self._hint, child.printed().strip())
+            message = f"Process {child.pid}, which is measured, {format_exit_clause(code)}."
+        return RlflameError(message, self._hint, child.read_output().strip())
 
     def close(self) -> None:
-        while self._children:
-            self._children.pop().retire()
+        while self._processes:
+            self._processes.pop().terminate()
 
 
-def together(heard: Sequence[dict[str, Any]]) -> float:
+def sum_rates(answers: Sequence[dict[str, Any]]) -> float:
     """Steps a second of all of them."""
-    return sum(float(one["steps"] / one["seconds"]) for one in heard)
+    return sum(float(answer["steps"] / answer["seconds"]) for answer in answers)
 
 
-def _tell(child: WorkerProcess, what: str, **values: Any) -> None:
-    child.send(Kind.TASK, wire.encode({"what": what, **values}))
+def _send(child: WorkerProcess, kind: str, **values: Any) -> None:
+    child.send(FrameKind.TASK, wire.encode({"what": kind, **values}))
 
 
-class Ordered:
+class StepServer:
     """The same, as one of these processes sees it."""
 
     def __init__(self) -> None:
-        self._line = Line.opened()
-        order = self._line.hear()
+        self._channel = ParentChannel.open()
+        order = self._channel.receive()
         assert order is not None
         self.order = order
-        self._asked: SimpleQueue[Message] = SimpleQueue()
-        self._line.attend(self._asked.put)
+        self._requests: SimpleQueue[Message] = SimpleQueue()
+        self._channel.start_listening(self._requests.put)
 
-    def answer(self, step: Callable[[float], dict[str, Any]] | None) -> None:
+    def serve(self, step: Callable[[float], dict[str, Any]] | None) -> None:
         """For as long as the other side is there; without a way to step, it is told so."""
-        self._line.tell("absent" if step is None else "ready")
+        self._channel.send("absent" if step is None else "ready")
         while step is not None:
-            self._line.tell("stepped", **step(self._asked.get()["seconds"]))
+            self._channel.send("stepped", **step(self._requests.get()["seconds"]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class PublishedRun:
     """A run of theirs: seconds in all, and the mean reward of its last iteration."""
 
     seconds: float
@@ -18,7 +18,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PublishedComparison:
     """Theirs, one trial a side; the two sides are two programs, not one on two fleets."""
 
     source: str
@@ -26,8 +26,8 @@ class Comparison:
     environment: str
     iterations: int
     episodes_per_iteration: int
-    local: Side
-    flame: Side
+    local: PublishedRun
+    flame: PublishedRun
 
     @property
     def episodes(self) -> int:
@@ -39,22 +39,22 @@ _REPORT = (
     "Apple M4, 8 cores; Podman with 5 virtual processors and 8 GB; 3 executor managers",
 )
 RECIPES = {
-    "flame-readme-ant": Comparison(
+    "flame-readme-ant": PublishedComparison(
         "the README of Flame's RL example",
         "not stated",
-        "ant", 20, 100, Side(106.45, -91.6), Side(85.23, -122.4),
+        "ant", 20, 100, PublishedRun(106.45, -91.6), PublishedRun(85.23, -122.4),
     ),
-    "flame-report-ant": Comparison(
-        *_REPORT, "ant", 100, 100, Side(481.70, -166.1), Side(335.71, -252.6)
+    "flame-report-ant": PublishedComparison(
+        *_REPORT, "ant", 100, 100, PublishedRun(481.70, -166.1), PublishedRun(335.71, -252.6)
     ),
-    "flame-report-cartpole": Comparison(
-        *_REPORT, "cartpole", 100, 100, Side(1230.12, 193.4), Side(517.94, 499.8)
+    "flame-report-cartpole": PublishedComparison(
+        *_REPORT, "cartpole", 100, 100, PublishedRun(1230.12, 193.4), PublishedRun(517.94, 499.8)
     ),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class PublishedReplay:
     """Transitions a second of an example that collects into a replay, by where and how."""
 
     source: str
@@ -82,7 +82,7 @@ class Replay:
         return self.incremental / self.local
 
 
-REPLAY = Replay(
+REPLAY = PublishedReplay(
     "the README of Flame's replay buffer example",
     "not stated",
     "CartPole-v1", 50, 20, 500, 64, 223_376.4, 76_016.1, 6_959.5,
@@ -100,7 +100,7 @@ _BENEFITS = (
 )
 
 
-def benefit(episode_ms: float) -> str:
+def find_benefit(episode_ms: float) -> str:
     """What their README says distribution does for episodes of this length."""
     return next(text for least, text in _BENEFITS if episode_ms >= least)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlflame.bench.base import Case
-from rlflame.bench.learners import shards_for
+from rlflame.bench.learners import find_shard_count
 from rlflame.config import resolve
-from rlflame.config.recipe import SHARDS, LearningSettings, RunConfig
+from rlflame.config.recipe import DEFAULT_SHARDS, LearningSettings, RunConfig
 from rlflame.errors import ConfigError
 from rlflame.experiment import components, run_settings
 
@@ -21,7 +21,7 @@ SOURCE = "the article on distributed PPO and SAC by Horovod on Spark"
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class PublishedSetup:
     """What a single process has there; all else is as in stable-baselines3, which it is built on.
 
     Eight environments collect what one does there, so that eight workers have work.
@@ -34,7 +34,7 @@ class Setup:
 
 
 SETUPS = {
-    "dppo": Setup(
+    "dppo": PublishedSetup(
         "CartPole-v1",
         "ppo",
         100_000,
@@ -56,7 +56,7 @@ SETUPS = {
             "ppo.value_weight=0.5",
         ),
     ),
-    "dsac": Setup(
+    "dsac": PublishedSetup(
         "Pendulum-v1",
         "sac",
         10_000,
@@ -88,13 +88,17 @@ class Variant:
         return self.config.runtime.learners
 
 
-def variants(
-    setup: Setup, counts: Sequence[int], *, steps: int | None = None, sets: Sequence[str] = ()
+def make_variants(
+    setup: PublishedSetup,
+    counts: Sequence[int],
+    *,
+    steps: int | None = None,
+    sets: Sequence[str] = (),
 ) -> list[Variant]:
     """The exact recipe by every number of learners, and the scaled ones; of one learner nothing is
     scaled."""
-    found = []
-    shards = f"learning.gradient_shards={shards_for(counts, SHARDS)}"
+    result = []
+    shards = f"learning.gradient_shards={find_shard_count(counts, DEFAULT_SHARDS)}"
     for kind in ("exact", "scaled"):
         for learners in counts:
             if kind == "scaled" and learners == 1:
@@ -108,29 +112,29 @@ def variants(
                     "stop_at_iterations": None,
                     "runtime.learners": learners,
                 },
-                continuous=components.acts_continuously,
+                continuous=components.has_continuous_actions,
             )
             run_settings.check_learners(config.learning, learners)
             scaled = kind == "scaled"
-            config = run_settings.scaled(config, batch=scaled, learning_rate=scaled)
-            found.append(Variant(kind, _case(kind, config), config))
-    return found
+            config = run_settings.scale_config(config, batch=scaled, learning_rate=scaled)
+            result.append(Variant(kind, _make_case(kind, config), config))
+    return result
 
 
-def _case(kind: str, config: RunConfig) -> Case:
-    recipe = config.recipe.with_horizon()
+def _make_case(kind: str, config: RunConfig) -> Case:
+    recipe = config.recipe.copy_with_horizon()
     quiet = recipe.evaluation.model_copy(update={"every_steps": None, "until_return": None})
     recipe = recipe.model_copy(update={"evaluation": quiet})
-    return Case(kind, recipe, components.environment(recipe.learning.environment))
+    return Case(kind, recipe, components.make_env_spec(recipe.learning.environment))
 
 
-def chosen(name: str) -> Setup:
+def find_setup(name: str) -> PublishedSetup:
     if name not in SETUPS:
         raise ConfigError(f"There is no set-up {name!r}.", f"--recipe {', '.join(SETUPS)}")
     return SETUPS[name]
 
 
-def theirs(learning: LearningSettings) -> dict[str, Any]:
+def make_sb3_request(learning: LearningSettings) -> dict[str, Any]:
     """The same recipe in the words of stable-baselines3, by one environment."""
     hidden, environment = list(learning.network.hidden), learning.environment
     common = {"policy_kwargs": {"net_arch": hidden}, "seed": learning.seed}

@@ -16,11 +16,11 @@ from rlflame import __version__
 from rlflame.analysis.plots.chart import Chart, Panels, Series
 from rlflame.analysis.report.document import Document, Section, Table
 from rlflame.analysis.smoothing import moving_average
-from rlflame.bench.base import Surroundings
+from rlflame.bench.base import MachineConditions
 from rlflame.bench.published_dppo import SOURCE
-from rlflame.bench.race import THEIRS, Race, Runner
-from rlflame.bench.scaling_model import agreed
-from rlflame.bench.scaling_result import NOTHING, disturbed, surroundings
+from rlflame.bench.race import SB3_NAME, RaceRun, Runner
+from rlflame.bench.scaling_model import has_equal_digests
+from rlflame.bench.scaling_result import NOTHING, format_conditions, format_retried
 from rlflame.config.recipe import LearningSettings
 
 HEAD = ("learners", "recipe", "seconds", "steps", "case", "final_return", "retried")
@@ -28,123 +28,132 @@ HEAD = ("learners", "recipe", "seconds", "steps", "case", "final_return", "retri
 EPISODES = 20
 
 
-def final_return(race: Race) -> float | None:
+def compute_final_return(race: RaceRun) -> float | None:
     newest = [earned for _, _, earned in race.episodes[-EPISODES:]]
     return sum(newest) / len(newest) if newest else None
 
 
 @dataclass(frozen=True)
-class Raced:
+class RaceResult:
     """All that was seen; the first runner is the one that others are measured by."""
 
     name: str
     runners: Sequence[Runner]
-    surroundings: Surroundings
+    conditions: MachineConditions
     complete: bool
 
     @property
     def same_bits(self) -> bool | None:
-        return agreed(race.weights for one in self._of("exact") for race in one.races)
+        return has_equal_digests(
+            race.weights for runner in self._find_runners("exact") for race in runner.races
+        )
 
-    def speedup(self, runner: Runner) -> float:
+    def compute_speedup(self, runner: Runner) -> float:
         """Beside the first, in seconds a step: runs may differ in length."""
-        return _cost(self.runners[0]) / _cost(runner)
+        return _compute_seconds_per_step(self.runners[0]) / _compute_seconds_per_step(runner)
 
-    def facts(self) -> dict[str, Any]:
+    def to_facts(self) -> dict[str, Any]:
         return {
             "benchmark": self.name,
             "rlflame": __version__,
             "complete": self.complete,
-            **self.surroundings.as_dict(),
+            **self.conditions.as_dict(),
             "same_bits": self.same_bits,
             "runners": [
                 {
-                    "recipe": one.kind,
-                    "learners": one.learners,
-                    "version": one.version,
-                    "speedup": self.speedup(one),
-                    "final_returns": [final_return(race) for race in one.races],
-                    "races": [asdict(race) for race in one.races],
+                    "recipe": runner.kind,
+                    "learners": runner.learners,
+                    "version": runner.version,
+                    "speedup": self.compute_speedup(runner),
+                    "final_returns": [compute_final_return(race) for race in runner.races],
+                    "races": [asdict(race) for race in runner.races],
                 }
-                for one in self.runners
+                for runner in self.runners
             ],
             "measurements": [
                 {
-                    "name": self._named(one),
+                    "name": self._format_name(runner),
                     "unit": "s",
                     "better": "lower",
-                    "values": [race.seconds for race in one.races],
-                    "retried": [race.retried for race in one.races],
-                    "work": one.work,
+                    "values": [race.seconds for race in runner.races],
+                    "retried": [race.retried for race in runner.races],
+                    "work": runner.work,
                 }
-                for one in self.runners
+                for runner in self.runners
             ],
         }
 
-    def _named(self, runner: Runner) -> str:
+    def _format_name(self, runner: Runner) -> str:
         return f"{self.name}, {runner.kind} with {runner.learners}"
 
-    def table(self) -> list[tuple[object, ...]]:
+    def to_table(self) -> list[tuple[object, ...]]:
         """Theirs is a case of its own, so that ours is measured by one learner of ours."""
         return [
             HEAD,
             *(
                 (
-                    one.learners,
-                    one.kind,
+                    runner.learners,
+                    runner.kind,
                     race.seconds,
                     race.steps,
-                    THEIRS if one.variant is None else "rlflame",
-                    "" if (earned := final_return(race)) is None else earned,
+                    SB3_NAME if runner.variant is None else "rlflame",
+                    "" if (earned := compute_final_return(race)) is None else earned,
                     race.retried,
                 )
-                for one in self.runners
-                for race in one.races
+                for runner in self.runners
+                for race in runner.races
             ),
         ]
 
-    def document(self) -> Document:
+    def to_document(self) -> Document:
         head: tuple[str, ...] = ("recipe", "learners", "batch", "learning rate", "seconds")
         head += ("total steps", "speed-up", "ideal", "exchanging", "final return")
         first = self.runners[0]
-        said: tuple[str | Table, ...] = (
+        blocks: tuple[str | Table, ...] = (
             f"After {SOURCE}: as many workers as learners. Speed-up is of the time for as many "
             f"steps, beside {first.learners} of {first.kind}; the final return is the mean of the "
             f"newest training episodes, {EPISODES} at most. Medians of {len(first.races)}.",
-            Table(head, tuple(self._row(one) for one in self.runners)),
-            *self.compared(),
-            *disturbed(
-                {self._named(one): [race.retried for race in one.races] for one in self.runners}
+            Table(head, tuple(self._make_row(runner) for runner in self.runners)),
+            *self.format_weights_comparison(),
+            *format_retried(
+                {
+                    self._format_name(runner): [race.retried for race in runner.races]
+                    for runner in self.runners
+                }
             ),
-            *(f"{THEIRS} {one.version}, one process with one thread." for one in self._of(THEIRS)),
+            *(
+                f"{SB3_NAME} {runner.version}, one process with one thread."
+                for runner in self._find_runners(SB3_NAME)
+            ),
         )
-        found = tuple(surroundings(self.surroundings, self.complete))
+        conditions = tuple(format_conditions(self.conditions, self.complete))
         return Document(
-            f"Benchmark: {self.name}", (Section("Races", said), Section("Measured on", found))
+            f"Benchmark: {self.name}",
+            (Section("Races", blocks), Section("Measured on", conditions)),
         )
 
-    def curves(self) -> Panels | None:
+    def to_panels(self) -> Panels | None:
         """Return by all steps, by those of one learner, and by time; None of no episodes."""
-        if not any(one.races[0].episodes for one in self.runners):
+        if not any(runner.races[0].episodes for runner in self.runners):
             return None
         charts = []
         for label in ("Steps, all learners together", "Steps per learner", "Seconds"):
             lines = []
-            for one in self.runners:
-                ends = np.array(one.races[0].episodes, np.float64).reshape(-1, 3)
+            for runner in self.runners:
+                ends = np.array(runner.races[0].episodes, np.float64).reshape(-1, 3)
                 window = max(1, min(EPISODES, len(ends)))
                 x = ends[window - 1 :, 1 if label == "Seconds" else 0]
                 if label == "Steps per learner":
-                    x = x / one.learners
+                    x = x / runner.learners
                 y = moving_average(ends[:, 2], window)
                 if len(y):
-                    lines.append(Series(f"{one.kind}, {one.learners}", x, y))
+                    lines.append(Series(f"{runner.kind}, {runner.learners}", x, y))
             charts.append(Chart("", label, "Return", tuple(lines)))
         return Panels(tuple(charts), f"Lines: means of {EPISODES} episodes, or of all.")
 
-    def compared(self) -> list[str]:
+    def format_weights_comparison(self) -> list[str]:
         """Of one number of learners there is nothing to say."""
-        counts = [str(one.learners) for one in self._of("exact")]
+        counts = [str(runner.learners) for runner in self._find_runners("exact")]
         if len(counts) < 2:
             return []
         if self.same_bits is False:
@@ -152,37 +161,41 @@ class Raced:
         return [f"The exact recipe learned the same weights by {', '.join(counts)} learners, to "
                 "the last bit."]  # fmt: skip
 
-    def _of(self, kind: str) -> list[Runner]:
-        return [one for one in self.runners if one.kind == kind]
+    def _find_runners(self, kind: str) -> list[Runner]:
+        return [runner for runner in self.runners if runner.kind == kind]
 
-    def _row(self, one: Runner) -> tuple[str, ...]:
+    def _make_row(self, runner: Runner) -> tuple[str, ...]:
         exchanging = NOTHING
-        variant = one.variant or self.runners[0].variant  # stable-baselines3 has what the first has
+        variant = (
+            runner.variant or self.runners[0].variant
+        )  # stable-baselines3 has what the first has
         assert variant is not None
-        batch, rate = _batch_and_rate(variant.case.recipe.learning)
-        if one.variant is not None:
-            share = median((race.exchange_s or 0.0) / race.seconds for race in one.races)
+        batch, rate = _format_batch_and_rate(variant.case.recipe.learning)
+        if runner.variant is not None:
+            share = median((race.exchange_s or 0.0) / race.seconds for race in runner.races)
             exchanging = f"{share:.1%}"
-        earned = [found for race in one.races if (found := final_return(race)) is not None]
+        earned = [
+            value for race in runner.races if (value := compute_final_return(race)) is not None
+        ]
         return (
-            one.kind,
-            str(one.learners),
+            runner.kind,
+            str(runner.learners),
             batch,
             rate,
-            f"{median(race.seconds for race in one.races):,.2f}",
-            f"{one.races[0].steps:,}",
-            f"{self.speedup(one):.2f}x",
-            f"{one.learners / self.runners[0].learners:.3g}x",
+            f"{median(race.seconds for race in runner.races):,.2f}",
+            f"{runner.races[0].steps:,}",
+            f"{self.compute_speedup(runner):.2f}x",
+            f"{runner.learners / self.runners[0].learners:.3g}x",
             exchanging,
             f"{median(earned):,.1f}" if earned else NOTHING,
         )
 
 
-def _cost(runner: Runner) -> float:
+def _compute_seconds_per_step(runner: Runner) -> float:
     return median(race.seconds / race.steps for race in runner.races)
 
 
-def _batch_and_rate(learning: LearningSettings) -> tuple[str, str]:
+def _format_batch_and_rate(learning: LearningSettings) -> tuple[str, str]:
     if learning.ppo is not None:
         return f"{learning.ppo.minibatch_size:,}", f"{learning.ppo.learning_rate:g}"
     assert learning.sac is not None

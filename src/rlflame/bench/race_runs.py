@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlflame.bench.machine_load import Watch
-from rlflame.bench.output import Folder
+from rlflame.bench.machine_load import LoadMonitor
+from rlflame.bench.output import ResultFolder
 from rlflame.bench.published_dppo import Variant
-from rlflame.bench.race import Racing, Runner
-from rlflame.bench.race_result import Raced
-from rlflame.bench.run import tell_whole
-from rlflame.bench.session import Session, measured
-from rlflame.console.output import say_aside
+from rlflame.bench.race import RaceBenchmark, Runner
+from rlflame.bench.race_result import RaceResult
+from rlflame.bench.run import report_tabular
+from rlflame.bench.session import BenchSession, run_measurement
+from rlflame.console.output import print_note
 
 
-def race(
+def run_race(
     name: str,
     variants: Sequence[Variant],
     kind: str,
@@ -28,24 +28,24 @@ def race(
     as_json: bool = False,
     debug: bool = False,
 ) -> None:
-    folder = Folder(out, name) if out is not None else None
-    watch, runtime = Watch([kind]), variants[0].config.runtime
+    folder = ResultFolder(out, name) if out is not None else None
+    watch, runtime = LoadMonitor([kind]), variants[0].config.runtime
     runners: list[Runner] = []
 
-    def measure(here: Session) -> bool:
-        return Racing(
-            variants, repeat, runtime, lambda count: here.open(kind, count),
-            here.stop, here.tell, here.note, here.retried, runners=runners,
+    def measure(session: BenchSession) -> bool:
+        return RaceBenchmark(
+            variants, repeat, runtime, lambda count: session.open(kind, count),
+            session.stop, session.show_status, session.note, session.take_retried, runners=runners,
         ).run()  # fmt: skip
 
-    def told(complete: bool) -> bool:
+    def report(complete: bool) -> bool:
         some = [runner for runner in runners if runner.races]
         if some:
-            result = Raced(name, some, watch.over(), complete)
-            curves = result.curves() if folder is not None else None
-            tell_whole(result, folder, curves, as_json=as_json)
+            result = RaceResult(name, some, watch.finish(), complete)
+            curves = result.to_panels() if folder is not None else None
+            report_tabular(result, folder, curves, as_json=as_json)
             if folder is not None and curves is None:
-                say_aside("No episode has ended, so there are no curves of returns.")
+                print_note("No episode has ended, so there are no curves of returns.")
         return bool(some)
 
-    measured(runtime, debug, measure, told, out)
+    run_measurement(runtime, debug, measure, report, out)

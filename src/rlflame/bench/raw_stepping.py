@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.bench.process_group import Ordered
+from rlflame.bench.process_group import StepServer
 from rlflame.rollout.envs import user_file
-from rlflame.rollout.envs.make import make
+from rlflame.rollout.envs.make import make_env
 from rlflame.rollout.spec import Array, EnvSpec
 
 #: (seed of the reset, actions after it)
@@ -25,7 +25,7 @@ Pieces = list[tuple[int, Array]]
 _AT_ONCE = 100
 
 
-def read(path: Path) -> tuple[EnvSpec, Pieces]:
+def read_trace(path: Path) -> tuple[EnvSpec, Pieces]:
     with np.load(path, allow_pickle=False) as held:
         spec = EnvSpec(**json.loads(str(held["env"])))
         ends = np.cumsum(held["lengths"])[:-1]
@@ -33,9 +33,9 @@ def read(path: Path) -> tuple[EnvSpec, Pieces]:
         return spec, [(int(seed), part) for seed, part in zip(held["seeds"], parts, strict=True)]
 
 
-def gymnasium_steps(spec: EnvSpec, pieces: Pieces) -> Iterator[float]:
+def iterate_gymnasium(spec: EnvSpec, pieces: Pieces) -> Iterator[float]:
     """A reward for each step, for ever."""
-    env = make(spec)
+    env = make_env(spec)
     discrete = spec.action_kind == "discrete"
     shape = spec.action_shape or (spec.action_size,)
     ready: list[tuple[int, list[Any]]] = [
@@ -55,15 +55,15 @@ def gymnasium_steps(spec: EnvSpec, pieces: Pieces) -> Iterator[float]:
                 yield float(reward)
 
 
-def mujoco_steps(spec: EnvSpec, pieces: Pieces) -> Iterator[float] | None:
+def iterate_mujoco(spec: EnvSpec, pieces: Pieces) -> Iterator[float] | None:
     """The same through `mj_step` alone; None where the environment is no MuJoCo model."""
-    env: Any = make(spec).unwrapped
+    env: Any = make_env(spec).unwrapped
     if not all(hasattr(env, name) for name in ("model", "data", "frame_skip")):
         return None
-    return _mujoco_steps(env, pieces)
+    return _iterate_mujoco(env, pieces)
 
 
-def _mujoco_steps(env: Any, pieces: Pieces) -> Iterator[float]:
+def _iterate_mujoco(env: Any, pieces: Pieces) -> Iterator[float]:
     import mujoco
 
     model, data, skip = env.model, env.data, env.frame_skip
@@ -82,34 +82,34 @@ def _mujoco_steps(env: Any, pieces: Pieces) -> Iterator[float]:
                 yield 0.0
 
 
-def timed(
+def time_steps(
     steps: Iterator[float], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[int, float]:
     """Steps taken, some at least, and the seconds they took; the clock is asked now and then."""
-    began, taken, elapsed = clock(), 0, 0.0
-    while not taken or elapsed < seconds:
+    began, step_count, elapsed = clock(), 0, 0.0
+    while not step_count or elapsed < seconds:
         for _ in range(_AT_ONCE):
             next(steps)
-        taken, elapsed = taken + _AT_ONCE, clock() - began
-    return taken, elapsed
+        step_count, elapsed = step_count + _AT_ONCE, clock() - began
+    return step_count, elapsed
 
 
 def main() -> None:
-    here = Ordered()
-    user_file.load_told()
-    spec, pieces = read(Path(here.order["script"]))
-    way = gymnasium_steps if here.order["way"] == "gymnasium" else mujoco_steps
+    server = StepServer()
+    user_file.load_from_environment()
+    spec, pieces = read_trace(Path(server.order["script"]))
+    way = iterate_gymnasium if server.order["way"] == "gymnasium" else iterate_mujoco
     steps = way(spec, pieces)
     if steps is None:
-        here.answer(None)
+        server.serve(None)
         return
     next(steps)
 
     def step(seconds: float) -> dict[str, Any]:
-        taken, elapsed = timed(steps, seconds)
-        return {"steps": taken, "seconds": elapsed}
+        step_count, elapsed = time_steps(steps, seconds)
+        return {"steps": step_count, "seconds": elapsed}
 
-    here.answer(step)
+    server.serve(step)
 
 
 if __name__ == "__main__":

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlflame.bench.base import Case
-from rlflame.bench.rollouts import Rounds
+from rlflame.bench.rollouts import RolloutRounds
 from rlflame.bench.timing import Clock, Stopwatch
-from rlflame.fleet.base import Fleet, TrafficCount
+from rlflame.fleet.base import Fleet, TrafficCounter
 from rlflame.learning import factory
-from rlflame.learning.base import digest_of
-from rlflame.training.trainer import Stop, StopNow
+from rlflame.learning.base import compute_digest
+from rlflame.training.trainer import StopInterrupt, StopRequest
 
 #: Batches drawn from the full replay, for what sampling alone takes.
 _DRAWS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class FillIteration:
     """One iteration, and what the replay had taken by then; `bytes_in` are the fleet's answers."""
 
     collect_s: float
@@ -35,10 +35,10 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class ReplayFill:
     """One replay, filled; a batch is drawn after each iteration, as learning would."""
 
-    iterations: tuple[Pass, ...]
+    iterations: tuple[FillIteration, ...]
     #: Transitions a second, of batches drawn one after the other at the end.
     drawn_per_s: float
     #: Names all that is in the replay by its content.
@@ -52,19 +52,19 @@ class Fill:
 
     @property
     def collect_s(self) -> float:
-        return sum(one.collect_s for one in self.iterations)
+        return sum(iteration.collect_s for iteration in self.iterations)
 
     @property
     def add_s(self) -> float:
-        return sum(one.add_s for one in self.iterations)
+        return sum(iteration.add_s for iteration in self.iterations)
 
     @property
     def sample_s(self) -> float:
-        return sum(one.sample_s for one in self.iterations)
+        return sum(iteration.sample_s for iteration in self.iterations)
 
     @property
     def bytes_in(self) -> int:
-        return sum(one.bytes_in for one in self.iterations)
+        return sum(iteration.bytes_in for iteration in self.iterations)
 
     @property
     def seconds(self) -> float:
@@ -80,42 +80,44 @@ class Fill:
 
 
 @dataclass(slots=True)
-class Filling:
+class FillSeries:
     """A fleet with a number of workers."""
 
     fleet: str
     workers: int
-    fills: list[Fill] = field(default_factory=list)
+    fills: list[ReplayFill] = field(default_factory=list)
 
 
-def fill(case: Case, fleet: Fleet, stop: Stop, clock: Clock = time.perf_counter) -> Fill | None:
+def fill(
+    case: Case, fleet: Fleet, stop: StopRequest, clock: Clock = time.perf_counter
+) -> ReplayFill | None:
     """All iterations of the case; None where somebody asked to stop."""
     # As wide as a learner's experience; this one is of a case that draws from it.
-    replay: Any = factory.experience(case.recipe.learning, case.env)
-    traffic, passes = TrafficCount(fleet), []
-    with Rounds(case, fleet, stop, "uniform") as rounds:
+    replay: Any = factory.make_buffer(case.recipe.learning, case.env)
+    traffic, passes = TrafficCounter(fleet), []
+    with RolloutRounds(case, fleet, stop, "uniform") as rounds:
         for iteration in range(case.iterations):
             watch = Stopwatch(clock)
             try:
-                with watch.phase("collect"):
-                    fragments = rounds.next()
-            except StopNow:
+                with watch.time_phase("collect"):
+                    fragments = rounds.collect()
+            except StopInterrupt:
                 return None
-            with watch.phase("add"):
+            with watch.time_phase("add"):
                 replay.add(fragments, rounds.policy)
-            with watch.phase("sample"):
+            with watch.time_phase("sample"):
                 replay.draw(iteration)
             collect_s, add_s, sample_s = watch.spent_s.values()
             came = traffic.take()["bytes_in"]
-            passes.append(Pass(collect_s, add_s, sample_s, came, replay.total_added))
-    watch, drawn = Stopwatch(clock), 0
-    with watch.phase("draw"):
+            passes.append(FillIteration(collect_s, add_s, sample_s, came, replay.total_added))
+    watch, sample_count = Stopwatch(clock), 0
+    with watch.time_phase("draw"):
         for number in range(_DRAWS):
-            drawn += len(replay.draw(number).rewards)
-    return Fill(
+            sample_count += len(replay.draw(number).rewards)
+    return ReplayFill(
         tuple(passes),
-        drawn / watch.spent_s["draw"],
-        digest_of(replay.state()),
+        sample_count / watch.spent_s["draw"],
+        compute_digest(replay.state()),
     )
 
 
@@ -124,27 +126,27 @@ def fill_in_turn(
     fleets: Mapping[str, Fleet],
     workers: int,
     repeat: int,
-    stop: Stop,
-    into: list[Filling],
-    tell: Callable[[str], None],
-    retried: Callable[[], int] = lambda: 0,
+    stop: StopRequest,
+    into: list[FillSeries],
+    show_status: Callable[[str], None],
+    take_retried: Callable[[], int] = lambda: 0,
 ) -> bool:
     """Repetition by repetition, each fleet in turn; False where somebody asked to stop."""
     for kind, fleet in fleets.items():
-        tell(f"{kind} with {workers}: starting")
+        show_status(f"{kind} with {workers}: starting")
         try:
-            with Rounds(case, fleet, stop, "uniform") as rounds:
-                rounds.next()
-        except StopNow:
+            with RolloutRounds(case, fleet, stop, "uniform") as rounds:
+                rounds.collect()
+        except StopInterrupt:
             return False
-        into.append(Filling(kind, 1 if kind == "inline" else workers))
-    mine = into[-len(fleets) :]
+        into.append(FillSeries(kind, 1 if kind == "inline" else workers))
+    series = into[-len(fleets) :]
     for number in range(repeat):
-        for filling in mine:
-            tell(f"{filling.fleet} with {filling.workers}: {number + 1} of {repeat}")
-            retried()
-            found = fill(case, fleets[filling.fleet], stop)
-            if found is None:
+        for filling in series:
+            show_status(f"{filling.fleet} with {filling.workers}: {number + 1} of {repeat}")
+            take_retried()
+            replay_fill = fill(case, fleets[filling.fleet], stop)
+            if replay_fill is None:
                 return False
-            filling.fills.append(replace(found, retried=retried()))
+            filling.fills.append(replace(replay_fill, retried=take_retried()))
     return True

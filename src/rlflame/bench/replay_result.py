@@ -11,34 +11,42 @@ import numpy as np
 
 from rlflame import __version__
 from rlflame.analysis.report.document import Block, Document, Section, Table
-from rlflame.bench.base import Case, Surroundings
+from rlflame.bench.base import Case, MachineConditions
 from rlflame.bench.published import REPLAY
-from rlflame.bench.replay import Filling
-from rlflame.bench.scaling_model import agreed
-from rlflame.bench.scaling_result import NOTHING, bits, disturbed, spread, surroundings
-from rlflame.statistics import Interval, compare_medians, median_interval
+from rlflame.bench.replay import FillSeries
+from rlflame.bench.scaling_model import has_equal_digests
+from rlflame.bench.scaling_result import (
+    NOTHING,
+    format_bits,
+    format_conditions,
+    format_interval,
+    format_retried,
+)
+from rlflame.statistics import Interval, compare_medians, compute_median_interval
 from rlflame.text import format_count
 
 
 @dataclass(frozen=True)
-class Filled:
+class ReplayResult:
     """All that a replay benchmark has seen."""
 
     case: Case
-    fillings: Sequence[Filling]
-    surroundings: Surroundings
+    fillings: Sequence[FillSeries]
+    conditions: MachineConditions
     complete: bool
 
     @property
     def same_bits(self) -> bool | None:
-        return agreed(fill.content for filling in self.fillings for fill in filling.fills)
+        return has_equal_digests(
+            fill.content for filling in self.fillings for fill in filling.fills
+        )
 
-    def facts(self) -> dict[str, Any]:
+    def to_facts(self) -> dict[str, Any]:
         return {
             "benchmark": "replay",
             "rlflame": __version__,
             "complete": self.complete,
-            **self.surroundings.as_dict(),
+            **self.conditions.as_dict(),
             "environment": self.case.env.id,
             "case": self.case.name,
             "iterations": self.case.iterations,
@@ -62,7 +70,7 @@ class Filled:
             "published": asdict(REPLAY),
             "measurements": [
                 {
-                    "name": self._named(filling),
+                    "name": self._format_name(filling),
                     "unit": "transitions/s",
                     "better": "higher",
                     "values": [fill.per_s for fill in filling.fills],
@@ -73,20 +81,20 @@ class Filled:
             ],
         }
 
-    def _named(self, filling: Filling) -> str:
+    def _format_name(self, filling: FillSeries) -> str:
         return f"{self.case.name}, {filling.fleet} with {filling.workers}"
 
-    def document(self) -> Document:
+    def to_document(self) -> Document:
         return Document(
             f"Benchmark: a replay of {self.case.env.id}",
             (
-                Section("Rate", tuple(self._rates())),
-                Section("Beside what was published", tuple(self._published())),
-                Section("Measured on", tuple(surroundings(self.surroundings, self.complete))),
+                Section("Rate", tuple(self._make_rate_blocks())),
+                Section("Beside what was published", tuple(self._make_published_blocks())),
+                Section("Measured on", tuple(format_conditions(self.conditions, self.complete))),
             ),
         )
 
-    def _rates(self) -> list[Block]:
+    def _make_rate_blocks(self) -> list[Block]:
         rollout = self.case.recipe.learning.rollout
         head = ("fleet", "workers", "times", "transitions/s", "collecting", "adding alone, /s",
                 "sampling alone, /s", "bytes a transition")  # fmt: skip
@@ -99,7 +107,7 @@ class Filled:
                 filling.fleet,
                 str(filling.workers),
                 str(len(fills)),
-                spread(median_interval(rates), len(fills), 0),
+                format_interval(compute_median_interval(rates), len(fills), 0),
                 f"{median(fill.collect_s / fill.seconds for fill in fills):.1%}",
                 f"{median(fill.added_per_s for fill in fills):,.0f}",
                 f"{median(fill.drawn_per_s for fill in fills):,.0f}",
@@ -107,35 +115,35 @@ class Filled:
             ))  # fmt: skip
         return [
             f"{self.fillings[0].fills[0].transitions:,} transitions of random actions"
-            f"{self._asked()}: {format_count(self.case.iterations, 'iteration')} of "
+            f"{self._format_buffer_note()}: {format_count(self.case.iterations, 'iteration')} of "
             f"{format_count(rollout.num_slots, 'fragment')} of "
             f"{format_count(rollout.steps, 'step')}, from the "
             f"fleet into the replay, and a batch of {self._batch} out of it after each. Start-up "
             "is in no figure.",
             Table(head, tuple(body), 2),
-            *bits(
+            *format_bits(
                 [self.same_bits],
                 "Every replay held the same in the end, to the last bit.",
                 "The replays did not hold the same.",
                 elsewhere=any(filling.fleet == "flame" for filling in self.fillings),
             ),
-            *self._flat(),
-            *disturbed(
+            *self._format_traffic(),
+            *format_retried(
                 {
-                    self._named(filling): [fill.retried for fill in filling.fills]
+                    self._format_name(filling): [fill.retried for fill in filling.fills]
                     for filling in self.fillings
                 }
             ),
         ]
 
-    def _asked(self) -> str:
+    def _format_buffer_note(self) -> str:
         """Where whole rounds are more than what was wanted, which the replay is as large as."""
         settings, rollout = self.case.recipe.learning.sac, self.case.recipe.learning.rollout
         assert settings is not None
         if settings.buffer_size >= self.fillings[0].fills[0].transitions:
             return ""
-        each = rollout.columns * rollout.steps
-        return f" (room is for {settings.buffer_size:,}, and a round is {each:,})"
+        round_steps = rollout.columns * rollout.steps
+        return f" (room is for {settings.buffer_size:,}, and a round is {round_steps:,})"
 
     @property
     def _batch(self) -> int:
@@ -143,46 +151,46 @@ class Filled:
         assert settings is not None
         return settings.batch_size
 
-    def _flat(self) -> list[str]:
+    def _format_traffic(self) -> list[str]:
         """Whether what crosses the wire grows with what is stored."""
-        said = []
+        lines = []
         for filling in self.fillings:
             first, last = (filling.fills[-1].iterations[place].bytes_in for place in (0, -1))
             if first and self.case.iterations > 1:
                 grows = "" if last > 1.2 * first else ": what is new crosses, and nothing else"
-                said.append(
+                lines.append(
                     f"From {filling.fleet} came {first:,} bytes in the first iteration and "
                     f"{last:,} in the last{grows}."
                 )
-        return said
+        return lines
 
-    def _published(self) -> list[Block]:
-        theirs, machine = REPLAY, self.surroundings.machine
-        where = f"{machine['processor']}, {format_count(machine['usable_cores'], 'core')}"
+    def _make_published_blocks(self) -> list[Block]:
+        published, machine = REPLAY, self.conditions.machine
+        hardware = f"{machine['processor']}, {format_count(machine['usable_cores'], 'core')}"
         body = [
-            (theirs.source, mode, theirs.environment, theirs.hardware, f"{rate:,.0f}")
-            for mode, rate in theirs.rates.items()
+            (published.source, mode, published.environment, published.hardware, f"{rate:,.0f}")
+            for mode, rate in published.rates.items()
         ]
         body += [
             ("rlflame", f"{filling.fleet}, "
                         f"{format_count(filling.workers, 'worker')}", self.case.env.id,
-             where, f"{median(fill.per_s for fill in filling.fills):,.0f}")
+             hardware, f"{median(fill.per_s for fill in filling.fills):,.0f}")
             for filling in self.fillings
         ]  # fmt: skip
         return [
             "Another environment (ours learns from replays where actions are numbers) on other "
             "hardware: rates across it compare nothing, the relation of one side's own rows does.",
             Table(("source", "run", "environment", "hardware", "transitions/s"), tuple(body), 3),
-            f"Their Flame with incremental reads has {theirs.share:.2f} of their local rate.",
-            *self._relations(),
+            f"Their Flame with incremental reads has {published.share:.2f} of their local rate.",
+            *self._format_relations(),
         ]
 
-    def _relations(self) -> list[str]:
+    def _format_relations(self) -> list[str]:
         """Of ours, with as many workers."""
-        here = {f.workers: f for f in self.fillings if f.fleet == "local"}
-        said = []
+        local_by_workers = {f.workers: f for f in self.fillings if f.fleet == "local"}
+        lines = []
         for filling in self.fillings:
-            other = here.get(filling.workers)
+            other = local_by_workers.get(filling.workers)
             if filling.fleet != "flame" or other is None:
                 continue
             change = compare_medians(
@@ -193,5 +201,7 @@ class Filled:
             share = Interval(
                 *(1.0 + value / 100.0 for value in (change.value, change.low, change.high))
             )
-            said.append(f"Ours, with {filling.workers}: {spread(share, len(filling.fills), 2)}.")
-        return said
+            lines.append(
+                f"Ours, with {filling.workers}: {format_interval(share, len(filling.fills), 2)}."
+            )
+        return lines

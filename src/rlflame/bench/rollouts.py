@@ -12,26 +12,32 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal
 
-from rlflame.bench.action_trace import Script
+from rlflame.bench.action_trace import ActionTrace
 from rlflame.bench.base import Case
-from rlflame.bench.process_group import Children, together
+from rlflame.bench.process_group import SteppingProcesses, sum_rates
 from rlflame.bench.timing import Clock
 from rlflame.experiment import components
-from rlflame.fleet.base import Closing, Fleet
+from rlflame.fleet.base import ContextManagerMixin, Fleet
 from rlflame.learning import factory
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import EnvState, Fragment, RolloutTask
-from rlflame.training.trainer import Progress, Stop, StopNow, first_states, tasks_of
+from rlflame.training.trainer import (
+    Progress,
+    StopInterrupt,
+    StopRequest,
+    make_initial_states,
+    make_tasks,
+)
 
 #: Steps a second of as many bare processes as there are workers.
 Limit = Callable[[], float]
 _WARM_ROUNDS = 2
 #: No longer than this, and two rounds, for a script that is long enough.
-_WRITING_S = 5.0
+_RECORD_S = 5.0
 
 
 @dataclass(slots=True)
-class Rate:
+class RolloutRate:
     """What one number of workers did, repetition by repetition."""
 
     fleet: str
@@ -54,37 +60,37 @@ class Rate:
             return None
         return 1000.0 * self.workers * self.episode_steps / self.episodes / median(self.steps_per_s)
 
-    def shares(self, way: str) -> list[float]:
+    def compute_shares(self, way: str) -> list[float]:
         """Of the limit measured next to it, pair by pair."""
-        return [ours / most for ours, most in zip(self.steps_per_s, self.limits[way], strict=False)]
+        return [rate / most for rate, most in zip(self.steps_per_s, self.limits[way], strict=False)]
 
 
-class Rounds(Closing):
+class RolloutRounds(ContextManagerMixin):
     """Iterations of rollouts on an open fleet, from the first episode on, with nothing learned."""
 
     def __init__(
-        self, case: Case, fleet: Fleet, stop: Stop, acting: Literal["sample", "uniform"]
+        self, case: Case, fleet: Fleet, stop: StopRequest, acting: Literal["sample", "uniform"]
     ) -> None:
         self._fleet, self._stop = fleet, stop
-        plan = components.plan(case.recipe, case.env, "bench")
-        self.policy = factory.algorithm(case.recipe.learning, plan.policy).policy()
+        plan = components.make_plan(case.recipe, case.env, "bench")
+        self.policy = factory.make_algorithm(case.recipe.learning, plan.policy).get_policy()
         self.spec = plan.policy
         self._policy_id = fleet.put(self.policy)
         self._tasks: list[RolloutTask] = [
             replace(task, policy_id=self._policy_id, acting=acting)
-            for task in tasks_of(plan, Progress(), first_states(plan))
+            for task in make_tasks(plan, Progress(), make_initial_states(plan))
         ]
 
-    def next(self) -> list[Fragment]:
+    def collect(self) -> list[Fragment]:
         """By slot; StopNow where somebody asks to stop meanwhile."""
-        with self._stop.interruptible():
+        with self._stop.allow_interrupt():
             submission = self._fleet.submit(self._tasks)
             try:
                 fragments = sorted(submission, key=lambda fragment: fragment.slot)
             finally:
                 submission.cancel()
         self._tasks = [
-            replace(task, iteration=task.iteration + 1, states=_next(task, fragment))
+            replace(task, iteration=task.iteration + 1, states=_find_next_states(task, fragment))
             for task, fragment in zip(self._tasks, fragments, strict=True)
         ]
         return fragments
@@ -93,35 +99,35 @@ class Rounds(Closing):
         self._fleet.release(self._policy_id)
 
 
-class Collecting(Closing):
+class TimedRounds(ContextManagerMixin):
     """Rounds that are timed and remembered."""
 
     def __init__(
-        self, case: Case, fleet: Fleet, stop: Stop, clock: Clock = time.perf_counter
+        self, case: Case, fleet: Fleet, stop: StopRequest, clock: Clock = time.perf_counter
     ) -> None:
         self._clock = clock
         # The policy acts, also where training would begin with random actions.
-        self._rounds = Rounds(case, fleet, stop, "sample")
-        given = Policy(self._rounds.spec, self._rounds.policy).to_environment
-        self.script = Script(case.env, given)
+        self._rounds = RolloutRounds(case, fleet, stop, "sample")
+        to_environment = Policy(self._rounds.spec, self._rounds.policy).to_environment
+        self.trace = ActionTrace(case.env, to_environment)
 
-    def warm(self) -> None:
+    def record_trace(self) -> None:
         """Some rounds, written down as the script, which takes time that is not measured."""
         began = self._clock()
-        self.settle()
-        while not self.script.full and self._clock() - began < _WRITING_S:
-            self.write()
+        self.warm_up()
+        while not self.trace.is_full and self._clock() - began < _RECORD_S:
+            self.record_round()
 
-    def settle(self) -> None:
+    def warm_up(self) -> None:
         """The first rounds, in which everything is made."""
         for _ in range(_WARM_ROUNDS):
-            self.write()
+            self.record_round()
 
-    def measure(self, seconds: float, into: Rate) -> None:
+    def measure(self, seconds: float, into: RolloutRate) -> None:
         """Whole rounds for at least so long."""
         began, steps = self._clock(), 0
         while (elapsed := self._clock() - began) < seconds or not steps:
-            fragments = self._rounds.next()
+            fragments = self._rounds.collect()
             steps += sum(int(fragment.lengths.sum()) for fragment in fragments)
             ended = [episode.length for fragment in fragments for episode in fragment.episodes]
             into.episodes += len(ended)
@@ -133,19 +139,19 @@ class Collecting(Closing):
     def close(self) -> None:
         self._rounds.close()
 
-    def write(self) -> None:
+    def record_round(self) -> None:
         """A round, as part of the script."""
-        self.script.add(self._rounds.next())
+        self.trace.add(self._rounds.collect())
 
 
-def _next(task: RolloutTask, fragment: Fragment) -> tuple[EnvState, ...]:
+def _find_next_states(task: RolloutTask, fragment: Fragment) -> tuple[EnvState, ...]:
     return fragment.states if task.unit == "steps" else ()
 
 
-class SideBySide(Children):
+class CollectorProcesses(SteppingProcesses):
     """As many processes as workers, each with rounds and a fleet of its own, as seeds have them."""
 
-    def __init__(self, case: Case, workers: int, stop: Stop) -> None:
+    def __init__(self, case: Case, workers: int, stop: StopRequest) -> None:
         recipe = case.recipe.model_dump_json()
         super().__init__(
             "rlflame.bench.policy_process",
@@ -155,32 +161,32 @@ class SideBySide(Children):
             stop,
         )
 
-    def measure(self, seconds: float, into: Rate) -> None:
-        heard = self.step(seconds)
-        into.steps_per_s.append(together(heard))
-        into.seconds += sum(one["seconds"] for one in heard) / len(heard)
-        into.steps += sum(one["steps"] for one in heard)
-        into.episodes += sum(one["episodes"] for one in heard)
-        into.episode_steps += sum(one["episode_steps"] for one in heard)
+    def measure(self, seconds: float, into: RolloutRate) -> None:
+        answers = self.step(seconds)
+        into.steps_per_s.append(sum_rates(answers))
+        into.seconds += sum(answer["seconds"] for answer in answers) / len(answers)
+        into.steps += sum(answer["steps"] for answer in answers)
+        into.episodes += sum(answer["episodes"] for answer in answers)
+        into.episode_steps += sum(answer["episode_steps"] for answer in answers)
 
 
 def alternate(
     measure: Callable[[], None],
-    rate: Rate,
+    rate: RolloutRate,
     limits: Mapping[str, Limit],
     repeat: int,
-    tell: Callable[[str], None],
-    retried: Callable[[], int] = lambda: 0,
+    show_status: Callable[[str], None],
+    take_retried: Callable[[], int] = lambda: 0,
 ) -> bool:
     """Workers and bare stepping in turn; False where somebody asked to stop."""
     try:
         for number in range(repeat):
-            tell(f"{rate.fleet} with {rate.workers}: {number + 1} of {repeat}")
-            retried()
+            show_status(f"{rate.fleet} with {rate.workers}: {number + 1} of {repeat}")
+            take_retried()
             measure()
-            rate.retried.append(retried())
+            rate.retried.append(take_retried())
             for way, limit in limits.items():
                 rate.limits.setdefault(way, []).append(limit())
-    except StopNow:
+    except StopInterrupt:
         return False
     return True

@@ -11,28 +11,28 @@ import numpy as np
 
 from rlflame import __version__
 from rlflame.analysis.report.document import Block, Document, Section, Table
-from rlflame.bench.base import Case, Surroundings
+from rlflame.bench.base import Case, MachineConditions
 from rlflame.bench.published import EPISODE_MS
-from rlflame.bench.rollouts import Rate
-from rlflame.bench.scaling_result import NOTHING, disturbed, spread, surroundings
-from rlflame.statistics import median_interval
+from rlflame.bench.rollouts import RolloutRate
+from rlflame.bench.scaling_result import NOTHING, format_conditions, format_interval, format_retried
+from rlflame.statistics import compute_median_interval
 
 
 @dataclass(frozen=True)
-class Rates:
+class RolloutsResult:
     """All that a rollout benchmark has seen."""
 
     case: Case
-    rates: Sequence[Rate]
-    surroundings: Surroundings
+    rates: Sequence[RolloutRate]
+    conditions: MachineConditions
     complete: bool
 
-    def facts(self) -> dict[str, Any]:
+    def to_facts(self) -> dict[str, Any]:
         return {
             "benchmark": "rollouts",
             "rlflame": __version__,
             "complete": self.complete,
-            **self.surroundings.as_dict(),
+            **self.conditions.as_dict(),
             "environment": self.case.env.id,
             "case": self.case.name,
             "rates": [
@@ -41,7 +41,7 @@ class Rates:
                     "workers": rate.workers,
                     "steps_per_s": rate.steps_per_s,
                     "limits": rate.limits,
-                    "shares": {way: rate.shares(way) for way in rate.limits},
+                    "shares": {way: rate.compute_shares(way) for way in rate.limits},
                     "ms_per_episode": rate.ms_per_episode,
                     "steps": rate.steps,
                     "episodes": rate.episodes,
@@ -50,30 +50,31 @@ class Rates:
             ],
             "measurements": [
                 {
-                    "name": self._named(rate),
+                    "name": self._format_name(rate),
                     "unit": "steps/s",
                     "better": "higher",
                     "values": rate.steps_per_s,
                     "retried": rate.retried,
-                    "work": self.case.collected,
+                    "work": self.case.rollout_settings,
                 }
                 for rate in self.rates
             ],
         }
 
-    def document(self) -> Document:
+    def to_document(self) -> Document:
         blocks: list[Block] = [
             "Environment steps a second through the fleet and its workers, with a policy that acts "
             "and does not learn, in rounds of one iteration. The limits are bare stepping, as many "
             "processes at once that each repeat recorded resets and actions, measured in turn; a "
-            "share is the median over those pairs." + self._apart(),
-            self._table(),
+            "share is the median over those pairs." + self._format_inline_note(),
+            self._make_table(),
             f"{self.case.name}: an untrained policy, {self.case.tasks} tasks a round.",
         ]
-        blocks += disturbed({self._named(rate): rate.retried for rate in self.rates})
-        idle = [rate for rate in self.rates if rate.fleet != "inline" and self._idle(rate)]
+        blocks += format_retried({self._format_name(rate): rate.retried for rate in self.rates})
+        idle = [rate for rate in self.rates if rate.fleet != "inline" and self._count_idle(rate)]
         blocks += [
-            f"Of {rate.workers} workers of {rate.fleet} {self._idle(rate)} never had a task, and "
+            f"Of {rate.workers} workers of {rate.fleet} {self._count_idle(rate)} never had a "
+            "task, and "
             "the limit beside them is of as many processes as there are workers: "
             f"--set rollout.num_slots={rate.workers} has one for each."
             for rate in idle
@@ -82,17 +83,17 @@ class Rates:
             f"Benchmark: rollouts of {self.case.env.id}",
             (
                 Section("Rate", tuple(blocks)),
-                Section("Measured on", tuple(surroundings(self.surroundings, self.complete))),
+                Section("Measured on", tuple(format_conditions(self.conditions, self.complete))),
             ),
         )
 
-    def _named(self, rate: Rate) -> str:
+    def _format_name(self, rate: RolloutRate) -> str:
         return f"{self.case.name}, {rate.fleet} with {rate.workers}"
 
-    def _idle(self, rate: Rate) -> int:
+    def _count_idle(self, rate: RolloutRate) -> int:
         return max(0, rate.workers - self.case.tasks)
 
-    def _apart(self) -> str:
+    def _format_inline_note(self) -> str:
         if not any(rate.fleet == "inline" and rate.workers > 1 for rate in self.rates):
             return ""
         return (
@@ -100,7 +101,7 @@ class Rates:
             "of its own, as several seeds have them."
         )
 
-    def _table(self) -> Table:
+    def _make_table(self) -> Table:
         ways = list(dict.fromkeys(way for rate in self.rates for way in rate.limits))
         quoted = EPISODE_MS.get(self.case.env.id)
         head = ["fleet", "workers", "times", "steps/s"]
@@ -111,9 +112,9 @@ class Rates:
         for rate in self.rates:
             values = np.array(rate.steps_per_s, np.float64)
             row = [rate.fleet, str(rate.workers), str(len(values)),
-                   spread(median_interval(values), len(values), 0)]  # fmt: skip
+                   format_interval(compute_median_interval(values), len(values), 0)]  # fmt: skip
             for way in ways:
-                most, shares = rate.limits.get(way, []), rate.shares(way)
+                most, shares = rate.limits.get(way, []), rate.compute_shares(way)
                 row += [f"{median(most):,.0f}", f"{median(shares):.3f}"] if most else [NOTHING] * 2
             length = rate.ms_per_episode
             row.append(NOTHING if length is None else f"{length:,.2f}")

@@ -13,32 +13,32 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-from rlflame.analysis.plots.chart import Drawing
-from rlflame.analysis.plots.matplotlib_backend import PlotUnavailable
+from rlflame.analysis.plots.chart import Plot
+from rlflame.analysis.plots.matplotlib_backend import PlotUnavailableError
 from rlflame.analysis.report import markdown
 from rlflame.analysis.report.document import Document
 from rlflame.bench import scaling_result, scaling_runs
-from rlflame.bench.action_trace import Script
+from rlflame.bench.action_trace import ActionTrace
 from rlflame.bench.base import Case, Cell
-from rlflame.bench.learners import Side, Together
-from rlflame.bench.learners_result import Learned
-from rlflame.bench.machine_load import Watch
-from rlflame.bench.output import Folder
-from rlflame.bench.physics_limit import WAYS, Bare
-from rlflame.bench.published import Comparison
-from rlflame.bench.replay import Filling, fill_in_turn
-from rlflame.bench.replay_result import Filled
-from rlflame.bench.rollouts import Collecting, Limit, Rate, SideBySide, alternate
-from rlflame.bench.rollouts_result import Rates
-from rlflame.bench.scaling import Scaling
-from rlflame.bench.session import Session, measured
+from rlflame.bench.learners import LearnersBenchmark, LearnerSide
+from rlflame.bench.learners_result import LearnersResult
+from rlflame.bench.machine_load import LoadMonitor
+from rlflame.bench.output import ResultFolder
+from rlflame.bench.physics_limit import WAYS, RawSteppingProcesses
+from rlflame.bench.published import PublishedComparison
+from rlflame.bench.replay import FillSeries, fill_in_turn
+from rlflame.bench.replay_result import ReplayResult
+from rlflame.bench.rollouts import CollectorProcesses, Limit, RolloutRate, TimedRounds, alternate
+from rlflame.bench.rollouts_result import RolloutsResult
+from rlflame.bench.scaling import ScalingBenchmark
+from rlflame.bench.session import BenchSession, run_measurement
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.console.output import as_json_text, say_aside, say_lines
-from rlflame.errors import RlflameError, after_results
-from rlflame.training.trainer import StopNow
+from rlflame.console.output import as_json_text, print_note, print_result_lines
+from rlflame.errors import RlflameError, mark_errors_documented
+from rlflame.training.trainer import StopInterrupt
 
 
-def scale(
+def run_scaling(
     work: Sequence[Case],
     runtime: RuntimeSettings,
     kinds: Sequence[str],
@@ -46,45 +46,46 @@ def scale(
     repeat: int,
     out: Path | None,
     *,
-    theirs: Comparison | None = None,
+    published: PublishedComparison | None = None,
     as_json: bool = False,
     debug: bool = False,
 ) -> None:
-    folder = Folder(out, "scaling") if out is not None else None
-    watch = Watch(kinds)
+    folder = ResultFolder(out, "scaling") if out is not None else None
+    watch = LoadMonitor(kinds)
     cells: list[Cell] = []
 
-    def result(complete: bool) -> scaling_result.Result:
-        return scaling_result.Result(work, cells, watch.over(), complete, theirs)
+    def make_result(complete: bool) -> scaling_result.ScalingResult:
+        return scaling_result.ScalingResult(work, cells, watch.finish(), complete, published)
 
-    def kept(here: Session) -> None:
-        so_far = result(False)
-        _keep(
-            here,
+    def save_partial(session: BenchSession) -> None:
+        so_far = make_result(False)
+        _save_partial(
+            session,
             folder,
-            scaling_runs.facts(so_far),
-            scaling_result.document(so_far),
-            scaling_runs.table(so_far),
+            scaling_runs.make_facts(so_far),
+            scaling_result.make_document(so_far),
+            scaling_runs.make_table(so_far),
         )
 
-    def measure(here: Session) -> bool:
-        return Scaling(
-            work, kinds, counts, repeat, here.open, here.stop,
-            tell=here.tell, note=here.note, kept=partial(kept, here), retried=here.retried,
+    def measure(session: BenchSession) -> bool:
+        return ScalingBenchmark(
+            work, kinds, counts, repeat, session.open, session.stop,
+            show_status=session.show_status, note=session.note,
+            save_partial=partial(save_partial, session), take_retried=session.take_retried,
             cells=cells,
         ).run()  # fmt: skip
 
-    def told(complete: bool) -> bool:
+    def report(complete: bool) -> bool:
         if cells:
-            whole = result(complete)
-            facts, document = scaling_runs.facts(whole), scaling_result.document(whole)
-            tell(facts, document, folder, scaling_runs.table(whole), as_json=as_json)
+            final = make_result(complete)
+            facts, document = scaling_runs.make_facts(final), scaling_result.make_document(final)
+            report_results(facts, document, folder, scaling_runs.make_table(final), as_json=as_json)
         return bool(cells)
 
-    measured(runtime, debug, measure, told, out)
+    run_measurement(runtime, debug, measure, report, out)
 
 
-def collect(
+def run_rollouts(
     case: Case,
     runtime: RuntimeSettings,
     kind: str,
@@ -97,37 +98,37 @@ def collect(
     as_json: bool = False,
     debug: bool = False,
 ) -> None:
-    folder = Folder(out, "rollouts") if out is not None else None
-    watch = Watch([kind])
-    rates: list[Rate] = []
+    folder = ResultFolder(out, "rollouts") if out is not None else None
+    watch = LoadMonitor([kind])
+    rates: list[RolloutRate] = []
 
-    def result(complete: bool) -> Rates:
+    def make_result(complete: bool) -> RolloutsResult:
         some = [rate for rate in rates if rate.steps_per_s]
-        return Rates(case, some, watch.over(), complete)
+        return RolloutsResult(case, some, watch.finish(), complete)
 
-    def with_count(here: Session, count: int) -> bool:
-        rate = Rate(kind, count)
-        if not _rate(here, case, rate, rates, seconds, repeat, limited):
+    def measure_count(session: BenchSession, count: int) -> bool:
+        rate = RolloutRate(kind, count)
+        if not _measure_rate(session, case, rate, rates, seconds, repeat, limited):
             return False
-        said = f"{median(rate.steps_per_s):,.0f} steps/s (median of {len(rate.steps_per_s)})"
-        here.note(f"{kind} with {count}: {said}")
-        so_far = result(False)
-        _keep(here, folder, so_far.facts(), so_far.document())
+        message = f"{median(rate.steps_per_s):,.0f} steps/s (median of {len(rate.steps_per_s)})"
+        session.note(f"{kind} with {count}: {message}")
+        so_far = make_result(False)
+        _save_partial(session, folder, so_far.to_facts(), so_far.to_document())
         return True
 
-    def measure(here: Session) -> bool:
-        return all(with_count(here, count) for count in counts)
+    def measure(session: BenchSession) -> bool:
+        return all(measure_count(session, count) for count in counts)
 
-    def told(complete: bool) -> bool:
-        whole = result(complete)
-        if whole.rates:
-            tell(whole.facts(), whole.document(), folder, as_json=as_json)
-        return bool(whole.rates)
+    def report(complete: bool) -> bool:
+        final = make_result(complete)
+        if final.rates:
+            report_results(final.to_facts(), final.to_document(), folder, as_json=as_json)
+        return bool(final.rates)
 
-    measured(runtime, debug, measure, told, out)
+    run_measurement(runtime, debug, measure, report, out)
 
 
-def fill(
+def run_replay(
     case: Case,
     runtime: RuntimeSettings,
     kinds: Sequence[str],
@@ -138,41 +139,48 @@ def fill(
     as_json: bool = False,
     debug: bool = False,
 ) -> None:
-    folder = Folder(out, "replay") if out is not None else None
-    watch = Watch(kinds)
-    fillings: list[Filling] = []
+    folder = ResultFolder(out, "replay") if out is not None else None
+    watch = LoadMonitor(kinds)
+    fillings: list[FillSeries] = []
 
-    def result(complete: bool) -> Filled:
+    def make_result(complete: bool) -> ReplayResult:
         some = [filling for filling in fillings if filling.fills]
-        return Filled(case, some, watch.over(), complete)
+        return ReplayResult(case, some, watch.finish(), complete)
 
-    def with_count(here: Session, count: int) -> bool:
+    def measure_count(session: BenchSession, count: int) -> bool:
         with ExitStack() as stack:
             # This process is one worker, whatever it is asked for.
-            mine = [kind for kind in kinds if kind != "inline" or count == min(counts)]
-            opened = {kind: stack.enter_context(here.open(kind, count)) for kind in mine}
+            open_kinds = [kind for kind in kinds if kind != "inline" or count == min(counts)]
+            opened = {kind: stack.enter_context(session.open(kind, count)) for kind in open_kinds}
             return fill_in_turn(
-                case, opened, count, repeat, here.stop, fillings, here.tell, here.retried
+                case,
+                opened,
+                count,
+                repeat,
+                session.stop,
+                fillings,
+                session.show_status,
+                session.take_retried,
             )
 
-    def told(complete: bool) -> bool:
-        whole = result(complete)
-        if whole.fillings:
-            tell(whole.facts(), whole.document(), folder, as_json=as_json)
-        return bool(whole.fillings)
+    def report(complete: bool) -> bool:
+        final = make_result(complete)
+        if final.fillings:
+            report_results(final.to_facts(), final.to_document(), folder, as_json=as_json)
+        return bool(final.fillings)
 
-    def measure(here: Session) -> bool:
+    def measure(session: BenchSession) -> bool:
         for count in counts:
-            if not with_count(here, count):
+            if not measure_count(session, count):
                 return False
-            so_far = result(False)
-            _keep(here, folder, so_far.facts(), so_far.document())
+            so_far = make_result(False)
+            _save_partial(session, folder, so_far.to_facts(), so_far.to_document())
         return True
 
-    measured(runtime, debug, measure, told, out)
+    run_measurement(runtime, debug, measure, report, out)
 
 
-def learn(
+def run_learners(
     case: Case,
     runtime: RuntimeSettings,
     counts: Sequence[int],
@@ -182,46 +190,47 @@ def learn(
     as_json: bool = False,
     debug: bool = False,
 ) -> None:
-    folder = Folder(out, "learners") if out is not None else None
-    watch = Watch()
-    sides: list[Side] = []
+    folder = ResultFolder(out, "learners") if out is not None else None
+    watch = LoadMonitor()
+    sides: list[LearnerSide] = []
 
-    def measure(here: Session) -> bool:
-        return Together(
-            case, counts, repeat, runtime, lambda: here.open("inline", 1), here.stop, here.tell,
+    def measure(session: BenchSession) -> bool:
+        return LearnersBenchmark(
+            case, counts, repeat, runtime, lambda: session.open("inline", 1), session.stop,
+            session.show_status,
             sides=sides,
         ).run()  # fmt: skip
 
-    def told(complete: bool) -> bool:
+    def report(complete: bool) -> bool:
         some = [side for side in sides if side.runs]
         if some:
-            whole = Learned(case, some, watch.over(), complete)
-            tell_whole(whole, folder, as_json=as_json)
+            final = LearnersResult(case, some, watch.finish(), complete)
+            report_tabular(final, folder, as_json=as_json)
         return bool(some)
 
-    measured(runtime, debug, measure, told, out)
+    run_measurement(runtime, debug, measure, report, out)
 
 
-class Whole(Protocol):
+class TabularResult(Protocol):
     """What has a table of its own, from which a picture is drawn."""
 
-    def facts(self) -> dict[str, Any]: ...
+    def to_facts(self) -> dict[str, Any]: ...
 
-    def document(self) -> Document: ...
+    def to_document(self) -> Document: ...
 
-    def table(self) -> list[tuple[object, ...]]: ...
+    def to_table(self) -> list[tuple[object, ...]]: ...
 
 
-def tell_whole(
-    result: Whole, folder: Folder | None, curves: Drawing | None = None, *, as_json: bool
+def report_tabular(
+    result: TabularResult, folder: ResultFolder | None, curves: Plot | None = None, *, as_json: bool
 ) -> None:
-    facts, document, table = result.facts(), result.document(), result.table()
-    tell(facts, document, folder, table, curves, as_json=as_json)
+    facts, document, table = result.to_facts(), result.to_document(), result.to_table()
+    report_results(facts, document, folder, table, curves, as_json=as_json)
 
 
-def _keep(
-    here: Session,
-    folder: Folder | None,
+def _save_partial(
+    session: BenchSession,
+    folder: ResultFolder | None,
     facts: dict[str, Any],
     document: Document,
     table: Sequence[Sequence[object]] = (),
@@ -232,76 +241,83 @@ def _keep(
     try:
         folder.write(facts, document, table)
     except (OSError, RlflameError) as error:
-        here.note(f"Nothing is kept yet: {error}")
+        session.note(f"Nothing is kept yet: {error}")
 
 
-def _rate(
-    here: Session,
+def _measure_rate(
+    session: BenchSession,
     case: Case,
-    rate: Rate,
-    into: list[Rate],
+    rate: RolloutRate,
+    into: list[RolloutRate],
     seconds: float,
     repeat: int,
     limited: bool,
 ) -> bool:
     into.append(rate)
-    here.tell(f"{rate.fleet} with {rate.workers}: starting")
-    apart = rate.fleet == "inline" and rate.workers > 1
+    session.show_status(f"{rate.fleet} with {rate.workers}: starting")
+    is_parallel = rate.fleet == "inline" and rate.workers > 1
     with ExitStack() as stack:
         try:
-            fleet = stack.enter_context(here.open(rate.fleet, rate.workers))
-            collecting = stack.enter_context(Collecting(case, fleet, here.stop))
+            fleet = stack.enter_context(session.open(rate.fleet, rate.workers))
+            collecting = stack.enter_context(TimedRounds(case, fleet, session.stop))
             limits = {}
             if limited:
-                collecting.warm()
-                limits = _limits(here, collecting.script, rate.workers, seconds, stack)
-            elif not apart:
-                collecting.settle()
+                collecting.record_trace()
+                limits = _make_limits(session, collecting.trace, rate.workers, seconds, stack)
+            elif not is_parallel:
+                collecting.warm_up()
             measure = collecting.measure
-            if apart:
-                measure = stack.enter_context(SideBySide(case, rate.workers, here.stop)).measure
-        except StopNow:
+            if is_parallel:
+                measure = stack.enter_context(
+                    CollectorProcesses(case, rate.workers, session.stop)
+                ).measure
+        except StopInterrupt:
             return False
         counted = partial(measure, seconds, rate)
-        return alternate(counted, rate, limits, repeat, here.tell, here.retried)
+        return alternate(counted, rate, limits, repeat, session.show_status, session.take_retried)
 
 
-def _limits(
-    here: Session, script: Script, workers: int, seconds: float, stack: ExitStack
+def _make_limits(
+    session: BenchSession, trace: ActionTrace, workers: int, seconds: float, stack: ExitStack
 ) -> dict[str, Limit]:
     """Bare stepping, where it is possible, of what a script has."""
     file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "script.npz"
-    script.save(file)
-    bare = {way: stack.enter_context(Bare(file, way, workers, seconds, here.stop)) for way in WAYS}
-    return {way: one.rate for way, one in bare.items() if one.possible}
+    trace.save(file)
+    bare = {
+        way: stack.enter_context(RawSteppingProcesses(file, way, workers, seconds, session.stop))
+        for way in WAYS
+    }
+    return {way: processes.measure_rate for way, processes in bare.items() if processes.is_possible}
 
 
-def _draw(folder: Folder, curves: Drawing | None) -> None:
+def _draw_charts(folder: ResultFolder, curves: Plot | None) -> None:
     """Last, so that nothing measured is lost where it cannot be drawn."""
     try:
-        say_aside(f"written: {folder.draw()}")
+        print_note(f"written: {folder.draw_table()}")
         if curves is not None:
-            say_aside(f"written: {folder.draw_curves(curves)}")
-    except PlotUnavailable as error:
-        say_aside(f"no picture: {error.message} {error.hint}")
+            print_note(f"written: {folder.draw_curves(curves)}")
+    except PlotUnavailableError as error:
+        print_note(f"no picture: {error.message} {error.hint}")
 
 
-def tell(
+def report_results(
     facts: dict[str, Any],
     document: Document,
-    folder: Folder | None,
+    folder: ResultFolder | None,
     table: Sequence[Sequence[object]] = (),
-    curves: Drawing | None = None,
+    curves: Plot | None = None,
     *,
     as_json: bool,
 ) -> None:
     """Said and written, and each also where the other fails; of a table there is a picture."""
     try:
-        say_lines(as_json_text(facts, indent=1) if as_json else markdown.written(document).rstrip())
+        print_result_lines(
+            as_json_text(facts, indent=1) if as_json else markdown.to_markdown(document).rstrip()
+        )
     finally:
-        with after_results():
+        with mark_errors_documented():
             if folder is not None:
                 for file in folder.write(facts, document, table):
-                    say_aside(f"written: {file}")
+                    print_note(f"written: {file}")
                 if table:
-                    _draw(folder, curves)
+                    _draw_charts(folder, curves)

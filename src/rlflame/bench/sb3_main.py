@@ -13,10 +13,10 @@ import sys
 import time
 from typing import Any
 
-from rlflame.rollout.process.worker_main import die_with_parent, parent_named
+from rlflame.rollout.process.worker_main import die_with_parent, read_parent_pid
 
 
-def trained(asked: dict[str, Any]) -> dict[str, Any] | None:
+def train(request: dict[str, Any]) -> dict[str, Any] | None:
     """One training on the processor; None where it is not installed."""
     try:
         import stable_baselines3
@@ -24,20 +24,20 @@ def trained(asked: dict[str, Any]) -> dict[str, Any] | None:
         return None
     import gymnasium
 
-    method = getattr(stable_baselines3, asked["algorithm"])
-    env = gymnasium.make(asked["environment"], **asked["kwargs"])
-    model = method("MlpPolicy", env, device="cpu", **asked["arguments"])
+    method = getattr(stable_baselines3, request["algorithm"])
+    env = gymnasium.make(request["environment"], **request["kwargs"])
+    model = method("MlpPolicy", env, device="cpu", **request["arguments"])
     episodes: list[tuple[int, float, float]] = []
 
-    def step(found: dict[str, Any], _: dict[str, Any]) -> bool:
-        for info in found["infos"]:
+    def step(local_variables: dict[str, Any], _: dict[str, Any]) -> bool:
+        for info in local_variables["infos"]:
             if "episode" in info:
                 ended = time.perf_counter() - began
                 episodes.append((model.num_timesteps, ended, float(info["episode"]["r"])))
         return True
 
     began = time.perf_counter()
-    model.learn(total_timesteps=asked["steps"], callback=step)
+    model.learn(total_timesteps=request["steps"], callback=step)
     return {
         "version": stable_baselines3.__version__,
         "seconds": time.perf_counter() - began,
@@ -47,9 +47,9 @@ def trained(asked: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    die_with_parent(parent_named())
-    found = trained(json.loads(sys.argv[1]))
-    print("absent" if found is None else json.dumps(found), flush=True)
+    die_with_parent(read_parent_pid())
+    result = train(json.loads(sys.argv[1]))
+    print("absent" if result is None else json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

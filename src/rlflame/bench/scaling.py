@@ -13,85 +13,85 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from rlflame.bench.base import Case, Cell
-from rlflame.bench.timing import Clock, answered, run_once, warm
+from rlflame.bench.timing import Clock, count_answered_workers, run_once, warm
 from rlflame.fleet.base import Fleet
 from rlflame.text import format_count
-from rlflame.training.trainer import Progress, Stop
+from rlflame.training.trainer import Progress, StopRequest
 
 #: Seconds between two words of progress.
-_EACH_S = 0.5
-Open = Callable[[str, int], AbstractContextManager[Fleet]]
+_STATUS_INTERVAL_S = 0.5
+OpenFleet = Callable[[str, int], AbstractContextManager[Fleet]]
 
 
-class _Told:
+class _StatusReporter:
     """How far a repetition is, told at most so often that nobody could measure it."""
 
     def __init__(
-        self, case: Case, cell: Cell, which: str, tell: Callable[[str], None], clock: Clock
+        self, case: Case, cell: Cell, which: str, show_status: Callable[[str], None], clock: Clock
     ) -> None:
         self._name = f"{case.name}, {cell.fleet} with {cell.workers}: {which}"
-        self._of, self._tell, self._clock = case.iterations, tell, clock
+        self._total, self._show_status, self._clock = case.iterations, show_status, clock
         self._began = self._last = clock()
         self.finished = self._episodes = 0
-        tell(self._name)
+        show_status(self._name)
 
     def __call__(self, progress: Progress) -> None:
         self.finished, self._episodes = progress.iteration, progress.episodes
-        if (now := self._clock()) - self._last >= _EACH_S:
+        if (now := self._clock()) - self._last >= _STATUS_INTERVAL_S:
             self._last = now
-            self._tell(f"{self._name}, iteration {self.finished} of {self._of}")
+            self._show_status(f"{self._name}, iteration {self.finished} of {self._total}")
 
-    def broken_off(self) -> str:
+    def format_interrupted(self) -> str:
         spent = self._clock() - self._began
         return (
             f"{self._name}: stopped after {self.finished} of "
-            f"{format_count(self._of, 'iteration')}, "
+            f"{format_count(self._total, 'iteration')}, "
             f"{format_count(self._episodes, 'episode')} and {spent:.1f} s"
         )
 
 
 @dataclass
-class Scaling:
+class ScalingBenchmark:
     """`cells` grows while it runs, and holds what was measured however it ends."""
 
     cases: Sequence[Case]
     kinds: Sequence[str]
     workers: Sequence[int]
     repeat: int
-    open: Open
-    stop: Stop
+    open: OpenFleet
+    stop: StopRequest
     #: What is going on now, and what stays to be read.
-    tell: Callable[[str], None] = lambda text: None
+    show_status: Callable[[str], None] = lambda text: None
     note: Callable[[str], None] = lambda text: None
-    kept: Callable[[], None] = lambda: None
+    save_partial: Callable[[], None] = lambda: None
     #: Tasks that went to a second worker since the last time.
-    retried: Callable[[], int] = lambda: 0
+    take_retried: Callable[[], int] = lambda: 0
     clock: Clock = time.perf_counter
     cells: list[Cell] = field(default_factory=list)
 
     def run(self) -> bool:
         """False where somebody asked to stop before the end."""
-        return all(self._with(count) for count in self.workers)
+        return all(self._run_count(count) for count in self.workers)
 
-    def _with(self, count: int) -> bool:
+    def _run_count(self, count: int) -> bool:
         with ExitStack() as stack:
             fleets: dict[str, Fleet] = {}
             starts: dict[str, float] = {}
-            for kind in self._kinds(count):
-                self.tell(f"{kind} with {count}: starting")
+            for kind in self._select_kinds(count):
+                self.show_status(f"{kind} with {count}: starting")
                 began = self.clock()
                 fleets[kind] = stack.enter_context(self.open(kind, count))
                 first = self.cases[0]
                 if not warm(first, fleets[kind], self.stop, self.clock, wait_for_all=True):
                     return False
                 starts[kind] = self.clock() - began
-            return all(self._case(case, count, fleets, starts) for case in self.cases)
+            return all(self._run_case(case, count, fleets, starts) for case in self.cases)
 
-    def _kinds(self, count: int) -> list[str]:
+    def _select_kinds(self, count: int) -> list[str]:
         """This process is one worker, whatever it is asked for."""
         return [kind for kind in self.kinds if kind != "inline" or count == min(self.workers)]
 
-    def _case(
+    def _run_case(
         self, case: Case, count: int, fleets: dict[str, Fleet], starts: dict[str, float]
     ) -> bool:
         first = case is self.cases[0]
@@ -101,18 +101,22 @@ class Scaling:
                 return False
             workers = 1 if kind == "inline" else count
             start_s = starts[kind] if first else None
-            cell = Cell(case.name, kind, workers, fleet.capacity, answered(fleet), start_s)
+            cell = Cell(
+                case.name, kind, workers, fleet.capacity, count_answered_workers(fleet), start_s
+            )
             cells.append(cell)
         for number in range(self.repeat):
             for cell in cells:
-                told = _Told(case, cell, f"{number + 1} of {self.repeat}", self.tell, self.clock)
-                self.retried()
-                found = run_once(case, fleets[cell.fleet], self.stop, self.clock, told)
-                if found is None:
-                    if told.finished:
-                        self.note(told.broken_off())
+                reporter = _StatusReporter(
+                    case, cell, f"{number + 1} of {self.repeat}", self.show_status, self.clock
+                )
+                self.take_retried()
+                repetition = run_once(case, fleets[cell.fleet], self.stop, self.clock, reporter)
+                if repetition is None:
+                    if reporter.finished:
+                        self.note(reporter.format_interrupted())
                     return False
-                cell.repetitions.append(replace(found, retried=self.retried()))
+                cell.repetitions.append(replace(repetition, retried=self.take_retried()))
                 if number == 0:
                     self.cells.append(cell)
         for cell in cells:
@@ -120,5 +124,5 @@ class Scaling:
                 f"{case.name}, {cell.fleet} with {cell.workers}: "
                 f"{median(cell.seconds):.3f} s (median of {len(cell.repetitions)})"
             )
-        self.kept()
+        self.save_partial()
         return True

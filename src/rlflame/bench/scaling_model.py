@@ -16,14 +16,14 @@ import numpy as np
 
 from rlflame.bench.base import Case, Cell
 from rlflame.rollout.spec import Float64
-from rlflame.statistics import Interval, compare_medians, median_interval
+from rlflame.statistics import Interval, compare_medians, compute_median_interval
 
 #: A line through two points says nothing of how well it fits.
 _FEWEST_ROWS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScalingRow:
     """A cell beside the fastest one with the fewest workers."""
 
     cell: Cell
@@ -42,7 +42,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Overhead:
+class FleetOverhead:
     """Of a fleet."""
 
     fleet: str
@@ -56,7 +56,7 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class FleetGain:
     """Of a fleet beside another with as many workers, in percent of the other's throughput."""
 
     case: str
@@ -65,84 +65,87 @@ class Gain:
     percent: Interval
 
     @property
-    def shown(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the interval leaves no doubt on which side it is."""
         return self.percent.low > 0.0 or self.percent.high < 0.0
 
 
-def rows(cases: Sequence[Case], cells: Sequence[Cell]) -> list[Row]:
+def make_rows(cases: Sequence[Case], cells: Sequence[Cell]) -> list[ScalingRow]:
     """Case by case, in the order measured."""
-    found = []
+    result = []
     for case in cases:
-        mine = [cell for cell in cells if cell.case == case.name]
-        if mine:
-            base = reference(mine)
-            found += [_row(case, cell, base) for cell in mine]
-    return found
+        case_cells = [cell for cell in cells if cell.case == case.name]
+        if case_cells:
+            base = find_reference(case_cells)
+            result += [_make_row(case, cell, base) for cell in case_cells]
+    return result
 
 
-def reference(cells: Sequence[Cell]) -> Cell:
+def find_reference(cells: Sequence[Cell]) -> Cell:
     """The fastest with the fewest workers: nobody is measured against his own overhead."""
     fewest = min(cell.workers for cell in cells)
     return min((c for c in cells if c.workers == fewest), key=lambda c: median(c.seconds))
 
 
-def _row(case: Case, cell: Cell, base: Cell) -> Row:
-    seconds, theirs = seconds_of(cell), seconds_of(base)
-    change = compare_medians(theirs, seconds)
-    whole = float(np.median(seconds))
-    learning = median(one.learn_s for one in cell.repetitions) / whole
+def _make_row(case: Case, cell: Cell, base: Cell) -> ScalingRow:
+    seconds, base_seconds = make_seconds_array(cell), make_seconds_array(base)
+    change = compare_medians(base_seconds, seconds)
+    total = float(np.median(seconds))
+    learning = median(repetition.learn_s for repetition in cell.repetitions) / total
     lost = None
     if case.episode_ms is not None:
-        work = case.iterations * _turns(case, cell) * _task_s(case)
-        lost = max(0.0, 1.0 - learning - work / whole)
-    return Row(
+        work = case.iterations * _count_turns(case, cell) * _compute_task_s(case)
+        lost = max(0.0, 1.0 - learning - work / total)
+    return ScalingRow(
         cell,
-        median_interval(seconds),
-        _turns(case, base) / _turns(case, cell),
+        compute_median_interval(seconds),
+        _count_turns(case, base) / _count_turns(case, cell),
         Interval(*(1.0 + value / 100.0 for value in (change.value, change.low, change.high))),
         learning,
         lost,
     )
 
 
-def _turns(case: Case, cell: Cell) -> int:
+def _count_turns(case: Case, cell: Cell) -> int:
     """Tasks that the busiest worker has one after the other."""
     return ceil(case.tasks / max(1, min(cell.workers, cell.capacity)))
 
 
-def seconds_of(cell: Cell) -> Float64:
+def make_seconds_array(cell: Cell) -> Float64:
     return np.array(cell.seconds, np.float64)
 
 
-def _task_s(case: Case) -> float:
+def _compute_task_s(case: Case) -> float:
     """Of a task whose episodes sleep, one after the other."""
     assert case.episode_ms is not None
     return case.recipe.learning.rollout.envs_per_slot * case.episode_ms / 1000.0
 
 
-def overheads(cases: Sequence[Case], cells: Sequence[Cell]) -> list[Overhead]:
+def fit_overheads(cases: Sequence[Case], cells: Sequence[Cell]) -> list[FleetOverhead]:
     """Of every fleet that slept often enough to tell what a task costs from what an iteration does.
 
     That takes rows with different numbers of tasks in a row, and one row more than two.
     """
-    known = {case.name: case for case in cases if case.episode_ms is not None}
-    found = []
+    case_by_name = {case.name: case for case in cases if case.episode_ms is not None}
+    result = []
     for fleet in dict.fromkeys(cell.fleet for cell in cells):
-        mine = [cell for cell in cells if cell.fleet == fleet and cell.case in known]
-        points = [_lost(known[cell.case], cell) for cell in mine]
+        fleet_cells = [cell for cell in cells if cell.fleet == fleet and cell.case in case_by_name]
+        points = [_compute_lost_s(case_by_name[cell.case], cell) for cell in fleet_cells]
         if len(points) >= _FEWEST_ROWS and len({turns for turns, _ in points}) > 1:
             task_s, iteration_s, clamped = _fit(np.array(points, np.float64))
             misses_s = max(abs(lost - iteration_s - turns * task_s) for turns, lost in points)
-            found.append(Overhead(fleet, task_s, iteration_s, len(points), clamped, misses_s))
-    return found
+            result.append(FleetOverhead(fleet, task_s, iteration_s, len(points), clamped, misses_s))
+    return result
 
 
-def _lost(case: Case, cell: Cell) -> tuple[float, float]:
+def _compute_lost_s(case: Case, cell: Cell) -> tuple[float, float]:
     """An iteration's tasks in a row, and its seconds that were neither work nor learning."""
-    spent = median(one.seconds - one.learn_s for one in cell.repetitions) / case.iterations
-    turns = _turns(case, cell)
-    return turns, spent - turns * _task_s(case)
+    spent = (
+        median(repetition.seconds - repetition.learn_s for repetition in cell.repetitions)
+        / case.iterations
+    )
+    turns = _count_turns(case, cell)
+    return turns, spent - turns * _compute_task_s(case)
 
 
 def _fit(points: Float64) -> tuple[float, float, bool]:
@@ -156,8 +159,8 @@ def _fit(points: Float64) -> tuple[float, float, bool]:
     return float(slope), float(level), False
 
 
-def break_even_s(
-    here: Overhead, there: Overhead, workers: tuple[int, int], episodes: int
+def compute_break_even_s(
+    base: FleetOverhead, other: FleetOverhead, workers: tuple[int, int], episodes: int
 ) -> Interval | None:
     """Seconds an episode from which `there` is the faster; None where it never is.
 
@@ -166,35 +169,39 @@ def break_even_s(
     few, many = (ceil(episodes / count) for count in workers)
     if many >= few:
         return None
-    more = (there.iteration_s + many * there.task_s) - (here.iteration_s + few * here.task_s)
-    missed = here.misses_s + there.misses_s
+    more = (other.iteration_s + many * other.task_s) - (base.iteration_s + few * base.task_s)
+    missed = base.misses_s + other.misses_s
     low, value, high = (
         max(0.0, lost / (few - many)) for lost in (more - missed, more, more + missed)
     )
     return Interval(value, low, high)
 
 
-def gains(cells: Sequence[Cell], here: str = "local", there: str = "flame") -> list[Gain]:
+def compute_gains(
+    cells: Sequence[Cell], base_fleet: str = "local", other_fleet: str = "flame"
+) -> list[FleetGain]:
     """Wherever both were measured with as many workers."""
-    mine = {(c.case, c.workers): c for c in cells if c.fleet == here}
+    base_cells = {(c.case, c.workers): c for c in cells if c.fleet == base_fleet}
     return [
-        Gain(
+        FleetGain(
             cell.case,
             cell.workers,
             (median(other.seconds), median(cell.seconds)),
-            compare_medians(seconds_of(other), seconds_of(cell)),
+            compare_medians(make_seconds_array(other), make_seconds_array(cell)),
         )
         for cell in cells
-        if cell.fleet == there and (other := mine.get((cell.case, cell.workers)))
+        if cell.fleet == other_fleet and (other := base_cells.get((cell.case, cell.workers)))
     ]
 
 
-def same_bits(cells: Sequence[Cell], case: str) -> bool | None:
+def has_same_bits(cells: Sequence[Cell], case: str) -> bool | None:
     """Whether every fleet and every repetition of a case learned the same weights."""
-    return agreed(one.weights for c in cells if c.case == case for one in c.repetitions)
+    return has_equal_digests(
+        repetition.weights for c in cells if c.case == case for repetition in c.repetitions
+    )
 
 
-def agreed(digests: Iterable[str]) -> bool | None:
+def has_equal_digests(digests: Iterable[str]) -> bool | None:
     """Whether all are one; None where there are no two to compare."""
-    found = [*digests]
-    return None if len(found) < 2 else len(set(found)) == 1
+    values = [*digests]
+    return None if len(values) < 2 else len(set(values)) == 1

@@ -8,9 +8,16 @@ from typing import Any
 
 from rlflame.analysis.report.document import Block, Document, Section, Table
 from rlflame.bench import advice
-from rlflame.bench.base import Case, Cell, Surroundings
-from rlflame.bench.published import SPEEDUPS, Comparison, benefit
-from rlflame.bench.scaling_model import Overhead, Row, gains, overheads, rows, same_bits
+from rlflame.bench.base import Case, Cell, MachineConditions
+from rlflame.bench.published import SPEEDUPS, PublishedComparison, find_benefit
+from rlflame.bench.scaling_model import (
+    FleetOverhead,
+    ScalingRow,
+    compute_gains,
+    fit_overheads,
+    has_same_bits,
+    make_rows,
+)
 from rlflame.statistics import FEWEST_SEEDS, Interval
 from rlflame.text import format_count, format_size
 
@@ -18,45 +25,47 @@ NOTHING = "-"
 
 
 @dataclass(frozen=True)
-class Result:
+class ScalingResult:
     """All that a scaling benchmark has seen."""
 
     cases: Sequence[Case]
     cells: Sequence[Cell]
-    surroundings: Surroundings
+    conditions: MachineConditions
     complete: bool
-    theirs: Comparison | None = None
+    published: PublishedComparison | None = None
 
     @property
-    def rows(self) -> list[Row]:
-        return rows(self.cases, self.cells)
+    def rows(self) -> list[ScalingRow]:
+        return make_rows(self.cases, self.cells)
 
     @property
-    def overheads(self) -> list[Overhead]:
-        return overheads(self.cases, self.cells)
+    def overheads(self) -> list[FleetOverhead]:
+        return fit_overheads(self.cases, self.cells)
 
-    def advice(self) -> list[str]:
-        cores = int(self.surroundings.machine["usable_cores"])
-        return advice.sentences(self.cases, self.rows, self.overheads, cores)
+    def make_advice(self) -> list[str]:
+        cores = int(self.conditions.machine["usable_cores"])
+        return advice.make_sentences(self.cases, self.rows, self.overheads, cores)
 
 
-def document(result: Result) -> Document:
+def make_document(result: ScalingResult) -> Document:
     sections = [
-        Section("Speed-up", tuple(_speedup(result))),
-        Section("Where the time goes", tuple(_losses(result))),
+        Section("Speed-up", tuple(_make_speedup_blocks(result))),
+        Section("Where the time goes", tuple(_make_loss_blocks(result))),
     ]
-    if found := gains(result.cells):
-        sections.append(Section("Flame beside this machine", tuple(_gains(result, found))))
-    if result.theirs is not None:
-        sections.append(Section("Beside what was published", tuple(_published(result))))
+    if fleet_gains := compute_gains(result.cells):
+        sections.append(
+            Section("Flame beside this machine", tuple(_make_gain_blocks(result, fleet_gains)))
+        )
+    if result.published is not None:
+        sections.append(Section("Beside what was published", tuple(_make_published_blocks(result))))
     sections += [
-        Section("What to do", tuple(result.advice())),
-        Section("Measured on", tuple(surroundings(result.surroundings, result.complete))),
+        Section("What to do", tuple(result.make_advice())),
+        Section("Measured on", tuple(format_conditions(result.conditions, result.complete))),
     ]
     return Document("Benchmark: scaling", tuple(sections))
 
 
-def _speedup(result: Result) -> list[Block]:
+def _make_speedup_blocks(result: ScalingResult) -> list[Block]:
     quoted = any(row.cell.workers in SPEEDUPS for row in result.rows)
     head: tuple[str, ...] = ("case", "fleet", "workers", "times", "seconds", "steps/s")
     head += ("theoretical", "speed-up", "efficiency")
@@ -66,10 +75,10 @@ def _speedup(result: Result) -> list[Block]:
             row.cell.fleet,
             str(row.cell.workers),
             str(len(row.cell.repetitions)),
-            spread(row.seconds, len(row.cell.repetitions), 3),
+            format_interval(row.seconds, len(row.cell.repetitions), 3),
             f"{row.cell.repetitions[0].steps / row.seconds.value:,.0f}",
             f"{row.theoretical:.2f}x",
-            spread(row.speedup, len(row.cell.repetitions), 2, "x"),
+            format_interval(row.speedup, len(row.cell.repetitions), 2, "x"),
             f"{row.efficiency:.2f}",
             *([SPEEDUPS.get(row.cell.workers, NOTHING)] if quoted else []),
         )
@@ -83,36 +92,36 @@ def _speedup(result: Result) -> list[Block]:
         f"{FEWEST_SEEDS} repetitions on. One is the fastest with the fewest workers; theoretical "
         "is what so many tasks allow on so many workers.",
         Table(head, body, 2),
-        _tasks(result.cases),
-        *bits(
-            [same_bits(result.cells, case.name) for case in result.cases],
+        _format_tasks(result.cases),
+        *format_bits(
+            [has_same_bits(result.cells, case.name) for case in result.cases],
             "Every side learned the same weights, to the last bit.",
             "The sides did not learn the same weights.",
             elsewhere=any(cell.fleet == "flame" for cell in result.cells),
         ),
-        *_missing(result.cells),
-        *disturbed({cell.name: cell.retried for cell in result.cells}),
+        *_format_missing_workers(result.cells),
+        *format_retried({cell.name: cell.retried for cell in result.cells}),
     ]
 
 
-def bits(
-    found: Sequence[bool | None], same: str, different: str, *, elsewhere: bool = False
+def format_bits(
+    results: Sequence[bool | None], same: str, different: str, *, elsewhere: bool = False
 ) -> list[str]:
     """A sentence on what was compared, and none where nothing was."""
-    known = [one for one in found if one is not None]
-    if not known:
+    values = [value for value in results if value is not None]
+    if not values:
         return []
-    if all(known):
+    if all(values):
         return [same]
     return [different + " Executors on other machines may be why." * elsewhere]
 
 
-def disturbed(found: Mapping[str, Sequence[int]]) -> list[str]:
+def format_retried(retried_by_name: Mapping[str, Sequence[int]]) -> list[str]:
     """A sentence on repetitions, by name, in which tasks went to a second worker."""
     which = [
-        f"{name}, {number} of {len(each)} ({format_count(tasks, 'task')})"
-        for name, each in found.items()
-        for number, tasks in enumerate(each, 1)
+        f"{name}, {number} of {len(counts)} ({format_count(tasks, 'task')})"
+        for name, counts in retried_by_name.items()
+        for number, tasks in enumerate(counts, 1)
         if tasks
     ]
     if not which:
@@ -123,7 +132,7 @@ def disturbed(found: Mapping[str, Sequence[int]]) -> list[str]:
     ]
 
 
-def _tasks(cases: Sequence[Case]) -> str:
+def _format_tasks(cases: Sequence[Case]) -> str:
     """What a repetition does, whoever does it."""
     return "; ".join(
         f"{case.name}: {format_count(case.tasks, 'task')} an iteration, "
@@ -132,21 +141,21 @@ def _tasks(cases: Sequence[Case]) -> str:
     ) + "."  # fmt: skip
 
 
-def _missing(cells: Sequence[Cell]) -> list[str]:
+def _format_missing_workers(cells: Sequence[Cell]) -> list[str]:
     """Cells with fewer workers than asked for, once a fleet and number."""
-    found = {
+    present_by_fleet = {
         (cell.fleet, cell.workers): min(cell.capacity, cell.answered)
         for cell in cells
         if cell.start_s is not None and min(cell.capacity, cell.answered) < cell.workers
     }
     return [
-        f"Of {format_count(workers, 'worker')} of {fleet}, {there or 'none'} had tasks or "
-        f"{'was' if there < 2 else 'were'} there."
-        for (fleet, workers), there in found.items()
+        f"Of {format_count(workers, 'worker')} of {fleet}, {present or 'none'} had tasks or "
+        f"{'was' if present < 2 else 'were'} there."
+        for (fleet, workers), present in present_by_fleet.items()
     ]
 
 
-def _losses(result: Result) -> list[Block]:
+def _make_loss_blocks(result: ScalingResult) -> list[Block]:
     head = ("case", "fleet", "workers", "learning", "latency and dispatch", "start-up, s")
     body = tuple(
         (
@@ -166,21 +175,21 @@ def _losses(result: Result) -> list[Block]:
         Table(head, body, 2),
     ]
     if result.overheads:
-        fitted = tuple(
-            (one.fleet, f"{1000.0 * one.task_s:.2f}", f"{1000.0 * one.iteration_s:.2f}",
-             str(one.cells))
-            for one in result.overheads
+        overhead_rows = tuple(
+            (overhead.fleet, f"{1000.0 * overhead.task_s:.2f}",
+             f"{1000.0 * overhead.iteration_s:.2f}", str(overhead.cells))
+            for overhead in result.overheads
         )  # fmt: skip
         blocks += [
             "Least squares over the rows above: an iteration of T tasks on P workers takes its "
             "learning, ceil(T / P) times a task's episodes and overhead, and its own, neither of "
             "the two below 0. Flame's README says some 100 ms a task.",
-            Table(("fleet", "ms a task", "ms an iteration", "rows"), fitted),
+            Table(("fleet", "ms a task", "ms an iteration", "rows"), overhead_rows),
         ]
     return blocks
 
 
-def _gains(result: Result, found: Sequence[Any]) -> list[Block]:
+def _make_gain_blocks(result: ScalingResult, fleet_gains: Sequence[Any]) -> list[Block]:
     lengths = {case.name: case.episode_ms for case in result.cases}
     body = tuple(
         (
@@ -188,10 +197,10 @@ def _gains(result: Result, found: Sequence[Any]) -> list[Block]:
             str(gain.workers),
             f"{gain.seconds[0]:.3f}",
             f"{gain.seconds[1]:.3f}",
-            _percent(gain.percent, _repeated(result.cells)),
-            benefit(length) if (length := lengths[gain.case]) is not None else NOTHING,
+            _format_percent(gain.percent, _has_intervals(result.cells)),
+            find_benefit(length) if (length := lengths[gain.case]) is not None else NOTHING,
         )
-        for gain in found
+        for gain in fleet_gains
     )
     head = ("case", "workers", "local, s", "Flame, s", "gain", "Flame's README")
     return [
@@ -201,35 +210,35 @@ def _gains(result: Result, found: Sequence[Any]) -> list[Block]:
     ]
 
 
-def _published(result: Result) -> list[Block]:
-    theirs = result.theirs
-    assert theirs is not None
-    machine = result.surroundings.machine
+def _make_published_blocks(result: ScalingResult) -> list[Block]:
+    published = result.published
+    assert published is not None
+    machine = result.conditions.machine
     body = [
-        (f"{theirs.source}, {name}", theirs.hardware, f"{side.seconds:,.2f}",
-         f"{theirs.episodes / side.seconds:,.1f}", f"{side.reward:,.1f}")
-        for name, side in (("local", theirs.local), ("Flame", theirs.flame))
+        (f"{published.source}, {name}", published.hardware, f"{side.seconds:,.2f}",
+         f"{published.episodes / side.seconds:,.1f}", f"{side.reward:,.1f}")
+        for name, side in (("local", published.local), ("Flame", published.flame))
     ]  # fmt: skip
     for row in result.rows:
-        one = row.cell.repetitions[-1]
-        reward = NOTHING if one.final_return is None else f"{one.final_return:,.1f}"
+        repetition = row.cell.repetitions[-1]
+        reward = NOTHING if repetition.final_return is None else f"{repetition.final_return:,.1f}"
         body.append((
             f"rlflame, {row.cell.fleet}, {format_count(row.cell.workers, 'worker')}",
             f"{machine['processor']}, {format_count(machine['usable_cores'], 'core')}",
             f"{row.seconds.value:,.2f}",
-            f"{one.episodes / row.seconds.value:,.1f}",
+            f"{repetition.episodes / row.seconds.value:,.1f}",
             reward,
         ))  # fmt: skip
-    short = result.cases[0].iterations < theirs.iterations
-    gain = 100.0 * (theirs.local.seconds / theirs.flame.seconds - 1.0)
+    short = result.cases[0].iterations < published.iterations
+    gain = 100.0 * (published.local.seconds / published.flame.seconds - 1.0)
     return [
-        f"{theirs.environment}, {theirs.iterations} iterations of "
-        f"{theirs.episodes_per_iteration} episodes, REINFORCE, by us with their hyperparameters "
+        f"{published.environment}, {published.iterations} iterations of "
+        f"{published.episodes_per_iteration} episodes, REINFORCE, by us with their hyperparameters "
         "where no --set says otherwise. The hardware is not the same, so seconds across it compare "
         "nothing; and their two sides are two programs, of one trial each.",
         Table(("run", "hardware", "seconds", "episodes/s", "last mean reward"), tuple(body), 2),
         f"Their gain, (distributed - local) / local of the throughput, is {gain:+.1f}%"
-        + ("; ours is in the section above." if gains(result.cells) else "."),
+        + ("; ours is in the section above." if compute_gains(result.cells) else "."),
         *(
             [f"Ours ran {format_count(result.cases[0].iterations, 'iteration')} only."]
             if short
@@ -238,12 +247,12 @@ def _published(result: Result) -> list[Block]:
     ]
 
 
-def surroundings(found: Surroundings, complete: bool) -> list[Block]:
+def format_conditions(conditions: MachineConditions, complete: bool) -> list[Block]:
     """What the numbers have to be read with."""
-    machine, load, now = found.machine, found.load_before, found.at_work
+    machine, load, now = conditions.machine, conditions.load_before, conditions.at_work
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    threads = ", ".join(f"{name}={value}" for name, value in found.threads.items())
-    said: list[Block] = [
+    threads = ", ".join(f"{name}={value}" for name, value in conditions.threads.items())
+    blocks: list[Block] = [
         f"{machine['processor']}, {machine['usable_cores']} of {machine['cores']} cores usable, "
         f"{format_size(machine['memory_bytes'])}; {machine['system']}, {machine['libc']}, Python "
         f"{machine['python']}; {packages}; BLAS {machine['blas']}.",
@@ -252,31 +261,35 @@ def surroundings(found: Surroundings, complete: bool) -> list[Block]:
         + (" ".join(f"{value:.2f}" for value in load) if load else "unknown")
         + " (1, 5 and 15 minutes)"
         + ("." if now is None else f"; {now:.1f} processors at work when it began")
-        + ("." if now is not None and found.others is None else "")
-        + ("" if found.others is None else f"; {found.others:.1f} at work for others meanwhile."),
+        + ("." if now is not None and conditions.others is None else "")
+        + (
+            ""
+            if conditions.others is None
+            else f"; {conditions.others:.1f} at work for others meanwhile."
+        ),
     ]
-    if found.busy:
-        said.append(
+    if conditions.busy:
+        blocks.append(
             "This machine was busy with other work: take these figures for a try, and measure "
             "again when it is idle."
         )
     if not complete:
-        said.append("Stopped before the end: what was measured until then.")
-    return said
+        blocks.append("Stopped before the end: what was measured until then.")
+    return blocks
 
 
-def spread(value: Interval, times: int, digits: int, unit: str = "") -> str:
+def format_interval(value: Interval, times: int, digits: int, unit: str = "") -> str:
     text = f"{value.value:,.{digits}f}{unit}"
     if times < FEWEST_SEEDS:
         return text
     return f"{text} [{value.low:,.{digits}f}, {value.high:,.{digits}f}]"
 
 
-def _repeated(cells: Sequence[Cell]) -> bool:
+def _has_intervals(cells: Sequence[Cell]) -> bool:
     """Whether there is enough of each for an interval to mean something."""
     return min(len(cell.repetitions) for cell in cells) >= FEWEST_SEEDS
 
 
-def _percent(value: Interval, known: bool) -> str:
+def _format_percent(value: Interval, with_interval: bool) -> str:
     text = f"{value.value:+.1f}%"
-    return f"{text} [{value.low:+.1f}%, {value.high:+.1f}%]" if known else text
+    return f"{text} [{value.low:+.1f}%, {value.high:+.1f}%]" if with_interval else text

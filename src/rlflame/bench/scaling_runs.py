@@ -9,21 +9,21 @@ from dataclasses import asdict
 from typing import Any
 
 from rlflame import __version__
-from rlflame.bench.scaling_model import gains, same_bits
-from rlflame.bench.scaling_result import Result
+from rlflame.bench.scaling_model import compute_gains, has_same_bits
+from rlflame.bench.scaling_result import ScalingResult
 
 HEAD = ("case", "workers", "backend", "seconds", "steps", "episodes", "collect_s", "learn_s",
         "retried")  # fmt: skip
 
 
-def facts(result: Result) -> dict[str, Any]:
+def make_facts(result: ScalingResult) -> dict[str, Any]:
     """`measurements` is what `rlflame report` and `rlflame bench --diff` compare."""
     cases = {case.name: case for case in result.cases}
     return {
         "benchmark": "scaling",
         "rlflame": __version__,
         "complete": result.complete,
-        **result.surroundings.as_dict(),
+        **result.conditions.as_dict(),
         "cases": [
             {
                 "name": case.name,
@@ -32,7 +32,7 @@ def facts(result: Result) -> dict[str, Any]:
                 "episode_ms": case.episode_ms,
                 "tasks": case.tasks,
                 "iterations": case.iterations,
-                "same_bits": same_bits(result.cells, case.name),
+                "same_bits": has_same_bits(result.cells, case.name),
             }
             for case in result.cases
         ],
@@ -51,10 +51,13 @@ def facts(result: Result) -> dict[str, Any]:
             }
             for row in result.rows
         ],
-        "overheads": [asdict(one) for one in result.overheads],
-        "gains": [{**asdict(one), "gain_pct": one.percent.value} for one in gains(result.cells)],
-        "published": asdict(result.theirs) if result.theirs is not None else None,
-        "advice": result.advice(),
+        "overheads": [asdict(entry) for entry in result.overheads],
+        "gains": [
+            {**asdict(entry), "gain_pct": entry.percent.value}
+            for entry in compute_gains(result.cells)
+        ],
+        "published": asdict(result.published) if result.published is not None else None,
+        "advice": result.make_advice(),
         "measurements": [
             {
                 "name": cell.name,
@@ -69,14 +72,15 @@ def facts(result: Result) -> dict[str, Any]:
     }
 
 
-def table(result: Result) -> list[tuple[object, ...]]:
+def make_table(result: ScalingResult) -> list[tuple[object, ...]]:
     """A row for each repetition, below the head."""
     return [
         HEAD,
         *(
-            (cell.case, cell.workers, cell.fleet, one.seconds, one.steps, one.episodes,
-             one.collect_s, one.learn_s, one.retried)
+            (cell.case, cell.workers, cell.fleet, repetition.seconds, repetition.steps,
+             repetition.episodes,
+             repetition.collect_s, repetition.learn_s, repetition.retried)
             for cell in result.cells
-            for one in cell.repetitions
+            for repetition in cell.repetitions
         ),
     ]  # fmt: skip

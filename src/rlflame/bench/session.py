@@ -9,99 +9,106 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from rlflame.bench.output import another
+from rlflame.bench.output import find_free_name
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.console.quiet import Tally
-from rlflame.console.run_text import again
-from rlflame.errors import Interrupted, document, shell
+from rlflame.console.quiet import StatusLine
+from rlflame.console.run_text import format_retry
+from rlflame.errors import Interruption, format_shell, mark_documented
 from rlflame.fleet import factory
-from rlflame.fleet.base import EventCount, Fleet, FleetEvent
+from rlflame.fleet.base import EventCounter, Fleet, FleetEvent
 from rlflame.training.stop_signal import SignalStop
 
 
 @contextmanager
-def session(runtime: RuntimeSettings, debug: bool) -> Iterator[Session]:
+def open_session(runtime: RuntimeSettings, debug: bool) -> Iterator[BenchSession]:
     """Signals are wishes inside, and the line of progress is gone behind it."""
-    with SignalStop() as stop, Tally() as tally:
-        yield Session(runtime.model_copy(update={"debug": debug or runtime.debug}), tally, stop)
+    with SignalStop() as stop, StatusLine() as tally:
+        yield BenchSession(
+            runtime.model_copy(update={"debug": debug or runtime.debug}), tally, stop
+        )
 
 
-def measured(
+def run_measurement(
     runtime: RuntimeSettings,
     debug: bool,
-    measure: Callable[[Session], bool],
-    tell: Callable[[bool], bool],
+    measure: Callable[[BenchSession], bool],
+    report: Callable[[bool], bool],
     out: Path | None,
 ) -> None:
-    """What was measured is told however it ends; `tell` hears whether that is all of it.
+    """What was measured is told however it ends; `show_status` hears whether that is all of it.
 
-    `measure` returns whether it came to its end, and `tell` whether there was anything; `out` is
-    the folder where the user wants it, if anywhere.
+    `measure` returns whether it came to its end, and `show_status` whether there was anything;
+    `out` is the folder where the user wants it, if anywhere.
     """
-    complete = found = False
-    with session(runtime, debug) as here:
+    complete = has_results = False
+    with open_session(runtime, debug) as session:
         try:
-            complete = measure(here)
+            complete = measure(session)
         except BaseException as error:
-            here.tell("")
-            if tell(complete):
-                document(error)
+            session.show_status("")
+            if report(complete):
+                mark_documented(error)
             raise
-        here.tell("")
-        found = tell(complete)
+        session.show_status("")
+        has_results = report(complete)
         if not complete:
-            here.check(found, out)
+            session.check_interrupted(has_results, out)
 
 
-def _plainly(folder: Path) -> Path:
+def _resolve_dots(folder: Path) -> Path:
     """Not by dots, at which a sentence ends."""
     return folder if folder.name.strip(".") else folder.resolve()
 
 
-class Session:
+class BenchSession:
     """`stop` holds the user's wish to end; progress goes to standard error."""
 
-    def __init__(self, runtime: RuntimeSettings, tally: Tally, stop: SignalStop) -> None:
+    def __init__(self, runtime: RuntimeSettings, tally: StatusLine, stop: SignalStop) -> None:
         self._runtime = runtime
-        self.tell, self.note = tally.status, tally.note
+        self.show_status, self.note = tally.show_status, tally.show_note
         self.stop = stop
-        self._events = EventCount(self._watch)
+        self._events = EventCounter(self._show_event)
 
     def open(self, kind: str, workers: int) -> AbstractContextManager[Fleet]:
         if kind == "flame":
             from rlflame.fleet.flame import endpoint
 
-            if endpoint.configured() is None:
-                raise endpoint.unconfigured("local in place of flame measures this machine.")
-        wanted = self._runtime.model_copy(update={"fleet": kind, "workers": workers})
-        return factory.fleet(wanted, None, self._events)
+            if endpoint.find_configuration() is None:
+                raise endpoint.make_unconfigured_error(
+                    "local in place of flame measures this machine."
+                )
+        runtime = self._runtime.model_copy(update={"fleet": kind, "workers": workers})
+        return factory.make_fleet(runtime, None, self._events)
 
-    def retried(self) -> int:
+    def take_retried(self) -> int:
         """Tasks that went to a second worker since the last time, of all fleets."""
         return sum(self._events.take().values())
 
-    def check(self, measured: bool, out: Path | None) -> None:
+    def check_interrupted(self, has_results: bool, out: Path | None) -> None:
         """How it ended, if a signal did it."""
         if self.stop.signal_number is None:
             return
-        if not measured:
-            kept = "nothing was measured to its end yet"
+        if not has_results:
+            saved_text = "nothing was measured to its end yet"
         else:
-            kept = "what was measured is above" + (f", and in {_plainly(out)}" if out else "")
-        anew = "the same command measures anew"
-        if measured and out:
-            anew = f"{shell('-o', another(out))} measures anew"
-        error = Interrupted(f"Stopped; {kept}.", anew, self.stop.signal_number)
-        if measured:
-            document(error)
+            saved_text = "what was measured is above" + (
+                f", and in {_resolve_dots(out)}" if out else ""
+            )
+        hint = "the same command measures anew"
+        if has_results and out:
+            hint = f"{format_shell('-o', find_free_name(out))} measures anew"
+        error = Interruption(f"Stopped; {saved_text}.", hint, self.stop.signal_number)
+        if has_results:
+            mark_documented(error)
         raise error
 
-    def _watch(self, event: FleetEvent) -> None:
+    def _show_event(self, event: FleetEvent) -> None:
         if event.kind == "note":
             self.note(event.text)
         elif event.kind == "phase":
-            self.tell(event.text)
+            self.show_status(event.text)
         elif event.kind == "retried" and event.text:
             self.note(
-                f"{again(event)} A measurement that it falls into takes longer, and is marked."
+                f"{format_retry(event)} A measurement that it falls into takes longer, and is "
+                "marked."
             )

@@ -13,13 +13,13 @@ from typing import Any
 from rlflame.bench.base import Case, Repetition
 from rlflame.config.recipe import Recipe
 from rlflame.experiment import components
-from rlflame.fleet.base import Fleet, policy_id
+from rlflame.fleet.base import Fleet, make_policy_id
 from rlflame.rollout.spec import Fragment
-from rlflame.training.trainer import Progress, Stop
+from rlflame.training.trainer import Progress, StopRequest
 
 Clock = Callable[[], float]
 #: After every iteration.
-Heard = Callable[[Progress], None]
+IterationCallback = Callable[[Progress], None]
 #: How long a fleet may take until all its workers have answered.
 _COMPLETE_S = 30.0
 
@@ -27,14 +27,14 @@ _COMPLETE_S = 30.0
 class Stopwatch:
     """A recorder that keeps nothing but where the time went."""
 
-    def __init__(self, clock: Clock, heard: Heard | None = None) -> None:
+    def __init__(self, clock: Clock, on_iteration: IterationCallback | None = None) -> None:
         self._clock = clock
-        self._heard = heard or (lambda progress: None)
+        self._on_iteration = on_iteration or (lambda progress: None)
         self.spent_s: dict[str, float] = {}
         self.progress = Progress()
         self.metrics: dict[str, Any] = {}
 
-    def iteration(
+    def record_iteration(
         self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
     ) -> None:
         returns = [e.episode_return for fragment in fragments for e in fragment.episodes]
@@ -42,16 +42,16 @@ class Stopwatch:
         self.metrics = dict(metrics)
         if returns:
             self.metrics["mean_return"] = sum(returns) / len(returns)
-        self._heard(progress)
+        self._on_iteration(progress)
 
-    def evaluation(self, *_: Any) -> None:
+    def record_evaluation(self, *_: Any) -> None:
         """There is none: the case has none."""
 
-    def snapshot(self, *_: Any, final: bool = False) -> None:
+    def record_snapshot(self, *_: Any, final: bool = False) -> None:
         """Nothing is written."""
 
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def time_phase(self, name: str) -> Iterator[None]:
         began = self._clock()
         try:
             yield
@@ -62,18 +62,18 @@ class Stopwatch:
 def run_once(
     case: Case,
     fleet: Fleet,
-    stop: Stop,
+    stop: StopRequest,
     clock: Clock = time.perf_counter,
-    heard: Heard | None = None,
+    on_iteration: IterationCallback | None = None,
 ) -> Repetition | None:
     """The case from its beginning to its end; None where it was stopped before."""
-    return _run(case, case.recipe, fleet, stop, clock, heard)
+    return _run(case, case.recipe, fleet, stop, clock, on_iteration)
 
 
 def warm(
     case: Case,
     fleet: Fleet,
-    stop: Stop,
+    stop: StopRequest,
     clock: Clock = time.perf_counter,
     *,
     wait_for_all: bool = False,
@@ -82,13 +82,15 @@ def warm(
     once = case.recipe.model_copy(update={"stop_at_iterations": 1})
     began = clock()
     while _run(case, once, fleet, stop, clock) is not None:
-        enough = not wait_for_all or answered(fleet) >= min(fleet.capacity, case.tasks)
+        enough = not wait_for_all or count_answered_workers(fleet) >= min(
+            fleet.capacity, case.tasks
+        )
         if enough or clock() - began > _COMPLETE_S:
             return True
     return False
 
 
-def answered(fleet: Fleet) -> int:
+def count_answered_workers(fleet: Fleet) -> int:
     return len(fleet.probe().workers)
 
 
@@ -96,13 +98,13 @@ def _run(
     case: Case,
     recipe: Recipe,
     fleet: Fleet,
-    stop: Stop,
+    stop: StopRequest,
     clock: Clock,
-    heard: Heard | None = None,
+    on_iteration: IterationCallback | None = None,
 ) -> Repetition | None:
-    watch = Stopwatch(clock, heard)
-    trainer = components.trainer(
-        components.beginning(recipe, case.env), fleet, watch, stop, "bench"
+    watch = Stopwatch(clock, on_iteration)
+    trainer = components.make_trainer(
+        components.make_initial_checkpoint(recipe, case.env), fleet, watch, stop, "bench"
     )
     began = clock()
     complete = trainer.run()
@@ -116,5 +118,5 @@ def _run(
         steps=watch.progress.steps,
         episodes=watch.progress.episodes,
         final_return=watch.metrics.get("mean_return"),
-        weights=policy_id(trainer.snapshot().policy),
+        weights=make_policy_id(trainer.take_snapshot().policy),
     )

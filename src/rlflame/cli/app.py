@@ -18,7 +18,7 @@ import typer
 from rlflame import __version__
 from rlflame.cli import bench, bench_learners, trust
 from rlflame.cli.cluster_check import cluster_check
-from rlflame.cli.errors import spoken
+from rlflame.cli.errors import handle_errors
 from rlflame.cli.eval import evaluate
 from rlflame.cli.export import export
 from rlflame.cli.inspect import inspect
@@ -29,7 +29,7 @@ from rlflame.cli.report import report
 from rlflame.cli.train import resume, train
 
 if TYPE_CHECKING:
-    from rlflame.fleet.prestart import HeadStart
+    from rlflame.fleet.prestart import PrestartPool
 
 app = typer.Typer(
     name="rlflame",
@@ -43,62 +43,63 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from rlflame.console.output import say
+def _print_version(requested: bool) -> None:
+    if requested:
+        from rlflame.console.output import print_result
 
-        say(f"rlflame {__version__}")
+        print_result(f"rlflame {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _root(
+def _parse_root_options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     del version
 
 
-app.command("train")(spoken(train))
-app.command("resume")(spoken(resume))
-app.command("eval")(spoken(evaluate))
-app.command("render")(spoken(render))
-app.command("export")(spoken(export))
-app.command("inspect")(spoken(inspect))
-app.command("plot")(spoken(plot))
+app.command("train")(handle_errors(train))
+app.command("resume")(handle_errors(resume))
+app.command("eval")(handle_errors(evaluate))
+app.command("render")(handle_errors(render))
+app.command("export")(handle_errors(export))
+app.command("inspect")(handle_errors(inspect))
+app.command("plot")(handle_errors(plot))
 # Whatever looks like an option and is none, such as --vs, stays among the arguments, in its place.
-app.command("report", context_settings={"ignore_unknown_options": True})(spoken(report))
-bench.group.command("learners")(spoken(bench_learners.learners))
+app.command("report", context_settings={"ignore_unknown_options": True})(handle_errors(report))
+bench.group.command("learners")(handle_errors(bench_learners.learners))
 app.add_typer(bench.group, name="bench")
-app.command("runs")(spoken(runs))
-app.command("envs")(spoken(envs))
-app.command("config")(spoken(config))
-trust.group.command("add")(spoken(trust.add))
-trust.group.command("remove")(spoken(trust.remove))
-trust.group.command("list")(spoken(trust.show))
+app.command("runs")(handle_errors(runs))
+app.command("envs")(handle_errors(envs))
+app.command("config")(handle_errors(config))
+trust.group.command("add")(handle_errors(trust.add))
+trust.group.command("remove")(handle_errors(trust.remove))
+trust.group.command("list")(handle_errors(trust.show))
 app.add_typer(trust.group, name="trust")
-app.command("cluster-check")(spoken(cluster_check))
+app.command("cluster-check")(handle_errors(cluster_check))
 
 
-def main(early: HeadStart | None = None) -> None:
+def main(head_start: PrestartPool | None = None) -> None:
     """With the workers that have begun before anything was read, if any have."""
     try:
         _prepare_streams()
-        code = app(prog_name="rlflame", standalone_mode=False, obj=early)
+        code = app(prog_name="rlflame", standalone_mode=False, obj=head_start)
     except KeyboardInterrupt:  # before any command has begun
         code = 130
     except OSError as error:  # from --help and --version, which run no command
-        code = _say_unwritten(error)
+        code = _print_write_error(error)
     except Exception as error:
         # A word on the command line that means nothing; the class has no public name.
         if not hasattr(error, "format_message"):
             raise
-        code = _say_usage(error)
-    _leave(int(code or 0))
+        code = _print_usage_error(error)
+    _exit_process(int(code or 0))
 
 
-def _leave(code: int) -> None:
+def _exit_process(code: int) -> None:
     """End the process. Threads of gRPC and Arrow would go on while the interpreter takes itself
     apart, and now and then crash in what is left of it, long after all was said and closed."""
     if "grpc" in sys.modules or "pyarrow" in sys.modules:
@@ -109,47 +110,47 @@ def _leave(code: int) -> None:
     sys.exit(code)
 
 
-def _say_unwritten(error: OSError) -> int:
+def _print_write_error(error: OSError) -> int:
     """Standard output could not be written; nobody is left to tell where a pipe was closed."""
-    from rlflame.console.output import let_go_of_results, say_failure
-    from rlflame.errors import of_the_system
+    from rlflame.console.output import discard_unwritten_results, print_error
+    from rlflame.errors import from_os_error
 
     if not isinstance(error, BrokenPipeError):
-        say_failure(of_the_system(error), as_json="--json" in sys.argv)
-    let_go_of_results()
+        print_error(from_os_error(error), as_json="--json" in sys.argv)
+    discard_unwritten_results()
     return 1
 
 
-def _say_usage(error: Any) -> int:
-    from rlflame.console.output import say_failure, say_lines_aside
+def _print_usage_error(error: Any) -> int:
+    from rlflame.console.output import print_error, print_note_lines
     from rlflame.errors import ConfigError
 
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the whole help
-        say_lines_aside(str(error.format_message()))
+        print_note_lines(str(error.format_message()))
         return int(error.exit_code)
     if str(error.message).startswith("Input should"):
-        error.message = _misread(error)
+        error.message = _describe_bad_number(error)
     message = str(error.format_message())
     if message[-1:] not in ".?)":
         message += "."
     command = error.ctx.command_path if error.ctx is not None else "rlflame"
-    say_failure(ConfigError(message, f"{command} --help"), as_json="--json" in sys.argv)
+    print_error(ConfigError(message, f"{command} --help"), as_json="--json" in sys.argv)
     return int(error.exit_code)
 
 
-def _misread(error: Any) -> str:
+def _describe_bad_number(error: Any) -> str:
     """What was typed where a number belongs, which the message leaves out."""
     names = getattr(error.param, "opts", ())
-    seen = ""
-    for word, after in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
+    value_text = ""
+    for word, next_word in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if name in names:
-            seen = value if equals else after
+            value_text = value if equals else next_word
     bound = re.match(r"Input should be ((?:greater|less) than .*)", error.message)
     if bound:
-        return f"{seen} is not {bound[1].rstrip('.')}."
+        return f"{value_text} is not {bound[1].rstrip('.')}."
     kind = "whole number" if "integer" in error.message else "number"
-    return f"{seen!r} is no {kind}."
+    return f"{value_text!r} is no {kind}."
 
 
 def _prepare_streams() -> None:

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from rlflame.cli.errors import spoken
+from rlflame.cli.errors import handle_errors
 from rlflame.cli.options import Debug, Json, Sets
 
 FLEETS = ("local", "flame", "inline")
-_MOST = 4096
-_MOST_TRANSITIONS, _MOST_MS = 1_000_000_000, 600_000.0
+_MAX_COUNT = 4096
+_MAX_TRANSITIONS, _MAX_EPISODE_MS = 1_000_000_000, 600_000.0
 #: As rlflame.bench.published_dppo has them.
 RACES = ("dppo", "dsac")
 #: In comparing results, what still counts as equal.
@@ -84,12 +84,12 @@ def bench(
 
     What was measured is kept when it is interrupted.
     """
-    from rlflame.errors import ConfigError, shell
+    from rlflame.errors import ConfigError, format_shell
     from rlflame.experiment import run_settings
 
     if (name := context.invoked_subcommand) is not None:
-        given = (recipe, diff, workers, compare, iterations, steps, learners, sets)
-        if any((*given, out is not None, as_json, debug, repeat > 1)):
+        options = (recipe, diff, workers, compare, iterations, steps, learners, sets)
+        if any((*options, out is not None, as_json, debug, repeat > 1)):
             raise ConfigError(
                 f"Options before {name} are of bench itself, and would not count.",
                 f"rlflame bench {name} --help, and options behind {name}",
@@ -102,7 +102,8 @@ def bench(
         )
     if recipe is not None and diff is not None:
         raise ConfigError(
-            f"--recipe {recipe} measures, and {shell('--diff', *diff)} compares two results.",
+            f"--recipe {recipe} measures, and {format_shell('--diff', *diff)} compares two "
+            "results.",
             "leave one of them out",
         )
     if diff is not None and (
@@ -110,11 +111,11 @@ def bench(
     ):
         raise ConfigError(
             "--diff measures nothing, and takes two results alone.",
-            shell("rlflame", "bench", "--diff", *diff),
+            format_shell("rlflame", "bench", "--diff", *diff),
         )
     run_settings.limit_threads(1)
     if diff is not None:
-        _diff(*diff, as_json=as_json)
+        _print_diff(*diff, as_json=as_json)
         return
     if recipe in RACES:
         from rlflame.cli.bench_race import race
@@ -124,35 +125,38 @@ def bench(
                 f"--recipe {recipe} has as many workers as learners, and counts steps.",
                 "--learners 1,2 --steps 10000",
             )
-        counts = counts_of(learners, [1, 2, 4, 8], "--learners")
-        kinds = _known((compare or "local").split(","))
+        counts = parse_counts(learners, [1, 2, 4, 8], "--learners")
+        kinds = _check_fleets((compare or "local").split(","))
         race(
-            recipe, counts, kinds, steps, repeat, sets or (), folder_of(out), as_json=as_json,
+            recipe, counts, kinds, steps, repeat, sets or (), parse_folder(out), as_json=as_json,
             debug=debug,
         )  # fmt: skip
         return
     from rlflame.bench import run, workloads
     from rlflame.bench.published import RECIPES
 
-    theirs = RECIPES.get(recipe or "")
-    if theirs is None:
+    published_recipe = RECIPES.get(recipe or "")
+    if published_recipe is None:
         raise ConfigError(
             f"There is no recipe {recipe!r}.", f"--recipe {', '.join((*RECIPES, *RACES))}"
         )
     if steps is not None:
         raise ConfigError(
             f"--steps is {steps}, and {recipe} counts iterations of whole episodes.",
-            f"--iterations {theirs.iterations} in its place, or fewer",
+            f"--iterations {published_recipe.iterations} in its place, or fewer",
         )
     if learners is not None:
         raise ConfigError(
             f"--learners is {learners}, and {recipe} is learned by one.",
             f"leave it out, or rlflame bench learners --learners {learners}",
         )
-    case, runtime = workloads.published(theirs, iterations=iterations, sets=sets or ())
-    run.scale(
-        [case], runtime, _kinds(compare), counts_of(workers, [_cores()]), repeat, folder_of(out),
-        theirs=theirs, as_json=as_json, debug=debug,
+    case, runtime = workloads.make_published_case(
+        published_recipe, iterations=iterations, sets=sets or ()
+    )
+    run.run_scaling(
+        [case], runtime, _parse_fleets(compare), parse_counts(workers, [_count_cores()]), repeat,
+        parse_folder(out),
+        published=published_recipe, as_json=as_json, debug=debug,
     )  # fmt: skip
 
 
@@ -204,20 +208,22 @@ def scaling(
         raise ConfigError("--env and --episode-ms exclude each other.", "leave one out")
     if env is None and (algo, preset) != (None, None):
         raise ConfigError("--algo and --preset are for --env.", "--env ant")
-    counts = counts_of(workers, list(dict.fromkeys((1, _cores()))))
-    kinds = _kinds(compare)
+    counts = parse_counts(workers, list(dict.fromkeys((1, _count_cores()))))
+    kinds = _parse_fleets(compare)
     if env is not None:
-        case, runtime = workloads.real(
+        case, runtime = workloads.make_env_case(
             env, algorithm=algo, preset=preset, episodes=episodes, iterations=iterations,
             sets=sets or (),
         )  # fmt: skip
         work = [case]
     else:
-        work, runtime = workloads.sleeping(
-            _lengths(episode_ms or "1,15,50,100"), max(counts), episodes=episodes,
+        work, runtime = workloads.make_sleeping_cases(
+            _parse_lengths(episode_ms or "1,15,50,100"), max(counts), episodes=episodes,
             iterations=iterations, sets=sets or (),
         )  # fmt: skip
-    run.scale(work, runtime, kinds, counts, repeat, folder_of(out), as_json=as_json, debug=debug)
+    run.run_scaling(
+        work, runtime, kinds, counts, repeat, parse_folder(out), as_json=as_json, debug=debug
+    )
 
 
 def rollouts(
@@ -259,11 +265,11 @@ def rollouts(
     run_settings.limit_threads(1)
     from rlflame.bench import run, workloads
 
-    (kind,) = _known([fleet])
-    counts = counts_of(workers, list(dict.fromkeys((1, _cores()))))
-    case, runtime = workloads.real(env, algorithm=algo, preset=preset, sets=sets or ())
-    run.collect(
-        case, runtime, kind, counts, seconds, repeat, folder_of(out),
+    (kind,) = _check_fleets([fleet])
+    counts = parse_counts(workers, list(dict.fromkeys((1, _count_cores()))))
+    case, runtime = workloads.make_env_case(env, algorithm=algo, preset=preset, sets=sets or ())
+    run.run_rollouts(
+        case, runtime, kind, counts, seconds, repeat, parse_folder(out),
         limited=limit and kind != "flame", as_json=as_json, debug=debug,
     )  # fmt: skip
 
@@ -274,7 +280,7 @@ def replay(
         typer.Option(
             metavar="N",
             min=1,
-            max=_MOST_TRANSITIONS,
+            max=_MAX_TRANSITIONS,
             help="Taken into the replay, in whole rounds.",
         ),
     ] = 500_000,
@@ -301,12 +307,14 @@ def replay(
     run_settings.limit_threads(1)
     from rlflame.bench import run, workloads
 
-    kinds, counts = _kinds(compare), counts_of(workers, [_cores()])
-    case, runtime = workloads.replay(env, transitions, sets=sets or ())
-    run.fill(case, runtime, kinds, counts, repeat, folder_of(out), as_json=as_json, debug=debug)
+    kinds, counts = _parse_fleets(compare), parse_counts(workers, [_count_cores()])
+    case, runtime = workloads.make_replay_case(env, transitions, sets=sets or ())
+    run.run_replay(
+        case, runtime, kinds, counts, repeat, parse_folder(out), as_json=as_json, debug=debug
+    )
 
 
-def folder_of(out: str | None) -> Path | None:
+def parse_folder(out: str | None) -> Path | None:
     """Where results go; an empty name is a variable of the shell that was never set."""
     from rlflame.errors import ConfigError
 
@@ -318,79 +326,81 @@ def folder_of(out: str | None) -> Path | None:
     return Path(out) if out is not None else None
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     from rlflame.rollout import blas
 
-    return blas.usable_cores()
+    return blas.count_usable_cores()
 
 
-def _kinds(compare: str | None) -> list[str]:
+def _parse_fleets(compare: str | None) -> list[str]:
     """What is compared; Flame is never left out silently where it was asked for."""
     if compare is not None:
-        return _known(compare.split(","))
-    from rlflame.fleet.flame.client import configured
+        return _check_fleets(compare.split(","))
+    from rlflame.fleet.flame.client import find_configuration
 
-    return ["local", "flame"] if configured() else ["local"]
+    return ["local", "flame"] if find_configuration() else ["local"]
 
 
-def _known(names: list[str]) -> list[str]:
+def _check_fleets(names: list[str]) -> list[str]:
     from rlflame.errors import ConfigError
 
-    found = list(dict.fromkeys(name.strip() for name in names))
-    for name in found:
+    fleets = list(dict.fromkeys(name.strip() for name in names))
+    for name in fleets:
         if name not in FLEETS:
             raise ConfigError(f"There is no fleet {name!r}.", f"one of {', '.join(FLEETS)}")
-    return found
+    return fleets
 
 
-def counts_of(text: str | None, otherwise: list[int], flag: str = "--workers") -> list[int]:
+def parse_counts(text: str | None, default: list[int], flag: str = "--workers") -> list[int]:
     from rlflame.errors import ConfigError
 
     if text is None:
-        return otherwise
+        return default
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and 0 < int(word) <= _MOST for word in words):
+    if not all(word.isdecimal() and 0 < int(word) <= _MAX_COUNT for word in words):
         raise ConfigError(
-            f"{flag} {text!r} is no list of numbers from 1 to {_MOST:,}.", f"{flag} 1,2,4"
+            f"{flag} {text!r} is no list of numbers from 1 to {_MAX_COUNT:,}.", f"{flag} 1,2,4"
         )
     return sorted({int(word) for word in words})
 
 
-def _lengths(text: str) -> list[float]:
+def _parse_lengths(text: str) -> list[float]:
     from rlflame.errors import ConfigError
 
     try:
-        found = sorted({float(word) for word in text.split(",")})
+        lengths_ms = sorted({float(word) for word in text.split(",")})
     except ValueError:
-        found = [-1.0]
-    if not all(0.0 <= length <= _MOST_MS for length in found):
+        lengths_ms = [-1.0]
+    if not all(0.0 <= length_ms <= _MAX_EPISODE_MS for length_ms in lengths_ms):
         raise ConfigError(
-            f"--episode-ms {text!r} is no list of milliseconds from 0 to {_MOST_MS:,.0f}.",
+            f"--episode-ms {text!r} is no list of milliseconds from 0 to {_MAX_EPISODE_MS:,.0f}.",
             "--episode-ms 1,15,50,100",
         )
-    return found
+    return lengths_ms
 
 
-def _diff(old: Path, new: Path, *, as_json: bool) -> None:
+def _print_diff(old: Path, new: Path, *, as_json: bool) -> None:
     from rlflame.analysis.report import bench_comparison, build, markdown
-    from rlflame.console.output import as_json_text, say_lines
-    from rlflame.errors import ConfigError, shell
+    from rlflame.console.output import as_json_text, print_result_lines
+    from rlflame.errors import ConfigError, format_shell
 
-    named = [bench_comparison.meant(path) or path for path in (old, new)]
-    for path, file in zip((old, new), named, strict=True):
+    results = [bench_comparison.find_results(path) or path for path in (old, new)]
+    for path, file in zip((old, new), results, strict=True):
         if path.suffix != ".json":
-            known = named if file != path else ["old/scaling.json", "new/scaling.json"]
+            examples = results if file != path else ["old/scaling.json", "new/scaling.json"]
             raise ConfigError(
                 f"{path} is no result of a benchmark, which ends in .json.",
-                shell("rlflame", "bench", "--diff", *known),
+                format_shell("rlflame", "bench", "--diff", *examples),
             )
-    found = build.compose([new], [old], MARGIN)
-    whole = as_json_text(found.facts, indent=1) if as_json else markdown.written(found.document)
-    say_lines(whole.rstrip())
+    content = build.build_report([new], [old], MARGIN)
+    text = (
+        as_json_text(content.facts, indent=1) if as_json else markdown.to_markdown(content.document)
+    )
+    print_result_lines(text.rstrip())
 
 
 group = typer.Typer(invoke_without_command=True, no_args_is_help=True, rich_markup_mode=None)
-group.callback()(spoken(bench))
-group.command("rollouts")(spoken(rollouts))
-group.command("scaling")(spoken(scaling))
-group.command("replay")(spoken(replay))
+group.callback()(handle_errors(bench))
+group.command("rollouts")(handle_errors(rollouts))
+group.command("scaling")(handle_errors(scaling))
+group.command("replay")(handle_errors(replay))

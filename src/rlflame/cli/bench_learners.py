@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlflame.cli.bench import Algo, Out, Preset, counts_of, folder_of
+from rlflame.cli.bench import Algo, Out, Preset, parse_counts, parse_folder
 from rlflame.cli.options import Debug, Json, Sets
 
 #: PPO's updates where they are large enough to be worth sharing.
@@ -42,18 +42,18 @@ def learners(
     An update's computing and exchanging apart. PPO is measured where it is most of the work:
     256x256 units and minibatches of 8,192 samples, unless --set says otherwise.
     """
-    from rlflame.config.recipe import SHARDS
+    from rlflame.config.recipe import DEFAULT_SHARDS
     from rlflame.experiment import run_settings
 
     run_settings.limit_threads(1)
     from rlflame.bench import run, workloads
-    from rlflame.bench.learners import shards_for
+    from rlflame.bench.learners import find_shard_count
 
-    counts = counts_of(learners, [], "--learners")
-    fixed = [f"learning.gradient_shards={shards_for(counts, SHARDS)}"]
+    counts = parse_counts(learners, [], "--learners")
+    fixed = [f"learning.gradient_shards={find_shard_count(counts, DEFAULT_SHARDS)}"]
     if algo in (None, "ppo"):
         fixed += LARGE_UPDATES
-    case, runtime = workloads.real(
+    case, runtime = workloads.make_env_case(
         env, algorithm=algo, preset=preset, iterations=iterations + 1, sets=[*fixed, *(sets or ())]
     )
-    run.learn(case, runtime, counts, repeat, folder_of(out), as_json=as_json, debug=debug)
+    run.run_learners(case, runtime, counts, repeat, parse_folder(out), as_json=as_json, debug=debug)

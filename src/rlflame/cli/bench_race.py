@@ -23,7 +23,7 @@ def race(
 
     if len(kinds) > 1:
         raise ConfigError(f"--recipe {name} collects in one place.", f"--compare {kinds[0]}")
-    variants = published_dppo.variants(
-        published_dppo.chosen(name), learners, steps=steps, sets=sets
+    variants = published_dppo.make_variants(
+        published_dppo.find_setup(name), learners, steps=steps, sets=sets
     )
-    race_runs.race(name, variants, kinds[0], repeat, out, as_json=as_json, debug=debug)
+    race_runs.run_race(name, variants, kinds[0], repeat, out, as_json=as_json, debug=debug)

@@ -18,7 +18,7 @@ from rlflame.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class EnvironmentEntry:
     """An alias, what it stands for, and the presets that suit it."""
 
     alias: str
@@ -33,26 +33,26 @@ class Environment:
         return asdict(self)
 
 
-def environments() -> list[Environment]:
+def list_environments() -> list[EnvironmentEntry]:
     """All aliases, looked at as they are installed here."""
-    from rlflame.experiment.env_spec import look_at  # loads Gymnasium
+    from rlflame.experiment.env_spec import inspect_env  # loads Gymnasium
 
-    found = []
-    for alias, meant in resolve.ALIASES.items():
-        names = tuple(resolve.preset_for(meant.id, method) for method in resolve.ALGORITHMS)
+    entries = []
+    for alias, target in resolve.ALIASES.items():
+        names = tuple(resolve.choose_preset(target.id, method) for method in resolve.ALGORITHMS)
         try:
-            spec = look_at(EnvironmentSettings(id=meant.id))
+            spec = inspect_env(EnvironmentSettings(id=target.id))
         except ConfigError as error:
-            found.append(
-                Environment(alias, meant.id, None, None, None, names, problem=error.message)
+            entries.append(
+                EnvironmentEntry(alias, target.id, None, None, None, names, problem=error.message)
             )
             continue
         continuous = spec.action_kind == "continuous"
         if not continuous:
             names = tuple(name for name in names if not name.endswith("-sac"))
         sizes = spec.observation_size, spec.action_size
-        found.append(Environment(alias, meant.id, *sizes, continuous, names))
-    return found
+        entries.append(EnvironmentEntry(alias, target.id, *sizes, continuous, names))
+    return entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,51 +68,53 @@ class Setting:
         return asdict(self)
 
 
-def settings() -> list[Setting]:
+def list_settings() -> list[Setting]:
     """Every setting there is, read from the config model."""
     return [
         Setting(
             name,
-            _words(field.annotation, field.metadata),
+            _format_type(field.annotation, field.metadata),
             field.get_default(call_default_factory=True),
             field.description or "",
         )
-        for name, field in resolve.walk(RunConfig)
+        for name, field in resolve.walk_settings(RunConfig)
     ]
 
 
-def _words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+def _format_type(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """A type and its bounds: `integer >= 1 and <= 4096 | none`."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if hasattr(annotation, "__metadata__"):
-        return _words(inner[0], [*annotation.__metadata__, *metadata])
+        return _format_type(inner[0], [*annotation.__metadata__, *metadata])
     if origin is Literal:
         return " | ".join(str(value) for value in inner)
     if origin in (Union, UnionType):
-        words = [_words(each, metadata) for each in inner if each is not NoneType]
-        return " | ".join([*words, "none"] if NoneType in inner else words)
+        member_types = [
+            _format_type(member, metadata) for member in inner if member is not NoneType
+        ]
+        return " | ".join([*member_types, "none"] if NoneType in inner else member_types)
     if origin is tuple:
-        return f"list of {_words(inner[0])}"
+        return f"list of {_format_type(inner[0])}"
     if origin is dict:
         return "table"
     name = {int: "integer", float: "number", str: "text", bool: "true | false"}[annotation]
-    bounds = " and ".join(_bounds(metadata))
+    bounds = " and ".join(_format_bounds(metadata))
     return f"{name} {bounds}".strip()
 
 
-def _bounds(metadata: Sequence[Any]) -> list[str]:
+def _format_bounds(metadata: Sequence[Any]) -> list[str]:
     constraints: list[Any] = []
-    for each in metadata:
+    for constraint in metadata:
         # Inside an Annotated the bounds may come as they are or in a Field.
-        constraints += each.metadata if isinstance(each, FieldInfo) else [each]
-    found = {
-        sign: getattr(each, name)
+        constraints += constraint.metadata if isinstance(constraint, FieldInfo) else [constraint]
+    bounds = {
+        sign: getattr(constraint, name)
         for sign, name in ((">=", "ge"), (">", "gt"), ("<=", "le"), ("<", "lt"))
-        for each in constraints
-        if getattr(each, name, None) is not None
+        for constraint in constraints
+        if getattr(constraint, name, None) is not None
     }
-    return [f"{sign} {_bound(value)}" for sign, value in found.items()]
+    return [f"{sign} {_format_bound(value)}" for sign, value in bounds.items()]
 
 
-def _bound(value: float) -> str:
+def _format_bound(value: float) -> str:
     return "2^63" if value == 2**63 else f"{value:,}" if isinstance(value, int) else f"{value:g}"

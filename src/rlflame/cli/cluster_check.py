@@ -11,7 +11,7 @@ from rlflame.cli.options import Debug, Json
 if TYPE_CHECKING:
     from rlflame.fleet.flame.check.findings import Diagnosis, Finding
 
-_NEWCOMER = """\
+_NO_CLUSTER_TEXT = """\
 No Flame cluster is configured, and none is needed: everything works on this machine.
 
   rlflame train --env hopper
@@ -42,39 +42,39 @@ def cluster_check(
 
     Says what is wrong and what to type. Exit code 0 healthy, 1 degraded, 3 unreachable.
     """
-    from rlflame.console.output import as_json_text, say, say_aside, say_lines
+    from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
     from rlflame.fleet.flame.check import connection
-    from rlflame.fleet.flame.check.cluster_check import Examination
-    from rlflame.fleet.flame.client import configured
+    from rlflame.fleet.flame.check.cluster_check import ClusterCheck
+    from rlflame.fleet.flame.client import find_configuration
     from rlflame.rendering.graphics_check import GraphicsCheck
-    from rlflame.training.stop_signal import terminable
+    from rlflame.training.stop_signal import exit_on_signal
 
-    streaming = not as_json and configured() is not None
+    streaming = not as_json and find_configuration() is not None
 
-    def show(finding: Finding) -> None:
+    def print_finding(finding: Finding) -> None:
         if streaming:
-            for line in _lines(finding):
-                say(line)
+            for line in _format_finding(finding):
+                print_result(line)
 
-    examination = Examination(
-        show, say_aside, GraphicsCheck, workers=workers, clean=clean, debug=debug
+    examination = ClusterCheck(
+        print_finding, print_note, GraphicsCheck, workers=workers, clean=clean, debug=debug
     )
-    with terminable():
+    with exit_on_signal():
         diagnosis = examination.run()
     if as_json:
-        say_lines(as_json_text(diagnosis.as_dict(), indent=2))
+        print_result_lines(as_json_text(diagnosis.as_dict(), indent=2))
     elif not diagnosis.configured:
-        say_lines(_NEWCOMER.format(up=connection.UP, export=connection.EXPORT))
+        print_result_lines(_NO_CLUSTER_TEXT.format(up=connection.UP, export=connection.EXPORT))
         for finding in diagnosis.findings[1:]:
-            for line in _lines(finding):
-                say(line)
+            for line in _format_finding(finding):
+                print_result(line)
     else:
-        say(_verdict(diagnosis))
+        print_result(_format_verdict(diagnosis))
     if diagnosis.exit_code:
         raise typer.Exit(diagnosis.exit_code)
 
 
-def _lines(finding: Finding) -> list[str]:
+def _format_finding(finding: Finding) -> list[str]:
     """Whoever reads the first column and the fixes knows what to do."""
     return [
         f"{finding.status:7}  {finding.check:15}  {finding.seen}",
@@ -83,8 +83,8 @@ def _lines(finding: Finding) -> list[str]:
     ]
 
 
-def _verdict(diagnosis: Diagnosis) -> str:
-    failed, warnings = diagnosis.named("failed"), diagnosis.named("warning")
+def _format_verdict(diagnosis: Diagnosis) -> str:
+    failed, warnings = diagnosis.list_checks("failed"), diagnosis.list_checks("warning")
     text = diagnosis.verdict.capitalize()
     text += f", because of: {', '.join(failed)}" if failed else ""
     return text + (f"; with warnings about: {', '.join(warnings)}." if warnings else ".")

@@ -15,17 +15,17 @@ from typing import Any, ParamSpec
 
 import typer
 
-from rlflame.errors import Interrupted, RlflameError, documented, of_the_system
+from rlflame.errors import Interruption, RlflameError, from_os_error, is_documented
 
 P = ParamSpec("P")
 
 
-def spoken(command: Callable[P, None]) -> Callable[P, None]:
+def handle_errors(command: Callable[P, None]) -> Callable[P, None]:
     """The command, with every way it can end turned into a sentence and an exit code."""
 
     @functools.wraps(command)
-    def run(*args: P.args, **given: P.kwargs) -> None:
-        code = _ending(lambda: command(*args, **given), bool(given.get("debug")), given)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        code = _run_command(lambda: command(*args, **options), bool(options.get("debug")), options)
         if code:
             raise typer.Exit(code)
 
@@ -42,13 +42,13 @@ def _check_folder() -> None:
         ) from None
 
 
-def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int:
-    from rlflame.console.output import let_go_of_results, mute, say_failure
+def _run_command(work: Callable[[], None], debug: bool, options: dict[str, Any]) -> int:
+    from rlflame.console.output import discard_unwritten_results, mute, print_error
 
-    wanted = bool(given.get("json_lines") or given.get("as_json"))
+    as_json = bool(options.get("json_lines") or options.get("as_json"))
 
     def fail(failure: RlflameError, cause: BaseException) -> int:
-        say_failure(failure, debug=debug, as_json=wanted and not documented(cause))
+        print_error(failure, debug=debug, as_json=as_json and not is_documented(cause))
         return failure.exit_code
 
     try:
@@ -59,7 +59,7 @@ def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int
     except RlflameError as error:
         return fail(error, error)
     except KeyboardInterrupt as error:
-        return fail(Interrupted("Interrupted.", "type the same again", signal.SIGINT), error)
+        return fail(Interruption("Interrupted.", "type the same again", signal.SIGINT), error)
     except BrokenPipeError:
         mute(sys.stdout)
         return 1
@@ -67,16 +67,17 @@ def _ending(work: Callable[[], None], debug: bool, given: dict[str, Any]) -> int
         less = "a smaller rollout.steps or rollout.num_slots, and of SAC a smaller sac.buffer_size"
         return fail(RlflameError("Memory ran out.", f"take less at a time: {less}"), error)
     except OSError as error:
-        code = fail(of_the_system(error), error)
-        let_go_of_results()
+        code = fail(from_os_error(error), error)
+        discard_unwritten_results()
         return code
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except Exception as error:
         text = str(error).strip().splitlines()
-        said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+        summary = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
         failure = RlflameError(
-            f"Something went wrong inside rlflame ({said}).", "this is a bug; --debug shows where"
+            f"Something went wrong inside rlflame ({summary}).",
+            "this is a bug; --debug shows where",
         )
         failure.__cause__ = error
         return fail(failure, error)

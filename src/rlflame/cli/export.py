@@ -36,7 +36,7 @@ def export(
     """Write the policy alone, without what only training needs."""
     from rlflame.experiment import run_settings
 
-    run_settings.runtime_flags(
+    run_settings.collect_runtime_flags(
         workers=None,
         fleet=None,
         local=False,
@@ -46,22 +46,22 @@ def export(
     )
     run_settings.limit_threads(1)
     from rlflame.config import resolve
-    from rlflame.console.formatting import aligned
-    from rlflame.console.output import as_json_text, say, say_aside
-    from rlflame.console.recipe_summary import interval
-    from rlflame.errors import ConfigError, RlflameError, typed
+    from rlflame.console.formatting import format_pairs
+    from rlflame.console.output import as_json_text, print_note, print_result
+    from rlflame.console.recipe_summary import format_evaluation
+    from rlflame.errors import ConfigError, RlflameError, format_command
     from rlflame.experiment import resume
     from rlflame.storage import export as files
     from rlflame.storage import onnx_export
-    from rlflame.storage.run_dir import named_policy
+    from rlflame.storage.run_dir import load_policy_file
 
     onnx = onnx or (out is not None and out.suffix.lower() == ".onnx")
     if check and not onnx:
         raise ConfigError("--check is for ONNX models.", "add --onnx")
     if onnx:
         onnx_export.check_available()
-    source = named_policy(file)
-    name = f"{resolve.short_name(source.env.id)}-{source.recipe.learning.algorithm}"
+    source = load_policy_file(file)
+    name = f"{resolve.make_short_name(source.env.id)}-{source.recipe.learning.algorithm}"
     out = out or Path(f"{name}{'.onnx' if onnx else '.safetensors'}")
     files.check_target(file, out, onnx)
     difference = None
@@ -70,25 +70,28 @@ def export(
         size = len(data)
         if check:
             source = resume.check_environment(source)
-            difference = files.difference(source, data)
+            difference = files.measure_onnx_difference(source, data)
     else:
         size = files.write_policy(source, out)
         if source.evaluation is None:
-            say_aside(f"The policy has no recorded evaluation. {typed('eval', out)} scores it.")
+            print_note(
+                f"The policy has no recorded evaluation. {format_command('eval', out)} scores it."
+            )
     passed = difference is None or difference <= files.TOLERANCE
     if as_json:
-        said = {"file": str(out), "bytes": size, "environment": source.env.id,
+        fields = {"file": str(out), "bytes": size, "environment": source.env.id,
                 "difference": difference, "passed": passed}  # fmt: skip
-        say(as_json_text(said))
+        print_result(as_json_text(fields))
     else:
         lines = [("file", f"{out}: {size / 1e3:,.1f} kB")]
         if source.evaluation is not None and not onnx:
-            lines.append(("recorded", interval(source.evaluation)))
+            lines.append(("recorded", format_evaluation(source.evaluation)))
         if difference is not None:
-            lines.append(("check", f"the largest difference over {files.REPLAYED:,} observations "
+            lines.append(("check", f"the largest difference over {files.OBSERVATION_COUNT:,} "
+                                   "observations "
                                    f"is {difference:.2g}"))  # fmt: skip
-        for line in aligned(lines):
-            say(line)
+        for line in format_pairs(lines):
+            print_result(line)
     if not passed:
         raise RlflameError(
             f"The model's actions differ from the policy's by {difference:.2g}, more than "

@@ -34,139 +34,161 @@ def inspect(
     """
     del debug
     from rlflame.config import toml_io
-    from rlflame.console.formatting import aligned
-    from rlflame.console.output import as_json_text, say, say_lines
+    from rlflame.console.formatting import format_pairs
+    from rlflame.console.output import as_json_text, print_result, print_result_lines
     from rlflame.errors import ConfigError
     from rlflame.experiment import checkpoint_diff
-    from rlflame.storage.sweep_dir import is_job
+    from rlflame.storage.sweep_dir import is_sweep
 
     if recipe and as_json:
         raise ConfigError(
             "--recipe and --json exclude each other.", "leave out --recipe: --json has the recipe"
         )
-    if any(map(is_job, files)):
-        _inspect_jobs(files, recipe=recipe, as_json=as_json)
+    if any(map(is_sweep, files)):
+        _inspect_sweeps(files, recipe=recipe, as_json=as_json)
         return
-    found, looked = zip(*(_look(path, replays=not recipe) for path in files), strict=True)
-    differences = [checkpoint_diff.first_difference(found[0], other) for other in found[1:]]
+    checkpoints, replays = zip(
+        *(_read_checkpoint(path, with_replay=not recipe) for path in files), strict=True
+    )
+    differences = [
+        checkpoint_diff.find_first_difference(checkpoints[0], other) for other in checkpoints[1:]
+    ]
     if as_json:
-        shown = [checkpoint_diff.as_dict(*one) for one in zip(files, found, looked, strict=True)]
+        documents = [
+            checkpoint_diff.as_dict(*entry)
+            for entry in zip(files, checkpoints, replays, strict=True)
+        ]
         equal = not any(differences)
-        say_lines(
-            as_json_text({"files": shown, "equal": equal, "differences": differences}, indent=2)
+        print_result_lines(
+            as_json_text({"files": documents, "equal": equal, "differences": differences}, indent=2)
         )
     elif recipe:
-        for one in found:
-            say_lines(toml_io.to_toml(one.recipe).rstrip())
+        for entry in checkpoints:
+            print_result_lines(toml_io.to_toml(entry.recipe).rstrip())
     elif len(files) == 1:
-        for line in aligned(checkpoint_diff.summary(files[0], found[0], looked[0])):
-            say(line)
+        for line in format_pairs(
+            checkpoint_diff.summarise_checkpoint(files[0], checkpoints[0], replays[0])
+        ):
+            print_result(line)
     else:
-        for path, one in zip(files, found, strict=True):
-            say(checkpoint_diff.outline(path, one))
-        for path, one, difference in zip(files[1:], found[1:], differences, strict=True):
+        for path, entry in zip(files, checkpoints, strict=True):
+            print_result(checkpoint_diff.format_outline(path, entry))
+        for path, entry, difference in zip(files[1:], checkpoints[1:], differences, strict=True):
             if difference is None:
-                say(f"{files[0]} and {path} are equal to the last bit.")
-                if one.digest != found[0].digest:
-                    say("  Their digests differ: one is of a version that knew fewer settings.")
+                print_result(f"{files[0]} and {path} are equal to the last bit.")
+                if entry.digest != checkpoints[0].digest:
+                    print_result(
+                        "  Their digests differ: one is of a version that knew fewer settings."
+                    )
                 continue
-            say(f"{files[0]} and {path} differ first in {difference}.")
-            for machine in checkpoint_diff.machines_differ(found[0], one):
-                say(f"  They were made on machines that differ in {machine}.")
-        _say_problems(looked)
-    broken = _advise([*zip(files, found, strict=True)], looked)
+            print_result(f"{files[0]} and {path} differ first in {difference}.")
+            for machine in checkpoint_diff.find_machine_differences(checkpoints[0], entry):
+                print_result(f"  They were made on machines that differ in {machine}.")
+        _print_replay_problems(replays)
+    broken = _print_replay_advice([*zip(files, checkpoints, strict=True)], replays)
     if any(differences) or broken:
         raise typer.Exit(1)
 
 
-def _look(path: Path, *, replays: bool) -> tuple[Checkpoint, ReplayFiles | None]:
+def _read_checkpoint(path: Path, *, with_replay: bool) -> tuple[Checkpoint, ReplayFiles | None]:
     """The newest checkpoint, and what there is of its replay."""
-    from rlflame.console.output import say_aside
+    from rlflame.console.output import print_note
     from rlflame.experiment import checkpoint_diff
-    from rlflame.storage.run_dir import newest_checkpoint
+    from rlflame.storage.run_dir import load_newest_checkpoint
 
-    found, seen = newest_checkpoint(path, say_aside), None
-    while replays and found.digest != seen:
-        replay, seen = checkpoint_diff.replay_files(path, found), found.digest
+    checkpoint, last_digest = load_newest_checkpoint(path, print_note), None
+    while with_replay and checkpoint.digest != last_digest:
+        replay, last_digest = checkpoint_diff.inspect_replay(path, checkpoint), checkpoint.digest
         if replay is None or replay.problem is None:
-            return found, replay
+            return checkpoint, replay
         # A run that is being trained may have moved on, and removed what it needs no more.
-        found = newest_checkpoint(path, say_aside)
-    return found, replay if replays else None
+        checkpoint = load_newest_checkpoint(path, print_note)
+    return checkpoint, replay if with_replay else None
 
 
-def _say_problems(looked: Sequence[ReplayFiles | None]) -> None:
-    from rlflame.console.output import say
+def _print_replay_problems(replays: Sequence[ReplayFiles | None]) -> None:
+    from rlflame.console.output import print_result
 
-    for replay in looked:
+    for replay in replays:
         if replay is not None and replay.problem is not None:
-            say(replay.problem)
+            print_result(replay.problem)
 
 
-def _advise(named: Sequence[tuple[Path, Checkpoint]], looked: Sequence[ReplayFiles | None]) -> bool:
+def _print_replay_advice(
+    checkpoints: Sequence[tuple[Path, Checkpoint]], replays: Sequence[ReplayFiles | None]
+) -> bool:
     """What to type for those whose replay is not whole; whether there are any."""
-    from rlflame.console.output import say_aside
+    from rlflame.console.output import print_note
     from rlflame.experiment import resume
 
-    broken = [one for one, replay in zip(named, looked, strict=True) if replay and replay.problem]
-    for path, found in broken:
-        say_aside(f"{resume.without_replay(found, path)}.")
+    broken = [
+        path_and_checkpoint
+        for path_and_checkpoint, replay in zip(checkpoints, replays, strict=True)
+        if replay and replay.problem
+    ]
+    for path, checkpoint in broken:
+        print_note(f"{resume.format_replay_hint(checkpoint, path)}.")
     return bool(broken)
 
 
-def _inspect_jobs(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
+def _inspect_sweeps(folders: list[Path], *, recipe: bool, as_json: bool) -> None:
     """A line a seed; of several jobs, seed by seed where they differ first from the first."""
     from rlflame.config import toml_io
-    from rlflame.console.formatting import aligned
-    from rlflame.console.output import as_json_text, say, say_lines
+    from rlflame.console.formatting import format_pairs
+    from rlflame.console.output import as_json_text, print_result, print_result_lines
     from rlflame.errors import ConfigError
     from rlflame.experiment import checkpoint_diff
-    from rlflame.storage.sweep_dir import is_job, runs_in
+    from rlflame.storage.sweep_dir import is_sweep, list_seed_runs
 
-    strange = [folder for folder in folders if not is_job(folder)]
-    if strange:
+    other_folders = [folder for folder in folders if not is_sweep(folder)]
+    if other_folders:
         raise ConfigError(
-            f"{strange[0]} is no folder of seeds, and others here are.",
+            f"{other_folders[0]} is no folder of seeds, and others here are.",
             "folders of seeds with each other, or a seed's own folder with another run",
         )
-    seen = [
-        {run.name: _look(run, replays=not recipe) for run in runs_in(folder)} for folder in folders
+    sweep_entries = [
+        {run.name: _read_checkpoint(run, with_replay=not recipe) for run in list_seed_runs(folder)}
+        for folder in folders
     ]
-    jobs = [{name: found for name, (found, _) in job.items()} for job in seen]
-    named = [(folder / name, found) for folder, job in zip(folders, jobs, strict=True)
-             for name, found in job.items()]  # fmt: skip
-    looked = [replay for job in seen for _, replay in job.values()]
+    sweeps = [
+        {name: checkpoint for name, (checkpoint, _) in sweep.items()} for sweep in sweep_entries
+    ]
+    named_checkpoints = [(folder / name, checkpoint) for folder,
+    sweep in zip(folders, sweeps, strict=True)
+             for name, checkpoint in sweep.items()]  # fmt: skip
+    replays = [replay for sweep in sweep_entries for _, replay in sweep.values()]
     if recipe:
-        for _, found in named[:1]:
-            say_lines(toml_io.to_toml(found.recipe).rstrip())
+        for _, checkpoint in named_checkpoints[:1]:
+            print_result_lines(toml_io.to_toml(checkpoint.recipe).rstrip())
         return
     differences = {}
-    for folder, other in zip(folders[1:], jobs[1:], strict=True):
-        for name in dict.fromkeys([*jobs[0], *other]):
-            pair = jobs[0].get(name), other.get(name)
+    for folder, other in zip(folders[1:], sweeps[1:], strict=True):
+        for name in dict.fromkeys([*sweeps[0], *other]):
+            pair = sweeps[0].get(name), other.get(name)
             if pair[0] is None or pair[1] is None:
-                found_in = folders[0] if pair[1] is None else folder
-                differences[str(folder / name)] = f"{name}, which is in {found_in} alone"
-            elif said := checkpoint_diff.first_difference(pair[0], pair[1]):
-                differences[str(folder / name)] = said
+                only_folder = folders[0] if pair[1] is None else folder
+                differences[str(folder / name)] = f"{name}, which is in {only_folder} alone"
+            elif first_difference := checkpoint_diff.find_first_difference(pair[0], pair[1]):
+                differences[str(folder / name)] = first_difference
     if as_json:
         files = [
-            checkpoint_diff.as_dict(*one, held) for one, held in zip(named, looked, strict=True)
+            checkpoint_diff.as_dict(*named_checkpoint, replay)
+            for named_checkpoint, replay in zip(named_checkpoints, replays, strict=True)
         ]
-        shown = {"files": files, "equal": not differences, "differences": differences}
-        say_lines(as_json_text(shown, indent=2))
+        document = {"files": files, "equal": not differences, "differences": differences}
+        print_result_lines(as_json_text(document, indent=2))
     else:
-        if len(folders) == 1 and named:
-            first = dict(checkpoint_diff.summary(*named[0]))
-            kept = ("environment", "budget", "batch", "policy", "learner", "made with")
-            for line in aligned([(word, first[word]) for word in kept]):
-                say(line)
-        for path, found in named:
-            say(checkpoint_diff.outline(path, found))
+        if len(folders) == 1 and named_checkpoints:
+            summary = dict(checkpoint_diff.summarise_checkpoint(*named_checkpoints[0]))
+            summary_words = ("environment", "budget", "batch", "policy", "learner", "made with")
+            for line in format_pairs([(word, summary[word]) for word in summary_words]):
+                print_result(line)
+        for path, checkpoint in named_checkpoints:
+            print_result(checkpoint_diff.format_outline(path, checkpoint))
         for seed, difference in differences.items():
-            say(f"{seed} differs first in {difference}.")
+            print_result(f"{seed} differs first in {difference}.")
         if len(folders) > 1 and not differences:
-            say(f"{len(jobs[0])} seeds are equal to the last bit.")
-        _say_problems(looked)
-    if _advise(named, looked) or differences:
+            print_result(f"{len(sweeps[0])} seeds are equal to the last bit.")
+        _print_replay_problems(replays)
+    if _print_replay_advice(named_checkpoints, replays) or differences:
         raise typer.Exit(1)

@@ -10,7 +10,7 @@ import typer
 from rlflame.cli.options import Debug, Json
 
 if TYPE_CHECKING:
-    from rlflame.experiment.run_list import Run
+    from rlflame.experiment.run_list import RunOverview
 
 
 def runs(
@@ -25,29 +25,29 @@ def runs(
     A run is training, finished, stopped, or damaged.
     """
     del debug
-    from rlflame.console.formatting import table
-    from rlflame.console.output import as_json_text, say, say_aside, say_lines
+    from rlflame.console.formatting import format_table
+    from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
     from rlflame.errors import CheckpointError
     from rlflame.experiment.run_list import list_runs
 
     if not folder.exists() and folder != Path("runs"):
         raise CheckpointError(f"{folder} does not exist.", "rlflame runs lists those in ./runs")
-    found = list_runs(folder) if folder.exists() else []
+    entries = list_runs(folder) if folder.exists() else []
     if as_json:
-        say_lines(as_json_text([run.as_dict() for run in found], indent=2))
+        print_result_lines(as_json_text([run.as_dict() for run in entries], indent=2))
         return
-    if not found:
-        say_aside(f"There are no runs in {folder}. rlflame train begins one.")
+    if not entries:
+        print_note(f"There are no runs in {folder}. rlflame train begins one.")
         return
     header = ("run", "state", "environment", "algorithm", "progress", "best")
-    for line in table([header, *(_row(run) for run in found)]):
-        say(line)
-    for run in found:
+    for line in format_table([header, *(_format_row(run) for run in entries)]):
+        print_result(line)
+    for run in entries:
         if run.problem:
-            say_aside(f"{run.folder}: {run.problem}")
+            print_note(f"{run.folder}: {run.problem}")
 
 
-def _row(run: Run) -> tuple[str, ...]:
+def _format_row(run: RunOverview) -> tuple[str, ...]:
     progress = "-"
     if run.steps is not None:
         progress = f"{run.steps:,}"
@@ -65,29 +65,29 @@ def _row(run: Run) -> tuple[str, ...]:
 def envs(as_json: Json = False, debug: Debug = False) -> None:
     """List environments, their sizes and presets."""
     del debug
-    from rlflame.cli.catalog import environments
+    from rlflame.cli.catalog import list_environments
     from rlflame.config import resolve
-    from rlflame.console.formatting import table
-    from rlflame.console.output import as_json_text, say, say_lines
+    from rlflame.console.formatting import format_table
+    from rlflame.console.output import as_json_text, print_result, print_result_lines
 
-    found = environments()
+    entries = list_environments()
     if as_json:
-        say_lines(as_json_text([env.as_dict() for env in found], indent=2))
+        print_result_lines(as_json_text([env.as_dict() for env in entries], indent=2))
         return
     rows = [("alias", "id", "observations", "actions", "presets")]
-    for env in found:
+    for env in entries:
         kind = "continuous" if env.continuous else "discrete"
         sizes = (str(env.observations), f"{env.actions} {kind}")
-        shown = sizes if env.problem is None else ("-", "-")
-        rows.append((env.alias, env.id, *shown, " ".join(env.presets)))
-    for line in table(rows):
-        say(line)
-    for env in found:
+        size_cells = sizes if env.problem is None else ("-", "-")
+        rows.append((env.alias, env.id, *size_cells, " ".join(env.presets)))
+    for line in format_table(rows):
+        print_result(line)
+    for env in entries:
         if env.problem is not None:
-            say(f"{env.alias}: {env.problem}")
-    say("")
-    say("Any other Gymnasium id works too, and module:Id for one that a module registers.")
-    say(f"Presets (--preset): {', '.join(resolve.preset_names())}")
+            print_result(f"{env.alias}: {env.problem}")
+    print_result("")
+    print_result("Any other Gymnasium id works too, and module:Id for one that a module registers.")
+    print_result(f"Presets (--preset): {', '.join(resolve.list_presets())}")
 
 
 def config(
@@ -97,25 +97,25 @@ def config(
 ) -> None:
     """List all settings: meaning, default, range."""
     del debug
-    from rlflame.cli.catalog import settings
-    from rlflame.console.output import as_json_text, say, say_lines
+    from rlflame.cli.catalog import list_settings
+    from rlflame.console.output import as_json_text, print_result, print_result_lines
 
     if schema:
         from rlflame.config.recipe import RunConfig
 
-        say_lines(as_json_text(RunConfig.model_json_schema(), indent=2))
+        print_result_lines(as_json_text(RunConfig.model_json_schema(), indent=2))
         return
-    found = settings()
+    entries = list_settings()
     if as_json:
-        say_lines(as_json_text([setting.as_dict() for setting in found], indent=2))
+        print_result_lines(as_json_text([setting.as_dict() for setting in entries], indent=2))
         return
-    for setting in found:
-        say(f"{setting.name} = {_shown(setting.default)}  ({setting.range})")
-        say(f"    {setting.description}")
+    for setting in entries:
+        print_result(f"{setting.name} = {_format_value(setting.default)}  ({setting.range})")
+        print_result(f"    {setting.description}")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     from rlflame.config import toml_io
 
     # A choice of that name is shown as it is typed, not with the backslash of a text.
-    return toml_io.written(None if value == toml_io.NONE else value)
+    return toml_io.format_value(None if value == toml_io.NONE else value)

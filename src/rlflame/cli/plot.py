@@ -10,7 +10,7 @@ import typer
 from rlflame.cli.options import Debug
 
 if TYPE_CHECKING:
-    from rlflame.analysis.plots.chart import Drawing
+    from rlflame.analysis.plots.chart import Plot
 
 
 def plot(
@@ -62,79 +62,87 @@ def plot(
     del debug
     from rlflame.analysis import curves
     from rlflame.analysis.plots import matplotlib_backend
-    from rlflame.analysis.plots.speedup import speedup
-    from rlflame.console.output import say, say_aside
+    from rlflame.analysis.plots.speedup import make_speedup_chart
+    from rlflame.console.output import print_note, print_result
     from rlflame.storage import run_reader, safetensors_file
-    from rlflame.storage.sweep_dir import is_job
+    from rlflame.storage.sweep_dir import is_sweep
 
     if out is not None and str(out) != "-":
         matplotlib_backend.check_suffix(out)
-    drawing: Drawing
-    if any(one.suffix == ".csv" or _results(one) for one in runs):
+    drawing: Plot
+    if any(path.suffix == ".csv" or _find_results(path) for path in runs):
         _check_table(runs, {"-x": axis, "--smooth": smooth, "--metric": metric})
-        drawing, where = speedup(runs[0]), runs[0].with_suffix(".png")
+        drawing, target = make_speedup_chart(runs[0]), runs[0].with_suffix(".png")
     else:
-        found, notes = run_reader.read_all(runs)
+        run_records, notes = run_reader.read_runs(runs)
         for note in notes:
-            say_aside(note)
-        drawing = curves.picture(found, axis, metric, 1 if smooth is None else smooth)
-        where = Path("plot.png")
-        if len(found) == 1 or (len(runs) == 1 and is_job(runs[0])):
-            where = (found[0].folder if len(found) == 1 else runs[0]) / "plot.png"
+            print_note(note)
+        drawing = curves.make_figure(run_records, axis, metric, 1 if smooth is None else smooth)
+        target = Path("plot.png")
+        if len(run_records) == 1 or (len(runs) == 1 and is_sweep(runs[0])):
+            target = (run_records[0].folder if len(run_records) == 1 else runs[0]) / "plot.png"
     if str(out) == "-":
-        draw_here(drawing)
+        draw_in_terminal(drawing)
         return
     try:
         matplotlib_backend.check_available()
-    except matplotlib_backend.PlotUnavailable:
-        draw_here(drawing)
+    except matplotlib_backend.PlotUnavailableError:
+        draw_in_terminal(drawing)
         if out is not None:
             raise
-        say_aside("matplotlib is not installed: pip install 'rlflame[plot]' for a picture.")
+        print_note("matplotlib is not installed: pip install 'rlflame[plot]' for a picture.")
         return
-    where = out or where
-    safetensors_file.write_atomically(where, matplotlib_backend.image(drawing, where))
+    target = out or target
+    safetensors_file.write_atomically(target, matplotlib_backend.render_image(drawing, target))
     if drawing.remark:
-        say_aside(drawing.remark)
-    say(str(where))
+        print_note(drawing.remark)
+    print_result(str(target))
 
 
-def _results(path: Path) -> Path | None:
+def _find_results(path: Path) -> Path | None:
     """The results of a benchmark that are named, themselves or by their folder."""
     from rlflame.analysis.report import bench_comparison
 
-    return path if path.suffix == ".json" and path.is_file() else bench_comparison.meant(path)
+    return (
+        path if path.suffix == ".json" and path.is_file() else bench_comparison.find_results(path)
+    )
 
 
-def _check_table(given: list[Path], options: dict[str, object]) -> None:
+def _check_table(paths: list[Path], options: dict[str, object]) -> None:
     """One table of run times, and nothing that is for curves."""
-    from rlflame.errors import ConfigError, typed
+    from rlflame.errors import ConfigError, format_command
 
-    if len(given) > 1 or given[0].suffix != ".csv":
-        named = ", ".join(map(str, given))
-        beside = [(found := _results(path)) and found.with_suffix(".csv") for path in given]
-        tables = [table for table in (*given, *beside) if table and table.suffix == ".csv"]
-        there = next((table for table in tables if table.is_file()), None)
-        if there is None:
-            file = next(filter(None, map(_results, given)))
+    if len(paths) > 1 or paths[0].suffix != ".csv":
+        names = ", ".join(map(str, paths))
+        csv_paths = [
+            (results := _find_results(path)) and results.with_suffix(".csv") for path in paths
+        ]
+        tables = [table for table in (*paths, *csv_paths) if table and table.suffix == ".csv"]
+        csv_path = next((table for table in tables if table.is_file()), None)
+        if csv_path is None:
+            file = next(filter(None, map(_find_results, paths)))
             raise ConfigError(
-                f"{named}: of these results of a benchmark there is no picture.",
-                typed("report", file),
+                f"{names}: of these results of a benchmark there is no picture.",
+                format_command("report", file),
             )
-        raise ConfigError(f"{named}: a picture of run times is of one .csv.", typed("plot", there))
+        raise ConfigError(
+            f"{names}: a picture of run times is of one .csv.", format_command("plot", csv_path)
+        )
     for name, value in options.items():
         if value is not None:
             raise ConfigError(
-                f"{name} is {value!r}, which is for curves of runs, and {given[0]} has run times.",
-                typed("plot", given[0]),
+                f"{name} is {value!r}, which is for curves of runs, and {paths[0]} has run times.",
+                format_command("plot", paths[0]),
             )
 
 
-def draw_here(drawing: Drawing) -> None:
+def draw_in_terminal(drawing: Plot) -> None:
     import shutil
 
     from rlflame.analysis.plots import terminal_backend
-    from rlflame.console.output import say_lines, takes
+    from rlflame.console.output import can_encode, print_result_lines
 
     width = min(120, max(20, shutil.get_terminal_size().columns))
-    say_lines(terminal_backend.text(drawing, width, braille=takes(terminal_backend.SYMBOLS)))
+    print_result_lines(
+        terminal_backend.render_text(drawing, width, braille=can_encode(terminal_backend.SYMBOLS))
+    )

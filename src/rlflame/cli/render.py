@@ -10,7 +10,7 @@ import typer
 from rlflame.cli.options import AllowModules, Debug, EnvFile, Json
 
 if TYPE_CHECKING:
-    from rlflame.rendering.job import Drawing
+    from rlflame.rendering.job import RenderResult
     from rlflame.storage.checkpoint import Checkpoint
 
 
@@ -65,7 +65,7 @@ def render(
     """Draw what a policy does: the very episodes that eval scores, also without a display."""
     from rlflame.experiment import run_settings
 
-    run_settings.runtime_flags(
+    run_settings.collect_runtime_flags(
         workers=None,
         fleet=None,
         local=False,
@@ -76,37 +76,39 @@ def render(
     run_settings.limit_threads(1)
     from rlflame import api
     from rlflame.config import resolve
-    from rlflame.console.output import say_aside
-    from rlflame.console.quiet import Tally
+    from rlflame.console.output import print_note
+    from rlflame.console.quiet import StatusLine
     from rlflame.errors import ConfigError
     from rlflame.experiment import resume
     from rlflame.rendering import video
-    from rlflame.storage.run_dir import named_policy
+    from rlflame.storage.run_dir import load_policy_file
 
     if human and out is not None:
         raise ConfigError("--human and -o exclude each other.", "leave out one")
-    source = named_policy(file)
+    source = load_policy_file(file)
     if not human:
-        out = out or Path(f"{resolve.short_name(source.env.id)}.gif")
-    wish = video.Wish(
-        "window" if out is None else video.kind_of(out),
+        out = out or Path(f"{resolve.make_short_name(source.env.id)}.gif")
+    options = video.RenderOptions(
+        "window" if out is None else video.resolve_kind(out),
         seed, episodes, best_of, vs_untrained, width, height, fps,
     )  # fmt: skip
-    for difference in resume.machine_differences(source):
-        say_aside(f"This machine differs from the file's in {difference}; bits may too.")
-    with Tally() as show:
-        drawing = api.render(source, wish, out, show_output=debug, tell=show.drawing)
+    for difference in resume.find_machine_differences(source):
+        print_note(f"This machine differs from the file's in {difference}; bits may too.")
+    with StatusLine() as status_line:
+        drawing = api.render(
+            source, options, out, show_output=debug, report_progress=status_line.show_rendering
+        )
     for note in drawing.notes:
-        say_aside(note)
+        print_note(note)
     if as_json:
         _print_json(file, out, source, drawing)
     else:
         _print_lines(file, out, source, drawing)
 
 
-def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: Drawing) -> None:
-    from rlflame.console.formatting import aligned
-    from rlflame.console.output import say
+def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: RenderResult) -> None:
+    from rlflame.console.formatting import format_pairs
+    from rlflame.console.output import print_result
     from rlflame.text import format_count
 
     learning = source.recipe.learning
@@ -115,26 +117,26 @@ def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: Draw
                    f"step {source.progress.steps:,}"),
     ]  # fmt: skip
     lines += [
-        ("episode", f"{one.episode}: return {one.episode_return:,.1f}, "
-                    f"{format_count(one.length, 'step')}")
-        for one in drawing.episodes
+        ("episode", f"{episode.episode}: return {episode.episode_return:,.1f}, "
+                    f"{format_count(episode.length, 'step')}")
+        for episode in drawing.episodes
     ]  # fmt: skip
     if out is not None:
-        lasts = f", {drawing.seconds:.1f} s" if drawing.seconds else ""
+        duration_text = f", {drawing.seconds:.1f} s" if drawing.seconds else ""
         lines.append(
             ("file", f"{out}: {drawing.width} x {drawing.height}, "
-                     f"{format_count(drawing.frames, 'picture')}{lasts}, "
+                     f"{format_count(drawing.frames, 'picture')}{duration_text}, "
                      f"{len(drawing.data) / 1e6:.2f} MB")
         )  # fmt: skip
-    for line in aligned(lines):
-        say(line)
+    for line in format_pairs(lines):
+        print_result(line)
 
 
-def _print_json(file: Path, out: Path | None, source: Checkpoint, drawing: Drawing) -> None:
-    from rlflame.console.output import as_json_text, say
+def _print_json(file: Path, out: Path | None, source: Checkpoint, drawing: RenderResult) -> None:
+    from rlflame.console.output import as_json_text, print_result
 
     learning = source.recipe.learning
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "policy": str(file),
         "environment": learning.environment.id,
         "algorithm": learning.algorithm,
@@ -145,7 +147,7 @@ def _print_json(file: Path, out: Path | None, source: Checkpoint, drawing: Drawi
         "height": drawing.height,
         "frames": drawing.frames,
         "seconds": drawing.seconds,
-        "episodes": [one.as_dict() for one in drawing.episodes],
+        "episodes": [episode.as_dict() for episode in drawing.episodes],
         "notes": drawing.notes,
     }
-    say(as_json_text(said))
+    print_result(as_json_text(fields))

@@ -10,7 +10,7 @@ import typer
 from rlflame.cli.options import Debug, Json
 
 if TYPE_CHECKING:
-    from rlflame.analysis.report.build import Composed
+    from rlflame.analysis.report.build import Report
 
 SUFFIXES = (".md", ".html", ".json")
 SEPARATOR = "--vs"
@@ -54,16 +54,16 @@ def report(
     """
     del debug
     from rlflame.analysis.report import build
-    from rlflame.console.output import say, say_aside, say_lines, takes
-    from rlflame.errors import ConfigError, ending, shell
+    from rlflame.console.output import can_encode, print_note, print_result, print_result_lines
+    from rlflame.errors import ConfigError, format_shell, replace_suffix
     from rlflame.storage import safetensors_file
 
-    ours, theirs = _sides(runs)
+    paths, baseline_paths = _split_sides(runs)
     if require is not None and require not in build.CLAIMS:
         raise ConfigError(
             f"--require {require!r} is no claim.", f"--require {', '.join(build.CLAIMS)}"
         )
-    if require is not None and not theirs:
+    if require is not None and not baseline_paths:
         raise ConfigError("--require needs something to compare with.", "--vs RUN...")
     if not 0.0 < margin < 100.0:
         raise ConfigError(f"--margin is {margin:g}.", "--margin 10, in percent")
@@ -72,23 +72,25 @@ def report(
     if out is not None and out.suffix not in SUFFIXES:
         raise ConfigError(
             f"A report is written as {', '.join(s[1:] for s in SUFFIXES)}, not {str(out)!r}.",
-            shell("-o", ending(out, ".html", "report")),
+            format_shell("-o", replace_suffix(out, ".html", "report")),
         )
-    found = build.compose(ours, theirs, margin / 100.0)
-    for note in found.notes:
-        say_aside(note)
+    content = build.build_report(paths, baseline_paths, margin / 100.0)
+    for note in content.notes:
+        print_note(note)
     if out is not None:
-        safetensors_file.write_atomically(out, _written(found, out.suffix).encode())
+        safetensors_file.write_atomically(out, _format_report(content, out.suffix).encode())
         # Beside JSON, where it was written is no part of the result.
-        (say_aside if as_json else say)(str(out))
+        (print_note if as_json else print_result)(str(out))
     if as_json or out is None:
-        readable = _written(found, ".json" if as_json else ".md", ascii_only=not takes("±⣿└"))
-        say_lines(readable.rstrip())
+        text = _format_report(
+            content, ".json" if as_json else ".md", ascii_only=not can_encode("±⣿└")
+        )
+        print_result_lines(text.rstrip())
     if require is not None:
-        build.demand(found, require)
+        build.require_claim(content, require)
 
 
-def _sides(words: list[str]) -> tuple[list[Path], list[Path]]:
+def _split_sides(words: list[str]) -> tuple[list[Path], list[Path]]:
     """What stands before --vs, and what stands behind it."""
     from rlflame.errors import ConfigError
 
@@ -112,12 +114,12 @@ def _sides(words: list[str]) -> tuple[list[Path], list[Path]]:
     return sides
 
 
-def _written(found: Composed, suffix: str, *, ascii_only: bool = False) -> str:
+def _format_report(content: Report, suffix: str, *, ascii_only: bool = False) -> str:
     from rlflame.analysis.report import html, markdown
     from rlflame.console.output import as_json_text
 
     if suffix == ".json":
-        return as_json_text(found.facts, indent=2) + "\n"
+        return as_json_text(content.facts, indent=2) + "\n"
     if suffix == ".html":
-        return html.written(found.document)
-    return markdown.written(found.document, ascii_only=ascii_only)
+        return html.to_html(content.document)
+    return markdown.to_markdown(content.document, ascii_only=ascii_only)

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
     from rlflame.config.runtime import RuntimeSettings
-    from rlflame.console.sweep_base import JobResult, SeedsDisplay
+    from rlflame.console.sweep_base import SweepDisplay, SweepResult
     from rlflame.errors import RlflameError
     from rlflame.training.stop_signal import SignalStop
 
 
-def check(
+def parse_seeds(
     seeds: str, *, seed: int | None, sets: Sequence[str] = (), plot: bool = False
 ) -> tuple[int, ...]:
     """The seeds of `--seeds`; refuses what means nothing beside it."""
     from rlflame.config.resolve import parse_set
     from rlflame.errors import ConfigError
-    from rlflame.storage.sweep_dir import parse
+    from rlflame.storage.sweep_dir import parse_seeds
 
-    _alone("rlflame train --seeds without torchrun, or one --seed")
+    _check_no_torchrun("rlflame train --seeds without torchrun, or one --seed")
     if seed is not None:
         raise ConfigError(
             f"--seed {seed} and --seeds {seeds} exclude each other.", "leave out --seed"
@@ -40,7 +40,7 @@ def check(
             "--plot draws the episodes of one run; of several seeds a picture is drawn anyway.",
             "leave out --plot; rlflame plot draws any run",
         )
-    return parse(seeds)
+    return parse_seeds(seeds)
 
 
 def check_learners(learners: int) -> None:
@@ -55,105 +55,108 @@ def check_learners(learners: int) -> None:
         )
 
 
-def _alone(hint: str) -> None:
+def _check_no_torchrun(hint: str) -> None:
     from rlflame.config import torchrun
     from rlflame.errors import ConfigError
 
-    if torchrun.place() is not None:
+    if torchrun.read_rank() is not None:
         raise ConfigError(
             "The processes that torchrun starts learn in one run, and --seeds are several.", hint
         )
 
 
 def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Path | None) -> None:
-    from rlflame.console.sweep_views import choose
+    from rlflame.console.sweep_views import make_sweep_display
     from rlflame.experiment.sweep import sweep
     from rlflame.training.stop_signal import SignalStop
 
-    show = choose(config.runtime.progress)
+    display = make_sweep_display(config.runtime.progress)
     with SignalStop() as stop:
         result = sweep.train(
-            config, seeds, preset=preset, init_from=init_from, show=show, stop=stop
+            config, seeds, preset=preset, init_from=init_from, show=display, stop=stop
         )
-    _end(result, config.runtime, show, stop)
+    _finish_sweep(result, config.runtime, display, stop)
 
 
 def resume(
     folder: Path, runtime: RuntimeSettings, steps: int | None, *, fresh_replay: bool
 ) -> None:
-    from rlflame.console.sweep_views import choose
-    from rlflame.errors import ConfigError, typed
+    from rlflame.console.sweep_views import make_sweep_display
+    from rlflame.errors import ConfigError, format_command
     from rlflame.experiment.sweep import sweep
     from rlflame.training.stop_signal import SignalStop
 
-    _alone(f"{typed('resume', folder)} without torchrun")
+    _check_no_torchrun(f"{format_command('resume', folder)} without torchrun")
     check_learners(runtime.learners)
     if fresh_replay:
         raise ConfigError(
             f"--fresh-replay is for one run, and {folder} is a folder of seeds.",
-            "the seed that needs it: " + typed("resume", f"{folder}/seed-0", "--fresh-replay"),
+            "the seed that needs it: "
+            + format_command("resume", f"{folder}/seed-0", "--fresh-replay"),
         )
-    show = choose(runtime.progress)
+    display = make_sweep_display(runtime.progress)
     with SignalStop() as stop:
-        result = sweep.resume(folder, runtime, steps=steps, show=show, stop=stop)
-    _end(result, runtime, show, stop)
+        result = sweep.resume(folder, runtime, steps=steps, show=display, stop=stop)
+    _finish_sweep(result, runtime, display, stop)
 
 
-def _end(result: JobResult, runtime: RuntimeSettings, show: SeedsDisplay, stop: SignalStop) -> None:
-    from rlflame.errors import document
+def _finish_sweep(
+    result: SweepResult, runtime: RuntimeSettings, display: SweepDisplay, stop: SignalStop
+) -> None:
+    from rlflame.errors import mark_documented
 
-    show.finished(result)
+    display.show_result(result)
     if result.plot is None and runtime.progress not in ("json", "quiet"):
-        _draw(result)
-    error = _failure(result, stop)
+        _draw_curves(result)
+    error = _make_failure(result, stop)
     if error is not None:
         if runtime.progress == "json":
-            document(error)
+            mark_documented(error)
         raise error
 
 
-def _failure(result: JobResult, stop: SignalStop) -> RlflameError | None:
+def _make_failure(result: SweepResult, stop: SignalStop) -> RlflameError | None:
     """Why the command does not end well, if it does not."""
-    from rlflame.errors import Interrupted, RlflameError, typed
+    from rlflame.errors import Interruption, RlflameError, format_command
     from rlflame.text import format_count
 
-    again = typed("resume", result.folder)
+    resume_command = format_command("resume", result.folder)
     if not result.complete and stop.signal_number is not None:
-        finished = sum(one.state == "finished" for one in result.summary.seeds)
-        return Interrupted(
+        finished = sum(entry.state == "finished" for entry in result.summary.seeds)
+        return Interruption(
             f"Stopped with {finished} of {format_count(len(result.summary.seeds), 'seed')} "
             "finished; "
             "everything is saved.",
-            again,
+            resume_command,
             stop.signal_number,
         )
     failures = result.failures
     if not failures:
         if result.complete:
             return None
-        return RlflameError("Not all seeds have finished.", again)
-    first, error = next(iter(failures.items()))
-    others = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+        return RlflameError("Not all seeds have finished.", resume_command)
+    first_seed, error = next(iter(failures.items()))
+    more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
     failure = RlflameError(
         f"{len(failures)} of {format_count(len(result.summary.seeds), 'seed')} failed: seed "
-        f"{first} "
-        f"({error.message.rstrip('.')}){others}.",
-        again if not error.hint else f"{error.hint}; then {again}",
+        f"{first_seed} "
+        f"({error.message.rstrip('.')}){more}.",
+        resume_command if not error.hint else f"{error.hint}; then {resume_command}",
     )
-    codes = {one.exit_code for one in failures.values()}
+    codes = {entry.exit_code for entry in failures.values()}
     failure.exit_code = codes.pop() if len(codes) == 1 else 1
     return failure
 
 
-def _draw(result: JobResult) -> None:
+def _draw_curves(result: SweepResult) -> None:
     """The curves in characters, where no picture could be drawn."""
     from rlflame.analysis import curves
-    from rlflame.cli.plot import draw_here
+    from rlflame.cli.plot import draw_in_terminal
     from rlflame.errors import RlflameError
     from rlflame.storage import run_reader
 
     try:
-        runs, _ = run_reader.read_all([result.folder])
-        draw_here(curves.picture(runs))
+        runs, _ = run_reader.read_runs([result.folder])
+        draw_in_terminal(curves.make_figure(runs))
     except RlflameError:
         return  # nothing recorded yet makes no curve

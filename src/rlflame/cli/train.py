@@ -29,8 +29,8 @@ from rlflame.cli.options import (
 
 if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
-    from rlflame.console.base import Display, RunResult
-    from rlflame.fleet.prestart import HeadStart
+    from rlflame.console.base import RunDisplay, RunResult
+    from rlflame.fleet.prestart import PrestartPool
     from rlflame.training.stop_signal import SignalStop
 
 
@@ -119,57 +119,64 @@ def train(
 
     Settings come from, strongest first: these options, --set, --config, the preset.
     """
-    _follow_if_launched(dry_run=dry_run)
-    from rlflame.cli import sweep as several
+    _run_replica_if_launched(dry_run=dry_run)
+    from rlflame.cli import sweep as cli_sweep
     from rlflame.experiment import run_settings
 
-    many = several.check(seeds, seed=seed, sets=sets or (), plot=plot) if seeds is not None else ()
-    runtime = run_settings.runtime_flags(
+    seed_list = (
+        cli_sweep.parse_seeds(seeds, seed=seed, sets=sets or (), plot=plot)
+        if seeds is not None
+        else ()
+    )
+    runtime = run_settings.collect_runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, out=out, debug=debug,
         allow_modules=allow_modules,
         json_lines=json_lines, quiet=quiet, plain=plain, tensorboard=tensorboard,
         video_every=video_every, learners=learners,
     )  # fmt: skip
-    resolved, name = run_settings.resolve(
+    resolved, preset_name = run_settings.resolve(
         environment=env, algorithm=algo, preset=preset, config_file=config,
         sets=sets or (), env_kwargs=env_kwargs or (), steps=steps, iterations=iterations,
-        episodes_per_iter=episodes_per_iter, seed=many[0] if many else seed,
+        episodes_per_iter=episodes_per_iter, seed=seed_list[0] if seed_list else seed,
         until_return=until_return, runtime=runtime, scale_batch=scale_batch, scale_lr=scale_lr,
         device=device,
     )  # fmt: skip
-    if many:
-        several.check_learners(resolved.runtime.learners)
+    if seed_list:
+        cli_sweep.check_learners(resolved.runtime.learners)
     run_settings.limit_threads(resolved.learning.threads)
     if dry_run:
-        _dry_run(resolved, name, init_from, many, as_json=json_lines)
+        _print_dry_run(resolved, preset_name, init_from, seed_list, as_json=json_lines)
         return
-    if many:
-        several.train(resolved, name, many, init_from)
+    if seed_list:
+        cli_sweep.train(resolved, preset_name, seed_list, init_from)
         return
-    from rlflame.console.views import choose
+    from rlflame.console.views import make_display
     from rlflame.fleet import factory
-    from rlflame.fleet.base import EventCount
+    from rlflame.fleet.base import EventCounter
 
-    show = choose(resolved.runtime.progress)
+    display = make_display(resolved.runtime.progress)
     # Workers load their parts while this process loads its own.
     slots = resolved.learning.rollout.num_slots
-    counts = EventCount(show.fleet)
-    id = resolved.learning.environment.id
-    early: HeadStart | None = context.obj
-    with factory.for_training(resolved.runtime, slots, counts, id, early) as opened:
-        if early is not None:
-            early.end()
+    counts = EventCounter(display.show_fleet_event)
+    env_id = resolved.learning.environment.id
+    head_start: PrestartPool | None = context.obj
+    with factory.make_training_fleet(
+        resolved.runtime, slots, counts, env_id, head_start
+    ) as open_fleet:
+        if head_start is not None:
+            head_start.close()
         from rlflame.experiment import run
         from rlflame.training.stop_signal import SignalStop
 
         with SignalStop() as stop:
             result = run.train(
-                resolved, preset=name, init_from=init_from, fleet=opened, show=show, stop=stop,
+                resolved, preset=preset_name, init_from=init_from, fleet=open_fleet, show=display,
+                stop=stop,
                 counts=counts,
             )  # fmt: skip
     if plot:
-        _plot(result, resolved, show)
-    show.ended(result)
+        _draw_returns(result, resolved, display)
+    display.show_result(result)
     _check_complete(result, stop)
 
 
@@ -205,54 +212,54 @@ def resume(
 
     Workers, fleet and other runtime settings (--set runtime...) may differ from before.
     """
-    _follow_if_launched()
-    from rlflame.cli import sweep as several
+    _run_replica_if_launched()
+    from rlflame.cli import sweep as cli_sweep
     from rlflame.experiment import run_settings
 
-    flags = run_settings.runtime_flags(
+    flags = run_settings.collect_runtime_flags(
         workers=workers, fleet=fleet, local=local, env_file=env_file, debug=debug,
         allow_modules=allow_modules, json_lines=json_lines, quiet=quiet, plain=plain,
         tensorboard=tensorboard, video_every=video_every, learners=learners,
     )  # fmt: skip
-    from rlflame.storage.sweep_dir import is_job
+    from rlflame.storage.sweep_dir import is_sweep
 
-    recorded = run_settings.recorded_config(run)
-    runtime = run_settings.resumed_runtime(run, recorded, flags, sets or ())
-    run_settings.limit_threads(run_settings.recorded_threads(recorded))
-    if is_job(run):
-        several.resume(run, runtime, steps, fresh_replay=fresh_replay)
+    stored_config = run_settings.read_recorded_config(run)
+    runtime = run_settings.make_resumed_runtime(run, stored_config, flags, sets or ())
+    run_settings.limit_threads(run_settings.read_recorded_threads(stored_config))
+    if is_sweep(run):
+        cli_sweep.resume(run, runtime, steps, fresh_replay=fresh_replay)
         return
-    from rlflame.console.views import choose
+    from rlflame.console.views import make_display
     from rlflame.experiment import run as experiment_run
     from rlflame.training.stop_signal import SignalStop
 
-    show = choose(runtime.progress)
+    display = make_display(runtime.progress)
     with SignalStop() as stop:
         result = experiment_run.resume(
-            run, runtime, steps=steps, fresh_replay=fresh_replay, show=show, stop=stop
+            run, runtime, steps=steps, fresh_replay=fresh_replay, show=display, stop=stop
         )
-    show.ended(result)
+    display.show_result(result)
     _check_complete(result, stop)
 
 
-def _follow_if_launched(*, dry_run: bool = False) -> None:
+def _run_replica_if_launched(*, dry_run: bool = False) -> None:
     """Of the processes that torchrun starts, the first one trains and the others learn with it."""
     from rlflame.config import torchrun
 
-    here = torchrun.place()
-    if here is not None and here.rank > 0:
+    place = torchrun.read_rank()
+    if place is not None and place.rank > 0:
         if dry_run:
             raise typer.Exit
         try:
             from rlflame.experiment.learners import replica_main
 
-            code = replica_main.launched(here)
+            code = replica_main.run_under_torchrun(place)
         except KeyboardInterrupt:
             code = 130  # the first one hears it too, and says it
         raise typer.Exit(code)
 
 
-def _dry_run(
+def _print_dry_run(
     config: RunConfig,
     preset: str,
     init_from: Path | None,
@@ -261,79 +268,83 @@ def _dry_run(
     as_json: bool,
 ) -> None:
     from rlflame.config import env_file, toml_io
-    from rlflame.console.formatting import aligned
-    from rlflame.console.output import as_json_text, say, say_aside, say_lines
-    from rlflame.console.recipe_summary import Facts
+    from rlflame.console.formatting import format_pairs
+    from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
+    from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.errors import ConfigError
     from rlflame.experiment import components, run
-    from rlflame.experiment.env_spec import look_at
+    from rlflame.experiment.env_spec import inspect_env
     from rlflame.learning import factory
-    from rlflame.rollout.envs.factory import stepped_by
+    from rlflame.rollout.envs.factory import describe_stepping
 
-    recipe = env_file.with_env_file(config.recipe, config.runtime.env_file)
+    recipe = env_file.pin_env_file(config.recipe, config.runtime.env_file)
     config = config.model_copy(update={"learning": recipe.learning})
-    env = look_at(config.learning.environment)
+    env = inspect_env(config.learning.environment)
     run.check_start(config.learning, init_from)
     if init_from is not None:
-        learning, _ = run.started_from(config.learning, env, init_from)
+        learning, _ = run.apply_init_policy(config.learning, env, init_from)
         config = config.model_copy(update={"learning": learning})
-    components.policy_spec(config.learning, env)  # refuses what would not be trained
+    components.make_policy_spec(config.learning, env)  # refuses what would not be trained
     for check in (
-        lambda: components.check_memory(config.recipe, env, begun=False),
-        lambda: factory.device(config.learning, 0),
+        lambda: components.check_memory(config.recipe, env, resumed=False),
+        lambda: factory.resolve_device(config.learning, 0),
     ):
         try:
             check()
         except ConfigError as error:  # it may be meant for another machine
-            say_aside(f"Not on this machine: {error.message} {error.hint}")
-    facts = Facts(config.recipe, env, preset)
+            print_note(f"Not on this machine: {error.message} {error.hint}")
+    summary = RecipeSummary(config.recipe, env, preset)
     if as_json:
-        whole = {
-            "stepped_by": stepped_by(env),
-            "reset_seeds": facts.reset_seeds(),
+        run_fields = {
+            "stepped_by": describe_stepping(env),
+            "reset_seeds": summary.compute_reset_seeds(),
             "config": config.model_dump(mode="json"),
             **({"seeds": seeds} if seeds else {}),
         }
-        say_lines(as_json_text({**facts.as_dict(), **whole}, indent=2))
+        print_result_lines(as_json_text({**summary.as_dict(), **run_fields}, indent=2))
         return
     if seeds:
-        from rlflame.storage.sweep_dir import written
+        from rlflame.storage.sweep_dir import format_seeds
 
-        say(f"# --seeds {written(seeds)}: this recipe, and so on with each of them.")
-    workers = f"at most {facts.most_workers:,} can help (learning.rollout.num_slots)"
-    for line in aligned([*facts.lines(), ("rollouts", stepped_by(env)), ("workers", workers)]):
-        say(f"# {line.strip()}")
-    say("")
-    say_lines(toml_io.to_toml(config).rstrip())
+        print_result(f"# --seeds {format_seeds(seeds)}: this recipe, and so on with each of them.")
+    workers = f"at most {summary.max_workers:,} can help (learning.rollout.num_slots)"
+    for line in format_pairs(
+        [*summary.format_lines(), ("rollouts", describe_stepping(env)), ("workers", workers)]
+    ):
+        print_result(f"# {line.strip()}")
+    print_result("")
+    print_result_lines(toml_io.to_toml(config).rstrip())
 
 
-def _plot(result: RunResult, config: RunConfig, show: Display) -> None:
+def _draw_returns(result: RunResult, config: RunConfig, display: RunDisplay) -> None:
     from dataclasses import replace
 
     from rlflame.analysis import curves
     from rlflame.analysis.plots import matplotlib_backend
-    from rlflame.console.recipe_summary import title
+    from rlflame.console.recipe_summary import format_title
     from rlflame.errors import RlflameError
     from rlflame.storage import run_reader, safetensors_file
 
     out = result.folder / "returns.png"
     try:
         matplotlib_backend.check_available()
-        chart = curves.chart([run_reader.read(result.folder)], metric=curves.EPISODE_RETURN)
-        chart = replace(chart, title=title(config.recipe))
-        safetensors_file.write_atomically(out, matplotlib_backend.image(chart, out))
+        chart = curves.make_chart(
+            [run_reader.read_run(result.folder)], metric=curves.EPISODE_RETURN
+        )
+        chart = replace(chart, title=format_title(config.recipe))
+        safetensors_file.write_atomically(out, matplotlib_backend.render_image(chart, out))
     except RlflameError as error:
-        show.note(f"{error.message} {error.hint}")
+        display.show_note(f"{error.message} {error.hint}")
     else:
-        show.note(f"The episodes' returns are drawn in {out}.")
+        display.show_note(f"The episodes' returns are drawn in {out}.")
 
 
 def _check_complete(result: RunResult, stop: SignalStop) -> None:
-    from rlflame.errors import Interrupted, typed
+    from rlflame.errors import Interruption, format_command
 
     if not result.complete and stop.signal_number is not None:
-        raise Interrupted(
+        raise Interruption(
             f"Stopped at step {result.progress.steps:,}; everything is saved.",
-            typed("resume", result.folder),
+            format_command("resume", result.folder),
             stop.signal_number,
         )

@@ -32,7 +32,7 @@ def remove(modules: Modules) -> None:
 def show() -> None:
     """List the trusted modules, one a line."""
     from rlflame.config import module_trust
-    from rlflame.console.output import say
+    from rlflame.console.output import print_result
 
-    for module in module_trust.trusted_modules():
-        say(module)
+    for module in module_trust.read_trusted_modules():
+        print_result(module)

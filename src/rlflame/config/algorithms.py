@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rlflame.config.runtime import Positive, Section
+from rlflame.config.runtime import Positive, SettingsModel
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, le=10.0)]
@@ -17,15 +17,15 @@ Rate = Annotated[float, Field(gt=0.0, le=10.0)]
 Epsilon = Annotated[float, Field(ge=1e-30, le=10.0)]
 
 
-def _by_name(norm: Any) -> Any:
+def _convert_none(norm: Any) -> Any:
     """What is typed as `none` comes as nothing at all."""
     return "none" if norm is None else norm
 
 
-CriticNorm = Annotated[Literal["none", "layer", "batch"], BeforeValidator(_by_name)]
+CriticNorm = Annotated[Literal["none", "layer", "batch"], BeforeValidator(_convert_none)]
 
 
-class PpoSettings(Section):
+class PpoSettings(SettingsModel):
     learning_rate: Rate = Field(3e-4, description="Adam's step size.")
     anneal_learning_rate: bool = Field(True, description="Lower it linearly to 0 at the horizon.")
     adam_epsilon: Epsilon = Field(1e-5, description="Adam's epsilon.")
@@ -74,7 +74,7 @@ class PpoSettings(Section):
     )
 
     @model_validator(mode="after")
-    def _coherent(self) -> PpoSettings:
+    def _check_coherent(self) -> PpoSettings:
         if self.desired_kl is not None and self.anneal_learning_rate:
             raise ValueError(
                 f"with a desired_kl of {self.desired_kl:g} the learning rate goes where that takes "
@@ -90,7 +90,7 @@ class PpoSettings(Section):
         return self
 
 
-class ReinforceSettings(Section):
+class ReinforceSettings(SettingsModel):
     learning_rate: Rate = Field(1e-3, description="Adam's step size.")
     anneal_learning_rate: bool = Field(False, description="Lower it linearly to 0 at the horizon.")
     adam_epsilon: Epsilon = Field(1e-8, description="Adam's epsilon.")
@@ -112,13 +112,13 @@ class ReinforceSettings(Section):
     )
 
     @model_validator(mode="after")
-    def _coherent(self) -> ReinforceSettings:
+    def _check_coherent(self) -> ReinforceSettings:
         if self.continue_truncated and self.discount >= 1.0:
             raise ValueError("continue_truncated needs a discount below 1")
         return self
 
 
-class SacSettings(Section):
+class SacSettings(SettingsModel):
     learning_rate: Rate = Field(3e-4, description="Adam's step size for the actor.")
     critic_learning_rate: Rate | None = Field(
         None, description="Adam's step size for the critics; absent: the actor's."
@@ -189,7 +189,7 @@ class SacSettings(Section):
     )
 
     @model_validator(mode="after")
-    def _targets(self) -> SacSettings:
+    def _check_targets(self) -> SacSettings:
         for name in ("target_update_rate", "target_update_interval"):
             value, default = getattr(self, name), type(self).model_fields[name].default
             if self.critic_norm == "batch" and value != default:
@@ -197,7 +197,7 @@ class SacSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _some_are_kept(self) -> SacSettings:
+    def _check_quantiles(self) -> SacSettings:
         if self.dropped_quantiles >= self.quantiles:
             raise ValueError(
                 f"dropped_quantiles is {self.dropped_quantiles}, which has to be less than "

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from rlflame.config.module_trust import allow_modules
 from rlflame.config.recipe import Recipe
-from rlflame.errors import ConfigError, shell
+from rlflame.errors import ConfigError, format_shell
 from rlflame.rollout.envs import user_file
 
 
-def admit(path: str) -> str:
+def load_env_file(path: str) -> str:
     """Make a file's environments known here and to workers; returns its SHA-256.
 
     Runs the file, so it has to be one that the user named in this command.
@@ -28,12 +28,12 @@ def admit(path: str) -> str:
         raise ConfigError(f"There is no file {path!r}.", "name an environment's: --env-file PATH")
     if extension != ".py":
         raise ConfigError(f"--env-file {path!r} is no Python file.", "name a file that ends .py")
-    there = getattr(sys.modules.get(module), "__file__", path)
-    if not module.isidentifier() or module in sys.stdlib_module_names or there != path:
+    loaded_path = getattr(sys.modules.get(module), "__file__", path)
+    if not module.isidentifier() or module in sys.stdlib_module_names or loaded_path != path:
         raise ConfigError(
             f"--env-file {path!r} has the name of a module that Python or rlflame uses, or one "
             "that cannot be imported.",
-            f"rename it: {shell('mv', Path(path), Path(path).with_name('my_env.py'))}",
+            f"rename it: {format_shell('mv', Path(path), Path(path).with_name('my_env.py'))}",
         )
     try:
         user_file.load(path)
@@ -42,20 +42,20 @@ def admit(path: str) -> str:
     except BaseException as error:
         raise ConfigError(
             f"--env-file {path!r} does not load: {type(error).__name__}: {error}.",
-            f"{shell('python', Path(path))} shows where",
+            f"{format_shell('python', Path(path))} shows where",
         ) from error
-    os.environ[user_file.VARIABLE] = path
+    os.environ[user_file.FILE_VARIABLE] = path
     allow_modules([module])
-    return _digest(path)
+    return _hash_file(path)
 
 
-def loaded_digest() -> str | None:
+def get_loaded_digest() -> str | None:
     """The SHA-256 of the file that this command named, if it did."""
-    path = os.environ.get(user_file.VARIABLE)
-    return _digest(path) if path else None
+    path = os.environ.get(user_file.FILE_VARIABLE)
+    return _hash_file(path) if path else None
 
 
-def _digest(path: str) -> str:
+def _hash_file(path: str) -> str:
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError as error:
@@ -64,8 +64,8 @@ def _digest(path: str) -> str:
         ) from error
 
 
-def with_env_file(
-    recipe: Recipe, path: str | None, recorded: Callable[[], str | None] = lambda: None
+def pin_env_file(
+    recipe: Recipe, path: str | None, read_recorded_path: Callable[[], str | None] = lambda: None
 ) -> Recipe:
     """Load the file that the command names, and write its digest into the recipe.
 
@@ -79,9 +79,10 @@ def with_env_file(
         raise ConfigError(
             f"This run's environment comes from a file (SHA-256 {expected[:12]}), and the command "
             "names none.",
-            f"add {shell('--env-file', recorded() or 'FILE.py')}, which runs the file",
+            f"add {format_shell('--env-file', read_recorded_path() or 'FILE.py')}, which runs "
+            "the file",
         )
-    digest = admit(path)
+    digest = load_env_file(path)
     if expected is not None and digest != expected:
         raise ConfigError(
             f"The environment file {path} has the SHA-256 {digest[:12]}, and this run was begun "

@@ -15,16 +15,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rlflame.errors import ConfigError, shell, typed
+from rlflame.errors import ConfigError, format_command, format_shell
 from rlflame.rollout.envs import user_file
-from rlflame.rollout.envs.module_access import named_modules
+from rlflame.rollout.envs.module_access import find_named_modules
 
-_FILE = "trusted_modules"
+_FILE_NAME = "trusted_modules"
 #: Where Gymnasium looks for packages that register environments when it is imported.
 _PLUGINS = "gymnasium.envs"
 _MAX_BYTES = 1 << 16
 
-_named_in_command: set[str] = set()
+_command_modules: set[str] = set()
 
 
 def allow_modules(modules: Iterable[str]) -> None:
@@ -35,18 +35,18 @@ def allow_modules(modules: Iterable[str]) -> None:
     """
     for module in modules:
         _check_name(module)
-        _named_in_command.add(module)
+        _command_modules.add(module)
         _add_current_folder_for(module)
 
 
-def allowed_modules() -> list[str]:
+def list_allowed_modules() -> list[str]:
     """The modules that this command named, for the processes that it starts."""
-    return sorted(_named_in_command)
+    return sorted(_command_modules)
 
 
 def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
     """The modules that an environment asks for; an error for one that nobody has allowed."""
-    modules = named_modules(id, kwargs)
+    modules = find_named_modules(id, kwargs)
     for module in modules:
         _check_name(module)
         if not _is_allowed(module):
@@ -55,23 +55,25 @@ def check_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
                 f"The environment {id} asks for the module {module!a}, and importing a module runs "
                 "its code.",
                 f"if you trust it: --allow-module {module}, or for every command: "
-                f"{typed('trust', 'add', module)}",
+                f"{format_command('trust', 'add', module)}",
             )
     return modules
 
 
-def module_options(id: str, kwargs: Mapping[str, Any]) -> list[str]:
+def format_module_options(id: str, kwargs: Mapping[str, Any]) -> list[str]:
     """What a later command has to say so that this environment may import its modules."""
-    trusted = trusted_modules()
-    words = [
-        ("--allow-module", module) for module in named_modules(id, kwargs) if module not in trusted
+    trusted = read_trusted_modules()
+    options = [
+        ("--allow-module", module)
+        for module in find_named_modules(id, kwargs)
+        if module not in trusted
     ]
-    return [word for pair in words for word in pair]
+    return [option for pair in options for option in pair]
 
 
-def trusted_modules() -> list[str]:
+def read_trusted_modules() -> list[str]:
     """The modules that the user trusts in every command."""
-    path = _trust_file()
+    path = _get_trust_path()
     if path is None:
         return []
     try:
@@ -81,7 +83,7 @@ def trusted_modules() -> list[str]:
     except OSError as error:
         raise ConfigError(
             f"The list of trusted modules, {path}, cannot be read: {error.strerror}.",
-            f"remove it: {shell('rm', '-r', path)}",
+            f"remove it: {format_shell('rm', '-r', path)}",
         ) from error
     with file:
         status = os.fstat(file.fileno())
@@ -94,7 +96,7 @@ def trusted_modules() -> list[str]:
         if status.st_mode & 0o077:
             raise ConfigError(
                 f"The list of trusted modules, {path}, is not owner-only.",
-                f"check what it lists, then: {shell('chmod', '600', path)}",
+                f"check what it lists, then: {format_shell('chmod', '600', path)}",
             )
         text = file.read(_MAX_BYTES).decode("utf-8", "replace")
     return sorted({line.strip() for line in text.splitlines() if _is_module_name(line.strip())})
@@ -107,28 +109,29 @@ def _open_list(path: str, flags: int) -> int:
 def add_trusted(modules: Iterable[str]) -> None:
     for module in modules:
         _check_name(module)
-    _write_trusted({*trusted_modules(), *modules})
+    _write_trusted({*read_trusted_modules(), *modules})
 
 
 def remove_trusted(modules: Iterable[str]) -> None:
-    known = set(trusted_modules())
+    trusted = set(read_trusted_modules())
     for module in modules:
-        if module not in known:
+        if module not in trusted:
             raise ConfigError(
-                f"The module {module!r} is not trusted.", f"{typed('trust', 'list')} shows them"
+                f"The module {module!r} is not trusted.",
+                f"{format_command('trust', 'list')} shows them",
             )
-        known.remove(module)
-    _write_trusted(known)
+        trusted.remove(module)
+    _write_trusted(trusted)
 
 
 def _write_trusted(modules: Iterable[str]) -> None:
-    path = _trust_file()
+    path = _get_trust_path()
     if path is None:
         raise ConfigError(
             "The list of trusted modules has no place: this user has no home folder.",
             "set HOME, or name the module in each command instead: --allow-module MODULE",
         )
-    temporary = path.with_name(f".{_FILE}.{os.getpid()}")
+    temporary = path.with_name(f".{_FILE_NAME}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)
@@ -143,7 +146,7 @@ def _write_trusted(modules: Iterable[str]) -> None:
         ) from error
 
 
-def _trust_file() -> Path | None:
+def _get_trust_path() -> Path | None:
     """The path of the list; None for a user without a home folder.
 
     A relative path is not taken: the current folder must not say what is trusted.
@@ -151,17 +154,17 @@ def _trust_file() -> Path | None:
     configured = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(configured):
         configured = os.path.expanduser("~/.config")
-    return Path(configured, "rlflame", _FILE) if os.path.isabs(configured) else None
+    return Path(configured, "rlflame", _FILE_NAME) if os.path.isabs(configured) else None
 
 
 def _is_allowed(module: str) -> bool:
-    if module in _plugin_modules():
+    if module in _find_plugin_modules():
         return True
-    names = {*_named_in_command, *trusted_modules()}
+    names = {*_command_modules, *read_trusted_modules()}
     return any(module == name or module.startswith(f"{name}.") for name in names)
 
 
-def _plugin_modules() -> set[str]:
+def _find_plugin_modules() -> set[str]:
     """Modules that Gymnasium imports by itself, so that naming them imports nothing more.
 
     Importing `a.b` imports `a` too, and not the other modules in `a`.
@@ -185,6 +188,6 @@ def _check_name(module: str) -> None:
 def _add_current_folder_for(module: str) -> None:
     """Search the current folder, last, for a module that the user named and that lies there."""
     top, folder = module.partition(".")[0], os.getcwd()
-    lies_here = os.path.isdir(top) or os.path.isfile(f"{top}.py")
-    if lies_here and top not in sys.modules and importlib.util.find_spec(top) is None:
+    is_local = os.path.isdir(top) or os.path.isfile(f"{top}.py")
+    if is_local and top not in sys.modules and importlib.util.find_spec(top) is None:
         user_file.add_folder(folder)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 
-def get(data: Mapping[str, Any], name: str) -> Any:
+def get_nested(data: Mapping[str, Any], name: str) -> Any:
     value: Any = data
     for part in name.split("."):
         if not isinstance(value, Mapping):
@@ -18,7 +18,7 @@ def get(data: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def put(data: dict[str, Any], name: str, value: Any) -> None:
+def set_nested(data: dict[str, Any], name: str, value: Any) -> None:
     *path, last = name.split(".")
     for part in path:
         inner = data.get(part)
@@ -32,28 +32,30 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+        are_mappings = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(old, value) if are_mappings else value  # type: ignore[arg-type]
     return merged
 
 
-def named(
-    data: Mapping[str, Any], prefix: str = "", whole: Collection[str] = ()
+def flatten(
+    data: Mapping[str, Any], prefix: str = "", leaves: Collection[str] = ()
 ) -> Iterator[tuple[str, Any]]:
     """Every value with its name; a table that is empty, or named in `whole`, is a value."""
     for key, value in data.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value and name not in whole:
-            yield from named(value, f"{name}.", whole)
+        if isinstance(value, Mapping) and value and name not in leaves:
+            yield from flatten(value, f"{name}.", leaves)
         else:
             yield name, value
 
 
-def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+def find_first_difference(
+    a: Mapping[str, Any], b: Mapping[str, Any]
+) -> tuple[str, Any, Any] | None:
     """The first name under which two tables differ, and what each has there."""
-    ours, theirs = dict(named(a)), dict(named(b))
-    for name in [*ours, *(name for name in theirs if name not in ours)]:
-        one, other = ours.get(name, "absent"), theirs.get(name, "absent")
-        if one != other:
-            return name, one, other
+    values_a, values_b = dict(flatten(a)), dict(flatten(b))
+    for name in [*values_a, *(name for name in values_b if name not in values_a)]:
+        value_a, value_b = values_a.get(name, "absent"), values_b.get(name, "absent")
+        if value_a != value_b:
+            return name, value_a, value_b
     return None

@@ -11,25 +11,25 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
-from rlflame.config.runtime import Positive, RuntimeSettings, Section
+from rlflame.config.runtime import Positive, RuntimeSettings, SettingsModel
 
 Scalar = str | int | float | bool | None
 
 #: The algorithms' own settings, each in a section of its name.
 #: A batch of so many times the steps that a run is to have is worth a word.
-_FAR = 100
-METHODS: dict[str, type[Section]] = {
+_BATCH_WARNING_FACTOR = 100
+ALGORITHM_SETTINGS: dict[str, type[SettingsModel]] = {
     "ppo": PpoSettings,
     "reinforce": ReinforceSettings,
     "sac": SacSettings,
 }
 #: Parts of a minibatch where a run begins with several learners.
-SHARDS = 8
+DEFAULT_SHARDS = 8
 #: A forward pass runs at a multiple of this many rows.
 WIDTH_UNIT = 8
 
 
-class EnvironmentSettings(Section):
+class EnvironmentSettings(SettingsModel):
     id: str = Field(
         "CartPole-v1",
         min_length=1,
@@ -49,7 +49,7 @@ class EnvironmentSettings(Section):
     )
 
     @model_validator(mode="after")
-    def _unseen(self) -> EnvironmentSettings:
+    def _check_render_mode(self) -> EnvironmentSettings:
         # Any value: an environment's own mode may open a window as well as "human" does.
         if "render_mode" in self.kwargs:
             raise ValueError(
@@ -59,7 +59,7 @@ class EnvironmentSettings(Section):
         return self
 
 
-class RolloutSettings(Section):
+class RolloutSettings(SettingsModel):
     unit: Literal["steps", "episodes"] = Field(
         "steps",
         description="A fragment is a fixed number of steps, or one whole episode per environment.",
@@ -92,7 +92,7 @@ class RolloutSettings(Section):
         return self.num_slots * self.envs_per_slot
 
 
-class NetworkSettings(Section):
+class NetworkSettings(SettingsModel):
     hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
         (64, 64),
         max_length=16,
@@ -126,7 +126,7 @@ class NetworkSettings(Section):
     )
 
     @model_validator(mode="after")
-    def _explores(self) -> NetworkSettings:
+    def _check_exploration(self) -> NetworkSettings:
         if self.exploration == "gsde" and not self.hidden:
             raise ValueError("gsde makes noise of the last hidden layer: set hidden to one or more")
         if self.exploration != "gsde" and self.exploration_interval is not None:
@@ -134,7 +134,7 @@ class NetworkSettings(Section):
         return self
 
 
-class LearningSettings(Section):
+class LearningSettings(SettingsModel):
     """Everything that decides the weights."""
 
     algorithm: Literal["ppo", "reinforce", "sac"] = Field("ppo", description="How to learn.")
@@ -181,19 +181,19 @@ class LearningSettings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _own_section(cls, data: Any) -> Any:
+    def _add_algorithm_section(cls, data: Any) -> Any:
         """Only the chosen algorithm's section exists, so that every field of a recipe counts."""
         if isinstance(data, dict):
             algorithm = data.get("algorithm", "ppo")
-            for other in METHODS:
+            for other in ALGORITHM_SETTINGS:
                 if other != algorithm and data.get(other):
                     raise ValueError(f"section `{other}` is set, but the algorithm is {algorithm}")
-            if algorithm in METHODS and data.get(algorithm) is None:
+            if algorithm in ALGORITHM_SETTINGS and data.get(algorithm) is None:
                 data = {**data, algorithm: {}}
         return data
 
     @model_validator(mode="after")
-    def _coherent(self) -> LearningSettings:
+    def _check_coherent(self) -> LearningSettings:
         if self.algorithm == "reinforce" and self.rollout.unit != "episodes":
             raise ValueError("REINFORCE learns from whole episodes: set rollout.unit to episodes")
         if self.rollout.staleness and self.algorithm == "reinforce":
@@ -207,10 +207,12 @@ class LearningSettings(Section):
                 f"critics standardised over the batch need it whole, not in {self.gradient_shards} "
                 "parts: set gradient_shards to 1, and learn with one learner"
             )
-        if self.samples < self.gradient_shards:
+        if self.samples_per_gradient < self.gradient_shards:
             raise ValueError(
-                f"{self.samples} samples cannot be cut into {self.gradient_shards} parts: set "
-                f"gradient_shards to {self.samples} or less, or learn from more samples at once"
+                f"{self.samples_per_gradient} samples cannot be cut into {self.gradient_shards} "
+                "parts: set "
+                f"gradient_shards to {self.samples_per_gradient} or less, or learn from more "
+                "samples at once"
             )
         return self
 
@@ -222,11 +224,11 @@ class LearningSettings(Section):
     @property
     def anneals(self) -> bool:
         """Whether the learning rate is 0 from the horizon on, where nothing is learned any more."""
-        own = self.ppo or self.reinforce or self.sac
-        return own is not None and own.anneal_learning_rate
+        settings = self.ppo or self.reinforce or self.sac
+        return settings is not None and settings.anneal_learning_rate
 
     @property
-    def samples(self) -> int:
+    def samples_per_gradient(self) -> int:
         """Those of one gradient, or at most so many where the length of episodes decides."""
         batch = self.rollout.columns * self.rollout.steps
         if self.sac is not None:
@@ -234,7 +236,7 @@ class LearningSettings(Section):
         return batch if self.ppo is None else min(batch, self.ppo.minibatch_size)
 
 
-class EvaluationSettings(Section):
+class EvaluationSettings(SettingsModel):
     """When the policy is scored; changes no weight."""
 
     every_steps: Positive | None = Field(
@@ -255,7 +257,7 @@ class EvaluationSettings(Section):
     )
 
 
-class Recipe(Section):
+class Recipe(SettingsModel):
     """What decides the bits: equal recipes end in equal weights."""
 
     stop_at_steps: Positive | None = Field(
@@ -268,12 +270,12 @@ class Recipe(Section):
     evaluation: EvaluationSettings = EvaluationSettings()
 
     @model_validator(mode="after")
-    def _resolved(self) -> Recipe:
+    def _check_budget(self) -> Recipe:
         if self.stop_at_steps is None and self.stop_at_iterations is None:
             raise ValueError("one of stop_at_steps and stop_at_iterations must be set")
         return self
 
-    def with_horizon(self) -> Recipe:
+    def copy_with_horizon(self) -> Recipe:
         """The schedule's horizon written out, so that a longer `stop` later leaves it alone."""
         learning = self.learning
         if learning.horizon_steps is None and learning.horizon_iterations is None:
@@ -286,11 +288,15 @@ class Recipe(Section):
         return self.model_copy(update={"learning": learning})
 
     @property
-    def in_vain(self) -> str | None:
+    def budget_warning(self) -> str | None:
         """What is to be said of an end beyond that of learning, or far before that of a batch."""
         learning = self.learning
         batch, end = learning.rollout.columns * learning.rollout.steps, self.stop_at_steps
-        if learning.rollout.unit == "steps" and end is not None and batch > _FAR * end:
+        if (
+            learning.rollout.unit == "steps"
+            and end is not None
+            and batch > _BATCH_WARNING_FACTOR * end
+        ):
             return (
                 f"The first batch has {batch:,} steps, and the run is to end after {end:,}: "
                 "it ends with that batch."
@@ -307,18 +313,20 @@ class Recipe(Section):
         return None
 
 
-def defaults(algorithm: str) -> dict[str, Any]:
+def make_defaults(algorithm: str) -> dict[str, Any]:
     """What a recipe has where it says nothing but its algorithm."""
 
-    def told(section: Section) -> dict[str, Any]:
+    def dump_section(section: SettingsModel) -> dict[str, Any]:
         return section.model_dump(mode="json", exclude_none=True)
 
     learning = {
-        name: value for name, value in told(LearningSettings()).items() if name not in METHODS
+        name: value
+        for name, value in dump_section(LearningSettings()).items()
+        if name not in ALGORITHM_SETTINGS
     }
-    if algorithm in METHODS:
-        learning[algorithm] = told(METHODS[algorithm]())
-    return {"learning": learning, "evaluation": told(EvaluationSettings())}
+    if algorithm in ALGORITHM_SETTINGS:
+        learning[algorithm] = dump_section(ALGORITHM_SETTINGS[algorithm]())
+    return {"learning": learning, "evaluation": dump_section(EvaluationSettings())}
 
 
 class RunConfig(Recipe):
@@ -328,15 +336,15 @@ class RunConfig(Recipe):
 
     @model_validator(mode="before")
     @classmethod
-    def _shared(cls, data: Any) -> Any:
+    def _add_gradient_shards(cls, data: Any) -> Any:
         """A run that begins with several learners has parts for them, unless it says how many."""
         runtime = data.get("runtime") if isinstance(data, dict) else None
         learning = data.get("learning", {}) if isinstance(data, dict) else None
-        asked = runtime.get("learners") if isinstance(runtime, dict) else None
+        learners = runtime.get("learners") if isinstance(runtime, dict) else None
         if isinstance(runtime, RuntimeSettings):
-            asked = runtime.learners
-        if isinstance(asked, int) and asked > 1 and isinstance(learning, dict):
-            return {**data, "learning": {"gradient_shards": SHARDS, **learning}}
+            learners = runtime.learners
+        if isinstance(learners, int) and learners > 1 and isinstance(learning, dict):
+            return {**data, "learning": {"gradient_shards": DEFAULT_SHARDS, **learning}}
         return data
 
     @property

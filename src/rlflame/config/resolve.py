@@ -19,10 +19,10 @@ from pydantic import BaseModel, ValidationError
 
 from rlflame.config import toml_io
 from rlflame.config.module_trust import allow_modules, check_modules
-from rlflame.config.nested import get, merge, put
+from rlflame.config.nested import get_nested, merge, set_nested
 from rlflame.config.recipe import EvaluationSettings, LearningSettings, RunConfig
-from rlflame.errors import ConfigError, shell, typed
-from rlflame.rollout.envs.module_access import named_modules
+from rlflame.errors import ConfigError, format_command, format_shell
+from rlflame.rollout.envs.module_access import find_named_modules
 
 _SHOULD = "Input should "
 PACKAGES = "runtime.flame.extra_dependencies"
@@ -57,39 +57,41 @@ ALIASES: dict[str, Alias] = {
     "inverteddoublependulum": Alias("InvertedDoublePendulum-v5", "mujoco"),
 }
 ALGORITHMS: tuple[str, ...] = get_args(LearningSettings.model_fields["algorithm"].annotation)
-_BY_ID = {alias.id: name for name, alias in ALIASES.items()}
+_ALIAS_BY_ID = {alias.id: name for name, alias in ALIASES.items()}
 
 
-def environment_id(name: str) -> str:
+def resolve_env_id(name: str) -> str:
     """The Gymnasium id that a user's word stands for."""
     alias = ALIASES.get(name.lower())
     return alias.id if alias else name
 
 
-def short_name(id: str) -> str:
+def make_short_name(id: str) -> str:
     """The alias of an id, or the id as a word that can name a folder."""
-    return _BY_ID.get(id) or "".join(c if c.isalnum() or c in "-_." else "-" for c in id).lower()
+    return (
+        _ALIAS_BY_ID.get(id) or "".join(c if c.isalnum() or c in "-_." else "-" for c in id).lower()
+    )
 
 
-def preset_names() -> list[str]:
+def list_presets() -> list[str]:
     return sorted(f.name[:-5] for f in _PRESETS.iterdir() if f.name.endswith(".toml"))
 
 
-def preset_for(id: str, algorithm: str) -> str:
+def choose_preset(id: str, algorithm: str) -> str:
     """The environment's own preset, or its family's, or the default one of the algorithm."""
-    known = preset_names()
-    words = (_BY_ID[id], ALIASES[_BY_ID[id]].family) if id in _BY_ID else ()
-    for word in words:
-        if f"{word}-{algorithm}" in known:
-            return f"{word}-{algorithm}"
+    presets = list_presets()
+    names = (_ALIAS_BY_ID[id], ALIASES[_ALIAS_BY_ID[id]].family) if id in _ALIAS_BY_ID else ()
+    for prefix in names:
+        if f"{prefix}-{algorithm}" in presets:
+            return f"{prefix}-{algorithm}"
     return f"default-{algorithm}"
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    if name not in preset_names():
-        close = difflib.get_close_matches(name, preset_names(), n=3)
+    if name not in list_presets():
+        close = difflib.get_close_matches(name, list_presets(), n=3)
         raise ConfigError(
-            f"There is no preset {name!r}.", f"presets: {', '.join(close or preset_names())}"
+            f"There is no preset {name!r}.", f"presets: {', '.join(close or list_presets())}"
         )
     return toml_io.parse((_PRESETS / f"{name}.toml").read_text("utf-8"))
 
@@ -109,83 +111,95 @@ def resolve(
     A preset may hold a part named `continuous`, laid over the rest where `continuous(config)` says
     that the actions of the config's environment are.
     """
-    flagged: dict[str, Any] = {}
+    flag_layer: dict[str, Any] = {}
     for key, value in (flags or {}).items():
-        put(flagged, key, value)
+        set_nested(flag_layer, key, value)
     if environment:
-        put(flagged, "learning.environment.id", environment)
+        set_nested(flag_layer, "learning.environment.id", environment)
     if algorithm:
-        put(flagged, "learning.algorithm", algorithm)
-    written: dict[str, Any] = {}
+        set_nested(flag_layer, "learning.algorithm", algorithm)
+    set_layer: dict[str, Any] = {}
     for text in sets:
-        put(written, *parse_set(text))
-    from_file = toml_io.read_file(config_file) if config_file else {}
-    if config_file and "job" in from_file:
+        set_nested(set_layer, *parse_set(text))
+    file_layer = toml_io.read_file(config_file) if config_file else {}
+    if config_file and "job" in file_layer:
         raise ConfigError(
             f"{config_file} is of a job of several seeds, and not the config of a run.",
-            f"{typed('resume', config_file.parent)} takes it up",
+            f"{format_command('resume', config_file.parent)} takes it up",
         )
-    _check_tables(RunConfig, from_file)
-    locate(written, Path.cwd())
+    _check_tables(RunConfig, file_layer)
+    resolve_paths(set_layer, Path.cwd())
     if config_file:
-        locate(from_file, config_file.parent)
-    above = over(over(from_file, written), flagged)
-    asked = get(from_file, "runtime.env_file")
-    if isinstance(asked, str) and get(over(written, flagged), "runtime.env_file") is None:
+        resolve_paths(file_layer, config_file.parent)
+    user_layer = merge_layers(merge_layers(file_layer, set_layer), flag_layer)
+    env_file = get_nested(file_layer, "runtime.env_file")
+    if (
+        isinstance(env_file, str)
+        and get_nested(merge_layers(set_layer, flag_layer), "runtime.env_file") is None
+    ):
         raise ConfigError(
-            f"{config_file} names the environment file {asked}, and loading it runs its code.",
-            f"if you trust it, add {shell('--env-file', asked)}",
+            f"{config_file} names the environment file {env_file}, and loading it runs its code.",
+            f"if you trust it, add {format_shell('--env-file', env_file)}",
         )
-    check_packages(from_file, over(written, flagged), f"{config_file}")
-    for layer in (written, flagged):  # what the user typed, and not what a file says
-        kwargs = get(layer, "learning.environment.kwargs")
-        id = get(layer, "learning.environment.id")
+    check_packages(file_layer, merge_layers(set_layer, flag_layer), f"{config_file}")
+    for layer in (set_layer, flag_layer):  # what the user typed, and not what a file says
+        kwargs = get_nested(layer, "learning.environment.kwargs")
+        id = get_nested(layer, "learning.environment.id")
         allow_modules(
-            named_modules(
+            find_named_modules(
                 id if isinstance(id, str) else "", kwargs if isinstance(kwargs, Mapping) else {}
             )
         )
 
-    chosen = read_preset(preset) if preset else {}
-    method = get(above, "learning.algorithm") or get(chosen, "learning.algorithm") or "ppo"
-    id = get(above, "learning.environment.id")
+    preset_layer = read_preset(preset) if preset else {}
+    algorithm_name = (
+        get_nested(user_layer, "learning.algorithm")
+        or get_nested(preset_layer, "learning.algorithm")
+        or "ppo"
+    )
+    id = get_nested(user_layer, "learning.environment.id")
     if id is None:
         id = ALIASES["cartpole"].id
     if not isinstance(id, str) or not id:
-        raise ConfigError(f"{_shown(id)} is no environment's id.", "--env hopper")
-    id = environment_id(id)
-    if method not in ALGORITHMS:
-        known = " or ".join(ALGORITHMS)
-        raise ConfigError(f"There is no algorithm {method!r}.", f"--algo {known}")
-    put(above, "learning.environment.id", id)
-    put(above, "learning.algorithm", method)
-    for named, below in ((f"the preset {preset}", chosen), (f"{config_file}", from_file)):
-        theirs = get(below, "learning.algorithm")
-        if theirs not in (None, method):
+        raise ConfigError(f"{_format_value(id)} is no environment's id.", "--env hopper")
+    id = resolve_env_id(id)
+    if algorithm_name not in ALGORITHMS:
+        names = " or ".join(ALGORITHMS)
+        raise ConfigError(f"There is no algorithm {algorithm_name!r}.", f"--algo {names}")
+    set_nested(user_layer, "learning.environment.id", id)
+    set_nested(user_layer, "learning.algorithm", algorithm_name)
+    for source, source_layer in (
+        (f"the preset {preset}", preset_layer),
+        (f"{config_file}", file_layer),
+    ):
+        source_algorithm = get_nested(source_layer, "learning.algorithm")
+        if source_algorithm not in (None, algorithm_name):
             raise ConfigError(
-                f"The algorithm is to be {method}, and {named} is for {theirs}.",
-                f"leave one of them out, or use --preset {preset_for(id, str(method))}",
+                f"The algorithm is to be {algorithm_name}, and {source} is for {source_algorithm}.",
+                f"leave one of them out, or use --preset {choose_preset(id, str(algorithm_name))}",
             )
-    name = preset or preset_for(id, method)
-    layers = read_preset(name)
-    overlay = layers.pop("continuous", None)
-    config = validated(over(layers, above))
+    name = preset or choose_preset(id, algorithm_name)
+    base_layer = read_preset(name)
+    overlay = base_layer.pop("continuous", None)
+    config = validate_config(merge_layers(base_layer, user_layer))
     check_modules(config.learning.environment.id, config.learning.environment.kwargs)
     if overlay is not None and continuous(config):
-        config = validated(over(over(layers, overlay), above))
+        config = validate_config(merge_layers(merge_layers(base_layer, overlay), user_layer))
     _check_until_return(config.evaluation)
     return config, name
 
 
 def check_packages(recorded: Mapping[str, Any], typed_in: Mapping[str, Any], file: str) -> None:
     """Refuse packages that only a file asks executors to install: installing one runs its code."""
-    asked = get(recorded, PACKAGES)
-    if asked and get(typed_in, PACKAGES) is None:
+    asked = get_nested(recorded, PACKAGES)
+    if asked and get_nested(typed_in, PACKAGES) is None:
         raise ConfigError(
-            f"{file} asks executors to install {toml_io.written(asked)}, and installing a package "
+            f"{file} asks executors to install {toml_io.format_value(asked)}, and installing a "
+            "package "
             "runs its code.",
-            f"if you trust them, add {shell('--set', f'{PACKAGES}={toml_io.written(asked)}')}, "
-            f"or without them {shell('--set', f'{PACKAGES}=[]')}",
+            "if you trust them, add "
+            f"{format_shell('--set', f'{PACKAGES}={toml_io.format_value(asked)}')}, "
+            f"or without them {format_shell('--set', f'{PACKAGES}=[]')}",
         )
 
 
@@ -210,46 +224,48 @@ def _check_until_return(evaluation: EvaluationSettings) -> None:
 def _check_tables(model: type[BaseModel], layer: Mapping[str, Any], prefix: str = "") -> None:
     """A section is a table: whatever else stood in its place would silently give way to one."""
     for name, field in model.model_fields.items():
-        section = _section(field.annotation)
+        section = _find_section(field.annotation)
         if section is None or layer.get(name) is None:
             continue
         if not isinstance(layer[name], Mapping):
             some = next(iter(section.model_fields))
             raise ConfigError(
-                f"{prefix}{name} is a table of settings, not {_shown(layer[name])}.",
+                f"{prefix}{name} is a table of settings, not {_format_value(layer[name])}.",
                 f"[{prefix}{name}] in a line of its own, its settings below it: {some} = ...",
             )
         _check_tables(section, layer[name], f"{prefix}{name}.")
 
 
-def locate(layer: dict[str, Any], folder: Path) -> None:
+def resolve_paths(layer: dict[str, Any], folder: Path) -> None:
     """A path is beside what names it, wherever the run goes on later. Links are followed, as Python
     follows a script's: what a file imports is beside the file itself."""
-    path = get(layer, "runtime.env_file")
+    path = get_nested(layer, "runtime.env_file")
     if isinstance(path, str) and path:
-        put(layer, "runtime.env_file", str((folder / path).resolve()))
+        set_nested(layer, "runtime.env_file", str((folder / path).resolve()))
 
 
-def validated(data: Mapping[str, Any]) -> RunConfig:
+def validate_config(data: Mapping[str, Any]) -> RunConfig:
     """The config, or a sentence that names the field, its meaning and the value seen."""
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
-        first, *others = error.errors(include_url=False)
-        path = _setting(first["loc"])
+        first, *rest = error.errors(include_url=False)
+        path = _find_setting(first["loc"])
         # A setting that may be several things has an error for each of them.
-        alike = [first, *(other for other in others if _setting(other["loc"]) == path)]
-        said = dict.fromkeys(_said({**each}) for each in alike)
-        message = f" or {_SHOULD}".join(said).replace(f" or {_SHOULD}{_SHOULD}be ", " or ")
+        path_errors = [first, *(other for other in rest if _find_setting(other["loc"]) == path)]
+        reasons = dict.fromkeys(_format_reason({**entry}) for entry in path_errors)
+        message = f" or {_SHOULD}".join(reasons).replace(f" or {_SHOULD}{_SHOULD}be ", " or ")
         if first["type"] == "extra_forbidden":
-            raise ConfigError(f"There is no setting {path!r}.", _did_you_mean(path)) from error
-        seen = "" if first["type"] == "value_error" else f", seen {_shown(first['input'])}"
-        about = leaves().get(path, "").rstrip(".")
-        subject = f"{path} ({about}): " if about else f"{path}: " if path else ""
-        sentence = f"{subject}{message}{seen}".replace(f": {_SHOULD}", " should ")
+            raise ConfigError(f"There is no setting {path!r}.", _suggest_settings(path)) from error
+        seen_text = (
+            "" if first["type"] == "value_error" else f", seen {_format_value(first['input'])}"
+        )
+        description = list_settings().get(path, "").rstrip(".")
+        subject = f"{path} ({description}): " if description else f"{path}: " if path else ""
+        sentence = f"{subject}{message}{seen_text}".replace(f": {_SHOULD}", " should ")
         raise ConfigError(f"{sentence}.", "rlflame config lists all") from error
     for name, value in config.learning.environment.kwargs.items():
-        if not _plain(value):
+        if not _is_json_value(value):
             raise ConfigError(
                 f"The environment's argument {name} = {_short(value)} is not what a recipe can "
                 "carry.",
@@ -266,11 +282,11 @@ def _short(value: Any) -> str:
         return "a number of thousands of digits"
 
 
-def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, str) else toml_io.written(value)
+def _format_value(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else toml_io.format_value(value)
 
 
-def _said(error: Mapping[str, Any]) -> str:
+def _format_reason(error: Mapping[str, Any]) -> str:
     """What pydantic says, without what Python calls it."""
     if error["type"] in ("model_type", "dict_type"):
         return f"{_SHOULD}be a table"
@@ -279,14 +295,14 @@ def _said(error: Mapping[str, Any]) -> str:
     return str(error["msg"]).removeprefix("Value error, ")
 
 
-def _plain(value: Any) -> bool:
+def _is_json_value(value: Any) -> bool:
     """Whether JSON, in which recipes are kept, can say it."""
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, list | tuple):
-        return all(map(_plain, value))
+        return all(map(_is_json_value, value))
     if isinstance(value, dict):
-        return all(isinstance(name, str) and _plain(inner) for name, inner in value.items())
+        return all(isinstance(name, str) and _is_json_value(inner) for name, inner in value.items())
     if isinstance(value, int):
         return abs(value) < 2**63  # a checkpoint with a larger one could not be read again
     return value is None or isinstance(value, str)
@@ -294,72 +310,72 @@ def _plain(value: Any) -> bool:
 
 def parse_set(text: str) -> tuple[str, Any]:
     """`ppo.clip_range=0.1` -> the full path of the one setting that ends so, and its value."""
-    key, equals, written = text.partition("=")
+    key, equals, value_text = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text!r} is not NAME=VALUE.", "--set ppo.clip_range=0.1")
-    return full_key(key.strip()), toml_io.parse_value(written.strip())
+    return find_full_key(key.strip()), toml_io.parse_value(value_text.strip())
 
 
-def full_key(key: str) -> str:
-    head, found, tail = key.partition("environment.kwargs.")
-    if found and head in ("", "learning."):
+def find_full_key(key: str) -> str:
+    head, marker, tail = key.partition("environment.kwargs.")
+    if marker and head in ("", "learning."):
         return f"learning.environment.kwargs.{tail}"
-    matches = [path for path in leaves() if path == key or path.endswith("." + key)]
+    matches = [path for path in list_settings() if path == key or path.endswith("." + key)]
     if len(matches) == 1:
         return matches[0]
     if key in matches:
         return key
     if matches:
         raise ConfigError(f"{key!r} could be any of {', '.join(matches)}.", "write one out")
-    raise ConfigError(f"There is no setting {key!r}.", _did_you_mean(key))
+    raise ConfigError(f"There is no setting {key!r}.", _suggest_settings(key))
 
 
-def leaves() -> dict[str, str]:
+def list_settings() -> dict[str, str]:
     """Every setting by its full path, with its explanation."""
-    return {path: field.description or "" for path, field in walk(RunConfig)}
+    return {path: field.description or "" for path, field in walk_settings(RunConfig)}
 
 
-def walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def walk_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(path, FieldInfo) of every setting that is not itself a section."""
     for name, field in model.model_fields.items():
-        section = _section(field.annotation)
+        section = _find_section(field.annotation)
         if section is None:
             yield prefix + name, field
         else:
-            yield from walk(section, f"{prefix}{name}.")
+            yield from walk_settings(section, f"{prefix}{name}.")
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
+def _find_section(annotation: Any) -> type[BaseModel] | None:
     options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
-    real = [option for option in options if option is not NoneType]
-    if len(real) == 1 and isinstance(real[0], type) and issubclass(real[0], BaseModel):
-        return real[0]
+    non_null = [option for option in options if option is not NoneType]
+    if len(non_null) == 1 and isinstance(non_null[0], type) and issubclass(non_null[0], BaseModel):
+        return non_null[0]
     return None
 
 
-def _setting(place: Sequence[int | str]) -> str:
+def _find_setting(location: Sequence[int | str]) -> str:
     """The setting that pydantic complains of; its path may go on to a part, or to one choice."""
-    path = ".".join(map(str, place))
-    return next((name for name in leaves() if path.startswith(f"{name}.")), path)
+    path = ".".join(map(str, location))
+    return next((name for name in list_settings() if path.startswith(f"{name}.")), path)
 
 
-def _did_you_mean(key: str) -> str:
+def _suggest_settings(key: str) -> str:
     """First those of the section that was typed, and of them what begins as what was typed."""
     section, _, last = key.rpartition(".")
     by_last: dict[str, list[str]] = {}
-    for path in leaves():
+    for path in list_settings():
         by_last.setdefault(path.rpartition(".")[2], []).append(path)
-    begun = [name for name in by_last if name.startswith(last)]
+    prefixed = [name for name in by_last if name.startswith(last)]
     close = difflib.get_close_matches(last, by_last, n=5, cutoff=0.5)
-    found = [path for name in dict.fromkeys([*begun, *close]) for path in by_last[name]]
-    found.sort(key=lambda path: not f".{path}".rpartition(".")[0].endswith(f".{section}"))
-    known = ", ".join(found[:3])
-    return f"did you mean {known}?" if known else "rlflame config lists all settings"
+    paths = [path for name in dict.fromkeys([*prefixed, *close]) for path in by_last[name]]
+    paths.sort(key=lambda path: not f".{path}".rpartition(".")[0].endswith(f".{section}"))
+    suggestions = ", ".join(paths[:3])
+    return f"did you mean {suggestions}?" if suggestions else "rlflame config lists all settings"
 
 
-def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merge_layers(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """A layer of settings upon another. Whoever says how a run ends replaces what was said."""
     budgets = {"stop_at_steps", "stop_at_iterations"}
-    spoken = {key for key in budgets if above.get(key) is not None}
-    kept = {key: value for key, value in below.items() if not (spoken and key in budgets)}
-    return merge(kept, above)
+    overridden = {key for key in budgets if above.get(key) is not None}
+    remaining = {key: value for key, value in below.items() if not (overridden and key in budgets)}
+    return merge(remaining, above)

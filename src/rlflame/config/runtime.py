@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 Positive = Annotated[int, Field(ge=1)]
 
 
-class Section(BaseModel):
+class SettingsModel(BaseModel):
     """Part of a config: frozen, and without fields that nobody knows."""
 
     model_config = ConfigDict(
@@ -32,21 +32,21 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_word_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+    def _check_not_boolean(cls, value: object, info: ValidationInfo) -> object:
         """Python would take true for 1."""
         parts = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(part, bool) for part in parts):
             field = cls.model_fields[str(info.field_name)]
-            if not _among(bool, field.annotation):
+            if not _is_accepted_type(bool, field.annotation):
                 raise ValueError("true and false are no values for it")
         return value
 
 
-def _among(kind: type, annotation: Any) -> bool:
-    return annotation is kind or any(_among(kind, part) for part in get_args(annotation))
+def _is_accepted_type(kind: type, annotation: Any) -> bool:
+    return annotation is kind or any(_is_accepted_type(kind, part) for part in get_args(annotation))
 
 
-class FlameSettings(Section):
+class FlameSettings(SettingsModel):
     """How a run uses a Flame cluster."""
 
     cpu: int | None = Field(
@@ -91,7 +91,7 @@ class FlameSettings(Section):
     )
 
 
-class RuntimeSettings(Section):
+class RuntimeSettings(SettingsModel):
     """What decides the speed, and changes no bit."""
 
     fleet: Literal["auto", "local", "flame", "inline"] = Field(

@@ -52,7 +52,7 @@ def parse(text: str) -> dict[str, Any]:
     _check_keys(text)
     tables = tomllib.loads(text)
     _check_values(tables)
-    result: dict[str, Any] = _present(tables)
+    result: dict[str, Any] = _replace_none(tables)
     return result
 
 
@@ -85,14 +85,14 @@ def parse_value(text: str) -> Any:
     """A TOML value, or else the text itself, so that plain words need no quotes."""
     try:
         _check_keys(text)
-        found = tomllib.loads(f"x = {text}")
-        _check_values(found)
+        table = tomllib.loads(f"x = {text}")
+        _check_values(table)
     except (ValueError, RecursionError):
-        return _present(text)
-    value = found["x"] if len(found) == 1 else text
+        return _replace_none(text)
+    value = table["x"] if len(table) == 1 else text
     # A date is nothing that a setting could be; whoever types one means the text.
-    plain = isinstance(value, str | bool | int | float | list | dict)
-    return _present(value if plain else text)
+    is_plain = isinstance(value, str | bool | int | float | list | dict)
+    return _replace_none(value if is_plain else text)
 
 
 def to_toml(config: BaseModel) -> str:
@@ -102,12 +102,12 @@ def to_toml(config: BaseModel) -> str:
     return "\n".join(lines).strip() + "\n"
 
 
-def _present(value: Any) -> Any:
+def _replace_none(value: Any) -> Any:
     """The value with the word for an absent one turned into one."""
     if isinstance(value, Mapping):
-        return {key: _present(inner) for key, inner in value.items()}
+        return {key: _replace_none(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_present(inner) for inner in value]
+        return [_replace_none(inner) for inner in value]
     if value == NONE:
         return None
     if isinstance(value, str) and _ESCAPED.fullmatch(value):
@@ -125,17 +125,17 @@ def _write_table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
     for name, value in plain.items():
         if value is None and name in absent_sections:
             continue
-        lines.append(f"{key(name)} = {written(value)}")
+        lines.append(f"{format_key(name)} = {format_value(value)}")
     for name, value in inner.items():
-        _write_table(value, f"{path}.{key(name)}" if path else key(name), lines)
+        _write_table(value, f"{path}.{format_key(name)}" if path else format_key(name), lines)
 
 
-def key(name: str) -> str:
+def format_key(name: str) -> str:
     """A name as TOML."""
-    return name if _BARE_KEY.fullmatch(name) else _text(name)
+    return name if _BARE_KEY.fullmatch(name) else _format_string(name)
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as TOML."""
     if value is None:
         return f'"{NONE}"'
@@ -146,14 +146,16 @@ def written(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(written(item) for item in value) + "]"
+        return "[" + ", ".join(format_value(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        pairs = (f"{key(str(name))} = {written(inner)}" for name, inner in value.items())
+        pairs = (
+            f"{format_key(str(name))} = {format_value(inner)}" for name, inner in value.items()
+        )
         return "{" + ", ".join(pairs) + "}"
     text = str(value)
-    return _text("\\" + text if _NEEDS_ESCAPE.fullmatch(text) else text)
+    return _format_string("\\" + text if _NEEDS_ESCAPE.fullmatch(text) else text)
 
 
-def _text(text: str) -> str:
+def _format_string(text: str) -> str:
     quoted = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + escape_unicode(quoted).replace("\n", "\\u000a").replace("\t", "\\u0009") + '"'

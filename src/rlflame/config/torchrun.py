@@ -8,38 +8,38 @@ from typing import NamedTuple
 
 from rlflame.errors import ConfigError
 
-_UNSET = "start the processes by torchrun, or: unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT"
+_UNSET_HINT = "start the processes by torchrun, or: unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT"
 
 
-class Place(NamedTuple):
+class LearnerRank(NamedTuple):
     """A process among those that learn together."""
 
     rank: int
     size: int
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Place | None:
+def read_rank(environment: Mapping[str, str] = os.environ) -> LearnerRank | None:
     """Ours, where torchrun has started this process beside others."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
         return None
-    rank, size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+    rank, size = _read_number(environment, "RANK"), _read_number(environment, "WORLD_SIZE")
     if size <= 1:
         return None
-    _number(environment, "MASTER_PORT")
+    _read_number(environment, "MASTER_PORT")
     if not 0 <= rank < size:
-        raise ConfigError(f"RANK is {rank} and WORLD_SIZE {size}; ranks begin at 0.", _UNSET)
-    return Place(rank, size)
+        raise ConfigError(f"RANK is {rank} and WORLD_SIZE {size}; ranks begin at 0.", _UNSET_HINT)
+    return LearnerRank(rank, size)
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
+def _read_number(environment: Mapping[str, str], name: str) -> int:
     try:
         return int(environment[name])
     except ValueError:
         raise ConfigError(
-            f"{name} is {environment[name]!r}, and a number where torchrun sets it.", _UNSET
+            f"{name} is {environment[name]!r}, and a number where torchrun sets it.", _UNSET_HINT
         ) from None
 
 
-def hosts(environment: Mapping[str, str] = os.environ) -> bool:
+def has_agent_store(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether it keeps the place where processes meet, before any of them has come there."""
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

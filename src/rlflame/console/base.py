@@ -10,19 +10,19 @@ from typing import Any, Protocol
 
 from rlflame.fleet.base import FleetEvent
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.storage.run_recorder import Watcher
+from rlflame.storage.run_recorder import RunObserver
 from rlflame.training.evaluation import EvaluationRecord
 from rlflame.training.trainer import Progress
 
 
-class Show(Watcher, Protocol):
-    """Whoever shows a run; `Silent` is the one that does not."""
+class RunView(RunObserver, Protocol):
+    """Whoever shows a run; `NullView` is the one that does not."""
 
-    def fleet(self, event: FleetEvent) -> None: ...
+    def show_fleet_event(self, event: FleetEvent) -> None: ...
 
-    def note(self, text: str) -> None: ...
+    def show_note(self, text: str) -> None: ...
 
-    def begin(self, run: RunStart) -> AbstractContextManager[None]:
+    def open(self, run: RunStart) -> AbstractContextManager[None]:
         """Open for as long as the run goes on."""
 
 
@@ -56,30 +56,30 @@ class RunResult:
     evaluation: EvaluationRecord | None
     best: EvaluationRecord | None
     #: The command that goes on from here.
-    onward: str
+    resume_command: str
     #: The command that scores its best policy.
-    scoring: str
+    evaluation_command: str
 
 
-class Display(Show, Protocol):
+class RunDisplay(RunView, Protocol):
     """Shows a run, and how it ended."""
 
-    def ended(self, result: RunResult) -> None: ...
+    def show_result(self, result: RunResult) -> None: ...
 
 
-class Silent:
+class NullView:
     """Shows nothing."""
 
-    def iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None: ...
+    def show_iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None: ...
 
-    def evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None: ...
+    def show_evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None: ...
 
-    def saved(self, path: Path, progress: Progress) -> None: ...
+    def show_checkpoint(self, path: Path, progress: Progress) -> None: ...
 
-    def fleet(self, event: FleetEvent) -> None: ...
+    def show_fleet_event(self, event: FleetEvent) -> None: ...
 
-    def note(self, text: str) -> None: ...
+    def show_note(self, text: str) -> None: ...
 
-    def begin(self, run: RunStart) -> AbstractContextManager[None]:
+    def open(self, run: RunStart) -> AbstractContextManager[None]:
         del run
         return nullcontext()

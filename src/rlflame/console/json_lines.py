@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlflame import __version__
-from rlflame.console.output import as_json_text, report
-from rlflame.console.progress import Board
+from rlflame.console.output import as_json_text, print_report
+from rlflame.console.progress import RunProgress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,56 +37,56 @@ class JsonDisplay:
 
     def __init__(
         self,
-        out: Callable[[str], None] = report,
+        write: Callable[[str], None] = print_report,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._out = out
-        self._board = Board(clock)
+        self._write = write
+        self._progress = RunProgress(clock)
 
-    def iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None:
-        self._board.learned(metrics, returns)
-        self._event("iteration", **metrics)
+    def show_iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None:
+        self._progress.add_iteration(metrics, returns)
+        self._write_event("iteration", **metrics)
 
-    def evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None:
-        self._event("evaluation", steps=steps, best=best, **record.as_dict())
+    def show_evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None:
+        self._write_event("evaluation", steps=steps, best=best, **record.as_dict())
 
-    def saved(self, path: Path, progress: Progress) -> None:
-        self._event("checkpoint", path=str(path), steps=progress.steps)
+    def show_checkpoint(self, path: Path, progress: Progress) -> None:
+        self._write_event("checkpoint", path=str(path), steps=progress.steps)
 
-    def fleet(self, event: FleetEvent) -> None:
+    def show_fleet_event(self, event: FleetEvent) -> None:
         if event.kind == "retried":
-            self._event("retried", slot=event.slot, purpose=event.purpose, reason=event.text)
+            self._write_event("retried", slot=event.slot, purpose=event.purpose, reason=event.text)
         elif event.kind == "speculated":
-            self._event("speculated", slot=event.slot, purpose=event.purpose)
+            self._write_event("speculated", slot=event.slot, purpose=event.purpose)
         elif event.kind == "phase":
-            self._event("phase", text=event.text)
+            self._write_event("phase", text=event.text)
         elif event.kind == "note":
-            self.note(event.text)
+            self.show_note(event.text)
 
-    def note(self, text: str) -> None:
-        self._event("note", text=text)
+    def show_note(self, text: str) -> None:
+        self._write_event("note", text=text)
 
     @contextlib.contextmanager
-    def begin(self, run: RunStart) -> Iterator[None]:
-        board = self._board
-        board.begin(run)
-        assert board.facts is not None
-        self._event(
+    def open(self, run: RunStart) -> Iterator[None]:
+        progress = self._progress
+        progress.start(run)
+        assert progress.recipe_summary is not None
+        self._write_event(
             "start",
             version=__version__,
             folder=str(run.folder),
             resumed=run.resumed,
-            steps=board.steps,
+            steps=progress.steps,
             fleet=run.fleet,
             workers=run.workers,
-            **board.facts.as_dict(),
+            **progress.recipe_summary.as_dict(),
         )
         yield
 
-    def ended(self, result: RunResult) -> None:
-        board = self._board
-        seconds = max(board.elapsed_s, 1e-9)
-        self._event(
+    def show_result(self, result: RunResult) -> None:
+        progress = self._progress
+        elapsed_s = max(progress.elapsed_s, 1e-9)
+        self._write_event(
             "end",
             folder=str(result.folder),
             complete=result.complete,
@@ -94,15 +94,15 @@ class JsonDisplay:
             steps=result.progress.steps,
             iterations=result.progress.iteration,
             episodes=result.progress.episodes,
-            seconds=round(seconds, 3),
-            steps_per_s=round(board.own_steps / seconds, 1),
-            episodes_per_s=round(board.own_episodes / seconds, 2),
-            final_mean_reward=board.final_return,
+            seconds=round(elapsed_s, 3),
+            steps_per_s=round(progress.steps_since_start / elapsed_s, 1),
+            episodes_per_s=round(progress.episodes_since_start / elapsed_s, 2),
+            final_mean_reward=progress.final_return,
             state_digest=result.state_digest,
             digest=result.digest,
             evaluation=result.evaluation and result.evaluation.as_dict(),
             best=result.best and result.best.as_dict(),
         )
 
-    def _event(self, name: str, **values: Any) -> None:
-        self._out(as_json_text({"event": name, **values}))
+    def _write_event(self, name: str, **values: Any) -> None:
+        self._write(as_json_text({"event": name, **values}))

@@ -17,10 +17,16 @@ from rich.table import Table
 from rich.text import Text
 
 from rlflame.console.formatting import is_command
-from rlflame.console.output import say_aside
-from rlflame.console.progress import Board, Evaluated
+from rlflame.console.output import print_note
+from rlflame.console.progress import LatestEvaluation, RunProgress
 from rlflame.console.rich_console import make_console
-from rlflame.console.run_text import again, banner, closing, ending, headline
+from rlflame.console.run_text import (
+    format_headline,
+    format_result_lines,
+    format_retry,
+    format_start_lines,
+    format_status,
+)
 from rlflame.text import escape_line, format_count, format_duration
 
 if TYPE_CHECKING:
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 
 _REFRESHES_PER_S = 4
 #: Below so many columns there is no bar, and text stands below its word.
-_NARROW, _WITH_TIME_GONE = 40, 60
+_NARROW_COLUMNS, _ELAPSED_TIME_COLUMNS = 40, 60
 
 
 class LiveDisplay:
@@ -43,35 +49,35 @@ class LiveDisplay:
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._console = console or make_console()
-        self.board = Board(clock)
-        self._saved = ""
+        self.progress = RunProgress(clock)
+        self._checkpoint_text = ""
 
-    def iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None:
-        self.board.learned(metrics, returns)
+    def show_iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None:
+        self.progress.add_iteration(metrics, returns)
 
-    def evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None:
-        self.board.evaluated = Evaluated(steps, record, best)
+    def show_evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None:
+        self.progress.latest_evaluation = LatestEvaluation(steps, record, best)
 
-    def saved(self, path: Path, progress: Progress) -> None:
-        self._saved = f"step {progress.steps:,}"
+    def show_checkpoint(self, path: Path, progress: Progress) -> None:
+        self._checkpoint_text = f"step {progress.steps:,}"
 
-    def fleet(self, event: FleetEvent) -> None:
-        self.board.fleet(event)
+    def show_fleet_event(self, event: FleetEvent) -> None:
+        self.progress.add_fleet_event(event)
         if event.kind == "retried" and event.text:
-            self.note(again(event))
+            self.show_note(format_retry(event))
         elif event.kind == "note":
-            self.note(event.text)
+            self.show_note(event.text)
 
-    def note(self, text: str) -> None:
-        say_aside(text)
+    def show_note(self, text: str) -> None:
+        print_note(text)
 
     @contextlib.contextmanager
-    def begin(self, run: RunStart) -> Iterator[None]:
-        self.board.begin(run)
-        self._console.print(Text(headline(run), style="bold"))
-        self._console.print(Pairs(banner(run, self.board)))
+    def open(self, run: RunStart) -> Iterator[None]:
+        self.progress.start(run)
+        self._console.print(Text(format_headline(run), style="bold"))
+        self._console.print(KeyValueTable(format_start_lines(run, self.progress)))
         live = Live(
-            get_renderable=self.view,
+            get_renderable=self.render_view,
             console=self._console,
             refresh_per_second=_REFRESHES_PER_S,
             # The end block takes the view's place; after a failure the last view stays.
@@ -89,68 +95,77 @@ class LiveDisplay:
                 live.transient = False
                 raise
 
-    def ended(self, result: RunResult) -> None:
-        self._console.print(Text(ending(result), style="bold"))
-        self._console.print(Pairs(closing(result, self.board)), crop=False)
+    def show_result(self, result: RunResult) -> None:
+        self._console.print(Text(format_status(result), style="bold"))
+        self._console.print(KeyValueTable(format_result_lines(result, self.progress)), crop=False)
 
-    def view(self) -> RenderableType:
+    def render_view(self) -> RenderableType:
         """The run now."""
-        board = self.board
-        return Group(Text(), self._bar(), Pairs(self._lines(board)))
+        progress = self.progress
+        return Group(Text(), self._make_bar(), KeyValueTable(self._format_lines(progress)))
 
-    def _bar(self) -> RenderableType:
-        board, columns = self.board, self._console.width
-        left = board.remaining_s
-        cells: list[RenderableType] = [Text(f"  {board.share:4.0%}", style="bold")]
-        if columns >= _NARROW:
-            cells.append(ProgressBar(total=1.0, completed=board.share, width=min(28, columns - 30)))
-        if columns >= _WITH_TIME_GONE:
-            cells.append(Text(f"{format_duration(board.elapsed_s)} gone"))
-        cells.append(Text(f"{format_duration(left)} left" if left is not None else ""))
+    def _make_bar(self) -> RenderableType:
+        progress, columns = self.progress, self._console.width
+        remaining_s = progress.remaining_s
+        cells: list[RenderableType] = [Text(f"  {progress.fraction_done:4.0%}", style="bold")]
+        if columns >= _NARROW_COLUMNS:
+            cells.append(
+                ProgressBar(
+                    total=1.0, completed=progress.fraction_done, width=min(28, columns - 30)
+                )
+            )
+        if columns >= _ELAPSED_TIME_COLUMNS:
+            cells.append(Text(f"{format_duration(progress.elapsed_s)} gone"))
+        cells.append(
+            Text(f"{format_duration(remaining_s)} left" if remaining_s is not None else "")
+        )
         grid = Table.grid(padding=(0, 2), expand=False)
         grid.add_row(*cells)
         return grid
 
-    def _lines(self, board: Board) -> list[tuple[str, str]]:
-        mean, fanout = board.recent_return, board.fanout
+    def _format_lines(self, progress: RunProgress) -> list[tuple[str, str]]:
+        mean, task_counts = progress.recent_return, progress.task_counts
         lines = [
             (
                 "progress",
-                f"step {board.steps:,}, iteration {board.iteration:,}, "
-                f"episode {board.episodes:,}, {board.steps_per_s:,.0f} steps/s",
+                f"step {progress.steps:,}, iteration {progress.iteration:,}, "
+                f"episode {progress.episodes:,}, {progress.steps_per_s:,.0f} steps/s",
             ),
             (
-                "evaluating" if board.evaluating else "rollouts",
-                f"{fanout.submitted} submitted, {fanout.running} running, "
-                f"{fanout.finished} done, {fanout.retried} retried"
-                + (f" ({board.retried_in_all} in all)" if board.retried_in_all else "")
-                + (f", {fanout.speculated} speculated" if fanout.speculated else ""),
+                "evaluating" if progress.is_evaluating else "rollouts",
+                f"{task_counts.submitted} submitted, {task_counts.running} running, "
+                f"{task_counts.finished} done, {task_counts.retried} retried"
+                + (f" ({progress.total_retried} in all)" if progress.total_retried else "")
+                + (f", {task_counts.speculated} speculated" if task_counts.speculated else ""),
             ),
             ("return", f"{mean:,.2f} (last 100 episodes)" if mean is not None else "-"),
         ]
-        if board.phase or board.workers:
-            workers = f"{format_count(board.workers, 'executor')} at work" if board.workers else ""
-            lines.insert(1, ("cluster", board.phase or workers))
-        if board.metrics:
-            lines.append(("learning", learning(board.metrics)))
-        evaluated = board.evaluated
-        if evaluated is not None:
-            record = evaluated.record
+        if progress.phase or progress.workers:
+            workers = (
+                f"{format_count(progress.workers, 'executor')} at work" if progress.workers else ""
+            )
+            lines.insert(1, ("cluster", progress.phase or workers))
+        if progress.metrics:
+            lines.append(("learning", format_learning(progress.metrics)))
+        latest_evaluation = progress.latest_evaluation
+        if latest_evaluation is not None:
+            record = latest_evaluation.record
             lines.append(
                 (
                     "evaluation",
                     f"{record.mean:,.1f} [{record.low:,.1f}, {record.high:,.1f}] at step "
-                    f"{evaluated.steps:,}{', the best so far' if evaluated.best else ''}",
+                    f"{latest_evaluation.steps:,}"
+                    f"{', the best so far' if latest_evaluation.best else ''}",
                 )
             )
-        if self._saved:
-            lines.append(("saved", self._saved))
+        if self._checkpoint_text:
+            lines.append(("saved", self._checkpoint_text))
         return lines
 
 
-def learning(metrics: Mapping[str, Any]) -> str:
+def format_learning(metrics: Mapping[str, Any]) -> str:
     """What tells at a glance whether learning is sound."""
-    wanted = (
+    metric_formats = (
         ("loss", "loss", ".3g"),
         ("approx_kl", "kl", ".4f"),
         ("clip_fraction", "clipped", ".0%"),
@@ -159,12 +174,12 @@ def learning(metrics: Mapping[str, Any]) -> str:
         ("critic_loss", "critic", ".3g"),
         ("ent_coef", "entropy coefficient", ".3g"),
     )
-    known = ((word, metrics.get(name), form) for name, word, form in wanted)
-    return ", ".join(f"{word} {value:{form}}" for word, value, form in known if value is not None)
+    values = ((word, metrics.get(name), form) for name, word, form in metric_formats)
+    return ", ".join(f"{word} {value:{form}}" for word, value, form in values if value is not None)
 
 
 @dataclass(frozen=True)
-class Pairs:
+class KeyValueTable:
     """Words and what there is to say of them: beside them, or below where there is no room.
 
     A command stays in one line, so that it can be copied; print them uncropped.
@@ -175,18 +190,20 @@ class Pairs:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         # Escaped before the layout, which measures text.
         lines = [(escape_line(word), escape_line(text)) for word, text in self.lines]
-        if options.max_width < _NARROW:
+        if options.max_width < _NARROW_COLUMNS:
             for word, text in lines:
                 yield Text(f"  {word}", style="dim")
                 if is_command(text):
-                    yield _whole(Text(f"    {text}"))
+                    yield _disable_wrapping(Text(f"    {text}"))
                 else:
                     yield Padding(Text(text, overflow="fold"), (0, 0, 0, 4))
             return
         width = max(13, *(len(word) + 2 for word, _ in lines))
         for word, text in lines:
             if is_command(text):
-                yield _whole(Text.assemble((f"{'  ' + word:{width}}", "dim"), f"  {text}"))
+                yield _disable_wrapping(
+                    Text.assemble((f"{'  ' + word:{width}}", "dim"), f"  {text}")
+                )
                 continue
             grid = Table.grid(padding=(0, 2))
             grid.add_column(no_wrap=True, style="dim", width=width)
@@ -195,7 +212,7 @@ class Pairs:
             yield grid
 
 
-def _whole(line: Text) -> Text:
+def _disable_wrapping(line: Text) -> Text:
     """In one line, which a terminal may break, but not whoever copies it."""
     line.no_wrap, line.overflow = True, "ignore"
     return line

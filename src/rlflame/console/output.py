@@ -18,15 +18,15 @@ import traceback
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, cast
 
-from rlflame.console.tracebacks import brief
+from rlflame.console.tracebacks import shorten_traceback
 from rlflame.errors import RlflameError
 from rlflame.text import EscapingStream, escape_controls, escape_line, escape_unicode
 
 
-def draws(stream: IO[str] | None) -> bool:
+def is_interactive(stream: IO[str] | None) -> bool:
     """Whether it is a terminal that can move its cursor."""
-    terminal = os.environ.get("TERM", "dumb")
-    return stream is not None and stream.isatty() and terminal not in ("", "dumb")
+    terminal_type = os.environ.get("TERM", "dumb")
+    return stream is not None and stream.isatty() and terminal_type not in ("", "dumb")
 
 
 def escape_standard_streams() -> None:
@@ -37,12 +37,12 @@ def escape_standard_streams() -> None:
             setattr(sys, name, EscapingStream(stream))
 
 
-def say(text: str) -> None:
+def print_result(text: str) -> None:
     """One line of the result; a newline in it comes from a value, and is escaped."""
-    say_lines(escape_line(text))
+    print_result_lines(escape_line(text))
 
 
-def say_lines(text: str) -> None:
+def print_result_lines(text: str) -> None:
     """Lines of the result. Nothing reports that the terminal is gone: nobody could read it."""
     if sys.stdout is None:
         return
@@ -54,36 +54,38 @@ def say_lines(text: str) -> None:
         mute(sys.stdout)
 
 
-def say_aside(text: str) -> None:
+def print_note(text: str) -> None:
     """One line that is not part of the result; a reader that is gone is no error."""
-    say_lines_aside(escape_line(text))
+    print_note_lines(escape_line(text))
 
 
-def say_lines_aside(text: str) -> None:
+def print_note_lines(text: str) -> None:
     """Lines that are not part of the result."""
-    _say_if_heard(sys.stderr, text)
+    _print_unless_closed(sys.stderr, text)
 
 
-def say_failure(error: RlflameError, *, debug: bool = False, as_json: bool = False) -> None:
+def print_error(error: RlflameError, *, debug: bool = False, as_json: bool = False) -> None:
     """What ended a command, and what to type next."""
     if debug:
-        say_lines_aside("".join(traceback.format_exception(error)).rstrip())
+        print_note_lines("".join(traceback.format_exception(error)).rstrip())
     if error.detail:
-        say_lines_aside((error.detail if debug else brief(error.detail, error.message)).rstrip())
-    say_aside(f"rlflame: {error.message}")
+        print_note_lines(
+            (error.detail if debug else shorten_traceback(error.detail, error.message)).rstrip()
+        )
+    print_note(f"rlflame: {error.message}")
     if error.hint:
-        say_aside(f"  hint: {error.hint}")
+        print_note(f"  hint: {error.hint}")
     if as_json:
-        say_as_json(error)
+        print_json_error(error)
 
 
-def say_as_json(error: RlflameError) -> None:
+def print_json_error(error: RlflameError) -> None:
     """The last line of what a program reads."""
-    said = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-    _say_if_heard(sys.stdout, as_json_text({"event": "error", **said}))
+    fields = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    _print_unless_closed(sys.stdout, as_json_text({"event": "error", **fields}))
 
 
-def _say_if_heard(stream: IO[str] | None, text: str) -> None:
+def _print_unless_closed(stream: IO[str] | None, text: str) -> None:
     """A run goes on when whoever listened has gone; where there is no room, that is said."""
     if stream is None:
         return
@@ -92,47 +94,47 @@ def _say_if_heard(stream: IO[str] | None, text: str) -> None:
     except (OSError, ValueError) as error:
         mute(stream)
         if stream is sys.stdout and isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            say_aside(f"Standard output is lost from here on: {error.strerror}.")
+            print_note(f"Standard output is lost from here on: {error.strerror}.")
 
 
-def canvas() -> IO[str]:
+def make_display_stream() -> IO[str]:
     """Standard output for a display that moves the cursor and escapes text itself.
 
     That the terminal is gone is no error.
     """
-    return cast("IO[str]", _Canvas(_unescaped(sys.stdout)))
+    return cast("IO[str]", _DisplayStream(_unwrap_stream(sys.stdout)))
 
 
 def overwrite_line(stream: IO[str], text: str) -> None:
     """Replace the last line of a terminal."""
     with contextlib.suppress(OSError, ValueError):
-        stream = _unescaped(stream)
+        stream = _unwrap_stream(stream)
         stream.write(f"\r\x1b[K{escape_line(text)}")
         stream.flush()
 
 
-def _unescaped(stream: IO[str]) -> IO[str]:
+def _unwrap_stream(stream: IO[str]) -> IO[str]:
     return stream.stream if isinstance(stream, EscapingStream) else stream
 
 
-class _Canvas:
+class _DisplayStream:
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with self._gone():
+        with self._mute_on_error():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self._gone():
+        with self._mute_on_error():
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     @contextlib.contextmanager
-    def _gone(self) -> Iterator[None]:
+    def _mute_on_error(self) -> Iterator[None]:
         try:
             yield
         except OSError:
@@ -142,12 +144,12 @@ class _Canvas:
 def mute(stream: IO[str]) -> None:
     """Let go of a stream that nobody reads, so that Python does not try again when it ends."""
     with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        null_fd = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_fd, stream.fileno())
+        os.close(null_fd)
 
 
-def let_go_of_results() -> None:
+def discard_unwritten_results() -> None:
     """What standard output has no room for is not tried again when Python ends."""
     try:
         if sys.stdout is not None:
@@ -156,7 +158,7 @@ def let_go_of_results() -> None:
         mute(sys.stdout)
 
 
-def takes(text: str) -> bool:
+def can_encode(text: str) -> bool:
     """Whether standard output has these characters."""
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
@@ -165,9 +167,9 @@ def takes(text: str) -> bool:
     return True
 
 
-def report(text: str) -> None:
+def print_report(text: str) -> None:
     """Lines of a run's report."""
-    _say_if_heard(sys.stdout, text)
+    _print_unless_closed(sys.stdout, text)
 
 
 def as_json_text(value: Any, indent: int | None = None) -> str:
@@ -175,12 +177,14 @@ def as_json_text(value: Any, indent: int | None = None) -> str:
 
     All of it is ASCII; json leaves DEL alone of the control characters.
     """
-    return escape_unicode(json.dumps(_finite(value), indent=indent))
+    return escape_unicode(json.dumps(_replace_nonfinite(value), indent=indent))
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: _replace_nonfinite(inner) for key, inner in value.items()}
+    return (
+        [_replace_nonfinite(inner) for inner in value] if isinstance(value, list | tuple) else value
+    )

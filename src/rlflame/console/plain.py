@@ -7,11 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlflame.console.formatting import aligned, fitted
-from rlflame.console.output import report, say_aside
-from rlflame.console.progress import Board
-from rlflame.console.recipe_summary import interval
-from rlflame.console.run_text import again, banner, closing, ending, headline
+from rlflame.console.formatting import format_pairs, wrap_text
+from rlflame.console.output import print_note, print_report
+from rlflame.console.progress import RunProgress
+from rlflame.console.recipe_summary import format_evaluation
+from rlflame.console.run_text import (
+    format_headline,
+    format_result_lines,
+    format_retry,
+    format_start_lines,
+    format_status,
+)
 from rlflame.text import format_duration
 
 if TYPE_CHECKING:
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
     from rlflame.training.trainer import Progress
 
 #: A line is due with every such part of the budget...
-_PARTS = 20
+_BUDGET_PARTS = 20
 #: ...or when nothing has been said for so long.
 _SILENCE_S = 300.0
 _REINFORCE_LINE_ITERATIONS = 10
@@ -34,88 +40,101 @@ class PlainDisplay:
 
     def __init__(
         self,
-        out: Callable[[str], None] = report,
-        aside: Callable[[str], None] = say_aside,
+        write: Callable[[str], None] = print_report,
+        write_note: Callable[[str], None] = print_note,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._out = out
-        self._aside = aside
+        self._write = write
+        self._write_note = write_note
         self._clock = clock
-        self.board = Board(clock)
-        self._said_at, self._said_part, self._said_iteration = clock(), 0, 0
+        self.progress = RunProgress(clock)
+        self._last_line_at_s, self._last_line_part, self._last_line_iteration = clock(), 0, 0
 
-    def iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None:
-        board = self.board
-        board.learned(metrics, returns)
-        assert board.facts is not None
-        if board.facts.recipe.learning.algorithm == "reinforce":
-            if board.iteration % _REINFORCE_LINE_ITERATIONS == 0 or board.share >= 1.0:
-                self._say_progress(self._reinforce_line())
+    def show_iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None:
+        progress = self.progress
+        progress.add_iteration(metrics, returns)
+        assert progress.recipe_summary is not None
+        if progress.recipe_summary.recipe.learning.algorithm == "reinforce":
+            if (
+                progress.iteration % _REINFORCE_LINE_ITERATIONS == 0
+                or progress.fraction_done >= 1.0
+            ):
+                self._write_progress(self._format_reinforce_line())
         elif (
-            board.share >= 1.0
-            or int(board.share * _PARTS) > self._said_part
-            or self._clock() >= self._said_at + _SILENCE_S
+            progress.fraction_done >= 1.0
+            or int(progress.fraction_done * _BUDGET_PARTS) > self._last_line_part
+            or self._clock() >= self._last_line_at_s + _SILENCE_S
         ):
-            self._say_progress(self._line())
+            self._write_progress(self._format_line())
 
-    def evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None:
+    def show_evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None:
         mark = ", the best so far" if best else ""
-        self._out(fitted(f"Evaluation at step {steps:,}: {interval(record)}{mark}"))
+        self._write(wrap_text(f"Evaluation at step {steps:,}: {format_evaluation(record)}{mark}"))
 
-    def saved(self, path: Path, progress: Progress) -> None: ...
+    def show_checkpoint(self, path: Path, progress: Progress) -> None: ...
 
-    def fleet(self, event: FleetEvent) -> None:
-        self.board.fleet(event)
+    def show_fleet_event(self, event: FleetEvent) -> None:
+        self.progress.add_fleet_event(event)
         if event.kind == "retried" and event.text:
-            self.note(again(event))
+            self.show_note(format_retry(event))
         elif event.kind in ("phase", "note") and event.text:
-            self.note(event.text)
+            self.show_note(event.text)
 
-    def note(self, text: str) -> None:
-        self._aside(text)
+    def show_note(self, text: str) -> None:
+        self._write_note(text)
 
     @contextlib.contextmanager
-    def begin(self, run: RunStart) -> Iterator[None]:
-        self.board.begin(run)
-        self._said_at, self._said_part = self._clock(), int(self.board.share * _PARTS)
-        self._out(fitted(headline(run)))
-        for line in aligned(banner(run, self.board)):
-            self._out(line)
+    def open(self, run: RunStart) -> Iterator[None]:
+        self.progress.start(run)
+        self._last_line_at_s, self._last_line_part = (
+            self._clock(),
+            int(self.progress.fraction_done * _BUDGET_PARTS),
+        )
+        self._write(wrap_text(format_headline(run)))
+        for line in format_pairs(format_start_lines(run, self.progress)):
+            self._write(line)
         yield
 
-    def ended(self, result: RunResult) -> None:
-        self._out(ending(result))
-        for line in aligned(closing(result, self.board)):
-            self._out(line)
+    def show_result(self, result: RunResult) -> None:
+        self._write(format_status(result))
+        for line in format_pairs(format_result_lines(result, self.progress)):
+            self._write(line)
 
-    def _say_progress(self, line: str) -> None:
-        if self.board.iteration != self._said_iteration:
-            self._out(fitted(line))
-        self._said_at, self._said_part = self._clock(), int(self.board.share * _PARTS)
-        self._said_iteration = self.board.iteration
+    def _write_progress(self, line: str) -> None:
+        if self.progress.iteration != self._last_line_iteration:
+            self._write(wrap_text(line))
+        self._last_line_at_s, self._last_line_part = (
+            self._clock(),
+            int(self.progress.fraction_done * _BUDGET_PARTS),
+        )
+        self._last_line_iteration = self.progress.iteration
 
-    def _reinforce_line(self) -> str:
-        board = self.board
-        assert board.facts is not None
-        total = board.facts.iterations
-        place = f"{board.iteration}/{total}" if total else str(board.iteration)
-        mean, loss = board.metrics.get("episode_return_mean"), board.metrics.get("loss")
+    def _format_reinforce_line(self) -> str:
+        progress = self.progress
+        assert progress.recipe_summary is not None
+        total = progress.recipe_summary.iterations
+        position = f"{progress.iteration}/{total}" if total else str(progress.iteration)
+        mean, loss = progress.metrics.get("episode_return_mean"), progress.metrics.get("loss")
         return (
-            f"Iteration {place:>7}  mean reward {_number(mean, '10,.2f')}  "
-            f"loss {_number(loss, '10.4f')}  {board.steps_per_s:,.0f} steps/s"
+            f"Iteration {position:>7}  mean reward {_format_number(mean, '10,.2f')}  "
+            f"loss {_format_number(loss, '10.4f')}  {progress.steps_per_s:,.0f} steps/s"
         )
 
-    def _line(self) -> str:
-        board = self.board
-        left = board.remaining_s
-        ending = f"  {format_duration(left)} left" if left is not None and board.share < 1.0 else ""
+    def _format_line(self) -> str:
+        progress = self.progress
+        remaining_s = progress.remaining_s
+        remaining_text = (
+            f"  {format_duration(remaining_s)} left"
+            if remaining_s is not None and progress.fraction_done < 1.0
+            else ""
+        )
         return (
-            f"{board.share:4.0%}  step {board.steps:>11,}  "
-            f"return {_number(board.recent_return, '10,.2f')}  "
-            f"{board.steps_per_s:>7,.0f} steps/s{ending}"
+            f"{progress.fraction_done:4.0%}  step {progress.steps:>11,}  "
+            f"return {_format_number(progress.recent_return, '10,.2f')}  "
+            f"{progress.steps_per_s:>7,.0f} steps/s{remaining_text}"
         )
 
 
-def _number(value: float | None, form: str) -> str:
+def _format_number(value: float | None, form: str) -> str:
     width = form.split(",")[0].split(".")[0]
     return f"{'-':>{width}}" if value is None else f"{value:{form}}"

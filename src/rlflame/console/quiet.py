@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from rlflame.console.output import draws, overwrite_line, report, say_aside
-from rlflame.console.progress import Board
+from rlflame.console.output import is_interactive, overwrite_line, print_note, print_report
+from rlflame.console.progress import RunProgress
 from rlflame.text import escape_line, format_count
 
 if TYPE_CHECKING:
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 class QuietDisplay:
     """The run folder at the end, for scripts."""
 
-    def iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None: ...
+    def show_iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None: ...
 
-    def evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None: ...
+    def show_evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None: ...
 
-    def saved(self, path: Path, progress: Progress) -> None: ...
+    def show_checkpoint(self, path: Path, progress: Progress) -> None: ...
 
-    def fleet(self, event: FleetEvent) -> None: ...
+    def show_fleet_event(self, event: FleetEvent) -> None: ...
 
-    def note(self, text: str) -> None: ...
+    def show_note(self, text: str) -> None: ...
 
     @contextlib.contextmanager
-    def begin(self, run: RunStart) -> Iterator[None]:
+    def open(self, run: RunStart) -> Iterator[None]:
         del run
         yield
 
-    def ended(self, result: RunResult) -> None:
-        report(escape_line(str(result.folder)))
+    def show_result(self, result: RunResult) -> None:
+        print_report(escape_line(str(result.folder)))
 
 
-class Tally(QuietDisplay):
+class StatusLine(QuietDisplay):
     """How many groups of an evaluation have been played, on one line that goes away again.
 
     Only where standard error is a terminal: it is no part of the result.
@@ -53,33 +53,36 @@ class Tally(QuietDisplay):
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         stream = stream or sys.stderr
-        self._stream = stream if draws(stream) else None
-        self._board = Board()
+        self._stream = stream if is_interactive(stream) else None
+        self._progress = RunProgress()
 
-    def fleet(self, event: FleetEvent) -> None:
-        self._board.fleet(event)
+    def show_fleet_event(self, event: FleetEvent) -> None:
+        self._progress.add_fleet_event(event)
         if event.kind == "note":
-            self.note(event.text)
-        if self._board.phase:
-            self._draw(self._board.phase)
+            self.show_note(event.text)
+        if self._progress.phase:
+            self._draw(self._progress.phase)
             return
-        fanout = self._board.fanout
+        task_counts = self._progress.task_counts
         self._draw(
-            f"{fanout.finished} of {format_count(fanout.submitted, 'group')} of episodes played"
+            f"{task_counts.finished} of {format_count(task_counts.submitted, 'group')} of "
+            "episodes played"
         )
 
-    def drawing(self, made: int, of: int) -> None:
-        self._draw(f"{made} of {format_count(of, 'episode')} drawn" if of > 1 else "drawing")
+    def show_rendering(self, num_done: int, total: int) -> None:
+        self._draw(
+            f"{num_done} of {format_count(total, 'episode')} drawn" if total > 1 else "drawing"
+        )
 
-    def status(self, text: str) -> None:
+    def show_status(self, text: str) -> None:
         """What is going on now, for commands that play no episodes."""
         self._draw(text)
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         self._draw("")
-        say_aside(text)
+        print_note(text)
 
-    def __enter__(self) -> Tally:
+    def __enter__(self) -> StatusLine:
         return self
 
     def __exit__(self, *_: object) -> None:

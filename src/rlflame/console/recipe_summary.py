@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RecipeSummary:
     """A recipe, looked at together with its environment."""
 
     recipe: Recipe
@@ -32,12 +32,14 @@ class Facts:
     @property
     def layers(self) -> tuple[int, ...]:
         """Units of the policy's layers, from the observation to what the actions follow from."""
-        from rlflame.rollout.spec import output_size
+        from rlflame.rollout.spec import compute_output_size
 
         learning, env = self.recipe.learning, self.env
         network = learning.network
-        last = output_size(env.action_size, learning.sac is not None, network.exploration)
-        return (env.observation_size, *network.hidden, last)
+        output_units = compute_output_size(
+            env.action_size, learning.sac is not None, network.exploration
+        )
+        return (env.observation_size, *network.hidden, output_units)
 
     @property
     def episodes_per_iteration(self) -> int | None:
@@ -48,18 +50,18 @@ class Facts:
     def iterations(self) -> int | None:
         """How many there will be; None where the length of episodes decides."""
         recipe, rollout = self.recipe, self.recipe.learning.rollout
-        found = [recipe.stop_at_iterations] if recipe.stop_at_iterations else []
+        limits = [recipe.stop_at_iterations] if recipe.stop_at_iterations else []
         if recipe.stop_at_steps:
             if rollout.unit == "episodes":
                 return None
-            found.append(-(-recipe.stop_at_steps // (rollout.columns * rollout.steps)))
-        return min(found)
+            limits.append(-(-recipe.stop_at_steps // (rollout.columns * rollout.steps)))
+        return min(limits)
 
     @property
-    def most_workers(self) -> int:
+    def max_workers(self) -> int:
         return self.recipe.learning.rollout.num_slots
 
-    def environment(self) -> str:
+    def format_environment(self) -> str:
         env = self.env
         kind = "continuous" if self.continuous else "discrete"
         kwargs = "".join(f", {key}={value!r}" for key, value in env.kwargs.items())
@@ -68,26 +70,27 @@ class Facts:
             f"{format_count(env.action_size, f'{kind} action')}{kwargs}"
         )
 
-    def algorithm(self) -> str:
+    def format_algorithm(self) -> str:
         learning = self.recipe.learning
         preset = f", preset {self.preset}" if self.preset else ""
         return f"{learning.algorithm.upper()}{preset}, seed {learning.seed}"
 
-    def budget(self) -> str:
+    def format_budget(self) -> str:
         recipe, iterations = self.recipe, self.iterations
         steps = f"{recipe.stop_at_steps:,} steps" if recipe.stop_at_steps else ""
-        each = self.episodes_per_iteration
+        episodes = self.episodes_per_iteration
         if recipe.stop_at_iterations is None:
             return f"{steps} in {format_count(iterations, 'iteration')}" if iterations else steps
         text = format_count(recipe.stop_at_iterations, "iteration")
-        if each:
+        if episodes:
             text += (
-                f" of {format_count(each, 'episode')} ({recipe.stop_at_iterations * each:,} "
+                f" of {format_count(episodes, 'episode')} "
+                f"({recipe.stop_at_iterations * episodes:,} "
                 "episodes)"
             )
         return f"{text}, or {steps}" if steps else text
 
-    def batch(self) -> str:
+    def format_batch(self) -> str:
         rollout = self.recipe.learning.rollout
         columns = f"{format_count(rollout.num_slots, 'slot')} x {rollout.envs_per_slot} "
         columns += "environment" if rollout.envs_per_slot == 1 else "environments"
@@ -95,18 +98,23 @@ class Facts:
             return f"{columns} x {format_count(rollout.steps, 'step')}"
         return f"{columns}, whole episodes (at most {format_count(rollout.steps, 'step')})"
 
-    def policy(self) -> str:
+    def format_policy(self) -> str:
         network = self.recipe.learning.network
-        normalised = ", observations normalised" if network.normalise_observations else ""
-        over = self.recipe.learning.policy_average
-        averaged = f", averaged over {format_count(over, 'iteration')} at most" if over else ""
-        return f"{'-'.join(map(str, self.layers))} {network.activation}{normalised}{averaged}"
+        normalisation_text = ", observations normalised" if network.normalise_observations else ""
+        window = self.recipe.learning.policy_average
+        average_text = (
+            f", averaged over {format_count(window, 'iteration')} at most" if window else ""
+        )
+        return (
+            f"{'-'.join(map(str, self.layers))} "
+            f"{network.activation}{normalisation_text}{average_text}"
+        )
 
     @property
     def replay(self) -> ReplayShape | None:
         """What is kept to be learned from again; None where nothing is."""
         from rlflame.learning.buffers.replay_buffer import ReplayShape
-        from rlflame.rollout.mujoco.known_spaces import episode_limit
+        from rlflame.rollout.mujoco.known_spaces import find_episode_limit
 
         learning, limit = self.recipe.learning, self.env.max_episode_steps
         if learning.sac is None:
@@ -116,10 +124,10 @@ class Facts:
             learning.rollout.columns,
             self.env.observation_size,
             self.env.action_size,
-            episode_limit(self.env.id) if limit is None else limit,
+            find_episode_limit(self.env.id) if limit is None else limit,
         )
 
-    def learner(self) -> str:
+    def format_learner(self) -> str:
         learning = self.recipe.learning
         text = f"{learning.provider}, {format_count(learning.threads, 'thread')}"
         if learning.device != "cpu":
@@ -128,49 +136,54 @@ class Facts:
             text += f", {learning.gradient_shards} shards"
         return text
 
-    def learning_starts(self) -> str:
+    def format_learning_starts(self) -> str:
         """When learning from a replay begins; empty where there is none."""
         settings = self.recipe.learning.sac
         if settings is None:
             return ""
-        starts, each = settings.learning_starts, settings.updates_per_step
+        starts, updates = settings.learning_starts, settings.updates_per_step
         text = (
-            f"{each:g} {'update' if each == 1.0 else 'updates'} a step after the first {starts:,}"
+            f"{updates:g} {'update' if updates == 1.0 else 'updates'} a step after the first "
+            f"{starts:,}"
         )
         stop = self.recipe.stop_at_steps
         if stop is not None and stop <= starts:
             text += ": none in this run, unless sac.learning_starts is less"
         return text
 
-    def lines(self) -> list[tuple[str, str]]:
+    def format_lines(self) -> list[tuple[str, str]]:
         """The recipe as pairs of a word and what there is to say about it."""
-        replay, starts = self.replay, self.learning_starts()
+        replay, starts = self.replay, self.format_learning_starts()
         return [
-            ("environment", self.environment()),
-            ("algorithm", self.algorithm()),
-            ("budget", self.budget()),
-            ("batch", self.batch()),
-            ("policy", self.policy()),
-            ("learner", self.learner()),
+            ("environment", self.format_environment()),
+            ("algorithm", self.format_algorithm()),
+            ("budget", self.format_budget()),
+            ("batch", self.format_batch()),
+            ("policy", self.format_policy()),
+            ("learner", self.format_learner()),
             *([("updates", starts)] if starts else []),
-            *([("memory", f"{replay_size(replay)} when full")] if replay is not None else []),
+            *(
+                [("memory", f"{format_replay_size(replay)} when full")]
+                if replay is not None
+                else []
+            ),
         ]
 
-    def reset_seeds(self) -> list[list[int]]:
+    def compute_reset_seeds(self) -> list[list[int]]:
         """Of the first episode of every environment, by slot."""
-        from rlflame.rollout.seeding import Role, reset_seed
+        from rlflame.rollout.seeding import Role, make_reset_seed
 
         learning = self.recipe.learning
         return [
             [
-                reset_seed(learning.seed, Role.RESET, slot, row, 0)
+                make_reset_seed(learning.seed, Role.RESET, slot, row, 0)
                 for row in range(learning.rollout.envs_per_slot)
             ]
             for slot in range(learning.rollout.num_slots)
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Under names that stay: `--dry-run --json` and the `start` event print it."""
+        """Under names that stay: `--dry-run --json` and the `reset_sampler` event print it."""
         recipe, learning = self.recipe, self.recipe.learning
         return {
             "environment": self.env.id,
@@ -190,25 +203,25 @@ class Facts:
             "steps_per_fragment": learning.rollout.steps,
             "unit": learning.rollout.unit,
             "episodes_per_iteration": self.episodes_per_iteration,
-            "most_workers": self.most_workers,
+            "most_workers": self.max_workers,
             "provider": learning.provider,
             "threads": learning.threads,
             "replay_bytes": self.replay and self.replay.nbytes,
         }
 
 
-def replay_size(replay: ReplayShape) -> str:
+def format_replay_size(replay: ReplayShape) -> str:
     """`a replay of 1,000,000 transitions takes 457 MB`."""
     transitions = format_count(replay.rows * replay.columns, "transition")
     return f"a replay of {transitions} takes {format_size(replay.nbytes)}"
 
 
-def title(recipe: Recipe) -> str:
+def format_title(recipe: Recipe) -> str:
     learning = recipe.learning
     return f"{learning.algorithm.upper()} on {learning.environment.id}, seed {learning.seed}"
 
 
-def interval(record: EvaluationRecord) -> str:
+def format_evaluation(record: EvaluationRecord) -> str:
     """A score with its uncertainty."""
     return (
         f"{record.mean:,.1f}, 95% interval [{record.low:,.1f}, {record.high:,.1f}] "

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from rlflame.console.output import canvas
+from rlflame.console.output import make_display_stream
 from rlflame.text import escape_controls
 
 
@@ -30,4 +30,4 @@ class EscapingConsole(Console):
 
 def make_console() -> Console:
     """A console on standard output that takes no markup and no emoji codes from text."""
-    return EscapingConsole(markup=False, emoji=False, highlight=False, file=canvas())
+    return EscapingConsole(markup=False, emoji=False, highlight=False, file=make_display_stream())

@@ -8,48 +8,49 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlflame.console.recipe_summary import Facts
-from rlflame.console.sweep_progress import SeedsBoard
+from rlflame.console.recipe_summary import RecipeSummary
+from rlflame.console.sweep_progress import SweepProgress
 from rlflame.errors import RlflameError
-from rlflame.storage.sweep_result import Outcome, Summary
+from rlflame.storage.sweep_result import SeedOutcome, SweepSummary
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """`workers` are each seed's own; 0 where it steps its environments in its own process."""
+class SweepResources:
+    """`workers_per_seed` are each seed's own; 0 where it steps its environments in its own
+    process."""
 
-    at_once: int
-    workers: int
+    concurrent_seeds: int
+    workers_per_seed: int
     #: Whether memory, not processors, decides how many there are at once.
     memory_bound: bool = False
 
 
 @dataclass(frozen=True)
-class JobStart:
+class SweepStart:
     """What is about to run."""
 
     folder: Path
-    facts: Facts
+    recipe_summary: RecipeSummary
     seeds: tuple[int, ...]
     fleet: str
     workers: int
-    shares: Shares
+    resources: SweepResources
     resumed: bool
 
 
 @dataclass(frozen=True)
-class JobResult:
+class SweepResult:
     """How a job ended."""
 
     folder: Path
-    summary: Summary
-    outcomes: Mapping[int, Outcome]
+    summary: SweepSummary
+    outcomes: Mapping[int, SeedOutcome]
     #: False where all seeds were finished already.
     began: bool
     #: The picture, where one could be drawn.
     plot: Path | None
     #: That this process took, without drawing it.
-    seconds: float = 0.0
+    elapsed_s: float = 0.0
 
     @property
     def complete(self) -> bool:
@@ -57,36 +58,40 @@ class JobResult:
 
     @property
     def failures(self) -> dict[int, RlflameError]:
-        return {seed: one.error for seed, one in self.outcomes.items() if one.error is not None}
+        return {
+            seed: outcome.error
+            for seed, outcome in self.outcomes.items()
+            if outcome.error is not None
+        }
 
 
-class SeedsShow(Protocol):
+class SweepView(Protocol):
     """Whoever shows a job. It is told after the board has been."""
 
-    def note(self, text: str) -> None: ...
+    def show_note(self, text: str) -> None: ...
 
-    def begin(self, start: JobStart, board: SeedsBoard) -> AbstractContextManager[None]: ...
+    def open(self, start: SweepStart, progress: SweepProgress) -> AbstractContextManager[None]: ...
 
-    def event(self, seed: int, event: Mapping[str, Any]) -> None: ...
+    def show_event(self, seed: int, event: Mapping[str, Any]) -> None: ...
 
-    def ended(self, seed: int, outcome: Outcome) -> None: ...
+    def show_outcome(self, seed: int, outcome: SeedOutcome) -> None: ...
 
 
-class SeedsDisplay(SeedsShow, Protocol):
+class SweepDisplay(SweepView, Protocol):
     """Shows a job, and how it ended."""
 
-    def finished(self, result: JobResult) -> None: ...
+    def show_result(self, result: SweepResult) -> None: ...
 
 
-class SilentSeeds:
+class NullSweepView:
     """Shows nothing."""
 
-    def note(self, text: str) -> None: ...
+    def show_note(self, text: str) -> None: ...
 
-    def begin(self, start: JobStart, board: SeedsBoard) -> AbstractContextManager[None]:
-        del start, board
+    def open(self, start: SweepStart, progress: SweepProgress) -> AbstractContextManager[None]:
+        del start, progress
         return nullcontext()
 
-    def event(self, seed: int, event: Mapping[str, Any]) -> None: ...
+    def show_event(self, seed: int, event: Mapping[str, Any]) -> None: ...
 
-    def ended(self, seed: int, outcome: Outcome) -> None: ...
+    def show_outcome(self, seed: int, outcome: SeedOutcome) -> None: ...

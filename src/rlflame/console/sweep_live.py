@@ -14,21 +14,21 @@ from rich.table import Table
 from rich.text import Text
 
 from rlflame import __version__
-from rlflame.console.live import Pairs
-from rlflame.console.output import say_aside, say_lines_aside
+from rlflame.console.live import KeyValueTable
+from rlflame.console.output import print_note, print_note_lines
 from rlflame.console.rich_console import make_console
-from rlflame.console.sweep_base import JobResult, JobStart
-from rlflame.console.sweep_progress import Row, SeedsBoard
+from rlflame.console.sweep_base import SweepResult, SweepStart
+from rlflame.console.sweep_progress import SeedProgress, SweepProgress
 from rlflame.console.sweep_text import (
-    banner,
-    closing,
-    ending,
-    failed,
-    rows_shown,
-    seeds_table,
-    together,
+    format_failure,
+    format_result_lines,
+    format_seeds_table,
+    format_start_lines,
+    format_status,
+    format_totals,
+    select_rows,
 )
-from rlflame.storage.sweep_result import Outcome
+from rlflame.storage.sweep_result import SeedOutcome
 from rlflame.text import format_duration
 
 _REFRESHES_PER_S = 4
@@ -37,27 +37,27 @@ _OTHER_LINES = 6
 #: What is said of a seed, and how wide that is; the bar takes more where there is room.
 _COLUMNS = {"seed": 4, "state": 8, "bar": 6, "steps": 9, "evaluation": 10, "steps/s": 7}
 #: What goes first where there is no room for all.
-_DISPENSABLE = ("bar", "steps/s", "steps", "evaluation")
-_UNNAMED = ("state", "bar")
+_OPTIONAL_COLUMNS = ("bar", "steps/s", "steps", "evaluation")
+_UNNAMED_COLUMNS = ("state", "bar")
 
 
-class LiveSeeds:
+class LiveSweepDisplay:
     """A banner, a view that moves while seeds run, and an end block."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or make_console()
-        self._board: SeedsBoard | None = None
+        self._progress: SweepProgress | None = None
 
-    def note(self, text: str) -> None:
-        say_aside(text)
+    def show_note(self, text: str) -> None:
+        print_note(text)
 
     @contextlib.contextmanager
-    def begin(self, start: JobStart, board: SeedsBoard) -> Iterator[None]:
-        self._board = board
+    def open(self, start: SweepStart, progress: SweepProgress) -> Iterator[None]:
+        self._progress = progress
         self._console.print(Text(f"rlflame {__version__}", style="bold"))
-        self._console.print(Pairs(banner(start, board)))
+        self._console.print(KeyValueTable(format_start_lines(start, progress)))
         live = Live(
-            get_renderable=self.view,
+            get_renderable=self.render_view,
             console=self._console,
             refresh_per_second=_REFRESHES_PER_S,
             transient=True,
@@ -73,65 +73,71 @@ class LiveSeeds:
                 live.transient = False
                 raise
 
-    def event(self, seed: int, event: Mapping[str, Any]) -> None: ...
+    def show_event(self, seed: int, event: Mapping[str, Any]) -> None: ...
 
-    def ended(self, seed: int, outcome: Outcome) -> None:
+    def show_outcome(self, seed: int, outcome: SeedOutcome) -> None:
         if outcome.error is not None:
-            say_lines_aside(failed(seed, outcome))
+            print_note_lines(format_failure(seed, outcome))
 
-    def finished(self, result: JobResult) -> None:
-        self._console.print(Text(ending(result), style="bold"))
-        for line in seeds_table(result.summary):
+    def show_result(self, result: SweepResult) -> None:
+        self._console.print(Text(format_status(result), style="bold"))
+        for line in format_seeds_table(result.summary):
             self._console.print(Text(line))
-        self._console.print(Pairs(closing(result, self._board)), crop=False)
+        self._console.print(KeyValueTable(format_result_lines(result, self._progress)), crop=False)
 
-    def view(self) -> RenderableType:
+    def render_view(self) -> RenderableType:
         """The job now."""
-        board = self._board
-        assert board is not None
-        columns = _fitting(self._console.size.width)
+        progress = self._progress
+        assert progress is not None
+        columns = _select_columns(self._console.size.width)
         grid = Table.grid(padding=(0, 2))
         for name in columns:
-            justify: JustifyMethod = "left" if name in _UNNAMED else "right"
+            justify: JustifyMethod = "left" if name in _UNNAMED_COLUMNS else "right"
             grid.add_column(justify=justify, style="bold" if name == "seed" else "")
-        room = self._console.size.height - _OTHER_LINES
-        shown, more = rows_shown(list(board.rows.values()), room)
-        grid.add_row(*("" if name in _UNNAMED else name for name in columns), style="dim")
-        for row in shown:
-            cells = _cells(row)
+        max_rows = self._console.size.height - _OTHER_LINES
+        visible_rows, num_hidden = select_rows(list(progress.rows.values()), max_rows)
+        grid.add_row(*("" if name in _UNNAMED_COLUMNS else name for name in columns), style="dim")
+        for row in visible_rows:
+            cells = _make_cells(row)
             grid.add_row(*(cells[name] for name in columns))
         parts: list[RenderableType] = [Text(), grid]
-        if more:
-            parts.append(Text(f"  and {more} more", style="dim"))
-        if board.phase:
-            parts.append(Text(f"  {board.phase}", style="dim"))
-        parts.append(Text(f"  {board.share:4.0%}  {together(board)}", style="bold"))
-        parts.append(Text(f"        {_times(board)}", style="dim"))
+        if num_hidden:
+            parts.append(Text(f"  and {num_hidden} more", style="dim"))
+        if progress.phase:
+            parts.append(Text(f"  {progress.phase}", style="dim"))
+        parts.append(
+            Text(f"  {progress.fraction_done:4.0%}  {format_totals(progress)}", style="bold")
+        )
+        parts.append(Text(f"        {_format_times(progress)}", style="dim"))
         return Group(*parts)
 
 
-def _fitting(width: int) -> list[str]:
+def _select_columns(width: int) -> list[str]:
     """The columns that a terminal has room for: half a number is worse than none."""
     columns = [*_COLUMNS]
-    for name in _DISPENSABLE:
-        if sum(_COLUMNS[kept] + 2 for kept in columns) - 2 <= width:
+    for name in _OPTIONAL_COLUMNS:
+        if sum(_COLUMNS[column] + 2 for column in columns) - 2 <= width:
             break
         columns.remove(name)
     return columns
 
 
-def _cells(row: Row) -> dict[str, RenderableType]:
+def _make_cells(row: SeedProgress) -> dict[str, RenderableType]:
     return {
         "seed": f"  {row.seed}",
         "state": row.state,
-        "bar": ProgressBar(total=1.0, completed=row.share, width=20),
+        "bar": ProgressBar(total=1.0, completed=row.fraction_done, width=20),
         "steps": f"{row.steps:,}",
         "evaluation": "-" if row.evaluation is None else f"{row.evaluation:,.1f}",
         "steps/s": f"{row.steps_per_s:,.0f}" if row.state == "running" else "",
     }
 
 
-def _times(board: SeedsBoard) -> str:
-    left = board.remaining_s
-    gone = f"{format_duration(board.elapsed_s)} gone"
-    return gone if left is None else f"{gone}, {format_duration(left)} left"
+def _format_times(progress: SweepProgress) -> str:
+    remaining_s = progress.remaining_s
+    elapsed_text = f"{format_duration(progress.elapsed_s)} gone"
+    return (
+        elapsed_text
+        if remaining_s is None
+        else f"{elapsed_text}, {format_duration(remaining_s)} left"
+    )

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from rlflame.console.output import draws
-from rlflame.console.sweep_base import SeedsDisplay
-from rlflame.console.sweep_text import JsonSeeds, PlainSeeds, QuietSeeds
+from rlflame.console.output import is_interactive
+from rlflame.console.sweep_base import SweepDisplay
+from rlflame.console.sweep_text import JsonSweepDisplay, PlainSweepDisplay, QuietSweepDisplay
 
 
-def choose(mode: str) -> SeedsDisplay:
+def make_sweep_display(mode: str) -> SweepDisplay:
     """The display for a mode, as console/views.py has them for a single run."""
     if mode == "json":
-        return JsonSeeds()
+        return JsonSweepDisplay()
     if mode == "quiet":
-        return QuietSeeds()
-    if mode == "live" or (mode == "auto" and draws(sys.stdout)):
-        from rlflame.console.sweep_live import LiveSeeds
+        return QuietSweepDisplay()
+    if mode == "live" or (mode == "auto" and is_interactive(sys.stdout)):
+        from rlflame.console.sweep_live import LiveSweepDisplay
 
-        return LiveSeeds()
-    return PlainSeeds()
+        return LiveSweepDisplay()
+    return PlainSweepDisplay()

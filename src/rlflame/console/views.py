@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from rlflame.console.output import draws
+from rlflame.console.output import is_interactive
 
 if TYPE_CHECKING:
-    from rlflame.console.base import Display
+    from rlflame.console.base import RunDisplay
 
 
-def choose(mode: str) -> Display:
+def make_display(mode: str) -> RunDisplay:
     """The display for a mode; `auto` is live on a terminal that can, and lines otherwise."""
     if mode == "json":
         from rlflame.console.json_lines import JsonDisplay
@@ -21,7 +21,7 @@ def choose(mode: str) -> Display:
         from rlflame.console.quiet import QuietDisplay
 
         return QuietDisplay()
-    if mode == "live" or (mode == "auto" and draws(sys.stdout)):
+    if mode == "live" or (mode == "auto" and is_interactive(sys.stdout)):
         from rlflame.console.live import LiveDisplay
 
         return LiveDisplay()

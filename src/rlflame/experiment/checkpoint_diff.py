@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from rlflame.config import nested
-from rlflame.console.recipe_summary import Facts, interval
+from rlflame.console.recipe_summary import RecipeSummary, format_evaluation
 from rlflame.errors import CheckpointError
-from rlflame.learning.buffers.replay_buffer import segment_rows
+from rlflame.learning.buffers.replay_buffer import count_segment_rows
 from rlflame.rollout.spec import Array
 from rlflame.storage import replay_segments, safetensors_file
-from rlflame.storage.checkpoint import Checkpoint, fingerprint_differences, tensors_of
+from rlflame.storage.checkpoint import Checkpoint, collect_tensors, find_fingerprint_differences
 from rlflame.text import format_count, format_size
-from rlflame.training.trainer import EXPERIENCE
+from rlflame.training.trainer import BUFFER_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,44 +33,46 @@ class ReplayFiles:
     #: What is missing or damaged.
     problem: str | None
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         tail = f"{self.tail:,} in the file"
         if not self.segments:
             return f"{format_count(self.tail, 'transition')} in the file"
-        held = (
+        text = (
             f"{format_count(self.transitions, 'transition')} in "
             f"{format_count(self.segments, 'segment')}"
         )
         if self.absent:
-            return f"{held} that are not beside the file, {tail}: resume needs them"
+            return f"{text} that are not beside the file, {tail}: resume needs them"
         if self.problem is not None:
-            return f"{held}; {self.problem}"
-        return f"{held}, {format_size(self.bytes)}; tail of {tail}"
+            return f"{text}; {self.problem}"
+        return f"{text}, {format_size(self.bytes)}; tail of {tail}"
 
 
-def replay_files(path: Path, found: Checkpoint) -> ReplayFiles | None:
+def inspect_replay(path: Path, checkpoint: Checkpoint) -> ReplayFiles | None:
     """The replay of a checkpoint, every file of it read and verified; None where there is none."""
-    snapshot = found.snapshot
-    if snapshot is None or f"{EXPERIENCE}tail.rewards" not in snapshot.learner:
+    snapshot = checkpoint.snapshot
+    if snapshot is None or f"{BUFFER_PREFIX}tail.rewards" not in snapshot.learner:
         return None
-    tail = snapshot.learner[f"{EXPERIENCE}tail.rewards"]
+    tail = snapshot.learner[f"{BUFFER_PREFIX}tail.rewards"]
     if tail.ndim != 2 or not tail.shape[1]:
         raise CheckpointError(
             f"{path} is damaged: the tail of its replay has the shape {tail.shape}.",
-            safetensors_file.EARLIER,
+            safetensors_file.EARLIER_HINT,
         )
-    folder = replay_segments.folder_of(path / "latest" if path.is_dir() else path)
+    folder = replay_segments.find_segment_folder(path / "latest" if path.is_dir() else path)
     absent, problem, size = not folder.exists(), None, 0
     for segment in () if absent else snapshot.segments:
         try:
             segment.arrays()
             size += (
-                (folder / replay_segments.name_of(segment.number, segment.digest)).stat().st_size
+                (folder / replay_segments.format_segment_name(segment.number, segment.digest))
+                .stat()
+                .st_size
             )
         except CheckpointError as error:
             problem = problem or error.message
     return ReplayFiles(
-        transitions=len(snapshot.segments) * segment_rows(tail.shape[1]) * tail.shape[1],
+        transitions=len(snapshot.segments) * count_segment_rows(tail.shape[1]) * tail.shape[1],
         segments=len(snapshot.segments),
         bytes=size,
         tail=tail.size,
@@ -79,21 +81,21 @@ def replay_files(path: Path, found: Checkpoint) -> ReplayFiles | None:
     )
 
 
-def summary(
-    path: Path, found: Checkpoint, replay: ReplayFiles | None = None
+def summarise_checkpoint(
+    path: Path, checkpoint: Checkpoint, replay: ReplayFiles | None = None
 ) -> list[tuple[str, str]]:
     """A file in a few lines, as pairs of a word and what there is to say about it."""
-    facts = Facts(found.recipe, found.env, "")
-    tensors, progress = tensors_of(found), found.progress
+    facts = RecipeSummary(checkpoint.recipe, checkpoint.env, "")
+    tensors, progress = collect_tensors(checkpoint), checkpoint.progress
     size = sum(tensor.size for tensor in tensors.values())
-    kind = "checkpoint" if found.resumable else "policy alone"
+    kind = "checkpoint" if checkpoint.resumable else "policy alone"
     lines = [
         (
             "file",
             f"{path}: {kind}, {format_count(len(tensors), 'tensor')}, "
             f"{format_count(size, 'number')}",
         ),
-        *facts.lines(),
+        *facts.format_lines(),
         (
             "progress",
             f"step {progress.steps:,}, iteration {progress.iteration:,}, "
@@ -101,94 +103,100 @@ def summary(
         ),
     ]
     if replay is not None:
-        lines.append(("replay", replay.line()))
-    if found.evaluation is not None:
-        lines.append(("evaluation", interval(found.evaluation)))
-    if found.best is not None and found.best != found.evaluation:
-        lines.append(("best", interval(found.best)))
+        lines.append(("replay", replay.format_line()))
+    if checkpoint.evaluation is not None:
+        lines.append(("evaluation", format_evaluation(checkpoint.evaluation)))
+    if checkpoint.best is not None and checkpoint.best != checkpoint.evaluation:
+        lines.append(("best", format_evaluation(checkpoint.best)))
     fingerprint = ", ".join(
-        f"{name} {value}" for name, value in found.fingerprint.items() if name != "simd"
+        f"{name} {value}" for name, value in checkpoint.fingerprint.items() if name != "simd"
     )
     lines.append(("made with", fingerprint))
-    lines.append(("state digest", found.state_digest))
-    lines.append(("digest", found.digest))
+    lines.append(("state digest", checkpoint.state_digest))
+    lines.append(("digest", checkpoint.digest))
     return lines
 
 
-def outline(path: Path, found: Checkpoint) -> str:
+def format_outline(path: Path, checkpoint: Checkpoint) -> str:
     """A file in one line, for comparisons."""
-    kind = "checkpoint" if found.resumable else "policy"
-    learning = found.recipe.learning
+    kind = "checkpoint" if checkpoint.resumable else "policy"
+    learning = checkpoint.recipe.learning
     return (
         f"{path}: {kind}, {learning.environment.id}, {learning.algorithm}, seed {learning.seed}, "
-        f"step {found.progress.steps:,}, digest {found.digest[:16]}"
+        f"step {checkpoint.progress.steps:,}, digest {checkpoint.digest[:16]}"
     )
 
 
-def as_dict(path: Path, found: Checkpoint, replay: ReplayFiles | None = None) -> dict[str, Any]:
+def as_dict(
+    path: Path, checkpoint: Checkpoint, replay: ReplayFiles | None = None
+) -> dict[str, Any]:
     """The same for programs, under names that stay."""
     return {
         "file": str(path),
-        "kind": "checkpoint" if found.resumable else "policy",
-        "recipe": found.recipe.model_dump(mode="json"),
-        "progress": asdict(found.progress),
+        "kind": "checkpoint" if checkpoint.resumable else "policy",
+        "recipe": checkpoint.recipe.model_dump(mode="json"),
+        "progress": asdict(checkpoint.progress),
         "replay": replay and asdict(replay),
-        "evaluation": found.evaluation and found.evaluation.as_dict(),
-        "best": found.best and found.best.as_dict(),
-        "fingerprint": found.fingerprint,
-        "state_digest": found.state_digest,
-        "digest": found.digest,
+        "evaluation": checkpoint.evaluation and checkpoint.evaluation.as_dict(),
+        "best": checkpoint.best and checkpoint.best.as_dict(),
+        "fingerprint": checkpoint.fingerprint,
+        "state_digest": checkpoint.state_digest,
+        "digest": checkpoint.digest,
         "tensors": {
             name: {"dtype": str(tensor.dtype), "shape": list(tensor.shape)}
-            for name, tensor in tensors_of(found).items()
+            for name, tensor in collect_tensors(checkpoint).items()
         },
     }
 
 
-def first_difference(a: Checkpoint, b: Checkpoint) -> str | None:
+def find_first_difference(a: Checkpoint, b: Checkpoint) -> str | None:
     """The first recipe field, counter or tensor in which two files differ; None where equal.
 
     A digest is also of how a recipe is written, and a version that knows more settings writes more.
     """
     if a.digest == b.digest:
         return None
-    for found in (
-        _fields("recipe", a.recipe.model_dump(), b.recipe.model_dump()),
-        _fields("progress", asdict(a.progress), asdict(b.progress)),
-        _tensors(tensors_of(a), tensors_of(b)),
+    for difference in (
+        _compare_fields("recipe", a.recipe.model_dump(), b.recipe.model_dump()),
+        _compare_fields("progress", asdict(a.progress), asdict(b.progress)),
+        _compare_tensors(collect_tensors(a), collect_tensors(b)),
     ):
-        if found is not None:
-            return found
+        if difference is not None:
+            return difference
     return None
 
 
-def machines_differ(a: Checkpoint, b: Checkpoint) -> list[str]:
+def find_machine_differences(a: Checkpoint, b: Checkpoint) -> list[str]:
     """Why bits may differ: what the machines they were made on do not share."""
-    return fingerprint_differences(a.fingerprint, b.fingerprint)
+    return find_fingerprint_differences(a.fingerprint, b.fingerprint)
 
 
-def _fields(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
-    found = nested.first_difference(a, b)
-    return found and f"{name} {found[0]}: {found[1]!r} and {found[2]!r}"
+def _compare_fields(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
+    difference = nested.find_first_difference(a, b)
+    return difference and f"{name} {difference[0]}: {difference[1]!r} and {difference[2]!r}"
 
 
-def _tensors(a: Mapping[str, Array], b: Mapping[str, Array]) -> str | None:
+def _compare_tensors(a: Mapping[str, Array], b: Mapping[str, Array]) -> str | None:
     for name in sorted(a.keys() | b.keys()):
         if name not in a or name not in b:
             return f"tensor {name}: only in the {'first' if name in a else 'other'}"
-        one, other = a[name], b[name]
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
-            return f"tensor {name}: {one.dtype}{one.shape} and {other.dtype}{other.shape}"
-        # Bytes, because that is what the digest is made of: 0.0 and -0.0 differ.
-        ours, theirs = (
-            x.reshape(-1).view(np.uint8).reshape(x.size, x.itemsize) for x in (one, other)
-        )
-        unequal = np.flatnonzero((ours != theirs).any(axis=1))
-        if len(unequal):
-            place = [int(i) for i in np.unravel_index(unequal[0], one.shape)]
-            where = f" at {place}" if place else ""
+        tensor_a, tensor_b = a[name], b[name]
+        if (tensor_a.dtype, tensor_a.shape) != (tensor_b.dtype, tensor_b.shape):
             return (
-                f"tensor {name}{where}: {one[tuple(place)]!s} and {other[tuple(place)]!s} "
-                f"({len(unequal):,} of {one.size:,} numbers differ)"
+                f"tensor {name}: {tensor_a.dtype}{tensor_a.shape} and "
+                f"{tensor_b.dtype}{tensor_b.shape}"
+            )
+        # Bytes, because that is what the digest is made of: 0.0 and -0.0 differ.
+        bytes_a, bytes_b = (
+            x.reshape(-1).view(np.uint8).reshape(x.size, x.itemsize) for x in (tensor_a, tensor_b)
+        )
+        unequal = np.flatnonzero((bytes_a != bytes_b).any(axis=1))
+        if len(unequal):
+            index = [int(i) for i in np.unravel_index(unequal[0], tensor_a.shape)]
+            position = f" at {index}" if index else ""
+            return (
+                f"tensor {name}{position}: {tensor_a[tuple(index)]!s} and "
+                f"{tensor_b[tuple(index)]!s} "
+                f"({len(unequal):,} of {tensor_a.size:,} numbers differ)"
             )
     return None

@@ -10,15 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflame.config.toml_io import written
-from rlflame.errors import CheckpointError, ConfigError, typed
+from rlflame.config.toml_io import format_value
+from rlflame.errors import CheckpointError, ConfigError, format_command
 from rlflame.rollout.spec import EnvSpec
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EvaluationCheck:
     """Whether a check passed, in a sentence."""
 
     check: str
@@ -29,16 +29,14 @@ class Verdict:
         return asdict(self)
 
 
-def recorded_plan(source: Checkpoint, file: Path) -> EvaluationPlan:
+def make_recorded_plan(source: Checkpoint, file: Path) -> EvaluationPlan:
     """The episodes that the file says it was scored on."""
-    recorded = source.evaluation
-    if recorded is None:
+    record = source.evaluation
+    if record is None:
         raise CheckpointError(
-            f"{file} has no recorded evaluation.", f"score it: {typed('eval', file)}"
+            f"{file} has no recorded evaluation.", f"score it: {format_command('eval', file)}"
         )
-    return EvaluationPlan(
-        recorded.episodes, recorded.seed, recorded.stochastic, recorded.max_episode_steps
-    )
+    return EvaluationPlan(record.episodes, record.seed, record.stochastic, record.max_episode_steps)
 
 
 def check_comparable(a: Checkpoint, b: Checkpoint) -> None:
@@ -46,73 +44,73 @@ def check_comparable(a: Checkpoint, b: Checkpoint) -> None:
     if a.env != b.env:
         raise ConfigError(
             "--vs compares policies of one environment, and these are for "
-            f"{_told(a.env)} and {_told(b.env)}.",
+            f"{_format_env(a.env)} and {_format_env(b.env)}.",
             "rlflame inspect shows what a file was trained on",
         )
 
 
-def _told(env: EnvSpec) -> str:
+def _format_env(env: EnvSpec) -> str:
     text = env.id
     if env.kwargs:
-        text += f" with {written(dict(env.kwargs))}"
+        text += f" with {format_value(dict(env.kwargs))}"
     return text + (f" of {env.max_episode_steps:,} steps" if env.max_episode_steps else "")
 
 
-def verdicts(
+def check_evaluation(
     source: Checkpoint,
     record: EvaluationRecord,
     min_return: float | None,
     differences: Sequence[str] | None,
-) -> list[Verdict]:
+) -> list[EvaluationCheck]:
     """The checks that were asked for; `differences` of machines where the record is one of them."""
-    found = []
+    checks = []
     if min_return is not None:
         passed = record.mean >= min_return
         word = "reaches" if passed else "is below"
         text = f"The mean return {record.mean:,.1f} {word} {min_return:,g}."
-        found.append(Verdict("min_return", passed, text))
+        checks.append(EvaluationCheck("min_return", passed, text))
     if differences is not None:
         assert source.evaluation is not None
-        found.append(against_record(source.evaluation, record, differences))
-    return found
+        checks.append(check_against_record(source.evaluation, record, differences))
+    return checks
 
 
-def against_record(
-    recorded: EvaluationRecord, record: EvaluationRecord, differences: Sequence[str]
-) -> Verdict:
+def check_against_record(
+    expected: EvaluationRecord, record: EvaluationRecord, differences: Sequence[str]
+) -> EvaluationCheck:
     """Equal to the last bit on an equal machine; elsewhere, intervals that overlap."""
-    if record.returns == recorded.returns and record.lengths == recorded.lengths:
-        return Verdict(
+    if record.returns == expected.returns and record.lengths == expected.lengths:
+        return EvaluationCheck(
             "recorded", True, f"All {record.episodes} returns are the recorded ones, bit for bit."
         )
-    ours = list(zip(record.returns, record.lengths, strict=True))
-    theirs = list(zip(recorded.returns, recorded.lengths, strict=True))
-    pairs = enumerate(zip(ours, theirs, strict=True))
-    episode = next(k for k, (one, other) in pairs if one != other)
-    seen = (
+    episodes = list(zip(record.returns, record.lengths, strict=True))
+    expected_episodes = list(zip(expected.returns, expected.lengths, strict=True))
+    pairs = enumerate(zip(episodes, expected_episodes, strict=True))
+    episode = next(k for k, (actual, reference) in pairs if actual != reference)
+    difference = (
         f"episode {episode} returned {record.returns[episode]!r}, "
-        f"recorded is {recorded.returns[episode]!r}"
+        f"recorded is {expected.returns[episode]!r}"
     )
     if not differences:
-        return Verdict(
+        return EvaluationCheck(
             "recorded",
             False,
-            f"Not the recorded returns, on a machine like the recorded one: {seen}.",
+            f"Not the recorded returns, on a machine like the recorded one: {difference}.",
         )
-    overlap = record.low <= recorded.high and recorded.low <= record.high
+    overlap = record.low <= expected.high and expected.low <= record.high
     intervals = (
         f"the interval [{record.low:,.1f}, {record.high:,.1f}] "
         f"{'overlaps' if overlap else 'lies apart from'} the recorded "
-        f"[{recorded.low:,.1f}, {recorded.high:,.1f}]"
+        f"[{expected.low:,.1f}, {expected.high:,.1f}]"
     )
-    return Verdict(
+    return EvaluationCheck(
         "recorded",
         overlap,
-        f"This machine differs in {'; '.join(differences)}: {seen}, and {intervals}.",
+        f"This machine differs in {'; '.join(differences)}: {difference}, and {intervals}.",
     )
 
 
-def words(found: dict[str, float]) -> str:
-    if found["low"] > 0.0:
+def format_comparison(interval: dict[str, float]) -> str:
+    if interval["low"] > 0.0:
         return "the first is better"
-    return "the other is better" if found["high"] < 0.0 else "no clear difference"
+    return "the other is better" if interval["high"] < 0.0 else "no clear difference"

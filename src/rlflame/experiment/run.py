@@ -12,49 +12,49 @@ from pathlib import Path
 from typing import Any
 
 from rlflame.config import env_file, resolve, toml_io
-from rlflame.config.module_trust import module_options
+from rlflame.config.module_trust import format_module_options
 from rlflame.config.recipe import LearningSettings, Recipe, RunConfig
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.console.base import RunResult, RunStart, Show, Silent
-from rlflame.errors import CheckpointError, ConfigError, shell, typed
+from rlflame.console.base import NullView, RunResult, RunStart, RunView
+from rlflame.errors import CheckpointError, ConfigError, format_command, format_shell
 from rlflame.experiment import components
 from rlflame.experiment.learners import launcher
 from rlflame.experiment.resume import (
-    begun_anew,
-    best_policy,
+    check_can_learn,
     check_environment,
-    check_learns,
     check_state,
-    extended,
-    finished,
-    further,
-    machine_differences,
-    scored,
-    train_from,
+    extend_budget,
+    find_best_policy,
+    find_machine_differences,
+    format_continue_command,
+    format_fresh_replay_command,
+    format_train_command,
+    has_final_evaluation,
+    is_finished,
 )
-from rlflame.experiment.run_settings import check_learners, recorded_env_file
+from rlflame.experiment.run_settings import check_learners, read_recorded_env_file
 from rlflame.fleet import factory
-from rlflame.fleet.base import EventCount, Fleet, Observer, TrafficCount, policy_id
-from rlflame.learning.factory import blas_threads, made_with
-from rlflame.rendering.clip_recorder import filmed
+from rlflame.fleet.base import EventCounter, Fleet, Observer, TrafficCounter, make_policy_id
+from rlflame.learning.factory import compute_environment_fingerprint, count_blas_threads
+from rlflame.rendering.clip_recorder import make_clip_recorder
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
 from rlflame.storage import checkpoint, replay_segments, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.machine_log import MachineLog
 from rlflame.storage.run_dir import (
     RunFolder,
-    holds_anything,
-    kept,
-    named_policy,
-    newest_checkpoint,
-    writing,
+    format_resume_hint,
+    has_checkpoint_files,
+    load_newest_checkpoint,
+    load_policy_file,
+    report_disk_errors,
 )
 from rlflame.storage.run_recorder import FileRecorder
 from rlflame.storage.tracking import tensorboard
 from rlflame.training.critic_helper import conditions
-from rlflame.training.critic_helper.critic_helper import companion
-from rlflame.training.stop_signal import NeverStop, endable
-from rlflame.training.trainer import Stop, StopNow, Trainer
+from rlflame.training.critic_helper.critic_helper import open_critic_helper
+from rlflame.training.stop_signal import NullStop, abort_on_stop
+from rlflame.training.trainer import StopInterrupt, StopRequest, Trainer
 
 
 def train(
@@ -66,45 +66,47 @@ def train(
     init_from: Path | None = None,
     preset: str = "",
     fleet: Fleet | None = None,
-    show: Show | None = None,
-    stop: Stop | None = None,
-    counts: EventCount | None = None,
+    show: RunView | None = None,
+    stop: StopRequest | None = None,
+    counts: EventCounter | None = None,
     shared: bool = False,
 ) -> RunResult:
     """Train a config, or the preset of an environment, in a new run folder.
 
-    A `fleet` that is handed in stays open, and `counts` are of its events; otherwise one is opened
-    for this run, as the runtime settings say. The machine is `shared` where other runs learn on it
-    at the same time.
+    A `show_fleet_event` that is handed in stays open, and `counts` are of its events; otherwise one
+    is opened for this run, as the runtime settings say. The machine is `shared` where other runs
+    learn on it at the same time.
     """
     if config is None:
         config, preset = resolve.resolve(
-            environment=env, algorithm=algo, sets=sets, continuous=components.acts_continuously
+            environment=env, algorithm=algo, sets=sets, continuous=components.has_continuous_actions
         )
-    recipe, runtime = config.recipe.with_horizon(), config.runtime
-    recipe = env_file.with_env_file(recipe, runtime.env_file)
+    recipe, runtime = config.recipe.copy_with_horizon(), config.runtime
+    recipe = env_file.pin_env_file(recipe, runtime.env_file)
     check_learners(recipe.learning, runtime.learners)
-    conditions.check(recipe.learning, runtime)
-    show = show or Silent()
+    conditions.check_critic_helper(recipe.learning, runtime)
+    show = show or NullView()
     check_start(recipe.learning, init_from)
-    if recipe.in_vain:
-        show.note(recipe.in_vain)
-    counts = _counts(fleet, counts, show)
-    with _opened(fleet, runtime, recipe.learning.rollout.num_slots, counts) as fleet:
-        env_spec = environment(recipe, stop or NeverStop())
-        components.check_memory(recipe, env_spec, begun=False)
+    if recipe.budget_warning:
+        show.show_note(recipe.budget_warning)
+    counts = _make_event_count(fleet, counts, show)
+    with _open_fleet(fleet, runtime, recipe.learning.rollout.num_slots, counts) as fleet:
+        env_spec = await_env_spec(recipe, stop or NullStop())
+        components.check_memory(recipe, env_spec, resumed=False)
         start = None
         if init_from is not None:
-            learning, start = started_from(recipe.learning, env_spec, init_from)
+            learning, start = apply_init_policy(recipe.learning, env_spec, init_from)
             recipe = recipe.model_copy(update={"learning": learning})
-        begun = components.beginning(recipe, env_spec, start)
-        folder = RunFolder.create(run_path(recipe, runtime))
-        if moved := folder.instead_of(runtime.out):
-            show.note(moved)
+        source = components.make_initial_checkpoint(recipe, env_spec, start)
+        folder = RunFolder.create(choose_run_path(recipe, runtime))
+        if note := folder.format_relocation_note(runtime.out):
+            show.show_note(note)
         try:
-            described = _start(folder, begun, runtime, fleet, preset=preset, resumed=False)
+            run_start = _make_run_start(
+                folder, source, runtime, fleet, preset=preset, resumed=False
+            )
             return _run(
-                folder, begun, runtime, fleet, show, stop or NeverStop(), described, counts, start,
+                folder, source, runtime, fleet, show, stop or NullStop(), run_start, counts, start,
                 shared=shared,
             )  # fmt: skip
         finally:
@@ -120,19 +122,19 @@ def check_start(learning: LearningSettings, file: Path | None) -> None:
         )
 
 
-def started_from(
+def apply_init_policy(
     learning: LearningSettings, env: EnvSpec, file: Path
 ) -> tuple[LearningSettings, PolicyArrays]:
     """The settings of a run that starts from the policy in a file, and that policy."""
-    spec = components.policy_spec(learning, env)
-    start = components.starting_policy(named_policy(file), spec, str(file))
-    wanted, found = learning.init_policy, policy_id(start)
-    if wanted not in (None, found):
+    spec = components.make_policy_spec(learning, env)
+    start = components.check_starting_policy(load_policy_file(file), spec, str(file))
+    expected, actual = learning.init_policy, make_policy_id(start)
+    if expected not in (None, actual):
         raise ConfigError(
-            f"The recipe starts from the policy {wanted}, and {file} holds {found}.",
+            f"The recipe starts from the policy {expected}, and {file} holds {actual}.",
             "--init-from the file it was made with, or --set learning.init_policy=none",
         )
-    return learning.model_copy(update={"init_policy": found}), start
+    return learning.model_copy(update={"init_policy": actual}), start
 
 
 def resume(
@@ -142,9 +144,9 @@ def resume(
     steps: int | None = None,
     fresh_replay: bool = False,
     fleet: Fleet | None = None,
-    show: Show | None = None,
-    stop: Stop | None = None,
-    counts: EventCount | None = None,
+    show: RunView | None = None,
+    stop: StopRequest | None = None,
+    counts: EventCounter | None = None,
     shared: bool = False,
 ) -> RunResult:
     """Continue a run exactly where its newest checkpoint, or the named one, stands.
@@ -152,74 +154,80 @@ def resume(
     A run that is finished stays as it is: the result says how it ended. With `fresh_replay` the
     weights go on, and the replay begins anew: another run from here on, with other digests.
     """
-    show = show or Silent()
+    show = show or NullView()
     if not target.exists():
         raise CheckpointError(f"{target} does not exist.", "rlflame runs lists the runs here")
-    path = target if target.is_dir() else replay_segments.run_of(target)
-    if not holds_anything(path):
-        newest_checkpoint(target, show.note)  # says what there is not, and leaves no lock behind
+    path = target if target.is_dir() else replay_segments.find_run_folder(target)
+    if not has_checkpoint_files(path):
+        load_newest_checkpoint(
+            target, show.show_note
+        )  # says what there is not, and leaves no lock behind
     folder = RunFolder.open(path)
     try:
-        found = newest_checkpoint(target, show.note)
-        if not found.resumable:
+        source = load_newest_checkpoint(target, show.show_note)
+        if not source.resumable:
             raise CheckpointError(
                 f"{target} holds a policy alone, without the state that training needs.",
-                f"start a new run from it: {typed('train', '--init-from', target)}",
+                f"start a new run from it: {format_command('train', '--init-from', target)}",
             )
-        best = best_policy(path, target)
-        longer = extended(found, steps, best)
+        best = find_best_policy(path, target)
+        extension = extend_budget(source, steps, best)
         if fresh_replay:
-            longer = components.with_fresh_replay(longer)
-        more = train_from(found.recipe, best, (steps or 0) - found.progress.steps)
-        advice = f"train on from its policy, with a schedule of its own: {more}"
-        check_learns(found, longer, advice)
-        found = longer
-        if finished(found) and scored(folder.path, found):
-            launcher.excuse()
+            extension = components.copy_with_fresh_replay(extension)
+        command = format_train_command(source.recipe, best, (steps or 0) - source.progress.steps)
+        hint = f"train on from its policy, with a schedule of its own: {command}"
+        check_can_learn(source, extension, hint)
+        source = extension
+        if is_finished(source) and has_final_evaluation(folder.path, source):
+            launcher.release_learners()
             if fresh_replay:
                 raise ConfigError(
-                    f"This run is over: it ended at step {found.progress.steps}, and an empty "
+                    f"This run is over: it ended at step {source.progress.steps}, and an empty "
                     "replay is for going on.",
-                    begun_anew(found, target),
+                    format_fresh_replay_command(source, target),
                 )
-            return _result(folder, found, runtime, began=False)
-        check_learners(found.recipe.learning, runtime.learners)
-        conditions.check(found.recipe.learning, runtime)
-        here = made_with(found.recipe.learning)
-        for difference in machine_differences(found, here):
-            show.note(f"This machine differs from the one before in {difference}; bits may too.")
-        if found.recipe.in_vain:
-            show.note(found.recipe.in_vain)
-        found = replace(found, fingerprint=here)
-        env_file.with_env_file(
-            found.recipe, runtime.env_file, lambda: recorded_env_file(folder.path)
+            return _make_result(folder, source, runtime, began=False)
+        check_learners(source.recipe.learning, runtime.learners)
+        conditions.check_critic_helper(source.recipe.learning, runtime)
+        fingerprint = compute_environment_fingerprint(source.recipe.learning)
+        for difference in find_machine_differences(source, fingerprint):
+            show.show_note(
+                f"This machine differs from the one before in {difference}; bits may too."
+            )
+        if source.recipe.budget_warning:
+            show.show_note(source.recipe.budget_warning)
+        source = replace(source, fingerprint=fingerprint)
+        env_file.pin_env_file(
+            source.recipe, runtime.env_file, lambda: read_recorded_env_file(folder.path)
         )
-        components.check_memory(found.recipe, found.env, begun=True)
-        check_state(found, target)
-        found = check_environment(found)
-        slots = found.recipe.learning.rollout.num_slots
-        counts = _counts(fleet, counts, show)
-        with _opened(fleet, runtime, slots, counts) as fleet:
-            described = _start(folder, found, runtime, fleet, preset="", resumed=True)
+        components.check_memory(source.recipe, source.env, resumed=True)
+        check_state(source, target)
+        source = check_environment(source)
+        slots = source.recipe.learning.rollout.num_slots
+        counts = _make_event_count(fleet, counts, show)
+        with _open_fleet(fleet, runtime, slots, counts) as fleet:
+            run_start = _make_run_start(folder, source, runtime, fleet, preset="", resumed=True)
             return _run(
-                folder, found, runtime, fleet, show, stop or NeverStop(), described, counts, None,
+                folder, source, runtime, fleet, show, stop or NullStop(), run_start, counts, None,
                 shared=shared,
             )  # fmt: skip
     finally:
         folder.release()
 
 
-def run_path(recipe: Recipe, runtime: RuntimeSettings) -> Path:
+def choose_run_path(recipe: Recipe, runtime: RuntimeSettings) -> Path:
     if runtime.out is not None:
         return Path(runtime.out)
     learning = recipe.learning
-    name = f"{resolve.short_name(learning.environment.id)}-{learning.algorithm}-{learning.seed}"
+    name = (
+        f"{resolve.make_short_name(learning.environment.id)}-{learning.algorithm}-{learning.seed}"
+    )
     return Path("runs") / name
 
 
-def _start(
+def _make_run_start(
     folder: RunFolder,
-    begun: Checkpoint,
+    source: Checkpoint,
     runtime: RuntimeSettings,
     fleet: Fleet,
     *,
@@ -228,81 +236,83 @@ def _start(
 ) -> RunStart:
     return RunStart(
         folder.path,
-        begun,
+        source,
         fleet.name,
         fleet.capacity,
         preset,
         resumed,
-        factory.found_no_cluster(runtime),
-        factory.candidates(fleet),
+        factory.is_local_fallback(runtime),
+        factory.list_candidates(fleet),
     )
 
 
 def _run(
     folder: RunFolder,
-    begun: Checkpoint,
+    source: Checkpoint,
     runtime: RuntimeSettings,
     fleet: Fleet,
-    show: Show,
-    stop: Stop,
-    described: RunStart,
-    counts: EventCount,
+    show: RunView,
+    stop: StopRequest,
+    run_start: RunStart,
+    counts: EventCounter,
     start: PolicyArrays | None,
     *,
     shared: bool,
 ) -> RunResult:
-    traffic = TrafficCount(fleet)
+    traffic = TrafficCounter(fleet)
     recorder = FileRecorder(
         folder,
-        begun,
+        source,
         every_steps=runtime.checkpoint_every_steps,
-        keep=runtime.keep_checkpoints,
-        watcher=show,
-        counts=lambda: {**counts.take(), **traffic.take()},
+        keep_count=runtime.keep_checkpoints,
+        observer=show,
+        take_counts=lambda: {**counts.take(), **traffic.take()},
     )
-    filming = filmed(
-        recorder, folder.path / "videos", begun, runtime.video_every_steps, show.note,
-        folder.check_whole,
+    clip_recorder = make_clip_recorder(
+        recorder, folder.path / "videos", source, runtime.video_every_steps, show.show_note,
+        folder.check_all,
     )  # fmt: skip
     complete = False
     try:
         # Only now: a run that is refused keeps the config it has.
-        _write_config(folder, begun.recipe, runtime)
-        machines = MachineLog(folder, fleet, begun.progress.steps)
+        _write_config(folder, source.recipe, runtime)
+        machine_log = MachineLog(folder, fleet, source.progress.steps)
         if runtime.tensorboard:
-            recorder.also(tensorboard.TensorBoard(folder.path, begun.recipe))
-            show.note(tensorboard.note(folder.path))
-        threads = blas_threads(begun.recipe.learning)
+            recorder.add_sink(tensorboard.TensorBoard(folder.path, source.recipe))
+            show.show_note(tensorboard.format_view_hint(folder.path))
+        threads = count_blas_threads(source.recipe.learning)
         with (
-            show.begin(described),
-            launcher.learners(runtime, threads, lambda: kept(folder.path), stop) as group,
-            companion(
-                begun.recipe,
-                begun.policy_spec,
+            show.open(run_start),
+            launcher.start_learners(
+                runtime, threads, lambda: format_resume_hint(folder.path), stop
+            ) as group,
+            open_critic_helper(
+                source.recipe,
+                source.policy_spec,
                 runtime,
                 fleet,
-                begun.progress,
-                show.note,
+                source.progress,
+                show.show_note,
                 shared=shared,
-            ) as beside,
+            ) as critic_helper,
         ):
-            trainer = components.trainer(
-                begun, fleet, filming, stop, folder.path.name, start, group,
-                runtime.compare_learners_every, beside,
+            trainer = components.make_trainer(
+                source, fleet, clip_recorder, stop, folder.path.name, start, group,
+                runtime.compare_learners_every, critic_helper,
             )  # fmt: skip
             complete = trainer.run()
             # Who was stopped while waiting for workers waits no longer.
-            if trainer.progress.iteration > begun.progress.iteration:
-                machines.note_work(beside.batches)
+            if trainer.progress.iteration > source.progress.iteration:
+                machine_log.record_work(critic_helper.batch_count)
             if complete:
-                complete = _score(trainer, begun.recipe, recorder, stop)
+                complete = _score(trainer, source.recipe, recorder, stop)
     finally:
-        filming.close(lambda: stop.requested or not complete)
+        clip_recorder.close(lambda: stop.requested or not complete)
         recorder.close()
-    return _result(folder, checkpoint.load(folder.latest), runtime, complete=complete)
+    return _make_result(folder, checkpoint.load(folder.latest), runtime, complete=complete)
 
 
-def _result(
+def _make_result(
     folder: RunFolder,
     saved: Checkpoint,
     runtime: RuntimeSettings,
@@ -311,10 +321,10 @@ def _result(
     began: bool = True,
 ) -> RunResult:
     environment = saved.recipe.learning.environment
-    own: list[object] = [*module_options(environment.id, environment.kwargs)]
+    options: list[object] = [*format_module_options(environment.id, environment.kwargs)]
     if runtime.env_file is not None:
-        own = ["--env-file", Path(runtime.env_file)]  # which names its own module
-    best = best_policy(folder.path, folder.latest)
+        options = ["--env-file", Path(runtime.env_file)]  # which names its own module
+    best = find_best_policy(folder.path, folder.latest)
     return RunResult(
         folder.path,
         saved.progress,
@@ -324,51 +334,64 @@ def _result(
         saved.digest,
         saved.evaluation,
         saved.best,
-        " ".join([further(saved, folder.path, best), *([shell(*own)] if own else [])]),
-        typed("eval", best, *own),
+        " ".join(
+            [
+                format_continue_command(saved, folder.path, best),
+                *([format_shell(*options)] if options else []),
+            ]
+        ),
+        format_command("eval", best, *options),
     )
 
 
-def _opened(
+def _open_fleet(
     fleet: Fleet | None, runtime: RuntimeSettings, slots: int, observer: Observer
 ) -> AbstractContextManager[Fleet]:
     """The fleet that was handed in, left open at the end, or one of this run's own."""
-    return factory.for_training(runtime, slots, observer) if fleet is None else nullcontext(fleet)
+    return (
+        factory.make_training_fleet(runtime, slots, observer)
+        if fleet is None
+        else nullcontext(fleet)
+    )
 
 
-def _counts(fleet: Fleet | None, counts: EventCount | None, show: Show) -> EventCount:
+def _make_event_count(
+    fleet: Fleet | None, counts: EventCounter | None, show: RunView
+) -> EventCounter:
     """Of the events of a fleet; of one that was handed in alone, nothing can be counted."""
     if counts is not None:
         return counts
-    return EventCount(show.fleet) if fleet is None else EventCount(counted=())
+    return EventCounter(show.show_fleet_event) if fleet is None else EventCounter(kinds=())
 
 
-def _score(trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: Stop) -> bool:
+def _score(
+    trainer: Trainer[Any], recipe: Recipe, recorder: FileRecorder, stop: StopRequest
+) -> bool:
     """The final evaluation, written into the last checkpoint; False when it was cut short."""
-    snapshot = trainer.snapshot()
+    snapshot = trainer.take_snapshot()
     try:
-        with recorder.phase("evaluate"), stop.interruptible():
+        with recorder.time_phase("evaluate"), stop.allow_interrupt():
             record = trainer.evaluate(
-                components.evaluation_plan(recipe, final=True), snapshot.policy
+                components.make_evaluation_plan(recipe, final=True), snapshot.policy
             )
-    except StopNow:
+    except StopInterrupt:
         return False
     recorder.offer_best(snapshot.progress, record, snapshot.policy)
-    recorder.save_evaluated(snapshot, record)
+    recorder.save_final_evaluation(snapshot, record)
     return True
 
 
-def environment(recipe: Recipe, stop: Stop) -> EnvSpec:
+def await_env_spec(recipe: Recipe, stop: StopRequest) -> EnvSpec:
     """The environment as it is here, which may take long to make."""
-    with endable(stop):
-        return components.environment(recipe.learning.environment)
+    with abort_on_stop(stop):
+        return components.make_env_spec(recipe.learning.environment)
 
 
 def _write_config(folder: RunFolder, recipe: Recipe, runtime: RuntimeSettings) -> None:
     config = RunConfig(
         **{name: getattr(recipe, name) for name in Recipe.model_fields}, runtime=runtime
     )
-    with writing(folder.path):
+    with report_disk_errors(folder.path):
         folder.check()
         safetensors_file.write_atomically(
             folder.path / "config.toml", toml_io.to_toml(config).encode()

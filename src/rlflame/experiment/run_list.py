@@ -17,18 +17,18 @@ import numpy as np
 
 from rlflame.config import regular_file, toml_io
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.experiment.resume import finished, scored
-from rlflame.statistics import interquartile_means
+from rlflame.experiment.resume import has_final_evaluation, is_finished
+from rlflame.statistics import compute_interquartile_means
 from rlflame.storage import run_files
-from rlflame.storage.run_dir import is_locked, newest_checkpoint
-from rlflame.storage.sweep_dir import JOB_FILE, is_job, runs_in
+from rlflame.storage.run_dir import is_locked, load_newest_checkpoint
+from rlflame.storage.sweep_dir import SWEEP_FILE, is_sweep, list_seed_runs
 
 _TAIL_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """A run folder at a glance. `state` is training, finished, stopped, or damaged."""
+class RunOverview:
+    """A run folder at a glance. `get_state` is training, finished, stopped, or damaged."""
 
     folder: str
     state: str
@@ -50,14 +50,17 @@ class Run:
         return asdict(self)
 
 
-def list_runs(folder: Path) -> list[Run]:
+def list_runs(folder: Path) -> list[RunOverview]:
     """The run folders in a folder, or the folder itself where it is one; newest last."""
     if is_run(folder):
-        return [look(folder)]
-    if is_job(folder):
-        return [look(path) for path in runs_in(folder) if is_run(path)]
-    found = [path for path in _children(folder) if is_run(path) or is_job(path)]
-    return [look_at_job(path) if is_job(path) else look(path) for path in _by_age(found)]
+        return [read_run_overview(folder)]
+    if is_sweep(folder):
+        return [read_run_overview(path) for path in list_seed_runs(folder) if is_run(path)]
+    paths = [path for path in _list_children(folder) if is_run(path) or is_sweep(path)]
+    return [
+        read_sweep_overview(path) if is_sweep(path) else read_run_overview(path)
+        for path in _sort_by_age(paths)
+    ]
 
 
 def is_run(folder: Path) -> bool:
@@ -69,25 +72,25 @@ def is_run(folder: Path) -> bool:
     return False
 
 
-def look(folder: Path) -> Run:
+def read_run_overview(folder: Path) -> RunOverview:
     training = is_locked(folder)
     problems: list[str] = []
     try:
-        found = newest_checkpoint(folder, problems.append)
+        checkpoint = load_newest_checkpoint(folder, problems.append)
     except (CheckpointError, OSError) as error:
         # A run that has only just begun has no checkpoint yet.
         state = "training" if training else "damaged"
-        return Run(str(folder), state, problem=None if training else str(error))
-    recipe, progress = found.recipe, found.progress
+        return RunOverview(str(folder), state, problem=None if training else str(error))
+    recipe, progress = checkpoint.recipe, checkpoint.progress
     # Without its final evaluation a run has something left to do.
-    ended = finished(found) and scored(folder, found)
+    ended = is_finished(checkpoint) and has_final_evaluation(folder, checkpoint)
     state = "training" if training else "finished" if ended else "stopped"
     steps, iterations = progress.steps, progress.iteration
     if training:
-        last = _last_metrics(folder)
+        last = _read_last_counts(folder)
         steps = max(steps, last.get("steps", 0))
         iterations = max(iterations, last.get("iteration", 0))
-    return Run(
+    return RunOverview(
         folder=str(folder),
         state=state,
         environment=recipe.learning.environment.id,
@@ -97,12 +100,12 @@ def look(folder: Path) -> Run:
         stop_at_steps=recipe.stop_at_steps,
         iterations=iterations,
         stop_at_iterations=recipe.stop_at_iterations,
-        best_return=found.best.mean if found.best else None,
+        best_return=checkpoint.best.mean if checkpoint.best else None,
         problem=problems[0] if problems else None,
     )
 
 
-def _children(folder: Path) -> list[Path]:
+def _list_children(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError as error:
@@ -111,40 +114,42 @@ def _children(folder: Path) -> list[Path]:
         ) from error
 
 
-def _by_age(folders: list[Path]) -> list[Path]:
+def _sort_by_age(folders: list[Path]) -> list[Path]:
     ages = {
-        folder: max(_changed_at(inner) for inner in (folder, *runs_in(folder)))
+        folder: max(_read_change_time(inner) for inner in (folder, *list_seed_runs(folder)))
         for folder in folders
     }
     return sorted(folders, key=lambda folder: (ages[folder][0], folder.name))
 
 
-def look_at_job(folder: Path) -> Run:
+def read_sweep_overview(folder: Path) -> RunOverview:
     """A job of seeds as one line."""
     try:
-        tables = toml_io.read_file(folder / JOB_FILE)
+        tables = toml_io.read_file(folder / SWEEP_FILE)
         number = len(tables["job"]["seeds"])
     except (ConfigError, LookupError, TypeError) as error:
-        return Run(str(folder), "damaged", problem=f"{folder / JOB_FILE} cannot be read ({error})")
-    runs = [look(path) for path in runs_in(folder) if is_run(path)]
+        return RunOverview(
+            str(folder), "damaged", problem=f"{folder / SWEEP_FILE} cannot be read ({error})"
+        )
+    runs = [read_run_overview(path) for path in list_seed_runs(folder) if is_run(path)]
     ended = sum(run.state == "finished" for run in runs)
     bests = [run.best_return for run in runs if run.best_return is not None]
-    known = next((run for run in runs if run.environment is not None), None)
+    first_run = next((run for run in runs if run.environment is not None), None)
     state = "finished" if ended == number else "stopped"
-    return Run(
+    return RunOverview(
         folder=str(folder),
         state="training" if is_locked(folder) else state,
-        environment=known.environment if known else None,
-        algorithm=known.algorithm if known else None,
+        environment=first_run.environment if first_run else None,
+        algorithm=first_run.algorithm if first_run else None,
         steps=sum(run.steps or 0 for run in runs),
-        best_return=float(interquartile_means(np.array(bests))) if bests else None,
+        best_return=float(compute_interquartile_means(np.array(bests))) if bests else None,
         problem=next((run.problem for run in runs if run.problem), None),
         seeds=number,
         seeds_finished=ended,
     )
 
 
-def _changed_at(folder: Path) -> tuple[float, str]:
+def _read_change_time(folder: Path) -> tuple[float, str]:
     times = [0.0]
     for name in ("metrics.jsonl", "config.toml"):
         with contextlib.suppress(OSError):
@@ -152,14 +157,14 @@ def _changed_at(folder: Path) -> tuple[float, str]:
     return max(times), folder.name
 
 
-def _last_metrics(folder: Path) -> dict[str, int]:
+def _read_last_counts(folder: Path) -> dict[str, int]:
     """What the last whole line of the record counts; a running trainer may be writing the next."""
     try:
         with regular_file.open_to_read(folder / "metrics.jsonl") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
-        value = run_files.value(lines[-1].decode()) if lines else {}
+        value = run_files.parse_json(lines[-1].decode()) if lines else {}
     except (OSError, ValueError):
         return {}
-    said = value if isinstance(value, dict) else {}
-    return {name: number for name, number in said.items() if run_files.is_count(number)}
+    counts = value if isinstance(value, dict) else {}
+    return {name: number for name, number in counts.items() if run_files.is_count(number)}

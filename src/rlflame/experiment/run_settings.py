@@ -9,21 +9,21 @@ from typing import Any
 
 from rlflame.config import module_trust, nested, toml_io, torchrun
 from rlflame.config import resolve as config_resolve
-from rlflame.config.env_file import admit
-from rlflame.config.recipe import SHARDS, LearningSettings, RunConfig
+from rlflame.config.env_file import load_env_file
+from rlflame.config.recipe import DEFAULT_SHARDS, LearningSettings, RunConfig
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.errors import ConfigError, shell, typed
-from rlflame.rollout.blas_env import limited
-from rlflame.storage.sweep_dir import JOB_FILE, RESTORED, is_job, runs_in
+from rlflame.errors import ConfigError, format_command, format_shell
+from rlflame.rollout.blas_env import make_thread_variables
+from rlflame.storage.sweep_dir import RESTORE_HINT, SWEEP_FILE, is_sweep, list_seed_runs
 from rlflame.training.critic_helper import conditions
 
 
 def limit_threads(count: int) -> None:
     """The recipe's number of threads for the learner's linear algebra, before numpy loads."""
-    os.environ.update(limited(count))
+    os.environ.update(make_thread_variables(count))
 
 
-def runtime_flags(
+def collect_runtime_flags(
     *,
     workers: int | None,
     learners: int | None = None,
@@ -40,9 +40,11 @@ def runtime_flags(
     tensorboard: bool = False,
 ) -> dict[str, Any]:
     """What the flags say of the runtime; what they do not say is absent."""
-    shown = [name for name, on in (("json", json_lines), ("quiet", quiet), ("plain", plain)) if on]
-    if len(shown) > 1:
-        flags = " and ".join(f"--{name}" for name in shown)
+    display_flags = [
+        name for name, on in (("json", json_lines), ("quiet", quiet), ("plain", plain)) if on
+    ]
+    if len(display_flags) > 1:
+        flags = " and ".join(f"--{name}" for name in display_flags)
         raise ConfigError(f"{flags} exclude each other.", "leave out one")
     if local and fleet not in (None, "local"):
         raise ConfigError(f"--local and --fleet {fleet} exclude each other.", "leave out one")
@@ -56,21 +58,21 @@ def runtime_flags(
         except UnicodeEncodeError as error:
             raise ConfigError(f"--out {str(out)!r} is not UTF-8.", "another name") from error
     if env_file is not None:
-        admit(str(env_file.resolve()))
+        load_env_file(str(env_file.resolve()))
     module_trust.allow_modules(allow_modules or ())
-    place = torchrun.place()
-    found: dict[str, Any] = {
+    rank = torchrun.read_rank()
+    settings: dict[str, Any] = {
         "workers": workers,
-        "learners": learners or (place.size if place else None),
+        "learners": learners or (rank.size if rank else None),
         "fleet": fleet or ("local" if local else None),
         "env_file": str(env_file.resolve()) if env_file else None,
         "out": str(out) if out else None,
         "video_every_steps": video_every,
         "debug": debug or None,
         "tensorboard": tensorboard or None,
-        "progress": shown[0] if shown else None,
+        "progress": display_flags[0] if display_flags else None,
     }
-    return {f"runtime.{name}": value for name, value in found.items() if value is not None}
+    return {f"runtime.{name}": value for name, value in settings.items() if value is not None}
 
 
 def resolve(
@@ -100,14 +102,16 @@ def resolve(
     if seed is not None:
         flags["learning.seed"] = seed
     if device is not None:
-        flags |= _device_flags(device)
+        flags |= _make_device_flags(device)
     if until_return is not None:
         flags["evaluation.until_return"] = until_return
     for text in env_kwargs:
-        key, equals, written = text.partition("=")
+        key, equals, value_text = text.partition("=")
         if not equals or not key.strip().isidentifier():
             raise ConfigError(f"--env-kwargs {text!r} is not KEY=VALUE.", "--env-kwargs gravity=5")
-        flags[f"learning.environment.kwargs.{key.strip()}"] = toml_io.parse_value(written.strip())
+        flags[f"learning.environment.kwargs.{key.strip()}"] = toml_io.parse_value(
+            value_text.strip()
+        )
     config, name = config_resolve.resolve(
         environment=environment,
         algorithm=algorithm,
@@ -115,26 +119,26 @@ def resolve(
         config_file=config_file,
         sets=sets,
         flags=flags,
-        continuous=_continuous,
+        continuous=_has_continuous_actions,
     )
     check_learners(config.learning, config.runtime.learners)
-    conditions.check(config.learning, config.runtime)
+    conditions.check_critic_helper(config.learning, config.runtime)
     only_reinforce = {"--iterations": iterations, "--episodes-per-iter": episodes_per_iter}
-    given = [flag for flag, value in only_reinforce.items() if value is not None]
-    method = config.learning.algorithm
-    if method != "reinforce" and given:
+    used_flags = [flag for flag, value in only_reinforce.items() if value is not None]
+    algorithm_name = config.learning.algorithm
+    if algorithm_name != "reinforce" and used_flags:
         raise ConfigError(
-            f"{given[0]} is for REINFORCE; {method.upper()} counts steps.",
+            f"{used_flags[0]} is for REINFORCE; {algorithm_name.upper()} counts steps.",
             "--steps 100000, or --algo reinforce",
         )
     if episodes_per_iter is not None:
-        config = with_episodes(config, episodes_per_iter)
+        config = copy_with_episodes(config, episodes_per_iter)
     if scale_batch:
         check_scale(config)
-    return scaled(config, batch=scale_batch, learning_rate=scale_lr), name
+    return scale_config(config, batch=scale_batch, learning_rate=scale_lr), name
 
 
-def _device_flags(device: str) -> dict[str, str]:
+def _make_device_flags(device: str) -> dict[str, str]:
     """What `--device` says; auto is CUDA where torch finds it."""
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"There is no device {device!r}.", "--device cpu, cuda or auto")
@@ -143,7 +147,7 @@ def _device_flags(device: str) -> dict[str, str]:
     limit_threads(1)
     from rlflame.learning.networks import torch_params
 
-    if torch_params.cuda_available():
+    if torch_params.is_cuda_available():
         return {"learning.device": "cuda", "learning.provider": "torch"}
     if device == "cuda":
         raise ConfigError(
@@ -152,7 +156,7 @@ def _device_flags(device: str) -> dict[str, str]:
     return {"learning.device": "cpu"}
 
 
-def scaled(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:
+def scale_config(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:
     """The recipe of learners that each keep a batch of their own: N times the samples of an update,
     as many updates from each learner's own steps, and N times the learning rate."""
     learners = config.runtime.learners
@@ -160,19 +164,19 @@ def scaled(config: RunConfig, *, batch: bool, learning_rate: bool) -> RunConfig:
         return config
     data = config.model_dump()
     learning = data["learning"]
-    own = learning[config.learning.algorithm]
+    settings = learning[config.learning.algorithm]
     if batch and config.learning.ppo is not None:
-        own["minibatch_size"] *= learners
+        settings["minibatch_size"] *= learners
     elif batch and config.learning.sac is not None:
-        own["batch_size"] *= learners
-        own["updates_per_step"] /= learners
+        settings["batch_size"] *= learners
+        settings["updates_per_step"] /= learners
     elif batch:
         learning["rollout"]["num_slots"] *= learners
     if learning_rate:
         for name in ("learning_rate", "critic_learning_rate", "entropy_learning_rate"):
-            if own.get(name) is not None:
-                own[name] *= learners
-    return config_resolve.validated(data)
+            if settings.get(name) is not None:
+                settings[name] *= learners
+    return config_resolve.validate_config(data)
 
 
 def check_scale(config: RunConfig) -> None:
@@ -195,61 +199,61 @@ def check_learners(learning: LearningSettings, learners: int) -> None:
     shards = learning.gradient_shards
     if shards % learners == 0:
         return
-    fitting = learners * -(-SHARDS // learners)
-    wanted = f"; or, in a new run, --set learning.gradient_shards={fitting}"
+    fitting = learners * -(-DEFAULT_SHARDS // learners)
+    shards_hint = f"; or, in a new run, --set learning.gradient_shards={fitting}"
     possible = [str(n) for n in range(1, shards + 1) if shards % n == 0]
     counts = " or ".join(filter(None, [", ".join(possible[:-1]), possible[-1]]))
     raise ConfigError(
         f"{learners} learners cannot share {shards} {'shard' if shards == 1 else 'shards'} evenly.",
-        f"--learners {counts}{'' if learning.whole_batches else wanted}",
+        f"--learners {counts}{'' if learning.whole_batches else shards_hint}",
     )
 
 
-def with_episodes(config: RunConfig, episodes: int) -> RunConfig:
+def copy_with_episodes(config: RunConfig, episodes: int) -> RunConfig:
     """The same config with this many episodes an iteration, in slots as wide as before or less."""
     if episodes < 1:
         raise ConfigError(f"--episodes-per-iter is {episodes}.", "--episodes-per-iter 100")
     widest = min(config.learning.rollout.envs_per_slot, episodes)
     width = next(n for n in range(widest, 0, -1) if episodes % n == 0)
     data = config.model_dump()
-    nested.put(data, "learning.rollout.envs_per_slot", width)
-    nested.put(data, "learning.rollout.num_slots", episodes // width)
-    return config_resolve.validated(data)
+    nested.set_nested(data, "learning.rollout.envs_per_slot", width)
+    nested.set_nested(data, "learning.rollout.num_slots", episodes // width)
+    return config_resolve.validate_config(data)
 
 
-def recorded_config(target: Path) -> dict[str, Any]:
+def read_recorded_config(target: Path) -> dict[str, Any]:
     """What the config.toml of a run says, for a run folder or a checkpoint in one."""
-    folder = _run_of(target)
-    file = folder / (JOB_FILE if is_job(folder) else "config.toml")
-    if not file.is_file() and runs_in(folder):
+    folder = _find_run_folder(target)
+    file = folder / (SWEEP_FILE if is_sweep(folder) else "config.toml")
+    if not file.is_file() and list_seed_runs(folder):
         raise ConfigError(
-            f"{folder} holds seeds, and no {JOB_FILE} that says what runs them.", RESTORED
+            f"{folder} holds seeds, and no {SWEEP_FILE} that says what runs them.", RESTORE_HINT
         )
     # A run goes on without its config, which its checkpoints hold; a job is what its file says.
-    hint = RESTORED if is_job(folder) else f"mend it or remove it: {shell('rm', file)}"
+    hint = RESTORE_HINT if is_sweep(folder) else f"mend it or remove it: {format_shell('rm', file)}"
     try:
         return toml_io.read_file(file) if file.is_file() else {}
     except ConfigError as error:
         raise ConfigError(error.message, hint) from error
 
 
-def recorded_env_file(target: Path) -> str | None:
+def read_recorded_env_file(target: Path) -> str | None:
     """The environment file that a run's config.toml names, which is shown and never loaded."""
     try:
-        path = nested.get(recorded_config(target), "runtime.env_file")
+        path = nested.get_nested(read_recorded_config(target), "runtime.env_file")
     except ConfigError:
         return None
     return path if isinstance(path, str) else None
 
 
-def _run_of(target: Path) -> Path:
+def _find_run_folder(target: Path) -> Path:
     """The folder of a run, or of the one that a checkpoint lies in."""
     folder = target if target.is_dir() else target.absolute().parent
     return folder.parent if folder.name == "checkpoints" else folder
 
 
-def resumed_runtime(
-    target: Path, recorded: Mapping[str, Any], flags: Mapping[str, Any], sets: Sequence[str]
+def make_resumed_runtime(
+    target: Path, saved_config: Mapping[str, Any], flags: Mapping[str, Any], sets: Sequence[str]
 ) -> RuntimeSettings:
     """The runtime to resume with: flags and --set over what the run was begun with."""
     for text in sets:
@@ -258,74 +262,81 @@ def resumed_runtime(
             steps = value if key == "stop_at_steps" else "N"
             raise ConfigError(
                 f"{key} is not set on resume, which has an option for the end.",
-                typed("resume", target, "--steps", steps),
+                format_command("resume", target, "--steps", steps),
             )
     named = dict(map(config_resolve.parse_set, sets))
     config_resolve.check_packages(
-        recorded,
+        saved_config,
         {"runtime": {"flame": {"extra_dependencies": named.get(config_resolve.PACKAGES)}}},
-        str(_run_of(target) / (JOB_FILE if is_job(_run_of(target)) else "config.toml")),
+        str(
+            _find_run_folder(target)
+            / (SWEEP_FILE if is_sweep(_find_run_folder(target)) else "config.toml")
+        ),
     )
-    before = recorded.get("runtime")
-    known = before if isinstance(before, dict) else {}
+    saved_runtime = saved_config.get("runtime")
+    saved_settings = saved_runtime if isinstance(saved_runtime, dict) else {}
     # How a run is shown, and whose code runs, is this command's choice and not the file's.
-    kept = {
-        key: value for key, value in known.items() if key not in ("progress", "debug", "env_file")
+    inherited = {
+        key: value
+        for key, value in saved_settings.items()
+        if key not in ("progress", "debug", "env_file")
     }
-    return _runtime(
-        {"runtime": kept},
+    return _apply_flags(
+        {"runtime": inherited},
         flags,
         sets,
         "which resume does not change.",
-        f"start a new run from this policy: {_from_its_policy(target, recorded, sets)}",
+        f"start a new run from this policy: {_format_train_command(target, saved_config, sets)}",
     )
 
 
-def _from_its_policy(target: Path, recorded: Mapping[str, Any], sets: Sequence[str]) -> str:
+def _format_train_command(
+    target: Path, saved_config: Mapping[str, Any], sets: Sequence[str]
+) -> str:
     """The command that trains on from a run's policy with a recipe like its own but for `sets`."""
-    run = _run_of(target)
+    run = _find_run_folder(target)
     policy = run / "latest.safetensors" if target.is_dir() else target
-    began = nested.get(recorded, "learning.init_policy") is not None
-    changes = [*sets, *(["learning.init_policy=none"] if began else [])]
+    has_init_policy = nested.get_nested(saved_config, "learning.init_policy") is not None
+    changes = [*sets, *(["learning.init_policy=none"] if has_init_policy else [])]
     options = [word for text in changes for word in ("--set", text)]
-    return typed("train", "--config", run / "config.toml", "--init-from", policy, *options)
+    return format_command("train", "--config", run / "config.toml", "--init-from", policy, *options)
 
 
-def recorded_threads(recorded: Mapping[str, Any]) -> int:
+def read_recorded_threads(saved_config: Mapping[str, Any]) -> int:
     """The recipe's threads, which count before numpy is there to read the recipe itself."""
-    found = nested.get(recorded, "learning.threads")
-    return found if isinstance(found, int) and found > 0 else 1
+    threads = nested.get_nested(saved_config, "learning.threads")
+    return threads if isinstance(threads, int) and threads > 0 else 1
 
 
-def runtime_of(flags: Mapping[str, Any], sets: Sequence[str]) -> RuntimeSettings:
+def make_runtime(flags: Mapping[str, Any], sets: Sequence[str]) -> RuntimeSettings:
     """A runtime of flags and --set alone."""
-    runtime = _runtime(
+    runtime = _apply_flags(
         {}, flags, sets, "and a policy is scored by its own.", "name settings that begin: runtime."
     )
     if runtime.env_file is not None:
-        admit(runtime.env_file)
+        load_env_file(runtime.env_file)
     return runtime
 
 
-def _runtime(
-    data: dict[str, Any], flags: Mapping[str, Any], sets: Sequence[str], why: str, hint: str
+def _apply_flags(
+    data: dict[str, Any], flags: Mapping[str, Any], sets: Sequence[str], reason: str, hint: str
 ) -> RuntimeSettings:
-    """Flags over --set over what is in `data`; `why` no setting of a recipe may be there."""
+    """Flags over --set over what is in `data`; `reason` no setting of a recipe may be there."""
     for text in sets:
         key, value = config_resolve.parse_set(text)
         if not key.startswith("runtime."):
-            raise ConfigError(f"{key} belongs to the recipe, {why}", hint)
-        nested.put(data, key, value)
-    config_resolve.locate(data, Path.cwd())
+            raise ConfigError(f"{key} belongs to the recipe, {reason}", hint)
+        nested.set_nested(data, key, value)
+    config_resolve.resolve_paths(data, Path.cwd())
     for key, value in flags.items():
-        nested.put(data, key, value)
-    return config_resolve.validated({"stop_at_steps": 1, **data}).runtime
+        nested.set_nested(data, key, value)
+    return config_resolve.validate_config({"stop_at_steps": 1, **data}).runtime
 
 
-def _continuous(config: RunConfig) -> bool:
+def _has_continuous_actions(config: RunConfig) -> bool:
     limit_threads(config.learning.threads)
     from rlflame.experiment import components
-    from rlflame.training.stop_signal import SignalStop, endable
+    from rlflame.training.stop_signal import SignalStop, abort_on_stop
 
-    with SignalStop() as stop, endable(stop):
-        return components.acts_continuously(config)
+    with SignalStop() as stop, abort_on_stop(stop):
+        return components.has_continuous_actions(config)

@@ -39,7 +39,7 @@ class FleetEvent:
     first is slow) any number of times, and ends once: done with its fragment, lost with an error,
     or cancelled. A retry without a text is one more for the reason that was told last. A `phase`
     says what the fleet as a whole does before tasks run, empty when it is over; `workers` says how
-    many have answered so far, where they come and go; a `note` is a sentence for the user.
+    many have answered so far, where they come and go; a `show_note` is a sentence for the user.
     Observers are called from any thread.
     """
 
@@ -52,21 +52,21 @@ class FleetEvent:
 Observer = Callable[[FleetEvent], None]
 
 
-def ignore(event: FleetEvent) -> None:
+def ignore_event(event: FleetEvent) -> None:
     """The observer of those who do not watch."""
 
 
-class EventCount:
+class EventCounter:
     """An observer that counts what went wrong on its way to another observer."""
 
     def __init__(
         self,
-        observer: Observer = ignore,
-        counted: Sequence[EventKind] = ("retried", "speculated"),
+        observer: Observer = ignore_event,
+        kinds: Sequence[EventKind] = ("retried", "speculated"),
     ) -> None:
         self._observer = observer
         self._lock = threading.Lock()
-        self._counts: dict[str, int] = dict.fromkeys(counted, 0)
+        self._counts: dict[str, int] = dict.fromkeys(kinds, 0)
 
     def __call__(self, event: FleetEvent) -> None:
         if event.kind in self._counts:
@@ -98,18 +98,18 @@ class Traffic:
     bytes_in: int = 0
 
 
-class Meter:
+class TrafficMeter:
     """Counts traffic, from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sent = self._received = 0
 
-    def sent(self, size: int) -> None:
+    def count_sent(self, size: int) -> None:
         with self._lock:
             self._sent += size
 
-    def received(self, size: int) -> None:
+    def count_received(self, size: int) -> None:
         with self._lock:
             self._received += size
 
@@ -118,20 +118,20 @@ class Meter:
             return Traffic(self._sent, self._received)
 
 
-class TrafficCount:
+class TrafficCounter:
     """A fleet's traffic, a piece at a time."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._before = fleet.traffic()
+        self._before = fleet.read_traffic()
 
     def take(self) -> dict[str, int]:
         """Bytes since the last time."""
-        before, self._before = self._before, self._fleet.traffic()
-        now = self._before
+        before, self._before = self._before, self._fleet.read_traffic()
+        current = self._before
         return {
-            "bytes_out": now.bytes_out - before.bytes_out,
-            "bytes_in": now.bytes_in - before.bytes_in,
+            "bytes_out": current.bytes_out - before.bytes_out,
+            "bytes_in": current.bytes_in - before.bytes_in,
         }
 
 
@@ -167,7 +167,7 @@ class Fleet(Protocol):
 
     def probe(self) -> FleetReport: ...
 
-    def traffic(self) -> Traffic: ...
+    def read_traffic(self) -> Traffic: ...
 
     def close(self) -> None: ...
 
@@ -176,7 +176,7 @@ class Fleet(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-class Closing:
+class ContextManagerMixin:
     """What is closed at the end of a `with`."""
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class Closing:
         self.close()
 
 
-def policy_id(policy: PolicyArrays) -> str:
+def make_policy_id(policy: PolicyArrays) -> str:
     """A name for weights that equal content shares."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(policy):
@@ -204,40 +204,40 @@ def policy_id(policy: PolicyArrays) -> str:
     return digest.hexdigest()
 
 
-def environment_failure(
+def make_environment_failure(
     task: RolloutTask, failure: RolloutFailure, hint: str = ""
 ) -> EnvironmentFailure:
     """A worker's report as the error that ends the run."""
-    where = f"slot {failure.slot}, row {failure.row}, seed {failure.seed}, step {failure.step}"
+    location = f"slot {failure.slot}, row {failure.row}, seed {failure.seed}, step {failure.step}"
     detail = failure.traceback.rstrip()
     if failure.output.strip():
         detail += f"\nIt had printed:\n{failure.output.rstrip()}"
     return EnvironmentFailure(
-        f"{failure.message} ({where}).",
+        f"{failure.message} ({location}).",
         hint or f"reset {task.env.id} with seed {failure.seed} to meet it again at that step",
         detail.strip(),
     )
 
 
-def checked(task: RolloutTask, fragment: object) -> Fragment:
+def check_fragment(task: RolloutTask, fragment: object) -> Fragment:
     """The fragment, if it can be the answer to the task; a worker's word is not trusted."""
-    wrong = _differences(task, fragment) if isinstance(fragment, Fragment) else ["type"]
-    if wrong or not isinstance(fragment, Fragment):
+    differences = _find_differences(task, fragment) if isinstance(fragment, Fragment) else ["type"]
+    if differences or not isinstance(fragment, Fragment):
         raise FleetError(
             f"A worker answered slot {task.slot} of iteration {task.iteration} with something "
-            f"that is not its fragment (wrong: {', '.join(wrong)}).",
+            f"that is not its fragment (wrong: {', '.join(differences)}).",
             "check that every worker runs the same version of rlflame",
         )
     return fragment
 
 
-def _differences(task: RolloutTask, fragment: Fragment) -> list[str]:
+def _find_differences(task: RolloutTask, fragment: Fragment) -> list[str]:
     """The parts of a fragment that cannot belong to the task."""
-    policy, whole = task.policy, task.unit == "episodes"
+    policy, by_episodes = task.policy, task.unit == "episodes"
     rows, size = task.columns, policy.observation_size
-    steps, ends = len(fragment.rewards), len(fragment.boundary_index)
-    choice = policy.action_kind == "discrete"
-    action = () if choice else (policy.action_size,)
+    steps, boundary_count = len(fragment.rewards), len(fragment.boundary_index)
+    is_discrete = policy.action_kind == "discrete"
+    action = () if is_discrete else (policy.action_size,)
     expected = {
         "observations": (steps, rows, size),
         "actions": (steps, rows, *action),
@@ -247,28 +247,32 @@ def _differences(task: RolloutTask, fragment: Fragment) -> list[str]:
         "truncated": (steps, rows),
         "lengths": (rows,),
         "last_observations": (rows, size),
-        "boundary_index": (ends, 2),
-        "boundary_observations": (ends, size),
+        "boundary_index": (boundary_count, 2),
+        "boundary_observations": (boundary_count, size),
     }
-    wrong = [name for name, shape in expected.items() if getattr(fragment, name).shape != shape]
-    if wrong:
-        return wrong
+    wrong_shapes = [
+        name for name, shape in expected.items() if getattr(fragment, name).shape != shape
+    ]
+    if wrong_shapes:
+        return wrong_shapes
     longest = int(fragment.lengths.max(initial=0))
-    recorded = longest if task.record else 0
-    fits = {
+    recorded_steps = longest if task.record else 0
+    checks = {
         "identity": (fragment.iteration, fragment.slot) == (task.iteration, task.slot)
-        and fragment.beside == task.beside,
-        "steps": steps == recorded,
+        and fragment.extra_slots == task.extra_slots,
+        "steps": steps == recorded_steps,
         "lengths": bool((fragment.lengths >= 1).all())
-        and (longest <= task.steps if whole else bool((fragment.lengths == task.steps).all())),
-        "actions": fragment.actions.dtype == (np.int64 if choice else np.float32)
-        and not (choice and (fragment.actions // policy.action_size).any()),
+        and (
+            longest <= task.steps if by_episodes else bool((fragment.lengths == task.steps).all())
+        ),
+        "actions": fragment.actions.dtype == (np.int64 if is_discrete else np.float32)
+        and not (is_discrete and (fragment.actions // policy.action_size).any()),
         "boundary_index": bool(
             ((fragment.boundary_index >= 0) & (fragment.boundary_index < (steps, rows))).all()
         ),
         "episodes": all(0 <= episode.row < rows for episode in fragment.episodes)
-        and (not whole or len(fragment.episodes) == rows),
+        and (not by_episodes or len(fragment.episodes) == rows),
         "states": [len(state.observation) for state in fragment.states]
-        == ([] if whole else [size] * rows),
+        == ([] if by_episodes else [size] * rows),
     }
-    return [name for name, well in fits.items() if not well]
+    return [name for name, passed in checks.items() if not passed]

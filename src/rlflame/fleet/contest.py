@@ -12,34 +12,34 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-Side = Literal["home", "away"]
-SIDES: tuple[Side, Side] = ("home", "away")
+FleetSide = Literal["home", "away"]
+FLEET_SIDES: tuple[FleetSide, FleetSide] = ("home", "away")
 #: Iterations that all of the away side's workers have to come in.
-_MOST_WARM = 4
+_MAX_WARMUP_ITERATIONS = 4
 #: So much faster after one look each is enough...
-_CLEAR = 2.0
+_CLEAR_FACTOR = 2.0
 #: ...and after more looks, so little is no difference.
-_EQUAL = 1.05
-_MORE = 2
+_TIE_FACTOR = 1.05
+_EXTRA_ITERATIONS = 2
 #: Iterations in vain, because something else ran as well, before those count too.
-_IN_VAIN = 2
+_MAX_SHARED_ITERATIONS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One iteration: who runs it, and whether its time is to be told."""
 
-    side: Side
-    counts: bool
+    side: FleetSide
+    is_timed: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ContestResult:
     """Medians of what was seen, in steps a second, and of how many iterations."""
 
-    winner: Side
-    steps_per_s: dict[Side, float]
-    seen: dict[Side, int]
+    winner: FleetSide
+    steps_per_s: dict[FleetSide, float]
+    iterations: dict[FleetSide, int]
 
     @property
     def factor(self) -> float:
@@ -47,61 +47,61 @@ class Verdict:
         return fast / slow if slow > 0.0 else float("inf")
 
     @property
-    def equal(self) -> bool:
-        return self.factor <= _EQUAL
+    def is_tie(self) -> bool:
+        return self.factor <= _TIE_FACTOR
 
 
-class Trial:
+class Contest:
     """`ready` says whether the away side can begin at once, `complete` whether all of it is there.
 
     Either is asked between two iterations. At most thirteen that are not over yet when the away
     side is ready are part of it, and a few more where something else ran at the same time.
     """
 
-    def __init__(self, ready: Callable[[], bool], complete: Callable[[], bool]) -> None:
-        self._ready, self._complete = ready, complete
-        self._rates: dict[Side, list[float]] = {"home": [], "away": []}
-        self._shared: dict[Side, list[float]] = {"home": [], "away": []}
-        self._course = self._turns()
+    def __init__(self, is_ready: Callable[[], bool], is_complete: Callable[[], bool]) -> None:
+        self._is_ready, self._is_complete = is_ready, is_complete
+        self._rates: dict[FleetSide, list[float]] = {"home": [], "away": []}
+        self._shared_rates: dict[FleetSide, list[float]] = {"home": [], "away": []}
+        self._remaining_turns = self._generate_turns()
 
-    def turn(self) -> Turn | None:
+    def take_turn(self) -> Turn | None:
         """Of the next iteration; None once there is a verdict."""
-        return next(self._course, None)
+        return next(self._remaining_turns, None)
 
-    def saw(self, side: Side, steps_per_s: float, *, alone: bool) -> None:
+    def add_rate(self, side: FleetSide, steps_per_s: float, *, exclusive: bool) -> None:
         """An iteration that counts; `alone` says whether nothing else ran meanwhile."""
-        (self._rates if alone else self._shared)[side].append(steps_per_s)
+        (self._rates if exclusive else self._shared_rates)[side].append(steps_per_s)
 
-    def verdict(self) -> Verdict | None:
+    def make_result(self) -> ContestResult | None:
         """None where the sides have not been seen under one condition."""
-        rates = self._rates if all(self._rates.values()) else self._shared
+        rates = self._rates if all(self._rates.values()) else self._shared_rates
         if not all(rates.values()):
             return None
-        found = {side: median(rates[side]) for side in SIDES}
-        winner: Side = "away" if found["away"] > _EQUAL * found["home"] else "home"
-        return Verdict(winner, found, {side: len(rates[side]) for side in SIDES})
+        medians = {side: median(rates[side]) for side in FLEET_SIDES}
+        winner: FleetSide = "away" if medians["away"] > _TIE_FACTOR * medians["home"] else "home"
+        return ContestResult(winner, medians, {side: len(rates[side]) for side in FLEET_SIDES})
 
-    def _turns(self) -> Iterator[Turn]:
-        yield Turn("home", counts=False)
-        while not self._ready():
-            yield Turn("home", counts=False)
-        for _ in range(_MOST_WARM):
-            yield Turn("away", counts=False)
-            if self._complete():
+    def _generate_turns(self) -> Iterator[Turn]:
+        yield Turn("home", is_timed=False)
+        while not self._is_ready():
+            yield Turn("home", is_timed=False)
+        for _ in range(_MAX_WARMUP_ITERATIONS):
+            yield Turn("away", is_timed=False)
+            if self._is_complete():
                 break
-        yield from self._timed("away", 1)
-        yield Turn("home", counts=False)
-        yield from self._timed("home", 1)
-        so_far = self.verdict()
-        if so_far is None or so_far.factor < _CLEAR:
-            yield from self._timed("home", _MORE)
-            yield Turn("away", counts=False)
-            yield from self._timed("away", _MORE)
+        yield from self._generate_timed_turns("away", 1)
+        yield Turn("home", is_timed=False)
+        yield from self._generate_timed_turns("home", 1)
+        interim_result = self.make_result()
+        if interim_result is None or interim_result.factor < _CLEAR_FACTOR:
+            yield from self._generate_timed_turns("home", _EXTRA_ITERATIONS)
+            yield Turn("away", is_timed=False)
+            yield from self._generate_timed_turns("away", _EXTRA_ITERATIONS)
 
-    def _timed(self, side: Side, more: int) -> Iterator[Turn]:
+    def _generate_timed_turns(self, side: FleetSide, count: int) -> Iterator[Turn]:
         """So many that were alone, if it does not take too long."""
-        wanted = len(self._rates[side]) + more
-        for _ in range(more + _IN_VAIN):
-            if len(self._rates[side]) >= wanted:
+        target = len(self._rates[side]) + count
+        for _ in range(count + _MAX_SHARED_ITERATIONS):
+            if len(self._rates[side]) >= target:
                 return
-            yield Turn(side, counts=True)
+            yield Turn(side, is_timed=True)

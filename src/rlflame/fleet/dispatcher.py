@@ -20,13 +20,20 @@ from typing import Any
 
 from rlflame.errors import FleetError, RlflameError
 from rlflame.rollout import wire
-from rlflame.rollout.process.worker_main import Kind
-from rlflame.rollout.process.worker_process import Garbled, WorkerProcess, how_it_ended
+from rlflame.rollout.process.worker_main import FrameKind
+from rlflame.rollout.process.worker_process import ProtocolError, WorkerProcess, describe_exit
 from rlflame.rollout.spec import Fragment, RolloutFailure
 
-from .base import Meter, Observer, checked, environment_failure, ignore
-from .jobs import Job, JobQueue, broken, died, hung, tell
-from .worker_handle import Child
+from .base import Observer, TrafficMeter, check_fragment, ignore_event, make_environment_failure
+from .jobs import (
+    FleetJob,
+    JobQueue,
+    deliver_notifications,
+    make_broken_worker_error,
+    make_death_error,
+    make_hang_error,
+)
+from .worker_handle import WorkerHandle
 
 _TICK_S = 0.2
 #: Starts that may fail in a row; more when somebody kills them, which says less of the next one.
@@ -34,7 +41,7 @@ _START_ATTEMPTS = 3
 _KILLED_START_ATTEMPTS = 12
 _START_DEADLINE_S = 120.0
 #: Of a thread that may have begun when Ctrl-C came, or may not.
-_INTERRUPTED_S = 2.0
+_INTERRUPT_WAIT_S = 2.0
 
 
 class Dispatcher:
@@ -49,9 +56,9 @@ class Dispatcher:
         show_output: bool,
         observer: Observer,
         clock: Callable[[], float],
-        meter: Meter,
+        meter: TrafficMeter,
         environment: str | None = None,
-        begun: Sequence[WorkerProcess] = (),
+        processes: Sequence[WorkerProcess] = (),
     ) -> None:
         self._environment = environment
         self._meter = meter
@@ -62,27 +69,27 @@ class Dispatcher:
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs = JobQueue()
-        self._known: set[str] = set()
-        self._forget: list[str] = []
+        self._policy_ids: set[str] = set()
+        self._dropped_policy_ids: list[str] = []
         self._failed_starts = 0
-        self._over: FleetError | None = None
+        self._final_error: FleetError | None = None
         self._closing = False
-        self._greeted = threading.Event()
+        self._all_greeted = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
-        self._children: list[Child] = []
-        self._served = threading.Event()
+        self._workers: list[WorkerHandle] = []
+        self._thread_done = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="rlflame-fleet", daemon=True)
-        serves = False
+        starts_thread = False
         try:
-            for process in begun:
-                self._children.append(self._start(process))
-            while len(self._children) < workers:
-                self._children.append(self._start())
-            serves = True
+            for process in processes:
+                self._workers.append(self._start_worker(process))
+            while len(self._workers) < workers:
+                self._workers.append(self._start_worker())
+            starts_thread = True
             self._thread.start()
         except BaseException as error:
             # Ctrl-C may have come while the thread began, which must not see its children end.
@@ -90,8 +97,8 @@ class Dispatcher:
                 self._wake()
                 self._closing = True
             # One that could not begin is a RuntimeError.
-            if serves and not isinstance(error, RuntimeError):
-                self._served.wait(timeout=_INTERRUPTED_S)
+            if starts_thread and not isinstance(error, RuntimeError):
+                self._thread_done.wait(timeout=_INTERRUPT_WAIT_S)
             self._dispose()
             if isinstance(error, OSError | RuntimeError):
                 raise FleetError(
@@ -102,52 +109,52 @@ class Dispatcher:
 
     # From any thread.
 
-    def know(self, policy_id: str) -> None:
+    def add_policy(self, policy_id: str) -> None:
         """Children may keep this policy once they have seen it."""
         with self._lock:
-            self._known.add(policy_id)
+            self._policy_ids.add(policy_id)
 
-    def forget(self, policy_id: str) -> None:
+    def forget_policy(self, policy_id: str) -> None:
         with self._lock:
-            self._known.discard(policy_id)
+            self._policy_ids.discard(policy_id)
             # Nobody waits for that: it goes with what is sent next, or at the next tick.
-            self._forget.append(policy_id)
+            self._dropped_policy_ids.append(policy_id)
 
-    def add(self, jobs: Iterable[Job]) -> None:
+    def add(self, jobs: Iterable[FleetJob]) -> None:
         """Each goes to an idle child at once, if there is one: others may still be made.
 
         Where Ctrl-C comes in between, the caller has nothing to wait for and must cancel them.
         """
         for job in jobs:
             with self._lock:
-                alone = not self._jobs
+                was_empty = not self._jobs
                 self._jobs.add([job])
-                if alone and self._over is None:
+                if was_empty and self._final_error is None:
                     # Nobody else's jobs, which Ctrl-C must not take along.
                     self._dispatch()
         with self._lock:
-            if self._over is not None:
-                self._abandon(self._over)
+            if self._final_error is not None:
+                self._fail_all(self._final_error)
             self._wake()
-        if self._over is not None:
-            self._speak()
+        if self._final_error is not None:
+            self._notify_observer()
 
-    def cancel(self, jobs: Sequence[Job]) -> None:
+    def cancel(self, jobs: Sequence[FleetJob]) -> None:
         with self._lock:
             self._jobs.cancel(jobs)
             self._wake()
 
-    def greetings(self) -> list[dict[str, str]]:
+    def wait_for_greetings(self) -> list[dict[str, str]]:
         """What every child said of itself when it began."""
-        self._greeted.wait(timeout=_START_DEADLINE_S)
+        self._all_greeted.wait(timeout=_START_DEADLINE_S)
         with self._lock:
-            if self._over is not None:
-                raise self._over
-            return [child.hello for child in self._children if child.hello is not None]
+            if self._final_error is not None:
+                raise self._final_error
+            return [worker.hello for worker in self._workers if worker.hello is not None]
 
-    def pids(self) -> list[int]:
+    def list_pids(self) -> list[int]:
         with self._lock:
-            return [child.process.pid for child in self._children]
+            return [worker.process.pid for worker in self._workers]
 
     def close(self) -> None:
         with self._lock:
@@ -155,9 +162,9 @@ class Dispatcher:
                 return
             self._wake()
             self._closing = True
-            self._abandon(FleetError("The fleet was closed.", ""))
+            self._fail_all(FleetError("The fleet was closed.", ""))
         self._thread.join()
-        self._speak()
+        self._notify_observer()
         self._dispose()
 
     def _wake(self) -> None:
@@ -167,11 +174,11 @@ class Dispatcher:
                 os.write(self._wake_write, b".")
 
     def _dispose(self) -> None:
-        for child in self._children:
-            child.process.hang_up()
-        for child in self._children:
-            child.process.retire(grace_s=1.0 if child.job is None else 0.0)
-        self._children.clear()
+        for worker in self._workers:
+            worker.process.close_pipe()
+        for worker in self._workers:
+            worker.process.terminate(grace_s=1.0 if worker.job is None else 0.0)
+        self._workers.clear()
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -183,80 +190,82 @@ class Dispatcher:
             self._serve_until_closed()
         except Exception as error:  # whoever waits must hear of it rather than wait for ever
             with self._lock:
-                self._abandon(
+                self._fail_all(
                     FleetError(f"The dispatcher failed: {error!r}.", "", traceback.format_exc())
                 )
-            self._observer = ignore
-            self._speak()
+            self._observer = ignore_event
+            self._notify_observer()
         finally:
-            self._served.set()
+            self._thread_done.set()
 
     def _serve_until_closed(self) -> None:
         while not self._closing:
             for key, events in self._selector.select(timeout=_TICK_S):
-                child: Child | None = key.data
-                if child is None:
+                worker: WorkerHandle | None = key.data
+                if worker is None:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
-                elif child in self._children:
+                elif worker in self._workers:
                     if events & selectors.EVENT_WRITE:
                         with self._lock:
-                            child.process.flush()
-                    if key.fd == child.process.answers:
-                        self._receive(child)
-            for child in [child for child in self._children if child.process.exited]:
+                            worker.process.flush()
+                    if key.fd == worker.process.answers:
+                        self._receive(worker)
+            for worker in [worker for worker in self._workers if worker.process.has_exited]:
                 # Something it started may hold its pipe open, so that no end of file comes.
-                while self._receive(child):
+                while self._receive(worker):
                     continue
-                self._lost(child)
+                self._handle_loss(worker)
             with self._lock:
                 if not self._closing:
-                    self._check_children()
+                    self._check_workers()
                     self._dispatch()
-            self._speak()
+            self._notify_observer()
 
-    def _speak(self) -> None:
+    def _notify_observer(self) -> None:
         """Tell the observer, without the lock: it may ask the fleet something in turn."""
-        tell(self._jobs, self._lock, self._observer)
+        deliver_notifications(self._jobs, self._lock, self._observer)
 
-    def _receive(self, child: Child) -> bool:
+    def _receive(self, worker: WorkerHandle) -> bool:
         """Take in what a child has sent; False when there was nothing or is no more."""
         try:
-            for kind, payload in child.process.receive():
-                self._frame(child, kind, payload)
+            for kind, payload in worker.process.receive():
+                self._handle_frame(worker, kind, payload)
         except BlockingIOError:
             return False
         except EOFError:
-            self._lost(child)
+            self._handle_loss(worker)
             return False
-        except Garbled as error:
-            self._lost(child, f"sent {error}")
+        except ProtocolError as error:
+            self._handle_loss(worker, f"sent {error}")
             return False
         return True
 
-    def _frame(self, child: Child, kind: Kind, payload: bytes) -> None:
-        if kind is Kind.RESULT:
-            self._meter.received(len(payload))
-            self._finished(child, payload)
+    def _handle_frame(self, worker: WorkerHandle, kind: FrameKind, payload: bytes) -> None:
+        if kind is FrameKind.RESULT:
+            self._meter.count_received(len(payload))
+            self._handle_result(worker, payload)
             return
-        message = _plain(payload)
+        message = _decode_message(payload)
         with self._lock:
-            if kind is Kind.BEAT:
+            if kind is FrameKind.BEAT:
                 position = (message["slot"], message["row"], message["seed"], message["step"])
-                child.beat(position, self._clock())
-            elif kind is Kind.HELLO:
-                child.hello = message
+                worker.update_position(position, self._clock())
+            elif kind is FrameKind.HELLO:
+                worker.hello = message
                 self._failed_starts = 0
-                if all(each.hello for each in self._children):
-                    self._greeted.set()
-            elif kind is Kind.BROKEN and child.job is not None:
-                job, child.job = child.job, None
+                if all(other.hello for other in self._workers):
+                    self._all_greeted.set()
+            elif kind is FrameKind.BROKEN and worker.job is not None:
+                job, worker.job = worker.job, None
                 trace = message["traceback"]
-                self._jobs.end(job, broken(job.task, trace, child.process.printed()))
+                self._jobs.finish(
+                    job, make_broken_worker_error(job.task, trace, worker.process.read_output())
+                )
 
-    def _finished(self, child: Child, payload: bytes) -> None:
+    def _handle_result(self, worker: WorkerHandle, payload: bytes) -> None:
         with self._lock:
-            job, child.job = child.job, None
+            job, worker.job = worker.job, None
             # Feed the child before this thread spends time on what it brought.
             self._dispatch()
         if job is None or job.ended:
@@ -265,116 +274,120 @@ class Dispatcher:
         try:
             result = wire.decode(payload)
             if isinstance(result, RolloutFailure):
-                result = dataclasses.replace(result, output=child.process.printed())
-                outcome = environment_failure(job.task, result)
+                result = dataclasses.replace(result, output=worker.process.read_output())
+                outcome = make_environment_failure(job.task, result)
             else:
-                outcome = checked(job.task, result)
+                outcome = check_fragment(job.task, result)
         except wire.WireError as error:
             outcome = FleetError(f"A worker sent a damaged answer ({error}).", "run it again")
         except FleetError as error:
             outcome = error
         with self._lock:
-            self._jobs.end(job, outcome)
-        self._speak()
+            self._jobs.finish(job, outcome)
+        self._notify_observer()
 
     def _dispatch(self) -> None:
         """Hand queued jobs to idle children; a slot goes back to the child that last ran it."""
-        for child in self._children:
-            if self._jobs and child.idle:
-                with child.settled():
-                    job = self._jobs.take(child)
-                    self._jobs.runs(job)
-                    new = child.give(job, self._clock())
-                    if new and job.task.policy_id not in self._known:
-                        self._forget.append(job.task.policy_id)
+        for worker in self._workers:
+            if self._jobs and worker.idle:
+                with worker.guard_send():
+                    job = self._jobs.take(worker)
+                    self._jobs.mark_running(job)
+                    is_new_policy = worker.send_job(job, self._clock())
+                    if is_new_policy and job.task.policy_id not in self._policy_ids:
+                        self._dropped_policy_ids.append(job.task.policy_id)
         # Behind the jobs, which somebody waits for.
-        for name in self._forget:
-            for child in self._children:
-                child.forget(name)
-        self._forget.clear()
+        for name in self._dropped_policy_ids:
+            for worker in self._workers:
+                worker.forget_policy(name)
+        self._dropped_policy_ids.clear()
 
-    def _check_children(self) -> None:
+    def _check_workers(self) -> None:
         """Notice what no pipe tells: silence, and endless output."""
         now = self._clock()
-        for child in list(self._children):
-            if child.unsettled:
+        for worker in list(self._workers):
+            if worker.is_mid_send:
                 # Half a frame, or one twice: it would take all that follows for something else.
-                self._mourn(child, "was being given a task when that was interrupted")
+                self._replace_dead(worker, "was being given a task when that was interrupted")
                 continue
-            child.watch_backlog()
-            child.process.trim_output()
-            silent_s = now - child.moved_at
-            if child.hello is None and silent_s > _START_DEADLINE_S:
-                self._mourn(child, f"did not start within {_START_DEADLINE_S:g} s")
-            elif child.job is not None and silent_s > self._step_deadline_s:
-                self._hung(child, child.job)
+            worker.watch_backlog()
+            worker.process.trim_output()
+            silent_s = now - worker.moved_at
+            if worker.hello is None and silent_s > _START_DEADLINE_S:
+                self._replace_dead(worker, f"did not start within {_START_DEADLINE_S:g} s")
+            elif worker.job is not None and silent_s > self._step_deadline_s:
+                self._handle_hang(worker, worker.job)
 
-    def _hung(self, child: Child, job: Job) -> None:
-        self._replace(child)
+    def _handle_hang(self, worker: WorkerHandle, job: FleetJob) -> None:
+        self._replace(worker)
         job.hangs += 1
         # Once may be the machine's fault (it slept, it swapped); a hang repeats itself.
         if job.hangs > 1:
-            printed = child.process.printed()
-            self._jobs.end(job, hung(job.task, child.position, self._step_deadline_s, printed))
+            printed = worker.process.read_output()
+            self._jobs.finish(
+                job, make_hang_error(job.task, worker.position, self._step_deadline_s, printed)
+            )
         elif not job.ended:
-            self._jobs.again(job, "did not answer in time")
+            self._jobs.requeue(job, "did not answer in time")
 
-    def _lost(self, child: Child, how: str = "") -> None:
+    def _handle_loss(self, worker: WorkerHandle, cause: str = "") -> None:
         with self._lock:
-            if child in self._children:
-                self._mourn(child, how)
+            if worker in self._workers:
+                self._replace_dead(worker, cause)
 
-    def _mourn(self, child: Child, how: str = "") -> None:
+    def _replace_dead(self, worker: WorkerHandle, cause: str = "") -> None:
         """A child is no more: put another in its place, and give its task to somebody else."""
-        child.unwatch()
-        code = child.process.retire(grace_s=0.0 if how else 5.0)
-        attempts = _KILLED_START_ATTEMPTS if code < 0 and not how else _START_ATTEMPTS
-        how = how or how_it_ended(code)
-        printed = child.process.printed().strip()
-        self._failed_starts += child.hello is None
-        if child.hello is None and self._failed_starts >= attempts:
+        worker.unwatch()
+        code = worker.process.terminate(grace_s=0.0 if cause else 5.0)
+        attempts = _KILLED_START_ATTEMPTS if code < 0 and not cause else _START_ATTEMPTS
+        cause = cause or describe_exit(code)
+        printed = worker.process.read_output().strip()
+        self._failed_starts += worker.hello is None
+        if worker.hello is None and self._failed_starts >= attempts:
             hint = "rlflame train --fleet inline shows the cause"
-            message = f"A worker process could not start ({how})."
-            self._abandon(FleetError(message, hint, printed))
-        self._replace(child)
-        job = child.job
+            message = f"A worker process could not start ({cause})."
+            self._fail_all(FleetError(message, hint, printed))
+        self._replace(worker)
+        job = worker.job
         if job is None:
             return
         job.deaths += 1
         if job.deaths > self._max_retries:
-            self._jobs.end(job, died(job, child.position, how, printed))
+            self._jobs.finish(job, make_death_error(job, worker.position, cause, printed))
         elif not job.ended:
-            self._jobs.again(job, how)
+            self._jobs.requeue(job, cause)
 
-    def _abandon(self, error: FleetError) -> None:
+    def _fail_all(self, error: FleetError) -> None:
         """Nothing will be run any more: say so to everybody who waits, now or later."""
-        self._over = self._over or error
-        self._greeted.set()
-        running = [child.job for child in self._children if child.job]
-        self._jobs.abandon(self._over, running)
+        self._final_error = self._final_error or error
+        self._all_greeted.set()
+        running = [worker.job for worker in self._workers if worker.job]
+        self._jobs.fail_all(self._final_error, running)
 
-    def _replace(self, child: Child) -> None:
+    def _replace(self, worker: WorkerHandle) -> None:
         """Another process where this one was; none once the fleet is over."""
-        child.unwatch()
-        child.process.retire()
-        self._jobs.leave(child)
-        place = self._children.index(child)
-        self._children[place : place + 1] = [self._start()] if self._over is None else []
+        worker.unwatch()
+        worker.process.terminate()
+        self._jobs.forget_worker(worker)
+        index = self._workers.index(worker)
+        self._workers[index : index + 1] = (
+            [self._start_worker()] if self._final_error is None else []
+        )
 
-    def _start(self, process: WorkerProcess | None = None) -> Child:
+    def _start_worker(self, process: WorkerProcess | None = None) -> WorkerHandle:
         process = process or WorkerProcess(show_output=self._show_output)
-        child = Child(process, self._selector, self._meter, self._clock())
+        worker = WorkerHandle(process, self._selector, self._meter, self._clock())
         if self._environment is not None:
-            child.send(Kind.PREPARE, wire.encode({"id": self._environment}))
-        return child
+            worker.send(FrameKind.PREPARE, wire.encode({"id": self._environment}))
+        return worker
 
 
-def _plain(payload: bytes) -> dict[str, Any]:
+def _decode_message(payload: bytes) -> dict[str, Any]:
     """A child's small talk."""
     try:
         message = wire.decode(payload)
     except wire.WireError as error:
-        raise Garbled(f"a damaged frame ({error})") from error
+        raise ProtocolError(f"a damaged frame ({error})") from error
     if not isinstance(message, dict):
-        raise Garbled("a frame without names")
+        raise ProtocolError("a frame without names")
     return message

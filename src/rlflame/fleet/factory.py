@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 
 from rlflame.config import env_file
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.fleet.auto import ChoosingFleet
-from rlflame.fleet.base import Fleet, Observer, ignore
+from rlflame.fleet.auto import AutoFleet
+from rlflame.fleet.base import Fleet, Observer, ignore_event
 from rlflame.fleet.local import LocalFleet
-from rlflame.fleet.prestart import HeadStart
+from rlflame.fleet.prestart import PrestartPool
 from rlflame.rollout import blas
 
 if TYPE_CHECKING:
     from rlflame.fleet.inline import InlineFleet
 
 
-def fleet(
+def make_fleet(
     runtime: RuntimeSettings,
     tasks: int | None = None,
-    observer: Observer = ignore,
+    observer: Observer = ignore_event,
     environment: str | None = None,
-    early: HeadStart | None = None,
+    prestart_pool: PrestartPool | None = None,
 ) -> Fleet:
     """Where rollouts run; never more workers than there can be tasks at once.
 
@@ -33,73 +33,73 @@ def fleet(
     early are among them.
     """
     if runtime.env_file is not None:
-        env_file.admit(runtime.env_file)
-    kind = choice(runtime)
+        env_file.load_env_file(runtime.env_file)
+    kind = resolve_fleet_kind(runtime)
     if kind == "inline":
-        return inline(observer)
+        return make_inline_fleet(observer)
     if kind == "flame":
-        return _flame(runtime, tasks, observer)
-    count = runtime.workers or blas.usable_cores()
+        return _make_flame_fleet(runtime, tasks, observer)
+    count = runtime.workers or blas.count_usable_cores()
     count = count if tasks is None else min(count, tasks)
-    return _local(runtime, count, observer, environment, early)
+    return _make_local_fleet(runtime, count, observer, environment, prestart_pool)
 
 
-def for_training(
+def make_training_fleet(
     runtime: RuntimeSettings,
     slots: int,
-    observer: Observer = ignore,
+    observer: Observer = ignore_event,
     environment: str | None = None,
-    early: HeadStart | None = None,
+    prestart_pool: PrestartPool | None = None,
 ) -> Fleet:
-    """As `fleet`; but where `auto` has a cluster to choose, both sides are timed."""
-    if runtime.fleet != "auto" or choice(runtime) != "flame":
-        return fleet(runtime, slots, observer, environment, early)
+    """As `show_fleet_event`; but where `auto` has a cluster to choose, both sides are timed."""
+    if runtime.fleet != "auto" or resolve_fleet_kind(runtime) != "flame":
+        return make_fleet(runtime, slots, observer, environment, prestart_pool)
     if runtime.env_file is not None:
-        env_file.admit(runtime.env_file)
+        env_file.load_env_file(runtime.env_file)
     # First, so that a cluster that cannot be reached ends it before anything has begun.
-    away = _flame(runtime, slots, observer, advises=False)
+    remote = _make_flame_fleet(runtime, slots, observer, advises=False)
     try:
-        cores = blas.usable_cores()
+        cores = blas.count_usable_cores()
         workers = min(runtime.workers or cores, cores, slots)
-        home = _local(runtime, workers, observer, environment, early)
+        local = _make_local_fleet(runtime, workers, observer, environment, prestart_pool)
     except BaseException:
-        away.close()
+        remote.close()
         raise
-    return ChoosingFleet(home, away, observer=observer)
+    return AutoFleet(local, remote, observer=observer)
 
 
-def inline(observer: Observer = ignore) -> InlineFleet:
+def make_inline_fleet(observer: Observer = ignore_event) -> InlineFleet:
     """Inside this process; named, for those who watch where it stands."""
     from rlflame.fleet.inline import InlineFleet  # loads Gymnasium, as its worker does
 
     return InlineFleet(observer)
 
 
-def choice(runtime: RuntimeSettings) -> str:
+def resolve_fleet_kind(runtime: RuntimeSettings) -> str:
     """What `auto` comes to: Flame where one is configured, never silently something else."""
     if runtime.fleet != "auto":
         return runtime.fleet
-    from rlflame.fleet.flame.endpoint import configured
+    from rlflame.fleet.flame.endpoint import find_configuration
 
-    return "flame" if configured() else "local"
+    return "flame" if find_configuration() else "local"
 
 
-def found_no_cluster(runtime: RuntimeSettings) -> bool:
+def is_local_fallback(runtime: RuntimeSettings) -> bool:
     """Whether `auto` came to this machine."""
-    return runtime.fleet == "auto" and choice(runtime) == "local"
+    return runtime.fleet == "auto" and resolve_fleet_kind(runtime) == "local"
 
 
-def candidates(fleet: Fleet) -> tuple[tuple[str, int], ...]:
+def list_candidates(fleet: Fleet) -> tuple[tuple[str, int], ...]:
     """Names and capacities of the fleets among which one is still to be chosen."""
-    return fleet.candidates if isinstance(fleet, ChoosingFleet) else ()
+    return fleet.candidates if isinstance(fleet, AutoFleet) else ()
 
 
-def _local(
+def _make_local_fleet(
     runtime: RuntimeSettings,
     workers: int,
     observer: Observer,
     environment: str | None = None,
-    early: HeadStart | None = None,
+    prestart_pool: PrestartPool | None = None,
 ) -> Fleet:
     return LocalFleet(
         workers,
@@ -108,42 +108,42 @@ def _local(
         show_output=runtime.debug,
         observer=observer,
         environment=environment,
-        begun=early.take(workers) if early is not None else (),
+        processes=prestart_pool.take(workers) if prestart_pool is not None else (),
     )
 
 
-def _flame(
+def _make_flame_fleet(
     runtime: RuntimeSettings, tasks: int | None, observer: Observer, *, advises: bool = True
 ) -> Fleet:
     from rlflame.fleet.flame.fleet import FlameFleet
-    from rlflame.fleet.flame.session_start import Wishes
+    from rlflame.fleet.flame.session_start import FlameOptions
 
-    wanted = runtime.flame
+    settings = runtime.flame
     return FlameFleet(
         tasks,
-        Wishes(
-            most=runtime.workers,
-            least=wanted.min_executors,
-            cpu=wanted.cpu,
-            memory_bytes=_bytes(wanted.memory) if wanted.memory else None,
-            python_version=wanted.python_version,
-            dependencies=wanted.dependencies,
-            extra_dependencies=wanted.extra_dependencies,
-            template=wanted.template,
+        FlameOptions(
+            max_executors=runtime.workers,
+            min_executors=settings.min_executors,
+            cpu=settings.cpu,
+            memory_bytes=_parse_bytes(settings.memory) if settings.memory else None,
+            python_version=settings.python_version,
+            dependencies=settings.dependencies,
+            extra_dependencies=settings.extra_dependencies,
+            template=settings.template,
             env_file=runtime.env_file,
-            start_deadline_s=wanted.start_deadline_s,
-            delay_release_s=wanted.delay_release_s,
+            start_deadline_s=settings.start_deadline_s,
+            delay_release_s=settings.delay_release_s,
         ),
         step_deadline_s=runtime.step_deadline_s,
-        task_deadline_s=wanted.task_deadline_s,
-        reconnect_s=wanted.reconnect_s,
+        task_deadline_s=settings.task_deadline_s,
+        reconnect_s=settings.reconnect_s,
         max_retries=runtime.max_retries,
         observer=observer,
         advises=advises,
     )
 
 
-def _bytes(text: str) -> int:
+def _parse_bytes(text: str) -> int:
     """`512m` in bytes, with binary units as Flame has them."""
     units = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
     unit = units.get(text[-1].lower(), 1)

@@ -19,91 +19,91 @@ from rlflame.rollout import wire
 from rlflame.rollout.process.parent_channel import Message
 
 #: Bytes for the seed, from any thread.
-Answer = Callable[[bytes], None]
+BytesSender = Callable[[bytes], None]
 
 
-class Lending:
+class FleetServer:
     """What one seed has on the fleet; `close()` takes all of it back."""
 
-    def __init__(self, fleet: Fleet, answer: Answer) -> None:
+    def __init__(self, fleet: Fleet, send_bytes: BytesSender) -> None:
         self._fleet = fleet
-        self._answer = answer
-        self._wishes: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._held: Counter[str] = Counter()
+        self._send_bytes = send_bytes
+        self._requests: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._policy_uses: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._open: dict[int, Submission] = {}
+        self._submissions: dict[int, Submission] = {}
         self._thread = threading.Thread(target=self._serve, name="rlflame-lending", daemon=True)
         self._thread.start()
 
-    def hear(self, message: Message) -> None:
-        self._wishes.put(message)
+    def receive(self, message: Message) -> None:
+        self._requests.put(message)
 
     def close(self) -> None:
         """Without waiting: a seed that is gone wants nothing more."""
-        self._wishes.put(None)
+        self._requests.put(None)
 
     def _serve(self) -> None:
-        while (wish := self._wishes.get()) is not None:
-            self._do(wish)
+        while (request := self._requests.get()) is not None:
+            self._handle(request)
         with self._lock:
-            open_now, self._open = [*self._open.values()], {}
-        for submission in open_now:
+            submissions, self._submissions = [*self._submissions.values()], {}
+        for submission in submissions:
             with contextlib.suppress(Exception):
                 submission.cancel()
-        for name in self._held.elements():
+        for name in self._policy_uses.elements():
             with contextlib.suppress(Exception):
                 self._fleet.release(name)
 
-    def _do(self, wish: Message) -> None:
-        what = wish["what"]
-        if what == "put":
+    def _handle(self, request: Message) -> None:
+        kind = request["what"]
+        if kind == "put":
             with contextlib.suppress(RlflameError):  # the submission that needs it will tell
-                self._fleet.put(wish["arrays"])
-                self._held[wish["id"]] += 1
-        elif what == "release":
-            if self._held[wish["id"]] > 0:
-                self._held[wish["id"]] -= 1
-                self._fleet.release(wish["id"])
-        elif what == "submit":
-            self._submit(wish)
-        elif what == "cancel":
+                self._fleet.put(request["arrays"])
+                self._policy_uses[request["id"]] += 1
+        elif kind == "release":
+            if self._policy_uses[request["id"]] > 0:
+                self._policy_uses[request["id"]] -= 1
+                self._fleet.release(request["id"])
+        elif kind == "submit":
+            self._submit(request)
+        elif kind == "cancel":
             with self._lock:
-                submission = self._open.pop(wish["number"], None)
+                submission = self._submissions.pop(request["number"], None)
             if submission is not None:
                 submission.cancel()
-        elif what == "probe":
+        elif kind == "probe":
             threading.Thread(target=self._probe, daemon=True).start()
 
-    def _submit(self, wish: Message) -> None:
-        number = wish["number"]
+    def _submit(self, request: Message) -> None:
+        number = request["number"]
         try:
-            submission = self._fleet.submit(list(wish["tasks"]))
+            submission = self._fleet.submit(list(request["tasks"]))
         except RlflameError as error:
-            self._lose(number, error)
+            self._send_error(number, error)
             return
         with self._lock:
-            self._open[number] = submission
+            self._submissions[number] = submission
         threading.Thread(
-            target=self._gather, args=(number, submission), name="rlflame-lent", daemon=True
+            target=self._collect, args=(number, submission), name="rlflame-lent", daemon=True
         ).start()
 
-    def _gather(self, number: int, submission: Submission) -> None:
+    def _collect(self, number: int, submission: Submission) -> None:
         try:
             for fragment in submission:
-                self._say({"what": "fragment", "number": number, "fragment": fragment})
+                self._send({"what": "fragment", "number": number, "fragment": fragment})
         except RlflameError as error:
-            self._lose(number, error)
+            self._send_error(number, error)
         finally:
             with self._lock:
-                self._open.pop(number, None)
+                self._submissions.pop(number, None)
 
-    def _lose(self, number: int, error: RlflameError) -> None:
-        self._say({"what": "lost", "number": number, **as_message(error)})
+    def _send_error(self, number: int, error: RlflameError) -> None:
+        self._send({"what": "lost", "number": number, **as_message(error)})
 
     def _probe(self) -> None:
         with contextlib.suppress(Exception):
             workers = list(self._fleet.probe().workers)
-            self._say({"what": "report", "workers": workers})
+            self._send({"what": "report", "workers": workers})
 
-    def _say(self, message: Message) -> None:
-        self._answer(wire.encode(message))
+    def _send(self, message: Message) -> None:
+        self._send_bytes(wire.encode(message))

@@ -18,35 +18,35 @@ import numpy as np
 
 from rlflame.errors import FleetError, RlflameError
 from rlflame.rollout import blas
-from rlflame.rollout.process.worker_main import versions
-from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutFailure, RolloutTask, Whereabouts
-from rlflame.rollout.task_batching import apart, stacked
+from rlflame.rollout.process.worker_main import read_versions
+from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutFailure, RolloutTask, TaskPosition
+from rlflame.rollout.task_batching import merge_tasks, split_fragment
 from rlflame.rollout.worker import RolloutWorker
 
 from .base import (
-    Closing,
+    ContextManagerMixin,
     EventKind,
     FleetEvent,
     FleetReport,
     Observer,
     Traffic,
-    checked,
-    environment_failure,
-    ignore,
-    policy_id,
+    check_fragment,
+    ignore_event,
+    make_environment_failure,
+    make_policy_id,
 )
 
-_TAIL = 4000
+_TAIL_CHARS = 4000
 
 
-class InlineFleet(Closing):
+class InlineFleet(ContextManagerMixin):
     """No parallelism and no isolation: the reference that the other fleets are compared with."""
 
     name = "inline"
     capacity = 1
     ready = True
 
-    def __init__(self, observer: Observer = ignore) -> None:
+    def __init__(self, observer: Observer = ignore_event) -> None:
         self._observer = observer
         self._worker = RolloutWorker()
         self._policies: dict[str, PolicyArrays] = {}
@@ -54,12 +54,12 @@ class InlineFleet(Closing):
         self._closed = False
 
     @property
-    def standing(self) -> Whereabouts | None:
+    def current_position(self) -> TaskPosition | None:
         """The environment that is stepped now; for whoever watches it."""
-        return self._worker.current
+        return self._worker.position
 
     def put(self, policy: PolicyArrays) -> str:
-        name = policy_id(policy)
+        name = make_policy_id(policy)
         if name not in self._policies:
             # A copy: what the caller does to its arrays later is no business of the tasks'.
             self._policies[name] = {key: np.array(array) for key, array in policy.items()}
@@ -77,27 +77,27 @@ class InlineFleet(Closing):
         weights = {task.policy_id: self._policies[task.policy_id] for task in tasks}
         for task in tasks:
             self._observer(FleetEvent("submitted", task.purpose, task.slot))
-        return _InlineSubmission(self, stacked(tasks, self.capacity), weights, self._observer)
+        return _InlineSubmission(self, merge_tasks(tasks, self.capacity), weights, self._observer)
 
     def run(self, task: RolloutTask, weights: PolicyArrays) -> Iterator[Fragment]:
         if self._closed:
             raise FleetError("The fleet was closed.")
         printed = io.StringIO()
         with (
-            contextlib.redirect_stdout(_Aside(sys.stdout, printed)),
-            contextlib.redirect_stderr(_Aside(sys.stderr, printed)),
-            blas.one_thread(),
+            contextlib.redirect_stdout(_ThreadOutput(sys.stdout, printed)),
+            contextlib.redirect_stderr(_ThreadOutput(sys.stderr, printed)),
+            blas.limit_to_one_thread(),
         ):
             result = self._worker.run(task, lambda: weights)
         if isinstance(result, RolloutFailure):
-            result = dataclasses.replace(result, output=printed.getvalue()[-_TAIL:])
-            raise environment_failure(task, result)
-        return apart(checked(task, result))
+            result = dataclasses.replace(result, output=printed.getvalue()[-_TAIL_CHARS:])
+            raise make_environment_failure(task, result)
+        return split_fragment(check_fragment(task, result))
 
     def probe(self) -> FleetReport:
-        return FleetReport(self.name, self.capacity, (versions(),))
+        return FleetReport(self.name, self.capacity, (read_versions(),))
 
-    def traffic(self) -> Traffic:
+    def read_traffic(self) -> Traffic:
         return Traffic()  # nothing leaves this process
 
     def close(self) -> None:
@@ -105,17 +105,17 @@ class InlineFleet(Closing):
         self._worker.close()
 
 
-class _Aside:
+class _ThreadOutput:
     """A stream that keeps what this thread prints; another's, such as a display's, goes on."""
 
-    def __init__(self, stream: Any, kept: io.StringIO) -> None:
+    def __init__(self, stream: Any, buffer: io.StringIO) -> None:
         self._stream = stream
-        self._kept = kept
+        self._buffer = buffer
         self._thread = threading.get_ident()
 
     def write(self, text: str) -> int:
-        here = threading.get_ident() == self._thread
-        return (self._kept if here else self._stream).write(text)
+        is_own_thread = threading.get_ident() == self._thread
+        return (self._buffer if is_own_thread else self._stream).write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -137,20 +137,20 @@ class _InlineSubmission:
     def __iter__(self) -> Iterator[Fragment]:
         while self._tasks:
             task = self._tasks.pop(0)
-            self._say("running", task)
+            self._notify("running", task)
             try:
                 fragments = self._fleet.run(task, self._weights[task.policy_id])
             except RlflameError:
-                self._say("lost", task)
+                self._notify("lost", task)
                 self.cancel()
                 raise
-            self._say("done", task)
+            self._notify("done", task)
             yield from fragments
 
     def cancel(self) -> None:
         while self._tasks:
-            self._say("cancelled", self._tasks.pop(0))
+            self._notify("cancelled", self._tasks.pop(0))
 
-    def _say(self, kind: EventKind, task: RolloutTask) -> None:
+    def _notify(self, kind: EventKind, task: RolloutTask) -> None:
         for slot in task.slots:
             self._observer(FleetEvent(kind, task.purpose, slot))

@@ -16,14 +16,23 @@ from rlflame.errors import RlflameError
 from rlflame.rollout import wire
 from rlflame.rollout.process.worker_process import WorkerProcess
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
-from rlflame.rollout.task_batching import apart, stacked
+from rlflame.rollout.task_batching import merge_tasks, split_fragment
 
-from .base import Closing, FleetEvent, FleetReport, Meter, Observer, Traffic, ignore, policy_id
+from .base import (
+    ContextManagerMixin,
+    FleetEvent,
+    FleetReport,
+    Observer,
+    Traffic,
+    TrafficMeter,
+    ignore_event,
+    make_policy_id,
+)
 from .dispatcher import Dispatcher
-from .jobs import Job
+from .jobs import FleetJob
 
 
-class LocalFleet(Closing):
+class LocalFleet(ContextManagerMixin):
     """`capacity` child processes, alive from construction to `close()`.
 
     Where an `environment` is named, they load what it needs before there are tasks; some of them
@@ -40,17 +49,17 @@ class LocalFleet(Closing):
         step_deadline_s: float = 60.0,
         max_retries: int = 3,
         show_output: bool = False,
-        observer: Observer = ignore,
+        observer: Observer = ignore_event,
         clock: Callable[[], float] = time.monotonic,
         environment: str | None = None,
-        begun: Sequence[WorkerProcess] = (),
+        processes: Sequence[WorkerProcess] = (),
     ) -> None:
         self.capacity = workers
         self._observer = observer
         self._lock = threading.Lock()
         self._policies: dict[str, bytes] = {}
         self._puts: Counter[str] = Counter()
-        self._meter = Meter()
+        self._meter = TrafficMeter()
         self._dispatcher = Dispatcher(
             workers,
             step_deadline_s=step_deadline_s,
@@ -60,17 +69,17 @@ class LocalFleet(Closing):
             clock=clock,
             meter=self._meter,
             environment=environment,
-            begun=begun,
+            processes=processes,
         )
 
     def put(self, policy: PolicyArrays) -> str:
-        name = policy_id(policy)
+        name = make_policy_id(policy)
         # Encoded once, here: the bytes are a copy, and the same for every child.
         frame = wire.encode({"id": name, "arrays": dict(policy)})
         with self._lock:
             self._policies[name] = frame
             self._puts[name] += 1
-            self._dispatcher.know(name)
+            self._dispatcher.add_policy(name)
         return name
 
     def release(self, policy_id: str) -> None:
@@ -79,7 +88,7 @@ class LocalFleet(Closing):
             if self._puts[policy_id] <= 0:
                 del self._puts[policy_id]
                 self._policies.pop(policy_id, None)
-                self._dispatcher.forget(policy_id)
+                self._dispatcher.forget_policy(policy_id)
 
     def submit(self, tasks: Sequence[RolloutTask]) -> _LocalSubmission:
         answers: queue.SimpleQueue[Fragment | RlflameError | None] = queue.SimpleQueue()
@@ -88,29 +97,29 @@ class LocalFleet(Closing):
             weights = {task.policy_id: self._policies[task.policy_id] for task in tasks}
         for task in tasks:
             self._observer(FleetEvent("submitted", task.purpose, task.slot))
-        jobs: list[Job] = []
+        jobs: list[FleetJob] = []
 
-        def made() -> Iterator[Job]:
-            for task in stacked(tasks, self.capacity):
-                jobs.append(Job(task, wire.encode(task), weights[task.policy_id], answers))
+        def make_jobs() -> Iterator[FleetJob]:
+            for task in merge_tasks(tasks, self.capacity):
+                jobs.append(FleetJob(task, wire.encode(task), weights[task.policy_id], answers))
                 yield jobs[-1]
 
         try:
-            self._dispatcher.add(made())
+            self._dispatcher.add(make_jobs())
         except BaseException:
             self._dispatcher.cancel(jobs)
             raise
         return _LocalSubmission(self._dispatcher, jobs, answers)
 
     def probe(self) -> FleetReport:
-        return FleetReport(self.name, self.capacity, tuple(self._dispatcher.greetings()))
+        return FleetReport(self.name, self.capacity, tuple(self._dispatcher.wait_for_greetings()))
 
-    def traffic(self) -> Traffic:
+    def read_traffic(self) -> Traffic:
         return self._meter.read()
 
-    def pids(self) -> list[int]:
+    def list_pids(self) -> list[int]:
         """The worker processes alive now."""
-        return self._dispatcher.pids()
+        return self._dispatcher.list_pids()
 
     def close(self) -> None:
         self._dispatcher.close()
@@ -120,7 +129,7 @@ class _LocalSubmission:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        jobs: list[Job],
+        jobs: list[FleetJob],
         answers: queue.SimpleQueue[Fragment | RlflameError | None],
     ) -> None:
         self._dispatcher = dispatcher
@@ -137,7 +146,7 @@ class _LocalSubmission:
                 self.cancel()
                 raise outcome
             self._waiting -= 1
-            yield from apart(outcome)
+            yield from split_fragment(outcome)
 
     def cancel(self) -> None:
         if self._waiting:

@@ -10,32 +10,36 @@ import selectors
 from collections.abc import Iterator
 
 from rlflame.rollout import wire
-from rlflame.rollout.process.worker_main import Kind
+from rlflame.rollout.process.worker_main import FrameKind
 from rlflame.rollout.process.worker_process import WorkerProcess
-from rlflame.rollout.spec import Whereabouts
+from rlflame.rollout.spec import TaskPosition
 
-from .base import Meter
-from .jobs import Job
+from .base import TrafficMeter
+from .jobs import FleetJob
 
 
-class Child:
+class WorkerHandle:
     """It is sent to with the dispatcher's lock held; `selector` hears of its pipes."""
 
     def __init__(
-        self, process: WorkerProcess, selector: selectors.BaseSelector, meter: Meter, now: float
+        self,
+        process: WorkerProcess,
+        selector: selectors.BaseSelector,
+        meter: TrafficMeter,
+        now: float,
     ) -> None:
         self.process = process
         self.hello: dict[str, str] | None = None
-        self.job: Job | None = None
+        self.job: FleetJob | None = None
         #: Where its task stood at the last beat, and when that last changed.
-        self.position: Whereabouts | None = None
+        self.position: TaskPosition | None = None
         self.moved_at = now
         #: Between the first and the last of what belongs together: whoever comes to the lock and
         #: sees this knows that Ctrl-C came in the middle of it.
-        self.unsettled = False
+        self.is_mid_send = False
         self.policies: set[str] = set()
         #: Whether the selector tells when its pipe has room again.
-        self._backlog = False
+        self._watches_backlog = False
         self._selector = selector
         self._meter = meter
         selector.register(process.answers, selectors.EVENT_READ, self)
@@ -43,49 +47,49 @@ class Child:
     @property
     def idle(self) -> bool:
         """A process that has ended is not replaced yet, and its end is no job's doing."""
-        ready = self.hello is not None and self.job is None and not self.unsettled
-        return ready and not self.process.exited
+        ready = self.hello is not None and self.job is None and not self.is_mid_send
+        return ready and not self.process.has_exited
 
     @contextlib.contextmanager
-    def settled(self) -> Iterator[None]:
+    def guard_send(self) -> Iterator[None]:
         """What is done inside belongs together; where it is interrupted, it stays unsettled."""
-        self.unsettled = True
+        self.is_mid_send = True
         yield
-        self.unsettled = False
+        self.is_mid_send = False
 
-    def give(self, job: Job, now: float) -> bool:
+    def send_job(self, job: FleetJob, now: float) -> bool:
         """Send it a job, and before that the job's policy; whether it did not have that yet."""
         self.job = job
         self.moved_at, self.position = now, None
         name = job.task.policy_id
-        new = name not in self.policies
-        if new:
-            self.send(Kind.POLICY, job.policy)
+        is_new_policy = name not in self.policies
+        if is_new_policy:
+            self.send(FrameKind.POLICY, job.policy)
             self.policies.add(name)
-        self.send(Kind.TASK, job.payload)
-        return new
+        self.send(FrameKind.TASK, job.payload)
+        return is_new_policy
 
-    def forget(self, policy_id: str) -> None:
-        if policy_id in self.policies and not self.unsettled:
-            with self.settled():
+    def forget_policy(self, policy_id: str) -> None:
+        if policy_id in self.policies and not self.is_mid_send:
+            with self.guard_send():
                 self.policies.discard(policy_id)
-                self.send(Kind.FORGET, wire.encode({"id": policy_id}))
+                self.send(FrameKind.FORGET, wire.encode({"id": policy_id}))
 
-    def send(self, kind: Kind, payload: bytes) -> None:
-        self._meter.sent(len(payload))
+    def send(self, kind: FrameKind, payload: bytes) -> None:
+        self._meter.count_sent(len(payload))
         self.process.send(kind, payload)
         self.watch_backlog()
 
-    def beat(self, position: Whereabouts, now: float) -> None:
+    def update_position(self, position: TaskPosition, now: float) -> None:
         if position != self.position:
             self.position, self.moved_at = position, now
 
     def watch_backlog(self) -> None:
         """One that is slow to read must not hold up whoever sends."""
-        if self._backlog == self.process.backlog:
+        if self._watches_backlog == self.process.has_backlog:
             return
-        self._backlog = self.process.backlog
-        if self._backlog:
+        self._watches_backlog = self.process.has_backlog
+        if self._watches_backlog:
             self._selector.register(self.process.requests, selectors.EVENT_WRITE, self)
         else:
             self._selector.unregister(self.process.requests)

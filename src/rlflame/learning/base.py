@@ -1,7 +1,7 @@
 """The contract of learning: how fragments change weights.
 
-An Algorithm is complete in its `state()`. Whether learning is on- or off-policy is a property of
-the Experience, which decides what batches a new set of fragments owes. Must not know:
+An Algorithm is complete in its `get_state()`. Whether learning is on- or off-policy is a property
+of the Experience, which decides what batches a new set of fragments owes. Must not know:
 environments, files, clocks, budgets, fleets.
 """
 
@@ -92,7 +92,7 @@ class Segment:
     arrays: Callable[[], State] = field(compare=False, repr=False)
 
 
-def digest_of(arrays: Mapping[str, Array]) -> str:
+def compute_digest(arrays: Mapping[str, Array]) -> str:
     """Of every byte, under which name and in which shape it stands."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
@@ -105,45 +105,45 @@ def digest_of(arrays: Mapping[str, Array]) -> str:
 class Algorithm(Protocol[LearnsFrom]):
     """Weights and how a batch changes them. `progress` runs from 0 to 1 over the horizon."""
 
-    def policy(self) -> PolicyArrays:
+    def get_policy(self) -> PolicyArrays:
         """Copies of the arrays to ship: the actor, and the normaliser when there is one."""
 
     def update(self, batch: LearnsFrom, progress: float) -> Metrics: ...
 
-    def state(self) -> State: ...
+    def get_state(self) -> State: ...
 
     def load_state(self, state: Mapping[str, Array]) -> None: ...
 
 
-class Experience(Protocol[Yields]):
+class Buffer(Protocol[Yields]):
     """What becomes of fragments before they are learned from."""
 
     def add(self, fragments: Sequence[Fragment], behaviour: PolicyArrays) -> None:
         """Take one iteration's fragments, in slot order, and the weights that acted."""
 
-    def batches(self) -> Iterator[Yields]: ...
+    def take_batches(self) -> Iterator[Yields]: ...
 
-    def state(self) -> State:
+    def get_state(self) -> State:
         """All that is in no segment."""
 
-    def segments(self) -> tuple[Segment, ...]:
+    def list_segments(self) -> tuple[Segment, ...]:
         """With the state, all there is; each stays as it is for as long as it is needed."""
 
     def load_state(self, state: Mapping[str, Array], segments: Sequence[Segment]) -> None: ...
 
 
-class Provider(Protocol[MinibatchT]):
+class GradientProvider(Protocol[MinibatchT]):
     """Where gradients of one algorithm's loss come from: numpy by hand, or torch's autograd.
 
     Both work on the same flat float32 vector and must agree to rounding.
     """
 
-    def gradient(self, minibatch: MinibatchT, count: int) -> tuple[Float32, Metrics]:
+    def compute_gradient(self, minibatch: MinibatchT, count: int) -> tuple[Float32, Metrics]:
         """d(sum of the samples' losses / count)/d(parameters), and sums over the samples.
 
         `count` is the size of the whole minibatch, of which this may be one shard: gradients
         and sums of shards add up. The gradient is valid until the next call.
         """
 
-    def values(self, observations: Float32) -> Float32:
+    def compute_values(self, observations: Float32) -> Float32:
         """The critic's estimate for each normalised observation; zeros without a critic."""

@@ -15,32 +15,32 @@ import numpy as np
 
 from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.config.recipe import LearningSettings
-from rlflame.learning.base import Algorithm, Experience, Provider
+from rlflame.learning.base import Algorithm, Buffer, GradientProvider
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer
-from rlflame.learning.buffers.rollout_buffer import OnPolicyStore
+from rlflame.learning.buffers.rollout_buffer import RolloutBuffer
 from rlflame.learning.networks.flat_params import FlatVector
 from rlflame.learning.networks.network_shape import build_network
 from rlflame.learning.parallel.gradient_shards import Shards
-from rlflame.learning.parallel.thread_pair import Lanes
+from rlflame.learning.parallel.thread_pair import ThreadPair
 from rlflame.learning.ppo.loss import NumpyPpo
 from rlflame.learning.ppo.ppo import Ppo
-from rlflame.learning.ppo.split_update import InHalves
+from rlflame.learning.ppo.split_update import SplitAlgorithm
 from rlflame.learning.reinforce.reinforce import NumpyReinforce, Reinforce
-from rlflame.learning.sac.loss import NumpyJointSac, NumpySac, SoftProvider
-from rlflame.learning.sac.networks import build_soft_networks
+from rlflame.learning.sac.loss import NumpyCrossQ, NumpySac, SacGradientProvider
+from rlflame.learning.sac.networks import build_sac_networks
 from rlflame.learning.sac.sac import Sac
 from rlflame.rollout import blas
-from rlflame.rollout.process.worker_main import versions
+from rlflame.rollout.process.worker_main import read_versions
 from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays, PolicySpec
 
 
-def algorithm(
+def make_algorithm(
     learning: LearningSettings,
     spec: PolicySpec,
-    start: PolicyArrays | None = None,
+    start_policy: PolicyArrays | None = None,
     shards: Shards | None = None,
 ) -> Algorithm[Any]:
-    """The learner of a recipe, at its beginning; with `start`, from that policy's weights.
+    """The learner of a recipe, at its beginning; with `reset_sampler`, from that policy's weights.
 
     `shards` are those of a group of learners; otherwise this learner works on all of them.
     """
@@ -49,28 +49,28 @@ def algorithm(
     assert settings is not None
     result: Algorithm[Any]
     if isinstance(settings, SacSettings):
-        result = _sac(settings, learning, spec, start or {}, shards)
+        result = _make_sac(settings, learning, spec, start_policy or {}, shards)
     elif isinstance(settings, PpoSettings):
-        result = _ppo(settings, learning, spec, start or {}, shards)
+        result = _make_ppo(settings, learning, spec, start_policy or {}, shards)
     else:
-        result = _reinforce(settings, learning, spec, start or {}, shards)
-    if start is not None and "normaliser.mean" in start:
-        result.load_state({**result.state(), **adopted_moments(start)})
+        result = _make_reinforce(settings, learning, spec, start_policy or {}, shards)
+    if start_policy is not None and "normaliser.mean" in start_policy:
+        result.load_state({**result.get_state(), **make_normaliser_state(start_policy)})
     return result
 
 
-def in_halves(found: Algorithm[Any]) -> InHalves:
+def as_split_algorithm(learner: Algorithm[Any]) -> SplitAlgorithm:
     """The same learner, as one that a companion can go through as well."""
-    if not isinstance(found, Ppo):
-        raise ValueError(f"{type(found).__name__} does not come in halves")
-    return found
+    if not isinstance(learner, Ppo):
+        raise ValueError(f"{type(learner).__name__} does not come in halves")
+    return learner
 
 
-def experience(learning: LearningSettings, env: EnvSpec) -> Experience[Any]:
+def make_buffer(learning: LearningSettings, env: EnvSpec) -> Buffer[Any]:
     """What becomes of the fragments of a recipe."""
     settings = learning.sac
     if settings is None:
-        return OnPolicyStore()
+        return RolloutBuffer()
     return ReplayBuffer(
         settings.buffer_size,
         learning.rollout.columns,
@@ -85,93 +85,93 @@ def experience(learning: LearningSettings, env: EnvSpec) -> Experience[Any]:
     )
 
 
-def blas_threads(learning: LearningSettings) -> int:
+def count_blas_threads(learning: LearningSettings) -> int:
     """Threads inside a matrix product; lanes take the place of those."""
     return 1 if learning.sac is not None else learning.threads
 
 
-def device(learning: LearningSettings, rank: int) -> str:
+def resolve_device(learning: LearningSettings, rank: int) -> str:
     """Where a learner's gradients are made; the first card that is touched reads the variables."""
     if learning.device == "cpu":
         return "cpu"
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # An exchange between cards that fails is an error then, and not the end of the process.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-    from rlflame.learning.networks.torch_params import device_for
+    from rlflame.learning.networks.torch_params import select_device
 
-    return device_for(learning.device, rank)
+    return select_device(learning.device, rank)
 
 
-def fingerprint(learning: LearningSettings) -> dict[str, str]:
+def compute_fingerprint(learning: LearningSettings) -> dict[str, str]:
     """What several learners must have in common to end in the same bits."""
-    found = {"python": platform.python_version(), **blas.fingerprint()}
+    facts = {"python": platform.python_version(), **blas.read_fingerprint()}
     if learning.provider == "torch":
-        found |= {"torch": metadata.version("torch"), "device": learning.device}
-    return found
+        facts |= {"torch": metadata.version("torch"), "device": learning.device}
+    return facts
 
 
-def made_with(learning: LearningSettings) -> dict[str, str]:
+def compute_environment_fingerprint(learning: LearningSettings) -> dict[str, str]:
     """What the bits of a run depend on here, with what makes its gradients."""
-    found = versions()
+    facts = read_versions()
     if learning.provider == "torch":
-        found["torch"] = metadata.version("torch")
+        facts["torch"] = metadata.version("torch")
     if learning.device == "cuda":
-        from rlflame.learning.networks.torch_params import card
+        from rlflame.learning.networks.torch_params import read_gpu_name
 
-        found["card"] = card()
-    return found
+        facts["card"] = read_gpu_name()
+    return facts
 
 
-def _ppo(
+def _make_ppo(
     settings: PpoSettings,
     learning: LearningSettings,
     spec: PolicySpec,
-    start: PolicyArrays,
+    start_policy: PolicyArrays,
     shards: Shards,
 ) -> Ppo:
     network, parameters = build_network(spec, learning.network, learning.seed, critic=True)
-    _begin_with(parameters, start)
-    provider: Provider[Any]
+    _load_start_weights(parameters, start_policy)
+    provider: GradientProvider[Any]
     if learning.provider == "torch":
         from rlflame.learning.networks.torch_actor_critic import TorchPpo
 
-        where = device(learning, shards.rank)
-        provider = TorchPpo(parameters, network, learning.threads, where)
+        torch_device = resolve_device(learning, shards.rank)
+        provider = TorchPpo(parameters, network, learning.threads, torch_device)
     else:
         provider = NumpyPpo(parameters, network)
     columns = learning.rollout.columns
     return Ppo(settings, network, parameters, provider, shards, seed=learning.seed, columns=columns)
 
 
-def _reinforce(
+def _make_reinforce(
     settings: ReinforceSettings,
     learning: LearningSettings,
     spec: PolicySpec,
-    start: PolicyArrays,
+    start_policy: PolicyArrays,
     shards: Shards,
 ) -> Reinforce:
     network, parameters = build_network(spec, learning.network, learning.seed, critic=False)
-    _begin_with(parameters, start)
-    provider: Provider[Any]
+    _load_start_weights(parameters, start_policy)
+    provider: GradientProvider[Any]
     if learning.provider == "torch":
         from rlflame.learning.networks.torch_actor_critic import TorchReinforce
 
         provider = TorchReinforce(
-            parameters, network, learning.threads, device(learning, shards.rank)
+            parameters, network, learning.threads, resolve_device(learning, shards.rank)
         )
     else:
         provider = NumpyReinforce(parameters, network)
     return Reinforce(settings, network, parameters, provider, shards)
 
 
-def _sac(
+def _make_sac(
     settings: SacSettings,
     learning: LearningSettings,
     spec: PolicySpec,
-    start: PolicyArrays,
+    start_policy: PolicyArrays,
     shards: Shards,
 ) -> Sac:
-    networks = build_soft_networks(
+    networks = build_sac_networks(
         spec,
         learning.network,
         learning.seed,
@@ -179,37 +179,39 @@ def _sac(
         settings.quantiles,
         settings.dropped_quantiles,
     )
-    _begin_with(networks.actor, start)
-    lanes = Lanes(learning.threads)
-    providers: list[SoftProvider]
+    _load_start_weights(networks.actor, start_policy)
+    thread_pair = ThreadPair(learning.threads)
+    providers: list[SacGradientProvider]
     if learning.provider == "torch":
-        from rlflame.learning.sac.loss_torch import TorchJointSac, TorchSac
+        from rlflame.learning.sac.loss_torch import TorchCrossQ, TorchSac
 
-        by_torch = TorchSac if networks.moments is None else TorchJointSac
-        where = device(learning, shards.rank)
-        providers = [by_torch(networks, learning.threads, where) for _ in range(shards.count)]
+        torch_class = TorchSac if networks.moments is None else TorchCrossQ
+        torch_device = resolve_device(learning, shards.rank)
+        providers = [
+            torch_class(networks, learning.threads, torch_device) for _ in range(shards.count)
+        ]
     else:
-        by_hand = NumpySac if networks.moments is None else NumpyJointSac
-        providers = [by_hand(networks, lanes) for _ in range(shards.count)]
-    return Sac(settings, networks, providers, lanes, shards, seed=learning.seed)
+        numpy_class = NumpySac if networks.moments is None else NumpyCrossQ
+        providers = [numpy_class(networks, thread_pair) for _ in range(shards.count)]
+    return Sac(settings, networks, providers, thread_pair, shards, seed=learning.seed)
 
 
-def _begin_with(parameters: FlatVector, start: PolicyArrays) -> None:
-    for name, array in start.items():
+def _load_start_weights(parameters: FlatVector, start_policy: PolicyArrays) -> None:
+    for name, array in start_policy.items():
         if name in parameters.shapes:
             parameters[name][:] = array
 
 
-def adopted_moments(start: PolicyArrays) -> dict[str, Array]:
+def make_normaliser_state(start_policy: PolicyArrays) -> dict[str, Array]:
     """Normaliser statistics behind a policy's mean and scale, as if of a thousand samples.
 
     A policy file has no count; a thousand holds the old statistics long enough for the weights to
     follow, and lets new observations move them within a few iterations.
     """
     count = 1000.0
-    scale = start["normaliser.scale"].astype(np.float64)
+    scale = start_policy["normaliser.scale"].astype(np.float64)
     return {
         "normaliser.count": np.array(count, np.float64),
-        "normaliser.mean": start["normaliser.mean"].astype(np.float64),
+        "normaliser.mean": start_policy["normaliser.mean"].astype(np.float64),
         "normaliser.squares": count / np.square(scale),
     }

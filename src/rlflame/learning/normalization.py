@@ -44,10 +44,10 @@ class RunningMoments:
         self.mean += delta * (count / total)
         self.count = total
 
-    def variance(self) -> Float64:
+    def compute_variance(self) -> Float64:
         return self.squares / self.count if self.count else np.ones_like(self.squares)
 
-    def state(self, prefix: str) -> dict[str, Array]:
+    def get_state(self, prefix: str) -> dict[str, Array]:
         return {
             f"{prefix}.count": np.array(self.count, np.float64),
             f"{prefix}.mean": self.mean.copy(),
@@ -72,15 +72,15 @@ class ObservationNormaliser:
         """Take in `[T, columns, size]` observations, where they are valid."""
         self._moments.merge(observations[valid])
 
-    def arrays(self) -> dict[str, Array]:
-        scale = 1.0 / np.sqrt(self._moments.variance() + _EPSILON)
+    def make_arrays(self) -> dict[str, Array]:
+        scale = 1.0 / np.sqrt(self._moments.compute_variance() + _EPSILON)
         return {
             "normaliser.mean": self._moments.mean.astype(np.float32),
             "normaliser.scale": scale.astype(np.float32),
         }
 
-    def state(self) -> dict[str, Array]:
-        return self._moments.state("normaliser")
+    def get_state(self) -> dict[str, Array]:
+        return self._moments.get_state("normaliser")
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         self._moments.load_state("normaliser", state)
@@ -103,17 +103,17 @@ class RewardScaler:
             self._running = np.where(ended[t], 0.0, self._running)
         with np.errstate(over="ignore", invalid="ignore"):
             self._moments.merge(returns[valid][:, None])
-        if not np.isfinite(self._moments.variance()[0]):
+        if not np.isfinite(self._moments.compute_variance()[0]):
             raise LearningError(
                 f"Rewards as large as {np.abs(rewards).max():.3g} have no variance that a number "
                 "can hold.",
                 TOO_LARGE_REWARDS,
             )
-        return float(1.0 / np.sqrt(self._moments.variance()[0] + _EPSILON))
+        return float(1.0 / np.sqrt(self._moments.compute_variance()[0] + _EPSILON))
 
-    def state(self) -> dict[str, Array]:
+    def get_state(self) -> dict[str, Array]:
         return {
-            **self._moments.state("reward_scaler"),
+            **self._moments.get_state("reward_scaler"),
             "reward_scaler.running": self._running.copy(),
         }
 

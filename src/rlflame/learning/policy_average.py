@@ -14,7 +14,7 @@ import numpy as np
 from rlflame.rollout.spec import Array, Float64, PolicyArrays
 
 from .base import State
-from .networks.flat_params import restore, restored_count
+from .networks.flat_params import restore, restore_count
 
 #: About the part of all versions so far that an average is of at most.
 _SHARE = 1.0 / 20.0
@@ -33,16 +33,16 @@ class PolicyAverage:
     def __init__(self, versions: int | None, newest: PolicyArrays) -> None:
         self._versions = versions
         self._count = 0
-        self._last = _weights(newest)
+        self._last = _copy_weights(newest)
         #: Wider than the weights: over many versions, what one adds is below their last bit.
         self._mean: dict[str, Float64] = {}
 
-    def follow(self, newest: PolicyArrays) -> None:
+    def update(self, newest: PolicyArrays) -> None:
         """Take in one more version, if it is one."""
         if self._versions is None:
             return
-        weights = _weights(newest)
-        if not _differ(weights, self._last):
+        weights = _copy_weights(newest)
+        if not _is_changed(weights, self._last):
             return
         self._last = weights
         if not self._count:
@@ -55,11 +55,11 @@ class PolicyAverage:
             else:
                 mean += (weights[name] - mean) / length
 
-    def policy(self, newest: PolicyArrays) -> PolicyArrays:
+    def get_policy(self, newest: PolicyArrays) -> PolicyArrays:
         """The average; the newest where there is none."""
         return {**newest, **{name: mean.astype(np.float32) for name, mean in self._mean.items()}}
 
-    def state(self) -> State:
+    def get_state(self) -> State:
         if self._versions is None:
             return {}
         return {
@@ -69,13 +69,13 @@ class PolicyAverage:
 
     def load_state(self, state: Mapping[str, Array], newest: PolicyArrays) -> None:
         """Stand where the state does, after the newest version."""
-        self._last = _weights(newest)
+        self._last = _copy_weights(newest)
         if self._versions is None:
             return
         if "versions" in state or "count" not in state:
-            self._count = restored_count("versions", state)
+            self._count = restore_count("versions", state)
         else:  # As it was kept at first: of no more than N, so N may be any larger number.
-            count = restored_count("count", state)
+            count = restore_count("count", state)
             self._count = count if count < self._versions else math.ceil(count / _SHARE)
         self._mean = {
             name: np.zeros(a.shape, np.float64) for name, a in self._last.items() if self._count
@@ -84,10 +84,10 @@ class PolicyAverage:
             restore(mean, name, state)
 
 
-def _weights(policy: PolicyArrays) -> PolicyArrays:
+def _copy_weights(policy: PolicyArrays) -> PolicyArrays:
     """Copies of them."""
     return {n: array.copy() for n, array in policy.items() if not n.startswith(_STATISTICS)}
 
 
-def _differ(some: PolicyArrays, others: PolicyArrays) -> bool:
-    return any(not np.array_equal(array, others[name]) for name, array in some.items())
+def _is_changed(weights: PolicyArrays, previous: PolicyArrays) -> bool:
+    return any(not np.array_equal(array, previous[name]) for name, array in weights.items())

@@ -13,12 +13,12 @@ from rlflame.rollout.spec import Float64
 Mask = NDArray[np.bool_]
 
 
-def discounted_returns(rewards: Float64, ended: Mask, discount: float) -> Float64:
+def compute_discounted_returns(rewards: Float64, ended: Mask, discount: float) -> Float64:
     """Reward-to-go of each step, within its episode, by one reverse pass."""
-    return _accumulated(rewards, np.where(ended, 0.0, discount))
+    return _accumulate(rewards, np.where(ended, 0.0, discount))
 
 
-def continued_returns(
+def compute_continued_returns(
     rewards: Float64, terminated: Mask, truncated: Mask, valid: Mask, discount: float
 ) -> Float64:
     """Reward-to-go where a truncated episode goes on, at the mean reward-to-go of all steps.
@@ -27,14 +27,14 @@ def continued_returns(
     truncation and w the weight that the moment after it has at each step.
     """
     ended = terminated | truncated
-    returns = discounted_returns(rewards, ended, discount)
-    weights = discounted_returns(np.where(truncated, discount, 0.0), ended, discount)
+    returns = compute_discounted_returns(rewards, ended, discount)
+    weights = compute_discounted_returns(np.where(truncated, discount, 0.0), ended, discount)
     mean = returns[valid].mean() / (1.0 - weights[valid].mean())
     returns += weights * mean
     return returns
 
 
-def advantages(
+def compute_gae(
     rewards: Float64,
     values: Float64,
     next_values: Float64,
@@ -51,10 +51,10 @@ def advantages(
     """
     delta = rewards + discount * np.where(terminated, 0.0, next_values) - values
     decay = np.where(terminated | truncated, 0.0, discount * gae_lambda)
-    return _accumulated(delta, decay)
+    return _accumulate(delta, decay)
 
 
-def _accumulated(terms: Float64, decay: Float64) -> Float64:
+def _accumulate(terms: Float64, decay: Float64) -> Float64:
     """`result[t] = terms[t] + decay[t] * result[t + 1]`, from the end."""
     result = terms.copy()
     for t in range(len(terms) - 2, -1, -1):

@@ -17,7 +17,7 @@ import numpy as np
 
 from rlflame.errors import RlflameError
 from rlflame.rendering import client, episodes, video
-from rlflame.rendering.job import Drawing, Job
+from rlflame.rendering.job import RenderJob, RenderResult
 from rlflame.rollout.spec import PolicyArrays
 from rlflame.storage import safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
@@ -30,109 +30,111 @@ _FPS = 12.5
 _MOST_BYTES = 1_000_000
 _NICE = 10
 #: How long the end of a run waits for its last film.
-PATIENCE_S = 60.0
-_LOOK_S = 0.1
+CLOSE_TIMEOUT_S = 60.0
+_POLL_S = 0.1
 #: How long a film that is no longer wanted has to end.
-_LEAVE_S = 2.0
+_STOP_TIMEOUT_S = 2.0
 
 #: A job drawn; it gives up when it is told to stop.
-Draw = Callable[[Job, bool, Callable[[], bool]], Drawing]
+RenderCallback = Callable[[RenderJob, bool, Callable[[], bool]], RenderResult]
 
 
-def drawn(job: Job, mujoco: bool, stopped: Callable[[], bool]) -> Drawing:
-    return client.drawn(job, mujoco=mujoco, stopped=stopped)
+def render_job(job: RenderJob, mujoco: bool, is_stopped: Callable[[], bool]) -> RenderResult:
+    return client.render_in_subprocess(job, mujoco=mujoco, is_stopped=is_stopped)
 
 
-class Clips:
+class BackgroundClipMaker:
     """One film at a time; of those that wait, the newest counts."""
 
     def __init__(
         self,
         folder: Path,
         source: Checkpoint,
-        draw: Draw = drawn,
+        render: RenderCallback = render_job,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = folder
         self._check = check
         self._source = source
-        self._draw = draw
+        self._render = render
         self._lock = threading.Lock()
-        self._waiting: tuple[int, Job] | None = None
+        self._pending: tuple[int, RenderJob] | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
-        self._behind = self._failed = False
-        self._due = self._drawn = 0
+        self._has_skipped = self._failed = False
+        self._due_count = self._rendered_count = 0
         self._notes: list[str] = []
-        self._look: episodes.Looks | None = None
+        self._render_info: episodes.RenderInfo | None = None
         try:
-            self._look = episodes.looks(source.env)
+            self._render_info = episodes.read_render_info(source.env)
         except Exception as error:
             self._give_up(f"{type(error).__name__}: {error}")
 
     def offer(self, progress: Progress, policy: Callable[[], PolicyArrays]) -> None:
-        self._due += 1
-        if self._look is None or self._stopped:
+        self._due_count += 1
+        if self._render_info is None or self._stopped:
             return
         # The learner goes on changing the arrays that it has handed out.
-        kept = {name: np.array(array) for name, array in policy().items()}
-        source = replace(self._source, policy=kept, progress=progress)
-        wish = video.Wish("gif", self._source.recipe.evaluation.seed, width=_WIDTH, fps=_FPS)
-        job = video.job_of(source, wish)
-        limit = min(job.max_episode_steps, round(_SECONDS * self._look.steps_per_s))
+        arrays = {name: np.array(array) for name, array in policy().items()}
+        source = replace(self._source, policy=arrays, progress=progress)
+        options = video.RenderOptions(
+            "gif", self._source.recipe.evaluation.seed, width=_WIDTH, fps=_FPS
+        )
+        job = video.make_job(source, options)
+        limit = min(job.max_episode_steps, round(_SECONDS * self._render_info.steps_per_s))
         job = replace(job, max_episode_steps=limit, max_bytes=_MOST_BYTES, nice=_NICE)
         with self._lock:
-            if self._waiting is not None and not self._behind:
-                self._behind = True
+            if self._pending is not None and not self._has_skipped:
+                self._has_skipped = True
                 self._notes.append("Films fall due faster than they are drawn: some are left out.")
-            self._waiting = (progress.steps, job)
+            self._pending = (progress.steps, job)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, daemon=True, name="clips")
+                self._thread = threading.Thread(target=self._run, daemon=True, name="clips")
                 self._thread.start()
 
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return self._thread is not None
 
-    def notes(self) -> list[str]:
+    def take_notes(self) -> list[str]:
         with self._lock:
-            found, self._notes = self._notes, []
-        return found
+            notes, self._notes = self._notes, []
+        return notes
 
-    def close(self, hurry: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-        deadline = time.monotonic() + patience_s
+    def close(self, hurry: Callable[[], bool], timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        deadline = time.monotonic() + timeout_s
         while (thread := self._thread) is not None:
             if hurry() or time.monotonic() > deadline:
                 self._stopped = True
-                thread.join(_LEAVE_S)
+                thread.join(_STOP_TIMEOUT_S)
                 break
-            thread.join(_LOOK_S)
+            thread.join(_POLL_S)
         with self._lock:
             # Of a run that cannot be filmed at all, that has been said.
-            if self._due and (self._drawn or not self._failed):
-                self._notes.append(self._summary())
+            if self._due_count and (self._rendered_count or not self._failed):
+                self._notes.append(self._format_summary())
 
-    def _summary(self) -> str:
-        some = f"{self._drawn} of " if self._drawn < self._due else ""
-        advice = " A larger --video-every leaves none out." if self._behind else ""
-        return f"{some}{format_count(self._due, 'film')} drawn: {self._folder}.{advice}"
+    def _format_summary(self) -> str:
+        some = f"{self._rendered_count} of " if self._rendered_count < self._due_count else ""
+        advice = " A larger --video-every leaves none out." if self._has_skipped else ""
+        return f"{some}{format_count(self._due_count, 'film')} drawn: {self._folder}.{advice}"
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
             with self._lock:
-                if self._waiting is None or self._stopped:
+                if self._pending is None or self._stopped:
                     self._thread = None
                     return
-                (steps, job), self._waiting = self._waiting, None
+                (steps, job), self._pending = self._pending, None
             self._film(steps, job)
 
-    def _film(self, steps: int, job: Job) -> None:
-        assert self._look is not None
+    def _film(self, steps: int, job: RenderJob) -> None:
+        assert self._render_info is not None
         try:
-            drawing = self._draw(job, self._look.mujoco, lambda: self._stopped)
+            drawing = self._render(job, self._render_info.uses_mujoco, lambda: self._stopped)
             self._check()
             self._folder.mkdir(exist_ok=True)
             safetensors_file.write_atomically(self._folder / f"step-{steps:09d}.gif", drawing.data)
-            self._drawn += 1
+            self._rendered_count += 1
         except RlflameError as error:
             if not self._stopped:
                 self._give_up(f"{error.message} {error.hint}".rstrip())
@@ -141,6 +143,6 @@ class Clips:
 
     def _give_up(self, reason: str) -> None:
         self._stopped = self._failed = True
-        more = "more " if self._drawn else ""
+        more = "more " if self._rendered_count else ""
         with self._lock:
             self._notes.append(f"There will be no {more}films of this run: {reason}")

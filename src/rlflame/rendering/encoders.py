@@ -44,32 +44,32 @@ def check_video() -> None:
         )
 
 
-def gif(frames: Sequence[Frame], max_bytes: int | None) -> tuple[bytes, int]:
+def encode_gif(frames: Sequence[Frame], max_bytes: int | None) -> tuple[bytes, int]:
     """An endless GIF with one palette, and how many frames it has.
 
     Where it must be small, colours go first and then every second frame, in turns.
     """
-    kept, data = list(frames), b""
+    remaining, data = list(frames), b""
     while True:
         for colours in COLOURS:
-            data = _gif(kept, colours)
+            data = _encode_palette_gif(remaining, colours)
             if max_bytes is None or len(data) <= max_bytes:
-                return data, len(kept)
-        fps = len(kept) / sum(frame.seconds for frame in kept)
-        if len(kept) < 3 or fps / 2 < _SLOWEST_FPS:
-            return data, len(kept)
-        kept = thinned(kept)
+                return data, len(remaining)
+        fps = len(remaining) / sum(frame.seconds for frame in remaining)
+        if len(remaining) < 3 or fps / 2 < _SLOWEST_FPS:
+            return data, len(remaining)
+        remaining = halve_frames(remaining)
 
 
-def thinned(frames: Sequence[Frame]) -> list[Frame]:
+def halve_frames(frames: Sequence[Frame]) -> list[Frame]:
     """Every second frame and the last, over the same time."""
     *body, last = frames
     pairs = [body[i : i + 2] for i in range(0, len(body), 2)]
     return [Frame(pair[0].picture, sum(f.seconds for f in pair)) for pair in pairs] + [last]
 
 
-def _gif(frames: Sequence[Frame], colours: int) -> bytes:
-    palette = _palette([frame.picture for frame in frames], colours)
+def _encode_palette_gif(frames: Sequence[Frame], colours: int) -> bytes:
+    palette = _make_palette([frame.picture for frame in frames], colours)
     # Without dithering: noise that differs from frame to frame is what makes GIFs large.
     flat = [frame.picture.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     buffer = io.BytesIO()
@@ -78,20 +78,20 @@ def _gif(frames: Sequence[Frame], colours: int) -> bytes:
         "GIF",
         save_all=True,
         append_images=flat[1:],
-        duration=[10 * ticks for ticks in centiseconds([f.seconds for f in frames])],
+        duration=[10 * ticks for ticks in round_to_centiseconds([f.seconds for f in frames])],
         loop=0,
         optimize=True,
     )
     return buffer.getvalue()
 
 
-def centiseconds(seconds: Sequence[float]) -> list[int]:
+def round_to_centiseconds(seconds: Sequence[float]) -> list[int]:
     """Whole hundredths that keep pace with the true time: no rounding adds up."""
     ends = np.round(100.0 * np.cumsum([0.0, *seconds]) + 1e-6).astype(int)
     return [max(2, int(end - begin)) for begin, end in pairwise(ends)]
 
 
-def _palette(pictures: Sequence[Image.Image], colours: int) -> Image.Image:
+def _make_palette(pictures: Sequence[Image.Image], colours: int) -> Image.Image:
     """The colours of a whole film, from a share of the pixels of every frame."""
     width, height = pictures[0].size
     scale = min(1.0, (_SAMPLED_PIXELS / (len(pictures) * width * height)) ** 0.5)
@@ -109,7 +109,7 @@ def check_gif_rate(fps: float) -> None:
         )
 
 
-def mp4(frames: Sequence[Frame], fps: float) -> bytes:
+def encode_mp4(frames: Sequence[Frame], fps: float) -> bytes:
     """H.264 at a constant rate; a frame that stays longer is repeated."""
     import imageio_ffmpeg
 
@@ -132,7 +132,7 @@ def mp4(frames: Sequence[Frame], fps: float) -> bytes:
         return path.read_bytes()
 
 
-def png(picture: Image.Image) -> bytes:
+def encode_png(picture: Image.Image) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

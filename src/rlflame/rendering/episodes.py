@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.fleet.base import environment_failure
-from rlflame.rendering.job import Job, Played
-from rlflame.rollout.envs.gymnasium_env import EnvRow
-from rlflame.rollout.envs.make import make
-from rlflame.rollout.envs.vector_env import GymnasiumRows
+from rlflame.fleet.base import make_environment_failure
+from rlflame.rendering.job import PlayedEpisode, RenderJob
+from rlflame.rollout.envs.gymnasium_env import RestorableEnv
+from rlflame.rollout.envs.make import make_env
+from rlflame.rollout.envs.vector_env import GymnasiumVectorEnv
 from rlflame.rollout.spec import (
     Array,
     EnvironmentFault,
@@ -27,15 +27,15 @@ from rlflame.rollout.spec import (
     RolloutFailure,
 )
 from rlflame.rollout.worker import RolloutWorker
-from rlflame.training.evaluation import EvaluationPlan, task
+from rlflame.training.evaluation import EvaluationPlan, make_evaluation_task
 
 #: What environments that say nothing are taken for, in frames a second.
-USUAL_FPS = 30.0
+DEFAULT_FPS = 30.0
 _TRACKING = "track"
 
 
 @dataclass(frozen=True, slots=True)
-class Shot:
+class StepImage:
     """A picture `[height, width, 3]` after a step, and the return until then."""
 
     step: int
@@ -44,50 +44,57 @@ class Shot:
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class RenderInfo:
     """How an environment can be drawn."""
 
     modes: tuple[str, ...]
     steps_per_s: float
     #: Whether MuJoCo draws it; and whether it is one of Gymnasium's own, which draw at any size.
-    mujoco: bool
-    any_size: bool
+    uses_mujoco: bool
+    is_resizable: bool
     #: Whether its model has a camera that follows the body. Gymnasium's default stays behind.
-    follows: bool
+    has_tracking_camera: bool
 
 
-def looks(spec: EnvSpec) -> Looks:
+def read_render_info(spec: EnvSpec) -> RenderInfo:
     """What an environment says of its drawing, and whether MuJoCo draws it."""
-    env = make(spec)
+    env = make_env(spec)
     try:
         inner: Any = env.unwrapped
         modes = tuple(str(mode) for mode in inner.metadata.get("render_modes") or ())
-        rate = inner.metadata.get("render_fps") or USUAL_FPS
-        own = type(inner).__module__.startswith("gymnasium.envs.mujoco.")
-        cameras = [inner.model.camera(i).name for i in range(inner.model.ncam)] if own else []
-        return Looks(
+        rate = inner.metadata.get("render_fps") or DEFAULT_FPS
+        is_gymnasium = type(inner).__module__.startswith("gymnasium.envs.mujoco.")
+        cameras = (
+            [inner.model.camera(i).name for i in range(inner.model.ncam)] if is_gymnasium else []
+        )
+        return RenderInfo(
             modes,
-            float(rate) if math.isfinite(rate) and rate > 0 else USUAL_FPS,
-            own or any(_is_mujoco(value) for value in vars(inner).values()),
-            own,
+            float(rate) if math.isfinite(rate) and rate > 0 else DEFAULT_FPS,
+            is_gymnasium or any(_is_mujoco(value) for value in vars(inner).values()),
+            is_gymnasium,
             _TRACKING in cameras,
         )
     finally:
         env.close()
 
 
-def drawn_at(spec: EnvSpec, look: Looks, width: int | None, height: int | None) -> EnvSpec:
+def make_render_spec(
+    spec: EnvSpec, info: RenderInfo, width: int | None, height: int | None
+) -> EnvSpec:
     """The environment as MuJoCo draws it, at that very size, from a camera that goes along.
 
     What the recipe's own arguments say of either is left as it is.
     """
-    own = spec.kwargs
-    seen: dict[str, Any] = {}
-    if (width or height) and look.any_size and not {"width", "height"} & own.keys():
-        seen |= {"width": width or height, "height": height or width}
-    if look.follows and not {"camera_name", "camera_id", "default_camera_config"} & own.keys():
-        seen["camera_name"] = _TRACKING
-    return replace(spec, kwargs={**own, **seen}) if seen else spec
+    kwargs = spec.kwargs
+    extra: dict[str, Any] = {}
+    if (width or height) and info.is_resizable and not {"width", "height"} & kwargs.keys():
+        extra |= {"width": width or height, "height": height or width}
+    if (
+        info.has_tracking_camera
+        and not {"camera_name", "camera_id", "default_camera_config"} & kwargs.keys()
+    ):
+        extra["camera_name"] = _TRACKING
+    return replace(spec, kwargs={**kwargs, **extra}) if extra else spec
 
 
 def _is_mujoco(value: Any) -> bool:
@@ -98,12 +105,12 @@ def _is_mujoco(value: Any) -> bool:
 class Camera:
     """Takes a picture after each of the steps it is told of; step 0 is the reset."""
 
-    develop: Callable[[Array], Array]
-    wanted: Collection[int] = ()
-    shots: list[Shot] = field(default_factory=list)
+    resize: Callable[[Array], Array]
+    steps: Collection[int] = ()
+    images: list[StepImage] = field(default_factory=list)
 
-    def see(self, row: EnvRow) -> None:
-        if row.elapsed not in self.wanted:
+    def capture(self, row: RestorableEnv) -> None:
+        if row.elapsed not in self.steps:
             return
         picture = np.asarray(row.render())
         if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
@@ -114,62 +121,62 @@ class Camera:
                 row.seed,
                 row.elapsed,
             )
-        self.shots.append(Shot(row.elapsed, row.episode_return, self.develop(picture)))
+        self.images.append(StepImage(row.elapsed, row.episode_return, self.resize(picture)))
 
 
-class FilmedRow(EnvRow):
+class CameraEnv(RestorableEnv):
     """A row of the worker that stands before a camera."""
 
     def __init__(self, spec: EnvSpec, row: int, camera: Camera, mode: str) -> None:
         super().__init__(spec, row, mode)
         self._camera = camera
 
-    def begin(self, episode: int, seed: int, out: Float32) -> None:
-        super().begin(episode, seed, out)
-        self._camera.see(self)
+    def reset(self, episode: int, seed: int, out: Float32) -> None:
+        super().reset(episode, seed, out)
+        self._camera.capture(self)
 
     def step(self, action: Any, out: Float32) -> tuple[float, bool, bool]:
         result = super().step(action, out)
-        self._camera.see(self)
+        self._camera.capture(self)
         return result
 
 
-class Stage:
+class EpisodePlayer:
     """Where a job's policies play, with or without a camera."""
 
     def __init__(
-        self, job: Job, env: EnvSpec, mode: str, develop: Callable[[Array], Array]
+        self, job: RenderJob, env: EnvSpec, mode: str, resize: Callable[[Array], Array]
     ) -> None:
         self._job = job
         #: As it is drawn; as it is played it is the job's own.
-        self._drawn_env = env
-        self._camera = Camera(develop)
-        self._plain = RolloutWorker()
-        self._filming = RolloutWorker(
-            lambda spec, count: GymnasiumRows(
-                spec, count, lambda spec, row: FilmedRow(spec, row, self._camera, mode)
+        self._render_env = env
+        self._camera = Camera(resize)
+        self._worker = RolloutWorker()
+        self._camera_worker = RolloutWorker(
+            lambda spec, count: GymnasiumVectorEnv(
+                spec, count, lambda spec, row: CameraEnv(spec, row, self._camera, mode)
             )
         )
 
-    def scored(self, episodes: int) -> list[Played]:
+    def score_episodes(self, episodes: int) -> list[PlayedEpisode]:
         """The first episodes of an evaluation of the last policy, without pictures."""
-        width, found = self._job.policy.width, []
+        width, results = self._job.policy.width, []
         for first in range(0, episodes, width):
             count = min(width, episodes - first)
-            found += self._play(self._plain, self._job.env, -1, first, count, None)
-        return found
+            results += self._play(self._worker, self._job.env, -1, first, count, None)
+        return results
 
-    def filmed(
-        self, side: int, episode: int, wanted: Collection[int], cap: int | None = None
-    ) -> tuple[Played, list[Shot]]:
+    def render_episode(
+        self, side: int, episode: int, steps: Collection[int], cap: int | None = None
+    ) -> tuple[PlayedEpisode, list[StepImage]]:
         """One episode of a policy, with pictures after the wanted steps."""
-        self._camera.wanted, self._camera.shots = wanted, []
-        (played,) = self._play(self._filming, self._drawn_env, side, episode, 1, cap)
-        return played, self._camera.shots
+        self._camera.steps, self._camera.images = steps, []
+        (played,) = self._play(self._camera_worker, self._render_env, side, episode, 1, cap)
+        return played, self._camera.images
 
     def close(self) -> None:
-        self._plain.close()
-        self._filming.close()
+        self._worker.close()
+        self._camera_worker.close()
 
     def _play(
         self,
@@ -179,36 +186,37 @@ class Stage:
         first: int,
         count: int,
         cap: int | None,
-    ) -> list[Played]:
+    ) -> list[PlayedEpisode]:
         job = self._job
         limit = job.max_episode_steps if cap is None else min(cap, job.max_episode_steps)
         plan = EvaluationPlan(count, job.seed, max_episode_steps=limit)
         policy: PolicyArrays = job.policies[side]
-        given = replace(
-            task(env, job.policy, plan, first, count), policy_id=str(side % len(job.policies))
+        rollout_task = replace(
+            make_evaluation_task(env, job.policy, plan, first, count),
+            policy_id=str(side % len(job.policies)),
         )
-        found = worker.run(given, lambda: policy)
-        if isinstance(found, RolloutFailure):
-            raise environment_failure(given, found)
-        episodes = sorted(found.episodes, key=lambda episode: episode.row)
-        return [Played(e.episode, e.episode_return, e.length) for e in episodes]
+        fragment = worker.run(rollout_task, lambda: policy)
+        if isinstance(fragment, RolloutFailure):
+            raise make_environment_failure(rollout_task, fragment)
+        episodes = sorted(fragment.episodes, key=lambda episode: episode.row)
+        return [PlayedEpisode(e.episode, e.episode_return, e.length) for e in episodes]
 
 
-def beside(
-    film: Callable[[int, Collection[int], int], tuple[Played, list[Shot]]],
+def render_repeated_episodes(
+    render: Callable[[int, Collection[int], int], tuple[PlayedEpisode, list[StepImage]]],
     episode: int,
     ticks: Sequence[int],
-) -> list[Shot]:
+) -> list[StepImage]:
     """Shots for each tick of a policy that starts over whenever its episode ends.
 
     `film(episode, steps, cap)` plays one; the state after a reset lasts one tick, as any other.
     """
-    shots: list[Shot] = []
-    last, begun = ticks[-1], 0
-    while begun <= last:
-        wanted = {tick - begun for tick in ticks if tick >= begun}
-        played, taken = film(episode, wanted, max(1, last - begun))
-        shots += [shot for shot in taken if shot.step + begun <= last]
-        begun += played.length + 1
+    shots: list[StepImage] = []
+    last, start = ticks[-1], 0
+    while start <= last:
+        steps = {tick - start for tick in ticks if tick >= start}
+        played, images = render(episode, steps, max(1, last - start))
+        shots += [shot for shot in images if shot.step + start <= last]
+        start += played.length + 1
         episode += 1
     return shots

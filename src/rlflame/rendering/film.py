@@ -15,48 +15,52 @@ from PIL.Image import Image
 from rlflame.errors import ConfigError
 from rlflame.rendering import encoders, episodes, panels
 from rlflame.rendering.encoders import Frame
-from rlflame.rendering.episodes import Looks, Shot, Stage
-from rlflame.rendering.job import Drawing, Job, Kind, Played
+from rlflame.rendering.episodes import EpisodePlayer, RenderInfo, StepImage
+from rlflame.rendering.job import PlayedEpisode, RenderJob, RenderKind, RenderResult
 from rlflame.rollout.spec import Array
 
 #: The rate that is aimed at where nobody asks for another; steps are left out to come near it.
-_RATES: Mapping[Kind, float] = {"gif": 25.0, "mp4": 50.0}
-_WIDTHS: Mapping[Kind, int] = {"gif": 320, "mp4": 480, "png": 200}
+_RATES: Mapping[RenderKind, float] = {"gif": 25.0, "mp4": 50.0}
+_WIDTHS: Mapping[RenderKind, int] = {"gif": 320, "mp4": 480, "png": 200}
 _STRIP = 8
 #: How long the last picture of an episode stays, so that its return can be read.
 _HOLD_S = 1.0
 
-Tell = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Reel:
+class _EpisodeImages:
     """One episode: shots at the same ticks for every side."""
 
-    played: Played
+    played: PlayedEpisode
     ticks: tuple[int, ...]
-    sides: tuple[tuple[Shot, ...], ...]
+    sides: tuple[tuple[StepImage, ...], ...]
 
 
-def draw(job: Job, tell: Tell = lambda drawn, of: None) -> Drawing:
-    """The whole drawing; `tell` hears how many episodes are filmed, of how many."""
-    look = episodes.looks(job.env)
+def draw(
+    job: RenderJob, report_progress: ProgressCallback = lambda count, of: None
+) -> RenderResult:
+    """The whole drawing; `report_progress` hears how many episodes are filmed, of how many."""
+    info = episodes.read_render_info(job.env)
     mode = "human" if job.kind == "window" else "rgb_array"
-    if mode not in look.modes:
-        offered = ", ".join(look.modes) or "none"
+    if mode not in info.modes:
+        offered = ", ".join(info.modes) or "none"
         raise ConfigError(
             f"{job.env.id} cannot be drawn: of the render modes it offers ({offered}), none is "
             f"{mode}.",
             f"add {mode!r} to its metadata['render_modes'], and draw in render()",
         )
-    size = (job.width, job.height) if job.kind == "window" else (_width(job), job.height)
-    stage = Stage(job, episodes.drawn_at(job.env, look, *size), mode, partial(_developed, job))
+    size = (job.width, job.height) if job.kind == "window" else (_resolve_width(job), job.height)
+    player = EpisodePlayer(
+        job, episodes.make_render_spec(job.env, info, *size), mode, partial(_resize, job)
+    )
     try:
-        chosen = _chosen(stage.scored(job.best_of), job.episodes)
+        selected = _select_episodes(player.score_episodes(job.best_of), job.episodes)
         reels, notes = [], []
-        for number, played in enumerate(chosen):
-            tell(number, len(chosen))
-            reel = _filmed(job, look, stage, played)
+        for number, played in enumerate(selected):
+            report_progress(number, len(selected))
+            reel = _render_episode(job, info, player, played)
             reels.append(reel)
             if reel.played != played:
                 notes.append(
@@ -64,108 +68,115 @@ def draw(job: Job, tell: Tell = lambda drawn, of: None) -> Drawing:
                     f"returned {reel.played.episode_return!r}, and {played.episode_return!r} as "
                     "eval scores it."
                 )
-        tell(len(chosen), len(chosen))
+        report_progress(len(selected), len(selected))
     finally:
-        stage.close()
-    return replace(_edited(job, look, reels), notes=tuple(notes))
+        player.close()
+    return replace(_assemble(job, info, reels), notes=tuple(notes))
 
 
-def _chosen(scored: list[Played], episodes: int) -> list[Played]:
+def _select_episodes(scored: list[PlayedEpisode], episodes: int) -> list[PlayedEpisode]:
     """All of them in order; or the best of more, the best first."""
     if episodes == len(scored):
         return scored
     return sorted(scored, key=lambda played: -played.episode_return)[:episodes]
 
 
-def _width(job: Job) -> int | None:
+def _resolve_width(job: RenderJob) -> int | None:
     return job.width or (None if job.height else _WIDTHS[job.kind])
 
 
-def _developed(job: Job, picture: Array) -> Array:
+def _resize(job: RenderJob, picture: Array) -> Array:
     """At the size of the panel at once: a long episode at full size is gigabytes."""
-    return np.asarray(panels.sized(picture, _width(job), job.height))
+    return np.asarray(panels.resize_image(picture, _resolve_width(job), job.height))
 
 
-def _filmed(job: Job, look: Looks, stage: Stage, played: Played) -> _Reel:
+def _render_episode(
+    job: RenderJob, info: RenderInfo, player: EpisodePlayer, played: PlayedEpisode
+) -> _EpisodeImages:
     if job.kind == "window":
-        again, _ = stage.filmed(-1, played.episode, ())
-        return _Reel(again, (), ())
-    ticks = _ticks(job, look, played.length)
-    again, shots = stage.filmed(-1, played.episode, frozenset(ticks))
-    others = [
-        episodes.beside(partial(stage.filmed, side), played.episode, ticks)
+        again, _ = player.render_episode(-1, played.episode, ())
+        return _EpisodeImages(again, (), ())
+    ticks = _choose_ticks(job, info, played.length)
+    again, shots = player.render_episode(-1, played.episode, frozenset(ticks))
+    other_sides = [
+        episodes.render_repeated_episodes(
+            partial(player.render_episode, side), played.episode, ticks
+        )
         for side in range(len(job.policies) - 1)
     ]
-    return _Reel(again, ticks, tuple(map(tuple, (*others, shots))))
+    return _EpisodeImages(again, ticks, tuple(map(tuple, (*other_sides, shots))))
 
 
-def _stride(job: Job, look: Looks) -> int:
+def _compute_stride(job: RenderJob, info: RenderInfo) -> int:
     """Steps from one frame to the next: time stays the environment's own."""
-    return max(1, round(look.steps_per_s / (job.fps or _RATES[job.kind])))
+    return max(1, round(info.steps_per_s / (job.fps or _RATES[job.kind])))
 
 
-def _ticks(job: Job, look: Looks, length: int) -> tuple[int, ...]:
+def _choose_ticks(job: RenderJob, info: RenderInfo, length: int) -> tuple[int, ...]:
     """The steps that are drawn: from the reset to the very last."""
     if job.kind == "png":
         spread = np.linspace(0, length, min(_STRIP, length + 1))
         return tuple(int(tick) for tick in np.unique(np.round(spread)))
-    return (*range(0, length, _stride(job, look)), length)
+    return (*range(0, length, _compute_stride(job, info)), length)
 
 
-def _edited(job: Job, look: Looks, reels: list[_Reel]) -> Drawing:
+def _assemble(job: RenderJob, info: RenderInfo, reels: list[_EpisodeImages]) -> RenderResult:
     episodes = tuple(reel.played for reel in reels)
     if job.kind == "window":
-        seconds = sum(played.length for played in episodes) / look.steps_per_s
-        return Drawing(b"", episodes, 0, 0, 0, seconds)
+        seconds = sum(played.length for played in episodes) / info.steps_per_s
+        return RenderResult(b"", episodes, 0, 0, 0, seconds)
     panel = _Panel(job, reels)
     if job.kind == "png":
         rows = [
-            panels.beside([panel(reel, side, at) for at in range(len(reel.ticks))])
+            panels.join_horizontally([panel(reel, side, at) for at in range(len(reel.ticks))])
             for reel in reels
             for side in range(len(reel.sides))
         ]
-        whole = panels.below(rows)
+        sheet = panels.join_vertically(rows)
         count = sum(len(reel.ticks) for reel in reels)
-        return Drawing(encoders.png(whole), episodes, count, *whole.size, 0.0)
-    frames = [frame for reel in reels for frame in _frames(look, reel, panel)]
+        return RenderResult(encoders.encode_png(sheet), episodes, count, *sheet.size, 0.0)
+    frames = [frame for reel in reels for frame in _make_frames(info, reel, panel)]
     if job.kind == "gif":
-        data, count = encoders.gif(frames, job.max_bytes)
+        data, count = encoders.encode_gif(frames, job.max_bytes)
     else:
-        data, count = encoders.mp4(frames, look.steps_per_s / _stride(job, look)), len(frames)
+        data, count = (
+            encoders.encode_mp4(frames, info.steps_per_s / _compute_stride(job, info)),
+            len(frames),
+        )
     seconds = sum(frame.seconds for frame in frames)
-    return Drawing(data, episodes, count, *frames[0].picture.size, seconds)
+    return RenderResult(data, episodes, count, *frames[0].picture.size, seconds)
 
 
 class _Panel:
     """One side of a frame; all of a film have one layout."""
 
-    def __init__(self, job: Job, reels: list[_Reel]) -> None:
+    def __init__(self, job: RenderJob, reels: list[_EpisodeImages]) -> None:
         self._job = job
         sides = [(reel, side) for reel in reels for side in range(len(reel.sides))]
-        captions = [_caption(job, *one) for one in sides]
-        self._one_line = panels.in_one_line(captions, reels[0].sides[0][0].picture.shape[1])
+        captions = [_make_caption(job, *entry) for entry in sides]
+        self._one_line = panels.can_fit_one_line(captions, reels[0].sides[0][0].picture.shape[1])
 
-    def __call__(self, reel: _Reel, side: int, at: int) -> Image:
+    def __call__(self, reel: _EpisodeImages, side: int, at: int) -> Image:
         shot = reel.sides[side][at]
-        return panels.captioned(
+        return panels.add_caption(
             shot.picture,
-            _caption(self._job, reel, side),
+            _make_caption(self._job, reel, side),
             shot.episode_return,
             one_line=self._one_line,
         )
 
 
-def _frames(look: Looks, reel: _Reel, panel: _Panel) -> list[Frame]:
-    following = (*reel.ticks[1:], reel.ticks[-1] + _HOLD_S * look.steps_per_s)
+def _make_frames(info: RenderInfo, reel: _EpisodeImages, panel: _Panel) -> list[Frame]:
+    following = (*reel.ticks[1:], reel.ticks[-1] + _HOLD_S * info.steps_per_s)
     return [
         Frame(
-            panels.beside([panel(reel, side, at) for side in range(len(reel.sides))]),
-            (following[at] - reel.ticks[at]) / look.steps_per_s,
+            panels.join_horizontally([panel(reel, side, at) for side in range(len(reel.sides))]),
+            (following[at] - reel.ticks[at]) / info.steps_per_s,
         )
         for at in range(len(reel.ticks))
     ]
 
 
-def _caption(job: Job, reel: _Reel, side: int) -> str:
+def _make_caption(job: RenderJob, reel: _EpisodeImages, side: int) -> str:
     many = f", episode {reel.played.episode}" if job.best_of > 1 else ""
     return job.captions[side] + many

@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rlflame.errors import ConfigError, RlflameError
-from rlflame.rollout.search_path import child_path
+from rlflame.rollout.search_path import make_child_path
 
 BACKENDS = ("cgl", "glfw") if sys.platform == "darwin" else ("egl", "osmesa", "glfw")
-TRY_S = 30.0
+PROBE_TIMEOUT_S = 30.0
 VARIABLE = "MUJOCO_GL"
 #: A context, and MuJoCo's own functions in it: a library may be there and yet not do.
-DRAW = """
+PROBE_CODE = """
 import mujoco
 context = mujoco.GLContext(64, 64)
 context.make_current()
@@ -43,21 +43,24 @@ _INSTALL = {
 }
 
 
-class GraphicsUnavailable(RlflameError):
+class GraphicsUnavailableError(RlflameError):
     """No renderer works here."""
 
 
-def variables(backend: str) -> dict[str, str]:
+def make_backend_variables(backend: str) -> dict[str, str]:
     """What a process that draws with this renderer needs in its environment."""
     named = backend if backend in ("egl", "osmesa") else ""
     return {VARIABLE: backend, "PYOPENGL_PLATFORM": named}
 
 
-class Trials:
+class BackendProbe:
     """Renderers being tried, all at once; a process may crash or hang and nothing else does."""
 
     def __init__(
-        self, backends: Sequence[str] = BACKENDS, code: str = DRAW, timeout_s: float = TRY_S
+        self,
+        backends: Sequence[str] = BACKENDS,
+        code: str = PROBE_CODE,
+        timeout_s: float = PROBE_TIMEOUT_S,
     ) -> None:
         self._timeout_s = timeout_s
         self._processes = {
@@ -65,8 +68,8 @@ class Trials:
                 [sys.executable, "-P", "-c", code],
                 env={
                     **os.environ,
-                    **variables(backend),
-                    "PYTHONPATH": child_path(),
+                    **make_backend_variables(backend),
+                    "PYTHONPATH": make_child_path(),
                     "PYTHONSAFEPATH": "1",  # for the process that glfw starts while it loads
                 },
                 stdin=subprocess.DEVNULL,
@@ -77,20 +80,20 @@ class Trials:
             for backend in backends
         }
 
-    def reasons(self) -> dict[str, str]:
+    def find_failures(self) -> dict[str, str]:
         """Why each one does not work; empty for one that does."""
-        found = {}
+        reasons = {}
         for backend, process in self._processes.items():
             try:
                 _, errors = process.communicate(timeout=self._timeout_s)
             except subprocess.TimeoutExpired:
-                found[backend] = f"no answer within {self._timeout_s:g} s"
+                reasons[backend] = f"no answer within {self._timeout_s:g} s"
                 continue
             lines = errors.decode(errors="replace").strip().splitlines()
-            said = lines[-1][:200] if lines else f"ended with {process.returncode}"
-            found[backend] = said if process.returncode else ""
+            reason = lines[-1][:200] if lines else f"ended with {process.returncode}"
+            reasons[backend] = reason if process.returncode else ""
         self.close()
-        return found
+        return reasons
 
     def close(self) -> None:
         for process in self._processes.values():
@@ -101,7 +104,7 @@ class Trials:
                 process.stderr.close()
 
 
-def hindered(error: BaseException) -> bool:
+def is_gl_failure(error: BaseException) -> bool:
     """Whether this is MuJoCo, which does not load with the renderer that its variable names."""
     if not os.environ.get(VARIABLE) or "mujoco" in sys.modules:
         return False
@@ -114,101 +117,108 @@ def hindered(error: BaseException) -> bool:
     return False
 
 
-def hindrance(reason: str, trials: Callable[[], Trials] = Trials) -> ConfigError:
+def make_gl_failure_error(
+    reason: str, make_probe: Callable[[], BackendProbe] = BackendProbe
+) -> ConfigError:
     """What to say of it. Others are tried: whoever sets the variable wants to know what works."""
-    trying = trials()
+    probe = make_probe()
     try:
-        works = [backend for backend, why in trying.reasons().items() if not why]
+        working = [backend for backend, why in probe.find_failures().items() if not why]
     finally:
-        trying.close()
-    found = f"of which {' and '.join(works) or 'none'} {'work' if works[1:] else 'works'} here"
+        probe.close()
+    suggestion = (
+        f"of which {' and '.join(working) or 'none'} {'work' if working[1:] else 'works'} here"
+    )
     return ConfigError(
         f"MuJoCo cannot be loaded with {VARIABLE}={os.environ.get(VARIABLE, '')!r}: {reason}.",
         f"unset {VARIABLE}: rlflame finds a renderer itself. It may also be disable, for what "
-        f"draws nothing, or {', '.join(BACKENDS)}, {found}" + ("" if works else f": {advice()}"),
+        f"draws nothing, or {', '.join(BACKENDS)}, {suggestion}"
+        + ("" if working else f": {find_install_command()}"),
     )
 
 
-def tried(backend: str) -> str:
+def probe_backend(backend: str) -> str:
     """Why a renderer does not work here; empty if it does."""
-    trials = Trials((backend,))
+    probe = BackendProbe((backend,))
     try:
-        return trials.reasons()[backend]
+        return probe.find_failures()[backend]
     finally:
-        trials.close()
+        probe.close()
 
 
-class Finder:
+class BackendFinder:
     """Finds the first renderer that works, and remembers it for this machine."""
 
     def __init__(
         self,
-        trial: Callable[[str], str] = tried,
-        memory: Path | None = None,
+        probe: Callable[[str], str] = probe_backend,
+        cache_path: Path | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        self._trial = trial
+        self._probe = probe
         self._environment = environment
-        self._memory = memory or cache_folder(environment) / "graphics.json"
+        self._cache_path = cache_path or find_cache_folder(environment) / "graphics.json"
         #: Whether the last answer was remembered rather than tried.
-        self.remembered = False
+        self.is_cached = False
 
     def find(self) -> str:
         """The renderer to use. One that the user has named is tried before all others."""
-        wish = self._environment.get(VARIABLE, "").lower()
-        known = self._recall().get(self._machine(), "")
-        self.remembered = known in BACKENDS and wish in ("", known)
-        if self.remembered:
-            return str(known)
+        preferred = self._environment.get(VARIABLE, "").lower()
+        cached = self._read_cache().get(self._make_machine_key(), "")
+        self.is_cached = cached in BACKENDS and preferred in ("", cached)
+        if self.is_cached:
+            return str(cached)
         reasons: dict[str, str] = {}
-        for backend in sorted(BACKENDS, key=lambda name: name != wish):
-            reasons[backend] = self._trial(backend)
+        for backend in sorted(BACKENDS, key=lambda name: name != preferred):
+            reasons[backend] = self._probe(backend)
             if not reasons[backend]:
-                self._remember(backend)
+                self._store(backend)
                 return backend
-        raise GraphicsUnavailable(
+        raise GraphicsUnavailableError(
             "MuJoCo cannot draw on this machine: "
             + "; ".join(f"{backend}: {reason}" for backend, reason in reasons.items())
             + ".",
-            advice(),
+            find_install_command(),
         )
 
     def forget(self) -> None:
         """What was remembered does not work any more."""
-        self._write({k: v for k, v in self._recall().items() if k != self._machine()})
+        self._write({k: v for k, v in self._read_cache().items() if k != self._make_machine_key()})
 
-    def _machine(self) -> str:
+    def _make_machine_key(self) -> str:
         """A home folder may be shared by machines, and one machine have a display or none."""
-        shown = self._environment.get("DISPLAY") or self._environment.get("WAYLAND_DISPLAY") or "-"
-        return f"{platform.node()} {platform.machine()} {sys.prefix} {shown}"
+        display = (
+            self._environment.get("DISPLAY") or self._environment.get("WAYLAND_DISPLAY") or "-"
+        )
+        return f"{platform.node()} {platform.machine()} {sys.prefix} {display}"
 
-    def _recall(self) -> dict[str, str]:
+    def _read_cache(self) -> dict[str, str]:
         try:
-            found = json.loads(self._memory.read_text("utf-8"))
+            backends = json.loads(self._cache_path.read_text("utf-8"))
         except (OSError, ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return backends if isinstance(backends, dict) else {}
 
-    def _remember(self, backend: str) -> None:
-        self._write({**self._recall(), self._machine(): backend})
+    def _store(self, backend: str) -> None:
+        self._write({**self._read_cache(), self._make_machine_key(): backend})
 
-    def _write(self, known: dict[str, str]) -> None:
+    def _write(self, backends: dict[str, str]) -> None:
         """A memory that cannot be written costs a second next time, and nothing else."""
-        temporary = self._memory.with_name(f".{self._memory.name}.{secrets.token_hex(4)}")
+        temporary = self._cache_path.with_name(f".{self._cache_path.name}.{secrets.token_hex(4)}")
         with contextlib.suppress(OSError):
-            self._memory.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(known, indent=2) + "\n", "utf-8")
-            temporary.replace(self._memory)
+            self._cache_path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(backends, indent=2) + "\n", "utf-8")
+            temporary.replace(self._cache_path)
 
 
-def cache_folder(environment: Mapping[str, str]) -> Path:
+def find_cache_folder(environment: Mapping[str, str]) -> Path:
     """By the rules of freedesktop.org: a relative path in the variable does not count."""
     named = Path(environment.get("XDG_CACHE_HOME", ""))
     root = named if named.is_absolute() else Path(os.path.expanduser("~")) / ".cache"
     return root / "rlflame"
 
 
-def advice(release: Path = _OS_RELEASE) -> str:
+def find_install_command(release: Path = _OS_RELEASE) -> str:
     """How to install a renderer on this system."""
     if sys.platform == "darwin":
         return "log in at the screen once: macOS draws only with a window server"
@@ -216,8 +226,8 @@ def advice(release: Path = _OS_RELEASE) -> str:
         lines = release.read_text("utf-8").splitlines()
     except OSError:
         lines = []
-    said = {key: value.strip("\"'") for key, _, value in (line.partition("=") for line in lines)}
-    families = [said.get("ID", ""), *said.get("ID_LIKE", "").split()]
+    fields = {key: value.strip("\"'") for key, _, value in (line.partition("=") for line in lines)}
+    families = [fields.get("ID", ""), *fields.get("ID_LIKE", "").split()]
     for family in families:
         for name, command in _INSTALL.items():
             if family == name or (family == "ubuntu" and name == "debian"):

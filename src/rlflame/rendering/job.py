@@ -15,16 +15,16 @@ import numpy as np
 from rlflame.errors import RlflameError
 from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec
 
-Kind = Literal["gif", "mp4", "png", "window"]
-KINDS: dict[str, Kind] = {".gif": "gif", ".mp4": "mp4", ".png": "png"}
+RenderKind = Literal["gif", "mp4", "png", "window"]
+KIND_BY_SUFFIX: dict[str, RenderKind] = {".gif": "gif", ".mp4": "mp4", ".png": "png"}
 
 
-class DrawingFailed(RlflameError):
+class RenderError(RlflameError):
     """The process that draws did not draw: its graphics, more likely than its environment."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RenderJob:
     """One drawing. Of several policies the last is the one that matters; the others play beside
     it, from left to right, and start over until its episode has ended."""
 
@@ -32,7 +32,7 @@ class Job:
     policy: PolicySpec
     captions: tuple[str, ...]
     policies: tuple[PolicyArrays, ...]
-    kind: Kind
+    kind: RenderKind
     seed: int
     #: Which episodes: as many as this, the best of as many as that.
     episodes: int
@@ -51,12 +51,12 @@ class Job:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Job:
-        return cls(**found)
+    def from_dict(cls, values: Mapping[str, Any]) -> RenderJob:
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedEpisode:
     """An episode that was drawn; the return is the one that an evaluation has for it."""
 
     episode: int
@@ -68,11 +68,11 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class RenderResult:
     """The finished file as bytes (none of a window), and what it shows."""
 
     data: bytes
-    episodes: tuple[Played, ...]
+    episodes: tuple[PlayedEpisode, ...]
     frames: int
     #: Of the whole picture.
     width: int
@@ -82,11 +82,11 @@ class Drawing:
 
     def as_dict(self) -> dict[str, Any]:
         """As it travels."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         data = np.frombuffer(self.data, np.uint8)
-        return {**found, "data": data, "episodes": [played.as_dict() for played in self.episodes]}
+        return {**values, "data": data, "episodes": [played.as_dict() for played in self.episodes]}
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Drawing:
-        episodes = tuple(Played(**played) for played in found["episodes"])
-        return cls(**{**found, "data": found["data"].tobytes(), "episodes": episodes})
+    def from_dict(cls, values: Mapping[str, Any]) -> RenderResult:
+        episodes = tuple(PlayedEpisode(**played) for played in values["episodes"])
+        return cls(**{**values, "data": values["data"].tobytes(), "episodes": episodes})

@@ -18,9 +18,9 @@ from rlflame.rollout import wire
 from rlflame.rollout.envs import user_file
 from rlflame.rollout.process.worker_main import (
     HEADER,
-    Kind,
-    end_group_with_process,
-    pipes,
+    FrameKind,
+    kill_group_with_process,
+    open_pipes,
     read_frame,
 )
 
@@ -28,48 +28,50 @@ from rlflame.rollout.process.worker_main import (
 def main() -> None:
     """`python -m rlflame.rendering.process_main ANSWERS`, where ANSWERS is an open descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests, answers = pipes()
-    end_group_with_process()
+    requests, answers = open_pipes()
+    kill_group_with_process()
     frame = read_frame(requests)
     if frame is None:
         return
     threading.Thread(target=_watch, args=(requests,), daemon=True).start()
     with os.fdopen(answers, "wb") as out:
-        kind, answer = _answered(frame[1], out)
+        kind, answer = _make_answer(frame[1], out)
         _send(out, kind, answer)
 
 
-def _answered(payload: bytes, out: BinaryIO) -> tuple[Kind, dict[str, Any]]:
+def _make_answer(payload: bytes, out: BinaryIO) -> tuple[FrameKind, dict[str, Any]]:
     """The drawing; what went wrong in words; or where in this process it went wrong."""
-    from rlflame.rendering.job import DrawingFailed, Job
+    from rlflame.rendering.job import RenderError, RenderJob
 
-    job = Job.from_dict(wire.decode(payload))
+    job = RenderJob.from_dict(wire.decode(payload))
     os.nice(job.nice)
     try:
-        user_file.load_told()
+        user_file.load_from_environment()
         from rlflame.rendering import film
 
-        drawing = film.draw(job, lambda made, of: _send(out, Kind.BEAT, {"made": made, "of": of}))
+        drawing = film.draw(
+            job, lambda made, of: _send(out, FrameKind.BEAT, {"made": made, "of": of})
+        )
     except RlflameError as error:
-        return Kind.RESULT, _in_words(error)
+        return FrameKind.RESULT, _describe_error(error)
     except MemoryError:
-        return Kind.RESULT, _in_words(
-            DrawingFailed(
+        return FrameKind.RESULT, _describe_error(
+            RenderError(
                 "There is not enough memory for the whole drawing.",
                 "a smaller --width, fewer --episodes, or a lower --fps",
             )
         )
     except BaseException:  # an answer all the same
-        return Kind.BROKEN, {"traceback": traceback.format_exc()}
-    return Kind.RESULT, {"drawing": drawing.as_dict()}
+        return FrameKind.BROKEN, {"traceback": traceback.format_exc()}
+    return FrameKind.RESULT, {"drawing": drawing.as_dict()}
 
 
-def _in_words(error: RlflameError) -> dict[str, Any]:
-    said = {"message": error.message, "hint": error.hint, "detail": error.detail}
-    return {"error": {**said, "exit_code": error.exit_code}}
+def _describe_error(error: RlflameError) -> dict[str, Any]:
+    fields = {"message": error.message, "hint": error.hint, "detail": error.detail}
+    return {"error": {**fields, "exit_code": error.exit_code}}
 
 
-def _send(out: BinaryIO, kind: Kind, value: dict[str, Any]) -> None:
+def _send(out: BinaryIO, kind: FrameKind, value: dict[str, Any]) -> None:
     payload = wire.encode(value)
     out.write(HEADER.pack(kind, len(payload)) + payload)
     out.flush()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .blas_env import limited
+from .blas_env import make_thread_variables
 
 CORE_VARIABLE = "OPENBLAS_CORETYPE"
 _PREFIXES = ("scipy_openblas", "openblas")
@@ -27,7 +27,7 @@ _SUFFIXES = ("64_", "_64", "")
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
+def _load_library() -> ctypes.CDLL | None:
     """The OpenBLAS inside numpy's own wheel, or None for a numpy built another way."""
     root = Path(np.__file__).parent
     for folder in (root.parent / "numpy.libs", root / ".dylibs"):
@@ -39,8 +39,8 @@ def _library() -> ctypes.CDLL | None:
     return None
 
 
-def _symbol(name: str) -> ctypes._NamedFuncPointer | None:
-    library = _library()
+def _find_symbol(name: str) -> ctypes._NamedFuncPointer | None:
+    library = _load_library()
     for prefix in _PREFIXES:
         for suffix in _SUFFIXES:
             try:
@@ -51,9 +51,9 @@ def _symbol(name: str) -> ctypes._NamedFuncPointer | None:
 
 
 @cache
-def core_name() -> str:
+def read_core_name() -> str:
     """The processor type the BLAS has tuned itself for, such as `Haswell` or `SkylakeX`."""
-    function = _symbol("get_corename")
+    function = _find_symbol("get_corename")
     if function is None:
         return f"{platform.machine()}-unknown-blas"
     function.restype = ctypes.c_char_p
@@ -63,7 +63,7 @@ def core_name() -> str:
 
 def set_threads(count: int) -> None:
     """Pin the thread count in this process, where numpy may be loaded already."""
-    function = _symbol("set_num_threads")
+    function = _find_symbol("set_num_threads")
     if function is not None:
         function.argtypes = [ctypes.c_int]
         function.restype = None
@@ -71,43 +71,43 @@ def set_threads(count: int) -> None:
 
 
 def can_set_threads() -> bool:
-    return _symbol("set_num_threads") is not None
+    return _find_symbol("set_num_threads") is not None
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def limit_to_one_thread() -> Iterator[None]:
     """Inside, products are computed as a worker process computes them."""
-    function = _symbol("get_num_threads")
+    function = _find_symbol("get_num_threads")
     if function is None:
         yield
         return
     function.restype = ctypes.c_int
-    before = function()
+    previous_count = function()
     set_threads(1)
     try:
         yield
     finally:
-        set_threads(before)
+        set_threads(previous_count)
 
 
-def child_environment(threads: int = 1) -> dict[str, str]:
+def make_child_environment(threads: int = 1) -> dict[str, str]:
     """Variables that give a child process the same kernels as this one, on `threads` threads."""
-    variables = limited(threads)
-    if _symbol("get_corename") is not None:
-        variables[CORE_VARIABLE] = core_name()
+    variables = make_thread_variables(threads)
+    if _find_symbol("get_corename") is not None:
+        variables[CORE_VARIABLE] = read_core_name()
     return variables
 
 
-def environment_like(core: str, threads: int = 1) -> dict[str, str]:
+def make_environment_like(core: str, threads: int = 1) -> dict[str, str]:
     """Variables that give a child here the kernels of another machine, where it can run them."""
-    variables = limited(threads)
-    if _symbol("get_corename") is not None and can_run(core, _processor_flags()):
+    variables = make_thread_variables(threads)
+    if _find_symbol("get_corename") is not None and can_run(core, _read_processor_flags()):
         variables[CORE_VARIABLE] = core
     return variables
 
 
 #: What kernels made for a processor type ask of the one they run on.
-_NEEDS = {
+_REQUIRED_FLAGS = {
     "avx512f": ("skylakex", "cooperlake", "sapphirerapids"),
     "avx2": ("haswell", "zen", "excavator"),
     "avx": ("sandybridge", "bulldozer", "piledriver", "steamroller"),
@@ -117,12 +117,12 @@ _NEEDS = {
 
 def can_run(core: str, flags: frozenset[str]) -> bool:
     """Whether a processor with these flags can run kernels made for that type."""
-    wanted = [flag for flag, cores in _NEEDS.items() if core.lower() in cores]
-    known = {"pni" if flag == "sse3" else flag for flag in wanted}
-    return core == core_name() or (bool(wanted) and known <= flags)
+    required_flags = [flag for flag, cores in _REQUIRED_FLAGS.items() if core.lower() in cores]
+    linux_flags = {"pni" if flag == "sse3" else flag for flag in required_flags}
+    return core == read_core_name() or (bool(required_flags) and linux_flags <= flags)
 
 
-def _processor_flags() -> frozenset[str]:
+def _read_processor_flags() -> frozenset[str]:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("flags"):
@@ -132,43 +132,43 @@ def _processor_flags() -> frozenset[str]:
     return frozenset()
 
 
-def simd_found() -> list[str]:
+def list_simd_extensions() -> list[str]:
     """The vector instruction sets that numpy's own loops use here."""
     try:
-        shown = np.show_config(mode="dicts")
+        numpy_config = np.show_config(mode="dicts")
     except (TypeError, AttributeError):
         return []
-    found = (shown or {}).get("SIMD Extensions", {})
-    return sorted({*found.get("baseline", []), *found.get("found", [])})
+    extensions = (numpy_config or {}).get("SIMD Extensions", {})
+    return sorted({*extensions.get("baseline", []), *extensions.get("found", [])})
 
 
-def fingerprint() -> dict[str, str]:
+def read_fingerprint() -> dict[str, str]:
     """What two machines must share for equal recipes to end in equal bits."""
     libc = "-".join(platform.libc_ver()) or platform.version()
     return {
-        "core": core_name(),
-        "simd": " ".join(simd_found()),
+        "core": read_core_name(),
+        "simd": " ".join(list_simd_extensions()),
         "system": f"{sys.platform}-{platform.machine()}",
         "libc": libc if libc != "-" else platform.release(),
         "numpy": np.__version__,
     }
 
 
-def usable_cores() -> int:
+def count_usable_cores() -> int:
     """Processors this process may run on; a container's share, not the whole host."""
-    return max(1, math.ceil(usable_share()))
+    return max(1, math.ceil(compute_usable_share()))
 
 
-def usable_share() -> float:
+def compute_usable_share() -> float:
     """The same in processors' worth of time, which a container may have parts of."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:
         count = os.cpu_count() or 1
-    return min(count, _quota(Path("/sys/fs/cgroup")))
+    return min(count, _read_quota(Path("/sys/fs/cgroup")))
 
 
-def _quota(root: Path) -> float:
+def _read_quota(root: Path) -> float:
     """Processors' worth of time that a container was granted, infinite if it was not limited."""
     try:
         if (root / "cpu.max").exists():

@@ -14,5 +14,5 @@ THREAD_VARIABLES = (
 )
 
 
-def limited(count: int) -> dict[str, str]:
+def make_thread_variables(count: int) -> dict[str, str]:
     return dict.fromkeys(THREAD_VARIABLES, str(count))

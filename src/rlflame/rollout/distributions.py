@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .spec import Acting, Array, Float32, PolicyArrays, PolicySpec
+from .spec import ActionMode, Array, Float32, PolicyArrays, PolicySpec
 
 _LOG_TWO = math.log(2.0)
 _LOG_TWO_PI = math.log(2.0 * math.pi)
@@ -22,10 +22,10 @@ LOG_STD_LOW, LOG_STD_HIGH = -20.0, 2.0
 VARIANCE_FLOOR = 1e-6
 
 
-class Drawn(Protocol):
+class NoiseBlock(Protocol):
     """A block of noise, with all that depends on nothing else computed at once."""
 
-    def take(self, out: Float32, step: int) -> tuple[Array, Float32]:
+    def sample(self, out: Float32, step: int) -> tuple[Array, Float32]:
         """What `sample` gives with the noise of this step; `out` may be overwritten by it."""
 
 
@@ -35,13 +35,13 @@ class Distribution(Protocol):
     def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
         """An action for each row, drawn with the given noise, and its log-density."""
 
-    def drawn(self, noise: Float32) -> Drawn:
+    def prepare_noise(self, noise: Float32) -> NoiseBlock:
         """A block `[steps, width, ...]` of noise, ready for use."""
 
-    def best(self, out: Float32) -> Array:
+    def mode(self, out: Float32) -> Array:
         """The deterministic action of each row."""
 
-    def uniform(self, noise: Float32) -> tuple[Array, Float32]:
+    def sample_uniform(self, noise: Float32) -> tuple[Array, Float32]:
         """Actions spread evenly over all there are, from numbers in [0, 1)."""
 
     def to_environment(self, actions: Array) -> Array:
@@ -55,37 +55,37 @@ def make_distribution(spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -
     if spec.exploration == "gsde":
         noise = StateDependentNoise(arrays["actor.log_std"], latent)
         if spec.squash:
-            return StateDependentSquashed(spec, noise)
+            return StateDependentSquashedGaussian(spec, noise)
         return StateDependentGaussian(spec, noise)
     if spec.squash:
         return SquashedGaussian(spec)
     return Gaussian(spec, arrays["actor.log_std"])
 
 
-def repeated(row: Array, width: int) -> Float32:
+def repeat_row(row: Array, width: int) -> Float32:
     """The same for every row: two arrays of one shape are added faster than a row to each."""
     return np.tile(np.asarray(row, np.float32), (width, 1))
 
 
-def noise_size(spec: PolicySpec, acting: Acting = "sample") -> int:
+def compute_noise_size(spec: PolicySpec, acting: ActionMode = "sample") -> int:
     """Random numbers that a row's action is drawn with."""
     if spec.action_kind == "discrete":
         return 1
-    matrix = spec.exploration == "gsde" and acting == "sample"
-    return spec.hidden[-1] * spec.action_size if matrix else spec.action_size
+    uses_matrix = spec.exploration == "gsde" and acting == "sample"
+    return spec.hidden[-1] * spec.action_size if uses_matrix else spec.action_size
 
 
 def draw_noise(
-    spec: PolicySpec, acting: Acting, generator: np.random.Generator, steps: int
+    spec: PolicySpec, acting: ActionMode, generator: np.random.Generator, steps: int
 ) -> Float32:
     """`[steps, noise_size]` for one row: normal for a Gaussian's sample, uniform for all else."""
-    shape = (steps, noise_size(spec, acting))
+    shape = (steps, compute_noise_size(spec, acting))
     if spec.action_kind == "continuous" and acting == "sample":
         return generator.standard_normal(shape, dtype=np.float32)
     return generator.random(shape, dtype=np.float32)
 
 
-class Undrawn:
+class LazyNoiseBlock:
     """A block of noise of which nothing can be computed before the network's outputs are there."""
 
     def __init__(
@@ -93,25 +93,25 @@ class Undrawn:
     ) -> None:
         self._sample, self._noise = sample, noise
 
-    def take(self, out: Float32, step: int) -> tuple[Array, Float32]:
+    def sample(self, out: Float32, step: int) -> tuple[Array, Float32]:
         return self._sample(out, self._noise[step])
 
 
-class Pushes:
+class GaussianNoiseBlock:
     """How far each step's noise pushes an action from its mean, and the density of that."""
 
-    def __init__(self, pushes: Float32, log_probs: Float32) -> None:
-        self._pushes, self._log_probs = pushes, log_probs
+    def __init__(self, offsets: Float32, log_probs: Float32) -> None:
+        self._offsets, self._log_probs = offsets, log_probs
 
-    def take(self, out: Float32, step: int) -> tuple[Array, Float32]:
-        return np.add(out, self._pushes[step], out), self._log_probs[step]
+    def sample(self, out: Float32, step: int) -> tuple[Array, Float32]:
+        return np.add(out, self._offsets[step], out), self._log_probs[step]
 
 
 class Categorical:
     """A softmax over choices."""
 
     def __init__(self, spec: PolicySpec) -> None:
-        self._choices = spec.action_size
+        self._choice_count = spec.action_size
         self._rows = np.arange(spec.width)
 
     def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
@@ -119,30 +119,30 @@ class Categorical:
         log_softmax -= np.log(np.add.reduce(np.exp(log_softmax), axis=1, keepdims=True))
         cumulative = np.add.accumulate(np.exp(log_softmax), axis=1)
         # A uniform number may be 0 exactly, and must not pick a choice of probability 0.
-        picked = np.add.reduce(cumulative <= noise, axis=1, dtype=np.int64)
-        if np.maximum.reduce(picked) == self._choices:
+        choices = np.add.reduce(cumulative <= noise, axis=1, dtype=np.int64)
+        if np.maximum.reduce(choices) == self._choice_count:
             # Nor may one beyond the sum, which rounding can leave below 1.
-            likely = np.add.reduce(cumulative < cumulative[:, -1:], axis=1, dtype=np.int64)
-            np.minimum(picked, likely, out=picked)
-        return picked, log_softmax[self._rows, picked]
+            last_likely = np.add.reduce(cumulative < cumulative[:, -1:], axis=1, dtype=np.int64)
+            np.minimum(choices, last_likely, out=choices)
+        return choices, log_softmax[self._rows, choices]
 
-    def drawn(self, noise: Float32) -> Drawn:
-        return Undrawn(self.sample, noise)
+    def prepare_noise(self, noise: Float32) -> NoiseBlock:
+        return LazyNoiseBlock(self.sample, noise)
 
-    def best(self, out: Float32) -> Array:
-        best: Array = out.argmax(axis=1)
-        return best
+    def mode(self, out: Float32) -> Array:
+        choices: Array = out.argmax(axis=1)
+        return choices
 
-    def uniform(self, noise: Float32) -> tuple[Array, Float32]:
-        picked = (noise[:, 0] * self._choices).astype(np.int64)
-        np.minimum(picked, self._choices - 1, out=picked)
-        return picked, np.full(len(picked), -math.log(self._choices), np.float32)
+    def sample_uniform(self, noise: Float32) -> tuple[Array, Float32]:
+        choices = (noise[:, 0] * self._choice_count).astype(np.int64)
+        np.minimum(choices, self._choice_count - 1, out=choices)
+        return choices, np.full(len(choices), -math.log(self._choice_count), np.float32)
 
     def to_environment(self, actions: Array) -> Array:
         return actions
 
 
-class _Bounded:
+class _BoundedDistribution:
     """The bounds of continuous actions."""
 
     def __init__(self, spec: PolicySpec) -> None:
@@ -150,29 +150,29 @@ class _Bounded:
         self._high: Float32 = np.asarray(spec.action_high, np.float32)
 
 
-class _Cut(_Bounded):
+class _ClippedDistribution(_BoundedDistribution):
     """Actions are numbers of any size, and the bounds cut what environments are given of them."""
 
     def __init__(self, spec: PolicySpec) -> None:
         super().__init__(spec)
-        self._lows = repeated(self._low, spec.width)
-        self._highs = repeated(self._high, spec.width)
+        self._lows = repeat_row(self._low, spec.width)
+        self._highs = repeat_row(self._high, spec.width)
 
-    def best(self, out: Float32) -> Array:
+    def mode(self, out: Float32) -> Array:
         return out.copy()
 
-    def uniform(self, noise: Float32) -> tuple[Array, Float32]:
+    def sample_uniform(self, noise: Float32) -> tuple[Array, Float32]:
         spread = self._high - self._low
         volume = -float(np.log(spread, dtype=np.float64).sum())
         return self._low + noise * spread, np.full(len(noise), volume, np.float32)
 
     def to_environment(self, actions: Array) -> Array:
         rows = len(actions)
-        given: Array = np.maximum(actions, self._lows[:rows])
-        return np.minimum(given, self._highs[:rows], out=given)
+        env_actions: Array = np.maximum(actions, self._lows[:rows])
+        return np.minimum(env_actions, self._highs[:rows], out=env_actions)
 
 
-class _Squashed(_Bounded):
+class _SquashedDistribution(_BoundedDistribution):
     """Actions are what tanh makes of numbers of any size; [-1, 1] is the full range."""
 
     def __init__(self, spec: PolicySpec) -> None:
@@ -180,24 +180,24 @@ class _Squashed(_Bounded):
         self._size = spec.action_size
         # Halved first: the distance between float32's own bounds is no float32.
         low, high = self._low * np.float32(0.5), self._high * np.float32(0.5)
-        self._middle, self._reach = low + high, high - low
+        self._middle, self._half_range = low + high, high - low
 
-    def best(self, out: Float32) -> Array:
-        best: Array = np.tanh(out[:, : self._size])
-        return best
+    def mode(self, out: Float32) -> Array:
+        actions: Array = np.tanh(out[:, : self._size])
+        return actions
 
-    def uniform(self, noise: Float32) -> tuple[Array, Float32]:
+    def sample_uniform(self, noise: Float32) -> tuple[Array, Float32]:
         actions = noise * np.float32(2.0) - np.float32(1.0)
         return actions, np.full(len(noise), -self._size * _LOG_TWO, np.float32)
 
     def to_environment(self, actions: Array) -> Array:
         # Rounding may lead a hair past a bound.
-        given: Array = self._middle + actions * self._reach
-        np.maximum(given, self._low, out=given)
-        return np.minimum(given, self._high, out=given)
+        env_actions: Array = self._middle + actions * self._half_range
+        np.maximum(env_actions, self._low, out=env_actions)
+        return np.minimum(env_actions, self._high, out=env_actions)
 
 
-class Gaussian(_Cut):
+class Gaussian(_ClippedDistribution):
     """Independent normals of one deviation for all observations."""
 
     def __init__(self, spec: PolicySpec, log_std: Array) -> None:
@@ -209,16 +209,16 @@ class Gaussian(_Cut):
         )
 
     def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
-        return self.drawn(noise[None]).take(out.copy(), 0)
+        return self.prepare_noise(noise[None]).sample(out.copy(), 0)
 
-    def drawn(self, noise: Float32) -> Drawn:
+    def prepare_noise(self, noise: Float32) -> NoiseBlock:
         log_probs: Float32 = np.add.reduce(noise * noise, axis=2)
         log_probs *= np.float32(-0.5)
         log_probs += self._log_density
-        return Pushes(self._std * noise, log_probs)
+        return GaussianNoiseBlock(self._std * noise, log_probs)
 
 
-class SquashedGaussian(_Squashed):
+class SquashedGaussian(_SquashedDistribution):
     """tanh of a normal whose mean and log deviation are both outputs."""
 
     def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
@@ -234,8 +234,8 @@ class SquashedGaussian(_Squashed):
         log_probs -= np.float32(0.5 * self._size * _LOG_TWO_PI)
         return np.tanh(raw), log_probs
 
-    def drawn(self, noise: Float32) -> Drawn:
-        return Undrawn(self.sample, noise)
+    def prepare_noise(self, noise: Float32) -> NoiseBlock:
+        return LazyNoiseBlock(self.sample, noise)
 
 
 class StateDependentNoise:
@@ -267,7 +267,7 @@ class StateDependentNoise:
         return added, density
 
 
-class StateDependentGaussian(_Cut):
+class StateDependentGaussian(_ClippedDistribution):
     """A normal that leaves its mean by state-dependent noise."""
 
     def __init__(self, spec: PolicySpec, noise: StateDependentNoise) -> None:
@@ -278,11 +278,11 @@ class StateDependentGaussian(_Cut):
         added, density = self._noise.draw(noise)
         return out + added, np.add.reduce(density, axis=1)
 
-    def drawn(self, noise: Float32) -> Drawn:
-        return Undrawn(self.sample, noise)
+    def prepare_noise(self, noise: Float32) -> NoiseBlock:
+        return LazyNoiseBlock(self.sample, noise)
 
 
-class StateDependentSquashed(_Squashed):
+class StateDependentSquashedGaussian(_SquashedDistribution):
     """tanh of such a normal."""
 
     def __init__(self, spec: PolicySpec, noise: StateDependentNoise) -> None:
@@ -295,8 +295,8 @@ class StateDependentSquashed(_Squashed):
         density -= log_slope_of_tanh(raw)
         return np.tanh(raw), np.add.reduce(density, axis=1)
 
-    def drawn(self, noise: Float32) -> Drawn:
-        return Undrawn(self.sample, noise)
+    def prepare_noise(self, noise: Float32) -> NoiseBlock:
+        return LazyNoiseBlock(self.sample, noise)
 
 
 def log_slope_of_tanh(raw: Float32) -> Float32:

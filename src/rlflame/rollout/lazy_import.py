@@ -16,18 +16,18 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-DRAWING = ("glfw", "imageio")
-_LOADING = threading.RLock()
+DRAWING_MODULES = ("glfw", "imageio")
+_LOADING_LOCK = threading.RLock()
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 
-class _Later(ModuleType):
+class _LazyModule(ModuleType):
     """Not importlib's LazyLoader: that loads as soon as a second import statement names it."""
 
     _loader: Any
 
     def __getattr__(self, name: str) -> Any:
-        with _LOADING:
+        with _LOADING_LOCK:
             loader = self.__dict__.pop("_loader", None)
             if loader is not None:
                 try:
@@ -37,7 +37,7 @@ class _Later(ModuleType):
                     self._loader = loader
                     raise
                 self.__class__ = ModuleType  # type: ignore[assignment]
-        if type(self) is _Later:  # asked for by itself, half loaded
+        if type(self) is _LazyModule:  # asked for by itself, half loaded
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(self, name)
 
@@ -56,7 +56,7 @@ def _without_current_folder() -> Iterator[None]:
             os.environ[_SAFE_PATH] = before
 
 
-def load_later(*names: str) -> None:
+def defer_imports(*names: str) -> None:
     """Put these where an import finds them, without running them yet."""
     for name in names:
         spec = None if name in sys.modules else importlib.util.find_spec(name)
@@ -64,5 +64,5 @@ def load_later(*names: str) -> None:
             continue
         module: Any = importlib.util.module_from_spec(spec)
         module._loader = spec.loader
-        module.__class__ = _Later
+        module.__class__ = _LazyModule
         sys.modules[name] = module

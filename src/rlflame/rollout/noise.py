@@ -12,12 +12,12 @@ from typing import Protocol
 import numpy as np
 
 from .distributions import draw_noise
-from .envs.vector_env import Rows
-from .seeding import Role, stream
+from .envs.vector_env import VectorEnv
+from .seeding import Role, make_stream
 from .spec import Float32, RolloutTask
 
 #: Steps for which numbers are drawn at once.
-NOISE_BLOCK = 256
+NOISE_BLOCK_STEPS = 256
 
 
 class NoiseSource(Protocol):
@@ -34,18 +34,18 @@ class StepNoise:
     """Numbers of their own for every step, from one stream for each row."""
 
     def __init__(self, task: RolloutTask, streams: Sequence[np.random.Generator]) -> None:
-        self.steps = min(NOISE_BLOCK, task.steps)
+        self.steps = min(NOISE_BLOCK_STEPS, task.steps)
         self._task = task
         self._streams = streams
 
     def draw(self, into: Float32) -> None:
         task = self._task
-        mine = into[:, task.lines]
+        task_rows = into[:, task.row_slice]
         for row, generator in enumerate(self._streams):
-            mine[:, row] = draw_noise(task.policy, task.acting, generator, self.steps)
+            task_rows[:, row] = draw_noise(task.policy, task.acting, generator, self.steps)
 
 
-class HeldNoise:
+class GsdeNoise:
     """Numbers that stay for a part of an episode, and that the part itself names.
 
     So a task that begins in the middle of one finds those that the task before it ended with.
@@ -53,21 +53,21 @@ class HeldNoise:
 
     steps = 1
 
-    def __init__(self, task: RolloutTask, rows: Rows) -> None:
+    def __init__(self, task: RolloutTask, vector_env: VectorEnv) -> None:
         self._task = task
-        self._rows = rows
-        self._held = [(-1, -1)] * task.rows
+        self._vector_env = vector_env
+        self._episode_parts = [(-1, -1)] * task.rows
 
     def draw(self, into: Float32) -> None:
         task, interval = self._task, self._task.policy.exploration_interval
         for i in range(task.rows):
-            row = self._rows.standing(i)
-            part = (row.episode, row.elapsed // interval if interval is not None else 0)
-            if part == self._held[i]:
+            position = self._vector_env.get_position(i)
+            part = (position.episode, position.elapsed // interval if interval is not None else 0)
+            if part == self._episode_parts[i]:
                 continue
-            self._held[i] = part
+            self._episode_parts[i] = part
             if task.purpose == "evaluate":
-                generator = stream(task.seed, Role.EVALUATION_EXPLORATION, *part)
+                generator = make_stream(task.seed, Role.EVALUATION_EXPLORATION, *part)
             else:
-                generator = stream(task.seed, Role.EXPLORATION, task.slot, i, *part)
+                generator = make_stream(task.seed, Role.EXPLORATION, task.slot, i, *part)
             into[:, task.first_row + i] = draw_noise(task.policy, task.acting, generator, 1)

@@ -12,11 +12,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from .distributions import Drawn, make_distribution, repeated
+from .distributions import NoiseBlock, make_distribution, repeat_row
 from .spec import Array, Float32, PolicyArrays, PolicySpec
 
 
-def expected_shapes(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
+def compute_array_shapes(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every array that a policy of this spec consists of."""
     shapes: dict[str, tuple[int, ...]] = {}
     sizes = (spec.observation_size, *spec.hidden, spec.output_size)
@@ -56,27 +56,29 @@ class Policy:
     def __init__(self, spec: PolicySpec, arrays: PolicyArrays, slots: int = 1) -> None:
         self.spec = spec
         height = slots * spec.width
-        self._slots = [slice(first, first + spec.width) for first in range(0, height, spec.width)]
-        self._parts = self._slots
+        self._slot_slices = [
+            slice(first, first + spec.width) for first in range(0, height, spec.width)
+        ]
+        self._active_slices = self._slot_slices
         self._layers: list[tuple[Float32, Float32, Float32]] = []
         for layer in range(len(spec.hidden) + 1):
             weight = np.ascontiguousarray(arrays[f"actor.{layer}.weight"], dtype=np.float32)
             out = np.zeros((height, weight.shape[1]), np.float32)
-            self._layers.append((weight, repeated(arrays[f"actor.{layer}.bias"], height), out))
+            self._layers.append((weight, repeat_row(arrays[f"actor.{layer}.bias"], height), out))
         self._input = np.zeros((height, spec.observation_size), np.float32)
         if spec.normalise:
-            self._mean = repeated(arrays["normaliser.mean"], height)
-            self._scale = repeated(arrays["normaliser.scale"], height)
+            self._mean = repeat_row(arrays["normaliser.mean"], height)
+            self._scale = repeat_row(arrays["normaliser.scale"], height)
             # Arrays of bounds, because a number is made an array at each use, at three times the
             # cost of comparing.
             self._high = np.full_like(self._input, spec.observation_clip)
             self._low = -self._high
         latent = self._layers[-2][2] if spec.hidden else self._input
-        self._actions = make_distribution(replace(spec, width=height), arrays, latent)
+        self._distribution = make_distribution(replace(spec, width=height), arrays, latent)
 
-    def attend(self, slots: Collection[int]) -> None:
+    def set_active_slots(self, slots: Collection[int]) -> None:
         """From now on the outputs of these slots count; those of others are nobody's."""
-        self._parts = [self._slots[slot] for slot in sorted(slots)]
+        self._active_slices = [self._slot_slices[slot] for slot in sorted(slots)]
 
     def forward(self, observations: Float32) -> Float32:
         """The outputs of every row; the buffer is overwritten by the next call."""
@@ -99,32 +101,32 @@ class Policy:
         return hidden
 
     def _multiply(self, rows: Float32, weight: Float32, out: Float32) -> None:
-        if len(self._slots) == 1:
+        if len(self._slot_slices) == 1:
             rows.dot(weight, out)
         else:
-            for part in self._parts:
+            for part in self._active_slices:
                 rows[part].dot(weight, out[part])
 
     def sample(self, observations: Float32, noise: Float32) -> tuple[Array, Float32]:
         """Actions drawn with the given noise (`draw_noise` for each row) and log-densities."""
-        return self._actions.sample(self.forward(observations), noise)
+        return self._distribution.sample(self.forward(observations), noise)
 
-    def drawn(self, noise: Float32) -> Drawn:
+    def prepare_noise(self, noise: Float32) -> NoiseBlock:
         """A block `[steps, width, ...]` of noise, made ready to act with."""
-        return self._actions.drawn(noise)
+        return self._distribution.prepare_noise(noise)
 
-    def act(self, observations: Float32, drawn: Drawn, step: int) -> tuple[Array, Float32]:
+    def act(self, observations: Float32, noise: NoiseBlock, step: int) -> tuple[Array, Float32]:
         """As `sample`, with a step of a block; the next pass may overwrite what is returned."""
-        return drawn.take(self.forward(observations), step)
+        return noise.sample(self.forward(observations), step)
 
-    def best(self, observations: Float32) -> Array:
+    def mode(self, observations: Float32) -> Array:
         """The deterministic action of each row: the mean, or the most likely choice."""
-        return self._actions.best(self.forward(observations))
+        return self._distribution.mode(self.forward(observations))
 
-    def uniform(self, noise: Float32) -> tuple[Array, Float32]:
+    def sample_uniform(self, noise: Float32) -> tuple[Array, Float32]:
         """Actions spread evenly, whatever the observations, and their log-densities."""
-        return self._actions.uniform(noise)
+        return self._distribution.sample_uniform(noise)
 
     def to_environment(self, actions: Array) -> Array:
         """What the environments are given for recorded actions."""
-        return self._actions.to_environment(actions)
+        return self._distribution.to_environment(actions)

@@ -13,17 +13,17 @@ def remove_current_folder() -> None:
     `python -m` puts it first, and an empty entry in PYTHONPATH means it too. A file that lies
     there would stand in for any module that is not installed.
     """
-    sys.path[:] = _entries_without_current_folder()
+    sys.path[:] = _list_entries_without_current_folder()
 
 
-def child_path() -> str:
+def make_child_path() -> str:
     """PYTHONPATH of a child process: the path of this one without the current folder."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    entries = [*_entries_without_current_folder(), os.path.dirname(package)]
+    entries = [*_list_entries_without_current_folder(), os.path.dirname(package)]
     return os.pathsep.join(dict.fromkeys(entries))
 
 
-def _entries_without_current_folder() -> list[str]:
+def _list_entries_without_current_folder() -> list[str]:
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     kept = {*map(os.path.abspath, filter(os.path.isabs, named)), *_installed_folders()}
     return [

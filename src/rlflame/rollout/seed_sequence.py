@@ -16,23 +16,27 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint32]
 
-_POOL = 4
-_LONGEST_KEY = 16
+_POOL_SIZE = 4
+_MAX_KEY_LENGTH = 16
 
 
-def _powers(first: int, factor: int, count: int) -> Words:
+def _compute_powers(first: int, factor: int, count: int) -> Words:
     return np.array([first * pow(factor, n, 2**32) % 2**32 for n in range(count)], np.uint32)
 
 
 # The numbers of numpy's SeedSequence, which are O'Neill's of seed_seq_fe.
-_ABSORBING = _powers(0x43B0D7E5, 0x931E8875, _POOL * (_POOL + _LONGEST_KEY) + 1)
-_GIVING = _powers(0x8B51F9DD, 0x58F38DED, 2 * _POOL + 1)
-_LEFT, _RIGHT = np.array([0xCA01F9DD], np.uint32), np.array([0x4973F715], np.uint32)
-_HALF = np.array(16, np.uint32)  # an array, because a number is made one at each use
-_OTHERS = [[to for to in range(_POOL) if to != source] for source in range(_POOL)]
+_HASH_CONSTANTS = _compute_powers(
+    0x43B0D7E5, 0x931E8875, _POOL_SIZE * (_POOL_SIZE + _MAX_KEY_LENGTH) + 1
+)
+_OUTPUT_CONSTANTS = _compute_powers(0x8B51F9DD, 0x58F38DED, 2 * _POOL_SIZE + 1)
+_MIX_LEFT, _MIX_RIGHT = np.array([0xCA01F9DD], np.uint32), np.array([0x4973F715], np.uint32)
+_SHIFT = np.array(16, np.uint32)  # an array, because a number is made one at each use
+_REMAINING_WORDS = [
+    [to for to in range(_POOL_SIZE) if to != source] for source in range(_POOL_SIZE)
+]
 
 
-class _Given(ISeedSequence):
+class _PrecomputedSequence(ISeedSequence):
     def __init__(self, words: NDArray[np.uint64]) -> None:
         self._words = words
 
@@ -41,62 +45,62 @@ class _Given(ISeedSequence):
         return self._words
 
 
-def given(words: NDArray[np.uint64]) -> Any:
+def as_seed_sequence(words: NDArray[np.uint64]) -> Any:
     """Words that are known already, for a bit generator that asks for them."""
-    return _Given(words)
+    return _PrecomputedSequence(words)
 
 
-def descendants(seed: int, keys: Sequence[Sequence[int]]) -> Words:
+def spawn_pools(seed: int, keys: Sequence[Sequence[int]]) -> Words:
     """The pools of `SeedSequence(seed, spawn_key=key)`; each number is less than 2**32."""
     if not keys:
-        return np.zeros((0, _POOL), np.uint32)
-    pools = _pool(seed)
+        return np.zeros((0, _POOL_SIZE), np.uint32)
+    pools = _make_pool(seed)
     table = np.array(keys, np.uint32)
-    for place, column in enumerate(table.T):
-        pools = _mixed(pools, _hashed(column[:, None], _POOL * (_POOL + place), _POOL))
+    for index, column in enumerate(table.T):
+        pools = _mix(pools, _hash(column[:, None], _POOL_SIZE * (_POOL_SIZE + index), _POOL_SIZE))
     return pools
 
 
-def roots(seeds: Sequence[int]) -> Words:
+def make_pools(seeds: Sequence[int]) -> Words:
     """The pools of `SeedSequence(seed)`; each seed is less than 2**32."""
-    pools = np.zeros((len(seeds), _POOL), np.uint32)
+    pools = np.zeros((len(seeds), _POOL_SIZE), np.uint32)
     pools[:, 0] = seeds
-    pools = _hashed(pools, 0, _POOL)
-    at = _POOL
-    for source, others in enumerate(_OTHERS):
-        hashed = _hashed(pools[:, source : source + 1], at, len(others))
-        pools[:, others] = _mixed(pools[:, others], hashed)
-        at += len(others)
+    pools = _hash(pools, 0, _POOL_SIZE)
+    start = _POOL_SIZE
+    for source, remaining in enumerate(_REMAINING_WORDS):
+        hashed = _hash(pools[:, source : source + 1], start, len(remaining))
+        pools[:, remaining] = _mix(pools[:, remaining], hashed)
+        start += len(remaining)
     return pools
 
 
-def generated(pools: Words, count: int) -> Words:
+def generate_words(pools: Words, count: int) -> Words:
     """`generate_state(count)` of each; up to twice as many words as a pool has."""
-    state = np.concatenate((pools, pools), axis=1)[:, :count] ^ _GIVING[:count]
-    state *= _GIVING[1 : count + 1]
-    state ^= state >> _HALF
+    state = np.concatenate((pools, pools), axis=1)[:, :count] ^ _OUTPUT_CONSTANTS[:count]
+    state *= _OUTPUT_CONSTANTS[1 : count + 1]
+    state ^= state >> _SHIFT
     return state
 
 
-def generated_long(pools: Words, count: int) -> NDArray[np.uint64]:
+def generate_long_words(pools: Words, count: int) -> NDArray[np.uint64]:
     """`generate_state(count, np.uint64)` of each."""
-    state = generated(pools, 2 * count).astype(np.uint64)
+    state = generate_words(pools, 2 * count).astype(np.uint64)
     return state[:, ::2] | state[:, 1::2] << np.uint64(32)
 
 
 @lru_cache(maxsize=64)
-def _pool(seed: int) -> Words:
-    return roots([seed])
+def _make_pool(seed: int) -> Words:
+    return make_pools([seed])
 
 
-def _hashed(words: Words, at: int, count: int) -> Words:
-    value: Words = words ^ _ABSORBING[at : at + count]
-    value *= _ABSORBING[at + 1 : at + count + 1]
-    value ^= value >> _HALF
+def _hash(words: Words, start: int, count: int) -> Words:
+    value: Words = words ^ _HASH_CONSTANTS[start : start + count]
+    value *= _HASH_CONSTANTS[start + 1 : start + count + 1]
+    value ^= value >> _SHIFT
     return value
 
 
-def _mixed(pools: Words, hashed: Words) -> Words:
-    value = _LEFT * pools - _RIGHT * hashed
-    value ^= value >> _HALF
+def _mix(pools: Words, hashed: Words) -> Words:
+    value = _MIX_LEFT * pools - _MIX_RIGHT * hashed
+    value ^= value >> _SHIFT
     return value

@@ -14,10 +14,10 @@ import numpy as np
 from . import seed_sequence
 
 #: What fits 32 bits.
-_WORD = 2**32 - 1
+_MAX_WORD = 2**32 - 1
 _ZEROS = np.zeros(4, np.uint64)
 #: The state of a Philox that has drawn nothing yet, but for its key.
-_AT_REST = {
+_INITIAL_STATE = {
     "bit_generator": "Philox",
     "buffer": _ZEROS,
     "buffer_pos": 4,
@@ -42,19 +42,19 @@ class Role(IntEnum):
     EVALUATION_EXPLORATION = 11  # episode, interval of the episode
 
 
-def stream(seed: int, role: Role, *key: int) -> np.random.Generator:
+def make_stream(seed: int, role: Role, *key: int) -> np.random.Generator:
     """The generator of one purpose; counter based, so streams never overlap."""
-    return np.random.Generator(np.random.Philox(_sequence(seed, role, key)))
+    return np.random.Generator(np.random.Philox(_make_sequence(seed, role, key)))
 
 
-def reset_seed(seed: int, role: Role, *key: int) -> int:
+def make_reset_seed(seed: int, role: Role, *key: int) -> int:
     """A 32-bit number to hand to `env.reset(seed=...)`, which wants an integer, not a stream."""
-    return int(_sequence(seed, role, key).generate_state(1, np.uint32)[0])
+    return int(_make_sequence(seed, role, key).generate_state(1, np.uint32)[0])
 
 
-class Streams:
-    """`stream` of many keys, by generators that are used again: making one takes ten times as long
-    as giving it another key."""
+class StreamPool:
+    """`make_stream` of many keys, by generators that are used again: making one takes ten times as
+    long as giving it another key."""
 
     def __init__(self) -> None:
         self._generators: list[np.random.Generator] = []
@@ -63,48 +63,54 @@ class Streams:
         self, seed: int, role: Role, keys: Sequence[tuple[int, ...]]
     ) -> list[np.random.Generator]:
         """Of each key, until the next are taken; keys are as long as each other."""
-        if not _are_words(seed, keys):
-            return [stream(seed, role, *key) for key in keys]
+        if not _is_word_sized(seed, keys):
+            return [make_stream(seed, role, *key) for key in keys]
         while len(self._generators) < len(keys):
-            self._generators.append(stream(0, role))
-        pools = seed_sequence.descendants(seed, [(int(role), *key) for key in keys])
-        taken = self._generators[: len(keys)]
-        for generator, key in zip(taken, seed_sequence.generated_long(pools, 2), strict=True):
-            generator.bit_generator.state = {**_AT_REST, "state": {"counter": _ZEROS, "key": key}}
-        return taken
+            self._generators.append(make_stream(0, role))
+        pools = seed_sequence.spawn_pools(seed, [(int(role), *key) for key in keys])
+        generators = self._generators[: len(keys)]
+        for generator, key in zip(
+            generators, seed_sequence.generate_long_words(pools, 2), strict=True
+        ):
+            generator.bit_generator.state = {
+                **_INITIAL_STATE,
+                "state": {"counter": _ZEROS, "key": key},
+            }
+        return generators
 
 
-def reset_seeds(seed: int, role: Role, keys: Sequence[tuple[int, ...]]) -> list[int]:
-    """`reset_seed` of each key; keys are as long as each other."""
-    if not _are_words(seed, keys):
-        return [reset_seed(seed, role, *key) for key in keys]
-    pools = seed_sequence.descendants(seed, [(int(role), *key) for key in keys])
-    found: list[int] = seed_sequence.generated(pools, 1)[:, 0].tolist()
-    return found
+def make_reset_seeds(seed: int, role: Role, keys: Sequence[tuple[int, ...]]) -> list[int]:
+    """`make_reset_seed` of each key; keys are as long as each other."""
+    if not _is_word_sized(seed, keys):
+        return [make_reset_seed(seed, role, *key) for key in keys]
+    pools = seed_sequence.spawn_pools(seed, [(int(role), *key) for key in keys])
+    seeds: list[int] = seed_sequence.generate_words(pools, 1)[:, 0].tolist()
+    return seeds
 
 
-def reset_streams(seeds: Sequence[int]) -> list[np.random.Generator]:
+def make_reset_streams(seeds: Sequence[int]) -> list[np.random.Generator]:
     """What `env.reset(seed=...)` of Gymnasium's draws from."""
-    if max(seeds, default=0) > _WORD:
+    if max(seeds, default=0) > _MAX_WORD:
         return [np.random.Generator(np.random.PCG64(np.random.SeedSequence(s))) for s in seeds]
     return [
-        np.random.Generator(np.random.PCG64(known))
-        for known in map(
-            seed_sequence.given, seed_sequence.generated_long(seed_sequence.roots(seeds), 4)
+        np.random.Generator(np.random.PCG64(sequence))
+        for sequence in map(
+            seed_sequence.as_seed_sequence,
+            seed_sequence.generate_long_words(seed_sequence.make_pools(seeds), 4),
         )
     ]
 
 
-def _are_words(seed: int, keys: Sequence[tuple[int, ...]]) -> bool:
-    return seed <= _WORD and all(max(key, default=0) <= _WORD for key in keys)
+def _is_word_sized(seed: int, keys: Sequence[tuple[int, ...]]) -> bool:
+    return seed <= _MAX_WORD and all(max(key, default=0) <= _MAX_WORD for key in keys)
 
 
-def _sequence(seed: int, role: Role, key: tuple[int, ...]) -> np.random.SeedSequence:
+def _make_sequence(seed: int, role: Role, key: tuple[int, ...]) -> np.random.SeedSequence:
     """`SeedSequence(seed, spawn_key=(role, *key))`.
 
     Where each number is one word, the words are put together here as numpy would, which looks at
     each by itself and takes twice as long.
     """
-    if seed <= _WORD and max(key, default=0) <= _WORD:
+    if seed <= _MAX_WORD and max(key, default=0) <= _MAX_WORD:
         return np.random.SeedSequence(np.array((seed, 0, 0, 0, role, *key), np.uint32))
     return np.random.SeedSequence(seed, spawn_key=(int(role), *key))

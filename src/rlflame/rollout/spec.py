@@ -26,9 +26,9 @@ ActionKind = Literal["discrete", "continuous"]
 Activation = Literal["tanh", "relu"]
 Exploration = Literal["independent", "gsde"]
 #: The most likely action, one drawn from the policy, or one drawn evenly from all there are.
-Acting = Literal["best", "sample", "uniform"]
+ActionMode = Literal["best", "sample", "uniform"]
 #: Where a task stands: slot, row, seed of the episode and steps since its beginning.
-Whereabouts = tuple[int, int, int, int]
+TaskPosition = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class EnvSpec:
     modules: tuple[str, ...] = field(default=(), compare=False)
 
 
-def output_size(actions: int, squash: bool, exploration: Exploration) -> int:
+def compute_output_size(actions: int, squash: bool, exploration: Exploration) -> int:
     """A squashed policy's network gives deviations too, unless a matrix of its own does."""
     return 2 * actions if squash and exploration == "independent" else actions
 
@@ -80,7 +80,7 @@ class PolicySpec:
     @property
     def output_size(self) -> int:
         """Units of the network's last layer."""
-        return output_size(self.action_size, self.squash, self.exploration)
+        return compute_output_size(self.action_size, self.squash, self.exploration)
 
     @property
     def log_std_shape(self) -> tuple[int, ...] | None:
@@ -136,33 +136,33 @@ class RolloutTask:
     #: How many environments a slot has, and at which row of the policy's width the first one sits.
     rows: int
     first_row: int
-    acting: Acting
+    acting: ActionMode
     #: False ships the statistics of the episodes and nothing else.
     record: bool
     #: One state for each row, slot by slot; empty for whole episodes.
     states: tuple[EnvState, ...]
     #: Slots that are stepped together with the first (`task_batching.py`).
-    beside: tuple[int, ...] = ()
+    extra_slots: tuple[int, ...] = ()
 
     @property
     def slots(self) -> tuple[int, ...]:
-        return (self.slot, *self.beside)
+        return (self.slot, *self.extra_slots)
 
     @property
     def columns(self) -> int:
         """Environments of all its slots."""
-        return self.rows * (1 + len(self.beside))
+        return self.rows * (1 + len(self.extra_slots))
 
     @property
-    def lines(self) -> slice:
+    def row_slice(self) -> slice:
         """Where its columns stand among the rows that the policy is given: a slot has the policy's
         width, and several slots have all of it or one row of it each.
         """
-        if self.beside and self.rows < self.policy.width:
+        if self.extra_slots and self.rows < self.policy.width:
             return slice(self.first_row, None, self.policy.width)
         return slice(self.first_row, self.first_row + self.columns)
 
-    def place(self, column: int) -> tuple[int, int]:
+    def locate(self, column: int) -> tuple[int, int]:
         """The slot of a column, and its row in there."""
         return self.slots[column // self.rows], column % self.rows
 
@@ -205,7 +205,7 @@ class Fragment:
     boundary_observations: Float32
     episodes: tuple[EpisodeStat, ...]
     states: tuple[EnvState, ...]
-    beside: tuple[int, ...] = ()
+    extra_slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

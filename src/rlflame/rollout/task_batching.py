@@ -20,98 +20,100 @@ from .mujoco import known_spaces
 from .spec import Fragment, RolloutTask
 
 #: Rows that are stepped together; more gain little.
-_MOST_ROWS = 32
+_MAX_ROWS = 32
 #: Of whole episodes, which take memory for the longest of them.
-_MOST_EPISODES = 16
+_MAX_EPISODES = 16
 
 
-def stacked(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]:
+def merge_tasks(tasks: Sequence[RolloutTask], workers: int) -> list[RolloutTask]:
     """The same tasks, neighbours joined as far as every worker still has some.
 
     Episodes end when they like: so that workers end together, the later ones are joined in smaller
     and smaller groups, of few sizes, because a worker keeps environments for each.
     """
-    found: list[RolloutTask] = []
-    at = 0
-    while at < len(tasks):
-        first = tasks[at]
-        if not _joins(first):
-            room = 1
+    merged: list[RolloutTask] = []
+    start = 0
+    while start < len(tasks):
+        first = tasks[start]
+        if not _can_merge(first):
+            limit = 1
         elif first.unit == "steps":
-            room = min(math.ceil(len(tasks) / workers), _MOST_ROWS // first.rows)
+            limit = min(math.ceil(len(tasks) / workers), _MAX_ROWS // first.rows)
         else:
-            room = min((len(tasks) - at) // workers, _MOST_EPISODES // first.rows)
-            room = 1 << max(room, 1).bit_length() - 1  # the power of two that is not above it
-        end = at + 1
-        while end < min(len(tasks), at + room) and _alike(first, tasks[end]):
+            limit = min((len(tasks) - start) // workers, _MAX_EPISODES // first.rows)
+            limit = 1 << max(limit, 1).bit_length() - 1  # the power of two that is not above it
+        end = start + 1
+        while end < min(len(tasks), start + limit) and _is_compatible(first, tasks[end]):
             end += 1
-        found.append(_joined(tasks[at:end]))
-        at = end
-    return found
+        merged.append(_merge(tasks[start:end]))
+        start = end
+    return merged
 
 
-def apart(fragment: Fragment) -> Iterator[Fragment]:
+def split_fragment(fragment: Fragment) -> Iterator[Fragment]:
     """The fragments of its slots, as if each had run alone."""
-    if not fragment.beside:
+    if not fragment.extra_slots:
         yield fragment
         return
-    slots = (fragment.slot, *fragment.beside)
+    slots = (fragment.slot, *fragment.extra_slots)
     rows = len(fragment.lengths) // len(slots)
     for number, slot in enumerate(slots):
-        yield _share(fragment, slot, slice(number * rows, (number + 1) * rows))
+        yield _extract_slot(fragment, slot, slice(number * rows, (number + 1) * rows))
 
 
-def _joins(task: RolloutTask) -> bool:
+def _can_merge(task: RolloutTask) -> bool:
     """Numbers that a slot's row has whatever else is stepped; of environments that may be heavy no
     whole episodes, since each row is an instance.
     """
     policy = task.policy
     return (
         task.purpose == "train"
-        and (task.unit == "steps" or (known_spaces.is_named(task.env.id) and not task.env.kwargs))
+        and (
+            task.unit == "steps" or (known_spaces.is_known_id(task.env.id) and not task.env.kwargs)
+        )
         and task.first_row == 0
         and task.rows in (1, policy.width)
         and policy.exploration == "independent"
     )
 
 
-def _alike(task: RolloutTask, other: RolloutTask) -> bool:
+def _is_compatible(task: RolloutTask, other: RolloutTask) -> bool:
     return task == replace(other, slot=task.slot, states=task.states)
 
 
-def _joined(tasks: Sequence[RolloutTask]) -> RolloutTask:
+def _merge(tasks: Sequence[RolloutTask]) -> RolloutTask:
     if len(tasks) == 1:
         return tasks[0]
     states = tuple(chain.from_iterable(task.states for task in tasks))
-    return replace(tasks[0], beside=tuple(task.slot for task in tasks[1:]), states=states)
+    return replace(tasks[0], extra_slots=tuple(task.slot for task in tasks[1:]), states=states)
 
 
-def _share(fragment: Fragment, slot: int, mine: slice) -> Fragment:
-    first, last = mine.start, mine.stop
-    lengths = fragment.lengths[mine]
+def _extract_slot(fragment: Fragment, slot: int, slot_columns: slice) -> Fragment:
+    first, last = slot_columns.start, slot_columns.stop
+    lengths = fragment.lengths[slot_columns]
     steps = int(lengths.max())  # whole episodes of other slots may be longer
     # In memory as if it had come alone, so that whoever adds up adds in the same order.
     arrays: dict[str, Any] = {
-        name: np.ascontiguousarray(getattr(fragment, name)[:steps, mine])
+        name: np.ascontiguousarray(getattr(fragment, name)[:steps, slot_columns])
         for name in (
             "observations", "actions", "log_probs", "rewards", "terminated", "truncated",
         )
     }  # fmt: skip
     columns = fragment.boundary_index[:, 1]
-    ends = (columns >= first) & (columns < last)
+    in_slot = (columns >= first) & (columns < last)
     return replace(
         fragment,
         slot=slot,
-        beside=(),
+        extra_slots=(),
         **arrays,
         lengths=lengths,
-        last_observations=fragment.last_observations[mine],
-        boundary_index=fragment.boundary_index[ends] - (0, first),
-        boundary_observations=fragment.boundary_observations[ends],
+        last_observations=fragment.last_observations[slot_columns],
+        boundary_index=fragment.boundary_index[in_slot] - (0, first),
+        boundary_observations=fragment.boundary_observations[in_slot],
         episodes=tuple(
             replace(episode, row=episode.row - first)
             for episode in fragment.episodes
             if first <= episode.row < last
         ),
-        states=fragment.states[mine],
+        states=fragment.states[slot_columns],
     )

@@ -22,19 +22,19 @@ from typing import Any
 import numpy as np
 
 from . import spec
-from .wire_fields import checks_of
+from .wire_fields import make_field_checks
 
 MAGIC = b"RLFW1\n"
 _HEAD = struct.Struct("<6sIQ")
 #: What the CRC covers: everything after itself.
-_COVERED = 10
+_CRC_START = 10
 _ALIGN = 64
 _DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i8", "|b1", "<i4", "|u1")}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 #: What JSON writes as it is; a number that may be NaN is not among them.
-_PLAIN = frozenset((bool, int, str, type(None)))
+_PLAIN_TYPES = frozenset((bool, int, str, type(None)))
 #: What JSON is read as and stays.
-_SCALAR = _PLAIN | {float}
+_SCALAR_TYPES = _PLAIN_TYPES | {float}
 _TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
@@ -52,7 +52,14 @@ _FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in _TY
 _TABLES = {(spec.Fragment, "episodes"), (spec.Fragment, "states"), (spec.RolloutTask, "states")}
 
 #: What reading a damaged or hostile header can raise on the way.
-_DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_DECODE_ERRORS = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 class WireError(ValueError):
@@ -71,7 +78,7 @@ def encode(value: Any) -> bytes:
         table.append((_DTYPE_NAMES[array.dtype], array.shape, offset))
         offset += array.nbytes
     header = _WRITER.encode({"value": body, "arrays": table, "size": offset}).encode()
-    start = _data_start(len(header))
+    start = _compute_data_start(len(header))
     buffer = bytearray(start + offset)
     _HEAD.pack_into(buffer, 0, MAGIC, 0, len(header))
     buffer[_HEAD.size : _HEAD.size + len(header)] = header
@@ -80,7 +87,7 @@ def encode(value: Any) -> bytes:
         if array.nbytes:
             begin = start + position
             view[begin : begin + array.nbytes] = array.reshape(-1).data.cast("B")
-    _HEAD.pack_into(buffer, 0, MAGIC, zlib.crc32(view[_COVERED:]), len(header))
+    _HEAD.pack_into(buffer, 0, MAGIC, zlib.crc32(view[_CRC_START:]), len(header))
     return bytes(buffer)
 
 
@@ -90,7 +97,7 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
         return _decode(memoryview(data).cast("B"))
     except WireError:
         raise
-    except _DAMAGE as error:
+    except _DECODE_ERRORS as error:
         raise WireError(f"damaged message: {error}") from error
 
 
@@ -99,19 +106,19 @@ def _decode(view: memoryview) -> Any:
     if len(view) < _HEAD.size or bytes(view[: len(MAGIC)]) != MAGIC:
         raise WireError("not an rlflame message")
     _, checksum, length = _HEAD.unpack_from(view)
-    if zlib.crc32(view[_COVERED:]) != checksum:
+    if zlib.crc32(view[_CRC_START:]) != checksum:
         raise WireError("the message is cut short or its bits have changed")
     if length > len(view) - _HEAD.size:
         raise WireError(f"header of {length} bytes in a message of {len(view)}")
     header = _READER.decode(str(view[_HEAD.size : _HEAD.size + length], "utf-8"))
-    start = _data_start(length)
+    start = _compute_data_start(length)
     if header["size"] != max(0, len(view) - start):
         raise WireError(f"{max(0, len(view) - start)} bytes of arrays, {header['size']} announced")
-    arrays = [_array(view, start, *entry) for entry in header["arrays"]]
+    arrays = [_read_array(view, start, *entry) for entry in header["arrays"]]
     return _unpack(header["value"], arrays)
 
 
-def _constant(name: str) -> float:
+def _parse_constant(name: str) -> float:
     """JSON's extra numbers: an infinite bound of a space is honest, NaN never is."""
     if name == "NaN":
         raise WireError("a number is NaN")
@@ -119,14 +126,14 @@ def _constant(name: str) -> float:
 
 
 _WRITER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)
-_READER = json.JSONDecoder(parse_constant=_constant)
+_READER = json.JSONDecoder(parse_constant=_parse_constant)
 
 
-def _data_start(header_length: int) -> int:
+def _compute_data_start(header_length: int) -> int:
     return -(-(_HEAD.size + header_length) // _ALIGN) * _ALIGN
 
 
-def _array(view: memoryview, start: int, name: str, shape: list[int], offset: int) -> Any:
+def _read_array(view: memoryview, start: int, name: str, shape: list[int], offset: int) -> Any:
     dtype = _DTYPES.get(name)
     if dtype is None:
         raise WireError(f"array of unexpected type {name!r}")
@@ -138,12 +145,12 @@ def _array(view: memoryview, start: int, name: str, shape: list[int], offset: in
     if offset < 0 or start + offset + count * dtype.itemsize > len(view):
         raise WireError(f"array of shape {shape} reaches past the message")
     array: Any = np.ndarray(shape, dtype, view, start + offset if count else 0)
-    _finite(array)
+    _check_finite(array)
     array.flags.writeable = False
     return array
 
 
-def _finite(array: np.ndarray[Any, Any]) -> None:
+def _check_finite(array: np.ndarray[Any, Any]) -> None:
     """Refuse NaN and infinity; of a contiguous array."""
     if array.dtype.kind != "f":
         return
@@ -155,10 +162,10 @@ def _finite(array: np.ndarray[Any, Any]) -> None:
 
 def _pack(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _PLAIN_TYPES:
         return value
     if isinstance(value, np.ndarray):
-        arrays.append(_ready(value))
+        arrays.append(_prepare_array(value))
         return {"$array": len(arrays) - 1}
     names = _FIELDS.get(kind)
     if names is not None:
@@ -206,25 +213,25 @@ def _pack_column(column: list[Any], arrays: list[np.ndarray[Any, Any]]) -> Any:
 
 
 def _pack_items(items: Sequence[Any], arrays: list[np.ndarray[Any, Any]]) -> list[Any]:
-    if _SCALAR.issuperset(map(type, items)) and not any(item != item for item in items):
+    if _SCALAR_TYPES.issuperset(map(type, items)) and not any(item != item for item in items):
         return list(items)
     return [_pack(item, arrays) for item in items]
 
 
-def _ready(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _prepare_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Contiguous, little-endian, of a type that travels, and finite."""
     if array.dtype not in _DTYPE_NAMES or not array.flags.c_contiguous:
         little = array.dtype.newbyteorder("<")
         array = np.ascontiguousarray(array, dtype=little).reshape(array.shape)
         if array.dtype not in _DTYPE_NAMES:
             raise WireError(f"arrays of type {array.dtype} do not travel")
-    _finite(array)
+    _check_finite(array)
     return array
 
 
 def _unpack(value: Any, arrays: list[Any]) -> Any:
     if isinstance(value, list):
-        if _SCALAR.issuperset(map(type, value)):
+        if _SCALAR_TYPES.issuperset(map(type, value)):
             return tuple(value)
         return tuple([_unpack(item, arrays) for item in value])
     if not isinstance(value, dict):
@@ -238,28 +245,28 @@ def _unpack(value: Any, arrays: list[Any]) -> Any:
         return _unpack_table(value, arrays)
     if "$type" not in value:
         return {key: _unpack(item, arrays) for key, item in value.items()}
-    kind = _known(value["$type"])
+    kind = _find_type(value["$type"])
     fields = {key: _unpack(item, arrays) for key, item in value["fields"].items()}
-    columns = _checked(kind, {name: [item] for name, item in fields.items()})
+    columns = _check_columns(kind, {name: [item] for name, item in fields.items()})
     return kind(*[item for (item,) in columns])
 
 
 def _unpack_table(value: dict[str, Any], arrays: list[Any]) -> Any:
-    kind = _known(value["$table"])
+    kind = _find_type(value["$table"])
     columns = {name: list(_unpack(column, arrays)) for name, column in value["columns"].items()}
-    return tuple([kind(*fields) for fields in zip(*_checked(kind, columns), strict=True)])
+    return tuple([kind(*fields) for fields in zip(*_check_columns(kind, columns), strict=True)])
 
 
-def _known(name: Any) -> type:
+def _find_type(name: Any) -> type:
     kind = _TYPES.get(name)
     if kind is None:
         raise WireError(f"unknown type {name!r}")
     return kind
 
 
-def _checked(kind: type, columns: dict[str, list[Any]]) -> list[list[Any]]:
+def _check_columns(kind: type, columns: dict[str, list[Any]]) -> list[list[Any]]:
     """The columns in the order of the type's fields, if every item may stand where it does."""
-    checks = checks_of(kind)
+    checks = make_field_checks(kind)
     if columns.keys() != checks.keys():
         raise WireError(f"{kind.__name__} with the fields {sorted(columns)}")
     ordered = []

@@ -12,12 +12,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from .collect import Held, Rollout
-from .envs.factory import open_rows
-from .envs.vector_env import Rows
+from .collect import Rollout, SlotEnvs
+from .envs.factory import make_vector_env
+from .envs.vector_env import VectorEnv
 from .policy import Policy
-from .reset_seed_cache import NextSeeds
-from .seeding import Streams
+from .reset_seed_cache import ResetSeedCache
+from .seeding import StreamPool
 from .spec import (
     EnvironmentFault,
     EnvSpec,
@@ -26,12 +26,12 @@ from .spec import (
     PolicySpec,
     RolloutFailure,
     RolloutTask,
-    Whereabouts,
+    TaskPosition,
 )
 
 #: Of one version there is one for each size of a group of slots, and evaluations have another.
-_POLICIES_KEPT = 8
-_SLOTS_KEPT = 64
+_MAX_POLICIES = 8
+_MAX_SLOTS = 64
 
 
 class RolloutWorker:
@@ -40,78 +40,78 @@ class RolloutWorker:
     `new_rows` makes a slot's environments; whoever draws an episode has some that draw.
     """
 
-    def __init__(self, new_rows: Callable[[EnvSpec, int], Rows] = open_rows) -> None:
-        self._new_rows = new_rows
-        self._moving: tuple[RolloutTask, Rows] | None = None
-        self._generators = Streams()
+    def __init__(self, env_factory: Callable[[EnvSpec, int], VectorEnv] = make_vector_env) -> None:
+        self._env_factory = env_factory
+        self._active: tuple[RolloutTask, VectorEnv] | None = None
+        self._streams = StreamPool()
         self._policies: OrderedDict[tuple[str, PolicySpec, int], Policy] = OrderedDict()
         #: Environments by their slots, with the tokens of the states they were left in.
-        self._slots: OrderedDict[tuple[str, tuple[int, ...]], Held] = OrderedDict()
+        self._slots: OrderedDict[tuple[str, tuple[int, ...]], SlotEnvs] = OrderedDict()
 
     @property
-    def current(self) -> Whereabouts | None:
+    def position(self) -> TaskPosition | None:
         """What is being stepped now, for whoever watches over a hang."""
-        moving = self._moving
-        if moving is None:
+        active = self._active
+        if active is None:
             return None
-        task, rows = moving
-        at = rows.current()
-        return (*task.place(at.row), at.seed, at.elapsed)
+        task, vector_env = active
+        row_position = vector_env.get_current_position()
+        return (*task.locate(row_position.row), row_position.seed, row_position.elapsed)
 
     def run(
         self, task: RolloutTask, weights: Callable[[], PolicyArrays]
     ) -> Fragment | RolloutFailure:
         """The fragment of a task; an environment's misbehaviour comes back as a value."""
-        held = self._take(task)
-        self._moving = task, held.rows
+        slot_envs = self._take_envs(task)
+        self._active = task, slot_envs.vector_env
         try:
-            policy = self._policy(task, weights)
-            fragment = Rollout(task, policy, held, self._generators).fragment()
+            policy = self._get_policy(task, weights)
+            fragment = Rollout(task, policy, slot_envs, self._streams).collect()
         except EnvironmentFault as fault:
-            held.rows.close()
+            slot_envs.vector_env.close()
             cause = fault.__cause__
             text = "".join(traceback.format_exception(cause)) if cause is not None else ""
-            slot, row = task.place(fault.row)
+            slot, row = task.locate(fault.row)
             return RolloutFailure(
                 task.iteration, slot, row, fault.seed, fault.step, str(fault), text, ""
             )
         finally:
-            self._moving = None
+            self._active = None
         tokens = tuple(state.token for state in fragment.states)
-        self._keep(task, replace(held, tokens=tokens))
+        self._cache_envs(task, replace(slot_envs, tokens=tokens))
         return fragment
 
     def close(self) -> None:
-        for held in self._slots.values():
-            held.rows.close()
+        for slot_envs in self._slots.values():
+            slot_envs.vector_env.close()
         self._slots.clear()
 
-    def _take(self, task: RolloutTask) -> Held:
+    def _take_envs(self, task: RolloutTask) -> SlotEnvs:
         """The slot's environments and where they stand; out of the cache while they move."""
-        held = self._slots.pop(_place(task), None)
-        if held is not None:
-            if (held.rows.spec, held.count) == (task.env, task.columns):
-                return held
-            held.rows.close()
-        rows = self._new_rows(task.env, task.columns)
-        return Held(rows, task.columns, NextSeeds(rows))
+        slot_envs = self._slots.pop(_make_cache_key(task), None)
+        if slot_envs is not None:
+            if (slot_envs.vector_env.spec, slot_envs.count) == (task.env, task.columns):
+                return slot_envs
+            slot_envs.vector_env.close()
+        vector_env = self._env_factory(task.env, task.columns)
+        return SlotEnvs(vector_env, task.columns, ResetSeedCache(vector_env))
 
-    def _keep(self, task: RolloutTask, held: Held) -> None:
+    def _cache_envs(self, task: RolloutTask, slot_envs: SlotEnvs) -> None:
         """Remember where a slot's environments stand, so that the next task need not restore."""
-        self._slots[_place(task)] = held
-        while len(self._slots) > _SLOTS_KEPT:
-            self._slots.popitem(last=False)[1].rows.close()
+        self._slots[_make_cache_key(task)] = slot_envs
+        while len(self._slots) > _MAX_SLOTS:
+            self._slots.popitem(last=False)[1].vector_env.close()
 
-    def _policy(self, task: RolloutTask, weights: Callable[[], PolicyArrays]) -> Policy:
+    def _get_policy(self, task: RolloutTask, weights: Callable[[], PolicyArrays]) -> Policy:
         key = (task.policy_id, task.policy, len(task.slots))
         policy = self._policies.pop(key, None)
         policy = policy or Policy(task.policy, weights(), len(task.slots))
         self._policies[key] = policy
-        while len(self._policies) > _POLICIES_KEPT:
+        while len(self._policies) > _MAX_POLICIES:
             self._policies.popitem(last=False)
         return policy
 
 
-def _place(task: RolloutTask) -> tuple[str, tuple[int, ...]]:
+def _make_cache_key(task: RolloutTask) -> tuple[str, tuple[int, ...]]:
     """Where a task's environments are kept: whole episodes share theirs, whatever their slot."""
     return task.run, task.slots if task.unit == "steps" else (-1 - task.columns,)

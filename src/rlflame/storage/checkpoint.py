@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from rlflame.config.recipe import EnvironmentSettings, Recipe
 from rlflame.errors import CheckpointError
 from rlflame.rollout import wire
-from rlflame.rollout.policy import expected_shapes
+from rlflame.rollout.policy import compute_array_shapes
 from rlflame.rollout.spec import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec
 from rlflame.storage import replay_segments, safetensors_file
 from rlflame.training.evaluation import EvaluationRecord
@@ -33,12 +33,12 @@ _FIELDS = {
     *("best", "evaluation", "state_digest", "digest"),
 }
 #: As many as anybody would wait for; `final_episodes` and `eval --episodes` are far below.
-_MOST_EPISODES = 10_000_000
+_MAX_EPISODES = 10_000_000
 #: Steps, lines and seeds are counted in 64 bits.
-_MOST_COUNTED = 2**63
-_Counted = Annotated[int, Field(ge=0, lt=_MOST_COUNTED)]
+_MAX_COUNT = 2**63
+_Count = Annotated[int, Field(ge=0, lt=_MAX_COUNT)]
 #: Number and digest of each segment that a checkpoint needs.
-_Named = tuple[tuple[_Counted, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]], ...]
+_SegmentIds = tuple[tuple[_Count, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]], ...]
 #: Differences that can change bits; the rest of a fingerprint is for the reader.
 _BIT_FIELDS = ("core", "simd", "system", "libc", "numpy", "gymnasium", "mujoco", "box2d")
 #: The same of gradients, where both sides have them: whoever only acts needs neither.
@@ -70,14 +70,14 @@ class Checkpoint:
 
 def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
     """Write the file so that at every moment either the old one or the new one is there."""
-    tensors = tensors_of(checkpoint)
+    tensors = collect_tensors(checkpoint)
     recipe = checkpoint.recipe.model_dump_json()
-    state_digest = _state_digest(tensors, checkpoint.progress)
-    digest = _digest(state_digest, recipe)
+    state_digest = _hash_state(tensors, checkpoint.progress)
+    digest = _hash_recipe(state_digest, recipe)
     metadata = {
         "kind": "checkpoint" if checkpoint.resumable else "policy",
         "recipe": recipe,
-        "environment": json.dumps(_environment_facts(checkpoint.env)),
+        "environment": json.dumps(_make_env_dict(checkpoint.env)),
         "policy": json.dumps(asdict(checkpoint.policy_spec)),
         "progress": json.dumps(asdict(checkpoint.progress)),
         "committed": json.dumps(checkpoint.committed),
@@ -95,9 +95,9 @@ def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, state_digest=state_digest, digest=digest)
 
 
-def state_digest(checkpoint: Checkpoint) -> str:
+def compute_state_digest(checkpoint: Checkpoint) -> str:
     """Of the state that it holds now, which may not be the one it was read with."""
-    return _state_digest(tensors_of(checkpoint), checkpoint.progress)
+    return _hash_state(collect_tensors(checkpoint), checkpoint.progress)
 
 
 def load(path: Path) -> Checkpoint:
@@ -107,35 +107,39 @@ def load(path: Path) -> Checkpoint:
     except CheckpointError:
         raise
     except OSError as error:
-        raise safetensors_file.reason_unread(path, error) from error
+        raise safetensors_file.make_read_error(path, error) from error
     except MemoryError as error:
         raise CheckpointError(f"{path} does not fit into this machine's memory.", "") from error
     except Exception as error:  # whatever a crafted header provokes is one sentence to the user
         raise CheckpointError(
-            f"{path} is damaged: {_said(error)}.", safetensors_file.EARLIER
+            f"{path} is damaged: {_format_reason(error)}.", safetensors_file.EARLIER_HINT
         ) from error
 
 
-def segments_named_in(path: Path) -> set[str]:
+def read_segment_names(path: Path) -> set[str]:
     """The files of the replay that a checkpoint needs, read from its header alone.
 
     Raises OSError where it is there and cannot be read: it may need any of them.
     """
     try:
-        named = _value(_Named, safetensors_file.strings(path).get("segments", "[]"))
+        segment_ids = _parse_json(
+            _SegmentIds, safetensors_file.read_metadata(path).get("segments", "[]")
+        )
     except ValueError:  # nothing that can be resumed
         return set()
-    return {replay_segments.name_of(*segment) for segment in named}
+    return {replay_segments.format_segment_name(*segment) for segment in segment_ids}
 
 
-def policy_only(checkpoint: Checkpoint, evaluation: EvaluationRecord | None) -> Checkpoint:
+def make_policy_checkpoint(
+    checkpoint: Checkpoint, evaluation: EvaluationRecord | None
+) -> Checkpoint:
     """The small file that eval and render need, with the evaluation it is known for."""
     return replace(
         checkpoint, snapshot=None, committed=(0, 0), best=evaluation, evaluation=evaluation
     )
 
 
-def fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+def find_fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
     """What differs between two machines that can change bits, as `name: one -> other`."""
     return [
         f"{name}: {a.get(name, '?')} -> {b.get(name, '?')}"
@@ -144,7 +148,7 @@ def fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[
     ]
 
 
-def tensors_of(checkpoint: Checkpoint) -> dict[str, Array]:
+def collect_tensors(checkpoint: Checkpoint) -> dict[str, Array]:
     tensors = {f"policy.{name}": array for name, array in checkpoint.policy.items()}
     snapshot = checkpoint.snapshot
     if snapshot is not None:
@@ -157,7 +161,7 @@ def tensors_of(checkpoint: Checkpoint) -> dict[str, Array]:
     return {name: np.asarray(array, order="C") for name, array in tensors.items()}
 
 
-def _state_digest(tensors: Mapping[str, Array], progress: Progress) -> str:
+def _hash_state(tensors: Mapping[str, Array], progress: Progress) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         array = tensors[name]
@@ -167,14 +171,14 @@ def _state_digest(tensors: Mapping[str, Array], progress: Progress) -> str:
     return digest.hexdigest()
 
 
-def _environment_facts(env: EnvSpec) -> dict[str, Any]:
+def _make_env_dict(env: EnvSpec) -> dict[str, Any]:
     """The environment without the modules it may import, which are decided in every command."""
     facts = asdict(env)
     del facts["modules"]
     return facts
 
 
-def _digest(state_digest: str, recipe: str) -> str:
+def _hash_recipe(state_digest: str, recipe: str) -> str:
     """Of the recipe's own text: a field that a later version adds leaves older files valid."""
     canonical = json.dumps(json.loads(recipe), sort_keys=True)
     return hashlib.sha256(f"{state_digest}|{canonical}".encode()).hexdigest()
@@ -182,17 +186,22 @@ def _digest(state_digest: str, recipe: str) -> str:
 
 def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts) -> None:
     """Recipe, policy and tensors fit each other, before any tensor is read."""
-    recipe = _recipe(metadata["recipe"])
-    env, spec = _value(EnvSpec, metadata["environment"]), _value(PolicySpec, metadata["policy"])
+    recipe = _parse_recipe(metadata["recipe"])
+    env, spec = (
+        _parse_json(EnvSpec, metadata["environment"]),
+        _parse_json(PolicySpec, metadata["policy"]),
+    )
     _check_coherent(recipe, env, spec)
-    whole = metadata["kind"] == "checkpoint"
-    known = ("policy.", *(("learner.", "behaviour.") if whole else ()))
-    odd = [
-        name for name in layouts if not name.startswith(known) and not (whole and name == "envs")
+    is_checkpoint = metadata["kind"] == "checkpoint"
+    prefixes = ("policy.", *(("learner.", "behaviour.") if is_checkpoint else ()))
+    unexpected = [
+        name
+        for name in layouts
+        if not name.startswith(prefixes) and not (is_checkpoint and name == "envs")
     ]
-    if odd:
-        raise ValueError(f"tensors nobody asked for: {_some(odd)}")
-    expected = expected_shapes(spec)
+    if unexpected:
+        raise ValueError(f"tensors nobody asked for: {_join_names(unexpected)}")
+    expected = compute_array_shapes(spec)
     for group in ("policy.", "behaviour."):
         shapes = {
             name.removeprefix(group): (layout.dtype, layout.shape)
@@ -204,47 +213,53 @@ def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts
 
 
 def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
-    recipe = _recipe(metadata["recipe"])
-    env, spec = _value(EnvSpec, metadata["environment"]), _value(PolicySpec, metadata["policy"])
+    recipe = _parse_recipe(metadata["recipe"])
+    env, spec = (
+        _parse_json(EnvSpec, metadata["environment"]),
+        _parse_json(PolicySpec, metadata["policy"]),
+    )
     env = replace(env, modules=())
-    progress = _value(Progress, metadata["progress"])
+    progress = _parse_json(Progress, metadata["progress"])
     _check_progress(progress, recipe)
-    policy = _group(tensors, "policy.")
+    policy = _select_tensors(tensors, "policy.")
     snapshot = None
     if metadata["kind"] == "checkpoint":
-        behaviour = _group(tensors, "behaviour.")
-        states = _states(tensors.get("envs"), recipe, env)
-        learner = _group(tensors, "learner.")
-        named = _value(_Named, metadata.get("segments", "[]"))
-        parts = tuple(
-            replay_segments.stored(replay_segments.folder_of(path), *segment) for segment in named
+        behaviour = _select_tensors(tensors, "behaviour.")
+        states = _decode_states(tensors.get("envs"), recipe, env)
+        learner = _select_tensors(tensors, "learner.")
+        segment_ids = _parse_json(_SegmentIds, metadata.get("segments", "[]"))
+        segments = tuple(
+            replay_segments.make_lazy_segment(replay_segments.find_segment_folder(path), *segment)
+            for segment in segment_ids
         )
-        snapshot = Snapshot(progress, policy, learner, states, behaviour or None, parts)
+        snapshot = Snapshot(progress, policy, learner, states, behaviour or None, segments)
     checkpoint = Checkpoint(
         recipe=recipe,
         env=env,
         policy_spec=spec,
         policy=policy,
         progress=progress,
-        fingerprint=_value(dict[str, str], metadata["fingerprint"]),
-        best=_record("best", metadata["best"]),
-        evaluation=_record("evaluation", metadata["evaluation"]),
-        committed=_value(tuple[_Counted, _Counted], metadata["committed"]),
+        fingerprint=_parse_json(dict[str, str], metadata["fingerprint"]),
+        best=_parse_record("best", metadata["best"]),
+        evaluation=_parse_record("evaluation", metadata["evaluation"]),
+        committed=_parse_json(tuple[_Count, _Count], metadata["committed"]),
         snapshot=snapshot,
         state_digest=metadata["state_digest"],
         digest=metadata["digest"],
     )
-    whole = tensors_of(checkpoint)
-    if whole.keys() != tensors.keys():
-        raise ValueError(f"tensors nobody asked for: {_some(whole.keys() ^ tensors.keys())}")
-    if _state_digest(whole, progress) != metadata["state_digest"]:
+    expected = collect_tensors(checkpoint)
+    if expected.keys() != tensors.keys():
+        raise ValueError(
+            f"tensors nobody asked for: {_join_names(expected.keys() ^ tensors.keys())}"
+        )
+    if _hash_state(expected, progress) != metadata["state_digest"]:
         raise ValueError("its tensors are not those its digest was made of")
-    if _digest(metadata["state_digest"], metadata["recipe"]) != metadata["digest"]:
+    if _hash_recipe(metadata["state_digest"], metadata["recipe"]) != metadata["digest"]:
         raise ValueError("its recipe is not the one its digest was made of")
     return checkpoint
 
 
-def _group(tensors: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+def _select_tensors(tensors: Mapping[str, Array], prefix: str) -> dict[str, Array]:
     return {
         name[len(prefix) :]: array for name, array in tensors.items() if name.startswith(prefix)
     }
@@ -266,8 +281,8 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
         or spec.squash != (recipe.learning.sac is not None)
         or spec.exploration != network.exploration
         or spec.exploration_interval != network.exploration_interval
-        or not _shaped(env)
-        or not _numbered(env)
+        or not _has_valid_action_shape(env)
+        or not _has_valid_action_numbers(env)
         or not len(env.action_low) == len(env.action_high) == bounds
     ):
         raise ValueError("its policy is not one for its environment and recipe")
@@ -282,16 +297,16 @@ def _check_environment(settings: EnvironmentSettings, env: EnvSpec) -> None:
         "kwargs": (settings.kwargs, dict(env.kwargs)),
         "max_episode_steps": (settings.max_episode_steps, env.max_episode_steps),
     }
-    for name, (expected, recorded) in arguments.items():
+    for name, (expected, actual) in arguments.items():
         # As text, because True == 1 in Python.
-        if json.dumps(expected, sort_keys=True) != json.dumps(recorded, sort_keys=True):
+        if json.dumps(expected, sort_keys=True) != json.dumps(actual, sort_keys=True):
             raise ValueError(
                 f"the environment's {name} is {expected!r:.80} in its recipe, "
-                f"and {recorded!r:.80} beside it"
+                f"and {actual!r:.80} beside it"
             )
 
 
-def _shaped(env: EnvSpec) -> bool:
+def _has_valid_action_shape(env: EnvSpec) -> bool:
     """Whether the environment's actions can have the shape that they are said to have."""
     shape = env.action_shape
     if shape is None or env.action_kind == "discrete":
@@ -299,11 +314,11 @@ def _shaped(env: EnvSpec) -> bool:
     return min(shape, default=1) > 0 and math.prod(shape) == env.action_size
 
 
-def _numbered(env: EnvSpec) -> bool:
+def _has_valid_action_numbers(env: EnvSpec) -> bool:
     """Whether its discrete actions, from the first on, are numbers of 64 bits."""
     if env.action_kind == "continuous":
         return env.action_start == 0
-    return abs(env.action_start) + env.action_size < _MOST_COUNTED
+    return abs(env.action_start) + env.action_size < _MAX_COUNT
 
 
 def _check_layouts(
@@ -312,31 +327,33 @@ def _check_layouts(
     group: str,
 ) -> None:
     if layouts.keys() != expected.keys():
-        odd = _some(layouts.keys() ^ expected.keys())
-        raise ValueError(f"{group} tensors missing or unknown: {odd}")
+        differing = _join_names(layouts.keys() ^ expected.keys())
+        raise ValueError(f"{group} tensors missing or unknown: {differing}")
     for name, shape in expected.items():
         if layouts[name] != ("F32", shape):
-            dtype, found = layouts[name]
-            raise ValueError(f"tensor {group}.{name} is {dtype} {found}, expected F32 {shape}")
+            dtype, actual_shape = layouts[name]
+            raise ValueError(
+                f"tensor {group}.{name} is {dtype} {actual_shape}, expected F32 {shape}"
+            )
 
 
 def _check_progress(progress: Progress, recipe: Recipe) -> None:
     """The counters can be those of a run of this recipe."""
-    rollout, every = recipe.learning.rollout, recipe.evaluation.every_steps
+    rollout, every_steps = recipe.learning.rollout, recipe.evaluation.every_steps
     counters = ("iteration", "steps", "episodes", "evaluations")
     numbers = {name: getattr(progress, name) for name in counters}
     per_iteration = rollout.columns * rollout.steps
     if (
-        not all(0 <= number < _MOST_COUNTED for number in numbers.values())
+        not all(0 <= number < _MAX_COUNT for number in numbers.values())
         or not progress.iteration <= progress.steps <= progress.iteration * per_iteration
         or progress.episodes > progress.steps
-        or progress.evaluations > (progress.steps // every if every is not None else 0)
+        or progress.evaluations > (progress.steps // every_steps if every_steps is not None else 0)
     ):
-        said = ", ".join(f"{name} {number!r:.40}" for name, number in numbers.items())
-        raise ValueError(f"its progress is of no run of its recipe: {said}")
+        text = ", ".join(f"{name} {number!r:.40}" for name, number in numbers.items())
+        raise ValueError(f"its progress is of no run of its recipe: {text}")
 
 
-def _states(data: Array | None, recipe: Recipe, env: EnvSpec) -> EnvStates:
+def _decode_states(data: Array | None, recipe: Recipe, env: EnvSpec) -> EnvStates:
     rollout = recipe.learning.rollout
     states = wire.decode(data.tobytes()) if data is not None else None
     rows = rollout.envs_per_slot if rollout.unit == "steps" else 0
@@ -344,13 +361,15 @@ def _states(data: Array | None, recipe: Recipe, env: EnvSpec) -> EnvStates:
         isinstance(states, tuple)
         and len(states) == rollout.num_slots
         and all(isinstance(slot, tuple) and len(slot) == rows for slot in states)
-        and all(isinstance(state, EnvState) and _fits(state, env) for state in sum(states, ()))
+        and all(
+            isinstance(state, EnvState) and _is_valid_state(state, env) for state in sum(states, ())
+        )
     ):
         return states
     raise ValueError("its environment states do not fit its recipe")
 
 
-def _fits(state: EnvState, env: EnvSpec) -> bool:
+def _is_valid_state(state: EnvState, env: EnvSpec) -> bool:
     """Whether an environment of this shape can be taken to the state at all."""
     if state.observation.shape not in ((0,), (env.observation_size,)):
         return False
@@ -361,22 +380,22 @@ def _fits(state: EnvState, env: EnvSpec) -> bool:
     return state.elapsed > 0 and state.actions.shape == shape
 
 
-def _record(name: str, text: str) -> EvaluationRecord | None:
+def _parse_record(name: str, text: str) -> EvaluationRecord | None:
     """What a file says of its scoring; as many episodes will be run again if that is asked for."""
-    record: EvaluationRecord | None = _value(EvaluationRecord | None, text)
+    record: EvaluationRecord | None = _parse_json(EvaluationRecord | None, text)
     if record is not None:
         counts = (record.episodes, len(record.returns), len(record.lengths))
-        if len(set(counts)) != 1 or not 0 < record.episodes <= _MOST_EPISODES:
+        if len(set(counts)) != 1 or not 0 < record.episodes <= _MAX_EPISODES:
             raise ValueError(
                 f"its {name} record speaks of {counts[0]} episodes, with {counts[1]} returns and "
                 f"{counts[2]} lengths"
             )
-        numbers = (*record.metrics().values(), record.min, record.max, *record.returns)
+        numbers = (*record.to_metrics().values(), record.min, record.max, *record.returns)
         if not all(map(math.isfinite, numbers)):
             raise ValueError(f"its {name} record holds NaN or infinity")
         if (
-            not 0 <= record.seed < _MOST_COUNTED
-            or not 1 <= record.max_episode_steps < _MOST_COUNTED
+            not 0 <= record.seed < _MAX_COUNT
+            or not 1 <= record.max_episode_steps < _MAX_COUNT
             or not 1 <= min(record.lengths) <= max(record.lengths) <= record.max_episode_steps
             or record.low > record.high
             or record.std < 0.0
@@ -386,46 +405,46 @@ def _record(name: str, text: str) -> EvaluationRecord | None:
     return record
 
 
-def _value(kind: Any, text: str) -> Any:
+def _parse_json(kind: Any, text: str) -> Any:
     """A frozen value from its JSON, each field of its declared type, and no other field."""
-    value = _adapter(kind).validate_json(text, strict=True)
+    value = _make_adapter(kind).validate_json(text, strict=True)
     names = {field.name for field in fields(value)} if is_dataclass(value) else None
     safetensors_file.check_names(text, names)
     return value
 
 
-def _recipe(text: str) -> Recipe:
+def _parse_recipe(text: str) -> Recipe:
     recipe = Recipe.model_validate_json(text)
     safetensors_file.check_names(text)
-    _check_written(json.loads(text), recipe.model_dump(mode="json"), "recipe")
+    _check_types(json.loads(text), recipe.model_dump(mode="json"), "recipe")
     return recipe
 
 
-def _check_written(written: Any, read: Any, path: str) -> None:
+def _check_types(raw: Any, parsed: Any, path: str) -> None:
     """Refuse what was read only because a text or true was taken for a number, or a number for
     true; and numbers beyond 64 bits."""
-    if isinstance(written, dict) and isinstance(read, dict):
-        for name in written.keys() & read.keys():
-            _check_written(written[name], read[name], f"{path}.{name}")
-    elif isinstance(written, list) and isinstance(read, list):
-        for before, after in zip(written, read, strict=False):
-            _check_written(before, after, path)
-    elif any(isinstance(written, kind) != isinstance(read, kind) for kind in (str, bool)):
-        raise ValueError(f"{path} is {written!r:.80}, and means {read!r:.80}")
-    elif isinstance(read, int) and abs(read) >= _MOST_COUNTED:
-        raise ValueError(f"{path} is {read!r:.40}, beyond 64 bits")
+    if isinstance(raw, dict) and isinstance(parsed, dict):
+        for name in raw.keys() & parsed.keys():
+            _check_types(raw[name], parsed[name], f"{path}.{name}")
+    elif isinstance(raw, list) and isinstance(parsed, list):
+        for raw_item, parsed_item in zip(raw, parsed, strict=False):
+            _check_types(raw_item, parsed_item, path)
+    elif any(isinstance(raw, kind) != isinstance(parsed, kind) for kind in (str, bool)):
+        raise ValueError(f"{path} is {raw!r:.80}, and means {parsed!r:.80}")
+    elif isinstance(parsed, int) and abs(parsed) >= _MAX_COUNT:
+        raise ValueError(f"{path} is {parsed!r:.40}, beyond 64 bits")
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _make_adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _some(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)[:5])
 
 
-def _said(error: Exception) -> str:
+def _format_reason(error: Exception) -> str:
     """The first line of what went wrong, and for JSON of the wrong shape, where."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False)[0]

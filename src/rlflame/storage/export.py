@@ -11,82 +11,89 @@ from pathlib import Path
 import numpy as np
 
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.errors import ConfigError, ending, shell
+from rlflame.errors import ConfigError, format_shell, replace_suffix
 from rlflame.fleet import factory
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Float32
 from rlflame.storage import checkpoint, onnx_export, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.training.evaluation import EvaluationPlan, task
+from rlflame.training.evaluation import EvaluationPlan, make_evaluation_task
 
-REPLAYED = 1000
+OBSERVATION_COUNT = 1000
 #: What rounding may come to where another library multiplies.
 TOLERANCE = 1e-5
 
 
 def check_target(file: Path, out: Path, onnx: bool) -> None:
     """What cannot be meant, before anything is written."""
-    wanted = ".onnx" if onnx else ".safetensors"
-    if out.suffix.lower() != wanted:
+    suffix = ".onnx" if onnx else ".safetensors"
+    if out.suffix.lower() != suffix:
         raise ConfigError(
-            f"-o {str(out)!r} does not end {wanted}.", shell("-o", ending(out, wanted, "policy"))
+            f"-o {str(out)!r} does not end {suffix}.",
+            format_shell("-o", replace_suffix(out, suffix, "policy")),
         )
     if out.exists() and out.samefile(file):
         raise ConfigError(
             f"-o {str(out)!r} is the checkpoint itself, which holds more than its policy.",
-            shell("-o", out.with_name(f"small{wanted}")),
+            format_shell("-o", out.with_name(f"small{suffix}")),
         )
 
 
 def write_policy(source: Checkpoint, out: Path) -> int:
     """The policy with its recipe and its recorded evaluation; how many bytes that is."""
-    checkpoint.save(out, checkpoint.policy_only(source, source.evaluation))
+    checkpoint.save(out, checkpoint.make_policy_checkpoint(source, source.evaluation))
     return out.stat().st_size
 
 
 def write_onnx(source: Checkpoint, out: Path) -> bytes:
     """The model, written whole or not at all."""
     learning = source.recipe.learning
-    said = {
+    metadata = {
         "environment": source.env.id,
         "algorithm": learning.algorithm,
         "steps": str(source.progress.steps),
         "digest": source.digest,
     }
-    data = onnx_export.model(source.env, source.policy_spec, source.policy, said)
+    data = onnx_export.build_onnx_model(source.env, source.policy_spec, source.policy, metadata)
     safetensors_file.write_atomically(out, data)
     return data
 
 
-def difference(source: Checkpoint, data: bytes) -> float:
+def measure_onnx_difference(source: Checkpoint, data: bytes) -> float:
     """The largest one between the model and the policy over observations that it meets."""
     policy = Policy(source.policy_spec, source.policy)
-    return onnx_export.largest_difference(data, source.env, policy, met(source, REPLAYED))
+    return onnx_export.measure_largest_difference(
+        data, source.env, policy, sample_observations(source, OBSERVATION_COUNT)
+    )
 
 
-def met(source: Checkpoint, count: int) -> Float32:
+def sample_observations(source: Checkpoint, count: int) -> Float32:
     """The first observations of an evaluation's episodes, one episode after the other.
 
     A worker process steps the environment: one that hangs inside a C library stops for no Ctrl-C.
     """
     width = source.policy_spec.width
-    found: list[Float32] = []
+    chunks: list[Float32] = []
     number = 0
-    with factory.fleet(RuntimeSettings(fleet="local", workers=1), 1, lambda event: None) as fleet:
+    with factory.make_fleet(
+        RuntimeSettings(fleet="local", workers=1), 1, lambda event: None
+    ) as fleet:
         name = fleet.put(source.policy)
         while number < count:
-            first = len(found)
+            first = len(chunks)
             plan = EvaluationPlan(width, max_episode_steps=count)
-            asked = task(source.env, source.policy_spec, plan, first * width, width)
-            submission = fleet.submit([replace(asked, policy_id=name, record=True)])
+            rollout_task = make_evaluation_task(
+                source.env, source.policy_spec, plan, first * width, width
+            )
+            submission = fleet.submit([replace(rollout_task, policy_id=name, record=True)])
             try:
                 (fragment,) = submission
             finally:
                 submission.cancel()
-            played = [
+            episodes = [
                 fragment.observations[:length, row] for row, length in enumerate(fragment.lengths)
             ]
-            found.append(np.concatenate(played))
-            number += len(found[-1])
-    observations: Float32 = np.concatenate(found)[:count]
+            chunks.append(np.concatenate(episodes))
+            number += len(chunks[-1])
+    observations: Float32 = np.concatenate(chunks)[:count]
     return observations

@@ -16,20 +16,26 @@ RESERVED_BYTES = (250_000_000, 1_200_000_000)
 _ROOT = Path("/")
 
 
-def available_bytes(root: Path = _ROOT) -> int:
+def measure_available_bytes(root: Path = _ROOT) -> int:
     """What the machine has left, or its container where that is less."""
-    return max(0, min([_machine(root), *_limits(root)]))
+    return max(0, min([_read_machine_bytes(root), *_read_cgroup_limits(root)]))
 
 
-def room_bytes(root: Path = _ROOT) -> tuple[int, int]:
+def measure_usable_bytes(root: Path = _ROOT) -> tuple[int, int]:
     """What one replay can take in this process beside all else that it will need: beyond the first
     it cannot run, up to the second it can."""
-    shared, left = available_bytes(root) - PROCESS_BYTES, [*_address_space(root)]
-    most, safe = (min([shared, *(one - kept for one in left)]) for kept in RESERVED_BYTES)
-    return max(0, most), max(0, safe)
+    shared, address_limits = (
+        measure_available_bytes(root) - PROCESS_BYTES,
+        [*_read_address_limits(root)],
+    )
+    maximum, safe = (
+        min([shared, *(limit_bytes - reserve_bytes for limit_bytes in address_limits)])
+        for reserve_bytes in RESERVED_BYTES
+    )
+    return max(0, maximum), max(0, safe)
 
 
-def _address_space(root: Path) -> Iterator[int]:
+def _read_address_limits(root: Path) -> Iterator[int]:
     """Of `ulimit -v`, what this process has not taken yet."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
@@ -38,7 +44,7 @@ def _address_space(root: Path) -> Iterator[int]:
             yield limit - pages * resource.getpagesize()
 
 
-def _machine(root: Path) -> int:
+def _read_machine_bytes(root: Path) -> int:
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -46,7 +52,7 @@ def _machine(root: Path) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _limits(root: Path) -> Iterator[int]:
+def _read_cgroup_limits(root: Path) -> Iterator[int]:
     """What each control group that this process is in has left, of either version."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
@@ -55,26 +61,26 @@ def _limits(root: Path) -> Iterator[int]:
         _, controllers, path = line.split(":", 2)
         if not controllers:
             names = ("memory.max", "memory.current", "inactive_file")
-            yield from _group(root / "sys/fs/cgroup", path, names)
+            yield from _read_cgroup_hierarchy(root / "sys/fs/cgroup", path, names)
         elif "memory" in controllers.split(","):
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            yield from _group(root / "sys/fs/cgroup/memory", path, names)
+            yield from _read_cgroup_hierarchy(root / "sys/fs/cgroup/memory", path, names)
 
 
-def _group(base: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
+def _read_cgroup_hierarchy(base: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
     """Of a group and all above it; inside a container the path may be one of outside."""
     limit, usage, cached = names
-    place = base / path.lstrip("/")
-    for folder in (place, *place.parents):
+    directory = base / path.lstrip("/")
+    for folder in (directory, *directory.parents):
         with contextlib.suppress(OSError, ValueError):
             # A group without a limit says `max`, or has no such file.
-            left = int((folder / limit).read_text()) - int((folder / usage).read_text())
-            yield left + _cached(folder / "memory.stat", cached)
+            free_bytes = int((folder / limit).read_text()) - int((folder / usage).read_text())
+            yield free_bytes + _read_cached_bytes(folder / "memory.stat", cached)
         if folder == base:
             return
 
 
-def _cached(file: Path, name: str) -> int:
+def _read_cached_bytes(file: Path, name: str) -> int:
     """Pages of files count as used, and are given up when they are needed."""
     with contextlib.suppress(OSError, ValueError):
         for line in file.read_text().splitlines():

@@ -69,19 +69,19 @@ class Sink(Protocol):
 class LineFile:
     """A text file of which a checkpoint counts the lines, after a header that is not counted.
 
-    Opening it finds the counted lines and changes nothing; `cut` removes what follows them, which
-    was written after the checkpoint and belongs to work that will be done again.
+    Opening it finds the counted lines and changes nothing; `truncate` removes what follows them,
+    which was written after the checkpoint and belongs to work that will be done again.
     """
 
     def __init__(self, path: Path, lines: int, header: str = "") -> None:
         self.lines = lines
         self._header = header
-        self._end = _end_of_lines(path, lines, header)
+        self._end_offset = _find_end_offset(path, lines, header)
         self._file = regular_file.open_to_append(path)
 
-    def cut(self) -> None:
-        self._file.truncate(self._end)
-        if self._end == 0:
+    def truncate(self) -> None:
+        self._file.truncate(self._end_offset)
+        if self._end_offset == 0:
             self._file.write(self._header)
 
     def append(self, line: str) -> None:
@@ -101,17 +101,17 @@ class LineFile:
         self._file.close()
 
 
-def _end_of_lines(path: Path, lines: int, header: str) -> int:
+def _find_end_offset(path: Path, lines: int, header: str) -> int:
     """The length of the header and so many whole lines; a CheckpointError if some are missing."""
-    wanted, end = lines + header.count("\n"), 0
+    remaining, end = lines + header.count("\n"), 0
     if path.exists():
         with regular_file.open_to_read(path) as file:
-            while wanted and (line := file.readline(regular_file.LINE_BYTES)).endswith(b"\n"):
+            while remaining and (line := file.readline(regular_file.LINE_BYTES)).endswith(b"\n"):
                 end += len(line)
-                wanted -= 1
-    if wanted and lines:
+                remaining -= 1
+    if remaining and lines:
         raise CheckpointError(
-            f"{path} has lost {min(wanted, lines)} of the {lines} lines its checkpoint counts.",
+            f"{path} has lost {min(remaining, lines)} of the {lines} lines its checkpoint counts.",
             "resume an earlier checkpoint by its name, or this one from an empty folder",
         )
     return end
@@ -127,45 +127,45 @@ class JsonLines:
         unknown = metrics.keys() - NAMES.keys()
         if unknown:
             raise KeyError(f"metrics that nobody explained: {sorted(unknown)}")
-        line = {"steps": step, **{name: _json_number(value) for name, value in metrics.items()}}
+        line = {"steps": step, **{name: _to_json_number(value) for name, value in metrics.items()}}
         self._file.append(json.dumps(line, allow_nan=False))
 
     def close(self) -> None:
         self._file.close()
 
 
-def _json_number(value: Any) -> Any:
+def _to_json_number(value: Any) -> Any:
     """JSON knows neither NaN nor infinity: such a measurement is absent."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class PhaseTimes:
+class PhaseTimer:
     """Wall and processor seconds by phase, lap by lap; the workers' where they can be known."""
 
-    def __init__(self, workers: Callable[[], float | None] = lambda: None) -> None:
+    def __init__(self, read_workers_cpu_s: Callable[[], float | None] = lambda: None) -> None:
         self._seconds: dict[str, float] = {}
-        self._spent_by_workers = workers
-        self._wall, self._processor, self._workers = self._now()
+        self._read_workers_cpu_s = read_workers_cpu_s
+        self._wall_s, self._processor_s, self._workers_cpu_s = self._read_clocks()
 
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def time_phase(self, name: str) -> Iterator[None]:
         start = time.monotonic()
         try:
             yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - start
 
-    def lap(self) -> dict[str, float]:
+    def finish_lap(self) -> dict[str, float]:
         """What has passed since the last one."""
-        wall, processor, workers = self._now()
-        lap = {"wall_s": wall - self._wall, "driver_cpu_s": processor - self._processor}
-        if workers is not None and self._workers is not None:
+        wall, processor, workers = self._read_clocks()
+        lap = {"wall_s": wall - self._wall_s, "driver_cpu_s": processor - self._processor_s}
+        if workers is not None and self._workers_cpu_s is not None:
             # A worker that has just ended may be counted a moment late.
-            lap["workers_cpu_s"] = max(0.0, workers - self._workers)
+            lap["workers_cpu_s"] = max(0.0, workers - self._workers_cpu_s)
         lap |= {f"{name}_s": seconds for name, seconds in self._seconds.items()}
         self._seconds.clear()
-        self._wall, self._processor, self._workers = wall, processor, workers
+        self._wall_s, self._processor_s, self._workers_cpu_s = wall, processor, workers
         return {name: round(value, 6) for name, value in lap.items()}
 
-    def _now(self) -> tuple[float, float, float | None]:
-        return time.monotonic(), time.process_time(), self._spent_by_workers()
+    def _read_clocks(self) -> tuple[float, float, float | None]:
+        return time.monotonic(), time.process_time(), self._read_workers_cpu_s()

@@ -40,9 +40,9 @@ class _Graph:
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
-        self.last = INPUT
+        self.last_output = INPUT
 
-    def then(self, operator: str, *constants: Array, **attributes: Any) -> None:
+    def add_node(self, operator: str, *constants: Array, **attributes: Any) -> None:
         from onnx import helper, numpy_helper
 
         number = len(self.nodes)
@@ -52,69 +52,75 @@ class _Graph:
             for array, name in zip(constants, names, strict=True)
         ]
         out = f"{operator}.{number}"
-        self.nodes.append(helper.make_node(operator, [self.last, *names], [out], **attributes))
-        self.last = out
+        self.nodes.append(
+            helper.make_node(operator, [self.last_output, *names], [out], **attributes)
+        )
+        self.last_output = out
 
 
-def model(env: EnvSpec, spec: PolicySpec, arrays: PolicyArrays, said: Mapping[str, str]) -> bytes:
+def build_onnx_model(
+    env: EnvSpec, spec: PolicySpec, arrays: PolicyArrays, metadata: Mapping[str, str]
+) -> bytes:
     """The file's bytes; `said` are words about the policy that travel with it."""
     from onnx import TensorProto, checker, helper
 
     graph = _Graph()
     if spec.normalise:
         clip = np.array(spec.observation_clip, np.float32)
-        graph.then("Sub", arrays["normaliser.mean"])
-        graph.then("Mul", arrays["normaliser.scale"])
-        graph.then("Clip", -clip, clip)
+        graph.add_node("Sub", arrays["normaliser.mean"])
+        graph.add_node("Mul", arrays["normaliser.scale"])
+        graph.add_node("Clip", -clip, clip)
     for layer in range(len(spec.hidden) + 1):
-        graph.then("MatMul", arrays[f"actor.{layer}.weight"])
-        graph.then("Add", arrays[f"actor.{layer}.bias"])
+        graph.add_node("MatMul", arrays[f"actor.{layer}.weight"])
+        graph.add_node("Add", arrays[f"actor.{layer}.bias"])
         if layer < len(spec.hidden):
-            graph.then("Tanh" if spec.activation == "tanh" else "Relu")
+            graph.add_node("Tanh" if spec.activation == "tanh" else "Relu")
     shape: tuple[int, ...] = ()
     if spec.action_kind == "discrete":
-        graph.then("ArgMax", axis=1, keepdims=0)
-        graph.then("Add", np.array(env.action_start, np.int64))
+        graph.add_node("ArgMax", axis=1, keepdims=0)
+        graph.add_node("Add", np.array(env.action_start, np.int64))
     else:
         shape = (spec.action_size,) if env.action_shape is None else env.action_shape
-        _bounded(graph, spec)
-        graph.then("Reshape", np.array((-1, *shape), np.int64))
+        _add_action_bounds(graph, spec)
+        graph.add_node("Reshape", np.array((-1, *shape), np.int64))
     graph.nodes[-1].output[0] = OUTPUT
     kind = TensorProto.INT64 if spec.action_kind == "discrete" else TensorProto.FLOAT
-    whole = helper.make_graph(
+    graph_proto = helper.make_graph(
         graph.nodes,
         "policy",
         [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["batch", spec.observation_size])],
         [helper.make_tensor_value_info(OUTPUT, kind, ["batch", *shape])],
         graph.constants,
     )
-    built = helper.make_model(
-        whole,
+    model_proto = helper.make_model(
+        graph_proto,
         producer_name="rlflame",
         opset_imports=[helper.make_opsetid("", _OPSET)],
         ir_version=_IR,
     )
-    helper.set_model_props(built, dict(said))
-    checker.check_model(built, full_check=True)
-    data: bytes = built.SerializeToString()
+    helper.set_model_props(model_proto, dict(metadata))
+    checker.check_model(model_proto, full_check=True)
+    data: bytes = model_proto.SerializeToString()
     return data
 
 
-def _bounded(graph: _Graph, spec: PolicySpec) -> None:
+def _add_action_bounds(graph: _Graph, spec: PolicySpec) -> None:
     """From what the network puts out to what the environment takes."""
     low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
     if spec.squash:
         # The means come first, the deviations after them.
-        begin, end, axis = (np.array([number], np.int64) for number in (0, spec.action_size, 1))
-        graph.then("Slice", begin, end, axis)
-        graph.then("Tanh")
-        graph.then("Mul", (high - low) * np.float32(0.5))
-        graph.then("Add", (low + high) * np.float32(0.5))
-    graph.then("Max", low)
-    graph.then("Min", high)
+        start, end, axis = (np.array([number], np.int64) for number in (0, spec.action_size, 1))
+        graph.add_node("Slice", start, end, axis)
+        graph.add_node("Tanh")
+        graph.add_node("Mul", (high - low) * np.float32(0.5))
+        graph.add_node("Add", (low + high) * np.float32(0.5))
+    graph.add_node("Max", low)
+    graph.add_node("Min", high)
 
 
-def largest_difference(data: bytes, env: EnvSpec, policy: Policy, observations: Float32) -> float:
+def measure_largest_difference(
+    data: bytes, env: EnvSpec, policy: Policy, observations: Float32
+) -> float:
     """Between the model's actions and the policy's own, over these observations.
 
     Relative to the action where that is larger than one. For a choice: by how much the logit of
@@ -123,21 +129,21 @@ def largest_difference(data: bytes, env: EnvSpec, policy: Policy, observations: 
     import onnxruntime
 
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    (theirs,) = session.run([OUTPUT], {INPUT: observations})
+    (model_actions,) = session.run([OUTPUT], {INPUT: observations})
     width = policy.spec.width
-    rows = np.zeros((width, observations.shape[1]), np.float32)
+    batch = np.zeros((width, observations.shape[1]), np.float32)
     largest = 0.0
     for first in range(0, len(observations), width):
-        part = observations[first : first + width]
-        rows[: len(part)], rows[len(part) :] = part, 0.0
-        answer = theirs[first : first + width]
+        chunk = observations[first : first + width]
+        batch[: len(chunk)], batch[len(chunk) :] = chunk, 0.0
+        chunk_actions = model_actions[first : first + width]
         if policy.spec.action_kind == "discrete":
-            logits = policy.forward(rows)[: len(part)]
-            picked = logits[np.arange(len(part)), answer - env.action_start]
-            difference = logits.max(axis=1) - picked
+            logits = policy.forward(batch)[: len(chunk)]
+            model_logits = logits[np.arange(len(chunk)), chunk_actions - env.action_start]
+            difference = logits.max(axis=1) - model_logits
         else:
-            ours = policy.to_environment(policy.best(rows))[: len(part)]
-            apart = np.abs(ours - answer.reshape(ours.shape))
-            difference = apart / np.maximum(1.0, np.abs(ours))
+            policy_actions = policy.to_environment(policy.mode(batch))[: len(chunk)]
+            gaps = np.abs(policy_actions - chunk_actions.reshape(policy_actions.shape))
+            difference = gaps / np.maximum(1.0, np.abs(policy_actions))
         largest = max(largest, float(difference.max()))
     return largest

@@ -14,71 +14,77 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 
-from rlflame.errors import CheckpointError, ReplayLost
-from rlflame.learning.base import Segment, State, digest_of
+from rlflame.errors import CheckpointError, ReplayError
+from rlflame.learning.base import Segment, State, compute_digest
 from rlflame.storage import safetensors_file
 
 _NAME = re.compile(r"segment-\d{6,}-[0-9a-f]{16}\.safetensors")
 _FIELDS = ("kind", "segment", "digest")
-_ONWARD = "rlflame resume RUN --fresh-replay goes on with an empty replay"
+_HINT = "rlflame resume RUN --fresh-replay goes on with an empty replay"
 
 
-def run_of(checkpoint: Path) -> Path:
+def find_run_folder(checkpoint: Path) -> Path:
     """The run folder that a checkpoint file lies in."""
     parent = checkpoint.absolute().parent
     return parent.parent if parent.name == "checkpoints" else parent
 
 
-def folder_of(checkpoint: Path) -> Path:
+def find_segment_folder(checkpoint: Path) -> Path:
     """Where the segments lie that a checkpoint names."""
-    return run_of(checkpoint) / "replay"
+    return find_run_folder(checkpoint) / "replay"
 
 
-def name_of(number: int, digest: str) -> str:
+def format_segment_name(number: int, digest: str) -> str:
     return f"segment-{number:06d}-{digest[:16]}.safetensors"
 
 
-def stored(folder: Path, number: int, digest: str) -> Segment:
+def make_lazy_segment(folder: Path, number: int, digest: str) -> Segment:
     """A segment whose content is read, and verified, when it is asked for."""
-    return Segment(number, digest, partial(_read, folder / name_of(number, digest), number, digest))
+    return Segment(
+        number,
+        digest,
+        partial(_read_segment, folder / format_segment_name(number, digest), number, digest),
+    )
 
 
-def _read(path: Path, number: int, digest: str) -> State:
+def _read_segment(path: Path, number: int, digest: str) -> State:
     try:
         metadata, arrays = safetensors_file.read(path, "segment", _FIELDS)
-        if metadata["segment"] != str(number) or digest_of(arrays) != digest:
+        if metadata["segment"] != str(number) or compute_digest(arrays) != digest:
             raise ValueError("it is not the segment that the checkpoint names")
     except CheckpointError as error:
-        raise ReplayLost(error.message, _ONWARD) from error
+        raise ReplayError(error.message, _HINT) from error
     except FileNotFoundError as error:
-        raise ReplayLost(f"{path} is missing, and the replay needs it.", _ONWARD) from error
+        raise ReplayError(f"{path} is missing, and the replay needs it.", _HINT) from error
     except OSError as error:
-        raise ReplayLost(f"{path} cannot be read: {error.strerror}.", _ONWARD) from error
+        raise ReplayError(f"{path} cannot be read: {error.strerror}.", _HINT) from error
     except Exception as error:  # whatever a crafted header provokes is one sentence to the user
         reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
-        raise ReplayLost(f"{path} is damaged: {reason}.", _ONWARD) from error
+        raise ReplayError(f"{path} is damaged: {reason}.", _HINT) from error
     return arrays
 
 
 class SegmentFiles:
     """The segments of one run folder. `verified` are known to be there as they should be."""
 
-    def __init__(self, run: Path, verified: Iterable[Segment]) -> None:
+    def __init__(self, run: Path, verified_segments: Iterable[Segment]) -> None:
         self._folder = run / "replay"
-        self._kept = {name_of(segment.number, segment.digest) for segment in verified}
+        self._names = {
+            format_segment_name(segment.number, segment.digest) for segment in verified_segments
+        }
 
-    def keep(self, segments: Iterable[Segment]) -> None:
+    def write_missing(self, segments: Iterable[Segment]) -> None:
         """Write those that are not there yet; before the checkpoint that names them."""
         for segment in segments:
-            name = name_of(segment.number, segment.digest)
-            if name not in self._kept:
-                self._write(segment, self._folder / name)
-                self._kept.add(name)
+            name = format_segment_name(segment.number, segment.digest)
+            if name not in self._names:
+                self._write_segment(segment, self._folder / name)
+                self._names.add(name)
 
-    def _write(self, segment: Segment, path: Path) -> None:
+    def _write_segment(self, segment: Segment, path: Path) -> None:
         try:
             # A process that died before its checkpoint may have left it, or a disk half of it.
-            _read(path, segment.number, segment.digest)
+            _read_segment(path, segment.number, segment.digest)
         except CheckpointError:
             if not self._folder.exists():
                 self._folder.mkdir()
@@ -90,14 +96,14 @@ class SegmentFiles:
             }
             safetensors_file.write(path, segment.arrays(), metadata)
 
-    def prune(self, needed: Callable[[], Collection[str]]) -> None:
+    def prune(self, find_needed_names: Callable[[], Collection[str]]) -> None:
         """Remove what no checkpoint names any more."""
         if self._folder.exists():
             try:
-                named = needed()
+                needed_names = find_needed_names()
             except OSError:  # a checkpoint that cannot be read now may need any of them
                 return
             for path in self._folder.iterdir():
-                if path.name not in named and _NAME.fullmatch(path.name):
+                if path.name not in needed_names and _NAME.fullmatch(path.name):
                     path.unlink(missing_ok=True)
-                    self._kept.discard(path.name)
+                    self._names.discard(path.name)

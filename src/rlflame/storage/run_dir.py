@@ -27,24 +27,24 @@ from pathlib import Path
 
 from rlflame.errors import (
     CheckpointError,
-    CheckpointsDamaged,
-    FolderLost,
-    NotWritten,
-    shell,
-    typed,
+    DamagedCheckpointsError,
+    LostFolderError,
+    WriteError,
+    format_command,
+    format_shell,
 )
 from rlflame.storage import checkpoint, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.trainer import Progress
 
 #: What to type where nothing stands in a folder yet.
-AGAIN = "begin again with the same command"
+RETRY_HINT = "begin again with the same command"
 #: As long as nobody holds a lock who only looks whether it is held.
-_MOMENT_S = 0.2
-_LOCK = ".lock"
+_LOCK_WAIT_S = 0.2
+_LOCK_NAME = ".lock"
 #: Files that are appended to, and folders that files are written into: none may be a link.
 _LINKS_REFUSED = (
-    _LOCK,
+    _LOCK_NAME,
     "metrics.jsonl",
     "episodes.csv",
     "timing.jsonl",
@@ -57,7 +57,7 @@ _LINKS_REFUSED = (
 _STEP_FILE = re.compile(r"step-(\d{9,})\.safetensors")
 
 
-class Taken(CheckpointError):
+class FolderInUseError(CheckpointError):
     """A folder that another process holds."""
 
 
@@ -68,57 +68,58 @@ class RunFolder:
     `check` that both are still the same folder.
     """
 
-    def __init__(self, path: Path, lock: int) -> None:
+    def __init__(self, path: Path, lock_fd: int) -> None:
         self.path = path
-        self._lock = lock
+        self._lock_fd = lock_fd
         # An open folder keeps its number from being given to another.
         try:
-            self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            self._folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:  # one that may be entered and written, not read
-            self._folder = -1
+            self._folder_fd = -1
 
     def check(self) -> None:
         """Raise FolderLost where another folder, or none, is at the path now."""
-        if self._lock < 0 or _is_same(self.path / _LOCK, self._lock):
+        if self._lock_fd < 0 or _is_same(self.path / _LOCK_NAME, self._lock_fd):
             return
         if self.lock_removed:
             return  # nobody else has the folder; the recorder saves before it stops
         if not self.path.exists():
-            raise FolderLost(
+            raise LostFolderError(
                 f"{self.path} does not exist any more: it was moved or removed during the run.",
-                f"if it was moved: {typed('resume', 'FOLDER')} goes on there",
+                f"if it was moved: {format_command('resume', 'FOLDER')} goes on there",
             )
-        raise FolderLost(
+        raise LostFolderError(
             f"{self.path} is not the folder that this run began in: that one was moved or removed, "
             "and nothing was written into the new one.",
-            f"if it was moved: {typed('resume', 'FOLDER')} goes on there",
+            f"if it was moved: {format_command('resume', 'FOLDER')} goes on there",
         )
 
     @property
     def lock_removed(self) -> bool:
         """Whether the folder is the same and lacks its lock file."""
         return (
-            self._lock >= 0
-            and self._folder >= 0
-            and not os.path.lexists(self.path / _LOCK)
-            and _is_same(self.path, self._folder)
+            self._lock_fd >= 0
+            and self._folder_fd >= 0
+            and not os.path.lexists(self.path / _LOCK_NAME)
+            and _is_same(self.path, self._folder_fd)
         )
 
-    def unlocked_error(self) -> FolderLost:
+    def make_unlocked_error(self) -> LostFolderError:
         """The end of a run whose lock file was removed."""
-        return FolderLost(
-            f"{self.path / _LOCK} was removed during the run, so another process could write into "
+        return LostFolderError(
+            f"{self.path / _LOCK_NAME} was removed during the run, so another process could "
+            "write into "
             f"{self.path}. The run was saved and stopped.",
-            typed("resume", self.path),
+            format_command("resume", self.path),
         )
 
     def check_held(self) -> None:
         """A check for a folder of runs, of which each saves itself."""
         self.check()
         if self.lock_removed:
-            raise self.unlocked_error()
+            raise self.make_unlocked_error()
 
-    def check_whole(self) -> None:
+    def check_all(self) -> None:
         """Both checks, for a write into a sub-folder."""
         self.check()
         self.check_links()
@@ -128,23 +129,23 @@ class RunFolder:
         refuse_links(self.path)
 
     @classmethod
-    def create(cls, wanted: Path) -> RunFolder:
+    def create(cls, target: Path) -> RunFolder:
         """A new folder, or an empty one; beside one that is not, under a name with a number."""
-        if wanted.name in ("", ".."):
-            wanted = wanted.resolve()
-        path, number = wanted, 1
+        if target.name in ("", ".."):
+            target = target.resolve()
+        path, number = target, 1
         while True:
-            if _made(path) or _is_free(path):
+            if _make_folder(path) or _is_free(path):
                 try:
-                    lock = _locked(path, "choose another folder with --out")
-                except Taken:  # by one that was as quick
-                    lock = None
-                if lock is not None:
+                    lock_fd = _acquire_lock(path, "choose another folder with --out")
+                except FolderInUseError:  # by one that was as quick
+                    lock_fd = None
+                if lock_fd is not None:
                     if _is_free(path):
-                        return cls(path, lock)
-                    os.close(lock)
+                        return cls(path, lock_fd)
+                    os.close(lock_fd)
             number += 1
-            path = wanted.parent / f"{wanted.name}-{number}"
+            path = target.parent / f"{target.name}-{number}"
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -152,31 +153,31 @@ class RunFolder:
         if not path.is_dir():
             raise CheckpointError(f"{path} is no run folder.", "rlflame runs lists them")
         hint = (
-            f"make it writable, or go on in a copy: {shell('cp', '-r', path, 'COPY')}; "
+            f"make it writable, or go on in a copy: {format_shell('cp', '-r', path, 'COPY')}; "
             "rlflame resume COPY"
         )
         refuse_links(path)
-        folder = cls(path, _locked(path, hint))
+        folder = cls(path, _acquire_lock(path, hint))
         with contextlib.suppress(OSError):
-            for place in ("", "checkpoints/", "replay/"):
-                for leftover in path.glob(f"{place}.*{safetensors_file.TEMPORARY}"):
+            for prefix in ("", "checkpoints/", "replay/"):
+                for leftover in path.glob(f"{prefix}.*{safetensors_file.TEMPORARY_SUFFIX}"):
                     if safetensors_file.is_temporary(leftover.name):
                         leftover.unlink()
         return folder
 
-    def instead_of(self, asked: str | None) -> str | None:
+    def format_relocation_note(self, out: str | None) -> str | None:
         """What to say where it is not the one that was asked for by name."""
-        if asked is None or self.path.resolve() == Path(asked).resolve():
+        if out is None or self.path.resolve() == Path(out).resolve():
             return None
-        return f"{asked} is taken and stays as it is; this run is in {self.path}."
+        return f"{out} is taken and stays as it is; this run is in {self.path}."
 
     def release(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-        if self._folder >= 0:
-            os.close(self._folder)
-            self._folder = -1
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+        if self._folder_fd >= 0:
+            os.close(self._folder_fd)
+            self._folder_fd = -1
 
     @property
     def latest(self) -> Path:
@@ -194,20 +195,21 @@ def refuse_links(folder: Path, names: Iterable[str] = _LINKS_REFUSED) -> None:
         if path.is_symlink():
             raise CheckpointError(
                 f"{path} is a symbolic link, and rlflame does not write through it.",
-                f"put the file or folder itself there, or remove the link: {shell('rm', path)}",
+                "put the file or folder itself there, or remove the link: "
+                f"{format_shell('rm', path)}",
             )
 
 
 def _is_same(path: Path, descriptor: int) -> bool:
     """Whether the open file is the one at the path."""
     try:
-        at_path = os.stat(path, follow_symlinks=path.name != _LOCK)
+        at_path = os.stat(path, follow_symlinks=path.name != _LOCK_NAME)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return os.path.samestat(at_path, os.fstat(descriptor))
 
 
-def _made(path: Path) -> bool:
+def _make_folder(path: Path) -> bool:
     """Whether there is a folder now where there was nothing."""
     missing = [level for level in (path, *path.parents) if not level.exists()]
     try:
@@ -227,33 +229,33 @@ def _made(path: Path) -> bool:
 def _is_free(path: Path) -> bool:
     """Whether it is a folder with nothing in it but what a lock leaves behind."""
     try:
-        return {entry.name for entry in path.iterdir()} <= {_LOCK}
+        return {entry.name for entry in path.iterdir()} <= {_LOCK_NAME}
     except OSError:
         return False
 
 
-def step_files(folder: Path) -> list[Path]:
+def list_step_files(folder: Path) -> list[Path]:
     """Checkpoints in a run folder, oldest first."""
-    found = folder.glob("checkpoints/step-*.safetensors")
-    return sorted((path for path in found if _STEP_FILE.fullmatch(path.name)), key=_steps_of)
+    paths = folder.glob("checkpoints/step-*.safetensors")
+    return sorted((path for path in paths if _STEP_FILE.fullmatch(path.name)), key=_parse_steps)
 
 
-def _steps_of(path: Path) -> int:
+def _parse_steps(path: Path) -> int:
     return int(path.name[5:-12])
 
 
-def step_file(folder: Path, steps: int) -> Path:
+def get_step_path(folder: Path, steps: int) -> Path:
     return folder / "checkpoints" / f"step-{steps:09d}.safetensors"
 
 
-def later_files(folder: Path, progress: Progress) -> list[Path]:
-    return [file for file in step_files(folder) if _steps_of(file) > progress.steps]
+def list_later_files(folder: Path, progress: Progress) -> list[Path]:
+    return [file for file in list_step_files(folder) if _parse_steps(file) > progress.steps]
 
 
-def segments_needed(folder: Path) -> set[str]:
+def find_needed_segments(folder: Path) -> set[str]:
     """What any checkpoint names that lies here, those that were set aside among them."""
-    found = [*folder.glob("*.safetensors*"), *folder.glob("checkpoints/*.safetensors*")]
-    return set().union(*map(checkpoint.segments_named_in, found))
+    paths = [*folder.glob("*.safetensors*"), *folder.glob("checkpoints/*.safetensors*")]
+    return set().union(*map(checkpoint.read_segment_names, paths))
 
 
 def is_later(policy: Path, progress: Progress) -> bool:
@@ -263,7 +265,7 @@ def is_later(policy: Path, progress: Progress) -> bool:
         return False
 
 
-def newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
+def load_newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
     """The newest valid checkpoint of a run folder, or the one in the file that is named.
 
     `latest.safetensors` comes last: a process may have died between writing a checkpoint and
@@ -272,56 +274,61 @@ def newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpoint:
     if not target.is_dir():
         return checkpoint.load(target)
     latest = target / "latest.safetensors"
-    candidates = [*reversed(step_files(target)), *([latest] if latest.exists() else ())]
+    candidates = [*reversed(list_step_files(target)), *([latest] if latest.exists() else ())]
     config = target / "config.toml"
-    first: CheckpointError | None = None
+    first_error: CheckpointError | None = None
     for path in candidates:
         try:
             return checkpoint.load(path)
         except CheckpointError as error:
-            first = first or error
-            another = path != candidates[-1]
-            note(f"{error.message}{' Trying an earlier checkpoint.' if another else ''}")
-    if first is not None:
-        raise CheckpointsDamaged(
-            f"{target} holds no checkpoint that can be read; of the newest: {first.message}",
-            f"restore one from a copy, or begin again: {typed('train', '--config', config)}",
-        ) from first
+            first_error = first_error or error
+            has_more = path != candidates[-1]
+            note(f"{error.message}{' Trying an earlier checkpoint.' if has_more else ''}")
+    if first_error is not None:
+        raise DamagedCheckpointsError(
+            f"{target} holds no checkpoint that can be read; of the newest: {first_error.message}",
+            "restore one from a copy, or begin again: "
+            f"{format_command('train', '--config', config)}",
+        ) from first_error
     raise CheckpointError(
         f"{target} holds no checkpoint.",
-        f"begin again: {typed('train', '--config', config)}"
+        f"begin again: {format_command('train', '--config', config)}"
         if config.exists()
         else "rlflame runs lists the runs that can be resumed",
     )
 
 
-def holds_anything(folder: Path) -> bool:
+def has_checkpoint_files(folder: Path) -> bool:
     """Whether a run folder has a checkpoint of any kind, whole or not."""
-    places = ("*.safetensors*", "checkpoints/*", "replay/*")
-    return any(path for place in places for path in folder.glob(place))
+    patterns = ("*.safetensors*", "checkpoints/*", "replay/*")
+    return any(path for place in patterns for path in folder.glob(place))
 
 
-def kept(folder: Path) -> str:
+def format_resume_hint(folder: Path) -> str:
     """What to type after a run has failed."""
-    found, config = step_files(folder), folder / "config.toml"
-    if found:
-        return f"{typed('resume', folder)} goes on from {found[-1].relative_to(folder)}"
-    return f"begin again: {typed('train', '--config', config)}" if config.exists() else AGAIN
+    paths, config = list_step_files(folder), folder / "config.toml"
+    if paths:
+        return f"{format_command('resume', folder)} goes on from {paths[-1].relative_to(folder)}"
+    return (
+        f"begin again: {format_command('train', '--config', config)}"
+        if config.exists()
+        else RETRY_HINT
+    )
 
 
-def named_policy(path: Path) -> Checkpoint:
+def load_policy_file(path: Path) -> Checkpoint:
     """The policy in a file; for a folder, an error with the file that may have been meant."""
     if path.is_dir():
         best = path / "best.safetensors"
         if best.exists():
             raise CheckpointError(f"{path} is a folder.", f"the best policy in it: {best}")
-        if found := sorted(path.glob("*.safetensors")):
-            raise CheckpointError(f"{path} is a folder.", f"a file in it: {found[0]}")
+        if paths := sorted(path.glob("*.safetensors")):
+            raise CheckpointError(f"{path} is a folder.", f"a file in it: {paths[0]}")
     return checkpoint.load(path)
 
 
 @contextlib.contextmanager
-def writing(folder: Path, onward: str | None = None) -> Iterator[None]:
+def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
     """A full or read-only disk is a sentence. What to type then is the way on of a run, unless it
     is said."""
     try:
@@ -330,79 +337,81 @@ def writing(folder: Path, onward: str | None = None) -> Iterator[None]:
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError):
             raise
-        place = cause.filename2 or cause.filename or folder
-        message = f"{place} could not be written: {cause.strerror or cause}."
-        raise NotWritten(
+        path = cause.filename2 or cause.filename or folder
+        message = f"{path} could not be written: {cause.strerror or cause}."
+        raise WriteError(
             error.message if isinstance(error, CheckpointError) else message,
-            "make room" if cause.errno in safetensors_file.FULL else "see that it can be written",
-            onward or kept(folder),
+            "make room"
+            if cause.errno in safetensors_file.FULL_DISK_ERRNOS
+            else "see that it can be written",
+            hint or format_resume_hint(folder),
         ) from cause
 
 
-def _locked(path: Path, hint: str) -> int:
+def _acquire_lock(path: Path, hint: str) -> int:
     """An exclusive lock that ends with this process, however it ends.
 
     The `hint` is for whoever may not write there.
     """
-    refuse_links(path, [_LOCK])
+    refuse_links(path, [_LOCK_NAME])
     try:
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        lock_fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}.", hint) from error
     try:
-        _locked_soon(lock)
+        _wait_for_lock(lock_fd)
     except BlockingIOError as error:
-        os.close(lock)
-        raise Taken(
+        os.close(lock_fd)
+        raise FolderInUseError(
             f"Another rlflame is training in {path}.",
             "wait for it, or start a new run with another --out",
         ) from error
     except OSError as error:
-        os.close(lock)
+        os.close(lock_fd)
         raise CheckpointError(
             f"{path} cannot be locked: {error.strerror}.", "choose a folder on a local disk"
         ) from error
-    if not _is_same(path / _LOCK, lock):  # it was moved or removed in between
-        os.close(lock)
-        raise Taken(
+    if not _is_same(path / _LOCK_NAME, lock_fd):  # it was moved or removed in between
+        os.close(lock_fd)
+        raise FolderInUseError(
             f"{path} was moved or removed by another process just now.",
             "start a new run with another --out",
         )
-    _close_to_others(lock)
-    return lock
+    _restrict_permissions(lock_fd)
+    return lock_fd
 
 
-def _close_to_others(lock: int) -> None:
+def _restrict_permissions(lock_fd: int) -> None:
     """Whoever can open a lock file can hold it."""
-    status = os.fstat(lock)
+    status = os.fstat(lock_fd)
     if status.st_uid == os.geteuid() and status.st_mode & 0o077:
         with contextlib.suppress(OSError):  # a file system without such rights
-            os.fchmod(lock, 0o600)
+            os.fchmod(lock_fd, 0o600)
 
 
-def _locked_soon(lock: int) -> None:
+def _wait_for_lock(lock_fd: int) -> None:
     """Whoever looks whether it is locked has it for a moment."""
-    until = time.monotonic() + _MOMENT_S
+    deadline = time.monotonic() + _LOCK_WAIT_S
     while True:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
-            time.sleep(_MOMENT_S / 20)
+            time.sleep(_LOCK_WAIT_S / 20)
 
 
 def is_locked(path: Path) -> bool:
     """Whether a trainer holds the folder now."""
     try:
-        lock = os.open(path / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        lock_fd = os.open(path / _LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
-        os.close(lock)
+        os.close(lock_fd)
     return False

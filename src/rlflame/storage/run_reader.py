@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 
 from rlflame.config import nested, regular_file, toml_io
-from rlflame.config.recipe import defaults
+from rlflame.config.recipe import make_defaults
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.spec import Float64
 from rlflame.storage import run_files
 from rlflame.storage.run_files import Line
-from rlflame.storage.sweep_dir import is_job, runs_in
+from rlflame.storage.sweep_dir import is_sweep, list_seed_runs
 
 #: A sum of as many squares as anybody has episodes is then still a number.
-_LARGEST = 1e140
+_MAX_VALUE = 1e140
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RunData:
     """A run's files. Lines are those that are whole; a trainer may be writing the next."""
 
     folder: Path
@@ -41,13 +41,13 @@ class Recorded:
     @cached_property
     def recipe(self) -> dict[str, Any]:
         """All settings but the runtime's: a run from before a setting has it by its default."""
-        written = {key: value for key, value in self.config.items() if key != "runtime"}
-        return nested.merge(defaults(self.algorithm), written)
+        settings = {key: value for key, value in self.config.items() if key != "runtime"}
+        return nested.merge(make_defaults(self.algorithm), settings)
 
     @property
     def learning(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.config["learning"]
-        return found
+        settings: dict[str, Any] = self.config["learning"]
+        return settings
 
     @property
     def algorithm(self) -> str:
@@ -63,46 +63,46 @@ class Recorded:
 
     @property
     def runtime(self) -> dict[str, Any]:
-        found = self.config.get("runtime")
-        return found if isinstance(found, dict) else {}
+        settings = self.config.get("runtime")
+        return settings if isinstance(settings, dict) else {}
 
-    def counted(self, setting: str) -> int:
+    def get_runtime_count(self, setting: str) -> int:
         """A number among the settings of the runtime; 0 where it is not known."""
-        found = self.runtime.get(setting)
-        return found if run_files.is_count(found) else 0
+        value = self.runtime.get(setting)
+        return value if run_files.is_count(value) else 0
 
     @property
-    def began_from(self) -> str | None:
+    def init_policy(self) -> str | None:
         """The content hash of the policy that its weights started from, if they did."""
-        found = nested.get(self.config, "learning.init_policy")
-        return found if run_files.is_text(found) else None
+        policy_hash = nested.get_nested(self.config, "learning.init_policy")
+        return policy_hash if run_files.is_text(policy_hash) else None
 
     @property
     def evaluation(self) -> Line | None:
         """The final one; there is none any more where the run has gone on since."""
         if self.result is None or self.result["steps"] < self.steps:
             return None
-        found: Line = self.result["evaluation"]
-        return found
+        evaluation: Line = self.result["evaluation"]
+        return evaluation
 
     @property
     def steps(self) -> int:
         return max((int(line["steps"]) for line in self.metrics), default=0)
 
-    def values(self, metric: str) -> tuple[Float64, Float64]:
+    def read_values(self, metric: str) -> tuple[Float64, Float64]:
         """Steps and values of a metric where it was measured; a NaN is no measurement."""
-        found = [(line["steps"], line[metric]) for line in self.metrics if metric in line]
-        table = np.array(found, np.float64).reshape(-1, 2)
-        _check_averages(self.folder / "metrics.jsonl", metric, table[:, 1])
+        points = [(line["steps"], line[metric]) for line in self.metrics if metric in line]
+        table = np.array(points, np.float64).reshape(-1, 2)
+        _check_magnitudes(self.folder / "metrics.jsonl", metric, table[:, 1])
         return table[:, 0], table[:, 1]
 
-    def episodes(self) -> tuple[Float64, Float64]:
+    def read_episodes(self) -> tuple[Float64, Float64]:
         """Return and length of every training episode, in the order they were collected."""
         path = self.folder / "episodes.csv"
         try:
             lines = regular_file.read_lines(path, newline="")
-            whole = (line for line in lines if line.endswith("\n"))
-            rows = [(float(row["r"]), float(row["l"])) for row in csv.DictReader(whole)]
+            complete_lines = (line for line in lines if line.endswith("\n"))
+            rows = [(float(row["r"]), float(row["l"])) for row in csv.DictReader(complete_lines)]
         except OSError as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error.strerror or error}.", "rlflame runs lists the runs"
@@ -110,36 +110,38 @@ class Recorded:
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             raise CheckpointError(
                 f"{path} is damaged: not all its lines have a return and a length.",
-                run_files.remade(self.folder),
+                run_files.format_rebuild_hint(self.folder),
             ) from error
         table = np.array(rows, np.float64).reshape(-1, 2)
         table = table[np.isfinite(table).all(axis=1)]
-        _check_averages(path, "episode_return", table.ravel())
+        _check_magnitudes(path, "episode_return", table.ravel())
         return table[:, 0], table[:, 1]
 
-    def clock(self, *names: str) -> tuple[Float64, Float64] | None:
+    def compute_elapsed_s(self, *names: str) -> tuple[Float64, Float64] | None:
         """Steps, and the seconds that the phases named took until then; None where unknown.
 
         Work that was lost when a process died and then done again counts once.
         """
-        kept: dict[int, float] = {}
+        seconds_by_step: dict[int, float] = {}
         for line in self.timing:
             steps = int(line["steps"])
             if not all(name in line for name in names):
                 return None
             seconds = sum(line[name] for name in names)
-            if line.get("closing") and steps in kept:
-                kept[steps] += seconds
+            if line.get("closing") and steps in seconds_by_step:
+                seconds_by_step[steps] += seconds
                 continue
-            for later in [s for s in reversed(kept) if s >= steps]:
-                del kept[later]
-            kept[steps] = seconds
-        if not kept:
+            for stale_step in [s for s in reversed(seconds_by_step) if s >= steps]:
+                del seconds_by_step[stale_step]
+            seconds_by_step[steps] = seconds
+        if not seconds_by_step:
             return None
-        return np.array([*kept], np.float64), np.cumsum([*kept.values()], dtype=np.float64)
+        return np.array([*seconds_by_step], np.float64), np.cumsum(
+            [*seconds_by_step.values()], dtype=np.float64
+        )
 
 
-def read(folder: Path) -> Recorded:
+def read_run(folder: Path) -> RunData:
     """The run in a folder; a sentence where there is none, or where it is damaged."""
     config = folder / "config.toml"
     if not config.is_file():
@@ -148,39 +150,39 @@ def read(folder: Path) -> Recorded:
             "rlflame runs lists the runs here",
         )
     try:
-        found = toml_io.read_file(config)
+        tables = toml_io.read_file(config)
     except ConfigError as error:
         raise CheckpointError(error.message, "restore it from a copy") from error
-    if not _names_a_run(found.get("learning")):
+    if not _is_run_config(tables.get("learning")):
         raise CheckpointError(f"{config} is not the config of a run.", "rlflame runs lists them")
-    run = Recorded(
+    run = RunData(
         folder=folder,
-        config=found,
-        metrics=run_files.lines(folder / "metrics.jsonl"),
-        timing=run_files.readable_lines(folder / "timing.jsonl"),
-        machines=run_files.machines(folder / "machines.json"),
-        result=run_files.result(folder / "result.json"),
+        config=tables,
+        metrics=run_files.read_lines(folder / "metrics.jsonl"),
+        timing=run_files.read_valid_lines(folder / "timing.jsonl"),
+        machines=run_files.read_machines(folder / "machines.json"),
+        result=run_files.read_result(folder / "result.json"),
     )
     returns = {name for line in run.metrics for name in line if "return" in name}
     for name in sorted(returns):
-        run.values(name)
+        run.read_values(name)
     if run.result is not None:
         for name, value in run.result["evaluation"].items():
-            _check_averages(folder / "result.json", name, np.array([value], np.float64))
+            _check_magnitudes(folder / "result.json", name, np.array([value], np.float64))
     return run
 
 
-def _check_averages(path: Path, name: str, values: Float64) -> None:
+def _check_magnitudes(path: Path, name: str, values: Float64) -> None:
     """Refuse numbers whose squares, summed, would be infinite."""
-    large = values[np.abs(values) > _LARGEST]
+    large = values[np.abs(values) > _MAX_VALUE]
     if len(large):
         raise CheckpointError(
-            f"{path} has {name} {large[0]:g}, and nothing beyond {_LARGEST:g} can be averaged.",
+            f"{path} has {name} {large[0]:g}, and nothing beyond {_MAX_VALUE:g} can be averaged.",
             "leave this run out, or train it again with smaller rewards",
         )
 
 
-def _names_a_run(learning: Any) -> bool:
+def _is_run_config(learning: Any) -> bool:
     """What runs are told apart by has to be of its type; the rest is only compared."""
     if not isinstance(learning, dict) or not run_files.is_count(learning.get("seed", 0)):
         return False
@@ -192,43 +194,43 @@ def _names_a_run(learning: Any) -> bool:
     )
 
 
-def read_all(paths: list[Path]) -> tuple[list[Recorded], list[str]]:
+def read_runs(paths: list[Path]) -> tuple[list[RunData], list[str]]:
     """The runs named, and those in folders of runs; and what is to be said of those left out.
 
     A run that was named must be readable; one that merely lies in a folder need not.
     """
     runs, notes = [], []
     for path in paths:
-        inside = [] if (path / "config.toml").exists() else _inside(path)
-        if not inside:
-            runs.append(read(path))
-        for folder in inside:
+        run_folders = [] if (path / "config.toml").exists() else _find_runs(path)
+        if not run_folders:
+            runs.append(read_run(path))
+        for folder in run_folders:
             try:
-                found = read(folder)
+                run = read_run(folder)
             except CheckpointError as error:
                 notes.append(f"{error.message} It is left out.")
                 continue
-            if found.metrics:
-                runs.append(found)
+            if run.metrics:
+                runs.append(run)
             else:
                 notes.append(f"{folder} has nothing recorded yet. It is left out.")
     if paths and not runs:
-        named = ", ".join(map(str, paths))
+        names = ", ".join(map(str, paths))
         raise CheckpointError(
-            " ".join([f"There is no run to look at in {named}.", *notes]),
+            " ".join([f"There is no run to look at in {names}.", *notes]),
             "rlflame runs lists the runs here",
         )
     unique = {run.folder.resolve(): run for run in runs}
     return [*unique.values()], notes
 
 
-def _inside(folder: Path) -> list[Path]:
+def _find_runs(folder: Path) -> list[Path]:
     """The runs in a folder, and those of the jobs of seeds in it."""
-    if is_job(folder):
-        return [run for run in runs_in(folder) if (run / "config.toml").is_file()]
+    if is_sweep(folder):
+        return [run for run in list_seed_runs(folder) if (run / "config.toml").is_file()]
     try:
-        found = sorted(config.parent for config in folder.glob("*/config.toml"))
-        jobs = [inner for inner in sorted(folder.glob("*")) if is_job(inner)]
+        run_folders = sorted(config.parent for config in folder.glob("*/config.toml"))
+        sweeps = [inner for inner in sorted(folder.glob("*")) if is_sweep(inner)]
     except OSError:
         return []
-    return [*found, *(run for job in jobs for run in _inside(job))]
+    return [*run_folders, *(run for sweep in sweeps for run in _find_runs(sweep))]

@@ -21,32 +21,32 @@ from rlflame.errors import CheckpointError
 from rlflame.rollout.spec import EpisodeStat, Fragment, PolicyArrays
 from rlflame.storage import checkpoint, run_files, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.storage.machine_info import children_cpu_s
-from rlflame.storage.metrics import EPISODE_HEADER, JsonLines, LineFile, PhaseTimes, Sink
+from rlflame.storage.machine_info import read_children_cpu_s
+from rlflame.storage.metrics import EPISODE_HEADER, JsonLines, LineFile, PhaseTimer, Sink
 from rlflame.storage.replay_segments import SegmentFiles
 from rlflame.storage.run_dir import (
     RunFolder,
+    find_needed_segments,
+    get_step_path,
     is_later,
-    later_files,
-    segments_needed,
-    step_file,
-    step_files,
-    writing,
+    list_later_files,
+    list_step_files,
+    report_disk_errors,
 )
 from rlflame.training.evaluation import EvaluationRecord
 from rlflame.training.trainer import Progress, Snapshot
 
 
-class Watcher(Protocol):
+class RunObserver(Protocol):
     """Whoever shows a run to people or programs."""
 
-    def iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None: ...
+    def show_iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None: ...
 
-    def evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None: ...
+    def show_evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None: ...
 
-    def saved(self, path: Path, progress: Progress) -> None: ...
+    def show_checkpoint(self, path: Path, progress: Progress) -> None: ...
 
-    def note(self, text: str) -> None: ...
+    def show_note(self, text: str) -> None: ...
 
 
 class FileRecorder:
@@ -64,52 +64,54 @@ class FileRecorder:
         template: Checkpoint,
         *,
         every_steps: int,
-        keep: int,
-        watcher: Watcher,
-        counts: Callable[[], dict[str, int]] = dict,
+        keep_count: int,
+        observer: RunObserver,
+        take_counts: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self._folder = folder
         self._template = template
         self._every_steps = every_steps
-        self._keep = keep
-        self._watcher = watcher
-        self._counts = counts
-        self._beside: list[Sink] = []
-        self._saved: Progress | None = None
+        self._keep_count = keep_count
+        self._observer = observer
+        self._take_counts = take_counts
+        self._sinks: list[Sink] = []
+        self._saved_progress: Progress | None = None
         self.best = template.best
-        self._times = PhaseTimes(children_cpu_s)
+        self._timer = PhaseTimer(read_children_cpu_s)
         self._steps = template.progress.steps
-        begun = template.snapshot
-        self._segments = SegmentFiles(folder.path, begun.segments if begun else ())
-        with writing(folder.path), contextlib.ExitStack() as opened:
-            self._open_logs(opened)
+        snapshot = template.snapshot
+        self._segments = SegmentFiles(folder.path, snapshot.segments if snapshot else ())
+        with report_disk_errors(folder.path), contextlib.ExitStack() as stack:
+            self._open_logs(stack)
             if template.snapshot is not None:
                 # Written anew before the logs are cut, so that at every moment the newest
                 # checkpoint finds its lines; and so that a changed recipe is not forgotten.
-                self._go_back(template.snapshot)
-            self._metric_file.cut()
-            self._episode_file.cut()
-            self._open = opened.pop_all()
+                self._rewind(template.snapshot)
+            self._metric_file.truncate()
+            self._episode_file.truncate()
+            self._resources = stack.pop_all()
         self._template = replace(template, evaluation=None)
 
-    def _open_logs(self, opened: contextlib.ExitStack) -> None:
+    def _open_logs(self, stack: contextlib.ExitStack) -> None:
         folder = self._folder.path
         metrics, episodes = folder / "metrics.jsonl", folder / "episodes.csv"
         metric_lines, episode_lines = self._template.committed
         if metric_lines and not metrics.exists() and not episodes.exists():
-            self._watcher.note(f"{folder} has no record of what was before: a new one begins.")
+            self._observer.show_note(
+                f"{folder} has no record of what was before: a new one begins."
+            )
             metric_lines = episode_lines = 0
         self._metric_file = LineFile(metrics, metric_lines)
         self._metrics: Sink = JsonLines(self._metric_file)
-        opened.callback(self._metrics.close)
+        stack.callback(self._metrics.close)
         self._episode_file = LineFile(episodes, episode_lines, EPISODE_HEADER)
-        opened.callback(self._episode_file.close)
-        self._timing = opened.enter_context(regular_file.open_to_append(folder / "timing.jsonl"))
+        stack.callback(self._episode_file.close)
+        self._timing = stack.enter_context(regular_file.open_to_append(folder / "timing.jsonl"))
 
-    def iteration(
+    def record_iteration(
         self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
     ) -> None:
-        finished = _finished(fragments)
+        finished = _collect_episodes(fragments)
         returns = [episode.episode_return for _, episode in finished]
         summary: dict[str, Any] = {
             "iteration": progress.iteration,
@@ -121,7 +123,7 @@ class FileRecorder:
             ),
             **metrics,
         }
-        with self._writing():
+        with self._report_write_errors():
             for slot, e in finished:
                 self._episode_file.append(
                     f"{e.episode_return!r},{e.length},{progress.iteration},{progress.steps},"
@@ -129,147 +131,156 @@ class FileRecorder:
                 )
             self._metrics.write(progress.steps, summary)
             self._steps = progress.steps
-            timing = self._timed()
-            for sink in self._beside:
+            timing = self._write_timing()
+            for sink in self._sinks:
                 sink.write(progress.steps, {**timing, **summary})
-            self._show()
-        self._watcher.iteration({"steps": progress.steps, **summary}, returns)
+            self._flush_logs()
+        self._observer.show_iteration({"steps": progress.steps, **summary}, returns)
 
-    def evaluation(
+    def record_evaluation(
         self, progress: Progress, record: EvaluationRecord, policy: PolicyArrays
     ) -> None:
-        line = {"iteration": progress.iteration, **record.metrics()}
-        with self._writing():
-            for sink in (self._metrics, *self._beside):
+        line = {"iteration": progress.iteration, **record.to_metrics()}
+        with self._report_write_errors():
+            for sink in (self._metrics, *self._sinks):
                 sink.write(progress.steps, line)
-            self._show()
+            self._flush_logs()
         better = self.offer_best(progress, record, policy)
-        self._watcher.evaluation(progress.steps, record, better)
+        self._observer.show_evaluation(progress.steps, record, better)
 
     def offer_best(
         self, progress: Progress, record: EvaluationRecord, policy: PolicyArrays
     ) -> bool:
         """Keep a policy that did better than any before it, or as well over more episodes."""
-        held = self.best
-        if held is not None and (record.mean, record.episodes) <= (held.mean, held.episodes):
+        previous_best = self.best
+        if previous_best is not None and (record.mean, record.episodes) <= (
+            previous_best.mean,
+            previous_best.episodes,
+        ):
             return False
         self.best = record
         best = replace(self._template, policy=policy, progress=progress)
-        with self._writing():
-            checkpoint.save(self._folder.best, checkpoint.policy_only(best, record))
+        with self._report_write_errors():
+            checkpoint.save(self._folder.best, checkpoint.make_policy_checkpoint(best, record))
         return True
 
-    def snapshot(self, take: Callable[[], Snapshot], progress: Progress, final: bool) -> None:
-        saved, every = self._saved, self._every_steps
-        due = saved is None or progress.steps // every > saved.steps // every
+    def record_snapshot(
+        self, take: Callable[[], Snapshot], progress: Progress, final: bool
+    ) -> None:
+        saved, every_steps = self._saved_progress, self._every_steps
+        due = saved is None or progress.steps // every_steps > saved.steps // every_steps
         last = final or self._folder.lock_removed
         if (due or last) and progress != saved:
-            with self.phase("checkpoint"):
+            with self.time_phase("checkpoint"):
                 self._save(take())
         if self._folder.lock_removed:
-            raise self._folder.unlocked_error()
+            raise self._folder.make_unlocked_error()
 
-    def save_evaluated(self, snapshot: Snapshot, record: EvaluationRecord) -> None:
+    def save_final_evaluation(self, snapshot: Snapshot, record: EvaluationRecord) -> None:
         """Write the last checkpoint again, with the evaluation of its policy in it."""
         self._template = replace(self._template, evaluation=record)
         self._save(snapshot)
         result = {"steps": snapshot.progress.steps, "evaluation": record.as_dict()}
-        with self._writing():
+        with self._report_write_errors():
             text = json.dumps(result, indent=2) + "\n"
             safetensors_file.write_atomically(self._folder.path / "result.json", text.encode())
-            for sink in self._beside:
+            for sink in self._sinks:
                 sink.write(snapshot.progress.steps, {"final_return": record.mean})
 
-    def also(self, sink: Sink) -> None:
+    def add_sink(self, sink: Sink) -> None:
         """Somewhere else to write what is recorded from now on, timing included."""
-        self._beside.append(sink)
-        self._open.callback(sink.close)
+        self._sinks.append(sink)
+        self._resources.callback(sink.close)
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return self._times.phase(name)
+    def time_phase(self, name: str) -> AbstractContextManager[None]:
+        return self._timer.time_phase(name)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            if self._saved is not None and not self._timing.closed:
+            if self._saved_progress is not None and not self._timing.closed:
                 # What came after the last iteration: an evaluation, a checkpoint.
-                self._timed(closing=1)
+                self._write_timing(closing=1)
         with contextlib.suppress(OSError):
-            self._open.close()
+            self._resources.close()
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _report_write_errors(self) -> Iterator[None]:
         """What every write into the folder stands in."""
-        with writing(self._folder.path):
+        with report_disk_errors(self._folder.path):
             self._folder.check()
             yield
 
-    def _timed(self, **more: int) -> dict[str, Any]:
+    def _write_timing(self, **extra: int) -> dict[str, Any]:
         """A line of what has passed since the one before."""
-        timing = {"steps": self._steps, **more, **self._times.lap(), **self._counts()}
+        timing = {"steps": self._steps, **extra, **self._timer.finish_lap(), **self._take_counts()}
         self._timing.write(json.dumps(timing) + "\n")
         return timing
 
-    def _show(self) -> None:
+    def _flush_logs(self) -> None:
         """Whoever looks at the folder meanwhile, such as `rlflame runs`, sees where it is."""
         for file in (self._metric_file, self._episode_file, self._timing):
             file.flush()
 
     def _save(self, snapshot: Snapshot) -> None:
         """Logs first, then the checkpoint that counts their lines."""
-        with self._writing():
+        with self._report_write_errors():
             self._folder.check_links()
             self._metric_file.sync()
             self._episode_file.sync()
             self._timing.flush()
             path = self._commit(snapshot)
-        self._watcher.saved(path, snapshot.progress)
+        self._observer.show_checkpoint(path, snapshot.progress)
 
-    def _go_back(self, snapshot: Snapshot) -> None:
+    def _rewind(self, snapshot: Snapshot) -> None:
         """Commit where the run goes on from; its best policy is then of no later step either."""
         progress, file = snapshot.progress, self._folder.best
         self._set_aside(snapshot)
-        if not (later_files(self._folder.path, progress) and is_later(file, progress)):
+        if not (list_later_files(self._folder.path, progress) and is_later(file, progress)):
             self._commit(snapshot)
             return
-        best = self._best_until_now()
+        best = self._find_best()
         if best is None and self.best is not None:
             self.best = None
-            self._watcher.note("The best policy until here is not kept; the next one counts.")
+            self._observer.show_note("The best policy until here is not kept; the next one counts.")
         self._commit(snapshot)
-        _put_aside(file)
+        _set_file_aside(file)
         if best is not None:
             checkpoint.save(file, best)
 
     def _set_aside(self, snapshot: Snapshot) -> None:
         """A run that goes on with another state than a checkpoint of this step holds keeps that
         file, and with it what it names, as `*.replaced`, `*.replaced-2` and so on."""
-        path = step_file(self._folder.path, snapshot.progress.steps)
+        path = get_step_path(self._folder.path, snapshot.progress.steps)
         with contextlib.suppress(CheckpointError):
-            held = checkpoint.load(path)
-            if held.state_digest != checkpoint.state_digest(self._template):
-                kept = _aside(path, "replaced")
-                _point(kept, path)
-                self._watcher.note(f"What stood at step {snapshot.progress.steps} is kept: {kept}.")
+            existing = checkpoint.load(path)
+            if existing.state_digest != checkpoint.compute_state_digest(self._template):
+                replaced_path = _make_aside_path(path, "replaced")
+                _link(replaced_path, path)
+                self._observer.show_note(
+                    f"What stood at step {snapshot.progress.steps} is kept: {replaced_path}."
+                )
 
-    def _best_until_now(self) -> Checkpoint | None:
+    def _find_best(self) -> Checkpoint | None:
         """The best policy that the run had when it stood here, if a checkpoint still holds it."""
         record = self.best
         if record is None:
             return None
         with contextlib.suppress(CheckpointError):
-            lines = run_files.lines(self._folder.path / "metrics.jsonl")
+            lines = run_files.read_lines(self._folder.path / "metrics.jsonl")
             for line in lines[: self._metric_file.lines]:
                 if line.get("eval_return_mean") == record.mean:
-                    held = checkpoint.load(step_file(self._folder.path, line["steps"]))
-                    return checkpoint.policy_only(held, record)
+                    saved_checkpoint = checkpoint.load(
+                        get_step_path(self._folder.path, line["steps"])
+                    )
+                    return checkpoint.make_policy_checkpoint(saved_checkpoint, record)
         return None
 
     def _commit(self, snapshot: Snapshot) -> Path:
         """Segments, the checkpoint, then what points to it; only then is what is old removed."""
         progress, folder = snapshot.progress, self._folder.path
-        path = step_file(folder, progress.steps)
+        path = get_step_path(folder, progress.steps)
         path.parent.mkdir(exist_ok=True)
-        self._segments.keep(snapshot.segments)
+        self._segments.write_missing(snapshot.segments)
         checkpoint.save(
             path,
             replace(
@@ -281,44 +292,46 @@ class FileRecorder:
                 snapshot=snapshot,
             ),
         )
-        later = later_files(folder, progress)
-        for file in later:
-            _put_aside(file)
-        if later:
-            self._watcher.note(f"Back to step {progress.steps}: what was later is kept as *.later.")
-        _point(self._folder.latest, path)
-        for old in step_files(folder)[: -self._keep]:
+        later_paths = list_later_files(folder, progress)
+        for file in later_paths:
+            _set_file_aside(file)
+        if later_paths:
+            self._observer.show_note(
+                f"Back to step {progress.steps}: what was later is kept as *.later."
+            )
+        _link(self._folder.latest, path)
+        for old in list_step_files(folder)[: -self._keep_count]:
             old.unlink(missing_ok=True)
-        self._segments.prune(lambda: segments_needed(folder))
-        self._saved = progress
+        self._segments.prune(lambda: find_needed_segments(folder))
+        self._saved_progress = progress
         return path
 
 
-def _finished(fragments: Sequence[Fragment]) -> list[tuple[int, EpisodeStat]]:
+def _collect_episodes(fragments: Sequence[Fragment]) -> list[tuple[int, EpisodeStat]]:
     """An iteration's episodes with their slots, row by row.
 
     Fragments have them as they ended, the short ones first; a mean over the last so many would
     then be of the long ones.
     """
-    found = [(fragment.slot, episode) for fragment in fragments for episode in fragment.episodes]
-    return sorted(found, key=lambda one: (one[0], one[1].row, one[1].episode))
+    episodes = [(fragment.slot, episode) for fragment in fragments for episode in fragment.episodes]
+    return sorted(episodes, key=lambda item: (item[0], item[1].row, item[1].episode))
 
 
-def _put_aside(file: Path) -> None:
-    file.replace(_aside(file, "later"))
+def _set_file_aside(file: Path) -> None:
+    file.replace(_make_aside_path(file, "later"))
     file.unlink(missing_ok=True)  # two names of one file are left as they are by the line before
 
 
-def _aside(file: Path, word: str) -> Path:
+def _make_aside_path(file: Path, word: str) -> Path:
     """A name beside a file that nothing else has, unless it has the same content."""
-    more = (f"{word}-{number}" for number in itertools.count(2))
-    names = (file.with_name(f"{file.name}.{end}") for end in itertools.chain([word], more))
+    numbered = (f"{word}-{number}" for number in itertools.count(2))
+    names = (file.with_name(f"{file.name}.{end}") for end in itertools.chain([word], numbered))
     return next(n for n in names if not n.exists() or filecmp.cmp(file, n, shallow=False))
 
 
-def _point(link: Path, target: Path) -> None:
+def _link(link: Path, target: Path) -> None:
     """Make `link` another name of `target`; a copy where the disk knows no hard links."""
-    temporary = link.with_name(f".{link.name}{safetensors_file.TEMPORARY}")
+    temporary = link.with_name(f".{link.name}{safetensors_file.TEMPORARY_SUFFIX}")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
     try:

@@ -26,20 +26,20 @@ import safetensors.numpy
 
 from rlflame import __version__
 from rlflame.config import regular_file
-from rlflame.errors import CheckpointError, LearningError, shell
+from rlflame.errors import CheckpointError, LearningError, format_shell
 from rlflame.rollout.spec import Array
-from rlflame.storage.machine_memory import available_bytes
+from rlflame.storage.machine_memory import measure_available_bytes
 
 FORMAT = 1
-_BLANK = "0" * 64
+_BLANK_CHECKSUM = "0" * 64
 #: Two evaluations of as many episodes as a recipe may have take half of it.
 _HEADER_LIMIT = 16_000_000
 #: More than sixteen layers of several networks have, with the state of their optimizers.
-_MOST_TENSORS = 10_000
-_MOST_AXES = 16
+_MAX_TENSORS = 10_000
+_MAX_AXES = 16
 #: What so many tensors take in a header besides its strings, and how many strings they take.
 _SKELETON_LIMIT = 1_000_000
-_MOST_STRINGS = 5 * _MOST_TENSORS
+_MAX_STRINGS = 5 * _MAX_TENSORS
 _TENSOR_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.]{0,199}", re.ASCII)
 #: Bytes of one number of each type that numpy has.
 _ITEM_BYTES = {
@@ -49,14 +49,15 @@ _ITEM_BYTES = {
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
 #: There is no room, as against no right to write.
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FULL_DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 #: How the names end of files that are being written, and of those that were when power failed.
-TEMPORARY = ".tmp"
+TEMPORARY_SUFFIX = ".tmp"
 #: Of `write_atomically`, and of a name that is about to point to a checkpoint.
-_TEMPORARY = re.compile(
-    r"\.(.+\.[0-9a-f]{8}|(latest|step-\d{9,})\.safetensors(\.[\w.-]+)?)" + re.escape(TEMPORARY)
+_TEMPORARY_NAME = re.compile(
+    r"\.(.+\.[0-9a-f]{8}|(latest|step-\d{9,})\.safetensors(\.[\w.-]+)?)"
+    + re.escape(TEMPORARY_SUFFIX)
 )
-EARLIER = "use an earlier checkpoint of the same run"
+EARLIER_HINT = "use an earlier checkpoint of the same run"
 
 
 def write(path: Path, tensors: dict[str, Array], metadata: Mapping[str, str]) -> None:
@@ -64,16 +65,16 @@ def write(path: Path, tensors: dict[str, Array], metadata: Mapping[str, str]) ->
 
     What `read` would refuse for its numbers is refused here, while older files are still there.
     """
-    if (name := _not_finite(tensors)) is not None:
+    if (name := _find_not_finite(tensors)) is not None:
         raise LearningError(
             f"{name} has come to hold NaN or infinity; {path} was not written.",
             "begin a new run with smaller rewards or a smaller learning rate; --init-from takes "
             "the weights of a file that was written before",
         )
-    own = {"format": str(FORMAT), "rlflame": __version__, "checksum": _BLANK}
-    data = _ordered(safetensors.numpy.save(tensors, {**metadata, **own}))
-    position = _checksum_position(data)
-    checksum = _checksum(data, position)
+    file_metadata = {"format": str(FORMAT), "rlflame": __version__, "checksum": _BLANK_CHECKSUM}
+    data = _sort_metadata(safetensors.numpy.save(tensors, {**metadata, **file_metadata}))
+    position = _find_checksum(data)
+    checksum = _compute_checksum(data, position)
     write_atomically(path, b"".join((data[:position], checksum, data[position + len(checksum) :])))
 
 
@@ -109,7 +110,7 @@ def read(
             absent = sorted(set(fields) - metadata.keys())
             if not absent:  # else said below, once the checksum shows that it was written so
                 check(metadata, layouts)
-        if 2 * size > available_bytes():
+        if 2 * size > measure_available_bytes():
             raise MemoryError
         file.seek(0)
         data = file.read(size)
@@ -117,31 +118,33 @@ def read(
             raise ValueError("it changed while it was read")
     _verify(data, metadata, fields)
     tensors: dict[str, Array] = safetensors.numpy.load(data)
-    if (name := _not_finite(tensors)) is not None:
+    if (name := _find_not_finite(tensors)) is not None:
         raise ValueError(f"tensor {name} holds NaN or infinity")
     return metadata, tensors
 
 
-def _not_finite(tensors: Mapping[str, Array]) -> str | None:
+def _find_not_finite(tensors: Mapping[str, Array]) -> str | None:
     return next(
         (n for n, a in tensors.items() if a.dtype.kind == "f" and not np.isfinite(a).all()), None
     )
 
 
-def strings(path: Path) -> dict[str, str]:
+def read_metadata(path: Path) -> dict[str, str]:
     """A file's strings alone, unverified; none where it is gone, or no file of this kind."""
-    gone = FileNotFoundError, IsADirectoryError, regular_file.NotRegularError
-    with contextlib.suppress(*gone, ValueError, struct.error, AttributeError, RecursionError):
+    absent_errors = FileNotFoundError, IsADirectoryError, regular_file.NotRegularError
+    with contextlib.suppress(
+        *absent_errors, ValueError, struct.error, AttributeError, RecursionError
+    ):
         with regular_file.open_to_read(path) as file:
             (length,) = struct.unpack("<Q", file.read(8))
             text = file.read(min(length, _HEADER_LIMIT))
-        found = json.loads(text).get("__metadata__")
-        if isinstance(found, dict):
-            return {str(name): str(value) for name, value in found.items()}
+        metadata = json.loads(text).get("__metadata__")
+        if isinstance(metadata, dict):
+            return {str(name): str(value) for name, value in metadata.items()}
     return {}
 
 
-def reason_unread(path: Path, error: OSError) -> CheckpointError:
+def make_read_error(path: Path, error: OSError) -> CheckpointError:
     """The sentence for a file that cannot be read."""
     hint = "rlflame runs lists the runs here"
     if isinstance(error, FileNotFoundError):
@@ -155,7 +158,7 @@ def reason_unread(path: Path, error: OSError) -> CheckpointError:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Temporary file in the same folder, flushed to disk, renamed, and the folder flushed."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         try:
             with temporary.open("xb") as file:
@@ -168,10 +171,10 @@ def write_atomically(path: Path, data: bytes) -> None:
                 temporary.unlink()
             raise
     except OSError as error:
-        remedy = "make room" if error.errno in FULL else "see that it can be written"
+        remedy = "make room" if error.errno in FULL_DISK_ERRNOS else "see that it can be written"
         hint = f"{remedy}, or choose another folder; what was there before is as it was"
         if not path.parent.exists():
-            hint = shell("mkdir", "-p", path.parent)
+            hint = format_shell("mkdir", "-p", path.parent)
         raise CheckpointError(
             f"{path} could not be written: {error.strerror or error}.", hint
         ) from error
@@ -186,7 +189,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def is_temporary(name: str) -> bool:
     """Whether a file of this name is one of ours that was not finished."""
-    return _TEMPORARY.fullmatch(name) is not None
+    return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 def sync_folder(folder: Path) -> None:
@@ -198,7 +201,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _ordered(data: bytes) -> bytes:
+def _sort_metadata(data: bytes) -> bytes:
     """The same file with its metadata in one order: safetensors has a new one in each process."""
     (length,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8 : 8 + length])
@@ -209,7 +212,7 @@ def _ordered(data: bytes) -> bytes:
     return b"".join((struct.pack("<Q", len(text)), text, data[8 + length :]))
 
 
-def _checksum_position(data: bytes) -> int:
+def _find_checksum(data: bytes) -> int:
     """Where the digits of the checksum stand in the header, found once and only once."""
     (length,) = struct.unpack_from("<Q", data)
     header = data[8 : 8 + length]
@@ -219,12 +222,12 @@ def _checksum_position(data: bytes) -> int:
     return 8 + header.index(key) + len(key)
 
 
-def _checksum(data: bytes, position: int) -> bytes:
+def _compute_checksum(data: bytes, position: int) -> bytes:
     """SHA-256 of the file as it is with zeros for its checksum."""
     view = memoryview(data)
     digest = hashlib.sha256(view[:position])
-    digest.update(_BLANK.encode())
-    digest.update(view[position + len(_BLANK) :])
+    digest.update(_BLANK_CHECKSUM.encode())
+    digest.update(view[position + len(_BLANK_CHECKSUM) :])
     return digest.hexdigest().encode()
 
 
@@ -247,7 +250,7 @@ def _read_head(path: Path, file: BinaryIO, size: int) -> bytes:
         raise CheckpointError(
             f"{path} is damaged or not a safetensors file "
             f"(a header of {length} bytes in a file of {size}).",
-            EARLIER,
+            EARLIER_HINT,
         )
     return data + file.read(length - 1)
 
@@ -256,13 +259,13 @@ def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str
     """What the header says; its tensors lie side by side and fill the file exactly."""
     objects = itertools.count()
 
-    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if next(objects) > _MOST_TENSORS:
-            raise ValueError(f"it has more than {_MOST_TENSORS:,} tensors")
-        return _distinct(pairs)
+    def make_bounded_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if next(objects) > _MAX_TENSORS:
+            raise ValueError(f"it has more than {_MAX_TENSORS:,} tensors")
+        return _make_distinct_dict(pairs)
 
     _check_skeleton(head)
-    header = json.loads(head[8:], object_pairs_hook=distinct)
+    header = json.loads(head[8:], object_pairs_hook=make_bounded_dict)
     metadata = header.pop("__metadata__", None)
     if not isinstance(metadata, dict) or "format" not in metadata or mark not in metadata:
         raise CheckpointError(
@@ -277,13 +280,13 @@ def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str
             f"{path} has format {version[:20]!r}; this rlflame reads up to {FORMAT}.",
             "install a newer rlflame",
         )
-    layouts, places = {}, []
+    layouts, extents = {}, []
     for name, entry in header.items():
-        layouts[name], place = _parse_entry(name, entry)
-        places.append(place)
+        layouts[name], extent = _parse_entry(name, entry)
+        extents.append(extent)
     end = 0
-    for begin, next_end in sorted(places):
-        if begin != end:
+    for start, next_end in sorted(extents):
+        if start != end:
             raise ValueError("its tensors overlap, or leave bytes between them")
         end = next_end
     if len(head) + end != size:
@@ -294,7 +297,7 @@ def _parse_head(path: Path, head: bytes, size: int, mark: str) -> tuple[dict[str
 def _check_skeleton(head: bytes) -> None:
     """Bound what parsing the JSON makes: a long string costs little, a million values much."""
     plain = head[8:].replace(b"\\\\", b"").replace(b'\\"', b"")
-    if plain.count(b'"') > 2 * _MOST_STRINGS:
+    if plain.count(b'"') > 2 * _MAX_STRINGS:
         raise ValueError("its header has too many strings")
     if sum(map(len, plain.split(b'"')[::2])) > _SKELETON_LIMIT:
         raise ValueError("its header has too many values")
@@ -306,38 +309,38 @@ def _parse_entry(name: str, entry: Any) -> tuple[Layout, tuple[int, int]]:
         raise ValueError(f"{name[:80]!r} is no name of a tensor")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"tensor {name} is not described by dtype, shape and data_offsets")
-    dtype, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]
+    dtype, shape, extent = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
         raise ValueError(f"tensor {name} is of the unknown type {dtype!r:.40}")
-    for numbers, most in ((shape, _MOST_AXES), (place, 2)):
-        if not isinstance(numbers, list) or len(numbers) > most:
-            raise ValueError(f"tensor {name} has the shape {shape!r:.80} at {place!r:.80}")
+    for numbers, max_length in ((shape, _MAX_AXES), (extent, 2)):
+        if not isinstance(numbers, list) or len(numbers) > max_length:
+            raise ValueError(f"tensor {name} has the shape {shape!r:.80} at {extent!r:.80}")
         if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
-            raise ValueError(f"tensor {name} has the shape {shape!r:.80} at {place!r:.80}")
-    if len(place) != 2 or place[1] - place[0] != math.prod(shape) * _ITEM_BYTES[dtype]:
-        raise ValueError(f"tensor {name} of shape {shape!r:.80} does not fill {place!r:.80}")
-    return Layout(dtype, tuple(shape)), (place[0], place[1])
+            raise ValueError(f"tensor {name} has the shape {shape!r:.80} at {extent!r:.80}")
+    if len(extent) != 2 or extent[1] - extent[0] != math.prod(shape) * _ITEM_BYTES[dtype]:
+        raise ValueError(f"tensor {name} of shape {shape!r:.80} does not fill {extent!r:.80}")
+    return Layout(dtype, tuple(shape)), (extent[0], extent[1])
 
 
 def _verify(data: bytes, metadata: Mapping[str, str], fields: Collection[str]) -> None:
-    position = _checksum_position(data)
-    if _checksum(data, position) != data[position : position + len(_BLANK)]:
+    position = _find_checksum(data)
+    if _compute_checksum(data, position) != data[position : position + len(_BLANK_CHECKSUM)]:
         raise ValueError("its checksum does not match its content")
     absent = sorted(set(fields) - metadata.keys())
     if absent:
         raise ValueError(f"its metadata lacks {', '.join(absent)}")
 
 
-def check_names(text: str, known: Collection[str] | None = None) -> None:
+def check_names(text: str, fields: Collection[str] | None = None) -> None:
     """Refuse JSON with a name that stands twice in an object, or that is not known."""
-    value = json.loads(text, object_pairs_hook=_distinct)
-    if known is not None and isinstance(value, dict) and not value.keys() <= set(known):
-        raise ValueError(f"it has an unknown field {min(value.keys() - set(known))!r:.80}")
+    value = json.loads(text, object_pairs_hook=_make_distinct_dict)
+    if fields is not None and isinstance(value, dict) and not value.keys() <= set(fields):
+        raise ValueError(f"it has an unknown field {min(value.keys() - set(fields))!r:.80}")
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _make_distinct_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; two readers may disagree about one that names a key twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("it names something twice")
-    return found
+    return values

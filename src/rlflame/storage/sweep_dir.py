@@ -17,19 +17,19 @@ from pathlib import Path
 
 from rlflame.errors import ConfigError
 
-JOB_FILE = "job.toml"
+SWEEP_FILE = "job.toml"
 #: What to do where it is damaged.
-RESTORED = "restore it from a copy; every seed in it is a run that rlflame resume takes alone"
+RESTORE_HINT = "restore it from a copy; every seed in it is a run that rlflame resume takes alone"
 #: More seeds than anybody has published of one recipe; a slip of the finger lies beyond.
-MOST_SEEDS = 1000
+MAX_SEEDS = 1000
 _PART = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?")
 _EXAMPLE = "--seeds 0-9, or --seeds 0,3,7"
-_LONGEST_NAME = 60
+_MAX_NAME_LENGTH = 60
 
 
-def parse(text: str) -> tuple[int, ...]:
+def parse_seeds(text: str) -> tuple[int, ...]:
     """`0-2,7` -> 0, 1, 2, 7, in the order in which they were named."""
-    found: list[int] = []
+    seeds: list[int] = []
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
         if match is None:
@@ -39,24 +39,24 @@ def parse(text: str) -> tuple[int, ...]:
             raise ConfigError(
                 f"--seeds {text!r} counts backwards in {part.strip()}.", f"--seeds {last}-{first}"
             )
-        if len(found) + last - first >= MOST_SEEDS:
+        if len(seeds) + last - first >= MAX_SEEDS:
             raise ConfigError(
-                f"--seeds {text!r} is more than {MOST_SEEDS} seeds.", f"fewer of them: {_EXAMPLE}"
+                f"--seeds {text!r} is more than {MAX_SEEDS} seeds.", f"fewer of them: {_EXAMPLE}"
             )
-        found += range(first, last + 1)
-    twice = sorted({seed for seed in found if found.count(seed) > 1})
-    if twice:
+        seeds += range(first, last + 1)
+    duplicates = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if duplicates:
         raise ConfigError(
-            f"--seeds {text!r} names seed {twice[0]} twice: it would be the same run.",
-            f"--seeds {written(dict.fromkeys(found))}",
+            f"--seeds {text!r} names seed {duplicates[0]} twice: it would be the same run.",
+            f"--seeds {format_seeds(dict.fromkeys(seeds))}",
         )
-    if max(found) >= 2**63:
-        raise ConfigError(f"Seed {max(found)} is beyond 2**63 - 1.", _EXAMPLE)
-    return tuple(found)
+    if max(seeds) >= 2**63:
+        raise ConfigError(f"Seed {max(seeds)} is beyond 2**63 - 1.", _EXAMPLE)
+    return tuple(seeds)
 
 
-def written(seeds: Sequence[int] | dict[int, None]) -> str:
-    """0, 1, 2, 7 -> `0-2,7`, which `parse` reads."""
+def format_seeds(seeds: Sequence[int] | dict[int, None]) -> str:
+    """0, 1, 2, 7 -> `0-2,7`, which `parse_seeds` reads."""
     parts: list[list[int]] = []
     for seed in seeds:
         if parts and seed == parts[-1][-1] + 1:
@@ -66,27 +66,29 @@ def written(seeds: Sequence[int] | dict[int, None]) -> str:
     return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
-def folder_name(seeds: Sequence[int]) -> str:
+def format_folder_name(seeds: Sequence[int]) -> str:
     """`seeds-0-9`."""
-    name = f"seeds-{written(seeds)}"
-    return name if len(name) <= _LONGEST_NAME else f"{len(seeds)}-seeds"
+    name = f"seeds-{format_seeds(seeds)}"
+    return name if len(name) <= _MAX_NAME_LENGTH else f"{len(seeds)}-seeds"
 
 
-def seed_folder(job: Path, seed: int) -> Path:
-    return job / f"seed-{seed}"
+def get_seed_folder(folder: Path, seed: int) -> Path:
+    return folder / f"seed-{seed}"
 
 
-def is_job(folder: Path) -> bool:
+def is_sweep(folder: Path) -> bool:
     try:
-        return (folder / JOB_FILE).is_file()
+        return (folder / SWEEP_FILE).is_file()
     except OSError:
         return False
 
 
-def runs_in(job: Path) -> list[Path]:
+def list_seed_runs(folder: Path) -> list[Path]:
     """The folders of the seeds that have begun, in the order of the seeds."""
     try:
-        found = [path for path in job.glob("seed-*") if path.name[5:].isdigit() and path.is_dir()]
+        paths = [
+            path for path in folder.glob("seed-*") if path.name[5:].isdigit() and path.is_dir()
+        ]
     except OSError:
         return []
-    return sorted(found, key=lambda path: int(path.name[5:]))
+    return sorted(paths, key=lambda path: int(path.name[5:]))

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlflame.errors import RlflameError
-from rlflame.statistics import Over, SeedSummary
+from rlflame.statistics import MeanStd, SeedSummary
 
-End = Literal["finished", "stopped", "failed"]
+SeedEnd = Literal["finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SeedOutcome:
     """How a seed's process ended; an error where it was not as it should."""
 
-    end: End
+    end: SeedEnd
     error: RlflameError | None = None
 
 
@@ -35,7 +35,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class SeedResult:
-    """One seed. `state` is waiting, stopped, finished or failed."""
+    """One seed. `get_state` is waiting, stopped, finished or failed."""
 
     seed: int
     folder: Path
@@ -55,17 +55,17 @@ class SeedResult:
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "folder": str(self.folder)}
 
-    def line(self) -> list[Any]:
-        found = self.evaluation or {}
+    def as_row(self) -> list[Any]:
+        evaluation = self.evaluation or {}
         return [
             self.seed, self.state, self.steps, self.iterations, self.episodes,
-            *(found.get(name) for name in ("mean", "std", "low", "high", "episodes")),
+            *(evaluation.get(name) for name in ("mean", "std", "low", "high", "episodes")),
             self.best_return, self.last_evaluations, self.state_digest, self.digest,
         ]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Summary:
+class SweepSummary:
     """All seeds, and what those say together that have a final evaluation."""
 
     environment: str
@@ -74,8 +74,8 @@ class Summary:
     final: SeedSummary | None
     worst_seed: int | None
     #: Steps at which it was, mean and standard deviation.
-    p2: tuple[int, Over] | None
-    p4: Over | None
+    p2: tuple[int, MeanStd] | None
+    p4: MeanStd | None
 
     @property
     def complete(self) -> bool:
@@ -97,5 +97,5 @@ class Summary:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows(seed.line() for seed in self.seeds)
+        writer.writerows(seed.as_row() for seed in self.seeds)
         return text.getvalue()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlflame.fleet.base import Fleet
-from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.spec import (
     EnvSpec,
     EpisodeStat,
@@ -23,7 +23,7 @@ from rlflame.rollout.spec import (
     PolicySpec,
     RolloutTask,
 )
-from rlflame.statistics import interquartile_means
+from rlflame.statistics import compute_interquartile_means
 
 RESAMPLES = 10_000
 #: A sum of as many squares as there can be episodes is then still a number.
@@ -64,7 +64,7 @@ class EvaluationRecord:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def metrics(self) -> dict[str, float]:
+    def to_metrics(self) -> dict[str, float]:
         """Under the names of the metrics list."""
         return {
             "eval_return_mean": self.mean,
@@ -87,9 +87,14 @@ def evaluate(
 ) -> EvaluationRecord:
     """Run the plan's episodes and summarise them."""
     name = fleet.put(policy)
-    shares = shared_out(plan.episodes, policy_spec.width, fleet.capacity)
+    shares = split_episodes(plan.episodes, policy_spec.width, fleet.capacity)
     tasks = [
-        replace(task(env, policy_spec, plan, first, count), run=run, slot=number, policy_id=name)
+        replace(
+            make_evaluation_task(env, policy_spec, plan, first, count),
+            run=run,
+            slot=number,
+            policy_id=name,
+        )
         for number, (first, count) in enumerate(shares)
     ]
     try:
@@ -103,23 +108,23 @@ def evaluate(
     episodes: list[EpisodeStat] = []
     for fragment in fragments:
         episodes += sorted(fragment.episodes, key=lambda episode: episode.row)
-    return summarise(plan, episodes)
+    return summarise_episodes(plan, episodes)
 
 
-def shared_out(episodes: int, width: int, workers: int) -> list[tuple[int, int]]:
+def split_episodes(episodes: int, width: int, workers: int) -> list[tuple[int, int]]:
     """The first episode of each task, and their number: none is idle where few are asked for.
 
     A row's bits know nothing of its task, so the number of workers may decide.
     """
-    most = max(1, min(width, math.ceil(episodes / workers)))
+    task_size = max(1, min(width, math.ceil(episodes / workers)))
     return [
-        (first, min(most, begin + width - first, episodes - first))
+        (first, min(task_size, begin + width - first, episodes - first))
         for begin in range(0, episodes, width)
-        for first in range(begin, min(begin + width, episodes), most)
+        for first in range(begin, min(begin + width, episodes), task_size)
     ]
 
 
-def task(
+def make_evaluation_task(
     env: EnvSpec, policy_spec: PolicySpec, plan: EvaluationPlan, first: int, count: int
 ) -> RolloutTask:
     """Episode `first` and those after it, `count` in all, each in the row that is its own."""
@@ -144,12 +149,12 @@ def task(
     )
 
 
-def summarise(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) -> EvaluationRecord:
+def summarise_episodes(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) -> EvaluationRecord:
     returns = np.array([episode.episode_return for episode in episodes], np.float64)
     lengths = [episode.length for episode in episodes]
-    scale = _scale_of(returns)
+    scale = _find_scale(returns)
     scaled = returns / scale
-    low, high = bootstrap_interval(scaled)
+    low, high = compute_bootstrap_interval(scaled)
     return EvaluationRecord(
         episodes=len(episodes),
         seed=plan.seed,
@@ -157,7 +162,7 @@ def summarise(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) -> Evaluati
         max_episode_steps=plan.max_episode_steps,
         mean=scale * float(scaled.mean()),
         std=scale * float(scaled.std()),
-        iqm=scale * interquartile_mean(scaled),
+        iqm=scale * compute_interquartile_mean(scaled),
         low=scale * low,
         high=scale * high,
         min=float(returns.min()),
@@ -168,39 +173,39 @@ def summarise(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) -> Evaluati
     )
 
 
-def _scale_of(values: Float64) -> float:
+def _find_scale(values: Float64) -> float:
     """1, or for values whose squares would be infinite a power of two, which changes no digit."""
     return 1.0 if float(np.abs(values).max()) < _LARGEST else 2.0**960
 
 
-def interquartile_mean(values: Float64) -> float:
+def compute_interquartile_mean(values: Float64) -> float:
     """Mean of the middle half."""
-    return float(interquartile_means(values))
+    return float(compute_interquartile_means(values))
 
 
-def bootstrap_interval(values: Float64, level: float = 0.95) -> tuple[float, float]:
+def compute_bootstrap_interval(values: Float64, level: float = 0.95) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean, from a stream of its own: always the same."""
     if len(values) < 2:
         return float(values.mean()), float(values.mean())
-    generator = stream(0, Role.BOOTSTRAP, len(values))
+    generator = make_stream(0, Role.BOOTSTRAP, len(values))
     means = np.empty(RESAMPLES, np.float64)
-    at_once = max(1, _PICKS_AT_ONCE // len(values))
-    for start in range(0, RESAMPLES, at_once):
-        part = means[start : start + at_once]
+    chunk_size = max(1, _PICKS_AT_ONCE // len(values))
+    for start in range(0, RESAMPLES, chunk_size):
+        part = means[start : start + chunk_size]
         picks = generator.integers(0, len(values), (len(part), len(values)))
         part[:] = values[picks].mean(axis=1)
     tail = (1.0 - level) / 2.0
     return float(np.quantile(means, tail)), float(np.quantile(means, 1.0 - tail))
 
 
-def paired_difference(a: EvaluationRecord, b: EvaluationRecord) -> dict[str, float]:
+def compute_paired_difference(a: EvaluationRecord, b: EvaluationRecord) -> dict[str, float]:
     """Mean of a - b over equal episodes, with its interval."""
     if (a.episodes, a.seed, a.stochastic) != (b.episodes, b.seed, b.stochastic):
         raise ValueError("only evaluations over the same episodes can be paired")
-    ours, theirs = np.array(a.returns, np.float64), np.array(b.returns, np.float64)
-    scale = _scale_of(np.concatenate([ours, theirs]))
-    difference = ours / scale - theirs / scale
-    low, high = bootstrap_interval(difference)
+    a_returns, b_returns = np.array(a.returns, np.float64), np.array(b.returns, np.float64)
+    scale = _find_scale(np.concatenate([a_returns, b_returns]))
+    difference = a_returns / scale - b_returns / scale
+    low, high = compute_bootstrap_interval(difference)
     return {
         "mean": scale * float(difference.mean()),
         "low": scale * low,

@@ -14,45 +14,45 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
-from rlflame.errors import Interrupted
-from rlflame.training.trainer import Stop, StopNow
+from rlflame.errors import Interruption
+from rlflame.training.trainer import StopInterrupt, StopRequest
 
 #: What the default action of a second signal has, before the process is ended from outside.
 _GRACE_S = 0.5
 #: How soon a wait that a signal did not end is nudged, and how often.
-_UNHEARD_MS, _NUDGES = 100, 20
+_PENDING_MS, _NUDGES = 100, 20
 #: By which signal: nobody uses it.
 _NUDGE = signal.SIGURG
 
 
-class NeverStop:
+class NullStop:
     """For runs that nobody can interrupt."""
 
     requested = False
 
     @contextlib.contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def allow_interrupt(self) -> Iterator[None]:
         yield
 
 
 @contextlib.contextmanager
-def endable(stop: Stop) -> Iterator[None]:
+def abort_on_stop(stop: StopRequest) -> Iterator[None]:
     """Where nothing is lost by ending at once, as while an environment is made."""
     try:
-        with stop.interruptible():
+        with stop.allow_interrupt():
             yield
-    except StopNow:
+    except StopInterrupt:
         raise KeyboardInterrupt from None
 
 
-def terminations() -> list[signal.Signals]:
+def list_termination_signals() -> list[signal.Signals]:
     """What else than Ctrl-C asks to end; told not to hear that a terminal goes, as by nohup, nobody
     does."""
-    heeded = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    return [signal.SIGTERM, *([signal.SIGHUP] if heeded else [])]
+    is_handled = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGTERM, *([signal.SIGHUP] if is_handled else [])]
 
 
-class _Handlers:
+class _SignalHandlers:
     """Handlers, and a thread that hears of every signal at once.
 
     Python calls a handler when the main thread is next in Python, and that may be never. Where a
@@ -66,93 +66,93 @@ class _Handlers:
         self,
         numbers: Iterable[int],
         handler: Callable[[int, FrameType | None], None],
-        heard: Callable[[], bool],
+        is_received: Callable[[], bool],
         *,
-        ends: bool = False,
+        exits: bool = False,
     ) -> None:
-        self._heard, self._ends = heard, ends
-        rung, self._bell = os.pipe()
-        os.set_blocking(self._bell, False)
+        self._is_received, self._exits = is_received, exits
+        read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._write_fd, False)
         self._previous = {number: signal.signal(number, handler) for number in numbers}
         self._previous[_NUDGE] = signal.signal(_NUDGE, lambda *_: None)
-        self._previous_bell = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
+        self._previous_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         _installed.append(self)
-        threading.Thread(target=self._attend, args=(rung,), daemon=True).start()
+        threading.Thread(target=self._watch, args=(read_fd,), daemon=True).start()
 
     def remove(self) -> None:
         if self in _installed:  # not so in what was forked
             _installed.remove(self)
-            self.give_back()
+            self.restore()
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(self._previous_bell)
-        os.close(self._bell)
+        signal.set_wakeup_fd(self._previous_fd)
+        os.close(self._write_fd)
 
-    def _attend(self, rung: int) -> None:
+    def _watch(self, read_fd: int) -> None:
         count = nudges = 0
         poll = select.poll()
-        poll.register(rung, select.POLLIN)
+        poll.register(read_fd, select.POLLIN)
         while True:
-            unheard = nudges and not self._heard()
-            if not poll.poll(_UNHEARD_MS if unheard else None):
+            is_pending = nudges and not self._is_received()
+            if not poll.poll(_PENDING_MS if is_pending else None):
                 nudges -= 1
-                signal.pthread_kill(_main(), _NUDGE)
+                signal.pthread_kill(_find_main_thread(), _NUDGE)
                 continue
-            if not (number := os.read(rung, 1)):
+            if not (number := os.read(read_fd, 1)):
                 break
-            asked = number[0] in (signal.SIGINT, signal.SIGTERM)
-            told = asked or (number[0] == signal.SIGHUP and not count)
-            if told:
+            is_stop = number[0] in (signal.SIGINT, signal.SIGTERM)
+            is_counted = is_stop or (number[0] == signal.SIGHUP and not count)
+            if is_counted:
                 count, nudges = count + 1, _NUDGES
-            if self._ends and asked and count == 2:
+            if self._exits and is_stop and count == 2:
                 time.sleep(_GRACE_S)
                 os._exit(128 + number[0])
-        os.close(rung)
+        os.close(read_fd)
 
 
 #: The innermost is the last.
-_installed: list[_Handlers] = []
+_installed: list[_SignalHandlers] = []
 
 
-def _forked() -> None:
+def _restore_after_fork() -> None:
     """What was forked, and is no program of its own, must not answer in the place of its parent."""
     for handlers in reversed(_installed):
-        handlers.give_back()
+        handlers.restore()
     _installed.clear()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_restore_after_fork)
 
 
-def _main() -> int:
+def _find_main_thread() -> int:
     ident = threading.main_thread().ident
     assert ident is not None
     return ident
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
+def exit_on_signal() -> Iterator[None]:
     """Whatever asks to end does so as Ctrl-C does, so that nothing stays on a cluster."""
-    heard: list[int] = []
+    received: list[int] = []
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         # A terminal that goes says so twice; what is being closed is closed to its end.
-        if heard:
+        if received:
             return
         # Not our own error yet: what is underway may go on after those, whatever it was doing.
-        heard.append(number)
+        received.append(number)
         raise KeyboardInterrupt
 
-    handlers = _Handlers(terminations(), end, lambda: bool(heard))
+    handlers = _SignalHandlers(list_termination_signals(), interrupt, lambda: bool(received))
     try:
         yield
     except KeyboardInterrupt:
-        if not heard:
+        if not received:
             raise
-        said = "Terminated; what was opened was closed."
-        raise Interrupted(said, "type the same again", heard[0]) from None
+        message = "Terminated; what was opened was closed."
+        raise Interruption(message, "type the same again", received[0]) from None
     finally:
         handlers.remove()
 
@@ -167,25 +167,25 @@ class SignalStop:
     def __init__(self) -> None:
         self.signal_number: int | None = None
         self._waiting = False
-        self._handlers: _Handlers | None = None
+        self._handlers: _SignalHandlers | None = None
 
     @property
     def requested(self) -> bool:
         return self.signal_number is not None
 
     @contextlib.contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def allow_interrupt(self) -> Iterator[None]:
         self._waiting = True
         try:
             if self.requested:
-                raise StopNow
+                raise StopInterrupt
             yield
         finally:
             self._waiting = False
 
     def __enter__(self) -> SignalStop:
-        numbers = (signal.SIGINT, *terminations())
-        self._handlers = _Handlers(numbers, self._handle, lambda: self.requested, ends=True)
+        numbers = (signal.SIGINT, *list_termination_signals())
+        self._handlers = _SignalHandlers(numbers, self._handle, lambda: self.requested, exits=True)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -194,10 +194,10 @@ class SignalStop:
         if self.signal_number == signal.SIGHUP:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         # Python has one word for both signals, and it is that of Ctrl-C.
-        heard = self.signal_number
-        if isinstance(error, KeyboardInterrupt) and heard not in (None, signal.SIGINT):
-            raise Interrupted(
-                "Terminated before the run had begun.", "type the same again", heard
+        number = self.signal_number
+        if isinstance(error, KeyboardInterrupt) and number not in (None, signal.SIGINT):
+            raise Interruption(
+                "Terminated before the run had begun.", "type the same again", number
             ) from None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -211,4 +211,4 @@ class SignalStop:
         self.signal_number = number
         if self._waiting:
             self._waiting = False
-            raise StopNow
+            raise StopInterrupt

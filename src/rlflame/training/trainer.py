@@ -21,10 +21,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError
 from rlflame.fleet.base import Fleet, Submission
-from rlflame.learning.base import Algorithm, Experience, Metrics, Segment, State
+from rlflame.learning.base import Algorithm, Buffer, Metrics, Segment, State
 from rlflame.learning.policy_average import PolicyAverage
-from rlflame.rollout.envs.env_state import fresh_state
-from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.rollout.envs.env_state import make_fresh_state
+from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.rollout.spec import (
     EnvSpec,
     EnvState,
@@ -39,7 +39,7 @@ EnvStates = tuple[tuple[EnvState, ...], ...]
 #: What an experience yields and an algorithm learns from; the loop only hands it on.
 BatchT = TypeVar("BatchT")
 #: How the names begin, in a snapshot's learner, of what the experience holds, and of the average.
-EXPERIENCE, AVERAGE = "experience.", "average."
+BUFFER_PREFIX, AVERAGE_PREFIX = "experience.", "average."
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Progress:
     evaluations: int = 0
     reached: bool = False
 
-    def spent(self, stop_at_steps: int | None, stop_at_iterations: int | None) -> bool:
+    def is_spent(self, stop_at_steps: int | None, stop_at_iterations: int | None) -> bool:
         """Whether the budget is used up, or the return that was asked for is reached."""
         return (
             self.reached
@@ -104,35 +104,37 @@ class Snapshot:
 class Recorder(Protocol):
     """Keeps what happened; decides for itself when a snapshot is due."""
 
-    def iteration(
+    def record_iteration(
         self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
     ) -> None: ...
 
-    def evaluation(
+    def record_evaluation(
         self, progress: Progress, record: EvaluationRecord, policy: PolicyArrays
     ) -> None: ...
 
-    def snapshot(self, take: Callable[[], Snapshot], progress: Progress, final: bool) -> None: ...
+    def record_snapshot(
+        self, take: Callable[[], Snapshot], progress: Progress, final: bool
+    ) -> None: ...
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
+    def time_phase(self, name: str) -> AbstractContextManager[None]:
         """Time spent inside counts as this phase."""
 
 
-class Stop(Protocol):
+class StopRequest(Protocol):
     """Somebody's wish that the run should end."""
 
     @property
     def requested(self) -> bool: ...
 
-    def interruptible(self) -> AbstractContextManager[None]:
+    def allow_interrupt(self) -> AbstractContextManager[None]:
         """Inside, a request raises StopNow at once; outside, it waits to be asked about."""
 
 
-class StopNow(KeyboardInterrupt):
+class StopInterrupt(KeyboardInterrupt):
     """Raised into a wait that a stop request cuts short; like Ctrl-C, no environment's doing."""
 
 
-class _Collection:
+class _PendingRollouts:
     """An iteration's rollouts under way, with the weights that act in them."""
 
     def __init__(self, fleet: Fleet, policy: PolicyArrays, tasks: list[RolloutTask]) -> None:
@@ -149,38 +151,38 @@ class _Collection:
     def gather(self) -> list[Fragment]:
         return sorted(self._submission, key=lambda fragment: fragment.slot)
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._submission.cancel()
         self._fleet.release(self._name)
 
 
-def take_up(
+def restore_components(
     snapshot: Snapshot,
     staleness: int,
     algorithm: Algorithm[Any],
-    experience: Experience[Any],
+    buffer: Buffer[Any],
     average: PolicyAverage,
 ) -> None:
     """Put them all where the snapshot has them; refuses what is of another recipe."""
-    lags = bool(staleness and snapshot.progress.iteration)
-    if lags != (snapshot.behaviour is not None):
+    has_behaviour = bool(staleness and snapshot.progress.iteration)
+    if has_behaviour != (snapshot.behaviour is not None):
         raise CheckpointError(
             "The checkpoint does not fit its recipe: the weights that act in its next "
-            f"iteration are {'absent' if lags else 'there, without staleness'}.",
+            f"iteration are {'absent' if has_behaviour else 'there, without staleness'}.",
             "resume an earlier checkpoint of the same run",
         )
     learner = dict(snapshot.learner)
-    experience.load_state(_taken(EXPERIENCE, learner), snapshot.segments)
-    averaged = _taken(AVERAGE, learner)
+    buffer.load_state(_pop_prefix(BUFFER_PREFIX, learner), snapshot.segments)
+    average_state = _pop_prefix(AVERAGE_PREFIX, learner)
     algorithm.load_state(learner)
-    average.load_state(averaged, algorithm.policy())
+    average.load_state(average_state, algorithm.get_policy())
 
 
-def _under(prefix: str, state: State) -> State:
+def _add_prefix(prefix: str, state: State) -> State:
     return {prefix + name: array for name, array in state.items()}
 
 
-def _taken(prefix: str, learner: State) -> State:
+def _pop_prefix(prefix: str, learner: State) -> State:
     """What stands under these names, which are then gone."""
     names = [name for name in learner if name.startswith(prefix)]
     return {name.removeprefix(prefix): learner.pop(name) for name in names}
@@ -193,25 +195,27 @@ class Trainer(Generic[BatchT]):
         self,
         plan: Plan,
         algorithm: Algorithm[BatchT],
-        experience: Experience[BatchT],
+        buffer: Buffer[BatchT],
         fleet: Fleet,
         recorder: Recorder,
-        stop: Stop,
+        stop: StopRequest,
     ) -> None:
         self._plan = plan
         self._algorithm = algorithm
-        self._experience = experience
+        self._buffer = buffer
         self._fleet = fleet
         self._recorder = recorder
         self._stop = stop
         self.progress = Progress()
-        self._states: EnvStates = first_states(plan)
+        self._states: EnvStates = make_initial_states(plan)
         self._behaviour: PolicyArrays | None = None
-        self._average = PolicyAverage(plan.average, algorithm.policy())
+        self._average = PolicyAverage(plan.average, algorithm.get_policy())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Stand where the snapshot does; a CheckpointError if it is of another recipe."""
-        take_up(snapshot, self._plan.staleness, self._algorithm, self._experience, self._average)
+        restore_components(
+            snapshot, self._plan.staleness, self._algorithm, self._buffer, self._average
+        )
         self.progress = snapshot.progress
         self._states = snapshot.states
         self._behaviour = snapshot.behaviour
@@ -219,77 +223,77 @@ class Trainer(Generic[BatchT]):
     def run(self) -> bool:
         """True when training is complete, False when a stop request ended it early."""
         try:
-            self._recorder.snapshot(self.snapshot, self.progress, final=False)
-            self._loop()
-        except StopNow:
+            self._recorder.record_snapshot(self.take_snapshot, self.progress, final=False)
+            self._run_loop()
+        except StopInterrupt:
             pass  # raised only between two iterations, where everything is in its place
         except (EnvironmentFailure, FleetError):
             # So are these: an iteration that could not be collected has changed nothing yet.
-            self._recorder.snapshot(self.snapshot, self.progress, final=True)
+            self._recorder.record_snapshot(self.take_snapshot, self.progress, final=True)
             raise
-        complete = self._finished(self.progress)
-        self._recorder.snapshot(self.snapshot, self.progress, final=True)
+        complete = self._is_finished(self.progress)
+        self._recorder.record_snapshot(self.take_snapshot, self.progress, final=True)
         return complete
 
-    def _loop(self) -> None:
-        current: _Collection | None = None
+    def _run_loop(self) -> None:
+        current: _PendingRollouts | None = None
         try:
             self._evaluate_if_due()
-            policy = self._behaviour or self._algorithm.policy()
+            policy = self._behaviour or self._algorithm.get_policy()
             current = self._collect(policy, self.progress, self._states)
             while current is not None:
-                with self._recorder.phase("collect"), self._stop.interruptible():
+                with self._recorder.time_phase("collect"), self._stop.allow_interrupt():
                     fragments = current.gather()
-                current.end()
+                current.close()
                 behaviour, current = current.behaviour, None
-                progress, states = self._after(fragments)
+                progress, states = self._compute_progress(fragments)
                 if self._plan.staleness:
                     # The next iteration is collected while this one is learned from.
-                    policy = self._algorithm.policy()
+                    policy = self._algorithm.get_policy()
                     current = self._collect(policy, progress, states)
-                metrics = self._learn(fragments, behaviour, self._fraction())
+                metrics = self._learn(fragments, behaviour, self._compute_schedule_progress())
                 self.progress, self._states = progress, states
                 try:
                     if self._plan.staleness:
                         self._behaviour = policy
                     else:
-                        current = self._collect(self._algorithm.policy(), progress, states)
+                        current = self._collect(self._algorithm.get_policy(), progress, states)
                 finally:
                     # Written while workers are at work already, and also where none could begin.
-                    self._recorder.iteration(self.progress, metrics, fragments)
+                    self._recorder.record_iteration(self.progress, metrics, fragments)
                 self._evaluate_if_due()
-                self._recorder.snapshot(self.snapshot, self.progress, final=False)
+                self._recorder.record_snapshot(self.take_snapshot, self.progress, final=False)
                 if self._stop.requested or self.progress.reached:
                     break
         finally:
             if current is not None:
-                current.end()
+                current.close()
 
-    def snapshot(self) -> Snapshot:
+    def take_snapshot(self) -> Snapshot:
         learner = {
-            **self._algorithm.state(),
-            **_under(EXPERIENCE, self._experience.state()),
-            **_under(AVERAGE, self._average.state()),
+            **self._algorithm.get_state(),
+            **_add_prefix(BUFFER_PREFIX, self._buffer.get_state()),
+            **_add_prefix(AVERAGE_PREFIX, self._average.get_state()),
         }
         return Snapshot(
             self.progress,
-            self._kept(),
+            self._get_evaluation_policy(),
             learner,
             self._states,
             self._behaviour,
-            self._experience.segments(),
+            self._buffer.list_segments(),
         )
 
     def _collect(
         self, policy: PolicyArrays, progress: Progress, states: EnvStates
-    ) -> _Collection | None:
+    ) -> _PendingRollouts | None:
         """Start the next iteration's rollouts, or nothing when the budget is spent."""
-        with self._recorder.phase("transfer"):
-            if self._finished(progress):
+        with self._recorder.time_phase("transfer"):
+            if self._is_finished(progress):
                 return None
-            return _Collection(self._fleet, policy, tasks_of(self._plan, progress, states))
+            return _PendingRollouts(self._fleet, policy, make_tasks(self._plan, progress, states))
 
-    def _after(self, fragments: Sequence[Fragment]) -> tuple[Progress, EnvStates]:
+    def _compute_progress(self, fragments: Sequence[Fragment]) -> tuple[Progress, EnvStates]:
         """Where the run stands once these fragments are learned from."""
         progress = replace(
             self.progress,
@@ -302,40 +306,40 @@ class Trainer(Generic[BatchT]):
     def _learn(
         self, fragments: Sequence[Fragment], behaviour: PolicyArrays, progress: float
     ) -> Metrics:
-        with self._recorder.phase("learn"):
-            self._experience.add(fragments, behaviour)
+        with self._recorder.time_phase("learn"):
+            self._buffer.add(fragments, behaviour)
             metrics: Metrics = {}
-            for batch in self._experience.batches():
+            for batch in self._buffer.take_batches():
                 metrics = self._algorithm.update(batch, progress)
-            self._average.follow(self._algorithm.policy())
+            self._average.update(self._algorithm.get_policy())
         return metrics
 
-    def _kept(self) -> PolicyArrays:
+    def _get_evaluation_policy(self) -> PolicyArrays:
         """The policy that is evaluated and saved, which need not be the one that acts."""
-        return self._average.policy(self._algorithm.policy())
+        return self._average.get_policy(self._algorithm.get_policy())
 
     def _evaluate_if_due(self) -> None:
         """Also on the way back from a stop that had cut an evaluation short."""
         every, progress = self._plan.evaluate_every_steps, self.progress
         if every is None or progress.steps // every <= progress.evaluations:
             return
-        policy = self._kept()
-        with self._recorder.phase("evaluate"), self._stop.interruptible():
+        policy = self._get_evaluation_policy()
+        with self._recorder.time_phase("evaluate"), self._stop.allow_interrupt():
             record = self.evaluate(self._plan.evaluation, policy)
         target = self._plan.until_return
         reached = progress.reached or (target is not None and record.low > target)
         self.progress = replace(progress, evaluations=progress.steps // every, reached=reached)
-        self._recorder.evaluation(self.progress, record, policy)
+        self._recorder.record_evaluation(self.progress, record, policy)
 
     def evaluate(self, plan: EvaluationPlan, policy: PolicyArrays) -> EvaluationRecord:
         return evaluate(
             self._fleet, self._plan.env, self._plan.policy, policy, plan, f"{self._plan.run}-eval"
         )
 
-    def _finished(self, progress: Progress) -> bool:
-        return progress.spent(self._plan.stop_at_steps, self._plan.stop_at_iterations)
+    def _is_finished(self, progress: Progress) -> bool:
+        return progress.is_spent(self._plan.stop_at_steps, self._plan.stop_at_iterations)
 
-    def _fraction(self) -> float:
+    def _compute_schedule_progress(self) -> float:
         """How far along the schedules the iteration is that begins here."""
         plan = self._plan
         parts = [0.0]
@@ -346,10 +350,10 @@ class Trainer(Generic[BatchT]):
         return min(1.0, max(parts))
 
 
-def tasks_of(plan: Plan, progress: Progress, states: EnvStates) -> list[RolloutTask]:
+def make_tasks(plan: Plan, progress: Progress, states: EnvStates) -> list[RolloutTask]:
     """An iteration's tasks, a slot each; the policy is still to be named."""
-    random = progress.steps < plan.random_steps
-    whole = plan.unit == "episodes"
+    is_random = progress.steps < plan.random_steps
+    is_episodic = plan.unit == "episodes"
     return [
         RolloutTask(
             run=plan.run,
@@ -360,25 +364,25 @@ def tasks_of(plan: Plan, progress: Progress, states: EnvStates) -> list[RolloutT
             env=plan.env,
             policy=plan.policy,
             policy_id="",
-            unit="episodes" if whole else "steps",
+            unit="episodes" if is_episodic else "steps",
             steps=plan.steps,
             rows=plan.envs_per_slot,
             first_row=0,
-            acting="uniform" if random else "sample",
+            acting="uniform" if is_random else "sample",
             record=True,
-            states=() if whole else states[slot],
+            states=() if is_episodic else states[slot],
         )
         for slot in range(plan.num_slots)
     ]
 
 
-def first_states(plan: Plan) -> EnvStates:
+def make_initial_states(plan: Plan) -> EnvStates:
     """Episode 0 of every environment, not begun yet."""
     if plan.unit == "episodes":
         return tuple(() for _ in range(plan.num_slots))
     return tuple(
         tuple(
-            fresh_state(0, reset_seed(plan.seed, Role.RESET, slot, row, 0))
+            make_fresh_state(0, make_reset_seed(plan.seed, Role.RESET, slot, row, 0))
             for row in range(plan.envs_per_slot)
         )
         for slot in range(plan.num_slots)

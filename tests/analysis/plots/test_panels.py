@@ -30,7 +30,7 @@ def two_environments(tmp_path, monkeypatch):
 
 
 def read(folder):
-    return [run_reader.read(run) for run in sorted(folder.iterdir())]
+    return [run_reader.read_run(run) for run in sorted(folder.iterdir())]
 
 
 def names_in(axes):
@@ -39,7 +39,7 @@ def names_in(axes):
 
 def test_each_environment_has_axes_limits_and_a_legend_of_its_own(two_environments):
     found = read(two_environments)
-    cartpole, hopper = matplotlib_backend.drawn(curves.picture(found)).axes
+    cartpole, hopper = matplotlib_backend.make_figure(curves.make_figure(found)).axes
     assert [axes.get_title(loc="left") for axes in (cartpole, hopper)] == [
         "CartPole-v1",
         "Hopper-v5",
@@ -63,8 +63,8 @@ def test_what_is_called_alike_has_one_colour_in_all_panels(two_environments, see
     """However many seeds each panel has of it."""
     # PPO is first in Hopper, and second in CartPole.
     names = ("z-0", "z-1", "z-2", "re-0", "re-1", *(f"ppo-{seed}" for seed in range(seeds)))
-    found = [run_reader.read(two_environments / name) for name in names]
-    hopper, cartpole = matplotlib_backend.drawn(curves.picture(found)).axes
+    found = [run_reader.read_run(two_environments / name) for name in names]
+    hopper, cartpole = matplotlib_backend.make_figure(curves.make_figure(found)).axes
     colours = {line.get_label(): line.get_color() for line in cartpole.lines}
     assert hopper.lines[0].get_color() == colours[label]
     assert len(set(colours.values())) == 2
@@ -74,13 +74,13 @@ def test_a_name_that_a_panel_has_twice_is_two_lines():
     here = np.zeros(1)
     twice = Chart("", "", "", (Series("a", here, here), Series("a", here, here)))
     other = Chart("", "", "", (Series("b", here, here), Series("a", here, here)))
-    assert Panels((twice, other)).numbers() == [[0, 1], [2, 0]]
+    assert Panels((twice, other)).number_lines() == [[0, 1], [2, 0]]
 
 
 def test_runs_that_are_told_apart_look_alike_by_their_own_labels(two_environments):
     """A seed that occurs twice is two lines, and the next one is itself in both panels."""
-    found = [run_reader.read(two_environments / name) for name in ("z-0", "z-1", "ppo-1")]
-    hopper, cartpole = matplotlib_backend.drawn(curves.picture([found[0], *found])).axes
+    found = [run_reader.read_run(two_environments / name) for name in ("z-0", "z-1", "ppo-1")]
+    hopper, cartpole = matplotlib_backend.make_figure(curves.make_figure([found[0], *found])).axes
     colours = {line.get_label(): line.get_color() for line in hopper.lines}
     assert len({line.get_color() for line in hopper.lines}) == 3
     (alone,) = cartpole.lines
@@ -89,7 +89,7 @@ def test_runs_that_are_told_apart_look_alike_by_their_own_labels(two_environment
 
 def test_panels_are_drawn_as_asked_and_what_lines_are_is_said_once(two_environments):
     found = read(two_environments)
-    panels = curves.picture(found, "wall", "eval_return_mean", 2)
+    panels = curves.make_figure(found, "wall", "eval_return_mean", 2)
     assert isinstance(panels, Panels)
     # 30 seconds in one, two hours in the other.
     assert [chart.x_label for chart in panels.charts] == ["Wall clock (s)", "Wall clock (h)"]
@@ -97,15 +97,17 @@ def test_panels_are_drawn_as_asked_and_what_lines_are_is_said_once(two_environme
         assert chart.y_label == "Evaluation return, mean of 2"
     # Seed 1 is the middle one: 100,001 and 200,001 have the mean 150,001.
     assert panels.charts[1].series[0].y[1] == pytest.approx(150_001)
-    texts = matplotlib_backend.drawn(panels).findobj(lambda artist: hasattr(artist, "get_text"))
+    texts = matplotlib_backend.make_figure(panels).findobj(
+        lambda artist: hasattr(artist, "get_text")
+    )
     assert sum("interquartile" in text.get_text() for text in texts) == 1
 
 
 def test_runs_of_one_environment_are_one_chart(two_environments):
-    chart = curves.picture(read(two_environments)[:5])
+    chart = curves.make_figure(read(two_environments)[:5])
     assert isinstance(chart, Chart)
     assert chart.title == "CartPole-v1"
-    assert len(matplotlib_backend.drawn(chart).axes) == 1
+    assert len(matplotlib_backend.make_figure(chart).axes) == 1
 
 
 def test_in_the_terminal_panels_are_below_each_other(two_environments):
@@ -138,7 +140,7 @@ def test_a_picture_of_panels_is_as_wide_and_grows_by_rows(two_environments):
 def test_panels_with_much_to_say_are_in_rows_as_wide_as_the_sheet(labels, columns):
     here = np.arange(2.0)
     chart = Chart("", "", "", tuple(Series(label, here, here) for label in labels))
-    figure = matplotlib_backend.drawn(Panels((chart, chart)))
+    figure = matplotlib_backend.make_figure(Panels((chart, chart)))
     assert {axes.get_subplotspec().get_gridspec().ncols for axes in figure.axes} == {columns}
     figure.draw_without_rendering()
     assert all(axes.get_position().width > 0.35 for axes in figure.axes)
@@ -147,5 +149,5 @@ def test_panels_with_much_to_say_are_in_rows_as_wide_as_the_sheet(labels, column
 def test_episodes_too_few_for_a_line_have_their_name_in_the_legend(tmp_path):
     for name in ("CartPole-v1", "Hopper-v5"):
         make(tmp_path / name, algorithm="reinforce", environment=name, episodes=[(1.0, 9)] * 3)
-    for axes in matplotlib_backend.drawn(curves.picture(read(tmp_path))).axes:
+    for axes in matplotlib_backend.make_figure(curves.make_figure(read(tmp_path))).axes:
         assert names_in(axes) == ["REINFORCE, seed 0"]

@@ -45,13 +45,13 @@ def words(text):
     "drawing", [chart(), Panels((chart("A"), chart("B")), "Line: mean."), BARS]
 )
 def test_no_line_is_longer_than_the_terminal_is_wide(drawing, width, braille):
-    text = terminal_backend.text(drawing, width, braille=braille)
+    text = terminal_backend.render_text(drawing, width, braille=braille)
     assert max(map(len, text.splitlines())) <= width
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_is_said_is_said_at_every_width(width):
-    text = terminal_backend.text(chart(), width)
+    text = terminal_backend.render_text(chart(), width)
     for part in ("Evaluation return", "Environment steps", *chart().title.split(), "Line: mean."):
         assert all(word in words(text) for word in part.split())
     # The long name is broken, and whole.
@@ -63,7 +63,7 @@ def test_what_is_said_is_said_at_every_width(width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_numbers_on_the_axes_do_not_run_into_each_other(width):
     # The lines with numbers alone; the axis of returns has a bar beside it.
-    rows = [line for line in terminal_backend.text(chart(), width).splitlines()
+    rows = [line for line in terminal_backend.render_text(chart(), width).splitlines()
             if line.strip() and set(line) <= set("0123456789.kM -")]  # fmt: skip
     (under,) = rows
     steps = [float(word[:-1]) * {"k": 1e3, "M": 1e6}[word[-1]] if word != "0" else 0.0
@@ -76,7 +76,11 @@ def test_numbers_on_the_axes_do_not_run_into_each_other(width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_bars_are_as_long_as_their_numbers_at_every_width(width):
-    lines = [line for line in terminal_backend.text(BARS, width).splitlines() if line.endswith("x")]
+    lines = [
+        line
+        for line in terminal_backend.render_text(BARS, width).splitlines()
+        if line.endswith("x")
+    ]
     lengths = [line.count("█") for line in lines]
     assert len(lengths) == 4
     by_height = sorted(range(4), key=lambda i: BARS.heights.T.flat[i])

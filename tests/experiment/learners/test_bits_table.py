@@ -15,7 +15,7 @@ from tiny_runs import run
 
 from rlflame.fleet.local import LocalFleet
 from rlflame.learning.parallel.gradient_shards import Shards
-from rlflame.learning.parallel.replicated import release
+from rlflame.learning.parallel.replicated import release_replicas
 
 #: Eight shards, however many learners there are. The last of them is shorter than the first in
 #: PPO's minibatches of 50 and of 42 samples and in SAC's of 15; REINFORCE's are what episodes give.
@@ -52,11 +52,11 @@ def alone(tmp_path_factory):
 @pytest.mark.parametrize("algorithm", ROWS)
 def test_a_row_has_one_digest(algorithm, learners, fleet, alone, fleets, tmp_path):
     ran = run(recipe(ROWS[algorithm], 3), group=learners, compare_every=1, fleet=fleets[fleet])
-    release(learners)
+    release_replicas(learners)
     assert (ran.state_digest(tmp_path), ran.recorded.metrics) == alone[algorithm]
 
 
 @pytest.mark.parametrize("samples", [50, 42, 15])
 def test_the_last_of_eight_shards_is_shorter(samples):
-    first, *_, last = (shard.rows for shard in Shards(8).cut(samples))
+    first, *_, last = (shard.rows for shard in Shards(8).split(samples))
     assert last.stop - last.start < first.stop - first.start

@@ -19,7 +19,7 @@ from tiny_runs import run
 from rlflame.experiment.learners import replica_main
 from rlflame.learning.networks.flat_params import clip_by_norm
 from rlflame.learning.parallel.gradient_shards import Shards
-from rlflame.learning.parallel.replicated import release
+from rlflame.learning.parallel.replicated import release_replicas
 from rlflame.learning.ppo import ppo
 
 #: A large epsilon, or Adam would make of a last bit in a small gradient a whole step.
@@ -68,18 +68,18 @@ def test_four_learners_end_where_one_does_with_everything_in_one_piece(case):
 
 
 def test_advantages_that_each_standardises_alone_would_end_elsewhere(monkeypatch):
-    whole = ppo.Minibatch.part
+    whole = ppo.PpoMinibatch.select_rows
 
     def part(self, rows):
         mine = whole(self, rows)
-        return dataclasses.replace(mine, advantages=ppo.standardised(mine.advantages))
+        return dataclasses.replace(mine, advantages=ppo.standardise(mine.advantages))
 
-    monkeypatch.setattr(ppo.Minibatch, "part", part)
+    monkeypatch.setattr(ppo.PpoMinibatch, "select_rows", part)
     assert apart(by_one("ppo"), learned_by(4, recipe(STRICT["ppo"]))) > 30 * ROUNDING
 
 
 def test_gradients_that_are_clipped_before_they_are_averaged_would_end_elsewhere(monkeypatch):
-    whole = Shards.gradient
+    whole = Shards.compute_gradient
 
     def gradient(self, rows, part):
         def clipped(shard):
@@ -93,14 +93,14 @@ def test_gradients_that_are_clipped_before_they_are_averaged_would_end_elsewhere
         return whole(self, rows, clipped)
 
     alone = by_one("ppo")
-    monkeypatch.setattr(Shards, "gradient", gradient)
+    monkeypatch.setattr(Shards, "compute_gradient", gradient)
     assert apart(alone, learned_by(4, recipe(STRICT["ppo"]))) > 30 * ROUNDING
 
 
 def test_learners_that_each_watch_their_own_kl_would_stop_apart(monkeypatch):
     """Each one's estimate on its own samples, beside that of all, at the same updates."""
     own: dict[int, list[float]] = {rank: [] for rank in range(4)}
-    whole = Shards.gradient
+    whole = Shards.compute_gradient
 
     def gradient(self, rows, part):
         def noted(shard):
@@ -110,7 +110,7 @@ def test_learners_that_each_watch_their_own_kl_would_stop_apart(monkeypatch):
 
         return whole(self, rows, noted)
 
-    monkeypatch.setattr(Shards, "gradient", gradient)
+    monkeypatch.setattr(Shards, "compute_gradient", gradient)
     learned_by(4, recipe(STRICT["ppo"], iterations=1))
     limit = ppo.KL_STOP_FACTOR * STRICT["ppo"]["ppo"]["target_kl"]
     # All came to the same last minibatch, long before the epochs were used up.
@@ -144,7 +144,7 @@ def test_every_learner_makes_the_same_number_of_steps():
             replica_main.learn(seat)
         else:
             run(recipe(PPO), group=seat)
-            release(seat)
+            release_replicas(seat)
         return list(seat._table.gathers)
 
     gathers = together(4, work)[-1]

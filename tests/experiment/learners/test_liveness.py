@@ -10,20 +10,20 @@ import threading
 import pytest
 from meetings import HERE, hosted
 
-from rlflame.config.torchrun import place
-from rlflame.errors import ConfigError, LearnersLost
+from rlflame.config.torchrun import read_rank
+from rlflame.errors import ConfigError, LearnerFailure
 from rlflame.experiment.learners import liveness
 from rlflame.experiment.learners.liveness import (
-    FileOfLearners,
-    Learner,
-    RollCall,
-    gather,
-    of_torchrun,
+    FileRendezvous,
+    LearnerProcess,
+    LivenessMonitor,
+    await_learners,
+    make_torchrun_rendezvous,
 )
 from rlflame.experiment.learners.shared_file import make_shared_file
 
 
-class Called(RollCall):
+class Called(LivenessMonitor):
     """A part of it whose exchanges are said here."""
 
     def __init__(self, meeting, rank, size):
@@ -35,7 +35,7 @@ class Called(RollCall):
 def calls(request):
     """The parts of three learners, of which the first has come to five exchanges."""
     with make_shared_file() as shared:
-        meeting, store = FileOfLearners(shared.path), None
+        meeting, store = FileRendezvous(shared.path), None
         if request.param == "port":
             meeting, store = hosted(socket.create_server((HERE, 0)))
         found = [Called(meeting, rank, 3) for rank in range(3)]
@@ -55,8 +55,8 @@ def test_whoever_is_silent_is_meant_whoever_else_is_behind(calls):
     answered = attended(calls[1], 3)
     assert calls[0].ask(1.0) == [2]
     assert answered.wait(10.0)
-    assert calls[0].who(2) == Learner.here()
-    assert Learner.here().pid == os.getpid()
+    assert calls[0].who(2) == LearnerProcess.from_current_process()
+    assert LearnerProcess.from_current_process().pid == os.getpid()
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_only_those_who_begin_together_answer(calls):
     """Torchrun may begin again at the same port."""
     again = calls[0].meeting._replace(attempt="1")
     first, other = (Called(again, rank, 2) for rank in range(2))
-    other.leave(well=True)
-    assert first.ask(60.0) == []
+    other.report_exit(healthy=True)
+    assert first.find_late_ranks(60.0) == []
     assert calls[0].ask(0.2) == [1, 2]
 
 
@@ -93,7 +93,7 @@ def test_nobody_begins_before_all_are_there(calls):
     meeting, began = calls[0].meeting, []
 
     def come(rank):
-        gather(meeting, rank, 3, 60.0)
+        await_learners(meeting, rank, 3, 60.0)
         began.append(rank)
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1)]
@@ -110,23 +110,23 @@ def test_nobody_begins_before_all_are_there(calls):
 
 def test_whoever_does_not_come_is_named(calls, monkeypatch):
     monkeypatch.setattr(liveness.time, "monotonic", itertools.count(0.0, 50.0).__next__)
-    with pytest.raises(LearnersLost, match=r"^60 s were not enough for learner 1, 2 to join"):
-        gather(calls[0].meeting, 0, 3, 60.0)
+    with pytest.raises(LearnerFailure, match=r"^60 s were not enough for learner 1, 2 to join"):
+        await_learners(calls[0].meeting, 0, 3, 60.0)
 
 
 def test_torchrun_says_where_to_meet():
     environment = {"MASTER_ADDR": "first", "MASTER_PORT": "29500"}
-    assert of_torchrun(environment) == ("first", 29500, "0")
+    assert make_torchrun_rendezvous(environment) == ("first", 29500, "0")
     again = {**environment, "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert of_torchrun(again) == ("first", 29500, "2")
+    assert make_torchrun_rendezvous(again) == ("first", 29500, "2")
 
 
 @pytest.mark.parametrize("odd", [{"RANK": "x"}, {"WORLD_SIZE": ""}, {"MASTER_PORT": "abc"}])
 def test_what_torchrun_would_not_set_is_a_sentence(odd) -> None:
     named = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    assert place(named) == (0, 2)
+    assert read_rank(named) == (0, 2)
     with pytest.raises(ConfigError, match="a number where torchrun sets it") as refused:
-        place({**named, **odd})
+        read_rank({**named, **odd})
     assert repr(next(iter(odd.values()))) in refused.value.message
 
 
@@ -134,4 +134,4 @@ def test_what_torchrun_would_not_set_is_a_sentence(odd) -> None:
 def test_a_rank_beyond_its_group_is_a_sentence(rank) -> None:
     named = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     with pytest.raises(ConfigError, match=f"RANK is {rank} and WORLD_SIZE 2"):
-        place(named)
+        read_rank(named)

@@ -26,18 +26,18 @@ from test_cli_processes import alive, children_of, until
 from rlflame import api, statistics
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.config import resolve
-from rlflame.console.sweep_base import Shares
+from rlflame.console.sweep_base import SweepResources
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.experiment import components, run
 from rlflame.experiment.sweep import job as jobs
 from rlflame.experiment.sweep import seed_processes, sweep
-from rlflame.experiment.sweep.job import Job
-from rlflame.experiment.sweep.resources import shares
-from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.experiment.sweep.job import Sweep
+from rlflame.experiment.sweep.resources import split_resources
+from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.storage import checkpoint
 from rlflame.storage.machine_memory import PROCESS_BYTES
 from rlflame.storage.run_dir import RunFolder
-from rlflame.storage.sweep_dir import MOST_SEEDS, folder_name, parse, written
+from rlflame.storage.sweep_dir import MAX_SEEDS, format_folder_name, format_seeds, parse_seeds
 
 SAME = ("metrics.jsonl", "episodes.csv", "result.json")
 
@@ -57,7 +57,7 @@ def config(*more: str, env: str = "cartpole", **flags):
         environment=env,
         sets=[*(word for word in TINY if word != "--set"), *more],
         flags={"stop_at_steps": 256, **flags},
-        continuous=components.acts_continuously,
+        continuous=components.has_continuous_actions,
     )
     return found
 
@@ -76,9 +76,9 @@ def config(*more: str, env: str = "cartpole", **flags):
     ],
 )
 def test_a_list_of_seeds_is_read_and_written(text, seeds, again):
-    assert parse(text) == seeds
-    assert written(seeds) == again
-    assert parse(again) == seeds
+    assert parse_seeds(text) == seeds
+    assert format_seeds(seeds) == again
+    assert parse_seeds(again) == seeds
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_a_list_of_seeds_is_read_and_written(text, seeds, again):
         ("1.5", "is not a list"),
         ("9-0", "counts backwards in 9-0"),
         ("0-4,3", "names seed 3 twice"),
-        ("0-1000", f"more than {MOST_SEEDS}"),
-        ("0-999999999999", f"more than {MOST_SEEDS}"),
+        ("0-1000", f"more than {MAX_SEEDS}"),
+        ("0-999999999999", f"more than {MAX_SEEDS}"),
         ("9223372036854775808", "beyond"),
     ],
 )
@@ -118,8 +118,8 @@ def test_options_that_make_no_sense_beside_seeds_are_refused(tmp_path):
 
 
 def test_a_long_list_does_not_become_a_long_name():
-    assert folder_name(range(10)) == "seeds-0-9"
-    assert folder_name(range(0, 200, 2)) == "100-seeds"
+    assert format_folder_name(range(10)) == "seeds-0-9"
+    assert format_folder_name(range(0, 200, 2)) == "100-seeds"
 
 
 # How a machine is shared.
@@ -128,19 +128,23 @@ def test_a_long_list_does_not_become_a_long_name():
 @pytest.mark.parametrize(
     ("seeds", "machine", "expected"),
     [
-        (10, {"cores": 2}, Shares(2, 0)),
-        (1, {"cores": 2}, Shares(1, 2)),
-        (3, {"cores": 16}, Shares(3, 5)),
-        (3, {"cores": 16, "split": False}, Shares(3, 0)),
-        (10, {"cores": 8, "threads": 4}, Shares(2, 0)),
-        (10, {"cores": 1, "threads": 4}, Shares(1, 0)),
+        (10, {"cores": 2}, SweepResources(2, 0)),
+        (1, {"cores": 2}, SweepResources(1, 2)),
+        (3, {"cores": 16}, SweepResources(3, 5)),
+        (3, {"cores": 16, "split": False}, SweepResources(3, 0)),
+        (10, {"cores": 8, "threads": 4}, SweepResources(2, 0)),
+        (10, {"cores": 1, "threads": 4}, SweepResources(1, 0)),
         # Memory for two replays of 1 GB and their processes, and not for a third.
-        (10, {"cores": 8, "replay_bytes": 10**9, "available_bytes": 3 * 10**9}, Shares(2, 4, True)),
-        (2, {"cores": 8, "available_bytes": PROCESS_BYTES // 2}, Shares(1, 8, True)),
+        (
+            10,
+            {"cores": 8, "replay_bytes": 10**9, "available_bytes": 3 * 10**9},
+            SweepResources(2, 4, True),
+        ),
+        (2, {"cores": 8, "available_bytes": PROCESS_BYTES // 2}, SweepResources(1, 8, True)),
     ],
 )
 def test_as_many_run_side_by_side_as_there_are_cores(seeds, machine, expected):
-    assert shares(seeds, **machine) == expected
+    assert split_resources(seeds, **machine) == expected
 
 
 # What is said of them.
@@ -150,19 +154,19 @@ def test_the_best_mean_over_seeds_and_the_last_evaluations_by_hand():
     steps = np.array([10.0, 20.0, 30.0])
     curves = [(steps, np.array(returns)) for returns in ([1.0, 8.0, 3.0], [3.0, 4.0, 9.0])]
     # Means over seeds 2, 6, 6: the first of the highest, where the seeds have 8 and 4.
-    at, over = statistics.best_mean(curves)
+    at, over = statistics.find_best_mean(curves)
     assert (at, over.mean) == (20, 6.0)
     assert over.std == pytest.approx(((8 - 6) ** 2 + (4 - 6) ** 2) ** 0.5)
     # One that ended early: 10 and 20 are what all of them have.
-    assert statistics.best_mean([*curves, (steps[:2], np.array([30.0, 0.0]))])[0] == 10
-    assert statistics.best_mean([]) is None
-    assert statistics.best_mean([*curves, (steps[:0], steps[:0])]) is None
+    assert statistics.find_best_mean([*curves, (steps[:2], np.array([30.0, 0.0]))])[0] == 10
+    assert statistics.find_best_mean([]) is None
+    assert statistics.find_best_mean([*curves, (steps[:0], steps[:0])]) is None
 
     forty = np.arange(40.0)
-    assert statistics.tail_mean(forty) == (38 + 39) / 2
-    assert statistics.tail_mean(forty[:20]) == 19.0
-    assert statistics.tail_mean(forty[:21]) == (19 + 20) / 2
-    assert statistics.tail_mean(forty[:1]) == 0.0
+    assert statistics.compute_tail_mean(forty) == (38 + 39) / 2
+    assert statistics.compute_tail_mean(forty[:20]) == 19.0
+    assert statistics.compute_tail_mean(forty[:21]) == (19 + 20) / 2
+    assert statistics.compute_tail_mean(forty[:1]) == 0.0
 
 
 def test_means_over_seeds_agree_with_an_enumeration_of_every_resample():
@@ -288,7 +292,7 @@ STEPS = 320
 def held(tmp_path):
     """Words for a recipe in which seed 1 stands still in the middle, and the file it waits for."""
     marker = tmp_path / "go"
-    wait_in = reset_seed(1, Role.RESET, 0, 0, 5)
+    wait_in = make_reset_seed(1, Role.RESET, 0, 0, 5)
     words = [*TINY, "--env", "fakes:Fake-v0", "--steps", str(STEPS)]
     for pair in ("fault=wait", f"marker={marker}", f"seed={wait_in}"):
         words += ["--env-kwargs", pair]
@@ -301,8 +305,8 @@ def assert_resumed_as_alone(out: Path, words: list[str], marker: Path, seeds: st
     marker.touch()
     spoken = rlflame("resume", out, "--json")
     assert spoken.code == 0, spoken.err
-    assert [one["seed"] for one in spoken.json()["seeds"]] == list(parse(seeds))
-    for seed in parse(seeds):
+    assert [one["seed"] for one in spoken.json()["seeds"]] == list(parse_seeds(seeds))
+    for seed in parse_seeds(seeds):
         alone = out.parent / f"alone-{seed}"
         assert rlflame("train", *words, "--seed", str(seed), "--out", alone).code == 0
         assert_as_alone(out / f"seed-{seed}", alone)
@@ -381,7 +385,7 @@ def test_a_seed_whose_environment_never_answers_is_ended_and_named(tmp_path, hel
 
 
 def test_an_environment_that_fails_fails_its_seed_alone(tmp_path):
-    wrong = reset_seed(1, Role.RESET, 0, 0, 3)
+    wrong = make_reset_seed(1, Role.RESET, 0, 0, 3)
     words = [*TINY, "--env", "fakes:Fake-v0", "--steps", "256", "--env-kwargs", "fault=raise"]
     words += ["--env-kwargs", f"seed={wrong}"]
     spoken = rlflame("train", *words, "--seeds", "0-2", "--out", tmp_path / "x", "--json")
@@ -409,14 +413,16 @@ def test_what_died_before_its_first_checkpoint_is_begun_anew(tmp_path):
 
 
 def test_what_another_process_has_just_begun_is_not_cleared_away(tmp_path):
-    config, _ = resolve.resolve(environment="cartpole", continuous=components.acts_continuously)
+    config, _ = resolve.resolve(
+        environment="cartpole", continuous=components.has_continuous_actions
+    )
     begun = run.RunFolder.create(tmp_path / "seed-3")
     (begun.path / "config.toml").touch()
-    job = jobs.Job(config, (3,))
-    assert jobs.standing(tmp_path, job, 3).begun
+    job = jobs.Sweep(config, (3,))
+    assert jobs.read_seed_status(tmp_path, job, 3).started
     assert (begun.path / "config.toml").exists()
     begun.release()
-    assert not jobs.standing(tmp_path, job, 3).begun
+    assert not jobs.read_seed_status(tmp_path, job, 3).started
     assert not begun.path.exists()
 
 
@@ -454,7 +460,7 @@ def test_after_a_full_disk_one_command_is_for_all_seeds(tmp_path):
 def test_two_processes_do_not_run_one_job(tmp_path):
     out = tmp_path / "job"
     assert rlflame("train", *TINY, "--steps", "64", "--seeds", "0", "--out", out).code == 0
-    lock = jobs.opened(out)
+    lock = jobs.open_sweep_folder(out)
     try:
         spoken = rlflame("resume", out, "--steps", "128")
         assert (spoken.code, "Another rlflame is training" in spoken.err) == (1, True)
@@ -479,7 +485,7 @@ def test_seeds_whose_folder_was_moved_write_nothing_at_its_path(moment, tmp_path
                 self._listener.begun(0)
             return {}
 
-    monkeypatch.setattr(sweep, "Crew", Moving)
+    monkeypatch.setattr(sweep, "SeedProcesses", Moving)
     spoken = rlflame("train", *TINY, "--steps", "64", "--seeds", "0", "--out", out)
     assert spoken.code == 1
     assert "rlflame resume FOLDER" in " ".join(spoken.err.split())
@@ -500,7 +506,7 @@ def test_who_trains_in_a_seed_s_folder_is_waited_for_and_that_is_said(tmp_path, 
     out = tmp_path / "job"
     words = ("--steps", "64", "--set", "horizon_steps=128", "--seeds", "0", "--out", out)
     assert rlflame("train", *TINY, *words).code == 0
-    monkeypatch.setattr(sweep, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(sweep, "_WAIT_S", 0.2)
     held = RunFolder.open(out / "seed-0")
     try:
         spoken = rlflame("resume", out, "--steps", "128")
@@ -529,7 +535,7 @@ def test_what_may_not_be_written_is_not_resumed_into_another_folder(tmp_path, wh
 def test_a_damaged_job_file_is_a_sentence(tmp_path, text):
     (tmp_path / "job.toml").write_text(text)
     with pytest.raises(CheckpointError):
-        jobs.read(tmp_path)
+        jobs.read_sweep(tmp_path)
     spoken = rlflame("resume", tmp_path)
     assert spoken.code in (1, 2)
     assert "Traceback" not in spoken.err
@@ -549,11 +555,11 @@ def test_a_damaged_job_file_is_a_sentence(tmp_path, text):
 )
 def test_seeds_that_train_would_refuse_are_refused_in_a_job_file(seeds, said, tmp_path):
     """One that stands there twice would be two processes in one folder."""
-    jobs.write(tmp_path, Job(config(), (0, 1)))
+    jobs.write_sweep(tmp_path, Sweep(config(), (0, 1)))
     file = tmp_path / "job.toml"
     file.write_text(file.read_text().replace("seeds = [0, 1]", f"seeds = {seeds}"))
     with pytest.raises(CheckpointError) as refused:
-        jobs.read(tmp_path)
+        jobs.read_sweep(tmp_path)
     assert said in refused.value.message
 
 
@@ -624,7 +630,7 @@ def test_a_dry_run_says_the_seeds_and_runs_none(tmp_path):
 
 def test_without_matplotlib_the_curves_are_drawn_here(tmp_path, monkeypatch):
     def absent():
-        raise matplotlib_backend.PlotUnavailable("matplotlib is not installed.")
+        raise matplotlib_backend.PlotUnavailableError("matplotlib is not installed.")
 
     monkeypatch.setattr(matplotlib_backend, "check_available", absent)
     words = ("train", *TINY, "--steps", "512", "--seeds", "0-1")
@@ -669,11 +675,11 @@ def test_a_folder_of_seeds_is_not_resumed_by_what_torchrun_starts(tmp_path, monk
 
 
 def test_a_late_word_reaches_no_file_that_has_its_number_since(tmp_path):
-    wake = seed_processes._Wake()
-    wake.leave(None, b"in time")
+    wake = seed_processes._WakePipe()
+    wake.put(None, b"in time")
     assert [payload for _, payload in wake.take()] == [b"in time"]
     wake.close()
     with open(tmp_path / "one", "wb") as one, open(tmp_path / "other", "wb") as other:
         assert one.fileno() != other.fileno()
-        wake.leave(None, b"late")
+        wake.put(None, b"late")
     assert [file.stat().st_size for file in tmp_path.iterdir()] == [0, 0]

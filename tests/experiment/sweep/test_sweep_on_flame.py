@@ -18,7 +18,7 @@ from flame_stub import FlameStub
 from test_cli_processes import alive, children_of, until
 from test_sweep import assert_as_alone, the_one_of
 
-from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.rollout.seeding import Role, make_reset_seed
 
 WORDS = (*TINY, "--env", "fakes:Fake-v0", "--env-file", flames.FAKES, "--steps", "320")
 ON_FLAME = ("--fleet", "flame", "--workers", "2", "--set", "runtime.flame.delay_release_s=5")
@@ -62,7 +62,7 @@ def test_seeds_share_one_session_and_are_lone_runs(tmp_path: Path, stub: FlameSt
 
 def held(tmp_path: Path) -> tuple[tuple[str, ...], Path]:
     marker = tmp_path / "go"
-    wait_in = reset_seed(1, Role.RESET, 0, 0, 5)
+    wait_in = make_reset_seed(1, Role.RESET, 0, 0, 5)
     words = WORDS
     for pair in ("fault=wait", f"marker={marker}", f"seed={wait_in}"):
         words += ("--env-kwargs", pair)
@@ -116,7 +116,7 @@ def test_a_signal_ends_all_seeds_and_withdraws_from_the_cluster(
 def test_an_environment_that_fails_on_the_cluster_fails_its_seed_alone(
     tmp_path: Path, stub: FlameStub
 ) -> None:
-    wrong = reset_seed(1, Role.RESET, 0, 0, 3)
+    wrong = make_reset_seed(1, Role.RESET, 0, 0, 3)
     words = (*WORDS, "--env-kwargs", "fault=raise", "--env-kwargs", f"seed={wrong}")
     words += (*ON_FLAME, "--seeds", "0-1", "--out", str(tmp_path / "x"), "--json")
     spoken = finished(process("train", *words, environment=stub.environment()))

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.errors import ConfigError, FleetUnreachable, RlflameError
-from rlflame.fleet.factory import fleet
-from rlflame.fleet.flame.client import Cluster
-from rlflame.fleet.flame.timeouts import said
+from rlflame.errors import ConfigError, FleetUnreachableError, RlflameError
+from rlflame.fleet.factory import make_fleet
+from rlflame.fleet.flame.client import FlameClient
+from rlflame.fleet.flame.timeouts import format_error
 
 NOBODY = "127.0.0.1:9"
 
@@ -42,7 +42,7 @@ def listener() -> Iterator[str]:
 
 def refused() -> RlflameError:
     with pytest.raises(RlflameError) as caught:
-        fleet(RuntimeSettings(fleet="flame", workers=1), 1).close()
+        make_fleet(RuntimeSettings(fleet="flame", workers=1), 1).close()
     return caught.value
 
 
@@ -108,7 +108,7 @@ def test_a_cache_s_address_that_is_none(
 def test_a_host_that_is_no_name_is_not_reached(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLAME_ENDPOINT", "http://some..where:8080")
     error = refused()
-    assert isinstance(error, FleetUnreachable)
+    assert isinstance(error, FleetUnreachableError)
     assert "http://some..where:8080" in error.message
 
 
@@ -119,7 +119,7 @@ def test_a_dead_cache_is_looked_for_where_it_is_configured(
     monkeypatch.setattr("rlflame.fleet.flame.endpoint.DEFAULT", "the default")
     monkeypatch.setattr("flamepy.core.types.DEFAULT_FLAME_CACHE_ENDPOINT", f"grpc://{NOBODY}")
     by_default = refused()
-    assert isinstance(by_default, FleetUnreachable)
+    assert isinstance(by_default, FleetUnreachableError)
     assert f"Nobody answers at grpc://{NOBODY}, the object cache" in by_default.message
     assert "It is the default: FLAME_CACHE_ENDPOINT is not set." in by_default.message
     assert by_default.hint.startswith("export FLAME_CACHE_ENDPOINT=grpc://HOST:9090")
@@ -155,7 +155,7 @@ def test_a_web_server_is_no_session_manager(
         monkeypatch.setattr("rlflame.fleet.flame.client._CONNECT_S", 1.0)
         error = refused()
         web.shutdown()
-    assert isinstance(error, FleetUnreachable)
+    assert isinstance(error, FleetUnreachableError)
     assert error.exit_code == 3
     assert f"{address}, but does not answer as a session manager" in error.message
     assert "configured in FLAME_ENDPOINT" in error.message
@@ -181,8 +181,10 @@ def test_one_that_connects_and_refuses_the_first_question(
     monkeypatch.setenv("FLAME_ENDPOINT", f"http://{listener}")
     monkeypatch.setenv("FLAME_CACHE_ENDPOINT", f"grpc://{listener}")
     monkeypatch.setattr("flamepy.connect", lambda endpoint, tls: connection)
-    with pytest.raises(FleetUnreachable, match="does not answer as a session manager") as caught:
-        Cluster().open()
+    with pytest.raises(
+        FleetUnreachableError, match="does not answer as a session manager"
+    ) as caught:
+        FlameClient().open()
     assert "Method not found" in caught.value.detail
     assert connection.closed
 
@@ -261,12 +263,15 @@ def test_an_encrypted_address_without_an_authority_names_the_variable(
 ) -> None:
     monkeypatch.setenv("FLAME_ENDPOINT", endpoint)
     monkeypatch.setenv("FLAME_CACHE_ENDPOINT", endpoint.replace("http", "grpc"))
-    cluster = Cluster()
-    assert ("export FLAME_CA_FILE=" in cluster.tls_hint(endpoint)) == named
-    assert ("export FLAME_CA_FILE=" in cluster.cache_hint()) == named
+    cluster = FlameClient()
+    assert ("export FLAME_CA_FILE=" in cluster.format_tls_hint(endpoint)) == named
+    assert ("export FLAME_CA_FILE=" in cluster.format_cache_hint()) == named
     monkeypatch.setenv("FLAME_CA_FILE", str(home / "ca.crt"))
-    cluster = Cluster()
-    assert "export FLAME_CA_FILE=" not in cluster.tls_hint(endpoint) + cluster.cache_hint()
+    cluster = FlameClient()
+    assert (
+        "export FLAME_CA_FILE="
+        not in cluster.format_tls_hint(endpoint) + cluster.format_cache_hint()
+    )
 
 
 def test_what_arrow_says_twice_is_said_once() -> None:
@@ -278,5 +283,5 @@ def test_what_arrow_says_twice_is_said_once() -> None:
         with pytest.raises(flight.FlightUnavailableError) as caught:
             client.do_get(flight.Ticket(b"a/b/c:0")).read_all()
     assert "gRPC client debug context" in str(caught.value)
-    assert said(caught.value).startswith("Flight returned unavailable error")
-    assert said(caught.value).count("failed to connect to all addresses") == 1
+    assert format_error(caught.value).startswith("Flight returned unavailable error")
+    assert format_error(caught.value).count("failed to connect to all addresses") == 1

@@ -20,7 +20,7 @@ import test_architecture as architecture
 
 from rlflame.fleet.flame import bundle
 from rlflame.rollout import blas, wire
-from rlflame.rollout.envs.make import describe
+from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.spec import RolloutTask
 from rlflame.rollout.worker import RolloutWorker
 
@@ -131,7 +131,7 @@ def run_python(python: Path, *words: str | Path) -> str:
 
 def bundled_modules() -> dict[str, str]:
     """The modules in the bundle and the file of each."""
-    names = zipfile.ZipFile(io.BytesIO(bundle.archive())).namelist()
+    names = zipfile.ZipFile(io.BytesIO(bundle.make_archive())).namelist()
     return {
         name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in names
     }
@@ -147,7 +147,7 @@ def test_the_executor_has_none_of_the_heavy_libraries(python: Path) -> None:
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "Hopper-v5"])
 def test_a_task_runs_there_to_the_same_bytes(env: str, python: Path, tmp_path: Path) -> None:
-    spec = describe(env, {}, None)
+    spec = read_env_spec(env, {}, None)
     task: RolloutTask = rollouts.task(spec, steps=20)
     weights = rollouts.weights(task.policy)
     (tmp_path / "tasks").write_bytes(
@@ -155,10 +155,10 @@ def test_a_task_runs_there_to_the_same_bytes(env: str, python: Path, tmp_path: P
     )
     (tmp_path / "policy").write_bytes(wire.encode({"id": task.policy_id, "arrays": weights}))
     (tmp_path / "users_file.py").write_text(ENV_FILE)
-    (tmp_path / "bundle.zip").write_bytes(bundle.archive(str(tmp_path / "users_file.py")))
-    (tmp_path / "loader.py").write_text(bundle.source("rlflame.fleet.flame.loader"))
+    (tmp_path / "bundle.zip").write_bytes(bundle.make_archive(str(tmp_path / "users_file.py")))
+    (tmp_path / "loader.py").write_text(bundle.read_source("rlflame.fleet.flame.loader"))
     settings = {
-        "core": blas.core_name(),
+        "core": blas.read_core_name(),
         "step_deadline_s": 60.0,
         "lease": {"endpoint": str(tmp_path), "key": "lease"},
         "env_file": "users_file.py",
@@ -184,7 +184,7 @@ def test_a_task_runs_there_to_the_same_bytes(env: str, python: Path, tmp_path: P
 
 
 def test_every_module_in_the_bundle_can_be_imported_there(python: Path, tmp_path: Path) -> None:
-    zipfile.ZipFile(io.BytesIO(bundle.archive())).extractall(tmp_path)
+    zipfile.ZipFile(io.BytesIO(bundle.make_archive())).extractall(tmp_path)
     modules = sorted(bundled_modules())
     code = (
         f"import sys, importlib; sys.path.insert(0, {str(tmp_path)!r})\n"

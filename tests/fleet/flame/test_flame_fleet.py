@@ -22,14 +22,14 @@ import rollouts
 from flame_stub import FlameStub
 from test_fleet_contract import alone, eventually, slots
 
-from rlflame.errors import ConfigError, EnvironmentFailure, FleetError, FleetUnreachable
+from rlflame.errors import ConfigError, EnvironmentFailure, FleetError, FleetUnreachableError
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.flame import bundle, object_cache
-from rlflame.fleet.flame.client import Cluster
-from rlflame.fleet.flame.overhead import Overhead
-from rlflame.fleet.flame.session_start import Starter, Wishes
+from rlflame.fleet.flame.client import FlameClient
+from rlflame.fleet.flame.overhead import ClusterOverhead
+from rlflame.fleet.flame.session_start import FlameOptions, SessionStarter
 from rlflame.rollout import wire
-from rlflame.rollout.process.worker_main import versions
+from rlflame.rollout.process.worker_main import read_versions
 from rlflame.rollout.spec import RolloutTask
 
 
@@ -113,11 +113,11 @@ def test_a_package_of_dependencies_is_installed_where_it_is_asked_for(bench: Ben
 
 
 def test_what_is_shipped_is_small_and_knows_no_torch() -> None:
-    assert len(bundle.archive()) < 100_000
-    wanted = bundle.dependencies(("extra==1",))
+    assert len(bundle.make_archive()) < 100_000
+    wanted = bundle.list_dependencies(("extra==1",))
     assert wanted[-1] == "extra==1"
     assert not [name for name in wanted if "torch" in name]
-    assert len(bundle.package("rlflame-x", wanted)) < 4_000
+    assert len(bundle.make_package("rlflame-x", wanted)) < 4_000
 
 
 def test_a_task_too_large_for_the_session_manager_goes_through_the_cache(bench: Bench) -> None:
@@ -266,7 +266,9 @@ def test_nobody_at_home_is_said_at_once() -> None:
     flames.settle(
         {"FLAME_ENDPOINT": "http://127.0.0.1:9", "FLAME_CACHE_ENDPOINT": "grpc://[::1]:9"}
     )
-    with pytest.raises(FleetUnreachable, match=r"Nobody answers at http://127.0.0.1:9") as caught:
+    with pytest.raises(
+        FleetUnreachableError, match=r"Nobody answers at http://127.0.0.1:9"
+    ) as caught:
         flames.fleet(print)
     assert "configured in FLAME_ENDPOINT" in caught.value.message
     assert "cluster-check" in caught.value.hint
@@ -276,7 +278,7 @@ def test_nobody_at_home_is_said_at_once() -> None:
 def test_an_endpoint_without_a_scheme_is_corrected() -> None:
     flames.settle({"FLAME_ENDPOINT": "127.0.0.1:8080"})
     with pytest.raises(ConfigError, match="has no scheme") as caught:
-        Cluster()
+        FlameClient()
     assert caught.value.hint == "write http://127.0.0.1:8080"
 
 
@@ -291,7 +293,7 @@ def test_no_executor_within_the_deadline_is_an_end(bench: Bench) -> None:
     bench.stub.faults.no_executors = True
     with (
         bench.fleet(wishes={"start_deadline_s": 1.0}) as fleet,
-        pytest.raises(FleetUnreachable, match="No executor answered within 1 s"),
+        pytest.raises(FleetUnreachableError, match="No executor answered within 1 s"),
     ):
         run(fleet, slots(1))
     assert eventually(lambda: bench.ours() == ([], []))
@@ -299,7 +301,10 @@ def test_no_executor_within_the_deadline_is_an_end(bench: Bench) -> None:
 
 def test_a_missing_template_is_named(bench: Bench) -> None:
     bench.stub.faults.flmrun_missing = True
-    with bench.fleet() as fleet, pytest.raises(FleetUnreachable, match="no application flmrun"):
+    with (
+        bench.fleet() as fleet,
+        pytest.raises(FleetUnreachableError, match="no application flmrun"),
+    ):
         run(fleet, slots(1))
 
 
@@ -307,16 +312,18 @@ def test_whoever_waits_is_told_who_has_the_executors() -> None:
     """Of five: two of one session, one of another, and two that belong to nobody."""
 
     class Held:
-        def executors(self) -> list[Any]:
+        def list_executors(self) -> list[Any]:
             states = [SimpleNamespace(session_id=name) for name in ("a", "", "b", "a", "")]
             return [SimpleNamespace(status=status) for status in states]
 
-    starter = Starter(Held(), "app", {}, Wishes(), print, lambda: False)  # type: ignore[arg-type]
-    said = starter.situation("mine", 12.0, [], installed=False)
+    starter = SessionStarter(Held(), "app", {}, FlameOptions(), print, lambda: False)  # type: ignore[arg-type]
+    said = starter.format_situation("mine", 12.0, [], installed=False)
     assert "12 s: other sessions have 3 of 5, a alone 2; " in said
     assert "cluster-check --clean" in said
-    assert starter.situation("b", 12.0, [], installed=False) == "starting 1 executor, 12 s"
-    assert starter.situation("a", 3.0, [], installed=True) == "installing on 2 executors, 3 s"
+    assert starter.format_situation("b", 12.0, [], installed=False) == "starting 1 executor, 12 s"
+    assert (
+        starter.format_situation("a", 3.0, [], installed=True) == "installing on 2 executors, 3 s"
+    )
 
 
 @pytest.mark.parametrize("asked", [{"cpu": 3}, {"memory_bytes": 9 << 30}])
@@ -326,7 +333,7 @@ def test_whoever_asks_for_more_than_any_node_has_is_told_so(
     """The stub's node has two processors and 8 GiB."""
     with (
         bench.fleet(wishes={**asked, "start_deadline_s": 1.0}) as fleet,
-        pytest.raises(FleetUnreachable, match=r"no node is as large as runtime\.flame\.cpu"),
+        pytest.raises(FleetUnreachableError, match=r"no node is as large as runtime\.flame\.cpu"),
     ):
         run(fleet, slots(1))
 
@@ -334,8 +341,8 @@ def test_whoever_asks_for_more_than_any_node_has_is_told_so(
 def test_another_python_of_a_worker_is_said_once(bench: Bench) -> None:
     with bench.fleet() as fleet:
         for name in ("one", "two"):
-            fleet._workers.met({**versions(), "python": "3.99.1", "name": name, "host": "far"})
-        fleet._workers.met({**versions(), "name": "three", "host": "near"})
+            fleet._workers.met({**read_versions(), "python": "3.99.1", "name": name, "host": "far"})
+        fleet._workers.met({**read_versions(), "name": "three", "host": "near"})
         said = [text for text in bench.kinds("note") if "Python" in text]
     assert len(said) == 1
     assert said[0].startswith("the worker on far runs Python 3.99 (here 3.")
@@ -404,25 +411,25 @@ def _alive(pid: int) -> bool:
 
 def test_overhead_is_what_is_left_when_the_work_is_taken_off() -> None:
     """Four tasks of 0.1 s on two workers need 0.2 s; rounds of 0.5 s have lost 60% of them."""
-    overhead = Overhead()
+    overhead = ClusterOverhead()
     for _ in range(5):
         for _ in range(4):
-            overhead.worked(0.1)
-        overhead.round_over(0.5, tasks=4, capacity=2)
-        assert overhead.sentence() == ""
+            overhead.add_task(0.1)
+        overhead.finish_round(0.5, tasks=4, capacity=2)
+        assert overhead.format_advice() == ""
     for _ in range(4):
-        overhead.worked(0.1)
-    overhead.round_over(0.5, tasks=4, capacity=2)
+        overhead.add_task(0.1)
+    overhead.finish_round(0.5, tasks=4, capacity=2)
     assert overhead.share == pytest.approx(0.6)
-    assert "100 ms of work, and 60% of the collecting time" in overhead.sentence()
+    assert "100 ms of work, and 60% of the collecting time" in overhead.format_advice()
 
 
 def test_a_busy_cluster_is_not_complained_of() -> None:
-    overhead = Overhead()
+    overhead = ClusterOverhead()
     for _ in range(10):
-        overhead.worked(1.0)
-        overhead.round_over(1.1, tasks=1, capacity=8)
-    assert overhead.sentence() == ""
+        overhead.add_task(1.0)
+        overhead.finish_round(1.1, tasks=1, capacity=8)
+    assert overhead.format_advice() == ""
 
 
 def test_a_service_whose_executor_manager_died_ends_itself_once_its_run_is_over() -> None:
@@ -455,7 +462,7 @@ def test_executors_that_are_lost_and_cannot_start_again_end_the_run(
 
 
 def test_weights_that_stay_lost_end_the_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlflame.fleet.answers.MOST_STRAYS", 3)
+    monkeypatch.setattr("rlflame.fleet.answers.MAX_STRAYS", 3)
     with bench.fleet() as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
         bench.stub.faults.cache_missing_prefix = f"{fleet._application}/shared"
@@ -510,7 +517,7 @@ def test_a_cache_that_is_away_is_waited_for_as_long_as_a_session_manager(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlflame.fleet.flame.scheduler._BREAKER_S", 0.0)
-    monkeypatch.setattr("rlflame.fleet.flame.scheduler._BREAKER", 1)
+    monkeypatch.setattr("rlflame.fleet.flame.scheduler._BREAKER_FAILURES", 1)
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
         bench.stub.stop_cache()
@@ -533,7 +540,7 @@ def test_an_answer_that_comes_when_nobody_waits_any_more_is_deleted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("rlflame.fleet.flame.monitor._SILENCE_S", 0.2)
-    monkeypatch.setattr("rlflame.fleet.flame.attempt._ABANDONED_EVERY_S", 0.2)
+    monkeypatch.setattr("rlflame.fleet.flame.attempt._ABANDONED_INTERVAL_S", 0.2)
     gate = tmp_path / "gate"
     env = rollouts.fake(fault="wait", marker=str(gate))
     with bench.fleet(1) as fleet:
@@ -583,7 +590,7 @@ def test_weights_that_are_released_while_they_are_put_do_not_stay(
 
 
 def test_no_sign_of_life_comes_after_the_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlflame.fleet.flame.lease.BEAT_EVERY_S", 0.002)
+    monkeypatch.setattr("rlflame.fleet.flame.lease.BEAT_INTERVAL_S", 0.002)
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
     assert bench.ours() == ([], [])

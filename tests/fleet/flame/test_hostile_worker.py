@@ -140,9 +140,9 @@ def test_cluster_check_does_not_unpickle_answers(
 
 def test_a_pickled_lease_is_not_unpickled(bench: Bench, payload: bytes, trace: Path) -> None:
     flames.settle(bench.stub.environment())
-    bench.stub.store(lease.key_of("rlflame-dead"), payload)
+    bench.stub.store(lease.make_key("rlflame-dead"), payload)
     with pytest.raises(FleetError):
-        lease.read(cache_of(bench.stub), lease.key_of("rlflame-dead"))
+        lease.read(cache_of(bench.stub), lease.make_key("rlflame-dead"))
     assert not trace.exists()
 
 
@@ -189,7 +189,7 @@ def test_an_object_of_others_is_neither_read_nor_deleted(bench: Bench) -> None:
 )
 def test_a_key_outside_the_session_is_refused(key: str) -> None:
     with pytest.raises(FleetError):
-        object_cache.place(encode_reference("grpc://127.0.0.1:1", key), Session())
+        object_cache.parse_reference(encode_reference("grpc://127.0.0.1:1", key), Session())
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_key_outside_the_session_is_refused(key: str) -> None:
 )
 def test_an_answer_that_is_no_reference_is_refused(output: bytes) -> None:
     with pytest.raises(FleetError):
-        object_cache.place(output, Session())
+        object_cache.parse_reference(output, Session())
 
 
 @pytest.mark.parametrize("content", [b"", b"x", bytes(range(256)) * 5000])
@@ -248,4 +248,4 @@ def test_executors_read_the_lease_where_the_cache_says_that_it_is(bench: Bench) 
         assert kept.reference["endpoint"] == "grpc://192.0.2.1:9090"
         assert lease.read(cache_of(bench.stub), kept.reference["key"])
     finally:
-        kept.end()
+        kept.close()

@@ -11,8 +11,8 @@ import rollouts
 from test_flame_fleet import Bench, bench, expected, run
 from test_fleet_contract import FAKE, slots
 
-from rlflame.fleet.flame.task_durations import Pace
-from rlflame.fleet.jobs import Job, JobQueue
+from rlflame.fleet.flame.task_durations import TaskDurations
+from rlflame.fleet.jobs import FleetJob, JobQueue
 
 __all__ = ["bench"]
 
@@ -20,36 +20,36 @@ __all__ = ["bench"]
 BUSY = 40
 
 
-def told(capacity: int, **busy_s: float) -> Pace:
-    pace = Pace(capacity)
+def told(capacity: int, **busy_s: float) -> TaskDurations:
+    pace = TaskDurations(capacity)
     for purpose, seconds in busy_s.items():
         for _ in range(3):
-            pace.took(purpose, seconds)
+            pace.add(purpose, seconds)
     return pace
 
 
 def test_tasks_of_unknown_length_travel_alone() -> None:
-    assert Pace(2).together("train", 100, BUSY) == 1
-    assert told(2, evaluate=0.001).together("train", 100, BUSY) == 1
+    assert TaskDurations(2).compute_group_size("train", 100, BUSY) == 1
+    assert told(2, evaluate=0.001).compute_group_size("train", 100, BUSY) == 1
 
 
 def test_a_group_is_an_equal_share_of_what_waits() -> None:
     pace = told(2, train=0.001)
     left, groups = 8, []
     while left:
-        groups.append(pace.together("train", left, BUSY))
+        groups.append(pace.compute_group_size("train", left, BUSY))
         left -= groups[-1]
     # One executor has the first four, the other the rest.
     assert groups == [4, 2, 1, 1]
-    assert told(8, train=0.001).together("train", 8, BUSY) == 1
+    assert told(8, train=0.001).compute_group_size("train", 8, BUSY) == 1
 
 
 def test_a_group_is_soon_over() -> None:
     """0.6 s hold 6 tasks of 0.09 s, and one of 0.4 s or of an hour."""
-    assert told(20, train=0.09).together("train", 320, BUSY) == 6
-    assert told(20, train=0.4).together("train", 320, BUSY) == 1
-    assert told(20, train=3600.0).together("train", 320, BUSY) == 1
-    assert told(20, train=0.0).together("train", 40, BUSY) == 2
+    assert told(20, train=0.09).compute_group_size("train", 320, BUSY) == 6
+    assert told(20, train=0.4).compute_group_size("train", 320, BUSY) == 1
+    assert told(20, train=3600.0).compute_group_size("train", 320, BUSY) == 1
+    assert told(20, train=0.0).compute_group_size("train", 40, BUSY) == 2
 
 
 def test_executors_that_begin_together_do_not_end_together() -> None:
@@ -57,35 +57,37 @@ def test_executors_that_begin_together_do_not_end_together() -> None:
     pace = told(20, train=0.15)
     left, groups = 320, []
     while len(groups) < 40:
-        groups.append(pace.together("train", left, len(groups)))
+        groups.append(pace.compute_group_size("train", left, len(groups)))
         left -= groups[-1]
     assert groups == [1] * 5 + [2] * 5 + [3] * 5 + [4] * 5 + [4] * 20
     # With one round to give and no more, all of them are to end at once.
-    assert [pace.together("train", 40 - 2 * k, k) for k in range(3)] == [2, 2, 2]
+    assert [pace.compute_group_size("train", 40 - 2 * k, k) for k in range(3)] == [2, 2, 2]
 
 
 def test_a_change_of_pace_is_soon_believed() -> None:
     """After hundreds of short tasks, one round of 40 long ones is enough."""
-    pace = Pace(20)
+    pace = TaskDurations(20)
     for _ in range(320):
-        pace.took("train", 0.1)
+        pace.add("train", 0.1)
     for _ in range(40):
-        pace.took("train", 1.0)
-    assert pace.together("train", 60, BUSY) == 1
+        pace.add("train", 1.0)
+    assert pace.compute_group_size("train", 60, BUSY) == 1
 
 
 def test_stragglers_are_three_times_as_slow_but_never_quick() -> None:
     pace = told(2, train=2.0, evaluate=0.01)
-    assert pace.slow_s("train", 1) == pytest.approx(6.0)
-    assert pace.slow_s("train", 2) == pytest.approx(12.0)
-    assert pace.slow_s("evaluate", 4) == 1.0
-    assert pace.slow_s("other", 1) is None
+    assert pace.compute_slow_s("train", 1) == pytest.approx(6.0)
+    assert pace.compute_slow_s("train", 2) == pytest.approx(12.0)
+    assert pace.compute_slow_s("evaluate", 4) == 1.0
+    assert pace.compute_slow_s("other", 1) is None
 
 
-def jobs(*kinds: tuple[str, str]) -> list[Job]:
+def jobs(*kinds: tuple[str, str]) -> list[FleetJob]:
     """One for each policy and purpose."""
     return [
-        Job(rollouts.task(FAKE, policy_id=policy, purpose=purpose), b"", b"", queue.SimpleQueue())
+        FleetJob(
+            rollouts.task(FAKE, policy_id=policy, purpose=purpose), b"", b"", queue.SimpleQueue()
+        )
         for policy, purpose in kinds
     ]
 
@@ -100,10 +102,10 @@ def test_only_tasks_of_one_kind_travel_together() -> None:
     groups = []
     while waiting:
         first = waiting.take(None)
-        groups.append([first, *waiting.more_like(first, 9)])
+        groups.append([first, *waiting.take_similar(first, 9)])
     assert groups == [[a, b], [c], [d], [e]]
     waiting.add([a, b])
-    assert waiting.more_like(waiting.take(None), 0) == []
+    assert waiting.take_similar(waiting.take(None), 0) == []
 
 
 @pytest.mark.parametrize("what", ["deaths", "hangs", "strays", "losses"])
@@ -112,15 +114,15 @@ def test_a_task_that_went_wrong_travels_alone(what: str) -> None:
     a, b, c = jobs(*[("x", "train")] * 3)
     setattr(b, what, 1)
     waiting.add([a, b, c])
-    assert waiting.more_like(waiting.take(None), 9) == []
-    assert waiting.more_like(waiting.take(None), 9) == []
+    assert waiting.take_similar(waiting.take(None), 9) == []
+    assert waiting.take_similar(waiting.take(None), 9) == []
     assert waiting.take(None) is c
 
 
 @pytest.fixture
 def sociable(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is at the moment, tasks count as short."""
-    monkeypatch.setattr("rlflame.fleet.flame.task_durations._TOGETHER_S", 1e9)
+    monkeypatch.setattr("rlflame.fleet.flame.task_durations._GROUP_WORK_S", 1e9)
 
 
 def ended_there(fleet: Any) -> int:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from replays import World, buffer_for, copied, small_segments
 
 from rlflame.errors import LearningError
-from rlflame.learning.base import Segment, digest_of
-from rlflame.learning.buffers.replay_buffer import ReplayShape, renewed
+from rlflame.learning.base import Segment, compute_digest
+from rlflame.learning.buffers.replay_buffer import ReplayShape, make_emptied_state
 from rlflame.learning.buffers.transition_ring import TransitionRing
 
 quick = settings(max_examples=60, deadline=None)
@@ -103,13 +103,13 @@ def test_updates_owed_are_a_matter_of_steps_and_not_of_their_shape(
     made = steps = 0
     for count in iterations:
         buffer.add(world.iteration(count), {})
-        (batch,) = buffer.batches()
+        (batch,) = buffer.take_batches()
         assert batch.fresh.steps == count * columns
         assert [update for update, _ in batch] == list(range(made, made + batch.updates))
         made, steps = made + batch.updates, steps + count * columns
         # By schoolbook decimals, where three tenths are three tenths.
         assert made == math.floor(max(0, steps - starts) * Decimal(ratio))
-    assert list(buffer.batches()) == []
+    assert list(buffer.take_batches()) == []
 
 
 @pytest.mark.parametrize(("steps", "ratio", "expected"), [(10, 0.3, 3), (100, 0.29, 29)])
@@ -118,7 +118,7 @@ def test_three_tenths_of_ten_are_three(steps, ratio, expected):
     world = World(1, 1, np.random.default_rng(0))
     buffer = buffer_for(world, 50, updates_per_step=ratio)
     buffer.add(world.iteration(steps), {})
-    (batch,) = buffer.batches()
+    (batch,) = buffer.take_batches()
     assert batch.updates == expected
 
 
@@ -164,11 +164,11 @@ def test_a_million_steps_of_ant_fit_into_a_gigabyte():
 def test_what_time_limits_hide_is_counted(limit):
     """Every episode as long as its limit, in all columns at once."""
     shape, plain = (ReplayShape(5000, 4, 30, 2, one) for one in (limit, None))
-    ring = TransitionRing(shape.held_rows, 4, 30, 2)
+    ring = TransitionRing(shape.stored_rows, 4, 30, 2)
     most = 0
     for first in range(0, 6000, 30):
         ends = (np.arange(first + 1, first + 31) % limit == 0)[:, None].repeat(4, axis=1)
-        steps = {name: np.zeros(of, kind) for name, (kind, of) in ring.shapes(30).items()
+        steps = {name: np.zeros(of, kind) for name, (kind, of) in ring.list_shapes(30).items()
                  if not name.startswith("boundary")}  # fmt: skip
         index = np.argwhere(ends)
         hidden = np.zeros((len(index), 30), np.float32)
@@ -197,7 +197,7 @@ def saved(buffer):
     kept = []
     for segment in buffer.segments():
         arrays = {name: array.copy() for name, array in segment.arrays().items()}
-        assert digest_of(arrays) == segment.digest
+        assert compute_digest(arrays) == segment.digest
         kept.append(Segment(segment.number, segment.digest, lambda arrays=arrays: arrays))
     return {name: array.copy() for name, array in buffer.state().items()}, tuple(kept)
 
@@ -221,7 +221,7 @@ def test_a_replay_taken_up_at_any_moment_goes_on_the_same(life, moment, n_step):
         fragments = world.iteration(steps)
         for buffer in {id(b): b for b in (whole, other)}.values():
             buffer.add(fragments, {})
-            list(buffer.batches())
+            list(buffer.take_batches())
         if i == min(moment, len(iterations) - 1):
             other = buffer_for(world, capacity, n_step=n_step, learning_starts=9)
             other.load_state(*saved(whole))
@@ -263,7 +263,7 @@ def test_a_segment_never_changes_and_its_digest_stands_for_all_before_it():
     (fragment,) = again.iteration(60)
     fragment.rewards[0, 1] += 1.0
     changed.add([fragment], {})
-    assert not {s.digest for s in changed.segments()} & set(digests.values())
+    assert not {s.digest for s in changed.list_segments()} & set(digests.values())
 
 
 def test_a_segments_digest_is_of_names_types_and_shapes_too():
@@ -276,7 +276,7 @@ def test_a_segments_digest_is_of_names_types_and_shapes_too():
         {"a": content + 1, "b": content},
         {"a": content},
     ]
-    digests = {digest_of(arrays) for arrays in (held, dict(reversed(held.items())), *others)}
+    digests = {compute_digest(arrays) for arrays in (held, dict(reversed(held.items())), *others)}
     assert len(digests) == 1 + len(others)
 
 
@@ -285,7 +285,7 @@ def test_a_segment_that_has_left_memory_is_not_read_from_it():
     world = World(1, 1, np.random.default_rng(0))
     buffer = buffer_for(world, 8)
     buffer.add(world.iteration(8), {})
-    (segment,) = buffer.segments()
+    (segment,) = buffer.list_segments()
     buffer.add(world.iteration(7), {})
     segment.arrays()
     buffer.add(world.iteration(1), {})
@@ -336,17 +336,17 @@ def test_a_new_lineage_is_empty_owes_nothing_of_before_and_is_told_apart():
     world = World(1, 2, np.random.default_rng(0))
     buffer = buffer_for(world, 1000, learning_starts=10)
     buffer.add(world.iteration(20), {})
-    list(buffer.batches())
+    list(buffer.take_batches())
     state, _ = saved(buffer)
     fresh = buffer_for(world, 1000, learning_starts=10)
-    fresh.load_state(renewed(state), ())
+    fresh.load_state(make_emptied_state(state), ())
     assert fresh.size == fresh.total_added == 0
     for steps, owed in [(4, 0), (1, 0), (3, 6), (1, 2)]:
         fresh.add(world.iteration(steps), {})
-        (batch,) = fresh.batches()
+        (batch,) = fresh.take_batches()
         assert batch.updates == owed
     # The first thirty updates were made before.
     assert batch.first_update == 36
-    assert int(fresh.state()["lineage"]) == 1
-    again = renewed(saved(fresh)[0])
+    assert int(fresh.get_state()["lineage"]) == 1
+    again = make_emptied_state(saved(fresh)[0])
     assert (int(again["lineage"]), int(again["updates"]), int(again["forgiven"])) == (2, 38, 38)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlflame.learning.buffers.rollout_buffer import OnPolicyStore, side_by_side
+from rlflame.learning.buffers.rollout_buffer import RolloutBuffer, concatenate_fragments
 from rlflame.rollout.spec import Fragment
 
 
@@ -38,7 +38,9 @@ def fragment(slot, lengths, size=3, garbage=0.0):
 
 
 def test_every_number_finds_its_place():
-    batch = side_by_side([fragment(0, [2, 4]), fragment(1, [3]), fragment(2, [1, 1, 5])], {})
+    batch = concatenate_fragments(
+        [fragment(0, [2, 4]), fragment(1, [3]), fragment(2, [1, 1, 5])], {}
+    )
 
     assert batch.rewards.shape == (5, 6)
     assert batch.steps == 2 + 4 + 3 + 1 + 1 + 5
@@ -62,7 +64,7 @@ def test_idle_places_hold_zeros_whatever_the_worker_left_there():
     dirty = [fragment(0, [2, 4], garbage=np.nan), fragment(1, [3, 1], garbage=np.nan)]
     assert np.isnan(dirty[0].rewards).any()
 
-    expected, found = side_by_side(clean, {}), side_by_side(dirty, {})
+    expected, found = concatenate_fragments(clean, {}), concatenate_fragments(dirty, {})
 
     for name in ("observations", "actions", "log_probs", "rewards", "terminated", "truncated"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
@@ -70,22 +72,22 @@ def test_idle_places_hold_zeros_whatever_the_worker_left_there():
 
 def test_fragments_are_not_written_to():
     dirty = fragment(0, [2, 4], garbage=np.nan)
-    side_by_side([dirty], {})
+    concatenate_fragments([dirty], {})
     assert np.isnan(dirty.rewards).any()
 
 
 def test_the_store_yields_once_and_forgets():
-    store = OnPolicyStore()
+    store = RolloutBuffer()
     behaviour = {"actor.0.bias": np.zeros(2, np.float32)}
-    assert list(store.batches()) == []
+    assert list(store.take_batches()) == []
     store.add([fragment(0, [2])], behaviour)
-    (batch,) = store.batches()
+    (batch,) = store.take_batches()
     assert batch.behaviour is behaviour
-    assert list(store.batches()) == []
+    assert list(store.take_batches()) == []
 
     store.add([fragment(0, [2])], behaviour)
     store.add([fragment(0, [3])], behaviour)
-    assert [batch.steps for batch in store.batches()] == [3]
-    assert store.state() == {}
-    assert store.segments() == ()
+    assert [batch.steps for batch in store.take_batches()] == [3]
+    assert store.get_state() == {}
+    assert store.list_segments() == ()
     store.load_state({}, ())

@@ -20,7 +20,7 @@ from rlflame.learning.networks.flat_params import (
     FlatVector,
     clip_by_norm,
     initialise,
-    network_shapes,
+    make_network_shapes,
 )
 from rlflame.learning.networks.network_shape import build_network
 
@@ -32,22 +32,22 @@ def test_views_share_the_vectors_memory():
     assert vector["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
     vector["b"][1] = -1.0
     assert vector.data.tolist() == [0, 1, 2, 3, 4, 5, 6, -1, 8, 9]
-    copies = vector.copies("b")
+    copies = vector.copy_views("b")
     assert list(copies) == ["b"]
     copies["b"][:] = 0.0
     assert vector.data[7] == -1.0
 
 
 def test_a_block_is_weights_above_biases():
-    vector = FlatVector(network_shapes("net", (2, 3, 1)))
+    vector = FlatVector(make_network_shapes("net", (2, 3, 1)))
     vector.data[:] = np.arange(13)
 
-    block = vector.block("net.0")
+    block = vector.get_block("net.0")
     np.testing.assert_array_equal(block[:-1], vector["net.0.weight"])
     np.testing.assert_array_equal(block[-1], vector["net.0.bias"])
-    assert vector.block("net.1").ravel().tolist() == [9, 10, 11, 12]
+    assert vector.get_block("net.1").ravel().tolist() == [9, 10, 11, 12]
     with pytest.raises(ValueError, match="do not follow"):
-        FlatVector({"n.weight": (2, 2), "other": (1,), "n.bias": (2,)}).block("n")
+        FlatVector({"n.weight": (2, 2), "other": (1,), "n.bias": (2,)}).get_block("n")
 
 
 @pytest.mark.parametrize("epsilon", [1e-8, 0.1])
@@ -93,7 +93,7 @@ def test_adam_goes_on_from_its_state():
         one.step(straight, gradient, 1e-2)
     for gradient in gradients[:9]:
         first.step(stopped, gradient, 1e-2)
-    second.load_state("adam", first.state("adam"))
+    second.load_state("adam", first.get_state("adam"))
     for gradient in gradients[9:]:
         second.step(stopped, gradient, 1e-2)
 
@@ -136,7 +136,7 @@ def test_moments_of_what_no_gradient_reaches_end_at_zero_and_weights_are_none_th
 )
 def test_a_state_that_does_not_fit_is_refused(change):
     adam = Adam(7, 1e-8)
-    good = adam.state("adam")
+    good = adam.get_state("adam")
     with pytest.raises(LearningError, match=next(iter(change)).replace(".", r"\.")):
         adam.load_state("adam", {**good, **change})
     del good["adam.second"]
@@ -176,7 +176,7 @@ def test_a_norm_that_is_not_finite_is_told_and_nothing_scaled(bad):
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(fan_in=st.integers(1, 40), fan_out=st.integers(1, 40), seed=st.integers(0, 99))
 def test_orthogonal_initialisation_keeps_lengths(fan_in, fan_out, seed):
-    vector = FlatVector(network_shapes("n", (fan_in, fan_out, 3)))
+    vector = FlatVector(make_network_shapes("n", (fan_in, fan_out, 3)))
     vector.data[:] = 9.0
     initialise(vector, "n", 2, seed=seed, orthogonal=True, hidden_gain=2.0, last_gain=0.5, key=0)
 
@@ -191,7 +191,7 @@ def test_orthogonal_matrices_are_spread_over_all_directions():
     """Without the sign correction of QR, the diagonal would have one sign."""
     signs = []
     for seed in range(40):
-        vector = FlatVector(network_shapes("n", (6, 6)))
+        vector = FlatVector(make_network_shapes("n", (6, 6)))
         initialise(
             vector, "n", 1, seed=seed, orthogonal=True, hidden_gain=1.0, last_gain=1.0, key=0
         )
@@ -200,7 +200,7 @@ def test_orthogonal_matrices_are_spread_over_all_directions():
 
 
 def test_uniform_initialisation_is_that_of_torchs_linear_layer():
-    vector = FlatVector(network_shapes("n", (100, 400, 10)))
+    vector = FlatVector(make_network_shapes("n", (100, 400, 10)))
     initialise(vector, "n", 2, seed=0, orthogonal=False, hidden_gain=9.0, last_gain=0.1, key=0)
     with torch.random.fork_rng():
         torch.manual_seed(0)

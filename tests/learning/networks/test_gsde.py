@@ -18,18 +18,18 @@ from torch.distributions.transforms import TanhTransform
 from rlflame.config.recipe import LearningSettings, NetworkSettings
 from rlflame.errors import ConfigError
 from rlflame.experiment import components
-from rlflame.learning.networks.gsde import Spread, StateDependentSquashedHead
+from rlflame.learning.networks.gsde import GsdeVariance, SquashedGsdeHead
 from rlflame.learning.networks.network_shape import build_network
-from rlflame.learning.sac.networks import build_soft_networks
+from rlflame.learning.sac.networks import build_sac_networks
 from rlflame.rollout import wire
-from rlflame.rollout.distributions import draw_noise, noise_size
-from rlflame.rollout.envs.make import describe
-from rlflame.rollout.policy import Policy, expected_shapes
+from rlflame.rollout.distributions import compute_noise_size, draw_noise
+from rlflame.rollout.envs.make import read_env_spec
+from rlflame.rollout.policy import Policy, compute_array_shapes
 from rlflame.rollout.spec import EnvSpec, Float64, Fragment, PolicyArrays, PolicySpec, RolloutTask
 from rlflame.rollout.worker import RolloutWorker
 
-HOPPER = describe("Hopper-v5", {}, 12)
-PENDULUM = describe("Pendulum-v1", {}, 50)
+HOPPER = read_env_spec("Hopper-v5", {}, 12)
+PENDULUM = read_env_spec("Pendulum-v1", {}, 50)
 UNITS = 4
 
 
@@ -93,10 +93,10 @@ def test_the_noise_does_not_touch_the_best_action_or_the_random_one(squash: bool
     plain = Policy(shape, arrays)
     arrays["actor.log_std"] = arrays["actor.log_std"] + np.float32(2.0)
     wild = Policy(shape, arrays)
-    assert wild.best(seen).tobytes() == plain.best(seen).tobytes()
-    np.testing.assert_allclose(plain.best(seen), np.tanh(mean) if squash else mean, atol=1e-6)
+    assert wild.mode(seen).tobytes() == plain.mode(seen).tobytes()
+    np.testing.assert_allclose(plain.mode(seen), np.tanh(mean) if squash else mean, atol=1e-6)
     assert numbers.shape == (8, 1)
-    given = wild.to_environment(wild.uniform(numbers)[0])
+    given = wild.to_environment(wild.sample_uniform(numbers)[0])
     np.testing.assert_allclose(given, -2.0 + 4.0 * numbers, atol=1e-6)  # a torque of up to 2
 
 
@@ -127,7 +127,7 @@ def test_units_of_zero_leave_a_finite_density() -> None:
     noise = draw_noise(shape, "sample", np.random.default_rng(0), 8)
     policy, seen = Policy(shape, arrays), np.zeros((8, 3), np.float32)
     actions, log_probs = policy.sample(seen, noise)
-    np.testing.assert_array_equal(actions, policy.best(seen))
+    np.testing.assert_array_equal(actions, policy.mode(seen))
     # A normal of deviation 1e-3 at its mean.
     np.testing.assert_allclose(log_probs, -math.log(1e-3 * math.sqrt(2.0 * math.pi)), rtol=1e-6)
 
@@ -285,8 +285,8 @@ def test_samples_of_independent_rows_have_the_gradient_that_matrices_have_on_ave
     log_std = generator.normal(-1.0, 0.3, (UNITS, actions)).astype(np.float32)
     slope = np.array([[0.7], [-1.3]], np.float32)
     gradient = np.empty_like(log_std)
-    head = StateDependentSquashedHead(
-        actions, Spread(lambda: np.repeat(units, rows, axis=1), log_std, gradient)
+    head = SquashedGsdeHead(
+        actions, GsdeVariance(lambda: np.repeat(units, rows, axis=1), log_std, gradient)
     )
     noise = generator.standard_normal((actions, rows), dtype=np.float32)
     head.sample(np.repeat(mean, rows, axis=1), noise)
@@ -313,7 +313,7 @@ def test_actions_begin_with_the_deviation_that_is_asked_for(squash: bool) -> Non
     shape = gsde(HOPPER, squash=squash, hidden=(8, 100))
     asked = NetworkSettings(exploration="gsde", log_std_init=-0.7)
     log_std = (
-        build_soft_networks(shape, asked, 0).actor["actor.log_std"]
+        build_sac_networks(shape, asked, 0).actor["actor.log_std"]
         if squash
         else build_network(shape, asked, 0, critic=True)[1]["actor.log_std"]
     )
@@ -325,11 +325,11 @@ def test_actions_begin_with_the_deviation_that_is_asked_for(squash: bool) -> Non
 def test_a_policy_consists_of_a_matrix_of_deviations_and_a_squashed_one_of_no_second_output() -> (
     None
 ):
-    shapes = expected_shapes(gsde(HOPPER, squash=True))
+    shapes = compute_array_shapes(gsde(HOPPER, squash=True))
     assert shapes["actor.log_std"] == (UNITS, 3)
     assert shapes["actor.2.weight"] == (UNITS, 3)
-    assert noise_size(gsde(HOPPER)) == 3 * UNITS
-    assert noise_size(gsde(HOPPER), "uniform") == 3
+    assert compute_noise_size(gsde(HOPPER)) == 3 * UNITS
+    assert compute_noise_size(gsde(HOPPER), "uniform") == 3
 
 
 # What is refused
@@ -342,4 +342,4 @@ def test_what_gsde_cannot_be_made_of_is_refused() -> None:
         NetworkSettings(exploration_interval=4)
     learning = LearningSettings(network=NetworkSettings(exploration="gsde"))
     with pytest.raises(ConfigError, match="CartPole-v1 has 2 choices"):
-        components.policy_spec(learning, components.environment(learning.environment))
+        components.make_policy_spec(learning, components.make_env_spec(learning.environment))

@@ -36,7 +36,7 @@ def ppo_minibatch(rng, spec, weights, rows, *, value_clip=None, entropy_weight=0
     signs = np.where(np.arange(rows) // len(RATIOS) % 2, -1.0, 1.0)
     values = reference.outputs(weights, "critic", observations, tanh)[:, 0].detach().numpy()
     moves = np.resize([-0.5, -0.05, 0.05, 0.5], rows)
-    return loss.Minibatch(
+    return loss.PpoMinibatch(
         observations=observations,
         actions=actions,
         log_probs=(
@@ -53,7 +53,7 @@ def ppo_minibatch(rng, spec, weights, rows, *, value_clip=None, entropy_weight=0
 
 
 def reinforce_minibatch(rng, spec, rows, entropy_weight):
-    return reinforce.Minibatch(
+    return reinforce.ReinforceMinibatch(
         floats(rng, rows, spec.observation_size),
         random_actions(rng, spec, rows),
         floats(rng, rows),
@@ -215,7 +215,7 @@ def test_ppo_gradient_is_the_slope_of_the_loss(kind):
         above = plain_loss(vector, data + step, batch, discrete)
         slopes[i] = (above - plain_loss(vector, data - step, batch, discrete)) / 2e-6
 
-    assert_close(NumpyPpo(vector, network).gradient(batch, 14)[0], slopes)
+    assert_close(NumpyPpo(vector, network).compute_gradient(batch, 14)[0], slopes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -238,14 +238,14 @@ def test_the_providers_stay_together_over_a_hundred_updates(kind, algorithm):
     for vector, provider in zip((first, second), providers, strict=True):
         gradients, adam = provider(vector, network), Adam(len(vector.data), 1e-5)
         for _ in range(100):
-            gradient, _ = gradients.gradient(batch, 70)
+            gradient, _ = gradients.compute_gradient(batch, 70)
             clip_by_norm(gradient, 0.5)
             adam.step(vector.data, gradient, 1e-3)
 
     assert np.abs(first.data - start).max() > 0.03
     assert np.abs(first.data - second.data).max() < 1e-4
     observations = floats(rng, 9, spec.observation_size)
-    ours, theirs = (p(first, network).values(observations) for p in providers)
+    ours, theirs = (p(first, network).compute_values(observations) for p in providers)
     assert ours == pytest.approx(theirs, abs=1e-5)
 
 
@@ -270,7 +270,7 @@ def test_any_shape(kind, activation, observations, actions, hidden, rows, seed):
     batch = ppo_minibatch(rng, spec, weights, rows, value_clip=0.2, entropy_weight=0.1)
     reference.ppo_loss(reference.ppo_losses(weights, batch, network.tanh), batch).backward()
 
-    gradient, _ = NumpyPpo(vector, network).gradient(batch, rows)
+    gradient, _ = NumpyPpo(vector, network).compute_gradient(batch, rows)
 
     assert_close(gradient, reference.flat(weights, gradients=True), 2e-5)
 
@@ -285,7 +285,7 @@ def test_sums_over_a_hundred_thousand_samples(kind):
     losses = reference.ppo_losses(weights, batch, network.tanh)
     reference.ppo_loss(losses, batch).backward()
 
-    gradient, sums = NumpyPpo(vector, network).gradient(batch, 100_000)
+    gradient, sums = NumpyPpo(vector, network).compute_gradient(batch, 100_000)
 
     assert_close(gradient, reference.flat(weights, gradients=True))
     assert sums["value_loss"] == pytest.approx(losses["value_error"].sum().item(), rel=1e-5)
@@ -311,11 +311,11 @@ def test_shards_add_up(provider):
     else:
         batch = reinforce_minibatch(rng, spec, 64, 0.1)
     gradients = provider(vector, network)
-    whole, sums = gradients.gradient(batch, 64)
+    whole, sums = gradients.compute_gradient(batch, 64)
     whole = whole.copy()
     added, counted = np.zeros_like(whole), dict.fromkeys(sums, 0.0)
     for part in (slice(0, 10), slice(10, 37), slice(37, 64)):
-        gradient, shard = gradients.gradient(part_of(batch, part), 64)
+        gradient, shard = gradients.compute_gradient(part_of(batch, part), 64)
         added += gradient
         for name, value in shard.items():
             counted[name] += value
@@ -332,11 +332,11 @@ def test_buffers_leave_no_trace():
     batch = ppo_minibatch(rng, spec, reference.tensors(vector), 30)
     used = NumpyPpo(vector, network)
     for rows in range(1, 40):
-        used.values(floats(rng, rows, spec.observation_size))
-        used.gradient(part_of(batch, slice(rows % 29, 30)), 30)
+        used.compute_values(floats(rng, rows, spec.observation_size))
+        used.compute_gradient(part_of(batch, slice(rows % 29, 30)), 30)
 
-    fresh = NumpyPpo(vector, network).gradient(batch, 30)[0]
-    np.testing.assert_array_equal(used.gradient(batch, 30)[0], fresh)
+    fresh = NumpyPpo(vector, network).compute_gradient(batch, 30)[0]
+    np.testing.assert_array_equal(used.compute_gradient(batch, 30)[0], fresh)
 
 
 def test_values_of_a_long_batch_are_those_of_its_pieces():
@@ -347,7 +347,7 @@ def test_values_of_a_long_batch_are_those_of_its_pieces():
     expected = reference.outputs(reference.tensors(vector), "critic", observations, True)
 
     for provider in PPO:
-        values = provider(vector, network).values(observations)
+        values = provider(vector, network).compute_values(observations)
         assert values == pytest.approx(expected[:, 0].detach().numpy(), abs=1e-5)
 
 
@@ -376,7 +376,7 @@ def test_nothing_becomes_float64_on_the_hot_path(kind):
     previous = sys.gettrace()
     sys.settrace(lambda frame, event, _: watch if frame.f_code.co_filename in files else None)
     try:
-        gradient, _ = provider.gradient(batch, 20)
+        gradient, _ = provider.compute_gradient(batch, 20)
         clip_by_norm(gradient, 0.01)
         adam.step(vector.data, gradient, 1e-3)
     finally:

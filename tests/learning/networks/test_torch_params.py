@@ -33,7 +33,7 @@ def test_leaves_that_are_copies_learn_as_those_that_are_the_vector_itself(
     data = {"stop_at_iterations": 3, "learning": {**learning, **SCENARIOS[algorithm]}}
     expected = run(data).state_digest(tmp_path)
     for module in (torch_actor_critic, loss_torch):
-        monkeypatch.setattr(module, "Leaves", partial(torch_params.Leaves, copied=True))
+        monkeypatch.setattr(module, "TorchParams", partial(torch_params.TorchParams, copied=True))
     assert run(data).state_digest(tmp_path) == expected
 
 
@@ -69,6 +69,6 @@ def test_learners_take_the_cards_in_turn(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on: None)
-    found = [torch_params.device_for("cuda", rank) for rank in range(3)]
+    found = [torch_params.select_device("cuda", rank) for rank in range(3)]
     assert found == ["cuda:0", "cuda:1", "cuda:0"]
-    assert torch_params.device_for("cpu", 3) == "cpu"
+    assert torch_params.select_device("cpu", 3) == "cpu"

@@ -17,7 +17,7 @@ from rlflame.learning.parallel.gradient_shards import Shards
 
 @given(st.integers(1, 40), st.integers(1, 300))
 def test_every_row_is_in_one_shard_and_none_is_much_longer(count, rows):
-    shards = Shards(count).cut(rows)
+    shards = Shards(count).split(rows)
     covered = [row for shard in shards for row in range(shard.rows.start, shard.rows.stop)]
     sizes = [shard.rows.stop - shard.rows.start for shard in shards]
 
@@ -37,12 +37,14 @@ def parts(shard):
 
 
 def test_shards_are_added_one_after_the_other_in_float32():
-    gradient, sums = Shards(8).gradient(80, parts)
+    gradient, sums = Shards(8).compute_gradient(80, parts)
     # By hand: 1 vanishes in 1e8, which -1e8 cancels; then 0 + 1 + 1 - 1 = 1 vanishes again.
     np.testing.assert_array_equal(gradient, np.zeros(2, np.float32))
     assert sums == {"loss": 8 * 2.0**40 + 28}
     # In the other order, by hand again: 0 - 1 + 1 + 1 = 1 vanishes, and the last 1 does not.
-    backward, _ = Shards(8).gradient(80, lambda shard: (AWKWARD[7 - shard.number, None], {}))
+    backward, _ = Shards(8).compute_gradient(
+        80, lambda shard: (AWKWARD[7 - shard.number, None], {})
+    )
     assert backward == [1.0]
 
 
@@ -55,10 +57,10 @@ def test_any_number_of_learners_adds_in_the_same_order(learners):
             computed.append((seat.rank, shard.number))
             return parts(shard)
 
-        gradient, sums = Shards(8, seat).gradient(81, part)
+        gradient, sums = Shards(8, seat).compute_gradient(81, part)
         return gradient.tobytes(), sums
 
-    alone, sums = Shards(8).gradient(81, parts)
+    alone, sums = Shards(8).compute_gradient(81, parts)
     assert together(learners, work) == [(alone.tobytes(), sums)] * learners
     # Every shard once, and by a learner each as many.
     assert sorted(number for _, number in computed) == list(range(8))
@@ -73,7 +75,7 @@ def test_unequal_shards_are_weighted_by_their_true_numbers_of_samples():
         own = samples[shard.rows]
         return np.array([own.sum() / len(samples)], np.float32), {"count": float(len(own))}
 
-    gradient, sums = Shards(3).gradient(len(samples), part)
+    gradient, sums = Shards(3).compute_gradient(len(samples), part)
     assert gradient[0] == pytest.approx(91 / 7)
     assert sums == {"count": 7.0}
     of_means = np.mean([(1 + 2 + 3) / 3, (4 + 5) / 2, (6 + 70) / 2])
@@ -85,7 +87,7 @@ def test_the_whole_is_clipped_and_not_its_parts():
     halves = np.array([[30.0, 40.0], [-30.0, -39.0]], np.float32)
 
     def work(seat):
-        gradient, _ = Shards(2, seat).gradient(2, lambda shard: (halves[shard.number], {}))
+        gradient, _ = Shards(2, seat).compute_gradient(2, lambda shard: (halves[shard.number], {}))
         return clip_by_norm(gradient, 0.5), gradient.copy()
 
     for norm, clipped in together(2, work):
@@ -101,7 +103,7 @@ def test_numbers_of_rows_come_back_in_their_places(rows, learners):
     numbers = np.arange(rows, dtype=np.float32) ** 2
 
     def work(seat):
-        return Shards(4, seat).values(rows, lambda own: numbers[own])
+        return Shards(4, seat).compute_values(rows, lambda own: numbers[own])
 
     for found in together(learners, work):
         np.testing.assert_array_equal(found, numbers)
@@ -115,7 +117,7 @@ def test_too_few_rows_are_everybodys_own_work():
             asked.append(shard.rows)
             return np.ones(1, np.float32), {}
 
-        Shards(8, seat).gradient(5, part)
+        Shards(8, seat).compute_gradient(5, part)
         return asked
 
     assert together(2, work) == [[slice(0, 5)]] * 2
@@ -131,7 +133,7 @@ def test_learners_that_come_apart_are_found_at_the_next_comparison(every, update
         shards.compare_every(every, lambda: {"weights": weights})
         for number in range(1, 5):
             try:
-                gradient, _ = shards.gradient(2, lambda shard: (np.ones(3, np.float32), {}))
+                gradient, _ = shards.compute_gradient(2, lambda shard: (np.ones(3, np.float32), {}))
             except LearningError as error:
                 return number, str(error)
             weights += gradient

@@ -10,9 +10,9 @@ import pytest
 from meetings import HERE, hosted
 from torch import distributed
 
-from rlflame.errors import LearnersLost
-from rlflame.learning.parallel.replicated import release
-from rlflame.learning.parallel.torch_process_group import TorchGroup, backend_for
+from rlflame.errors import LearnerFailure
+from rlflame.learning.parallel.replicated import release_replicas
+from rlflame.learning.parallel.torch_process_group import TorchProcessGroup, select_backend
 
 
 @pytest.mark.parametrize(
@@ -24,15 +24,17 @@ from rlflame.learning.parallel.torch_process_group import TorchGroup, backend_fo
     ],
 )
 def test_cards_exchange_by_nccl_unless_two_learners_share_one(device, places, backend):
-    assert backend_for(device, places) == backend
+    assert select_backend(device, places) == backend
 
 
 def test_a_meeting_that_fails_is_not_in_the_way_of_the_next():
     for _ in range(2):
         _, store = hosted(socket.create_server((HERE, 0)))
-        with pytest.raises(LearnersLost, match="The 2 learners did not come together"):
-            TorchGroup(0, 2, deadline_s=1.0, joining_s=1.0, clock=time.monotonic, store=store)
+        with pytest.raises(LearnerFailure, match="The 2 learners did not come together"):
+            TorchProcessGroup(
+                0, 2, deadline_s=1.0, join_timeout_s=1.0, clock=time.monotonic, store=store
+            )
         assert not distributed.is_initialized()
     with gloo.gathered(2) as group:
-        release(group)
+        release_replicas(group)
     assert not distributed.is_initialized()

@@ -15,9 +15,9 @@ from reference import ReferencePpo
 from tiny_runs import run
 
 from rlflame.experiment import components
-from rlflame.learning.buffers.rollout_buffer import side_by_side
+from rlflame.learning.buffers.rollout_buffer import concatenate_fragments
 from rlflame.learning.networks.network_shape import build_network
-from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.rollout.seeding import Role, make_reset_seed
 
 SEED, SLOTS, ROWS, STEPS, ITERATIONS = 3, 2, 3, 40, 3
 
@@ -47,7 +47,7 @@ def test_the_same_actions_in_plain_environments_give_the_same_fragments(done):
         for row in range(ROWS):
             env = gymnasium.make(settings.id, max_episode_steps=settings.max_episode_steps)
             episode, total, length = 0, 0.0, 0
-            observation, _ = env.reset(seed=reset_seed(SEED, Role.RESET, slot, row, 0))
+            observation, _ = env.reset(seed=make_reset_seed(SEED, Role.RESET, slot, row, 0))
             for fragment in fragments:
                 hidden = {
                     (int(t), int(r)): seen
@@ -79,7 +79,7 @@ def test_the_same_actions_in_plain_environments_give_the_same_fragments(done):
                         assert (stat.length, stat.end, stat.episode) == (length, t, episode)
                         assert stat.episode_return == pytest.approx(total)
                         episode, total, length = episode + 1, 0.0, 0
-                        seed = reset_seed(SEED, Role.RESET, slot, row, episode)
+                        seed = make_reset_seed(SEED, Role.RESET, slot, row, episode)
                         observation, _ = env.reset(seed=seed)
                 assert told == []
                 np.testing.assert_array_equal(
@@ -123,12 +123,12 @@ def test_actions_follow_the_distribution(done):
 
 def test_what_is_learned_is_what_a_plain_implementation_learns(done):
     learning = done.recipe.learning
-    spec = components.policy_spec(learning, done.env)
+    spec = components.make_policy_spec(learning, done.env)
     _, parameters = build_network(spec, learning.network, SEED, critic=True)
     expected = ReferencePpo(learning.ppo, spec, parameters, seed=SEED, columns=SLOTS * ROWS)
     for iteration, fragments in enumerate(done.recorded.fragments):
         before = done.recorded.snapshots[iteration]
-        batch = side_by_side(fragments, before.policy)
+        batch = concatenate_fragments(fragments, before.policy)
         wanted = expected.update(batch, iteration / ITERATIONS)
         found = done.recorded.metrics[iteration]
         assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=5e-3, abs=1e-4)

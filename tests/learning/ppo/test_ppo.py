@@ -13,13 +13,13 @@ from reference import ReferencePpo
 
 from rlflame.config.algorithms import PpoSettings
 from rlflame.errors import LearningError
-from rlflame.learning.buffers.rollout_buffer import side_by_side
-from rlflame.learning.networks.flat_params import Adam, clip, square_of
+from rlflame.learning.buffers.rollout_buffer import concatenate_fragments
+from rlflame.learning.networks.flat_params import Adam, clip, compute_square_norm
 from rlflame.learning.networks.torch_actor_critic import TorchPpo
 from rlflame.learning.ppo.loss import NumpyPpo
 from rlflame.learning.ppo.ppo import Ppo
-from rlflame.learning.ppo.split_update import norm_of, parts
-from rlflame.learning.schedules import discount_at, rate_after
+from rlflame.learning.ppo.split_update import compute_norm, find_parts
+from rlflame.learning.schedules import adapt_learning_rate, compute_discount
 from rlflame.rollout.spec import Fragment
 
 COLUMNS = 8
@@ -32,8 +32,8 @@ class Recording(NumpyPpo):
         super().__init__(parameters, network)
         self.asked, self.gradients, self.spoil = [], [], spoil
 
-    def gradient(self, batch, count):
-        gradient, sums = super().gradient(batch, count)
+    def compute_gradient(self, batch, count):
+        gradient, sums = super().compute_gradient(batch, count)
         fault = self.spoil(len(self.asked))
         if fault == "gradient":
             gradient[3] = np.nan
@@ -54,8 +54,8 @@ def learner(ppo, spec, *, provider=Recording, seed=7, **options):
 
 def clip_all(gradient, parameters, most):
     """By the norm of the whole, which is that of both networks' parts."""
-    squares = [square_of(gradient[part]) for part in parts(parameters).values()]
-    clip(gradient, norm_of(squares), most)
+    squares = [compute_square_norm(gradient[part]) for part in find_parts(parameters).values()]
+    clip(gradient, compute_norm(squares), most)
 
 
 def one_minibatch(**settings):
@@ -94,7 +94,7 @@ def whole_episodes(batch, garbage=0.0):
         episodes=(),
         states=(),
     )
-    return side_by_side([whole], batch.behaviour)
+    return concatenate_fragments([whole], batch.behaviour)
 
 
 VARIANTS = {
@@ -147,7 +147,7 @@ def test_updates_are_those_of_a_plain_implementation(variant, provider, episodes
     start = parameters.data.copy()
     rng = np.random.default_rng(1)
     for progress in (0.0, 0.4, 0.7):
-        batch = random_batch(rng, spec, algorithm.policy(), columns=COLUMNS)
+        batch = random_batch(rng, spec, algorithm.get_policy(), columns=COLUMNS)
         batch = whole_episodes(batch) if episodes else batch
         metrics = algorithm.update(batch, progress)
         wanted = expected.update(batch, progress)
@@ -158,7 +158,7 @@ def test_updates_are_those_of_a_plain_implementation(variant, provider, episodes
     np.testing.assert_allclose(parameters.data, reference.flat(expected.weights), atol=2e-5)
     if spec.normalise:
         seen = np.array(expected.observations_seen, np.float64)
-        arrays = algorithm.policy()
+        arrays = algorithm.get_policy()
         np.testing.assert_allclose(arrays["normaliser.mean"], seen.mean(axis=0), rtol=1e-5)
         np.testing.assert_allclose(arrays["normaliser.scale"], 1 / seen.std(axis=0), rtol=1e-5)
 
@@ -166,13 +166,13 @@ def test_updates_are_those_of_a_plain_implementation(variant, provider, episodes
 def test_the_steps_that_a_discount_looks_ahead_grow_in_a_straight_line_to_the_horizon():
     growing = PpoSettings(discount=0.99, final_discount=0.995)
     for progress, ahead in ((0.0, 100), (0.25, 125), (0.5, 150), (1.0, 200), (1.3, 200)):
-        assert 1.0 / (1.0 - discount_at(growing, progress)) == pytest.approx(ahead)
+        assert 1.0 / (1.0 - compute_discount(growing, progress)) == pytest.approx(ahead)
     late = growing.model_copy(update={"discount_moves_from": 0.5})
     for progress, ahead in ((0.0, 100), (0.5, 100), (0.75, 150), (1.0, 200), (1.3, 200)):
-        assert 1.0 / (1.0 - discount_at(late, progress)) == pytest.approx(ahead)
+        assert 1.0 / (1.0 - compute_discount(late, progress)) == pytest.approx(ahead)
     rounded = PpoSettings(discount=0.6, final_discount=0.9, discount_moves_from=0.5)
-    assert {discount_at(rounded, at) for at in (0.0, 0.3, 0.5)} == {0.6}  # to the last bit
-    assert [discount_at(PpoSettings(discount=1.0), at) for at in (0.0, 0.7)] == [1.0, 1.0]
+    assert {compute_discount(rounded, at) for at in (0.0, 0.3, 0.5)} == {0.6}  # to the last bit
+    assert [compute_discount(PpoSettings(discount=1.0), at) for at in (0.0, 0.7)] == [1.0, 1.0]
     with pytest.raises(ValueError, match="final_discount needs a discount below 1 to begin with"):
         PpoSettings(discount=1.0, final_discount=0.99)
     with pytest.raises(ValueError, match=r"discount_moves_from is 0\.5, but there is no final_d"):
@@ -182,12 +182,12 @@ def test_the_steps_that_a_discount_looks_ahead_grow_in_a_straight_line_to_the_ho
 def test_the_rate_follows_how_far_the_policy_moved():
     kept = PpoSettings(desired_kl=0.01, learning_rate=3e-4, anneal_learning_rate=False)
     for kl, factor in ((0.021, 2 / 3), (0.02, 1), (0.01, 1), (0.005, 1), (0.0049, 3 / 2)):
-        assert rate_after(1e-3, kl, kept) == pytest.approx(1e-3 * factor)
-    assert rate_after(1e-3, None, kept) == 1e-3  # of an update that refused all
-    assert rate_after(1e-3, 9.0, PpoSettings()) == 1e-3
+        assert adapt_learning_rate(1e-3, kl, kept) == pytest.approx(1e-3 * factor)
+    assert adapt_learning_rate(1e-3, None, kept) == 1e-3  # of an update that refused all
+    assert adapt_learning_rate(1e-3, 9.0, PpoSettings()) == 1e-3
     rates = [3e-4]
     for kl in [1.0] * 12 + [0.0] * 24:
-        rates.append(rate_after(rates[-1], kl, kept))
+        rates.append(adapt_learning_rate(rates[-1], kl, kept))
     assert min(rates) == pytest.approx(1e-5)
     assert max(rates) == pytest.approx(9e-3)
     with pytest.raises(ValueError, match=r"desired_kl of 0\.01 .* set anneal_learning_rate to f"):
@@ -200,12 +200,12 @@ def test_a_rate_that_moved_goes_on_from_where_it_was():
     first, _, _ = learner(ppo, spec)
     second, _, _ = learner(ppo, spec)
     rng = np.random.default_rng(4)
-    first.update(random_batch(rng, spec, first.policy(), columns=COLUMNS), 0.0)
-    second.load_state(first.state())
-    batch = random_batch(rng, spec, first.policy(), columns=COLUMNS)
+    first.update(random_batch(rng, spec, first.get_policy(), columns=COLUMNS), 0.0)
+    second.load_state(first.get_state())
+    batch = random_batch(rng, spec, first.get_policy(), columns=COLUMNS)
     found = [algorithm.update(batch, 0.5)["learning_rate"] for algorithm in (first, second)]
     assert found == [pytest.approx(2e-3 / 1.5)] * 2
-    assert first.state()["rate"] == second.state()["rate"]
+    assert first.get_state()["rate"] == second.get_state()["rate"]
 
 
 def test_one_epoch_of_one_minibatch_is_the_actor_critic_gradient():
@@ -214,7 +214,7 @@ def test_one_epoch_of_one_minibatch_is_the_actor_critic_gradient():
     spec = policy_spec("continuous")
     algorithm, parameters, gradients = learner(ppo, spec)
     before = ReferencePpo(ppo, spec, parameters, seed=7, columns=COLUMNS)
-    batch = random_batch(np.random.default_rng(2), spec, algorithm.policy(), columns=COLUMNS)
+    batch = random_batch(np.random.default_rng(2), spec, algorithm.get_policy(), columns=COLUMNS)
     values, gains = before.estimate(batch, batch.rewards)
     observations = batch.observations.reshape(-1, 5)
     policy = reference.distribution(before.weights, observations, True)
@@ -240,7 +240,7 @@ def test_the_ratio_is_one_before_the_first_step(kind):
     for _ in range(2):  # in the second iteration with a normaliser that does something
         gradients.asked.clear()
         weights = reference.tensors(parameters)
-        batch = random_batch(rng, spec, algorithm.policy(), columns=COLUMNS)
+        batch = random_batch(rng, spec, algorithm.get_policy(), columns=COLUMNS)
         metrics = algorithm.update(batch, 0.0)
         first, second = gradients.asked[:2]
         ratio = reference.ppo_losses(weights, first, True)["ratio"].detach().numpy()
@@ -254,7 +254,7 @@ def test_the_ratio_is_one_before_the_first_step(kind):
 def test_every_epoch_sees_every_sample_once():
     spec = policy_spec("continuous")
     algorithm, _, gradients = learner(PpoSettings(minibatch_size=36, epochs=2), spec)
-    batch = random_batch(np.random.default_rng(4), spec, algorithm.policy(), columns=COLUMNS)
+    batch = random_batch(np.random.default_rng(4), spec, algorithm.get_policy(), columns=COLUMNS)
 
     metrics = algorithm.update(batch, 0.0)
 
@@ -279,7 +279,7 @@ def test_minibatches_are_standardised_but_not_a_single_sample():
     normal, _, standard = learner(
         PpoSettings(minibatch_size=19, normalise_advantages="minibatch", **settings), spec
     )
-    batch = random_batch(np.random.default_rng(5), spec, plain.policy(), columns=COLUMNS)
+    batch = random_batch(np.random.default_rng(5), spec, plain.get_policy(), columns=COLUMNS)
     for algorithm in (plain, normal):
         algorithm.update(batch, 0.0)
 
@@ -299,9 +299,9 @@ def test_what_stands_in_idle_places_does_not_matter():
         algorithm, _, _ = learner(ppo, spec)
         rng = np.random.default_rng(6)
         for _ in range(2):
-            batch = random_batch(rng, spec, algorithm.policy(), columns=COLUMNS)
+            batch = random_batch(rng, spec, algorithm.get_policy(), columns=COLUMNS)
             metrics.append(algorithm.update(whole_episodes(batch, garbage), 0.0))
-        states.append(algorithm.state())
+        states.append(algorithm.get_state())
 
     for state in states[1:]:
         for name, array in states[0].items():
@@ -315,7 +315,7 @@ def test_a_large_step_of_the_policy_ends_the_epochs():
         target_kl=0.02, learning_rate=1e-3, minibatch_size=32, epochs=20, anneal_learning_rate=False
     )
     algorithm, parameters, gradients = learner(ppo, spec)
-    batch = random_batch(np.random.default_rng(7), spec, algorithm.policy(), columns=COLUMNS)
+    batch = random_batch(np.random.default_rng(7), spec, algorithm.get_policy(), columns=COLUMNS)
     weights = reference.tensors(parameters)
 
     metrics = algorithm.update(batch, 0.0)
@@ -353,12 +353,12 @@ def test_a_bad_minibatch_changes_nothing(fault):
     spec = policy_spec("continuous")
     ppo = PpoSettings(minibatch_size=24, epochs=1)
     algorithm, parameters, _ = learner(ppo, spec, spoil=lambda call: fault)
-    before = {name: array for name, array in algorithm.state().items() if name != "guard"}
-    batch = random_batch(np.random.default_rng(8), spec, algorithm.policy(), columns=COLUMNS)
+    before = {name: array for name, array in algorithm.get_state().items() if name != "guard"}
+    batch = random_batch(np.random.default_rng(8), spec, algorithm.get_policy(), columns=COLUMNS)
 
     metrics = algorithm.update(batch, 0.0)
 
-    after = algorithm.state()
+    after = algorithm.get_state()
     for name in ("parameters", "adam.first", "adam.second", "adam.count", "updates"):
         np.testing.assert_array_equal(after[name], before[name])
     assert metrics["refused_minibatches"] == 4.0
@@ -373,7 +373,7 @@ def test_a_bad_minibatch_changes_nothing(fault):
 def test_returns_too_large_to_be_squared_are_blamed_by_name():
     spec = policy_spec("continuous")
     algorithm, *_ = learner(PpoSettings(minibatch_size=12, scale_rewards=False), spec)
-    batch = random_batch(np.random.default_rng(8), spec, algorithm.policy(), columns=COLUMNS)
+    batch = random_batch(np.random.default_rng(8), spec, algorithm.get_policy(), columns=COLUMNS)
     batch.rewards[:] *= 1e25
     with pytest.raises(LearningError, match="with returns of") as caught:
         algorithm.update(batch, 0.0)
@@ -387,7 +387,7 @@ def test_one_bad_minibatch_among_good_ones_is_skipped():
     algorithm, parameters, gradients = learner(
         ppo, spec, spoil=lambda call: "gradient" if call % 2 else None
     )
-    batch = random_batch(np.random.default_rng(9), spec, algorithm.policy(), columns=COLUMNS)
+    batch = random_batch(np.random.default_rng(9), spec, algorithm.get_policy(), columns=COLUMNS)
     expected, adam = parameters.data.copy(), Adam(len(parameters.data), ppo.adam_epsilon)
 
     metrics = algorithm.update(batch, 0.0)
@@ -406,7 +406,7 @@ def test_a_ratio_beyond_float32_is_refused_without_a_word():
     spec = policy_spec("continuous")
     algorithm, parameters, _ = learner(PpoSettings(minibatch_size=48, epochs=1), spec)
     before = parameters.data.copy()
-    batch = random_batch(np.random.default_rng(10), spec, algorithm.policy(), columns=COLUMNS)
+    batch = random_batch(np.random.default_rng(10), spec, algorithm.get_policy(), columns=COLUMNS)
     far = dataclasses.replace(batch, log_probs=np.full_like(batch.log_probs, -1e30))
 
     metrics = algorithm.update(far, 0.0)
@@ -422,12 +422,12 @@ def test_a_saved_state_goes_on_bit_by_bit():
     batches = []
     for progress in (0.0, 0.2, 0.4, 0.6):
         batch = random_batch(
-            np.random.default_rng(int(10 * progress)), spec, straight.policy(), columns=COLUMNS
+            np.random.default_rng(int(10 * progress)), spec, straight.get_policy(), columns=COLUMNS
         )
         batches.append((batch, progress, straight.update(batch, progress)))
     for batch, progress, _ in batches[:2]:
         first.update(batch, progress)
-    saved = first.state()
+    saved = first.get_state()
     copies = {name: array.copy() for name, array in saved.items()}
     first.update(*batches[2][:2])
     for name, array in copies.items():  # a saved state is a value, not a view of what goes on
@@ -436,21 +436,21 @@ def test_a_saved_state_goes_on_bit_by_bit():
 
     for batch, progress, metrics in batches[2:]:
         assert second.update(batch, progress) == metrics
-    for name, array in straight.state().items():
-        np.testing.assert_array_equal(second.state()[name], array)
+    for name, array in straight.get_state().items():
+        np.testing.assert_array_equal(second.get_state()[name], array)
 
 
 def test_a_policy_is_a_copy():
     spec = policy_spec("continuous", normalise=True)
     algorithm, _, _ = learner(PpoSettings(minibatch_size=32), spec)
-    shipped = algorithm.policy()
+    shipped = algorithm.get_policy()
     copies = {name: array.copy() for name, array in shipped.items()}
     assert not any(name.startswith("critic") for name in shipped)
     algorithm.update(random_batch(np.random.default_rng(11), spec, shipped, columns=COLUMNS), 0.0)
 
     for name, array in copies.items():
         np.testing.assert_array_equal(shipped[name], array)
-        assert np.any(algorithm.policy()[name] != array)
+        assert np.any(algorithm.get_policy()[name] != array)
 
 
 def test_a_state_of_another_network_is_refused():
@@ -458,4 +458,4 @@ def test_a_state_of_another_network_is_refused():
         learner(PpoSettings(), policy_spec(hidden=hidden))[0] for hidden in ((8,), (16,))
     )
     with pytest.raises(LearningError, match=r"parameters is float32 \(\d+,\)"):
-        large.load_state(small.state())
+        large.load_state(small.get_state())

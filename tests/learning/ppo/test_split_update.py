@@ -11,7 +11,7 @@ from halves import assert_same, batches, learner, settings, spec_of
 
 from rlflame.errors import LearningError
 from rlflame.learning.networks.mlp import CHUNK_ROWS
-from rlflame.learning.ppo.split_update import HALVES, Half
+from rlflame.learning.ppo.split_update import HALVES, SplitUpdate
 
 
 class Talk:
@@ -21,14 +21,14 @@ class Talk:
         self.out, self.into, self.said = out, into, 0
 
     def exchange(self, mine, theirs):
-        self.give(mine)
-        self.take(theirs)
+        self.send(mine)
+        self.receive(theirs)
 
-    def give(self, mine):
+    def send(self, mine):
         self.said += 1
         self.out.put(mine.copy())
 
-    def take(self, theirs):
+    def receive(self, theirs):
         found = self.into.get(timeout=60)
         assert (found.dtype, found.shape) == (theirs.dtype, theirs.shape)
         theirs[:] = found
@@ -42,7 +42,7 @@ def in_halves(learning, spec, work):
 
     def live(name):
         half = learner(learning, spec)
-        half.share(name, talks[name])
+        half.start_split(name, talks[name])
         try:
             results[name] = (work(half), half)
         except LearningError as error:
@@ -81,7 +81,7 @@ def test_two_halves_are_one_learner(case):
     results, _ = in_halves(learning, spec, work)
     metrics, half = results["actor"]
     assert metrics == expected
-    assert_same(half.state(), alone.state())
+    assert_same(half.state(), alone.get_state())
     if case == "far":
         assert expected[-1]["n_updates"] < 3 * 2 * 4
 
@@ -89,22 +89,22 @@ def test_two_halves_are_one_learner(case):
 def test_the_actor_never_steps_the_critic_and_the_critic_never_the_actor(monkeypatch):
     """Each half moves its own network alone; the actor's is given the other at the end."""
     learning, spec = settings(), spec_of()
-    held, complete = {}, Half.complete
+    held, complete = {}, SplitUpdate.complete_batch
 
     def watched(half, vectors):
         held[half._name] = [vector[half._critic].copy() for vector in vectors]
         complete(half, vectors)
 
-    monkeypatch.setattr(Half, "complete", watched)
+    monkeypatch.setattr(SplitUpdate, "complete_batch", watched)
     (batch,) = batches(spec, learning, 1)
     results, talks = in_halves(learning, spec, lambda one: one.update(batch, 0.0))
     _, critic = results["critic"]
-    begun, ended = learner(learning, spec).policy(), critic.policy()
+    begun, ended = learner(learning, spec).get_policy(), critic.policy()
     for name, array in begun.items():
         if name.startswith("actor."):
             np.testing.assert_array_equal(ended[name], array)
     at_first = learner(learning, spec)
-    state, critic = at_first.state(), at_first._work._parts[1]
+    state, critic = at_first.get_state(), at_first._work._parts[1]
     for found, name in zip(held["actor"], ("parameters", "adam.first", "adam.second"), strict=True):
         np.testing.assert_array_equal(found, state[name][critic])
     assert (held["critic"][0] != held["actor"][0]).any()
@@ -120,7 +120,7 @@ def test_long_batches_are_estimated_in_the_same_pieces():
     expected = alone.update(batch, 0.0)
     results, _ = in_halves(learning, spec, lambda one: one.update(batch, 0.0))
     assert results["actor"][0] == expected
-    assert_same(results["actor"][1].state(), alone.state())
+    assert_same(results["actor"][1].state(), alone.get_state())
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -137,14 +137,14 @@ def test_both_halves_refuse_what_one_learner_refuses(spoilt, epochs):
     except LearningError as error:
         expected = error.message
     results, _ = in_halves(learning, spec, lambda one: one.update(batch, 0.0))
-    assert alone.state()["guard"][0] > 0
+    assert alone.get_state()["guard"][0] > 0
     assert isinstance(expected, str) == (epochs == 2)
     for name in HALVES:
         found, half = results[name]
         if name == "critic" and isinstance(found, dict):
             found["std"] = expected["std"]  # of an actor that it does not step
         assert repr(found) == repr(expected)
-        np.testing.assert_array_equal(half.state()["guard"], alone.state()["guard"])
+        np.testing.assert_array_equal(half.state()["guard"], alone.get_state()["guard"])
 
 
 def test_who_stays_alone_learns_both_networks_again():
@@ -157,4 +157,4 @@ def test_who_stays_alone_learns_both_networks_again():
     half = results["actor"][1]
     half.stay_alone()
     half.update(second, 0.1)
-    assert_same(half.state(), alone.state())
+    assert_same(half.state(), alone.get_state())

@@ -20,7 +20,7 @@ from rlflame.errors import LearningError
 from rlflame.learning.base import Batch
 from rlflame.learning.networks.torch_actor_critic import TorchReinforce
 from rlflame.learning.reinforce import reinforce
-from rlflame.learning.reinforce.reinforce import NumpyReinforce, Reinforce, normalised_returns
+from rlflame.learning.reinforce.reinforce import NumpyReinforce, Reinforce, normalise_returns
 
 PROVIDERS = (NumpyReinforce, TorchReinforce)
 
@@ -32,8 +32,8 @@ class Recording(NumpyReinforce):
         super().__init__(parameters, network)
         self.gradients, self.counts, self.spoil = [], [], spoil
 
-    def gradient(self, batch, count):
-        gradient, sums = super().gradient(batch, count)
+    def compute_gradient(self, batch, count):
+        gradient, sums = super().compute_gradient(batch, count)
         if self.spoil(len(self.counts)):
             gradient[0] = np.nan
         self.counts.append(count)
@@ -147,7 +147,7 @@ def test_a_bandits_gradient_is_its_softmax_gradient(provider):
     context = np.tile(np.array([0.5, -3.0], np.float32), (4, 1))
 
     gradient, _ = provider(parameters, network).gradient(
-        reinforce.Minibatch(context, pulls, rewards[pulls], 0.0), 4
+        reinforce.ReinforceMinibatch(context, pulls, rewards[pulls], 0.0), 4
     )
 
     # Mean reward 1/2 * 1 + 1/4 * 2 + 1/4 * 5 = 2.25.
@@ -161,10 +161,10 @@ def test_returns_are_normalised_where_they_count(how):
     rng = np.random.default_rng(1)
     lengths = [4, 1, 7, 2]
     spec = policy_spec("discrete")
-    batch = episodes(rng, spec, learner(ReinforceSettings(), spec)[0].policy(), lengths)
+    batch = episodes(rng, spec, learner(ReinforceSettings(), spec)[0].get_policy(), lengths)
     returns = rng.standard_normal(batch.rewards.shape) * 5.0 + 2.0
 
-    found = normalised_returns(returns, batch, how)
+    found = normalise_returns(returns, batch, how)
 
     columns = [torch.tensor(returns[:n, c]) for c, n in enumerate(lengths)]
     if how == "episode":
@@ -181,7 +181,7 @@ def test_returns_are_normalised_where_they_count(how):
 def test_an_episode_of_one_step_stays_finite(how, lengths):
     spec = policy_spec("continuous", normalise=True)
     algorithm, parameters, _ = learner(ReinforceSettings(normalise_returns=how), spec)
-    batch = episodes(np.random.default_rng(2), spec, algorithm.policy(), lengths)
+    batch = episodes(np.random.default_rng(2), spec, algorithm.get_policy(), lengths)
 
     metrics = algorithm.update(batch, 0.0)
 
@@ -210,7 +210,7 @@ def test_an_update_is_one_step_along_autograds_gradient(monkeypatch, provider, a
     rng = np.random.default_rng(3)
     for progress in (0.0, 0.25):
         lengths = [9, 1, 5, 12]
-        batch = episodes(rng, spec, algorithm.policy(), lengths)
+        batch = episodes(rng, spec, algorithm.get_policy(), lengths)
         mean, scale = (batch.behaviour[f"normaliser.{n}"] for n in ("mean", "scale"))
         seen, actions, togo = [], [], []
         for c, n in enumerate(lengths):
@@ -244,12 +244,12 @@ def test_what_stands_in_idle_places_does_not_matter():
     states = []
     for garbage in (0.0, math.nan):
         algorithm, _, _ = learner(ReinforceSettings(), spec)
-        batch: Batch = episodes(np.random.default_rng(4), spec, algorithm.policy(), [3, 8, 1])
+        batch: Batch = episodes(np.random.default_rng(4), spec, algorithm.get_policy(), [3, 8, 1])
         batch.observations[~batch.valid] = garbage
         batch.log_probs[~batch.valid] = garbage
         batch.actions[~batch.valid] = 0 if garbage == 0.0 else 2
         algorithm.update(batch, 0.0)
-        states.append(algorithm.state())
+        states.append(algorithm.get_state())
 
     for name, array in states[0].items():
         np.testing.assert_array_equal(states[1][name], array)
@@ -259,7 +259,7 @@ def test_a_bad_gradient_changes_nothing_and_five_in_a_row_end_it():
     spec = policy_spec("continuous")
     algorithm, parameters, _ = learner(ReinforceSettings(), spec, spoil=lambda call: call != 3)
     rng = np.random.default_rng(5)
-    batch = episodes(rng, spec, algorithm.policy(), [5, 3])
+    batch = episodes(rng, spec, algorithm.get_policy(), [5, 3])
     before = parameters.data.copy()
     for refused in (1.0, 2.0, 3.0):
         metrics = algorithm.update(batch, 0.0)
@@ -281,13 +281,13 @@ def test_a_saved_state_goes_on_bit_by_bit():
     rng = np.random.default_rng(6)
     batches = []
     for _ in range(4):
-        batch = episodes(rng, spec, straight.policy(), [5, 3, 9])
+        batch = episodes(rng, spec, straight.get_policy(), [5, 3, 9])
         batches.append((batch, straight.update(batch, 0.0)))
     for batch, _ in batches[:2]:
         first.update(batch, 0.0)
-    second.load_state(first.state())
+    second.load_state(first.get_state())
 
     for batch, metrics in batches[2:]:
         assert second.update(batch, 0.0) == metrics
-    for name, array in straight.state().items():
-        np.testing.assert_array_equal(second.state()[name], array)
+    for name, array in straight.get_state().items():
+        np.testing.assert_array_equal(second.get_state()[name], array)

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlflame.config.algorithms import SacSettings
-from rlflame.learning.sac.critics import Lower, Quantiles, worth_of
+from rlflame.learning.sac.critics import ClippedDoubleQ, TruncatedQuantiles, make_critic_loss
 
 
 def values(outputs: int, rows: int, seed: int = 0) -> np.ndarray:
@@ -17,7 +17,7 @@ def values(outputs: int, rows: int, seed: int = 0) -> np.ndarray:
 
 def test_the_lowest_of_both_critics_are_kept_in_order() -> None:
     both = values(6, 5)
-    kept = Quantiles(6, 2).lowest(both)
+    kept = TruncatedQuantiles(6, 2).compute_target_values(both)
     np.testing.assert_array_equal(kept, np.sort(np.concatenate(both), axis=0)[:8])
     assert not np.shares_memory(kept, both)
 
@@ -26,23 +26,23 @@ def test_the_lowest_of_both_critics_are_kept_in_order() -> None:
 def test_what_is_not_finite_is_not_left_out(bad: float) -> None:
     both = values(6, 5)
     both[1, 2, 3] = bad
-    kept = Quantiles(6, 2).lowest(both)
+    kept = TruncatedQuantiles(6, 2).compute_target_values(both)
     assert not np.isfinite(kept[:, 3]).all()
     assert np.isfinite(kept[:, [0, 1, 2, 4]]).all()
 
 
 def test_with_none_dropped_and_one_each_both_count() -> None:
     both = values(1, 5)
-    assert Quantiles(1, 0).lowest(both).shape == (2, 5)
-    np.testing.assert_array_equal(Lower().lowest(both), np.minimum(*both))
-    assert isinstance(worth_of(1, 0), Lower)
-    assert isinstance(worth_of(2, 0), Quantiles)
+    assert TruncatedQuantiles(1, 0).compute_target_values(both).shape == (2, 5)
+    np.testing.assert_array_equal(ClippedDoubleQ().compute_target_values(both), np.minimum(*both))
+    assert isinstance(make_critic_loss(1, 0), ClippedDoubleQ)
+    assert isinstance(make_critic_loss(2, 0), TruncatedQuantiles)
 
 
 def test_the_slope_is_that_of_the_huber_loss_of_quantiles() -> None:
     """Each term on its own: |fraction - too high| times the slope of Huber's loss."""
     (have, _), (wanted, _) = values(5, 4), values(7, 4, seed=1)
-    slope, off = Quantiles(5, 0).error(have, wanted, count=10)
+    slope, off = TruncatedQuantiles(5, 0).compute_error(have, wanted, count=10)
     expected = np.zeros((5, 4))
     for place in range(5):
         fraction = (place + 0.5) / 5
@@ -59,17 +59,17 @@ def test_the_slope_is_that_of_the_huber_loss_of_quantiles() -> None:
 def test_who_follows_the_slope_comes_to_the_quantiles() -> None:
     """Of a distribution as wide as to make Huber's bend small: within it they are expectiles."""
     returns = 1000.0 * np.random.default_rng(3).standard_normal((4_000, 1)).astype(np.float32)
-    worth, found = Quantiles(5, 0), np.zeros((5, 1), np.float32)
+    worth, found = TruncatedQuantiles(5, 0), np.zeros((5, 1), np.float32)
     for rate in (2_000.0, 200.0, 20.0):
         for _ in range(400):
-            found -= rate * 5 * worth.error(found, returns, count=1)[0]
+            found -= rate * 5 * worth.compute_error(found, returns, count=1)[0]
     expected = np.quantile(returns, [0.1, 0.3, 0.5, 0.7, 0.9])
     np.testing.assert_allclose(found[:, 0], expected, atol=15.0)
 
 
 def test_an_action_is_worth_the_mean_of_all() -> None:
     both = values(4, 3)
-    slopes, worth = Quantiles(4, 1).slopes(both, count=6)
+    slopes, worth = TruncatedQuantiles(4, 1).compute_slopes(both, count=6)
     assert worth == pytest.approx(np.mean(both, axis=(0, 1), dtype=np.float64).sum(), rel=1e-6)
     for slope in slopes:
         np.testing.assert_allclose(slope, -1.0 / (8 * 6), rtol=1e-6)

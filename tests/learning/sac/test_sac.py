@@ -16,14 +16,14 @@ from rlflame.config.algorithms import CriticNorm, SacSettings
 from rlflame.config.recipe import NetworkSettings
 from rlflame.errors import LearningError
 from rlflame.learning.base import ReplayBatch, Transitions
-from rlflame.learning.networks.tanh_gaussian import SquashedHead
-from rlflame.learning.parallel.thread_pair import Lanes, half
-from rlflame.learning.sac.loss import Minibatch, NumpyJointSac, NumpySac, SoftProvider
-from rlflame.learning.sac.loss_torch import TorchJointSac, TorchSac
-from rlflame.learning.sac.networks import SoftNetworks, build_soft_networks
+from rlflame.learning.networks.tanh_gaussian import SquashedGaussianHead
+from rlflame.learning.parallel.thread_pair import ThreadPair, slice_half
+from rlflame.learning.sac.loss import NumpyCrossQ, NumpySac, SacGradientProvider, SacMinibatch
+from rlflame.learning.sac.loss_torch import TorchCrossQ, TorchSac
+from rlflame.learning.sac.networks import SacNetworks, build_sac_networks
 from rlflame.learning.sac.sac import Sac
 from rlflame.rollout.distributions import SquashedGaussian, log_slope_of_tanh
-from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.spec import Exploration, PolicySpec
 
 OBSERVATIONS, ACTIONS, ROWS = 5, 3, 33
@@ -56,9 +56,9 @@ def networks(
     quantiles: int = 1,
     dropped: int = 0,
     **shape: Any,
-) -> SoftNetworks:
+) -> SacNetworks:
     settings = NetworkSettings(last_layer_scale=1.0)
-    built = build_soft_networks(spec(**shape), settings, seed, norm, quantiles, dropped)
+    built = build_sac_networks(spec(**shape), settings, seed, norm, quantiles, dropped)
     generator = np.random.default_rng(seed)
     for vector in (built.actor, built.critics, built.targets):
         # Biases and targets of their own, so that nothing hides behind a zero or an equal.
@@ -69,12 +69,14 @@ def networks(
     return built
 
 
-def providers(nets: SoftNetworks, threads: int = 1) -> tuple[SoftProvider, SoftProvider]:
+def providers(
+    nets: SacNetworks, threads: int = 1
+) -> tuple[SacGradientProvider, SacGradientProvider]:
     """By hand and by autograd."""
-    lanes = Lanes(threads)
+    lanes = ThreadPair(threads)
     if nets.moments is None:
         return NumpySac(nets, lanes), TorchSac(nets)
-    return NumpyJointSac(nets, lanes), TorchJointSac(nets)
+    return NumpyCrossQ(nets, lanes), TorchCrossQ(nets)
 
 
 def transitions(seed: int = 0, rows: int = ROWS) -> Transitions:
@@ -92,10 +94,10 @@ def transitions(seed: int = 0, rows: int = ROWS) -> Transitions:
     )
 
 
-def minibatch(seed: int = 0, rows: int = ROWS) -> Minibatch:
+def minibatch(seed: int = 0, rows: int = ROWS) -> SacMinibatch:
     drawn = transitions(seed, rows)
     noise = np.random.default_rng(seed + 1).standard_normal((2, ACTIONS, rows))
-    return Minibatch(
+    return SacMinibatch(
         drawn.observations,
         drawn.actions,
         drawn.rewards,
@@ -110,8 +112,8 @@ def owed(first: int, updates: int, seed: int = 0) -> ReplayBatch:
     return ReplayBatch(fresh, first, updates, lambda update: transitions(seed + update))
 
 
-def learner(settings: SacSettings, nets: SoftNetworks, threads: int = 1, seed: int = 7) -> Sac:
-    return Sac(settings, nets, [providers(nets, threads)[0]], Lanes(threads), seed=seed)
+def learner(settings: SacSettings, nets: SacNetworks, threads: int = 1, seed: int = 7) -> Sac:
+    return Sac(settings, nets, [providers(nets, threads)[0]], ThreadPair(threads), seed=seed)
 
 
 # The squashed Gaussian
@@ -159,7 +161,7 @@ def test_learner_and_worker_draw_the_same_actions() -> None:
     out = generator.normal(0.0, 2.0, (8, 2 * ACTIONS)).astype(np.float32)
     out[0, ACTIONS:] = [5.0, -30.0, 2.0]  # beyond the bounds of the log deviation, and at one
     noise = generator.standard_normal((8, ACTIONS)).astype(np.float32)
-    worker, learners = SquashedGaussian(spec()), SquashedHead(ACTIONS)
+    worker, learners = SquashedGaussian(spec()), SquashedGaussianHead(ACTIONS)
     for ours, theirs in zip(
         learners.sample(out.T.copy(), noise.T.copy()), worker.sample(out, noise), strict=True
     ):
@@ -189,7 +191,7 @@ def test_random_actions_fill_the_whole_range_evenly() -> None:
         "continuous", 1, 2, (-1.0,) * 2, (1.0,) * 2, (4,), "tanh", False, 10.0, 8, True
     )
     noise = np.random.default_rng(0).random((40_000, 2), dtype=np.float32)
-    actions, log_probs = SquashedGaussian(wide).uniform(noise)
+    actions, log_probs = SquashedGaussian(wide).sample_uniform(noise)
     counts, _ = np.histogram(actions[:, 0], bins=20, range=(-1.0, 1.0))
     assert counts.sum() == 40_000
     assert np.square(counts - 2000).sum() / 2000 < 43.8  # chi-square, 19 degrees, p = 0.001
@@ -200,7 +202,7 @@ def test_random_actions_fill_the_whole_range_evenly() -> None:
 
 
 def test_the_critics_begin_apart_and_their_targets_where_they_are() -> None:
-    nets = build_soft_networks(spec(), NetworkSettings(), 0)
+    nets = build_sac_networks(spec(), NetworkSettings(), 0)
     for layer in range(3):
         one, other = (nets.critics[f"critic{j}.{layer}.weight"] for j in (0, 1))
         assert not np.isclose(one, other).any()
@@ -210,7 +212,7 @@ def test_the_critics_begin_apart_and_their_targets_where_they_are() -> None:
 
 def test_what_the_actor_begins_with_does_not_touch_the_critics() -> None:
     plain, other = (
-        build_soft_networks(spec(), NetworkSettings(**settings), 0)
+        build_sac_networks(spec(), NetworkSettings(**settings), 0)
         for settings in (
             {"last_layer_scale": 1.0, "log_std_init": 0.0},
             {"last_layer_scale": 0.5, "log_std_init": -1.5},
@@ -226,10 +228,12 @@ def test_what_the_actor_begins_with_does_not_touch_the_critics() -> None:
 # Gradients
 
 
-def assert_both_agree(nets: SoftNetworks, threads: int) -> None:
+def assert_both_agree(nets: SacNetworks, threads: int) -> None:
     batch, count = minibatch(), 50  # as if the batch were one shard of a greater one
     ours, theirs = providers(nets, threads)
-    np.testing.assert_allclose(ours.act(batch), theirs.act(batch), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        ours.sample_actions(batch), theirs.sample_actions(batch), rtol=1e-4, atol=1e-4
+    )
     for name in ("critic_gradient", "actor_gradient"):
         found, sums = getattr(ours, name)(batch, 0.37, count)
         expected, expected_sums = getattr(theirs, name)(batch, 0.37, count)
@@ -267,19 +271,21 @@ def test_the_deviations_of_gsde_have_no_bounds(shift: float) -> None:
     """Far beyond those of a network's own output, a log standard deviation of 2 at most."""
     nets, batch = networks(exploration="gsde"), minibatch()
     nets.actor["actor.log_std"][:] += np.float32(shift)
-    ours, theirs = NumpySac(nets, Lanes(1)), TorchSac(nets)
-    np.testing.assert_allclose(ours.act(batch), theirs.act(batch), rtol=1e-4, atol=1e-3)
-    found, expected = (p.actor_gradient(batch, 0.37, ROWS)[0] for p in (ours, theirs))
+    ours, theirs = NumpySac(nets, ThreadPair(1)), TorchSac(nets)
+    np.testing.assert_allclose(
+        ours.sample_actions(batch), theirs.sample_actions(batch), rtol=1e-4, atol=1e-3
+    )
+    found, expected = (p.compute_actor_gradient(batch, 0.37, ROWS)[0] for p in (ours, theirs))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("kind", [{}, {"norm": "layer"}, {"quantiles": 6, "dropped": 2}])
 def test_gradients_of_shards_add_up(kind: dict[str, Any]) -> None:
     nets, whole = networks(**kind), minibatch(rows=32)
-    provider = NumpySac(nets, Lanes(1))
+    provider = NumpySac(nets, ThreadPair(1))
 
     def gradients(rows: slice) -> tuple[Any, Any]:
-        part = Minibatch(
+        part = SacMinibatch(
             whole.observations[rows],
             whole.actions[rows],
             whole.rewards[rows],
@@ -287,9 +293,9 @@ def test_gradients_of_shards_add_up(kind: dict[str, Any]) -> None:
             whole.bootstrap[rows],
             np.ascontiguousarray(whole.noise[:, :, rows]),
         )
-        provider.act(part)
-        critic = provider.critic_gradient(part, 0.2, 32)[0].copy()
-        return critic, provider.actor_gradient(part, 0.2, 32)[0].copy()
+        provider.sample_actions(part)
+        critic = provider.compute_critic_gradient(part, 0.2, 32)[0].copy()
+        return critic, provider.compute_actor_gradient(part, 0.2, 32)[0].copy()
 
     expected = gradients(slice(0, 32))
     first, second = gradients(slice(0, 7)), gradients(slice(7, 32))
@@ -303,7 +309,7 @@ def test_gradients_of_shards_add_up(kind: dict[str, Any]) -> None:
 class Plain:
     """SAC as a page of plain torch, in float64: nn.Linear-free, its own optimisers from torch."""
 
-    def __init__(self, nets: SoftNetworks, settings: SacSettings) -> None:
+    def __init__(self, nets: SacNetworks, settings: SacSettings) -> None:
         def leaves(vector: Any) -> dict[str, torch.Tensor]:
             return {
                 name: torch.tensor(vector[name].astype(np.float64), requires_grad=True)
@@ -382,7 +388,7 @@ class Plain:
             torch.as_tensor(np.array(getattr(drawn, name), np.float64))
             for name in ("observations", "actions", "rewards", "next_observations", "bootstrap")
         )
-        noise = stream(7, Role.LEARN, number).standard_normal(
+        noise = make_stream(7, Role.LEARN, number).standard_normal(
             (2, ACTIONS, len(reward)), dtype=np.float32
         )
         now, later = torch.as_tensor(noise.astype(np.float64)).transpose(1, 2)
@@ -481,7 +487,7 @@ KINDS: list[dict[str, Any]] = [
 def test_autograd_and_hand_lead_to_the_same_weights(kind: dict[str, Any]) -> None:
     settings, one, other = SacSettings(learning_rate=1e-3), networks(**kind), networks(**kind)
     by_hand = learner(settings, one)
-    by_torch = Sac(settings, other, [providers(other)[1]], Lanes(1), seed=7)
+    by_torch = Sac(settings, other, [providers(other)[1]], ThreadPair(1), seed=7)
     for first in range(0, 100, 10):
         ours = by_hand.update(owed(first, 10), 0.0)
         theirs = by_torch.update(owed(first, 10), 0.0)
@@ -497,7 +503,7 @@ def test_lanes_change_no_bit(exploration: str, kind: dict[str, Any]) -> None:
     for count in (1, 2):
         sac = learner(SacSettings(), networks(exploration=exploration, **kind), count)
         sac.update(owed(0, 30), 0.0)
-        states.append(sac.state())
+        states.append(sac.get_state())
     for name, array in states[0].items():
         np.testing.assert_array_equal(array, states[1][name], err_msg=name)
 
@@ -510,11 +516,11 @@ def test_a_restored_learner_goes_on_as_the_one_that_was_saved(kind: dict[str, An
     first = learner(SacSettings(), networks(**kind))
     first.update(owed(0, 11), 0.0)
     second = learner(SacSettings(), networks(seed=9, **kind))
-    second.load_state(first.state())
+    second.load_state(first.get_state())
     for sac in (first, second):
         sac.update(owed(11, 9), 0.0)
-    for name, array in first.state().items():
-        np.testing.assert_array_equal(array, second.state()[name], err_msg=name)
+    for name, array in first.get_state().items():
+        np.testing.assert_array_equal(array, second.get_state()[name], err_msg=name)
 
 
 def test_learning_rates_fall_to_zero_at_the_horizon() -> None:
@@ -532,7 +538,7 @@ def test_a_fixed_entropy_coefficient_stays() -> None:
     metrics = sac.update(owed(0, 5), 0.0)
     assert metrics["ent_coef"] == 0.0
     assert "ent_coef_loss" not in metrics
-    assert all(np.isfinite(array).all() for array in sac.state().values())
+    assert all(np.isfinite(array).all() for array in sac.get_state().values())
 
 
 def test_the_entropy_coefficient_rises_while_the_policy_is_too_certain() -> None:
@@ -545,7 +551,7 @@ def test_the_entropy_coefficient_rises_while_the_policy_is_too_certain() -> None
 def test_an_update_that_is_not_finite_changes_nothing_and_the_fifth_in_a_row_ends_the_run() -> None:
     sac = learner(SacSettings(), networks())
     sac.update(owed(0, 3), 0.0)
-    before = sac.state()
+    before = sac.get_state()
 
     def bad(update: int) -> Transitions:
         drawn = transitions(update)
@@ -556,9 +562,9 @@ def test_an_update_that_is_not_finite_changes_nothing_and_the_fifth_in_a_row_end
     metrics = sac.update(ReplayBatch(fresh, 3, 4, bad), 0.0)
     assert metrics["refused_minibatches"] == 4.0
     for name in ("actor", "critics", "targets", "log_entropy_weight", "critic_adam.count"):
-        np.testing.assert_array_equal(before[name], sac.state()[name], err_msg=name)
+        np.testing.assert_array_equal(before[name], sac.get_state()[name], err_msg=name)
     restored = learner(SacSettings(), networks(seed=1))
-    restored.load_state(sac.state())
+    restored.load_state(sac.get_state())
     for same in (sac, restored):
         with pytest.raises(LearningError, match=r"not finite 5 times .*with rewards of 3e\+38"):
             same.update(ReplayBatch(fresh, 7, 1, bad), 0.0)
@@ -567,9 +573,9 @@ def test_an_update_that_is_not_finite_changes_nothing_and_the_fifth_in_a_row_end
 @pytest.mark.parametrize("number", [0, 1], ids=["by hand", "autograd"])
 def test_a_batch_whose_variance_is_infinite_leaves_no_trace_in_the_moments(number: int) -> None:
     nets = networks(norm="batch")
-    sac = Sac(SacSettings(), nets, [providers(nets)[number]], Lanes(1), seed=7)
+    sac = Sac(SacSettings(), nets, [providers(nets)[number]], ThreadPair(1), seed=7)
     sac.update(owed(0, 3), 0.0)
-    before = sac.state()
+    before = sac.get_state()
 
     def bad(update: int) -> Transitions:
         drawn = transitions(update)
@@ -579,7 +585,7 @@ def test_a_batch_whose_variance_is_infinite_leaves_no_trace_in_the_moments(numbe
     fresh: Any = None
     assert sac.update(ReplayBatch(fresh, 3, 4, bad), 0.0)["refused_minibatches"] == 4.0
     for name in ("actor", "critics", "moments", "critic_adam.second"):
-        np.testing.assert_array_equal(before[name], sac.state()[name], err_msg=name)
+        np.testing.assert_array_equal(before[name], sac.get_state()[name], err_msg=name)
     with pytest.raises(LearningError, match=r"with observations of 1e\+21") as caught:
         sac.update(ReplayBatch(fresh, 7, 1, bad), 0.0)
     assert "normalise_observations" in caught.value.hint
@@ -595,7 +601,7 @@ def test_how_targets_follow_is_refused_where_there_are_none(given: dict[str, Any
 @pytest.mark.parametrize(("norm", "missing"), [("none", "targets"), ("batch", "moments")])
 def test_a_state_of_other_critics_is_refused(norm: CriticNorm, missing: str) -> None:
     other: CriticNorm = "batch" if norm == "none" else "none"
-    saved = learner(SacSettings(), networks(norm=other)).state()
+    saved = learner(SacSettings(), networks(norm=other)).get_state()
     with pytest.raises(LearningError, match=f"saved learner's {missing} is missing"):
         learner(SacSettings(), networks(norm=norm)).load_state(saved)
 
@@ -608,9 +614,9 @@ def test_batches_of_many_sizes_have_the_values_that_each_has_alone() -> None:
         fresh, _ = providers(nets)
         found = []
         for provider in (used, fresh):
-            provider.act(batch)
-            critics = provider.critic_gradient(batch, 0.37, rows)[0].copy()
-            found.append((critics, provider.actor_gradient(batch, 0.37, rows)[0].copy()))
+            provider.sample_actions(batch)
+            critics = provider.compute_critic_gradient(batch, 0.37, rows)[0].copy()
+            found.append((critics, provider.compute_actor_gradient(batch, 0.37, rows)[0].copy()))
         np.testing.assert_array_equal(found[0][0], found[1][0])
         np.testing.assert_array_equal(found[0][1], found[1][1])
 
@@ -630,7 +636,7 @@ def test_targets_that_are_not_finite_are_seen_among_quantiles(provider: int, bad
     """One high quantile of one target critic, which would be left out of every row."""
     nets = networks(quantiles=6, dropped=2)
     nets.targets["critic1.2.bias"][5] = bad
-    sac = Sac(SacSettings(), nets, [providers(nets)[provider]], Lanes(1), seed=7)
+    sac = Sac(SacSettings(), nets, [providers(nets)[provider]], ThreadPair(1), seed=7)
     before = nets.critics.data.copy()
     assert sac.update(owed(0, 2), 0.0)["refused_minibatches"] == 2.0
     np.testing.assert_array_equal(nets.critics.data, before)
@@ -638,16 +644,16 @@ def test_targets_that_are_not_finite_are_seen_among_quantiles(provider: int, bad
 
 def test_an_actor_whose_loss_is_not_finite_stays_while_the_critics_learn() -> None:
     class Spoiled(NumpySac):
-        def actor_gradient(self, *given: Any) -> Any:
-            gradient, sums = super().actor_gradient(*given)
+        def compute_actor_gradient(self, *given: Any) -> Any:
+            gradient, sums = super().compute_actor_gradient(*given)
             gradient[3] = np.nan
             return gradient, sums
 
-    nets, lanes = networks(), Lanes(1)
+    nets, lanes = networks(), ThreadPair(1)
     sac = Sac(SacSettings(policy_delay=2), nets, [Spoiled(nets, lanes)], lanes, seed=7)
-    before = sac.state()
+    before = sac.get_state()
     metrics = sac.update(owed(0, 4), 0.0)
-    after = sac.state()
+    after = sac.get_state()
     for name in ("actor", "actor_adam.first", "actor_adam.second", "actor_adam.count"):
         np.testing.assert_array_equal(before[name], after[name], err_msg=name)
     assert int(after["critic_adam.count"]) == 4
@@ -663,9 +669,9 @@ def test_an_actor_whose_loss_is_not_finite_stays_while_the_critics_learn() -> No
             same.update(owed(8, 1), 0.0)
 
 
-def normalising() -> SoftNetworks:
+def normalising() -> SacNetworks:
     wanted = dataclasses.replace(spec(), normalise=True)
-    return build_soft_networks(wanted, NetworkSettings(), 0)
+    return build_sac_networks(wanted, NetworkSettings(), 0)
 
 
 def just_seen(seed: int = 0) -> Any:
@@ -678,7 +684,7 @@ def just_seen(seed: int = 0) -> Any:
 def test_the_normaliser_learns_from_what_is_fresh_and_acts_in_the_policy() -> None:
     sac, fresh = learner(SacSettings(), normalising()), just_seen()
     sac.update(ReplayBatch(fresh, 0, 0, transitions), 0.0)
-    policy = sac.policy()
+    policy = sac.get_policy()
     rows = fresh.observations.reshape(-1, OBSERVATIONS).astype(np.float64)
     np.testing.assert_allclose(policy["normaliser.mean"], rows.mean(axis=0), rtol=1e-5)
     np.testing.assert_allclose(policy["normaliser.scale"], 1.0 / rows.std(axis=0), rtol=1e-5)
@@ -686,7 +692,7 @@ def test_the_normaliser_learns_from_what_is_fresh_and_acts_in_the_policy() -> No
 
 def test_what_is_drawn_is_normalised_by_the_statistics_of_now() -> None:
     """As if a learner without a normaliser drew transitions that already are."""
-    fresh, plain = just_seen(), build_soft_networks(spec(), NetworkSettings(), 0)
+    fresh, plain = just_seen(), build_sac_networks(spec(), NetworkSettings(), 0)
     rows = fresh.observations.reshape(-1, OBSERVATIONS).astype(np.float64)
 
     def by_hand(update: int) -> Transitions:
@@ -706,11 +712,11 @@ def test_what_is_drawn_is_normalised_by_the_statistics_of_now() -> None:
 def test_a_restored_normaliser_goes_on_as_the_one_that_was_saved() -> None:
     first, second = (learner(SacSettings(), normalising()) for _ in range(2))
     first.update(ReplayBatch(just_seen(0), 0, 2, transitions), 0.0)
-    second.load_state(first.state())
+    second.load_state(first.get_state())
     for sac in (first, second):
         sac.update(ReplayBatch(just_seen(1), 2, 2, transitions), 0.0)
-    for name, array in first.state().items():
-        np.testing.assert_array_equal(array, second.state()[name], err_msg=name)
+    for name, array in first.get_state().items():
+        np.testing.assert_array_equal(array, second.get_state()[name], err_msg=name)
 
 
 # Lanes
@@ -718,7 +724,7 @@ def test_a_restored_normaliser_goes_on_as_the_one_that_was_saved() -> None:
 
 def test_the_halves_are_all_there_is() -> None:
     for size in range(12):
-        parts: Iterator[int] = (i for lane in (0, 1) for i in range(size)[half(size, lane)])
+        parts: Iterator[int] = (i for lane in (0, 1) for i in range(size)[slice_half(size, lane)])
         assert list(parts) == list(range(size))
 
 
@@ -727,7 +733,7 @@ def test_the_halves_are_all_there_is() -> None:
 def test_a_lane_that_fails_is_heard_and_the_next_piece_of_work_is_run(
     threads: int, failing: int
 ) -> None:
-    lanes, ran = Lanes(threads), []
+    lanes, ran = ThreadPair(threads), []
 
     def work(lane: int) -> None:
         if lane == failing:
@@ -741,7 +747,7 @@ def test_a_lane_that_fails_is_heard_and_the_next_piece_of_work_is_run(
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_what_overflows_is_taken_alike_in_both_lanes(threads: int) -> None:
-    lanes, large = Lanes(threads), np.full(3, 1e38, np.float32)
+    lanes, large = ThreadPair(threads), np.full(3, 1e38, np.float32)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         with np.errstate(over="ignore"):

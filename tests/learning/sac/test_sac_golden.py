@@ -12,7 +12,7 @@ import numpy as np
 from test_sac import ACTIONS, learner, networks, owed, transitions
 
 from rlflame.config.algorithms import SacSettings
-from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.seeding import Role, make_stream
 
 ROWS, SEED, MOVE = 33, 7, 1e-6
 Weights = dict[str, Any]
@@ -81,12 +81,12 @@ def test_one_update_is_what_numpy_makes_of_the_losses() -> None:
         vector.data.astype(np.float64) for vector in (nets.actor, nets.critics, nets.targets)
     )
     metrics = sac.update(owed(0, 1), 0.0)
-    state = sac.state()
+    state = sac.get_state()
 
     seen, following = (
         getattr(drawn, name).astype(np.float64) for name in ("observations", "next_observations")
     )
-    noise = stream(SEED, Role.LEARN, 0).standard_normal((2, ACTIONS, ROWS), dtype=np.float32)
+    noise = make_stream(SEED, Role.LEARN, 0).standard_normal((2, ACTIONS, ROWS), dtype=np.float32)
     here, there = (part.T.astype(np.float64) for part in noise)
     weight = 1.0
 

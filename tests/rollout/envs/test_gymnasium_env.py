@@ -1,6 +1,6 @@
 """Environments as values: any moment of an episode can be taken up elsewhere, to the last bit.
 
-What is expected comes from Gymnasium itself: an environment made by `gymnasium.make`, fresh for
+What is expected comes from Gymnasium itself: an environment made by `gymnasium.run`, fresh for
 each episode, stepped without interruption.
 """
 
@@ -22,12 +22,12 @@ import rollouts
 
 from rlflame.rollout import wire
 from rlflame.rollout.envs import gymnasium_env
-from rlflame.rollout.envs.env_state import fresh_state, sealed
-from rlflame.rollout.envs.gymnasium_env import EnvRow
-from rlflame.rollout.envs.make import UnsupportedSpace, describe, make
-from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.rollout.envs.env_state import make_fresh_state, make_state
+from rlflame.rollout.envs.gymnasium_env import RestorableEnv
+from rlflame.rollout.envs.make import UnsupportedSpace, make_env, read_env_spec
+from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.rollout.spec import EnvironmentFault, EnvSpec, EnvState
-from rlflame.training.trainer import StopNow
+from rlflame.training.trainer import StopInterrupt
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "LunarLander": ("LunarLander-v3", {}),
@@ -43,7 +43,7 @@ Moment = tuple[bytes, float, bool, bool, bytes]
 
 
 def seed_of(episode: int) -> int:
-    return reset_seed(3, Role.RESET, 0, 0, episode)
+    return make_reset_seed(3, Role.RESET, 0, 0, episode)
 
 
 def actions_for(env: EnvSpec, steps: int) -> list[Any]:
@@ -80,15 +80,17 @@ def told_by_gymnasium(env: EnvSpec, actions: list[Any]) -> list[Moment]:
     return moments
 
 
-def walk(row: EnvRow, out: Any, actions: list[Any], keep: list[EnvState] | None = None) -> Any:
+def walk(
+    row: RestorableEnv, out: Any, actions: list[Any], keep: list[EnvState] | None = None
+) -> Any:
     """The same through EnvRow, optionally with a snapshot of every moment."""
     moments = []
     for action in actions:
-        row.hold()
+        row.prepare_snapshot()
         reward, terminated, truncated = row.step(action, out)
         seen = out.tobytes()
         if terminated or truncated:
-            row.begin(row.episode + 1, seed_of(row.episode + 1), out)
+            row.reset(row.episode + 1, seed_of(row.episode + 1), out)
         moments.append((seen, reward, terminated, truncated, out.tobytes()))
         if keep is not None:
             keep.append(row.snapshot(out))
@@ -109,7 +111,7 @@ def telling(moments: list[Moment]) -> list[int]:
 @pytest.mark.parametrize("name", ALL)
 def test_an_interrupted_environment_goes_on_bit_for_bit(name: str, limit: int | None) -> None:
     id, kwargs = ALL[name]
-    env = describe(id, kwargs, limit, ("fakes",))
+    env = read_env_spec(id, kwargs, limit, ("fakes",))
     actions = actions_for(env, STEPS)
     expected = told_by_gymnasium(env, actions)
     if limit is not None:
@@ -117,15 +119,15 @@ def test_an_interrupted_environment_goes_on_bit_for_bit(name: str, limit: int | 
 
     states: list[EnvState] = []
     out = np.zeros(env.observation_size, np.float32)
-    whole = EnvRow(env, 0)
-    whole.restore(fresh_state(0, seed_of(0)), out)
+    whole = RestorableEnv(env, 0)
+    whole.restore(make_fresh_state(0, seed_of(0)), out)
     begun = whole.snapshot(out)
     assert walk(whole, out, actions, states) == expected
     whole.close()
 
     for t, state in [(0, begun), *((t, states[t - 1]) for t in telling(expected))]:
         travelled = wire.decode(wire.encode(state))
-        row, there = EnvRow(env, 0), np.zeros_like(out)
+        row, there = RestorableEnv(env, 0), np.zeros_like(out)
         row.restore(travelled, there)
         assert there.tobytes() == travelled.observation.tobytes()
         assert (row.episode, row.elapsed) == (state.episode, state.elapsed)
@@ -140,7 +142,7 @@ def test_the_moments_above_include_ends_of_every_kind() -> None:
     for name in ("CartPole-v1", "Hopper-v5", "InvertedPendulum-v5", "ShiftedHopper", "Fake"):
         id, kwargs = ALL[name]
         for limit, found in ((None, ended), (6, limited)):
-            env = describe(id, kwargs, limit, ("fakes",))
+            env = read_env_spec(id, kwargs, limit, ("fakes",))
             moments = told_by_gymnasium(env, actions_for(env, STEPS))
             if any(moment[3 if limit else 2] for moment in moments):
                 found.add(name)
@@ -150,14 +152,14 @@ def test_the_moments_above_include_ends_of_every_kind() -> None:
 
 @pytest.mark.parametrize("name", ["Hopper-v5", "Pendulum-v1", "ShiftedHopper"])
 def test_a_state_taken_up_just_before_its_time_limit_ends_at_the_limit(name: str) -> None:
-    env = describe(*ALL[name], 5, ("fakes",))
-    row, out = EnvRow(env, 0), np.zeros(env.observation_size, np.float32)
-    row.begin(0, 4, out)
+    env = read_env_spec(*ALL[name], 5, ("fakes",))
+    row, out = RestorableEnv(env, 0), np.zeros(env.observation_size, np.float32)
+    row.reset(0, 4, out)
     actions = actions_for(env, 5)
     for action in actions[:4]:
-        row.hold()
+        row.prepare_snapshot()
         assert row.step(action, out)[1:] == (False, False)
-    other = EnvRow(env, 0)
+    other = RestorableEnv(env, 0)
     other.restore(row.snapshot(out), out)
     assert other.step(actions[4], out)[1:] == (False, True)
     assert other.elapsed == 5
@@ -166,10 +168,10 @@ def test_a_state_taken_up_just_before_its_time_limit_ends_at_the_limit(name: str
 def test_kinds_of_states_are_what_they_are_known_to_be() -> None:
     kinds = {}
     for name, (id, kwargs) in ALL.items():
-        env = describe(id, kwargs, None, ("fakes",))
-        row, out = EnvRow(env, 0), np.zeros(env.observation_size, np.float32)
-        row.begin(0, 1, out)
-        row.hold()
+        env = read_env_spec(id, kwargs, None, ("fakes",))
+        row, out = RestorableEnv(env, 0), np.zeros(env.observation_size, np.float32)
+        row.reset(0, 1, out)
+        row.prepare_snapshot()
         row.step(actions_for(env, 1)[0], out)
         kinds[name] = row.snapshot(out).kind
     assert {name for name, kind in kinds.items() if kind == "mujoco"} == set(rollouts.MUJOCO)
@@ -194,11 +196,11 @@ REUSED = {name: ALL[name] for name in ALL if name not in ("BipedalWalker", "Shif
 @pytest.mark.parametrize("name", REUSED)
 def test_a_used_instance_on_the_reuse_list_begins_like_a_fresh_one(name: str) -> None:
     id, kwargs = REUSED[name]
-    env = describe(id, kwargs, None, ("fakes",))
+    env = read_env_spec(id, kwargs, None, ("fakes",))
     used = gymnasium.make(id, **kwargs)
     for seed in range(4):
         assert episode(used, seed, env, 60) == episode(gymnasium.make(id, **kwargs), seed, env, 60)
-    assert opened(env)._renew is gymnasium_env._nothing
+    assert opened(env)._renew is gymnasium_env._do_nothing
 
 
 def test_every_type_on_the_reuse_list_is_tried() -> None:
@@ -210,14 +212,14 @@ def test_every_type_on_the_reuse_list_is_tried() -> None:
 
 @pytest.mark.parametrize("hardcore", [False, True])
 def test_a_used_bipedal_walker_begins_like_a_fresh_one_in_a_new_world_only(hardcore) -> None:
-    env = describe("BipedalWalker-v3", {"hardcore": hardcore}, None)
+    env = read_env_spec("BipedalWalker-v3", {"hardcore": hardcore}, None)
     used, row = gymnasium.make(env.id, hardcore=hardcore), opened(env)
     instance, shown = row._env, np.zeros(env.observation_size, np.float32)
     differ = []
     for seed in range(8):
         fresh = episode(gymnasium.make(env.id, hardcore=hardcore), seed, env, 300)
         differ.append(episode(used, seed, env, 300) != fresh)
-        row.begin(seed, seed, shown)
+        row.reset(seed, seed, shown)
         moments = [(shown.tobytes(), 0.0)]
         for action in actions_for(env, len(fresh) - 1):
             reward, _, _ = row.step(action, shown)
@@ -230,7 +232,7 @@ def test_a_used_bipedal_walker_begins_like_a_fresh_one_in_a_new_world_only(hardc
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_instance_whose_reset_was_cut_short_is_never_used_again(error, monkeypatch) -> None:
     """A walker with half a world would take the process with it."""
-    row = opened(describe("BipedalWalker-v3", {}, None))
+    row = opened(read_env_spec("BipedalWalker-v3", {}, None))
     shown, instance = np.zeros(row.spec.observation_size, np.float32), row._env
 
     def stopped() -> None:
@@ -238,34 +240,34 @@ def test_an_instance_whose_reset_was_cut_short_is_never_used_again(error, monkey
 
     monkeypatch.setattr(instance.unwrapped, "_generate_clouds", stopped)
     with pytest.raises(EnvironmentFault if error is ValueError else error):
-        row.begin(1, 1, shown)
-    row.begin(1, 1, shown)
+        row.reset(1, 1, shown)
+    row.reset(1, 1, shown)
     assert row._env is not instance
     assert shown.tobytes() == np.array(gymnasium.make(row.spec.id).reset(seed=1)[0]).tobytes()
 
 
 @pytest.mark.parametrize("name", ["ShiftedHopper", "Fake"])
 def test_what_is_not_known_gets_a_fresh_instance_for_each_episode(name: str) -> None:
-    row = opened(describe(*ALL[name], None, ("fakes",)))
+    row = opened(read_env_spec(*ALL[name], None, ("fakes",)))
     first = row._env
-    row.begin(1, 5, np.zeros(row.spec.observation_size, np.float32))
+    row.reset(1, 5, np.zeros(row.spec.observation_size, np.float32))
     assert row._env is not first
 
 
-def opened(env: EnvSpec) -> EnvRow:
-    row = EnvRow(env, 0)
-    row.begin(0, 0, np.zeros(env.observation_size, np.float32))
+def opened(env: EnvSpec) -> RestorableEnv:
+    row = RestorableEnv(env, 0)
+    row.reset(0, 0, np.zeros(env.observation_size, np.float32))
     return row
 
 
 def test_an_environment_that_draws_its_own_numbers_is_refused_by_a_sentence() -> None:
     env = rollouts.fake(fault="random", at=2)
-    row, out = EnvRow(env, 3), np.zeros(3, np.float32)
-    row.begin(0, 77, out)
+    row, out = RestorableEnv(env, 3), np.zeros(3, np.float32)
+    row.reset(0, 77, out)
     for _ in range(2):
         row.step(0, out)
     with pytest.raises(EnvironmentFault) as caught:
-        EnvRow(env, 3).restore(row.snapshot(out), out)
+        RestorableEnv(env, 3).restore(row.snapshot(out), out)
     assert "fakes:Fake-v0 led to another observation" in str(caught.value)
     assert "--set rollout.unit=episodes" in str(caught.value)
     assert (caught.value.row, caught.value.seed, caught.value.step) == (3, 77, 2)
@@ -280,20 +282,20 @@ def test_an_environment_that_draws_its_own_numbers_is_refused_by_a_sentence() ->
 )
 def test_a_state_of_something_else_is_refused(change: Any, sentence: str) -> None:
     env = rollouts.fake()
-    row, out = EnvRow(env, 0), np.zeros(3, np.float32)
-    row.begin(0, 4, out)
+    row, out = RestorableEnv(env, 0), np.zeros(3, np.float32)
+    row.reset(0, 4, out)
     row.step(1, out)
     state = dataclasses.replace(row.snapshot(out), **change)
     with pytest.raises(EnvironmentFault, match=sentence):
-        EnvRow(env, 0).restore(state, out)
+        RestorableEnv(env, 0).restore(state, out)
 
 
 def test_physics_of_another_model_are_refused() -> None:
-    hopper = opened(describe("Hopper-v5", {}, None))
+    hopper = opened(read_env_spec("Hopper-v5", {}, None))
     out = np.zeros(11, np.float32)
-    hopper.hold()
+    hopper.prepare_snapshot()
     hopper.step(np.zeros(3, np.float32), out)
-    walker = EnvRow(describe("Walker2d-v5", {}, None), 0)
+    walker = RestorableEnv(read_env_spec("Walker2d-v5", {}, None), 0)
     with pytest.raises(EnvironmentFault, match="another MuJoCo model"):
         walker.restore(hopper.snapshot(out), np.zeros(17, np.float32))
 
@@ -321,7 +323,7 @@ def test_tokens_name_the_whole_state() -> None:
             for field in dataclasses.fields(state)
             if field.name != "token"
         }
-        tokens.add(sealed(**{**values, **change}).token)
+        tokens.add(make_state(**{**values, **change}).token)
     assert len(tokens) == len(changes) + 1
 
 
@@ -350,10 +352,10 @@ def test_tokens_name_the_whole_state() -> None:
 def test_misbehaviour_is_reported_with_its_place(
     fault: str, where: str, sentence: str, step: int
 ) -> None:
-    row, out = EnvRow(rollouts.fake(fault=fault, where=where), 2), np.zeros(3, np.float32)
+    row, out = RestorableEnv(rollouts.fake(fault=fault, where=where), 2), np.zeros(3, np.float32)
 
     def meet_it() -> None:
-        row.begin(0, 9, out)
+        row.reset(0, 9, out)
         for _ in range(5):
             row.step(0, out)
 
@@ -365,11 +367,11 @@ def test_misbehaviour_is_reported_with_its_place(
 
 
 def test_where_ctrl_c_is_ignored_a_keyboard_interrupt_is_the_environment_s():
-    row, out = EnvRow(rollouts.fake(fault="interrupt", at=1), 0), np.zeros(3, np.float32)
-    row.begin(0, 9, out)
+    row, out = RestorableEnv(rollouts.fake(fault="interrupt", at=1), 0), np.zeros(3, np.float32)
+    row.reset(0, 9, out)
     with pytest.raises(KeyboardInterrupt):
         row.step(0, out)
-    row.begin(0, 9, out)
+    row.reset(0, 9, out)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with pytest.raises(EnvironmentFault, match="failed in step: KeyboardInterrupt"):
@@ -379,17 +381,17 @@ def test_where_ctrl_c_is_ignored_a_keyboard_interrupt_is_the_environment_s():
 
 
 def test_a_stop_request_is_never_the_environment_s(monkeypatch):
-    row, out = EnvRow(rollouts.fake(fault="interrupt", at=1), 0), np.zeros(3, np.float32)
-    row.begin(0, 9, out)
-    monkeypatch.setattr(fakes.Fake, "_interrupt", lambda *_: (_ for _ in ()).throw(StopNow()))
-    with pytest.raises(StopNow):
+    row, out = RestorableEnv(rollouts.fake(fault="interrupt", at=1), 0), np.zeros(3, np.float32)
+    row.reset(0, 9, out)
+    monkeypatch.setattr(fakes.Fake, "_interrupt", lambda *_: (_ for _ in ()).throw(StopInterrupt()))
+    with pytest.raises(StopInterrupt):
         row.step(0, out)
 
 
 def test_an_environment_that_is_another_one_here_is_refused() -> None:
-    env = dataclasses.replace(describe("CartPole-v1", {}, None), observation_size=9)
+    env = dataclasses.replace(read_env_spec("CartPole-v1", {}, None), observation_size=9)
     with pytest.raises(EnvironmentFault, match="observes 4 numbers here, 9 where it was"):
-        EnvRow(env, 0).begin(0, 0, np.zeros(9, np.float32))
+        RestorableEnv(env, 0).reset(0, 0, np.zeros(9, np.float32))
 
 
 WILD = """
@@ -398,10 +400,10 @@ import numpy as np
 import gymnasium
 import fakes
 if sys.argv[1] == "ours":
-    from rlflame.rollout.envs.gymnasium_env import EnvRow
-    from rlflame.rollout.envs.make import describe
-    env = describe("fakes:UnstableHopper-v0", {}, None, ("fakes",))
-    row, out = EnvRow(env, 0), np.zeros(11, np.float32)
+    from rlflame.rollout.envs.gymnasium_env import RestorableEnv
+    from rlflame.rollout.envs.make import read_env_spec
+    env = read_env_spec("fakes:UnstableHopper-v0", {}, None, ("fakes",))
+    row, out = RestorableEnv(env, 0), np.zeros(11, np.float32)
     row.begin(0, 0, out)
     for _ in range(6):
         row.step(np.zeros(3, np.float32), out)
@@ -416,9 +418,9 @@ else:
 MADE = """
 import sys
 import gymnasium
-from rlflame.rollout.envs.make import describe
+from rlflame.rollout.envs.make import read_env_spec
 if sys.argv[1] == "ours":
-    describe("HalfCheetah-v5", {}, None)
+    read_env_spec("HalfCheetah-v5", {}, None)
 else:
     gymnasium.make("HalfCheetah-v5")
 """
@@ -478,38 +480,38 @@ def test_a_simulation_that_flies_apart_prints_nothing_and_leaves_no_log(
 )
 def test_a_space_that_is_not_learned_in_is_refused_by_name(options: Any, words: str) -> None:
     with pytest.raises(UnsupportedSpace, match=words):
-        describe("fakes:Odd-v0", options, None, ("fakes",))
+        read_env_spec("fakes:Odd-v0", options, None, ("fakes",))
 
 
 def test_spaces_are_described_as_the_policy_needs_them(capfd: Any) -> None:
-    env = describe("fakes:Odd-v0", {"acts": "shifted", "says": "hello"}, 7, ("fakes",))
+    env = read_env_spec("fakes:Odd-v0", {"acts": "shifted", "says": "hello"}, 7, ("fakes",))
     assert (env.observation_size, env.action_kind, env.action_size) == (6, "discrete", 3)
     assert (env.action_start, env.max_episode_steps) == (5, 7)
-    matrix = describe("fakes:Odd-v0", {"acts": "matrix"}, None, ("fakes",))
+    matrix = read_env_spec("fakes:Odd-v0", {"acts": "matrix"}, None, ("fakes",))
     assert (matrix.action_kind, matrix.action_size) == ("continuous", 6)
     assert (matrix.action_low, matrix.action_high) == ((-1.0,) * 6, (1.0,) * 6)
-    free = describe("fakes:Odd-v0", {"acts": "unbounded"}, None, ("fakes",))
+    free = read_env_spec("fakes:Odd-v0", {"acts": "unbounded"}, None, ("fakes",))
     assert free.action_low == (-np.inf, -np.inf)
     assert capfd.readouterr().out == ""
 
 
 def test_actions_reach_the_environment_in_the_shape_and_numbering_of_its_space() -> None:
     out = np.zeros(6, np.float32)
-    row = opened(describe("fakes:Odd-v0", {"acts": "shifted"}, None, ("fakes",)))
+    row = opened(read_env_spec("fakes:Odd-v0", {"acts": "shifted"}, None, ("fakes",)))
     row.step(np.int64(2), out)
     assert row._env.unwrapped.got == [7]
     assert out.tolist() == [7.0] * 6
-    row = opened(describe("fakes:Odd-v0", {"acts": "matrix"}, None, ("fakes",)))
+    row = opened(read_env_spec("fakes:Odd-v0", {"acts": "matrix"}, None, ("fakes",)))
     row.step(np.arange(6, dtype=np.float32) / 10, out)
     assert row._env.unwrapped.got[0].shape == (2, 3)
     np.testing.assert_allclose(out, 1.5, rtol=1e-6)
 
 
 def test_kwargs_mean_the_same_before_and_after_they_travelled() -> None:
-    here = describe("Hopper-v5", {"healthy_z_range": [0.7, 2.0]}, None)
+    here = read_env_spec("Hopper-v5", {"healthy_z_range": [0.7, 2.0]}, None)
     travelled = wire.decode(wire.encode(here))
     for spec in (here, travelled):
-        world = make(spec).unwrapped
+        world = make_env(spec).unwrapped
         assert world._healthy_z_range == [0.7, 2.0]
 
 
@@ -522,11 +524,11 @@ def test_closing_twice_and_an_environment_that_cannot_even_close_are_fine() -> N
 
 @pytest.mark.parametrize(("limit", "length"), [(5, 5), (None, 200)])
 def test_a_time_limit_counts_as_gymnasiums_wrapper_does(limit: int | None, length: int) -> None:
-    spec = describe("Pendulum-v1", {}, limit)
+    spec = read_env_spec("Pendulum-v1", {}, limit)
     theirs = gymnasium.make("Pendulum-v1", max_episode_steps=limit)
-    row, seen = EnvRow(spec, 0), np.zeros(3, np.float32)
+    row, seen = RestorableEnv(spec, 0), np.zeros(3, np.float32)
     for episode in range(2):
-        row.begin(episode, 7 + episode, seen)
+        row.reset(episode, 7 + episode, seen)
         theirs.reset(seed=7 + episode)
         action = np.array([0.3], np.float32)
         ends = []

@@ -14,14 +14,14 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import WrapperSpec
 
-from rlflame.rollout.envs.make import describe
+from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.mujoco import known_spaces
 
 
 @pytest.mark.parametrize("id", sorted(known_spaces._SPACES))
 @pytest.mark.parametrize("limit", [None, 50])
 def test_what_is_known_is_what_would_be_seen(id: str, limit: int | None) -> None:
-    assert known_spaces.known(id, {}, limit) == describe(id, {}, limit)
+    assert known_spaces.find_known_spec(id, {}, limit) == read_env_spec(id, {}, limit)
 
 
 def test_all_that_our_own_loop_steps_is_known() -> None:
@@ -35,24 +35,25 @@ def test_all_that_our_own_loop_steps_is_known() -> None:
 
 @pytest.mark.parametrize("id", [*sorted(known_spaces._SPACES), "CartPole-v1", "phys2d/CartPole-v0"])
 def test_an_episode_s_limit_is_the_registered_one(id: str) -> None:
-    assert known_spaces.episode_limit(id) == gymnasium.spec(id).max_episode_steps
+    assert known_spaces.find_episode_limit(id) == gymnasium.spec(id).max_episode_steps
     assert (
-        known_spaces.episode_limit(f"gymnasium.envs:{id}") == gymnasium.spec(id).max_episode_steps
+        known_spaces.find_episode_limit(f"gymnasium.envs:{id}")
+        == gymnasium.spec(id).max_episode_steps
     )
-    assert known_spaces.episode_limit("Nobody-v0") is None
+    assert known_spaces.find_episode_limit("Nobody-v0") is None
 
 
 def test_where_it_may_be_otherwise_nothing_is_known(monkeypatch: Any) -> None:
-    assert known_spaces.known("Hopper-v5", {}, None) is not None
-    assert known_spaces.known("Hopper-v4", {}, None) is None
+    assert known_spaces.find_known_spec("Hopper-v5", {}, None) is not None
+    assert known_spaces.find_known_spec("Hopper-v4", {}, None) is None
     kwargs = {"exclude_current_positions_from_observation": False}
-    assert known_spaces.known("Hopper-v5", kwargs, None) is None
+    assert known_spaces.find_known_spec("Hopper-v5", kwargs, None) is None
 
 
 @pytest.mark.parametrize("name", ["MUJOCO_GL", "PYOPENGL_PLATFORM"])
 def test_what_drawing_needs_is_for_trying_to_say(name: str, monkeypatch: Any) -> None:
     monkeypatch.setenv(name, "egl")
-    assert known_spaces.known("Hopper-v5", {}, None) is None
+    assert known_spaces.find_known_spec("Hopper-v5", {}, None) is None
 
 
 @pytest.mark.parametrize("absent", ["gymnasium", "mujoco"])
@@ -61,7 +62,7 @@ def test_of_a_package_that_is_absent_nothing_is_known(absent: str, monkeypatch: 
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == absent else find(name)
     )
-    assert known_spaces.known("Hopper-v5", {}, None) is None
+    assert known_spaces.find_known_spec("Hopper-v5", {}, None) is None
 
 
 @pytest.mark.parametrize(
@@ -81,8 +82,8 @@ def test_a_name_that_stands_for_another_is_not_known(other: Any, monkeypatch: An
     else:
         changed = dataclasses.replace(copy.deepcopy(registered), **other)
         monkeypatch.setitem(gymnasium.registry, "Hopper-v5", changed)
-    assert known_spaces.known("Hopper-v5", {}, None) is None
-    assert known_spaces.known("Ant-v5", {}, None) is not None
+    assert known_spaces.find_known_spec("Hopper-v5", {}, None) is None
+    assert known_spaces.find_known_spec("Ant-v5", {}, None) is not None
 
 
 def test_packages_that_gymnasium_loads_may_register_anything(monkeypatch: Any) -> None:
@@ -90,7 +91,7 @@ def test_packages_that_gymnasium_loads_may_register_anything(monkeypatch: Any) -
         return ["somebody"] if group == "gymnasium.envs" else []
 
     monkeypatch.setattr(importlib.metadata, "entry_points", found)
-    assert known_spaces.known("Hopper-v5", {}, None) is None
+    assert known_spaces.find_known_spec("Hopper-v5", {}, None) is None
 
 
 def test_whoever_has_not_loaded_gymnasium_knows_without_it() -> None:

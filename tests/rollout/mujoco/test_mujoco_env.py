@@ -1,6 +1,6 @@
 """Our own MuJoCo loop gives Gymnasium's bits, or leaves the environment to Gymnasium.
 
-What is expected comes from `gymnasium.make` itself, or from a run in which Gymnasium steps.
+What is expected comes from `gymnasium.run` itself, or from a run in which Gymnasium steps.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from training.test_same_bits import Diary, run, saved, scenario
 
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout import wire
-from rlflame.rollout.envs.factory import open_rows, stepped_by
-from rlflame.rollout.envs.make import describe
-from rlflame.rollout.envs.vector_env import GymnasiumRows
+from rlflame.rollout.envs.factory import describe_stepping, make_vector_env
+from rlflame.rollout.envs.make import read_env_spec
+from rlflame.rollout.envs.vector_env import GymnasiumVectorEnv
 from rlflame.rollout.mujoco import compatibility, mujoco_env
-from rlflame.rollout.seeding import Role, reset_seed
+from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.rollout.spec import EnvironmentFault, EnvSpec, Fragment, RolloutFailure
 from rlflame.rollout.worker import RolloutWorker
 
@@ -88,8 +88,8 @@ class Ours:
 
     def __init__(self, env: EnvSpec, count: int = 3) -> None:
         self.env = env
-        self.rows = open_rows(env, count)
-        assert isinstance(self.rows, mujoco_env.MujocoRows)
+        self.rows = make_vector_env(env, count)
+        assert isinstance(self.rows, mujoco_env.MujocoVectorEnv)
         self.seen = np.zeros((count, env.observation_size), np.float32)
         self.worlds = []
         for row in range(count):
@@ -98,8 +98,8 @@ class Ours:
             self.begin(row, 0)
 
     def begin(self, row: int, episode: int) -> None:
-        seed = reset_seed(7, Role.RESET, 0, row, episode)
-        self.rows.begin(row, episode, seed, self.seen[row])
+        seed = make_reset_seed(7, Role.RESET, 0, row, episode)
+        self.rows.reset_row(row, episode, seed, self.seen[row])
         self.compare(row, self.worlds[row].reset(seed=seed)[0])
 
     def step(self, actions: Any) -> tuple[int, int]:
@@ -118,7 +118,7 @@ class Ours:
                 expected.append(row)
         assert list(ended) == expected
         for row in expected:
-            self.begin(row, self.rows.standing(row).episode + 1)
+            self.begin(row, self.rows.get_position(row).episode + 1)
         return int(terminated.sum()), int(truncated.sum())
 
     def compare(self, row: int, observation: Any) -> None:
@@ -140,7 +140,7 @@ def follow(env: EnvSpec, steps: int) -> tuple[int, int]:
 def test_thousands_of_steps_have_gymnasiums_bits(name: str) -> None:
     limit = {"Reacher-v5": None, "Pusher-v5": None}.get(name, 150)
     steps = 400 if name in ("Ant-v5", "Humanoid-v5") else 700
-    terminated, truncated = follow(describe(name, {}, limit), steps)
+    terminated, truncated = follow(read_env_spec(name, {}, limit), steps)
     never = name in ("HalfCheetah-v5", "Swimmer-v5", "Reacher-v5", "Pusher-v5")
     assert (terminated == 0) == never
     assert truncated > 0 or name not in ("Ant-v5", "HalfCheetah-v5", "Reacher-v5", "Swimmer-v5")
@@ -149,7 +149,7 @@ def test_thousands_of_steps_have_gymnasiums_bits(name: str) -> None:
 @pytest.mark.parametrize("name", WRITTEN)
 def test_every_argument_has_gymnasiums_bits(name: str) -> None:
     for kwargs in ARGUMENTS[name]:
-        assert follow(describe(name, kwargs, 9), 40) != (0, 0), kwargs
+        assert follow(read_env_spec(name, kwargs, 9), 40) != (0, 0), kwargs
 
 
 def test_every_argument_of_gymnasiums_was_tried() -> None:
@@ -167,8 +167,8 @@ def test_health_is_what_gymnasium_calls_healthy_wherever_the_body_may_be(name: s
     """Positions that no random walk reaches, each bound alone among them."""
     wide = {"healthy_state_range": (-0.9, 1.1)} if name == "Hopper-v5" else {}
     angle = {} if name == "Ant-v5" else {"healthy_angle_range": (-2, 1.0)}
-    env = describe(name, {"healthy_z_range": (-0.5, 0.5), **wide, **angle}, None)
-    rows, generator = open_rows(env, 400), np.random.default_rng(3)
+    env = read_env_spec(name, {"healthy_z_range": (-0.5, 0.5), **wide, **angle}, None)
+    rows, generator = make_vector_env(env, 400), np.random.default_rng(3)
     world: Any = gymnasium.make(name, **env.kwargs).unwrapped
     bodies = rows._bodies  # type: ignore[attr-defined]
     shape = (400, world.model.nq + world.model.nv)
@@ -192,7 +192,7 @@ def test_an_id_of_the_users_own_for_a_known_class_is_known() -> None:
         max_episode_steps=8,
         kwargs={"reset_noise_scale": 0.2},
     )
-    assert follow(describe("Slippery-v0", {}, None), 40)[1] > 0
+    assert follow(read_env_spec("Slippery-v0", {}, None), 40)[1] > 0
 
 
 class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -229,9 +229,9 @@ gymnasium.register(
 )
 def test_what_is_not_known_is_left_to_gymnasium(id: str, kwargs: Any, reason: str) -> None:
     """(A description of what cannot be made is made by hand.)"""
-    spec = dataclasses.replace(describe("Hopper-v5", {}, None), id=id, kwargs=kwargs)
-    assert stepped_by(spec) == f"stepped by Gymnasium: {reason}"
-    assert isinstance(open_rows(spec, 2), GymnasiumRows)
+    spec = dataclasses.replace(read_env_spec("Hopper-v5", {}, None), id=id, kwargs=kwargs)
+    assert describe_stepping(spec) == f"stepped by Gymnasium: {reason}"
+    assert isinstance(make_vector_env(spec, 2), GymnasiumVectorEnv)
 
 
 @pytest.mark.parametrize(
@@ -243,15 +243,17 @@ def test_what_is_not_known_is_left_to_gymnasium(id: str, kwargs: Any, reason: st
     ],
 )
 def test_another_gymnasium_steps_itself(module: str, monkeypatch: Any, tmp_path: Any) -> None:
-    file, changed = compatibility._file, tmp_path / "changed.py"
+    file, changed = compatibility._find_file, tmp_path / "changed.py"
     changed.write_bytes(Path(file(module)).read_bytes() + b"\n")
-    hopper = describe("Hopper-v5", {}, None)
-    assert stepped_by(hopper) == "stepped by rlflame's own MuJoCo loop"
-    compatibility._is_compared.cache_clear()
+    hopper = read_env_spec("Hopper-v5", {}, None)
+    assert describe_stepping(hopper) == "stepped by rlflame's own MuJoCo loop"
+    compatibility._is_verified.cache_clear()
     with monkeypatch.context() as patched:
-        patched.setattr(compatibility, "_file", lambda m: str(changed) if m == module else file(m))
-        assert "not the version it was compared with" in stepped_by(hopper)
-        compatibility._is_compared.cache_clear()
+        patched.setattr(
+            compatibility, "_find_file", lambda m: str(changed) if m == module else file(m)
+        )
+        assert "not the version it was compared with" in describe_stepping(hopper)
+        compatibility._is_verified.cache_clear()
 
 
 def test_a_class_that_was_changed_while_running_is_left_to_gymnasium(monkeypatch: Any) -> None:
@@ -259,7 +261,9 @@ def test_a_class_that_was_changed_while_running_is_left_to_gymnasium(monkeypatch
         return 0.0
 
     monkeypatch.setattr(HopperEnv, "control_cost", control_cost)
-    assert "HopperEnv.control_cost was changed" in stepped_by(describe("Hopper-v5", {}, None))
+    assert "HopperEnv.control_cost was changed" in describe_stepping(
+        read_env_spec("Hopper-v5", {}, None)
+    )
 
 
 @pytest.mark.parametrize("name", ["Hopper-v5", "HalfCheetah-v5", "InvertedDoublePendulum-v5"])
@@ -267,14 +271,14 @@ def test_an_older_mujoco_steps_bodies_one_by_one_to_the_same_bits(
     name: str, monkeypatch: Any
 ) -> None:
     """One without `mujoco.batch`; either goes on from the other's states."""
-    env = describe(name, {}, 60)
+    env = read_env_spec(name, {}, 60)
     task = rollouts.task(env, rows=5, first_row=2, steps=30)
     together = RolloutWorker()
     expected = rollouts.run(task, together)
     assert isinstance(expected, Fragment)
     with monkeypatch.context() as older:
         older.setitem(sys.modules, "mujoco.batch", None)
-        follow(describe(name, {}, 9), 40)
+        follow(read_env_spec(name, {}, 9), 40)
         apart = RolloutWorker()
         assert wire.encode(rollouts.run(task, apart)) == wire.encode(expected)
         following = rollouts.following(task, expected)
@@ -285,14 +289,14 @@ def test_an_older_mujoco_steps_bodies_one_by_one_to_the_same_bits(
 
 
 def by_gymnasium() -> RolloutWorker:
-    return RolloutWorker(GymnasiumRows)
+    return RolloutWorker(GymnasiumVectorEnv)
 
 
 @pytest.mark.parametrize("name", ["Hopper-v5", "Ant-v5", "Humanoid-v5", "InvertedPendulum-v5"])
 @pytest.mark.parametrize("unit", ["steps", "episodes"])
 def test_a_fragment_does_not_tell_who_stepped(name: str, unit: Any) -> None:
     """Also where rows stand idle, and where states come from the other one."""
-    env = describe(name, {}, 11 if unit == "steps" else 60)
+    env = read_env_spec(name, {}, 11 if unit == "steps" else 60)
     task = rollouts.task(env, rows=5, first_row=2, steps=30, unit=unit)
     workers = (RolloutWorker(), by_gymnasium())
     ours, theirs = (rollouts.run(task, worker) for worker in workers)
@@ -319,7 +323,7 @@ def test_a_fragment_does_not_tell_who_stepped(name: str, unit: Any) -> None:
     ],
 )
 def test_faults_are_told_in_the_same_words(name: str, kwargs: Any, words: str) -> None:
-    env = dataclasses.replace(describe(name, {}, 20), kwargs=kwargs)
+    env = dataclasses.replace(read_env_spec(name, {}, 20), kwargs=kwargs)
     task = rollouts.task(env, slot=2, rows=3)
     with np.errstate(all="ignore"):
         ours, theirs = (rollouts.run(task, worker) for worker in (RolloutWorker(), by_gymnasium()))
@@ -329,10 +333,10 @@ def test_faults_are_told_in_the_same_words(name: str, kwargs: Any, words: str) -
 
 
 def test_a_number_that_does_not_fit_is_told_from_one_that_is_none() -> None:
-    rows = open_rows(describe("HalfCheetah-v5", {}, None), 2)
+    rows = make_vector_env(read_env_spec("HalfCheetah-v5", {}, None), 2)
     seen = np.zeros((2, 17), np.float32)
     for row in range(2):
-        rows.begin(row, 0, 40 + row, seen[row])
+        rows.reset_row(row, 0, 40 + row, seen[row])
     rows.check_finite(1, seen[1])
     for value, words in ((1e60, "returned the number 1e+60"), (np.nan, "returned NaN or infinity")):
         rows._task._state[1, 3] = value  # type: ignore[attr-defined]
@@ -368,9 +372,9 @@ def test_a_run_ends_in_equal_bits_whoever_steps_and_however_they_take_turns(
 def test_mujoco_is_not_imported_for_an_environment_without_it() -> None:
     script = (
         "import sys, numpy as np\n"
-        "from rlflame.rollout.envs.make import describe\n"
-        "from rlflame.rollout.envs.factory import open_rows\n"
-        "rows = open_rows(describe('CartPole-v1', {}, None), 1)\n"
+        "from rlflame.rollout.envs.make import read_env_spec\n"
+        "from rlflame.rollout.envs.factory import make_vector_env\n"
+        "rows = make_vector_env(read_env_spec('CartPole-v1', {}, None), 1)\n"
         "rows.begin(0, 0, 1, np.zeros(4, np.float32))\n"
         "print('mujoco' in sys.modules, 'rlflame.rollout.mujoco.mujoco_env' in sys.modules)"
     )

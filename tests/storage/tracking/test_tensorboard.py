@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from rlflame.fleet.base import EventCount, FleetEvent
+from rlflame.fleet.base import EventCounter, FleetEvent
 from rlflame.storage.metrics import NAMES
 from rlflame.storage.tracking import event_file, tensorboard
 from rlflame.storage.tracking.event_file import EventFile
@@ -70,9 +70,9 @@ def test_the_checksum_is_castagnoli_s():
 
 def test_events_are_what_tensorboard_reads(tmp_path):
     file = EventFile(tmp_path / "events.out.tfevents.1", 12.5)
-    file.scalars(13.25, 2**40, {"A/b": -1.5, "ü": math.nan, "large": 1e300})
-    file.begin_session(14.0, {"name": "x", "on": True, "rate": 0.5, "count": 3})
-    file.end_session(15.0)
+    file.write_scalars(13.25, 2**40, {"A/b": -1.5, "ü": math.nan, "large": 1e300})
+    file.write_session_start(14.0, {"name": "x", "on": True, "rate": 0.5, "count": 3})
+    file.write_session_end(15.0)
     file.close()
     path = str(tmp_path / "events.out.tfevents.1")
     events = [Event.FromString(data) for data in RawEventFileLoader(path).Load()]
@@ -122,12 +122,12 @@ def test_tags_and_numbers_are_those_of_the_record(tmp_path):
 
 def test_every_name_of_the_record_has_a_place_of_its_own():
     actor_critics = {"actor_loss", "critic_loss"}  # where another algorithm has other names
-    tags = [tensorboard.tag(name) for name in NAMES if name not in actor_critics]
+    tags = [tensorboard.make_tag(name) for name in NAMES if name not in actor_critics]
     assert len(set(tags)) == len(tags)
     groups = {tag.partition("/")[0] for tag in tags}
     assert groups == {"Loss", "Info", "Rewards", "Game", "Evaluation"}
-    assert tensorboard.tag("actor_loss") == "Loss/policy_loss"
-    assert tensorboard.tag("critic_loss") == "Loss/value_loss"
+    assert tensorboard.make_tag("actor_loss") == "Loss/policy_loss"
+    assert tensorboard.make_tag("critic_loss") == "Loss/value_loss"
 
 
 def test_of_reinforce_the_loss_is_the_policy_s(tmp_path):
@@ -199,19 +199,22 @@ def test_it_changes_no_bit_of_the_run(tmp_path):
 
 
 def test_the_command_that_shows_them_is_said(tmp_path, monkeypatch):
-    assert tensorboard.note(tmp_path) == f"Curves for TensorBoard: tensorboard --logdir {tmp_path}"
+    assert (
+        tensorboard.format_view_hint(tmp_path)
+        == f"Curves for TensorBoard: tensorboard --logdir {tmp_path}"
+    )
 
     def absent(name):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", absent)
-    assert "tensorboard is not installed" in tensorboard.note(tmp_path)
-    assert "pip install 'rlflame[tensorboard]'" in tensorboard.note(tmp_path)
+    assert "tensorboard is not installed" in tensorboard.format_view_hint(tmp_path)
+    assert "pip install 'rlflame[tensorboard]'" in tensorboard.format_view_hint(tmp_path)
 
 
 def test_retries_are_counted_on_their_way(tmp_path):
     passed = []
-    counts = EventCount(passed.append)
+    counts = EventCounter(passed.append)
     for kind in ("submitted", "retried", "done", "retried", "speculated"):
         counts(FleetEvent(kind, "train", 0))
     assert len(passed) == 5

@@ -21,8 +21,12 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import LearningError
 from rlflame.storage import checkpoint
 from rlflame.training.critic_helper import critic_helper
-from rlflame.training.critic_helper.connection import Gone, Link, Silent
-from rlflame.training.critic_helper.critic_helper import Accompanied, Companion
+from rlflame.training.critic_helper.connection import (
+    ConnectionLost,
+    ConnectionTimeout,
+    PeerConnection,
+)
+from rlflame.training.critic_helper.critic_helper import CriticHelper, CriticHelperAlgorithm
 from rlflame.training.trainer import Progress
 
 #: CartPole in batches of 128 steps, with a minibatch small enough that a companion has much to do.
@@ -49,12 +53,12 @@ def gone(pid: int) -> bool:
 def accompanied(learning, spec):
     """A learner with a companion that has loaded, its process, and what is noted."""
     notes: list[str] = []
-    companion = Companion(learning, spec, RuntimeSettings(), notes.append)
+    companion = CriticHelper(learning, spec, RuntimeSettings(), notes.append)
     try:
-        until(lambda: companion._link is None or companion._link.arrived())
-        yield Accompanied(learner(learning, spec), companion), companion, notes
+        until(lambda: companion._connection is None or companion._connection.has_message())
+        yield CriticHelperAlgorithm(learner(learning, spec), companion), companion, notes
     finally:
-        companion.end()
+        companion.close()
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +69,7 @@ def plain():
     alone, metrics, states = learner(learning, spec), [], []
     for batch in data:
         metrics.append(alone.update(batch, 0.1))
-        states.append(alone.state())
+        states.append(alone.get_state())
     return SimpleNamespace(learning=learning, spec=spec, data=data, metrics=metrics, states=states)
 
 
@@ -73,9 +77,9 @@ def test_a_run_with_a_companion_has_the_same_metrics_and_the_same_state(plain):
     with accompanied(plain.learning, plain.spec) as (both, companion, notes):
         for batch, metrics, state in zip(plain.data, plain.metrics, plain.states, strict=True):
             assert both.update(batch, 0.1) == metrics
-            assert companion.link is not None
-            assert_same(both.state(), state)
-        assert companion.batches == 4
+            assert companion.connection is not None
+            assert_same(both.get_state(), state)
+        assert companion.batch_count == 4
         assert notes == []
 
 
@@ -86,26 +90,26 @@ def test_a_companion_goes_on_from_where_a_run_is_taken_up(plain):
         both.load_state(plain.states[0])  # once it has joined, too
         both.update(plain.data[1], 0.1)
         both.update(plain.data[2], 0.1)
-        assert companion.link is not None
-        assert_same(both.state(), plain.states[2])
+        assert companion.connection is not None
+        assert_same(both.get_state(), plain.states[2])
 
 
 def test_until_a_companion_has_loaded_all_is_learned_here(plain, monkeypatch):
     with accompanied(plain.learning, plain.spec) as (both, companion, _):
         with monkeypatch.context() as loading:
-            loading.setattr(companion._link, "arrived", lambda: False)
+            loading.setattr(companion._connection, "has_message", lambda: False)
             both.update(plain.data[0], 0.1)
-            assert companion.link is None
+            assert companion.connection is None
         both.update(plain.data[1], 0.1)
-        assert companion.link is not None
-        assert_same(both.state(), plain.states[1])
+        assert companion.connection is not None
+        assert_same(both.get_state(), plain.states[1])
 
 
 @pytest.mark.parametrize("moment", ["between batches", "at once", "later", "at the end"])
 def test_a_companion_that_is_killed_costs_no_bit(plain, moment, monkeypatch):
     with accompanied(plain.learning, plain.spec) as (both, companion, notes):
         both.update(plain.data[0], 0.1)
-        pid, link = companion._process.pid, companion.link
+        pid, link = companion._process.pid, companion.connection
         asked = []
 
         def dying(method, at):
@@ -122,14 +126,14 @@ def test_a_companion_that_is_killed_costs_no_bit(plain, moment, monkeypatch):
             os.kill(pid, signal.SIGKILL)
             until(lambda: gone(pid))
         elif moment == "at the end":
-            take = dying(link.take, ("take", 3))
+            take = dying(link.receive, ("take", 3))
 
             def lost(theirs):
                 take(theirs)
                 if len(asked) == 3:  # what the pipe still held counts for nothing
-                    raise Gone
+                    raise ConnectionLost
 
-            monkeypatch.setattr(link, "take", lost)
+            monkeypatch.setattr(link, "receive", lost)
         else:
             at = ("exchange", 1 if moment == "at once" else 6)
             monkeypatch.setattr(link, "exchange", dying(link.exchange, at))
@@ -137,7 +141,7 @@ def test_a_companion_that_is_killed_costs_no_bit(plain, moment, monkeypatch):
             zip(plain.data, plain.metrics, plain.states, strict=True)
         )[1:]:
             assert both.update(batch, 0.1) == metrics
-            assert_same(both.state(), state)
+            assert_same(both.get_state(), state)
         (note,) = notes
         assert f"(process {pid}) was lost: it was killed by signal 9" in note
 
@@ -146,10 +150,10 @@ def test_a_companion_that_hangs_is_killed_after_the_deadline(plain):
     with accompanied(plain.learning, plain.spec) as (both, companion, notes):
         both.update(plain.data[0], 0.1)
         pid = companion._process.pid
-        companion._deadline_s, companion._link._deadline_ms = 0.3, 300.0
+        companion._deadline_s, companion._connection._deadline_ms = 0.3, 300.0
         os.kill(pid, signal.SIGSTOP)
         both.update(plain.data[1], 0.1)
-        assert_same(both.state(), plain.states[1])
+        assert_same(both.get_state(), plain.states[1])
         assert gone(pid)
         (note,) = notes
         assert "it did not answer for 0.3 s" in note
@@ -157,12 +161,12 @@ def test_a_companion_that_hangs_is_killed_after_the_deadline(plain):
 
 def test_a_companion_with_other_kernels_is_not_used(plain, monkeypatch):
     monkeypatch.setattr(
-        critic_helper, "fingerprint", lambda learning: {"core": "of another machine"}
+        critic_helper, "compute_fingerprint", lambda learning: {"core": "of another machine"}
     )
     with accompanied(plain.learning, plain.spec) as (both, companion, notes):
         both.update(plain.data[0], 0.1)
-        assert companion.link is None
-        assert_same(both.state(), plain.states[0])
+        assert companion.connection is None
+        assert_same(both.get_state(), plain.states[0])
         (note,) = notes
         assert "computes with other kernels" in note
 
@@ -174,7 +178,7 @@ def test_what_a_learner_refuses_ends_its_companion_as_well():
     with accompanied(learning, spec) as (both, companion, notes):
         with pytest.raises(LearningError, match="not finite"):
             both.update(batch, 0.1)
-        assert companion.link is None
+        assert companion.connection is None
         assert gone(companion._process.pid)
         assert notes == []
 
@@ -185,32 +189,34 @@ def test_an_update_that_is_broken_off_leaves_no_companion_that_waits(plain, monk
 
     with accompanied(plain.learning, plain.spec) as (both, companion, _):
         both.update(plain.data[0], 0.1)
-        monkeypatch.setattr(companion.link, "exchange", broken_off)
+        monkeypatch.setattr(companion.connection, "exchange", broken_off)
         with pytest.raises(KeyboardInterrupt):
             both.update(plain.data[1], 0.1)
-        assert companion.link is None
+        assert companion.connection is None
         assert gone(companion._process.pid)
 
 
 def test_numbers_that_cannot_be_told_are_learned_from_alone(plain, monkeypatch):
     with accompanied(plain.learning, plain.spec) as (both, companion, notes):
         both.update(plain.data[0], 0.1)
-        told = companion.link.tell
-        monkeypatch.setattr(companion.link, "tell", lambda value: told({"x": np.array([np.inf])}))
+        told = companion.connection.send_message
+        monkeypatch.setattr(
+            companion.connection, "send_message", lambda value: told({"x": np.array([np.inf])})
+        )
         both.update(plain.data[1], 0.1)
-        assert_same(both.state(), plain.states[1])
+        assert_same(both.get_state(), plain.states[1])
         (note,) = notes
         assert "cannot be told of numbers that are not finite" in note
 
 
 def test_a_companion_that_cannot_be_loaded_is_done_without(plain, monkeypatch):
     monkeypatch.setattr(
-        critic_helper.blas, "child_environment", lambda: {"PYTHONMALLOC": "nothing"}
+        critic_helper.blas, "make_child_environment", lambda: {"PYTHONMALLOC": "nothing"}
     )
     with accompanied(plain.learning, plain.spec) as (both, companion, notes):
         both.update(plain.data[0], 0.1)
-        assert_same(both.state(), plain.states[0])
-        assert companion.link is None
+        assert_same(both.get_state(), plain.states[0])
+        assert companion.connection is None
         (note,) = notes
         assert "it ended with exit code 1 (" in note
 
@@ -220,8 +226,8 @@ def test_a_companion_ignores_an_interrupt(plain):
         both.update(plain.data[0], 0.1)
         os.kill(companion._process.pid, signal.SIGINT)
         both.update(plain.data[1], 0.1)
-        assert companion.link is not None
-        assert_same(both.state(), plain.states[1])
+        assert companion.connection is not None
+        assert_same(both.get_state(), plain.states[1])
 
 
 def companions(pid: int) -> list[int]:
@@ -237,19 +243,19 @@ def companions(pid: int) -> list[int]:
 @pytest.fixture
 def loaded(monkeypatch):
     """Batches wait until a companion has loaded."""
-    join = Companion.try_join
+    join = CriticHelper.try_join
 
     def patient(companion):
         if companion._link is not None and not companion._joined:
             assert companion._link._arrival.poll(60_000)
         return join(companion)
 
-    monkeypatch.setattr(Companion, "try_join", patient)
+    monkeypatch.setattr(CriticHelper, "try_join", patient)
 
 
 def test_training_has_a_companion_of_itself(tmp_path, loaded, monkeypatch):
-    monkeypatch.setattr(critic_helper.blas, "usable_share", lambda: 2.0)
-    monkeypatch.setattr(critic_helper, "_WORTH", 1)
+    monkeypatch.setattr(critic_helper.blas, "compute_usable_share", lambda: 2.0)
+    monkeypatch.setattr(critic_helper, "_MIN_SAMPLES", 1)
     words = ("--steps", "512", "--set", "horizon_steps=1024", "--quiet", "--fleet", "local",
              "--workers", "2")  # fmt: skip
     assert rlflame("train", "--env", "cartpole", *LONG, *words, "--out", tmp_path / "x").code == 0
@@ -333,9 +339,11 @@ def wanted(
     recipe, *, cores=2.0, workers=2, fleet="local", runtime=None, progress=None, shared=False,
     monkeypatch,
 ):  # fmt: skip
-    monkeypatch.setattr(critic_helper.blas, "usable_share", lambda: cores)
+    monkeypatch.setattr(critic_helper.blas, "compute_usable_share", lambda: cores)
     where, runtime = SimpleNamespace(name=fleet, capacity=workers), runtime or RuntimeSettings()
-    return critic_helper.wanted(recipe, runtime, where, progress or Progress(), shared=shared)
+    return critic_helper.is_helper_worthwhile(
+        recipe, runtime, where, progress or Progress(), shared=shared
+    )
 
 
 def test_a_run_has_a_companion_of_itself_where_processors_are_idle_and_it_pays(monkeypatch):
@@ -368,16 +376,16 @@ def test_where_no_process_can_be_started_all_is_learned_here(monkeypatch):
     runtime, where = RuntimeSettings(companion="on"), SimpleNamespace(name="local", capacity=2)
 
     def offered():
-        return critic_helper.companion(
+        return critic_helper.open_critic_helper(
             recipe(), spec_of(), runtime, where, Progress(), notes.append, shared=False
         )
 
     with offered() as found:
-        assert isinstance(found, critic_helper.Nobody)
+        assert isinstance(found, critic_helper.NullCriticHelper)
     assert "Resource temporarily unavailable" in notes.pop()
     monkeypatch.setattr(critic_helper.blas, "can_set_threads", lambda: False)
     with offered() as found:
-        assert isinstance(found, critic_helper.Nobody)
+        assert isinstance(found, critic_helper.NullCriticHelper)
     assert "cannot be told its threads" in notes.pop()
 
 
@@ -393,9 +401,9 @@ def test_a_companion_that_hears_nothing_of_its_order_does_not_stay(plain, monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(critic_helper, "WorkerProcess", Started)
-    monkeypatch.setattr(Link, "tell", refused)
+    monkeypatch.setattr(PeerConnection, "send_message", refused)
     with pytest.raises(KeyboardInterrupt):
-        Companion(plain.learning, plain.spec, RuntimeSettings(), print)
+        CriticHelper(plain.learning, plain.spec, RuntimeSettings(), print)
     (process,) = started
     assert gone(process.pid)
 
@@ -405,7 +413,11 @@ def ends():
     """Two ends of a conversation, the second with a deadline, and the pipes below."""
     there, back = os.pipe(), os.pipe()
     pipes = [*there, *back]
-    yield Link(back[0], there[1]), Link(there[0], back[1], deadline_s=60.0), pipes
+    yield (
+        PeerConnection(back[0], there[1]),
+        PeerConnection(there[0], back[1], deadline_s=60.0),
+        pipes,
+    )
     for pipe in pipes:
         with suppress(OSError):
             os.close(pipe)
@@ -439,7 +451,7 @@ def test_messages_and_numbers_come_in_their_order(ends):
 def test_numbers_of_another_length_are_not_taken(ends):
     one, other, _ = ends
     one.give(np.arange(3.0))
-    with pytest.raises(Gone):
+    with pytest.raises(ConnectionLost):
         other.take(np.zeros(2))
 
 
@@ -447,19 +459,19 @@ def test_nothing_is_taken_where_something_was_not_heard(ends):
     one, other, _ = ends
     one.give(np.arange(2.0))
     other._received += 1
-    with pytest.raises(Gone):
+    with pytest.raises(ConnectionLost):
         other.take(np.zeros(2))
 
 
 def test_an_end_that_is_silent_or_gone_is_told_apart(ends):
     _, other, pipes = ends
     other._deadline_ms = 1.0
-    with pytest.raises(Silent):
+    with pytest.raises(ConnectionTimeout):
         other.take(np.zeros(2))
     os.close(pipes[1])
-    with pytest.raises(Gone) as found:
+    with pytest.raises(ConnectionLost) as found:
         other.take(np.zeros(2))
-    assert not isinstance(found.value, Silent)
+    assert not isinstance(found.value, ConnectionTimeout)
     os.close(pipes[2])
-    with pytest.raises(Gone):
+    with pytest.raises(ConnectionLost):
         other.give(np.zeros(2))

@@ -31,14 +31,14 @@ class Series:
     #: What its label says of it in every panel, where a part of that is this panel's alone.
     name: str | None = None
 
-    def all_x(self) -> Float64:
+    def collect_x(self) -> Float64:
         return np.concatenate([self.x, *(self.dots[:1] if self.dots else ())])
 
-    def all_y(self) -> Float64:
+    def collect_y(self) -> Float64:
         parts = [self.y, self.low, self.high, self.dots[1] if self.dots else None]
         return np.concatenate([part for part in parts if part is not None])
 
-    def over(self, divisor: float) -> Series:
+    def scale_x(self, divisor: float) -> Series:
         """The same with x in another unit."""
         dots = (self.dots[0] / divisor, self.dots[1]) if self.dots else None
         return replace(self, x=self.x / divisor, dots=dots)
@@ -60,13 +60,13 @@ class Chart:
 
     @property
     def note(self) -> str:
-        return _joined(self.line_note, self.band_note, self.remark)
+        return _join_notes(self.line_note, self.band_note, self.remark)
 
-    def bounds(self) -> tuple[float, float, float, float]:
+    def compute_bounds(self) -> tuple[float, float, float, float]:
         """Least and largest x, least and largest y, never equal."""
-        x = np.concatenate([line.all_x() for line in self.series])
-        y = np.concatenate([line.all_y() for line in self.series])
-        return *_apart(x), *_apart(y)
+        x = np.concatenate([line.collect_x() for line in self.series])
+        y = np.concatenate([line.collect_y() for line in self.series])
+        return *_separate_bounds(x), *_separate_bounds(y)
 
 
 @dataclass(frozen=True)
@@ -80,20 +80,20 @@ class Panels:
 
     @property
     def note(self) -> str:
-        return _joined(self.line_note, self.band_note, self.remark)
+        return _join_notes(self.line_note, self.band_note, self.remark)
 
-    def numbers(self) -> list[list[int]]:
+    def number_lines(self) -> list[list[int]]:
         """Of each chart's lines: what is called alike looks alike in all panels.
 
         A name that a panel has twice is two lines all the same.
         """
-        known: dict[tuple[str, int], int] = {}
-        found = []
+        line_numbers: dict[tuple[str, int], int] = {}
+        chart_numbers = []
         for chart in self.charts:
             names = [series.name or series.label for series in chart.series]
             keys = [(name, names[:i].count(name)) for i, name in enumerate(names)]
-            found.append([known.setdefault(key, len(known)) for key in keys])
-        return found
+            chart_numbers.append([line_numbers.setdefault(key, len(line_numbers)) for key in keys])
+        return chart_numbers
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Cases:
+class BarGroups:
     """Bars of several pieces of work, each in a plot of its own, all of the same height."""
 
     title: str
@@ -130,14 +130,14 @@ class Cases:
 
 
 #: Whatever can be drawn.
-Drawing = Chart | Panels | Bars | Cases
+Plot = Chart | Panels | Bars | BarGroups
 
 
-def _joined(*notes: str) -> str:
+def _join_notes(*notes: str) -> str:
     return " ".join(filter(None, notes))
 
 
-def _apart(values: Float64) -> tuple[float, float]:
+def _separate_bounds(values: Float64) -> tuple[float, float]:
     low, high = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
     if not np.isfinite([low, high]).all():
         return 0.0, 1.0
@@ -147,16 +147,16 @@ def _apart(values: Float64) -> tuple[float, float]:
     return low, high
 
 
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+def make_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers between two, about as many as wanted: 1, 2 or 5 times a power of 10 apart."""
-    rough = (high - low) / max(1, wanted)
+    rough = (high - low) / max(1, count)
     power = 10.0 ** np.floor(np.log10(rough))
     step = next(n * power for n in (1.0, 2.0, 5.0, 10.0) if n * power >= rough * 0.999)
     first, last = int(np.ceil(low / step - 1e-9)), int(np.floor(high / step + 1e-9))
     return [float(n * step) for n in range(first, last + 1)]
 
 
-def short(value: float) -> str:
+def format_compact(value: float) -> str:
     """`1.5M`, `20k`, `-0.25`."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:

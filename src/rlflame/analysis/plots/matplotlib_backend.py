@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlflame.analysis.plots.chart import COLOURS, Bars, Cases, Chart, Drawing, Panels, Series, short
-from rlflame.errors import ConfigError, RlflameError, ending, shell
+from rlflame.analysis.plots.chart import (
+    COLOURS,
+    BarGroups,
+    Bars,
+    Chart,
+    Panels,
+    Plot,
+    Series,
+    format_compact,
+)
+from rlflame.errors import ConfigError, RlflameError, format_shell, replace_suffix
 from rlflame.text import escape_controls
 
 if TYPE_CHECKING:
@@ -51,7 +60,7 @@ _FEWEST_LETTERS = 2.5
 _FIGURE_SHARE, _UPRIGHT_SHARE = 0.09, 0.17
 
 
-class PlotUnavailable(RlflameError):
+class PlotUnavailableError(RlflameError):
     """matplotlib is not installed."""
 
 
@@ -61,7 +70,7 @@ def check_available() -> None:
     except ValueError:  # somebody has put something else in its place
         missing = True
     if missing:
-        raise PlotUnavailable(
+        raise PlotUnavailableError(
             "matplotlib is not installed, so there will be no plot.", "pip install 'rlflame[plot]'"
         )
 
@@ -70,11 +79,11 @@ def check_suffix(out: Path) -> None:
     if out.suffix.lower() not in SUFFIXES:
         raise ConfigError(
             f"A picture is drawn as {', '.join(s[1:] for s in SUFFIXES)}, not {str(out)!r}.",
-            shell("-o", ending(out, ".png", "plot")),
+            format_shell("-o", replace_suffix(out, ".png", "plot")),
         )
 
 
-def image(drawing: Drawing, out: Path) -> bytes:
+def render_image(plot: Plot, out: Path) -> bytes:
     """What the file is to hold, of the kind that its name ends with."""
     check_available()
     # It would log where it keeps its caches.
@@ -83,30 +92,30 @@ def image(drawing: Drawing, out: Path) -> bytes:
 
     with matplotlib.rc_context(_STYLE):
         data = io.BytesIO()
-        drawn(drawing).savefig(data, dpi=_DPI, format=out.suffix[1:].lower())
+        make_figure(plot).savefig(data, dpi=_DPI, format=out.suffix[1:].lower())
     return data.getvalue()
 
 
-def drawn(drawing: Drawing) -> Figure:
+def make_figure(plot: Plot) -> Figure:
     # A Figure by itself needs no display and no global state.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 6), layout="constrained")
-    if isinstance(drawing, Panels):
-        _draw_panels(figure, drawing)
-    elif isinstance(drawing, Cases):
-        _draw_cases(figure, drawing)
-    elif isinstance(drawing, Bars):
+    if isinstance(plot, Panels):
+        _draw_panels(figure, plot)
+    elif isinstance(plot, BarGroups):
+        _draw_bar_groups(figure, plot)
+    elif isinstance(plot, Bars):
         axes = figure.subplots()
-        _draw_bars(axes, drawing, _WIDTH_LETTERS, drawing.highest)
-        _draw_words(axes, drawing, _WIDTH_LETTERS, fewest=2)
+        _draw_bars(axes, plot, _WIDTH_LETTERS, plot.highest)
+        _draw_labels(axes, plot, _WIDTH_LETTERS, fewest=2)
     else:
         axes = figure.subplots()
-        lines = len(drawing.series)
-        _draw_lines(axes, drawing, range(lines), alone=lines == 1)
-        _draw_words(axes, drawing, _WIDTH_LETTERS, fewest=2)
-    if drawing.note:
-        note = textwrap.fill(drawing.note, _NOTE_LETTERS)
+        lines = len(plot.series)
+        _draw_lines(axes, plot, range(lines), is_single=lines == 1)
+        _draw_labels(axes, plot, _WIDTH_LETTERS, fewest=2)
+    if plot.note:
+        note = textwrap.fill(plot.note, _NOTE_LETTERS)
         figure.supxlabel(note, fontsize=9, color="#666666", x=0.99, ha="right")
     _escape_texts(figure)
     return figure
@@ -125,44 +134,47 @@ def _escape_texts(figure: Figure) -> None:
 
 def _draw_panels(figure: Figure, panels: Panels) -> None:
     """In rows, in the order given; each says of itself what its lines are, also of one."""
-    across = _across(panels)
+    across = _count_columns(panels)
     rows = -(-len(panels.charts) // across)
     figure.set_figheight(_PANEL_INCHES * rows)
-    numbered = zip(panels.charts, panels.numbers(), strict=True)
+    numbered = zip(panels.charts, panels.number_lines(), strict=True)
     for place, (chart, numbers) in enumerate(numbered, start=1):
         axes = figure.add_subplot(rows, across, place)
-        _draw_lines(axes, chart, numbers, alone=False)
-        _draw_words(axes, chart, _WIDTH_LETTERS // across, fewest=1)
+        _draw_lines(axes, chart, numbers, is_single=False)
+        _draw_labels(axes, chart, _WIDTH_LETTERS // across, fewest=1)
 
 
-def _draw_cases(figure: Figure, cases: Cases) -> None:
+def _draw_bar_groups(figure: Figure, bar_groups: BarGroups) -> None:
     """Side by side, so that what differs from case to case is seen at one height."""
-    across = min(_PANELS_ACROSS, len(cases.bars))
-    rows = -(-len(cases.bars) // across)
+    across = min(_PANELS_ACROSS, len(bar_groups.bars))
+    rows = -(-len(bar_groups.bars) // across)
     figure.set_figheight(_PANEL_INCHES * rows)
-    figure.suptitle(cases.title, x=0.01, ha="left", fontsize=15, fontweight="bold")
-    for place, bars in enumerate(cases.bars, start=1):
+    figure.suptitle(bar_groups.title, x=0.01, ha="left", fontsize=15, fontweight="bold")
+    for place, bars in enumerate(bar_groups.bars, start=1):
         axes = figure.add_subplot(rows, across, place)
-        _draw_bars(axes, bars, _WIDTH_LETTERS // across, cases.highest)
-        axes.set_ylim(0.0, 1.15 * cases.highest)
-        _draw_words(axes, bars, _WIDTH_LETTERS // across, fewest=2)
+        _draw_bars(axes, bars, _WIDTH_LETTERS // across, bar_groups.highest)
+        axes.set_ylim(0.0, 1.15 * bar_groups.highest)
+        _draw_labels(axes, bars, _WIDTH_LETTERS // across, fewest=2)
 
 
-def _across(panels: Panels) -> int:
+def _count_columns(panels: Panels) -> int:
     """Beside each other where every legend has its room above so narrow a plot."""
     letters = _WIDTH_LETTERS // _PANELS_ACROSS
     for chart in panels.charts:
         labels = [series.label for series in chart.series]
-        if max(map(len, labels)) + 8 > letters or _legend_shape(labels, letters)[1] > _MOST_ROWS:
+        if (
+            max(map(len, labels)) + 8 > letters
+            or _compute_legend_shape(labels, letters)[1] > _MOST_ROWS
+        ):
             return 1
     return _PANELS_ACROSS
 
 
-def _draw_words(axes: Axes, drawing: Chart | Bars, letters: int, fewest: int) -> None:
-    axes.set_xlabel(drawing.x_label)
-    axes.set_ylabel(drawing.y_label)
+def _draw_labels(axes: Axes, plot: Chart | Bars, letters: int, fewest: int) -> None:
+    axes.set_xlabel(plot.x_label)
+    axes.set_ylabel(plot.y_label)
     above = _draw_legend(axes, letters, fewest)
-    axes.set_title(drawing.title, loc="left", pad=14 + 18.5 * above)
+    axes.set_title(plot.title, loc="left", pad=14 + 18.5 * above)
 
 
 def _draw_legend(axes: Axes, letters: int, fewest: int) -> int:
@@ -170,7 +182,7 @@ def _draw_legend(axes: Axes, letters: int, fewest: int) -> int:
     labels = axes.get_legend_handles_labels()[1]
     if len(labels) < fewest:
         return 0
-    columns, rows = _legend_shape(labels, letters)
+    columns, rows = _compute_legend_shape(labels, letters)
     if rows > _MOST_ROWS:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=10)
         return 0
@@ -178,45 +190,49 @@ def _draw_legend(axes: Axes, letters: int, fewest: int) -> int:
     return rows
 
 
-def _legend_shape(labels: Sequence[str], letters: int) -> tuple[int, int]:
+def _compute_legend_shape(labels: Sequence[str], letters: int) -> tuple[int, int]:
     """Columns and rows, where a row has room for so many letters."""
     columns = max(1, min(4, len(labels), letters // (max(map(len, labels)) + 8)))
     return columns, -(-len(labels) // columns)
 
 
-def _shown(label: str) -> str:
+def _escape_label(label: str) -> str:
     """What begins with _ has no place in a legend of matplotlib's."""
     return f" {label}" if label.startswith("_") else label
 
 
-def _draw_lines(axes: Axes, chart: Chart, numbers: Sequence[int], *, alone: bool) -> None:
+def _draw_lines(axes: Axes, chart: Chart, numbers: Sequence[int], *, is_single: bool) -> None:
     """Alone, a line is told from its dots; else lines from each other, by their numbers."""
     from matplotlib.ticker import FuncFormatter
 
     for number, series in zip(numbers, chart.series, strict=True):
-        _draw_series(axes, series, number, alone)
+        _draw_series(axes, series, number, is_single)
     axes.grid(visible=True)
     axes.margins(x=0.01)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_compact(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_compact(value)))
 
 
-def _draw_series(axes: Axes, series: Series, number: int, alone: bool) -> None:
+def _draw_series(axes: Axes, series: Series, number: int, is_single: bool) -> None:
     colour = COLOURS[number % len(COLOURS)]
-    label, line_colour = _shown(series.label), colour
+    label, line_colour = _escape_label(series.label), colour
     if series.dots is not None:
         axes.plot(
             *series.dots,
             linestyle="none",
             marker=".",
-            markersize=5 if alone else 4,
+            markersize=5 if is_single else 4,
             markeredgewidth=0,
             color=colour,
-            alpha=0.6 if alone else 0.3,
+            alpha=0.6 if is_single else 0.3,
             # Dots that are too few for a line have its name.
-            label="Episode" if alone else None if len(series.x) else _shown(series.label),
+            label="Episode"
+            if is_single
+            else None
+            if len(series.x)
+            else _escape_label(series.label),
         )
-        if alone:
+        if is_single:
             label, line_colour = f"Mean of the last {series.average_of}", "red"
     if series.low is not None and series.high is not None:
         axes.fill_between(
@@ -254,7 +270,7 @@ def _draw_bars(axes: Axes, bars: Bars, letters: int, highest: float) -> None:
             hatch=_HATCHES[number // len(COLOURS) % len(_HATCHES)],
             edgecolor="white",
             linewidth=0,
-            label=_shown(name),
+            label=_escape_label(name),
         )
         for x, height, ideal in zip(at, heights, bars.ideal, strict=True):
             if np.isnan(height) or room < _FEWEST_LETTERS:

@@ -26,7 +26,7 @@ _MOST_WORKERS = 1_000_000
 #: Seconds a step, beyond which nobody has measured anything and nothing can be drawn.
 _LEAST_S, _MOST_S = 1e-30, 1e30
 #: A case and a backend.
-Side = tuple[str, str]
+CaseBackend = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class RunTimes:
     steps are given."""
 
     unit: str
-    cost: dict[tuple[int, Side], float]
+    cost: dict[tuple[int, CaseBackend], float]
 
 
-class _Wrong(Exception):
+class _RowError(Exception):
     """What is not as it must be in a row."""
 
 
-def read(table: Path) -> RunTimes:
+def read_run_times(table: Path) -> RunTimes:
     try:
         lines = regular_file.read_lines(table, newline="", encoding="utf-8-sig")
-        return _read(table, csv.reader(lines))
+        return _parse_table(table, csv.reader(lines))
     except OSError as error:
         raise CheckpointError(
             f"{table} cannot be read: {error.strerror or error}.", "check its name"
@@ -58,7 +58,7 @@ def read(table: Path) -> RunTimes:
         raise CheckpointError(f"{table} is no table: {error}.", "save it as CSV") from error
 
 
-def _read(table: Path, lines: Iterator[list[str]]) -> RunTimes:
+def _parse_table(table: Path, lines: Iterator[list[str]]) -> RunTimes:
     head = next(lines, [])
     unit, kind = (next((n for n in names if n in head), names[0]) for names in (UNITS, SIDES))
     seen = ", ".join(map(repr, head)) or "none at all"
@@ -70,51 +70,53 @@ def _read(table: Path, lines: Iterator[list[str]]) -> RunTimes:
             )
         if head.count(name) > 1:
             raise CheckpointError(f"{table} has two columns {name!r}.", "leave one of them out")
-    found: dict[tuple[int, Side], list[float]] = {}
+    seconds_by_key: dict[tuple[int, CaseBackend], list[float]] = {}
     for cells in lines:
         if not cells:
             continue
         try:
-            key, seconds = _row(dict(zip(head, _whole(head, cells), strict=True)), unit, kind)
-        except _Wrong as wrong:
+            key, seconds = _parse_row(
+                dict(zip(head, _check_cells(head, cells), strict=True)), unit, kind
+            )
+        except _RowError as error:
             # Of a cell that goes over several lines the reader says the last.
             number = getattr(lines, "line_num", 0)
             raise CheckpointError(
-                f"{table} is no table of run times: in line {number} {wrong}.",
+                f"{table} is no table of run times: in line {number} {error}.",
                 "mend that line, or leave it out",
             ) from None
-        found.setdefault(key, []).append(seconds)
-    if not found:
+        seconds_by_key.setdefault(key, []).append(seconds)
+    if not seconds_by_key:
         raise CheckpointError(f"{table} has no rows.", "it needs one for each run")
-    return RunTimes(unit, {key: median(seconds) for key, seconds in found.items()})
+    return RunTimes(unit, {key: median(seconds) for key, seconds in seconds_by_key.items()})
 
 
-def _whole(head: Sequence[str], cells: list[str]) -> list[str]:
+def _check_cells(head: Sequence[str], cells: list[str]) -> list[str]:
     if len(cells) != len(head):
-        raise _Wrong(f"there is not a cell for each of {len(head)} columns, but {len(cells)}")
+        raise _RowError(f"there is not a cell for each of {len(head)} columns, but {len(cells)}")
     return cells
 
 
-def _row(row: dict[str, str], unit: str, kind: str) -> tuple[tuple[int, Side], float]:
+def _parse_row(row: dict[str, str], unit: str, kind: str) -> tuple[tuple[int, CaseBackend], float]:
     count = row[unit].strip()
     if not count.isdecimal() or not 1 <= int(count) <= _MOST_WORKERS:
-        raise _Wrong(f"{unit} is {count!r}, and not a number from 1 to {_MOST_WORKERS:,}")
-    seconds = _positive(row, "seconds")
+        raise _RowError(f"{unit} is {count!r}, and not a number from 1 to {_MOST_WORKERS:,}")
+    seconds = _parse_positive(row, "seconds")
     if _STEPS in row:
-        seconds /= _positive(row, _STEPS)
+        seconds /= _parse_positive(row, _STEPS)
     if not _LEAST_S <= seconds <= _MOST_S:
-        raise _Wrong(f"{seconds:g} seconds{' a step' * (_STEPS in row)} are not to be measured")
+        raise _RowError(f"{seconds:g} seconds{' a step' * (_STEPS in row)} are not to be measured")
     for name in (_CASE, kind):
         if name in row and not (row[name].strip() and row[name].isprintable()):
-            raise _Wrong(f"{name} is {row[name]!r}, and not a name")
+            raise _RowError(f"{name} is {row[name]!r}, and not a name")
     return (int(count), (row.get(_CASE, ""), row[kind])), seconds
 
 
-def _positive(row: dict[str, str], name: str) -> float:
+def _parse_positive(row: dict[str, str], name: str) -> float:
     try:
         value = float(row[name])
     except ValueError:
         value = math.nan
     if not 0.0 < value < math.inf:
-        raise _Wrong(f"{name} is {row[name]!r}, and not a number above 0")
+        raise _RowError(f"{name} is {row[name]!r}, and not a number above 0")
     return value

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from rlflame.analysis.plots import run_times
-from rlflame.analysis.plots.chart import Bars, Cases
+from rlflame.analysis.plots.chart import BarGroups, Bars
 
 
-def speedup(table: Path) -> Bars | Cases:
+def make_speedup_chart(table: Path) -> Bars | BarGroups:
     """Bars of a CSV with the columns workers (or learners), backend (or recipe), seconds and,
     where they differ, steps.
 
@@ -21,28 +21,30 @@ def speedup(table: Path) -> Bars | Cases:
     A column `case` tells pieces of work apart, each of which has a one and a plot of its own. Where
     others have more, a case of a single bar compares nothing and is left out.
     """
-    times = run_times.read(table)
+    times = run_times.read_run_times(table)
     unit, cost = times.unit, times.cost
     parts: dict[str, dict[tuple[int, str], float]] = {}
     for (count, (case, backend)), median in cost.items():
         parts.setdefault(case, {})[count, backend] = median
-    drawn = {case: part for case, part in parts.items() if len(part) > 1} or parts
-    alone = [case for case in parts if case not in drawn]
-    remark = f"With a single bar, and so not drawn: {', '.join(alone)}." if alone else ""
-    backends = list(dict.fromkeys(backend for part in drawn.values() for _, backend in part))
-    bars = [_of_one(case, unit, part, backends) for case, part in drawn.items()]
+    comparable = {case: part for case, part in parts.items() if len(part) > 1} or parts
+    single_cases = [case for case in parts if case not in comparable]
+    remark = (
+        f"With a single bar, and so not drawn: {', '.join(single_cases)}." if single_cases else ""
+    )
+    backends = list(dict.fromkeys(backend for part in comparable.values() for _, backend in part))
+    bars = [_make_bars(case, unit, part, backends) for case, part in comparable.items()]
     title = f"Speed-up: {table.stem}"
     note = f"Medians of repetitions, beside the fastest with the fewest {unit}."
     if len(bars) == 1:
         return replace(bars[0], title=title, note=note, remark=remark)
-    return Cases(title, tuple(bars), note, remark)
+    return BarGroups(title, tuple(bars), note, remark)
 
 
-def _counted(number: int, unit: str) -> str:
+def _format_workers(number: int, unit: str) -> str:
     return f"{number} {unit[:-1] if number == 1 else unit}"
 
 
-def _of_one(
+def _make_bars(
     title: str, unit: str, cost: Mapping[tuple[int, str], float], backends: Sequence[str]
 ) -> Bars:
     """A row of bars for each backend, also for one that this case was not measured on."""
@@ -54,7 +56,7 @@ def _of_one(
     return Bars(
         title=title,
         x_label=unit.capitalize(),
-        y_label=f"Times as fast as {_counted(workers[0], unit)}",
+        y_label=f"Times as fast as {_format_workers(workers[0], unit)}",
         groups=tuple(map(str, workers)),
         names=tuple(backends),
         heights=np.array(heights),

@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 
 from rlflame.analysis.report.document import Section, Table
-from rlflame.analysis.report.text import NOTHING, number
+from rlflame.analysis.report.text import NOTHING, format_number
 from rlflame.config import regular_file
-from rlflame.config.toml_io import written
+from rlflame.config.toml_io import format_value
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.blas_env import THREAD_VARIABLES
-from rlflame.statistics import Interval, Verdict, compare_medians
+from rlflame.statistics import Interval, Significance, compare_medians
 from rlflame.storage import run_files
 
 #: Of `rlflame bench`'s files, without their ends.
 NAMES = ("scaling", "rollouts", "replay", "learners", "dppo", "dsac")
-_MATTERS = ("processor", "usable_cores", "blas", "python")
-_BEYOND = 1e100
-_SMALL = 1e-6
+_MACHINE_FIELDS = ("processor", "usable_cores", "blas", "python")
+_MAX_VALUE = 1e100
+_SMALL_VALUE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class BenchmarkResults:
     """All of one file, and what has to be known to read it."""
 
     name: str
-    found: tuple[Measurement, ...]
+    measurements: tuple[Measurement, ...]
     #: What it ran on and with, by name.
-    surroundings: dict[str, str]
+    conditions: dict[str, str]
     #: Sentences that begin with who they are of.
     doubts: tuple[str, ...]
 
@@ -73,15 +73,15 @@ class Change:
     margin: float
 
     @property
-    def verdict(self) -> Verdict:
-        return Verdict(self.repetitions, self.improvement, self.equivalence, self.margin)
+    def verdict(self) -> Significance:
+        return Significance(self.repetitions, self.improvement, self.equivalence, self.margin)
 
 
-def read(path: Path) -> Results:
+def read_results(path: Path) -> BenchmarkResults:
     """`{"measurements": [{"name", "unit", "better": "higher" | "lower", "values"}]}`."""
     try:
-        data = run_files.value(regular_file.read_text(path, regular_file.RECORD_BYTES))
-        found = [_measurement(entry) for entry in data["measurements"]]
+        data = run_files.parse_json(regular_file.read_text(path, regular_file.RECORD_BYTES))
+        measurements = [_parse_measurement(entry) for entry in data["measurements"]]
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror or error}.", "check its name"
@@ -91,54 +91,58 @@ def read(path: Path) -> Results:
             f"{path} holds no results of a benchmark.",
             'it needs "measurements", each with name, unit, better (higher or lower) and values',
         ) from error
-    if not found or len({one.name for one in found}) < len(found):
+    if not measurements or len({measurement.name for measurement in measurements}) < len(
+        measurements
+    ):
         raise CheckpointError(f"{path} has no measurements, or one twice.", "check how it was made")
     doubts = []
     if data.get("complete") is False:
         doubts.append(f"{path} was stopped before its end.")
     if data.get("busy") is True:
         doubts.append(f"{path} was measured on a machine that was busy with other work.")
-    given = [one.name for one in found if any(one.retried)]
-    if given:
+    retried_names = [measurement.name for measurement in measurements if any(measurement.retried)]
+    if retried_names:
         doubts.append(
             f"In {path} tasks were collected again, which takes longer, while this was measured: "
-            f"{'; '.join(given)}."
+            f"{'; '.join(retried_names)}."
         )
-    return Results(str(path), tuple(found), _surroundings(data), tuple(doubts))
+    return BenchmarkResults(str(path), tuple(measurements), _read_conditions(data), tuple(doubts))
 
 
-def meant(path: Path) -> Path | None:
+def find_results(path: Path) -> Path | None:
     """The results of a benchmark that whoever names their folder, or their table, may mean."""
     if path.suffix == ".json" or (path / "config.toml").exists():
         return None
     named = [path / f"{name}.json" for name in NAMES] if path.is_dir() else []
-    found = [*named, *([path.with_suffix(".json")] if path.suffix == ".csv" else [])]
-    return next((file for file in found if file.is_file()), None)
+    candidates = [*named, *([path.with_suffix(".json")] if path.suffix == ".csv" else [])]
+    return next((file for file in candidates if file.is_file()), None)
 
 
-def _surroundings(data: dict[str, Any]) -> dict[str, str]:
+def _read_conditions(data: dict[str, Any]) -> dict[str, str]:
     """What seconds depend on, of what the file says."""
-    machine, threads = (_table(data.get(name)) for name in ("machine", "threads"))
-    found = {name.replace("_", " "): machine[name] for name in _MATTERS if name in machine}
-    found |= _table(machine.get("packages"))
-    found |= (
+    machine, threads = (_as_dict(data.get(name)) for name in ("machine", "threads"))
+    conditions = {
+        name.replace("_", " "): machine[name] for name in _MACHINE_FIELDS if name in machine
+    }
+    conditions |= _as_dict(machine.get("packages"))
+    conditions |= (
         {name: threads.get(name, "unset") for name in THREAD_VARIABLES} if "threads" in data else {}
     )
-    return {name: str(value) for name, value in found.items()}
+    return {name: str(value) for name, value in conditions.items()}
 
 
-def _table(found: object) -> dict[str, Any]:
-    return found if isinstance(found, dict) else {}
+def _as_dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
-def _measurement(entry: dict[str, object]) -> Measurement:
+def _parse_measurement(entry: dict[str, object]) -> Measurement:
     values = entry["values"]
     if entry["better"] not in ("higher", "lower") or not isinstance(values, list) or not values:
         raise ValueError("not a measurement")
     if not all(type(value) in (int, float) for value in values):
         raise ValueError("not numbers")
     numbers = tuple(float(value) for value in values)
-    if not all(0.0 <= value < _BEYOND for value in numbers):
+    if not all(0.0 <= value < _MAX_VALUE for value in numbers):
         raise ValueError("not finite, or of nothing that can be measured")
     higher = entry["better"] == "higher"
     return Measurement(
@@ -146,148 +150,171 @@ def _measurement(entry: dict[str, object]) -> Measurement:
         str(entry.get("unit", "")),
         higher,
         numbers,
-        _table(entry.get("work")),
-        _counts(entry.get("retried", []), len(numbers)),
+        _as_dict(entry.get("work")),
+        _parse_counts(entry.get("retried", []), len(numbers)),
     )
 
 
-def _counts(found: object, times: int) -> tuple[int, ...]:
+def _parse_counts(counts: object, times: int) -> tuple[int, ...]:
     """One of each value, or none where nothing says any."""
-    if not isinstance(found, list) or len(found) not in (0, times):
+    if not isinstance(counts, list) or len(counts) not in (0, times):
         raise ValueError("not a count of each value")
-    if not all(run_files.is_count(count) for count in found):
+    if not all(run_files.is_count(count) for count in counts):
         raise ValueError("not counts")
-    return tuple(found)
+    return tuple(counts)
 
 
-def changes(
-    ours: Sequence[Measurement], theirs: Sequence[Measurement], margin: float
+def compare_measurements(
+    current: Sequence[Measurement], baseline: Sequence[Measurement], margin: float
 ) -> list[Change]:
     """Of what was measured on both sides, from theirs to ours; `margin` is a share."""
-    before = {one.name: one for one in theirs}
-    both = [(one, before[one.name]) for one in ours if one.name in before]
-    if not both:
+    before = {measurement.name: measurement for measurement in baseline}
+    pairs = [
+        (measurement, before[measurement.name])
+        for measurement in current
+        if measurement.name in before
+    ]
+    if not pairs:
         raise ConfigError(
-            f"Nothing was measured on both sides: {', '.join(one.name for one in ours)}; "
+            "Nothing was measured on both sides: "
+            f"{', '.join(measurement.name for measurement in current)}; "
             f"{', '.join(before)}.",
             "compare results of the same benchmark",
         )
-    return [_change(one, other, margin) for one, other in both]
+    return [_make_change(measurement, other, margin) for measurement, other in pairs]
 
 
-def doubts(ours: Results, theirs: Results) -> list[str]:
+def find_doubts(current: BenchmarkResults, baseline: BenchmarkResults) -> list[str]:
     """What a comparison has to be read with."""
-    said = list(dict.fromkeys((*theirs.doubts, *ours.doubts)))
-    before, now = theirs.surroundings, ours.surroundings
+    sentences = list(dict.fromkeys((*baseline.doubts, *current.doubts)))
+    before, now = baseline.conditions, current.conditions
     unlike = [
         f"{name} {before.get(name, 'absent')} before, {now.get(name, 'absent')} now"
         for name in {**before, **now}
         if before.get(name) != now.get(name)
     ]
     if before and now and unlike:
-        said.append(f"They were not measured alike: {'; '.join(unlike)}.")
-    for here, there in ((ours, theirs), (theirs, ours)):
-        if not here.surroundings:
-            said.append(f"{here.name} does not say what it was measured on.")
-        if not all(one.work for one in here.found):
-            said.append(f"{here.name} does not say what work it timed: that may be other work.")
-        others = {one.name: one.work for one in there.found}
-        alone = [one.name for one in here.found if one.name not in others]
-        if alone:
-            said.append(f"In {here.name} alone: {'; '.join(alone)}.")
+        sentences.append(f"They were not measured alike: {'; '.join(unlike)}.")
+    for results, counterpart in ((current, baseline), (baseline, current)):
+        if not results.conditions:
+            sentences.append(f"{results.name} does not say what it was measured on.")
+        if not all(measurement.work for measurement in results.measurements):
+            sentences.append(
+                f"{results.name} does not say what work it timed: that may be other work."
+            )
+        other_work = {
+            measurement.name: measurement.work for measurement in counterpart.measurements
+        }
+        unmatched = [
+            measurement.name
+            for measurement in results.measurements
+            if measurement.name not in other_work
+        ]
+        if unmatched:
+            sentences.append(f"In {results.name} alone: {'; '.join(unmatched)}.")
         more = {
-            f"{setting} ({written(value)})": None
-            for one in here.found
-            for setting, value in one.work.items()
-            if others.get(one.name) and setting not in others[one.name]
+            f"{setting} ({format_value(value)})": None
+            for measurement in results.measurements
+            for setting, value in measurement.work.items()
+            if other_work.get(measurement.name) and setting not in other_work[measurement.name]
         }
         if more:
-            said.append(f"{here.name} alone says: {', '.join(more)}; that may be other work.")
-    return said
+            sentences.append(
+                f"{results.name} alone says: {', '.join(more)}; that may be other work."
+            )
+    return sentences
 
 
-def _change(one: Measurement, other: Measurement, margin: float) -> Change:
-    # A setting that one of them had not yet may be as it was; `doubts` says so.
-    known = [name for name in other.work if name in one.work]
-    unlike = [name for name in known if one.work[name] != other.work[name]]
+def _make_change(measurement: Measurement, baseline: Measurement, margin: float) -> Change:
+    # A setting that one of them had not yet may be as it was; `find_doubts` says so.
+    settings = [name for name in baseline.work if name in measurement.work]
+    unlike = [name for name in settings if measurement.work[name] != baseline.work[name]]
     if unlike:
         name = unlike[0]
         raise ConfigError(
-            f"{one.name} was measured with {name} {written(other.work[name])} before, and with "
-            f"{written(one.work[name])} now.",
+            f"{measurement.name} was measured with {name} {format_value(baseline.work[name])} "
+            "before, and with "
+            f"{format_value(measurement.work[name])} now.",
             "compare results of the same work",
         )
     for before, now in (
-        (f"in {other.unit or 'no unit'}", f"in {one.unit or 'no unit'}"),
-        (_better(other), _better(one)),
+        (f"in {baseline.unit or 'no unit'}", f"in {measurement.unit or 'no unit'}"),
+        (_format_direction(baseline), _format_direction(measurement)),
     ):
         if before != now:
             raise ConfigError(
-                f"{one.name} was measured {before} before, and {now} now.",
+                f"{measurement.name} was measured {before} before, and {now} now.",
                 "compare results of the same benchmark",
             )
-    if 0.0 in other.values:
+    if 0.0 in baseline.values:
         raise ConfigError(
-            f"{one.name} was 0 before, of which there are no percent.", "measure it again"
+            f"{measurement.name} was 0 before, of which there are no percent.", "measure it again"
         )
-    sign = 1.0 if one.higher_is_better else -1.0
-    ours, theirs = (sign * np.array(side.values, np.float64) for side in (one, other))
+    sign = 1.0 if measurement.higher_is_better else -1.0
+    current_values, baseline_values = (
+        sign * np.array(side.values, np.float64) for side in (measurement, baseline)
+    )
     return Change(
-        one.name,
-        one.unit,
-        (one.median, other.median),
-        (len(one.values), len(other.values)),
-        compare_medians(ours, theirs),
-        compare_medians(ours, theirs, 0.90),
+        measurement.name,
+        measurement.unit,
+        (measurement.median, baseline.median),
+        (len(measurement.values), len(baseline.values)),
+        compare_medians(current_values, baseline_values),
+        compare_medians(current_values, baseline_values, 0.90),
         100.0 * margin,
     )
 
 
-def _better(one: Measurement) -> str:
-    return f"with the {'higher' if one.higher_is_better else 'lower'} as the better"
+def _format_direction(measurement: Measurement) -> str:
+    return f"with the {'higher' if measurement.higher_is_better else 'lower'} as the better"
 
 
-def _short(value: float) -> str:
+def _format_value(value: float) -> str:
     """Two places, or as many more as show three digits of what is small."""
-    if 0.0 < value < _SMALL:
+    if 0.0 < value < _SMALL_VALUE:
         return f"{value:.3g}"
     digits = 2 - math.floor(math.log10(value)) if value else 0
-    return number(value, max(2, digits))
+    return format_number(value, max(2, digits))
 
 
-def listed(results: Results) -> Section:
+def make_results_section(results: BenchmarkResults) -> Section:
     rows = tuple(
-        (one.name, one.unit, str(len(one.values)), _short(one.median),
-         _short(min(one.values)), _short(max(one.values)))
-        for one in results.found
+        (measurement.name, measurement.unit, str(len(measurement.values)),
+         _format_value(measurement.median),
+         _format_value(min(measurement.values)), _format_value(max(measurement.values)))
+        for measurement in results.measurements
     )  # fmt: skip
     head = ("measured", "unit", "times", "median", "least", "most")
     return Section("Benchmark", (Table(head, rows, 2), *results.doubts))
 
 
-def compared(
-    found: Sequence[Change], ours: Results, theirs: Results, doubted: Sequence[str]
+def make_comparison_section(
+    changes: Sequence[Change],
+    current: BenchmarkResults,
+    baseline: BenchmarkResults,
+    doubts: Sequence[str],
 ) -> Section:
     rows = tuple(
         (
-            one.name,
-            one.unit,
-            _short(one.medians[1]),
-            _short(one.medians[0]),
-            f"{one.improvement.value:+.1f}%",
-            f"[{one.improvement.low:+.1f}%, {one.improvement.high:+.1f}%]"
-            if one.verdict.enough
+            change.name,
+            change.unit,
+            _format_value(change.medians[1]),
+            _format_value(change.medians[0]),
+            f"{change.improvement.value:+.1f}%",
+            f"[{change.improvement.low:+.1f}%, {change.improvement.high:+.1f}%]"
+            if change.verdict.has_enough_seeds
             else NOTHING,
         )
-        for one in found
+        for change in changes
     )
     head = ("measured", "unit", "median before", "median now", "improvement", "95% interval")
     return Section(
         "Benchmark, compared",
         (
-            f"Before: {theirs.name}; now: {ours.name}. An improvement is positive whichever way "
+            f"Before: {baseline.name}; now: {current.name}. An improvement is positive whichever "
+            "way "
             "is better; its interval is a bootstrap over repetitions, from three on.",
             Table(head, rows, 2),
-            *doubted,
+            *doubts,
         ),
     )

@@ -8,17 +8,24 @@ from typing import Any
 import numpy as np
 
 from rlflame.analysis.curves import EVALUATION
-from rlflame.analysis.grouping import Group, groups
-from rlflame.errors import CheckpointError, ConfigError, typed
+from rlflame.analysis.grouping import RunGroup, group_runs
+from rlflame.errors import CheckpointError, ConfigError, format_command
 from rlflame.rollout.spec import Float64
-from rlflame.statistics import Comparison, best_mean, compare, over, summarise, tail_mean
-from rlflame.storage.run_reader import Recorded
+from rlflame.statistics import (
+    SeedComparison,
+    compare,
+    compute_mean_std,
+    compute_tail_mean,
+    find_best_mean,
+    summarise,
+)
+from rlflame.storage.run_reader import RunData
 
 PHASES = ("collect_s", "transfer_s", "learn_s", "evaluate_s", "checkpoint_s")
 Facts = dict[str, Any]
 
 
-def gather(runs: Sequence[Recorded]) -> Facts:
+def collect_data(runs: Sequence[RunData]) -> Facts:
     """`machine` and `cluster` are those of the first run; `runs` name theirs by number."""
     machines: list[Facts] = []
     clusters: list[Facts] = []
@@ -27,7 +34,11 @@ def gather(runs: Sequence[Recorded]) -> Facts:
         last = run.machines[-1] if run.machines else {}
         machine = {"rlflame": last.get("rlflame"), **(last.get("machine") or {})}
         described.append(
-            _run(run, _number(machines, machine), _number(clusters, _cluster(run, last)))
+            _describe_run(
+                run,
+                _find_number(machines, machine),
+                _find_number(clusters, _describe_cluster(run, last)),
+            )
         )
     return {
         "machine": machines[0],
@@ -35,52 +46,61 @@ def gather(runs: Sequence[Recorded]) -> Facts:
         "machines": machines,
         "clusters": clusters,
         "runs": described,
-        "groups": [_group(group) for group in groups(runs)],
+        "groups": [_describe_group(group) for group in group_runs(runs)],
     }
 
 
-def comparisons(
-    ours: Sequence[Recorded], theirs: Sequence[Recorded], margin: float
-) -> list[tuple[str, Comparison]]:
+def compare_environments(
+    current: Sequence[RunData], baseline: Sequence[RunData], margin: float
+) -> list[tuple[str, SeedComparison]]:
     """Ours beside theirs by final evaluations, environment by environment."""
-    mine, other = (_by_environment(runs) for runs in (ours, theirs))
-    if mine.keys() != other.keys():
+    current_groups, baseline_groups = (_group_by_environment(runs) for runs in (current, baseline))
+    if current_groups.keys() != baseline_groups.keys():
         raise ConfigError(
-            f"The runs are of {', '.join(mine)}, and those behind --vs of {', '.join(other)}.",
+            f"The runs are of {', '.join(current_groups)}, and those behind --vs of "
+            f"{', '.join(baseline_groups)}.",
             "both sides need runs of the same environments",
         )
-    return [(name, compare(_scores(mine[name]), _scores(other[name]), margin)) for name in mine]
+    return [
+        (
+            name,
+            compare(
+                _read_scores(current_groups[name]), _read_scores(baseline_groups[name]), margin
+            ),
+        )
+        for name in current_groups
+    ]
 
 
-def _by_environment(runs: Sequence[Recorded]) -> dict[str, Group]:
-    found: dict[str, Group] = {}
-    for group in groups(runs):
-        if group.environment in found:
+def _group_by_environment(runs: Sequence[RunData]) -> dict[str, RunGroup]:
+    groups_by_name: dict[str, RunGroup] = {}
+    for group in group_runs(runs):
+        if group.environment in groups_by_name:
             raise ConfigError(
                 f"The runs of {group.environment} are of more than one recipe: "
-                f"{found[group.environment].label}; {group.label}.",
+                f"{groups_by_name[group.environment].label}; {group.label}.",
                 "name the runs of one recipe on either side of --vs",
             )
-        found[group.environment] = group
-    return found
+        groups_by_name[group.environment] = group
+    return groups_by_name
 
 
-def _scores(group: Group) -> Float64:
+def _read_scores(group: RunGroup) -> Float64:
     for run in group.runs:
         if run.evaluation is None:
             raise CheckpointError(
-                f"{run.folder} has no final evaluation yet.", typed("resume", run.folder)
+                f"{run.folder} has no final evaluation yet.", format_command("resume", run.folder)
             )
     return np.array([(run.evaluation or {})["mean"] for run in group.runs], np.float64)
 
 
-def _number(known: list[Facts], found: Facts) -> int:
-    if found not in known:
-        known.append(found)
-    return known.index(found)
+def _find_number(entries: list[Facts], entry: Facts) -> int:
+    if entry not in entries:
+        entries.append(entry)
+    return entries.index(entry)
 
 
-def _cluster(run: Recorded, last: Facts) -> Facts:
+def _describe_cluster(run: RunData, last: Facts) -> Facts:
     workers = last.get("workers") or []
     hosts = {worker["host"] for worker in workers if "host" in worker}
     return {
@@ -92,30 +112,30 @@ def _cluster(run: Recorded, last: Facts) -> Facts:
     }
 
 
-def _run(run: Recorded, machine: int, cluster: int) -> Facts:
+def _describe_run(run: RunData, machine: int, cluster: int) -> Facts:
     return {
         "folder": str(run.folder),
         "environment": run.environment,
         "algorithm": run.algorithm,
         "seed": run.seed,
-        "init_policy": run.began_from,
+        "init_policy": run.init_policy,
         "machine": machine,
         "cluster": cluster,
         "starts": len(run.machines) or None,
-        **_speed(run),
-        "final": _record(run.evaluation, run.result),
-        "best": _best(run),
+        **_describe_speed(run),
+        "final": _describe_evaluation(run.evaluation, run.result),
+        "best": _find_best(run),
         "unfinished": run.evaluation is None,
     }
 
 
-def _speed(run: Recorded) -> Facts:
+def _describe_speed(run: RunData) -> Facts:
     """Of training with all that belongs to it; a phase is absent where nothing was measured."""
-    wall = run.clock("wall_s")
+    wall = run.compute_elapsed_s("wall_s")
     seconds = float(wall[1][-1]) if wall else None
     spent = None
     fleets = {machine.get("fleet") for machine in run.machines}
-    if "flame" not in fleets and (cpu := run.clock("driver_cpu_s", "workers_cpu_s")):
+    if "flame" not in fleets and (cpu := run.compute_elapsed_s("driver_cpu_s", "workers_cpu_s")):
         spent = float(cpu[1][-1])
     phases = {phase: round(sum(line.get(phase, 0.0) for line in run.timing), 3) for phase in PHASES}
     return {
@@ -127,16 +147,16 @@ def _speed(run: Recorded) -> Facts:
     }
 
 
-def _record(evaluation: Facts | None, result: Facts | None) -> Facts | None:
+def _describe_evaluation(evaluation: Facts | None, result: Facts | None) -> Facts | None:
     if evaluation is None or result is None:
         return None
-    kept = {name: evaluation.get(name) for name in ("mean", "low", "high", "episodes")}
-    return {"steps": result["steps"], **kept}
+    scores = {name: evaluation.get(name) for name in ("mean", "low", "high", "episodes")}
+    return {"steps": result["steps"], **scores}
 
 
-def _best(run: Recorded) -> Facts | None:
+def _find_best(run: RunData) -> Facts | None:
     """The evaluation with the highest mean, final ones among them, until now."""
-    found = [
+    evaluations = [
         {
             "steps": line["steps"],
             "mean": line[EVALUATION],
@@ -147,11 +167,15 @@ def _best(run: Recorded) -> Facts | None:
         for line in run.metrics
         if EVALUATION in line
     ]
-    final = _record((run.result or {}).get("evaluation"), run.result)
-    return max([*found, *([final] if final else [])], key=lambda one: one["mean"], default=None)
+    final = _describe_evaluation((run.result or {}).get("evaluation"), run.result)
+    return max(
+        [*evaluations, *([final] if final else [])],
+        key=lambda evaluation: evaluation["mean"],
+        default=None,
+    )
 
 
-def _group(group: Group) -> Facts:
+def _describe_group(group: RunGroup) -> Facts:
     """Seeds together: the final ones once all are there, the best that there are until now."""
     facts: Facts = {
         "label": group.label,
@@ -159,15 +183,15 @@ def _group(group: Group) -> Facts:
         "runs": [str(run.folder) for run in group.runs],
     }
     finals = [run.evaluation["mean"] for run in group.runs if run.evaluation]
-    bests = [best["mean"] for run in group.runs if (best := _best(run))]
+    bests = [best["mean"] for run in group.runs if (best := _find_best(run))]
     finished = len(finals) == len(group.runs)
     facts["unfinished"] = len(group.runs) - len(finals)
     for name, values in (("final", finals if finished else []), ("best", bests)):
         facts[name] = summarise(np.array(values, np.float64)).as_dict() if values else None
-    curves = [run.values(EVALUATION) for run in group.runs]
-    highest = best_mean(curves)
+    curves = [run.read_values(EVALUATION) for run in group.runs]
+    highest = find_best_mean(curves)
     facts["p2"] = highest and {"steps": highest[0], **highest[1].as_dict()}
-    tails = [tail_mean(values) for _, values in curves if len(values)]
-    whole = len(tails) == len(curves)
-    facts["p4"] = over(np.array(tails, np.float64)).as_dict() if whole else None
+    tails = [compute_tail_mean(values) for _, values in curves if len(values)]
+    is_complete = len(tails) == len(curves)
+    facts["p4"] = compute_mean_std(np.array(tails, np.float64)).as_dict() if is_complete else None
     return facts

@@ -54,9 +54,9 @@ max-width:45%}}
 _LONG = 40
 
 
-def written(document: Document) -> str:
+def to_html(document: Document) -> str:
     dark = ";".join(f"--line-{i}:{colour}" for i, colour in enumerate(_DARK[: len(COLOURS)]))
-    body = "\n".join(_section(section) for section in document.sections)
+    body = "\n".join(_render_section(section) for section in document.sections)
     title = escape(document.title)
     return escape_controls(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -66,26 +66,26 @@ def written(document: Document) -> str:
     )
 
 
-def _section(section: Section) -> str:
+def _render_section(section: Section) -> str:
     charts = [block for block in section.blocks if isinstance(block, Chart)]
-    parts = [_block(block) for block in section.blocks if not isinstance(block, Chart)]
+    parts = [_render_block(block) for block in section.blocks if not isinstance(block, Chart)]
     if charts:
-        parts.append(f'<div class="figures">{"".join(map(_figure, charts))}</div>')
+        parts.append(f'<div class="figures">{"".join(map(_render_figure, charts))}</div>')
     return f"<section>\n<h2>{escape(section.title)}</h2>\n" + "\n".join(parts) + "\n</section>"
 
 
-def _block(block: Block) -> str:
+def _render_block(block: Block) -> str:
     if isinstance(block, Table):
-        return _table(block)
+        return _render_table(block)
     if isinstance(block, Commands):
         return f"<pre>{escape(chr(10).join(block.lines))}</pre>"
     return f"<p>{escape(str(block))}</p>"
 
 
-def _table(table: Table) -> str:
-    head = "".join(_cell("th", cell, i, table) for i, cell in enumerate(table.head))
+def _render_table(table: Table) -> str:
+    head = "".join(_render_cell("th", cell, i, table) for i, cell in enumerate(table.head))
     rows = "".join(
-        f"<tr>{''.join(_cell('td', cell, i, table) for i, cell in enumerate(row))}</tr>\n"
+        f"<tr>{''.join(_render_cell('td', cell, i, table) for i, cell in enumerate(row))}</tr>\n"
         for row in table.rows
     )
     return (
@@ -94,7 +94,7 @@ def _table(table: Table) -> str:
     )
 
 
-def _cell(tag: str, text: str, column: int, table: Table) -> str:
+def _render_cell(tag: str, text: str, column: int, table: Table) -> str:
     names = ["w"] * (column < table.words) + ["long"] * (tag == "td" and len(text) > _LONG)
     kind = f' class="{" ".join(names)}"' if names else ""
     if tag == "td":  # on a phone, where a row is a block, each cell says what it is
@@ -102,13 +102,13 @@ def _cell(tag: str, text: str, column: int, table: Table) -> str:
     return f"<{tag}{kind}>{escape(text)}</{tag}>"
 
 
-def _figure(chart: Chart) -> str:
+def _render_figure(chart: Chart) -> str:
     names = "".join(
-        f'<li><i style="background:{svg_backend.colour(i)}"></i>{escape(series.label)}</li>'
+        f'<li><i style="background:{svg_backend.format_colour(i)}"></i>{escape(series.label)}</li>'
         for i, series in enumerate(chart.series)
     )
     note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
     return (
-        f"<figure>{svg_backend.svg(chart)}<figcaption><strong>{escape(chart.title)}</strong>"
+        f"<figure>{svg_backend.render_svg(chart)}<figcaption><strong>{escape(chart.title)}</strong>"
         f'<ul class="names">{names}</ul>{note}</figcaption></figure>'
     )

@@ -14,43 +14,43 @@ from rlflame.text import escape_controls, escape_line
 _MARKUP = re.compile(r"[`<]|(?<=\])[(\[:]|\\(?=[!-/:-@\[-`{-~])")
 
 
-def written(document: Document, *, ascii_only: bool = False) -> str:
-    lines = [f"# {_plain(document.title)}"]
+def to_markdown(document: Document, *, ascii_only: bool = False) -> str:
+    lines = [f"# {_escape_markup(document.title)}"]
     for section in document.sections:
-        lines += ["", f"## {_plain(section.title)}"]
+        lines += ["", f"## {_escape_markup(section.title)}"]
         for block in section.blocks:
-            lines += ["", *_lines(block, ascii_only)]
+            lines += ["", *_render_block(block, ascii_only)]
     return escape_controls("\n".join(lines) + "\n")
 
 
-def _plain(text: str) -> str:
+def _escape_markup(text: str) -> str:
     """The text in one line, without the markup that names may hold."""
     return _MARKUP.sub(r"\\\g<0>", escape_line(text))
 
 
-def _fenced(lines: Sequence[str]) -> list[str]:
+def _fence_lines(lines: Sequence[str]) -> list[str]:
     """A block of code whose fence is longer than any run of backticks in it."""
     runs = (len(run) for line in lines for run in re.findall("`+", line))
     fence = "`" * max(3, *(run + 1 for run in runs), 0)
     return [fence, *lines, fence]
 
 
-def _lines(block: Block, ascii_only: bool) -> list[str]:
+def _render_block(block: Block, ascii_only: bool) -> list[str]:
     if isinstance(block, Table):
-        return _table(block, {"±": "+-"} if ascii_only else {})
+        return _render_table(block, {"±": "+-"} if ascii_only else {})
     if isinstance(block, Chart):
-        return _fenced([terminal_backend.text(block, 80, 14, braille=not ascii_only)])
+        return _fence_lines([terminal_backend.render_text(block, 80, 14, braille=not ascii_only)])
     if isinstance(block, Commands):
-        return _fenced([escape_line(line) for line in block.lines])
-    return [_plain(block)]
+        return _fence_lines([escape_line(line) for line in block.lines])
+    return [_escape_markup(block)]
 
 
-def _table(table: Table, spelt: Mapping[str, str]) -> list[str]:
+def _render_table(table: Table, replacements: Mapping[str, str]) -> list[str]:
     """Columns as wide as they need to be, so that the source is a table too."""
     # Escaped before the widths are measured.
-    letters = str.maketrans({"|": "\\|", **spelt})
+    letters = str.maketrans({"|": "\\|", **replacements})
     rows = [
-        [escape_controls(_plain(cell)).translate(letters) for cell in row]
+        [escape_controls(_escape_markup(cell)).translate(letters) for cell in row]
         for row in (table.head, *table.rows)
     ]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
@@ -59,10 +59,10 @@ def _table(table: Table, spelt: Mapping[str, str]) -> list[str]:
         for i, width in enumerate(widths)
     ]
     return [
-        "| " + " | ".join(_padded(cell, widths[i], i, table) for i, cell in enumerate(row)) + " |"
+        "| " + " | ".join(_pad_cell(cell, widths[i], i, table) for i, cell in enumerate(row)) + " |"
         for row in (rows[0], rule, *rows[1:])
     ]
 
 
-def _padded(cell: str, width: int, column: int, table: Table) -> str:
+def _pad_cell(cell: str, width: int, column: int, table: Table) -> str:
     return cell.ljust(width) if column < table.words else cell.rjust(width)

@@ -7,8 +7,8 @@ from typing import Any
 
 from rlflame.analysis.plots.chart import Chart
 from rlflame.analysis.report.document import Block, Commands, Document, Section, Table
-from rlflame.errors import typed
-from rlflame.statistics import FEWEST_SEEDS, Comparison
+from rlflame.errors import format_command
+from rlflame.statistics import FEWEST_SEEDS, SeedComparison
 from rlflame.text import format_count, format_duration
 
 Facts = Mapping[str, Any]
@@ -16,34 +16,34 @@ NOTHING = "-"
 _PACKAGES = ("numpy", "gymnasium", "mujoco", "box2d", "torch")
 
 
-def document(
-    facts: Facts, charts: Sequence[Chart], compared: Sequence[tuple[str, Comparison]] = ()
+def make_document(
+    facts: Facts, charts: Sequence[Chart], comparisons: Sequence[tuple[str, SeedComparison]] = ()
 ) -> Document:
     environments = list(dict.fromkeys(run["environment"] for run in facts["runs"]))
     sections = [
-        Section("What ran", tuple(_what_ran(facts))),
-        Section("Reward", tuple(_reward(facts))),
-        *([comparison(compared)] if compared else []),
-        Section("Throughput", tuple(_throughput(facts))),
+        Section("What ran", tuple(_make_run_blocks(facts))),
+        Section("Reward", tuple(_make_reward_blocks(facts))),
+        *([make_comparison_section(comparisons)] if comparisons else []),
+        Section("Throughput", tuple(_make_throughput_blocks(facts))),
         *([Section("Curves", tuple(charts))] if charts else []),
-        Section("Machines", tuple(_machines(facts))),
-        Section("Again", tuple(_again(facts))),
+        Section("Machines", tuple(_make_machine_blocks(facts))),
+        Section("Again", tuple(_make_reproduction_blocks(facts))),
     ]
     return Document(f"Report: {', '.join(environments)}", tuple(sections))
 
 
-def comparison(compared: Sequence[tuple[str, Comparison]]) -> Section:
+def make_comparison_section(comparisons: Sequence[tuple[str, SeedComparison]]) -> Section:
     rows = tuple(
         (
             name,
-            f"{one.seeds[0]} / {one.seeds[1]}",
-            _spread(one.difference.as_dict()),
-            f"[{number(one.equivalence.low)}, {number(one.equivalence.high)}]",
-            f"±{number(one.margin)}",
-            _spread(one.probability_of_improvement.as_dict(), 2),
-            verdict(one),
+            f"{result.seeds[0]} / {result.seeds[1]}",
+            _format_interval(result.difference.as_dict()),
+            f"[{format_number(result.equivalence.low)}, {format_number(result.equivalence.high)}]",
+            f"±{format_number(result.margin)}",
+            _format_interval(result.probability_of_improvement.as_dict(), 2),
+            format_verdict(result),
         )
-        for name, one in compared
+        for name, result in comparisons
     )
     head = ("environment", "seeds", "difference of IQMs", "its 90%", "margin",
             "probability of improvement", "verdict")  # fmt: skip
@@ -59,33 +59,33 @@ def comparison(compared: Sequence[tuple[str, Comparison]]) -> Section:
     )
 
 
-def verdict(one: Comparison) -> str:
-    said = one.verdict
-    if not said.enough:
+def format_verdict(result: SeedComparison) -> str:
+    decision = result.significance
+    if not decision.has_enough_seeds:
         return f"fewer than {FEWEST_SEEDS} seeds show nothing"
-    found = [
+    words = [
         word
-        for word, shown in (
-            ("better", said.better),
-            ("worse", one.difference.high < 0.0),
-            ("equivalent", said.equivalent),
-            ("not worse", said.not_worse and not said.better and not said.equivalent),
+        for word, holds in (
+            ("better", decision.better),
+            ("worse", result.difference.high < 0.0),
+            ("equivalent", decision.equivalent),
+            ("not worse", decision.not_worse and not decision.better and not decision.equivalent),
         )
-        if shown
+        if holds
     ]
-    return ", ".join(found) or "undecided"
+    return ", ".join(words) or "undecided"
 
 
-def number(value: Any, places: int = 1) -> str:
+def format_number(value: Any, places: int = 1) -> str:
     return f"{value:,.{places}f}" if isinstance(value, int | float) else NOTHING
 
 
-def _spread(interval: Facts, places: int = 1) -> str:
-    ends = f"[{number(interval['low'], places)}, {number(interval['high'], places)}]"
-    return f"{number(interval['value'], places)} {ends}"
+def _format_interval(interval: Facts, places: int = 1) -> str:
+    ends = f"[{format_number(interval['low'], places)}, {format_number(interval['high'], places)}]"
+    return f"{format_number(interval['value'], places)} {ends}"
 
 
-def _what_ran(facts: Facts) -> list[Block]:
+def _make_run_blocks(facts: Facts) -> list[Block]:
     by_folder = {run["folder"]: run for run in facts["runs"]}
     rows = []
     for group in facts["groups"]:
@@ -93,12 +93,14 @@ def _what_ran(facts: Facts) -> list[Block]:
         seeds = ", ".join(str(run["seed"]) for run in runs)
         steps = sorted({run["steps"] for run in runs})
         span = f"{steps[0]:,}" + (f" to {steps[-1]:,}" if len(steps) > 1 else "")
-        fleets = list(dict.fromkeys(_fleet(facts["clusters"][run["cluster"]]) for run in runs))
+        fleets = list(
+            dict.fromkeys(_format_fleet(facts["clusters"][run["cluster"]]) for run in runs)
+        )
         rows.append((group["label"], group["environment"], seeds, span, "; ".join(fleets)))
     return [Table(("recipe", "environment", "seeds", "steps", "rollouts on"), tuple(rows), 5)]
 
 
-def _fleet(cluster: Facts) -> str:
+def _format_fleet(cluster: Facts) -> str:
     fleet, capacity = cluster["fleet"], cluster["capacity"]
     if fleet == "inline":
         return "one process"
@@ -107,38 +109,43 @@ def _fleet(cluster: Facts) -> str:
     return text + (f" on {format_count(cluster['nodes'], 'node')}" if cluster["nodes"] else "")
 
 
-def _over(found: Facts | None, seeds: int) -> str:
+def _format_mean_std(statistic: Facts | None, seeds: int) -> str:
     """A mean over seeds and how far they scatter."""
-    if found is None:
+    if statistic is None:
         return NOTHING
-    return number(found["mean"]) + (f" ± {number(found['std'])}" if seeds > 1 else "")
+    return format_number(statistic["mean"]) + (
+        f" ± {format_number(statistic['std'])}" if seeds > 1 else ""
+    )
 
 
-def _reward(facts: Facts) -> list[Block]:
+def _make_reward_blocks(facts: Facts) -> list[Block]:
     head = ("recipe", "seeds", "IQM [95% interval]", "mean ± std", "worst seed",
             "P2", "P4", "IQM of the best")  # fmt: skip
     rows = []
     for group in facts["groups"]:
         final, best = group["final"], group["best"]
         if final is None:
-            rows.append(_unfinished_row(group))
+            rows.append(_make_unfinished_row(group))
             continue
-        spread = f" ± {number(final['std'])}" if final["seeds"] > 1 else ""
+        spread = f" ± {format_number(final['std'])}" if final["seeds"] > 1 else ""
         rows.append(
             (
                 group["label"],
                 str(final["seeds"]),
-                _spread(final["iqm"]) if final["seeds"] > 1 else number(final["iqm"]["value"]),
-                number(final["mean"]) + spread,
-                number(final["worst"]),
-                *(_over(group[name], len(group["runs"])) for name in ("p2", "p4")),
-                number(best["iqm"]["value"]) if best else NOTHING,
+                _format_interval(final["iqm"])
+                if final["seeds"] > 1
+                else format_number(final["iqm"]["value"]),
+                format_number(final["mean"]) + spread,
+                format_number(final["worst"]),
+                *(_format_mean_std(group[name], len(group["runs"])) for name in ("p2", "p4")),
+                format_number(best["iqm"]["value"]) if best else NOTHING,
             )
         )
-    each = tuple(
+    run_rows = tuple(
         (run["folder"], str(run["seed"]),
-         "unfinished" if run["unfinished"] else _evaluated(run["final"]), _episodes(run["final"]),
-         _evaluated(run["best"]), f"{run['best']['steps']:,}" if run["best"] else NOTHING)
+         "unfinished" if run["unfinished"] else _format_evaluation(run["final"]),
+         _format_episodes(run["final"]),
+         _format_evaluation(run["best"]), f"{run['best']['steps']:,}" if run["best"] else NOTHING)
         for run in facts["runs"]
     )  # fmt: skip
     few = any(len(group["runs"]) < FEWEST_SEEDS for group in facts["groups"])
@@ -150,33 +157,33 @@ def _reward(facts: Facts) -> list[Block]:
         Table(head, tuple(rows)),
         "Each run, with 95% bootstrap intervals over episodes. The best is chosen after the fact "
         "from all of a run's evaluations, and so is too good on average.",
-        Table(("run", "seed", "final", "episodes", "best", "at step"), each),
+        Table(("run", "seed", "final", "episodes", "best", "at step"), run_rows),
     ]
 
 
-def _unfinished_row(group: Facts) -> tuple[str, ...]:
+def _make_unfinished_row(group: Facts) -> tuple[str, ...]:
     """The best until now, over those of its seeds that have been evaluated at all."""
     seeds, best = len(group["runs"]), group["best"]
     finished = seeds - group["unfinished"]
-    said = f"{finished} of {seeds} finished" if finished else "unfinished"
+    status = f"{finished} of {seeds} finished" if finished else "unfinished"
     so_far = NOTHING
     if best is not None:
         of = f" of {format_count(best['seeds'], 'seed')}" if best["seeds"] < seeds else ""
-        so_far = f"{number(best['iqm']['value'])} so far{of}"
-    return (group["label"], str(seeds), said, *[NOTHING] * 4, so_far)
+        so_far = f"{format_number(best['iqm']['value'])} so far{of}"
+    return (group["label"], str(seeds), status, *[NOTHING] * 4, so_far)
 
 
-def _evaluated(record: Facts | None) -> str:
+def _format_evaluation(record: Facts | None) -> str:
     if record is None:
         return NOTHING
-    return _spread({"value": record["mean"], "low": record["low"], "high": record["high"]})
+    return _format_interval({"value": record["mean"], "low": record["low"], "high": record["high"]})
 
 
-def _episodes(record: Facts | None) -> str:
-    return number(record["episodes"], 0) if record else NOTHING
+def _format_episodes(record: Facts | None) -> str:
+    return format_number(record["episodes"], 0) if record else NOTHING
 
 
-def _throughput(facts: Facts) -> list[Block]:
+def _make_throughput_blocks(facts: Facts) -> list[Block]:
     head = ("run", "steps", "time", "steps/s", "collect", "learn", "evaluate", "processor time",
             "rollouts on", "machine")  # fmt: skip
     rows = []
@@ -190,11 +197,11 @@ def _throughput(facts: Facts) -> list[Block]:
             (
                 run["folder"],
                 f"{run['steps']:,}",
-                _time(wall),
-                number(run["steps_per_s"], 0),
+                _format_time(wall),
+                format_number(run["steps_per_s"], 0),
                 *shares,
-                _time(run["cpu_s"]),
-                _fleet(facts["clusters"][run["cluster"]]),
+                _format_time(run["cpu_s"]),
+                _format_fleet(facts["clusters"][run["cluster"]]),
                 str(run["machine"] + 1),
             )
         )
@@ -206,18 +213,18 @@ def _throughput(facts: Facts) -> list[Block]:
     ]
 
 
-def _time(seconds: float | None) -> str:
+def _format_time(seconds: float | None) -> str:
     if seconds is None:
         return NOTHING
     return format_duration(seconds) if seconds >= 60.0 else f"{seconds:.1f} s"
 
 
-def _machines(facts: Facts) -> list[Block]:
+def _make_machine_blocks(facts: Facts) -> list[Block]:
     rows = []
     for place, machine in enumerate(facts["machines"], 1):
         packages = machine.get("packages") or {}
-        known = (("rlflame", machine.get("rlflame")), ("Python", machine.get("python")))
-        versions = [f"{name} {version}" for name, version in known if version]
+        components = (("rlflame", machine.get("rlflame")), ("Python", machine.get("python")))
+        versions = [f"{name} {version}" for name, version in components if version]
         versions += [f"{name} {packages[name]}" for name in _PACKAGES if name in packages]
         blas = f" ({machine['blas']})" if "blas" in machine else ""
         cores = [str(machine.get(name, NOTHING)) for name in ("usable_cores", "cores")]
@@ -253,17 +260,17 @@ def _machines(facts: Facts) -> list[Block]:
     return blocks
 
 
-def _again(facts: Facts) -> list[Block]:
+def _make_reproduction_blocks(facts: Facts) -> list[Block]:
     runs = facts["runs"]
     lines = tuple(
-        typed("train", "--config", f"{run['folder']}/config.toml")
+        format_command("train", "--config", f"{run['folder']}/config.toml")
         + (" --init-from FILE" if run["init_policy"] else "")
         for run in runs
     )
-    said: list[Block] = [
+    blocks: list[Block] = [
         "Equal recipes end in equal weights on machines with equal fingerprints; a new folder "
         "beside the old one takes them."
     ]
     if any(run["init_policy"] for run in runs):
-        said.append("FILE is the policy that the run started from; another one is refused.")
-    return [*said, Commands(lines)]
+        blocks.append("FILE is the policy that the run started from; another one is refused.")
+    return [*blocks, Commands(lines)]

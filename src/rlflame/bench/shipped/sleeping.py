@@ -16,7 +16,7 @@ from gymnasium import spaces
 SIZE = 100
 
 
-class Sleeping(gymnasium.Env[Any, Any]):
+class SleepingEnv(gymnasium.Env[Any, Any]):
     """Sleeps for the whole episode in its first step; ten steps of a hundred numbers are 4 kB."""
 
     def __init__(self, episode_ms: float = 0.0, steps: int = 10) -> None:
@@ -28,20 +28,20 @@ class Sleeping(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self._t = 0
-        return self._observation(), {}
+        return self._sample_observation(), {}
 
     def step(self, action: Any) -> Any:
         if self._t == 0 and self._sleep_s:
             time.sleep(self._sleep_s)
         self._t += 1
-        return self._observation(), float(action), self._t >= self._steps, False, {}
+        return self._sample_observation(), float(action), self._t >= self._steps, False, {}
 
-    def _observation(self) -> Any:
+    def _sample_observation(self) -> Any:
         return self.np_random.standard_normal(SIZE, dtype=np.float32)
 
 
-def make(**kwargs: Any) -> Sleeping:
-    return Sleeping(**kwargs)
+def make(**kwargs: Any) -> SleepingEnv:
+    return SleepingEnv(**kwargs)
 
 
 gymnasium.register("Sleeping-v0", make, disable_env_checker=True)

@@ -20,64 +20,64 @@ from typing import Any, Protocol
 
 from rlflame.errors import RlflameError
 from rlflame.fleet.base import Fleet
-from rlflame.fleet.fleet_server import Lending
-from rlflame.fleet.remote import error_of
+from rlflame.fleet.fleet_server import FleetServer
+from rlflame.fleet.remote import make_error
 from rlflame.rollout import blas, wire
 from rlflame.rollout.process.parent_channel import Message
-from rlflame.rollout.process.worker_main import Kind
-from rlflame.rollout.process.worker_process import Garbled, WorkerProcess, how_it_ended
-from rlflame.storage.sweep_result import Outcome
-from rlflame.training.trainer import Stop
+from rlflame.rollout.process.worker_main import FrameKind
+from rlflame.rollout.process.worker_process import ProtocolError, WorkerProcess, describe_exit
+from rlflame.storage.sweep_result import SeedOutcome
+from rlflame.training.trainer import StopRequest
 
 MODULE = "rlflame.experiment.sweep.seed_main"
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _GRACE_S = 5.0
 #: More than one descriptor each, and `select` takes a thousand.
-MOST_AT_ONCE = 256
+MAX_PROCESSES = 256
 
 
-class Listener(Protocol):
+class SeedListener(Protocol):
     """Whoever follows a job."""
 
-    def begun(self, seed: int) -> None: ...
+    def handle_start(self, seed: int) -> None: ...
 
-    def event(self, seed: int, event: Mapping[str, Any]) -> None:
+    def handle_event(self, seed: int, event: Mapping[str, Any]) -> None:
         """What a lone run prints with --json."""
 
-    def ended(self, seed: int, outcome: Outcome) -> None: ...
+    def handle_end(self, seed: int, outcome: SeedOutcome) -> None: ...
 
 
 @dataclass(eq=False)
-class _Member:
+class _SeedProcess:
     seed: int
     process: WorkerProcess
-    lending: Lending | None = None
-    outcome: Outcome | None = None
-    asked: bool = False
+    fleet_server: FleetServer | None = None
+    outcome: SeedOutcome | None = None
+    stop_sent: bool = False
 
 
-class _Wake:
+class _WakePipe:
     """Threads leave something for the loop, and the loop comes round for it."""
 
     def __init__(self) -> None:
         self.reader, self._writer = os.pipe()
         os.set_blocking(self.reader, False)
         os.set_blocking(self._writer, False)
-        self._left: deque[tuple[_Member, bytes]] = deque()
+        self._messages: deque[tuple[_SeedProcess, bytes]] = deque()
         # A number that was closed may be another file's already.
         self._lock = threading.Lock()
         self._closed = False
 
-    def leave(self, member: _Member, payload: bytes) -> None:
-        self._left.append((member, payload))
+    def put(self, seed_process: _SeedProcess, payload: bytes) -> None:
+        self._messages.append((seed_process, payload))
         with self._lock, contextlib.suppress(BlockingIOError):  # full: it will come round anyway
             if not self._closed:
                 os.write(self._writer, b"!")
 
-    def take(self) -> list[tuple[_Member, bytes]]:
+    def take(self) -> list[tuple[_SeedProcess, bytes]]:
         with contextlib.suppress(BlockingIOError):
             os.read(self.reader, 4096)
-        return [self._left.popleft() for _ in range(len(self._left))]
+        return [self._messages.popleft() for _ in range(len(self._messages))]
 
     def close(self) -> None:
         with self._lock:
@@ -86,136 +86,145 @@ class _Wake:
             os.close(self._writer)
 
 
-class Crew:
+class SeedProcesses:
     """`orders` are what each seed's process is told first; `lend` is a fleet for all of them."""
 
     def __init__(
         self,
         orders: Mapping[int, Message],
-        listener: Listener,
-        stop: Stop,
+        listener: SeedListener,
+        stop: StopRequest,
         *,
         at_once: int,
         threads: int = 1,
-        lend: Fleet | None = None,
+        fleet: Fleet | None = None,
         show_output: bool = False,
     ) -> None:
         self._orders = orders
         self._waiting = deque(orders)
         self._listener = listener
         self._stop = stop
-        self._at_once = min(at_once, MOST_AT_ONCE)
-        self._environment = blas.child_environment(threads)
-        self._lend = lend
+        self._max_processes = min(at_once, MAX_PROCESSES)
+        self._environment = blas.make_child_environment(threads)
+        self._fleet = fleet
         self._show_output = show_output
-        self._members: list[_Member] = []
-        self._wake = _Wake()
+        self._processes: list[_SeedProcess] = []
+        self._wake_pipe = _WakePipe()
 
-    def run(self) -> dict[int, Outcome]:
+    def run(self) -> dict[int, SeedOutcome]:
         """Until all have ended; those that a stop kept from beginning are absent."""
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, SeedOutcome] = {}
         try:
-            while self._members or (self._waiting and not self._stop.requested):
+            while self._processes or (self._waiting and not self._stop.requested):
                 if self._stop.requested:
-                    self._ask_to_stop()
-                elif len(self._members) < self._at_once and self._waiting:
-                    self._begin(self._waiting.popleft())
+                    self._request_stop()
+                elif len(self._processes) < self._max_processes and self._waiting:
+                    self._start(self._waiting.popleft())
                     continue
-                for member in self._heard():
-                    assert member.outcome is not None
-                    outcomes[member.seed] = member.outcome
-                    self._listener.ended(member.seed, member.outcome)
+                for seed_process in self._collect_ended():
+                    assert seed_process.outcome is not None
+                    outcomes[seed_process.seed] = seed_process.outcome
+                    self._listener.handle_end(seed_process.seed, seed_process.outcome)
         finally:
-            for member in self._members:
-                member.process.retire()
-                if member.lending is not None:
-                    member.lending.close()
-            self._wake.close()
+            for seed_process in self._processes:
+                seed_process.process.terminate()
+                if seed_process.fleet_server is not None:
+                    seed_process.fleet_server.close()
+            self._wake_pipe.close()
         return outcomes
 
-    def pids(self) -> dict[int, int]:
+    def list_pids(self) -> dict[int, int]:
         """The processes alive now, by seed."""
-        return {member.seed: member.process.pid for member in self._members}
+        return {seed_process.seed: seed_process.process.pid for seed_process in self._processes}
 
-    def _begin(self, seed: int) -> None:
-        self._listener.begun(seed)
+    def _start(self, seed: int) -> None:
+        self._listener.handle_start(seed)
         process = WorkerProcess(
             module=MODULE, environment=self._environment, show_output=self._show_output
         )
-        member = _Member(seed, process)
-        if self._lend is not None:
-            member.lending = Lending(self._lend, lambda payload: self._wake.leave(member, payload))
-        self._members.append(member)
-        process.send(Kind.TASK, wire.encode(self._orders[seed]))
+        seed_process = _SeedProcess(seed, process)
+        if self._fleet is not None:
+            seed_process.fleet_server = FleetServer(
+                self._fleet, lambda payload: self._wake_pipe.put(seed_process, payload)
+            )
+        self._processes.append(seed_process)
+        process.send(FrameKind.TASK, wire.encode(self._orders[seed]))
 
-    def _ask_to_stop(self) -> None:
-        for member in self._members:
-            if not member.asked:
-                member.asked = True
-                member.process.send(Kind.TASK, wire.encode({"what": "stop"}))
+    def _request_stop(self) -> None:
+        for seed_process in self._processes:
+            if not seed_process.stop_sent:
+                seed_process.stop_sent = True
+                seed_process.process.send(FrameKind.TASK, wire.encode({"what": "stop"}))
 
-    def _heard(self) -> Sequence[_Member]:
+    def _collect_ended(self) -> Sequence[_SeedProcess]:
         """Wait a moment for whatever comes; those that have ended meanwhile."""
-        members = self._members
-        answers = {member.process.answers: member for member in members}
-        full = [member.process.requests for member in members if member.process.backlog]
-        ready, _, _ = select.select([*answers, self._wake.reader], full, [], _LOOK_S)
-        for member, payload in self._wake.take():
-            if member in members:
-                member.process.send(Kind.TASK, payload)
-        gone = []
-        for member in members:
-            member.process.flush()
-            if member.process.answers in ready and not self._listen(member):
-                gone.append(member)
-        self._members = [member for member in members if member not in gone]
-        return gone
+        processes = self._processes
+        answers = {seed_process.process.answers: seed_process for seed_process in processes}
+        full = [
+            seed_process.process.requests
+            for seed_process in processes
+            if seed_process.process.has_backlog
+        ]
+        ready, _, _ = select.select([*answers, self._wake_pipe.reader], full, [], _POLL_S)
+        for seed_process, payload in self._wake_pipe.take():
+            if seed_process in processes:
+                seed_process.process.send(FrameKind.TASK, payload)
+        ended = []
+        for seed_process in processes:
+            seed_process.process.flush()
+            if seed_process.process.answers in ready and not self._receive(seed_process):
+                ended.append(seed_process)
+        self._processes = [seed_process for seed_process in processes if seed_process not in ended]
+        return ended
 
-    def _listen(self, member: _Member) -> bool:
+    def _receive(self, seed_process: _SeedProcess) -> bool:
         """False once the process has ended."""
         try:
-            for _, payload in member.process.receive():
-                self._message(member, wire.decode(payload))
+            for _, payload in seed_process.process.receive():
+                self._handle_message(seed_process, wire.decode(payload))
         except BlockingIOError:
             pass
-        except (EOFError, Garbled, wire.WireError) as error:
-            self._bury(member, error)
+        except (EOFError, ProtocolError, wire.WireError) as error:
+            self._record_exit(seed_process, error)
             return False
         return True
 
-    def _message(self, member: _Member, message: Message) -> None:
-        what = message["what"]
-        if what == "event":
-            self._listener.event(member.seed, json.loads(message["text"]))
-        elif what == "ended":
-            member.outcome = Outcome("finished" if message["complete"] else "stopped")
-        elif what == "failed":
-            member.outcome = self._failed(member, message)
-        elif what == "broken":
+    def _handle_message(self, seed_process: _SeedProcess, message: Message) -> None:
+        kind = message["what"]
+        if kind == "event":
+            self._listener.handle_event(seed_process.seed, json.loads(message["text"]))
+        elif kind == "ended":
+            seed_process.outcome = SeedOutcome("finished" if message["complete"] else "stopped")
+        elif kind == "failed":
+            seed_process.outcome = self._make_failure(seed_process, message)
+        elif kind == "broken":
             error = RlflameError(
                 "Something went wrong inside rlflame.", "this is a bug", message["traceback"]
             )
-            member.outcome = Outcome("failed", error)
-        elif member.lending is not None:
-            member.lending.hear(message)
+            seed_process.outcome = SeedOutcome("failed", error)
+        elif seed_process.fleet_server is not None:
+            seed_process.fleet_server.receive(message)
 
-    def _failed(self, member: _Member, message: Message) -> Outcome:
+    def _make_failure(self, seed_process: _SeedProcess, message: Message) -> SeedOutcome:
         """An end that was asked for before anything had begun is no failure."""
-        if member.asked and message["exit_code"] > 128:
-            return Outcome("stopped")
-        return Outcome("failed", error_of({"kind": "RlflameError", **message}))
+        if seed_process.stop_sent and message["exit_code"] > 128:
+            return SeedOutcome("stopped")
+        return SeedOutcome("failed", make_error({"kind": "RlflameError", **message}))
 
-    def _bury(self, member: _Member, error: Exception) -> None:
-        if member.lending is not None:
-            member.lending.close()
-        code = member.process.retire(grace_s=_GRACE_S if isinstance(error, EOFError) else 0.0)
-        if member.outcome is not None:
+    def _record_exit(self, seed_process: _SeedProcess, error: Exception) -> None:
+        if seed_process.fleet_server is not None:
+            seed_process.fleet_server.close()
+        code = seed_process.process.terminate(
+            grace_s=_GRACE_S if isinstance(error, EOFError) else 0.0
+        )
+        if seed_process.outcome is not None:
             return
-        if member.asked and code in (-signal.SIGTERM, -signal.SIGINT):
-            member.outcome = Outcome("stopped")
+        if seed_process.stop_sent and code in (-signal.SIGTERM, -signal.SIGINT):
+            seed_process.outcome = SeedOutcome("stopped")
             return
-        said = how_it_ended(code) if isinstance(error, EOFError) else f"said {error}"
-        said = f"was {said}" if said.startswith("killed") else said
-        member.outcome = Outcome(
-            "failed", RlflameError(f"Its process {said}.", detail=member.process.printed())
+        reason = describe_exit(code) if isinstance(error, EOFError) else f"said {error}"
+        reason = f"was {reason}" if reason.startswith("killed") else reason
+        seed_process.outcome = SeedOutcome(
+            "failed",
+            RlflameError(f"Its process {reason}.", detail=seed_process.process.read_output()),
         )

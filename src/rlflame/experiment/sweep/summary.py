@@ -14,70 +14,79 @@ import numpy as np
 
 from rlflame.analysis.curves import EVALUATION
 from rlflame.errors import CheckpointError
-from rlflame.experiment.sweep.job import Job, Standing, standing
+from rlflame.experiment.sweep.job import SeedStatus, Sweep, read_seed_status
 from rlflame.rollout.spec import Float64
-from rlflame.statistics import best_mean, over, summarise, tail_mean
+from rlflame.statistics import compute_mean_std, compute_tail_mean, find_best_mean, summarise
 from rlflame.storage import run_reader
-from rlflame.storage.sweep_result import Outcome, SeedResult, Summary
+from rlflame.storage.sweep_result import SeedOutcome, SeedResult, SweepSummary
 
 
-def summary(folder: Path, job: Job, outcomes: Mapping[int, Outcome] | None = None) -> Summary:
-    found = [standing(folder, job, seed) for seed in job.seeds]
-    curves = {one.seed: _curve(one.folder) for one in found if one.begun}
+def summarise_sweep(
+    folder: Path, sweep: Sweep, outcomes: Mapping[int, SeedOutcome] | None = None
+) -> SweepSummary:
+    statuses = [read_seed_status(folder, sweep, seed) for seed in sweep.seeds]
+    curves = {status.seed: _read_curve(status.folder) for status in statuses if status.started}
     results = tuple(
-        _result(one, curves.get(one.seed), (outcomes or {}).get(one.seed)) for one in found
+        _make_seed_result(status, curves.get(status.seed), (outcomes or {}).get(status.seed))
+        for status in statuses
     )
     scored = [result for result in results if result.evaluation is not None]
-    finals = np.array([_mean(result) for result in scored], np.float64)
-    lines = [curves[result.seed] for result in scored]
+    finals = np.array([_get_mean(result) for result in scored], np.float64)
+    scored_curves = [curves[result.seed] for result in scored]
     tails = [result.last_evaluations for result in scored]
-    learning = job.config.learning
-    return Summary(
+    learning = sweep.config.learning
+    return SweepSummary(
         environment=learning.environment.id,
         algorithm=learning.algorithm,
         seeds=results,
         final=summarise(finals) if scored else None,
         worst_seed=scored[int(finals.argmin())].seed if scored else None,
         # Of all that were scored or of none: a seed whose record is damaged is not left out unsaid.
-        p2=best_mean([line for line in lines if line is not None]) if None not in lines else None,
-        p4=over(np.array(tails, np.float64)) if scored and None not in tails else None,
+        p2=find_best_mean([line for line in scored_curves if line is not None])
+        if None not in scored_curves
+        else None,
+        p4=compute_mean_std(np.array(tails, np.float64)) if scored and None not in tails else None,
     )
 
 
-def _mean(result: SeedResult) -> float:
+def _get_mean(result: SeedResult) -> float:
     assert result.evaluation is not None
     return float(result.evaluation["mean"])
 
 
-def _curve(folder: Path) -> tuple[Float64, Float64] | None:
+def _read_curve(folder: Path) -> tuple[Float64, Float64] | None:
     """Steps and returns of the evaluations in training."""
     try:
-        return run_reader.read(folder).values(EVALUATION)
+        return run_reader.read_run(folder).read_values(EVALUATION)
     except CheckpointError:
         return None
 
 
-def _result(
-    one: Standing, curve: tuple[Float64, Float64] | None, outcome: Outcome | None
+def _make_seed_result(
+    status: SeedStatus, curve: tuple[Float64, Float64] | None, outcome: SeedOutcome | None
 ) -> SeedResult:
     error = outcome.error if outcome is not None else None
-    found = one.found
-    state = "finished" if one.over else "failed" if error is not None else "stopped"
-    said = error.message if error is not None else ""
-    if found is None:
-        state = state if one.begun or error is not None else "waiting"
-        return SeedResult(one.seed, one.folder, state, error=said)
+    checkpoint = status.checkpoint
+    state = "finished" if status.finished else "failed" if error is not None else "stopped"
+    message = error.message if error is not None else ""
+    if checkpoint is None:
+        state = state if status.started or error is not None else "waiting"
+        return SeedResult(status.seed, status.folder, state, error=message)
     return SeedResult(
-        seed=one.seed,
-        folder=one.folder,
+        seed=status.seed,
+        folder=status.folder,
         state=state,
-        steps=found.progress.steps,
-        iterations=found.progress.iteration,
-        episodes=found.progress.episodes,
-        evaluation=found.evaluation.as_dict() if one.over and found.evaluation else None,
-        best_return=found.best.mean if found.best else None,
-        last_evaluations=tail_mean(curve[1]) if curve is not None and len(curve[1]) else None,
-        state_digest=found.state_digest,
-        digest=found.digest,
-        error=said,
+        steps=checkpoint.progress.steps,
+        iterations=checkpoint.progress.iteration,
+        episodes=checkpoint.progress.episodes,
+        evaluation=checkpoint.evaluation.as_dict()
+        if status.finished and checkpoint.evaluation
+        else None,
+        best_return=checkpoint.best.mean if checkpoint.best else None,
+        last_evaluations=compute_tail_mean(curve[1])
+        if curve is not None and len(curve[1])
+        else None,
+        state_digest=checkpoint.state_digest,
+        digest=checkpoint.digest,
+        error=message,
     )

@@ -37,10 +37,10 @@ PINNED = {
     "mujoco": "mujoco",
     "box2d": "box2d",
 }
-_NO_TIME = (2020, 1, 1, 0, 0, 0)
+_FIXED_TIME = (2020, 1, 1, 0, 0, 0)
 
 
-def archive(env_file: str | None = None) -> bytes:
+def make_archive(env_file: str | None = None) -> bytes:
     """A zip of the modules a worker needs, and of the user's environment file: equal content,
     equal bytes."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(rlflame.__file__)))
@@ -59,11 +59,11 @@ def archive(env_file: str | None = None) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
         for name in sorted(files):
-            packed.writestr(zipfile.ZipInfo(name, _NO_TIME), files[name], zipfile.ZIP_DEFLATED)
+            packed.writestr(zipfile.ZipInfo(name, _FIXED_TIME), files[name], zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
 
-def source(module: str) -> str:
+def read_source(module: str) -> str:
     """A module of ours as text."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
@@ -81,18 +81,18 @@ def _read(path: str) -> bytes:
         ) from error
 
 
-def dependencies(extra: Sequence[str] = ()) -> list[str]:
+def list_dependencies(extra: Sequence[str] = ()) -> list[str]:
     """What a worker installs: numpy and Gymnasium as they are here, and what the user adds."""
-    found = []
-    for package, wanted in PINNED.items():
+    requirements = []
+    for package, requirement in PINNED.items():
         try:
-            found.append(f"{wanted}=={metadata.version(package)}")
+            requirements.append(f"{requirement}=={metadata.version(package)}")
         except metadata.PackageNotFoundError:
             continue
-    return [*found, *extra]
+    return [*requirements, *extra]
 
 
-def package(name: str, wanted: Sequence[str]) -> bytes:
+def make_package(name: str, requirements: Sequence[str]) -> bytes:
     """A source package that is nothing but its dependencies, and builds without a download."""
     files = {
         "pyproject.toml": f"""[build-system]
@@ -103,9 +103,9 @@ backend-path = ["."]
 [project]
 name = "{name}"
 version = "1.0"
-dependencies = [{", ".join(f'"{each}"' for each in wanted)}]
+dependencies = [{", ".join(f'"{requirement}"' for requirement in requirements)}]
 """,
-        "empty.py": _BACKEND.format(name=name.replace("-", "_"), wanted=list(wanted)),
+        "empty.py": _BACKEND.format(name=name.replace("-", "_"), wanted=list(requirements)),
     }
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as packed:

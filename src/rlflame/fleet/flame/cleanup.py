@@ -13,15 +13,15 @@ from functools import partial
 from rlflame.errors import FleetError
 
 from . import object_cache
-from .client import Cluster
+from .client import FlameClient
 
 
-def withdraw(
-    cluster: Cluster,
+def remove_run(
+    client: FlameClient,
     application: str,
     opened: Sequence[tuple[str, str]],
     drain_s: float,
-    fall_silent: Callable[[], None],
+    stop_lease: Callable[[], None],
 ) -> str:
     """Close sessions, delete objects, and last what those are found by; why not, or nothing.
 
@@ -29,14 +29,14 @@ def withdraw(
     would go on putting objects there.
     """
     deadline = time.monotonic() + drain_s
-    latest = list(reversed(opened))
+    newest_first = list(reversed(opened))
     # Results lie under the name of the application that ran; the rest under the first.
-    holders = {application, *(name for name, _ in latest)}
+    prefixes = {application, *(name for name, _ in newest_first)}
     steps: list[Callable[[], None]] = [
-        *(partial(cluster.close_session, session_id) for _, session_id in latest),
-        fall_silent,
-        *(partial(object_cache.delete, f"{name}/*") for name in holders),
-        *(partial(cluster.unregister, name) for name, _ in latest),
+        *(partial(client.close_session, session_id) for _, session_id in newest_first),
+        stop_lease,
+        *(partial(object_cache.delete, f"{name}/*") for name in prefixes),
+        *(partial(client.unregister_application, name) for name, _ in newest_first),
     ]
     for step in steps:
         while True:
@@ -45,7 +45,7 @@ def withdraw(
                 break
             except FleetError as error:
                 with contextlib.suppress(FleetError):
-                    if not _is_there(cluster, latest):
+                    if not _has_run(client, newest_first):
                         break  # it never came to be
                 # Refused while a task runs; workers look up every other second.
                 if time.monotonic() > deadline:
@@ -54,10 +54,10 @@ def withdraw(
     return ""
 
 
-def _is_there(cluster: Cluster, opened: Sequence[tuple[str, str]]) -> bool:
+def _has_run(client: FlameClient, opened: Sequence[tuple[str, str]]) -> bool:
     """Whether the cluster knows anything of this run."""
-    sessions = {session.id for session in cluster.sessions()}
+    sessions = {session.id for session in client.list_sessions()}
     return any(
-        session_id in sessions or cluster.application(name) is not None
+        session_id in sessions or client.get_application(name) is not None
         for name, session_id in opened
     )

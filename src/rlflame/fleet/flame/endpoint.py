@@ -9,9 +9,9 @@ import os
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from rlflame.errors import ConfigError, FleetUnreachable, shell
+from rlflame.errors import ConfigError, FleetUnreachableError, format_shell
 
-from .timeouts import said
+from .timeouts import format_error
 
 UP = "docker compose -f compose/compose.yaml up -d"
 EXPORT = "export FLAME_ENDPOINT=http://127.0.0.1:8080 FLAME_CACHE_ENDPOINT=grpc://127.0.0.1:9090"
@@ -20,10 +20,10 @@ _INSTALL = "pip install 'flamepy>=0.6.0,<0.7'"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class FlameServer:
     """One of the two that a driver talks to, and how its address is written."""
 
-    what: str
+    role: str
     variable: str
     schemes: tuple[str, ...]
     port: int
@@ -33,11 +33,11 @@ class Server:
         return f"{self.schemes[0]}://HOST:{self.port}"
 
 
-MANAGER = Server("session manager", "FLAME_ENDPOINT", ("http", "https"), 8080)
-CACHE = Server("object cache", "FLAME_CACHE_ENDPOINT", ("grpc", "grpcs", "grpc+tls"), 9090)
+MANAGER = FlameServer("session manager", "FLAME_ENDPOINT", ("http", "https"), 8080)
+CACHE = FlameServer("object cache", "FLAME_CACHE_ENDPOINT", ("grpc", "grpcs", "grpc+tls"), 9090)
 
 
-class Misconfigured(ConfigError):
+class FlameConfigError(ConfigError):
     """`fixes` are what cluster-check advises."""
 
     def __init__(self, message: str, hint: str, *fixes: str) -> None:
@@ -45,39 +45,39 @@ class Misconfigured(ConfigError):
         self.fixes = fixes or (hint,)
 
 
-def configured() -> str | None:
+def find_configuration() -> str | None:
     """Where a cluster is configured, or None."""
     if os.environ.get("FLAME_ENDPOINT"):
         return "FLAME_ENDPOINT"
-    path = file()
+    path = get_config_path()
     return path if os.path.exists(path) else None
 
 
-def file() -> str:
+def get_config_path() -> str:
     return os.path.join(os.path.expanduser("~"), ".flame", "flame.yaml")
 
 
-def source(server: Server, endpoint: str) -> str:
+def find_source(server: FlameServer, endpoint: str) -> str:
     """Where this server's address comes from: the variable, else the file, else flamepy."""
     if server.variable in os.environ:
         return server.variable
     try:
-        with open(file(), encoding="utf-8") as found:
-            return file() if endpoint in found.read() else DEFAULT
+        with open(get_config_path(), encoding="utf-8") as config_file:
+            return get_config_path() if endpoint in config_file.read() else DEFAULT
     except (OSError, UnicodeError):
         return DEFAULT
 
 
-def check(server: Server, endpoint: str) -> None:
+def check_endpoint(server: FlameServer, endpoint: str) -> None:
     """Raises Misconfigured where this is no address of such a server."""
-    where = f"in {source(server, endpoint)}"
+    location = f"in {find_source(server, endpoint)}"
     name = "Flame endpoint" if server is MANAGER else "Flame cache endpoint"
     if endpoint and "://" not in endpoint:
-        better = f"{server.schemes[0]}://{endpoint}"
-        raise Misconfigured(
-            f"The {name} {endpoint!r} {where} has no scheme.",
-            f"write {better}",
-            f"export {server.variable}={better}",
+        suggestion = f"{server.schemes[0]}://{endpoint}"
+        raise FlameConfigError(
+            f"The {name} {endpoint!r} {location} has no scheme.",
+            f"write {suggestion}",
+            f"export {server.variable}={suggestion}",
         )
     try:
         parts = urlsplit(endpoint)
@@ -85,46 +85,48 @@ def check(server: Server, endpoint: str) -> None:
         port_is_good = parts.port != 0
     except ValueError:  # brackets that do not close, or a port that is no number up to 65535
         host, scheme, port_is_good = None, endpoint.partition("://")[0], False
-    wanted = f"{server.schemes[0]}:// or {server.schemes[1]}://"
+    expected = f"{server.schemes[0]}:// or {server.schemes[1]}://"
     if endpoint and scheme not in server.schemes:
-        problem = f"begins with {scheme}://, where the {server.what}'s begins with {wanted}"
+        problem = f"begins with {scheme}://, where the {server.role}'s begins with {expected}"
     elif endpoint and not port_is_good:
         problem = "has no good port: a number from 1 to 65535 is wanted"
     elif not host:
         problem = "names no host"
     else:
         return
-    raise Misconfigured(
-        f"The {name} {endpoint!r} {where} {problem}.",
+    raise FlameConfigError(
+        f"The {name} {endpoint!r} {location} {problem}.",
         f"write one like {server.example}",
         f"export {server.variable}={server.example}",
     )
 
 
-def authority(endpoint: str, ca_file: str | None) -> str:
+def format_authority_hint(endpoint: str, ca_file: str | None) -> str:
     """What to say of an encrypted address that is tried with the system's authorities alone."""
     if ca_file or urlsplit(endpoint).scheme not in ("https", "grpcs", "grpc+tls"):
         return ""
     return "export FLAME_CA_FILE=ca.crt, where the cluster has a certificate authority of its own"
 
 
-def unconfigured(instead: str = "--local runs it on this machine.") -> FleetUnreachable:
+def make_unconfigured_error(
+    instead: str = "--local runs it on this machine.",
+) -> FleetUnreachableError:
     """For whoever asks for a cluster without having one."""
-    return FleetUnreachable(
+    return FleetUnreachableError(
         f"No Flame cluster is configured, and none is needed: {instead}",
         f"to bring up a cluster here, in containers: {UP} && {EXPORT}",
     )
 
 
-def not_importable(error: ImportError) -> Misconfigured:
+def make_import_error(error: ImportError) -> FlameConfigError:
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "flamepy":
-        return Misconfigured("flamepy is not installed.", _INSTALL)
-    return Misconfigured(f"flamepy cannot be imported: {said(error)}.", _INSTALL)
+        return FlameConfigError("flamepy is not installed.", _INSTALL)
+    return FlameConfigError(f"flamepy cannot be imported: {format_error(error)}.", _INSTALL)
 
 
-def unreadable(error: Exception) -> Misconfigured:
+def make_unreadable_error(error: Exception) -> FlameConfigError:
     """The variables are read after the file, so a broken file is in their way."""
-    path = file()
+    path = get_config_path()
     if not isinstance(error, (AttributeError, KeyError, TypeError)):
         # A parser names the file too, which a long path leaves no room for.
         cause = " ".join(str(error).split()).rstrip(".").replace(f' "{path}",', "")
@@ -132,16 +134,16 @@ def unreadable(error: Exception) -> Misconfigured:
         cause = "it is empty"
     else:
         cause = "it is not laid out as Flame's configuration is"
-    return Misconfigured(
+    return FlameConfigError(
         f"{path} cannot be read: {cause}.",
-        f"correct it, or put it away: {shell('mv', path, f'{path}.old')}; and {EXPORT}",
+        f"correct it, or put it away: {format_shell('mv', path, f'{path}.old')}; and {EXPORT}",
     )
 
 
 def _is_blank(path: str) -> bool:
     try:
-        with open(path, encoding="utf-8") as found:
-            lines = [line.partition("#")[0].strip() for line in found]
+        with open(path, encoding="utf-8") as config_file:
+            lines = [line.partition("#")[0].strip() for line in config_file]
     except (OSError, UnicodeError):
         return False
     return not any(line.strip("-.") for line in lines)

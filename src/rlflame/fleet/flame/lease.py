@@ -14,13 +14,13 @@ from typing import Any
 from rlflame.rollout import wire
 
 from .raw_object import make_array, read_object
-from .timeouts import bounded
+from .timeouts import call_with_timeout
 
-BEAT_EVERY_S = 5.0
+BEAT_INTERVAL_S = 5.0
 _WRITE_S = 4.0
 
 
-def key_of(application: str) -> str:
+def make_key(application: str) -> str:
     return f"{application}/lease/lease"
 
 
@@ -34,29 +34,29 @@ def read(endpoint: str, key: str) -> dict[str, Any] | None:
     return value
 
 
-def end_for(endpoint: str, key: str, found: dict[str, Any]) -> None:
+def close_lease(endpoint: str, key: str, contents: dict[str, Any]) -> None:
     """Tell the workers of a run that is dead that nobody waits for them; its beat stays as it is.
 
     Raises what flamepy raises.
     """
     from flamepy.core import ObjectRef, update_object
 
-    content = make_array(wire.encode({**found, "closing": True}))
+    content = make_array(wire.encode({**contents, "closing": True}))
     update_object(ObjectRef(endpoint, key, 0), content)
 
 
 class Lease:
-    """Kept by the driver, from construction to `end()`."""
+    """Kept by the driver, from construction to `close()`."""
 
     def __init__(self, endpoint: str, application: str) -> None:
-        self._endpoint, self._key = endpoint, key_of(application)
+        self._endpoint, self._key = endpoint, make_key(application)
         #: Where executors read it: they may not reach the address that the driver is given.
         self.reference = {"endpoint": endpoint, "key": self._key}
         self._beat = 0
         self._closing = False
-        self._over = threading.Event()
+        self._closed = threading.Event()
         self.write()
-        self._thread = threading.Thread(target=self._keep, name="rlflame-lease", daemon=True)
+        self._thread = threading.Thread(target=self._keep_alive, name="rlflame-lease", daemon=True)
         self._thread.start()
 
     def write(self) -> None:
@@ -70,21 +70,21 @@ class Lease:
             "pid": os.getpid(),
         }
         content = make_array(wire.encode(value))
-        place = ObjectRef(self._endpoint, self._key, 0)
-        written = bounded(lambda: update_object(place, content), _WRITE_S, "lease")
-        self.reference = {"endpoint": str(written.endpoint), "key": self._key}
+        reference = ObjectRef(self._endpoint, self._key, 0)
+        stored = call_with_timeout(lambda: update_object(reference, content), _WRITE_S, "lease")
+        self.reference = {"endpoint": str(stored.endpoint), "key": self._key}
 
-    def announce_end(self) -> None:
+    def announce_closing(self) -> None:
         """Workers that look see that nobody waits for their tasks any more."""
         self._closing = True
         self.write()
 
-    def end(self) -> None:
-        self._over.set()
+    def close(self) -> None:
+        self._closed.set()
         self._thread.join(timeout=_WRITE_S + 1.0)
 
-    def _keep(self) -> None:
-        while not self._over.wait(BEAT_EVERY_S):
+    def _keep_alive(self) -> None:
+        while not self._closed.wait(BEAT_INTERVAL_S):
             try:
                 self.write()
             except Exception:  # the cache is away; the next beat may reach it

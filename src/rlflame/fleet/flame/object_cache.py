@@ -17,8 +17,8 @@ from typing import Any
 from rlflame.errors import FleetError
 
 from .raw_object import make_array, read_object
-from .requests import context
-from .timeouts import CALL_S, Unanswered, bounded
+from .requests import make_context
+from .timeouts import CALL_S, ClusterCallError, call_with_timeout
 
 _TRANSFER_S = 80.0
 #: The last part of a key that a worker may name: the cache makes a UUID.
@@ -38,11 +38,11 @@ class Reference:
     key: str
 
 
-def reference_argument(place: Reference) -> Any:
+def make_reference_argument(reference: Reference) -> Any:
     """An argument that the worker's side of flamepy replaces by the object itself."""
     from flamepy.core import ObjectRef
 
-    return ObjectRef(place.endpoint, place.key, 0)
+    return ObjectRef(reference.endpoint, reference.key, 0)
 
 
 def put(prefix: str, content: bytes) -> Reference:
@@ -52,14 +52,14 @@ def put(prefix: str, content: bytes) -> Reference:
 
 def put_context(prefix: str, service: type) -> Reference:
     """What executors load, in the form that they expect: it must not need numpy."""
-    return _put(prefix, context(service))
+    return _put(prefix, make_context(service))
 
 
 def _put(prefix: str, value: Any) -> Reference:
     from flamepy.core import put_object
 
-    found = bounded(lambda: put_object(prefix, value), _TRANSFER_S, "put object")
-    return Reference(found.endpoint, found.key)
+    reference = call_with_timeout(lambda: put_object(prefix, value), _TRANSFER_S, "put object")
+    return Reference(reference.endpoint, reference.key)
 
 
 def upload(key: str, content: bytes) -> str:
@@ -69,12 +69,12 @@ def upload(key: str, content: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".tar.gz") as file:
         file.write(content)
         file.flush()
-        found = bounded(lambda: upload_object(key, file.name), _TRANSFER_S, "upload")
-    address = str(found.endpoint).replace("grpc+tls://", "grpcs://")
+        reference = call_with_timeout(lambda: upload_object(key, file.name), _TRANSFER_S, "upload")
+    address = str(reference.endpoint).replace("grpc+tls://", "grpcs://")
     return f"{address}/{key}"
 
 
-def place(output: bytes, session: Any) -> Reference:
+def parse_reference(output: bytes, session: Any) -> Reference:
     """The object that a worker names as a task's result, which must belong to the session.
 
     The worker may be hostile: its answer decides neither the address that the driver calls nor
@@ -83,8 +83,8 @@ def place(output: bytes, session: Any) -> Reference:
     from flamepy.core import ObjectRef
 
     try:
-        found = ObjectRef.decode(output)
-        endpoint, key = str(found.endpoint), str(found.key)
+        reference = ObjectRef.decode(output)
+        endpoint, key = str(reference.endpoint), str(reference.key)
         if not _ADDRESS.fullmatch(endpoint):
             raise ValueError(endpoint)
     except Exception as error:
@@ -111,40 +111,42 @@ def get(key: str) -> memoryview:
 
     endpoint = str(_get_cached_context().cache_endpoint)
     try:
-        return bounded(lambda: read_object(endpoint, key), _TRANSFER_S, "get object")
-    except Unanswered as error:
+        return call_with_timeout(lambda: read_object(endpoint, key), _TRANSFER_S, "get object")
+    except ClusterCallError as error:
         if isinstance(error.__cause__, KeyError):
             raise KeyError(key) from None
         raise
 
 
 def delete(prefix: str) -> None:
-    bounded(lambda: forget(prefix), CALL_S, "delete objects")
+    call_with_timeout(lambda: delete_without_timeout(prefix), CALL_S, "delete objects")
 
 
-def forget(prefix: str) -> None:
+def delete_without_timeout(prefix: str) -> None:
     """The same by a thread that may wait as long as it takes."""
     from flamepy.core.cache import delete_objects
 
     delete_objects(prefix)
 
 
-class Litter:
+class DeferredDeleter:
     """Deletes what has been used in a thread of its own: nobody waits for that."""
 
     def __init__(self) -> None:
         self._keys: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._sweep, name="rlflame-sweep", daemon=True)
+        self._thread = threading.Thread(
+            target=self._delete_queued, name="rlflame-sweep", daemon=True
+        )
         self._thread.start()
 
-    def throw(self, key: str) -> None:
+    def delete(self, key: str) -> None:
         self._keys.put(key)
 
     def close(self) -> None:
         self._keys.put(None)
         self._thread.join(timeout=5.0)
 
-    def _sweep(self) -> None:
+    def _delete_queued(self) -> None:
         while (key := self._keys.get()) is not None:
             with contextlib.suppress(Exception):  # what stays is deleted with the run
-                forget(key)
+                delete_without_timeout(key)

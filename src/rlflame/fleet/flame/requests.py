@@ -14,14 +14,14 @@ from rlflame.errors import FleetError
 from . import bundle
 
 
-def supervised(arguments: list[str]) -> list[str]:
+def add_supervisor(arguments: list[str]) -> list[str]:
     """The template's command line with our own service at its end, where it had flamepy's."""
     if arguments[-2:] == ["-m", "flamepy.runner.runpy"]:
-        return [*arguments[:-2], "-c", bundle.source("rlflame.fleet.flame.supervisor")]
+        return [*arguments[:-2], "-c", bundle.read_source("rlflame.fleet.flame.supervisor")]
     return arguments  # somebody's own template: it knows best
 
 
-def request(method: str, *arguments: Any) -> bytes:
+def make_request(method: str, *arguments: Any) -> bytes:
     """A call of a method of the object that executors hold, as flamepy spells it."""
     import cloudpickle
     from flamepy.runner.types import RunnerRequest
@@ -46,7 +46,7 @@ def parse_greeting(content: memoryview) -> dict[str, Any]:
     return greeting
 
 
-def context(service: type) -> bytes:
+def make_context(service: type) -> bytes:
     """What executors load: a loader as text, which every Python reads.
 
     Bytecode of another version would crash the worker process, and with it wedge its executor.
@@ -67,8 +67,8 @@ def context(service: type) -> bytes:
                 scope = {"__name__": "rlflame_loader"}
                 return eval, (f"(lambda own: exec({text!r}, own) or own['Loader'])({scope!r})",)
             if obj is service:
-                own = {name: getattr(service, name) for name in ("archive", "settings")}
-                return type, (service.__name__, service.__bases__, own)
+                attributes = {name: getattr(service, name) for name in ("archive", "settings")}
+                return type, (service.__name__, service.__bases__, attributes)
             return super().reducer_override(obj)
 
     packed = io.BytesIO()

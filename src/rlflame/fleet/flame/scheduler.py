@@ -14,33 +14,33 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlflame.errors import FleetError, RlflameError
-from rlflame.fleet.base import FleetEvent, Observer, ignore
-from rlflame.fleet.jobs import Job, JobQueue, tell
+from rlflame.fleet.base import FleetEvent, Observer, ignore_event
+from rlflame.fleet.jobs import FleetJob, JobQueue, deliver_notifications
 
-from ..answers import Again, judge, late
-from .attempt import Attempt, Away, Errands, Overdue
-from .client import Cluster, close_quietly
+from ..answers import Retry, classify_answer, count_delay
+from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableError
+from .client import FlameClient, close_quietly
 from .monitor import Monitor
-from .object_cache import Litter, Reference
-from .overhead import Overhead
-from .task_durations import Pace
-from .timeouts import said
+from .object_cache import DeferredDeleter, Reference
+from .overhead import ClusterOverhead
+from .task_durations import TaskDurations
+from .timeouts import format_error
 
 #: Failures without a single answer between them, over such a time, that end the run.
-_BREAKER = 24
+_BREAKER_FAILURES = 24
 _BREAKER_S = 45.0
 #: Attempts under way: every executor has one and another in line, and there are some to spare.
-_IN_LINE, _SPARE, _MOST = 2, 4, 96
+_ATTEMPTS_PER_EXECUTOR, _SPARE_ATTEMPTS, _MAX_ATTEMPTS = 2, 4, 96
 
 
-class Desk:
+class Scheduler:
     """Attends jobs until it is closed."""
 
     def __init__(
         self,
-        cluster: Cluster,
-        session: Callable[[], Any],
-        weights: Callable[[str], Reference],
+        client: FlameClient,
+        get_session: Callable[[], Any],
+        find_weights: Callable[[str], Reference],
         forget_weights: Callable[[str, Reference | None], None],
         *,
         capacity: int,
@@ -49,219 +49,225 @@ class Desk:
         task_deadline_s: float,
         reconnect_s: float,
         observer: Observer,
-        met: Callable[[dict[str, Any]], None],
-        overhead: Overhead,
-        trouble: Callable[[str], RlflameError],
-        stalled: Callable[[float], None],
+        on_worker: Callable[[dict[str, Any]], None],
+        overhead: ClusterOverhead,
+        diagnose: Callable[[str], RlflameError],
+        on_stall: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cluster = cluster
+        self._client = client
         self._forget_weights = forget_weights
         self._capacity = capacity
         self._max_retries = max_retries
         self._step_deadline_s = step_deadline_s
         self._task_deadline_s = task_deadline_s
         self._observer = observer
-        self._met = met
-        self._trouble = trouble
+        self._on_worker = on_worker
+        self._diagnose = diagnose
         self._reconnect_s = reconnect_s
         self._clock = clock
         self._lock = threading.Condition()
         self._jobs = JobQueue()
         self._attempts: list[Attempt] = []
         self._threads: list[threading.Thread] = []
-        self._most_threads = min(_MOST, _IN_LINE * capacity + _SPARE)
-        self._idle = 0
+        self._max_threads = min(_MAX_ATTEMPTS, _ATTEMPTS_PER_EXECUTOR * capacity + _SPARE_ATTEMPTS)
+        self._idle_count = 0
         self._failures_in_row = 0
         self._failing_since = 0.0
         self._breaker_s = _BREAKER_S
         #: The failures are those of a server that did not answer.
-        self._seen_away = False
+        self._saw_outage = False
         self._closing = False
-        self._over: RlflameError | None = None
-        self._litter = Litter()
+        self._final_error: RlflameError | None = None
+        self._deleter = DeferredDeleter()
         # An observer may ask the fleet for something that is told of in turn.
-        self._speaking = threading.RLock()
-        self._errands = Errands(
-            cluster,
-            session,
-            weights,
-            self._litter.throw,
-            self._runs,
+        self._notify_lock = threading.RLock()
+        self._runner = AttemptRunner(
+            client,
+            get_session,
+            find_weights,
+            self._deleter.delete,
+            self._mark_running,
             lambda: self._closing,
             task_deadline_s,
             reconnect_s,
             clock,
         )
         self._overhead = overhead
-        self.pace = Pace(capacity)
+        self.durations = TaskDurations(capacity)
         self._monitor = Monitor(
-            self, self._errands, self.pace, capacity=capacity, stalled=stalled, clock=clock
+            self, self._runner, self.durations, capacity=capacity, on_stall=on_stall, clock=clock
         )
 
     # From any thread.
 
-    def add(self, jobs: Sequence[Job]) -> None:
+    def add(self, jobs: Sequence[FleetJob]) -> None:
         with self._lock:
             self._jobs.add(jobs)
-            if self._over is not None:
-                self._abandon(self._over)
+            if self._final_error is not None:
+                self._fail_jobs(self._final_error)
             else:
-                self._staff()
+                self._start_threads()
                 # No more than there is work for: attendants that wake in vain cost time.
                 self._lock.notify(len(jobs))
-        self._speak()
+        self._notify_observer()
 
-    def cancel(self, jobs: Sequence[Job]) -> None:
+    def cancel(self, jobs: Sequence[FleetJob]) -> None:
         with self._lock:
             self._jobs.cancel(jobs)
-        self._speak()
+        self._notify_observer()
 
-    def end(self, error: RlflameError) -> None:
+    def fail_all(self, error: RlflameError) -> None:
         """Nothing will be run any more, for this reason."""
         with self._lock:
-            self._abandon(error)
-        self._speak()
+            self._fail_jobs(error)
+        self._notify_observer()
 
     # For the monitor.
 
-    def standing(self) -> tuple[list[Attempt], int]:
+    def list_attempts(self) -> tuple[list[Attempt], int]:
         with self._lock:
             return list(self._attempts), len(self._jobs)
 
-    def double(self, attempt: Attempt, jobs: list[Job]) -> None:
+    def speculate(self, attempt: Attempt, jobs: list[FleetJob]) -> None:
         second = Attempt(jobs, self._clock(), speculative=True)
         with self._lock:
-            if attempt not in self._attempts or attempt.over:
+            if attempt not in self._attempts or attempt.has_failed:
                 return
             self._attempts.append(second)
-        self.tell(*(FleetEvent("speculated", job.task.purpose, job.task.slot) for job in jobs))
-        threading.Thread(target=self._see_through, args=(second,), daemon=True).start()
+        self.notify(*(FleetEvent("speculated", job.task.purpose, job.task.slot) for job in jobs))
+        threading.Thread(target=self._run_attempt, args=(second,), daemon=True).start()
 
     # Of the cache.
 
-    def throw_away(self, key: str) -> None:
+    def delete_object(self, key: str) -> None:
         """Delete an object of the cache, some time soon."""
-        self._litter.throw(key)
+        self._deleter.delete(key)
 
     def close(self) -> None:
         """Take nothing new and let go of all there is; threads that still wait for the cluster
         are daemons, and cut loose."""
         with self._lock:
             self._closing = True
-            self._abandon(FleetError("The fleet was closed."))
+            self._fail_jobs(FleetError("The fleet was closed."))
             self._lock.notify_all()
             streams = [attempt.stream for attempt in self._attempts]
-        self._speak()
+        self._notify_observer()
         self._monitor.close()
         for stream in streams:
             close_quietly(stream)
-        self._litter.close()
+        self._deleter.close()
 
     # Threads that attend attempts.
 
-    def _staff(self) -> None:
+    def _start_threads(self) -> None:
         """As many attendants as there can be attempts; what waits here can still be grouped."""
-        wanted = min(len(self._jobs) - self._idle, self._most_threads - len(self._threads))
-        for _ in range(max(0, wanted)):
-            thread = threading.Thread(target=self._attend, name="rlflame-attempt", daemon=True)
+        count = min(len(self._jobs) - self._idle_count, self._max_threads - len(self._threads))
+        for _ in range(max(0, count)):
+            thread = threading.Thread(
+                target=self._run_attempts, name="rlflame-attempt", daemon=True
+            )
             self._threads.append(thread)
             thread.start()
 
-    def _attend(self) -> None:
+    def _run_attempts(self) -> None:
         while True:
             with self._lock:
-                self._idle += 1
+                self._idle_count += 1
                 while not self._jobs and not self._closing:
                     self._lock.wait()
-                self._idle -= 1
+                self._idle_count -= 1
                 if self._closing:
                     return
-                attempt = Attempt(self._group(), self._clock())
+                attempt = Attempt(self._take_group(), self._clock())
                 self._attempts.append(attempt)
-            self._speak()
-            self._see_through(attempt)
+            self._notify_observer()
+            self._run_attempt(attempt)
 
-    def _group(self) -> list[Job]:
+    def _take_group(self) -> list[FleetJob]:
         """What goes to the cluster next: a job, and with a short one others of its kind."""
         waiting, first = len(self._jobs), self._jobs.take(None)
-        together = self.pace.together(first.task.purpose, waiting, len(self._attempts))
-        return [first, *self._jobs.more_like(first, together - 1)]
+        group_size = self.durations.compute_group_size(
+            first.task.purpose, waiting, len(self._attempts)
+        )
+        return [first, *self._jobs.take_similar(first, group_size - 1)]
 
-    def _see_through(self, attempt: Attempt) -> None:
+    def _run_attempt(self, attempt: Attempt) -> None:
         """From jobs to their answers; whatever goes wrong becomes another attempt, or an error."""
         try:
-            self._answered(attempt, self._errands.carry(attempt))
-        except Away as error:
-            self.end(error)
-        except Overdue as error:
-            self._late(attempt)
-            self._lost(attempt, error.message)
+            self._handle_reply(attempt, self._runner.run(attempt))
+        except ClusterUnreachableError as error:
+            self.fail_all(error)
+        except AttemptTimeout as error:
+            self._count_delays(attempt)
+            self._handle_loss(attempt, error.message)
         except RlflameError as error:
-            self._lost(attempt, error.message)
+            self._handle_loss(attempt, error.message)
         except Exception as error:
-            self._lost(attempt, said(error))
+            self._handle_loss(attempt, format_error(error))
         finally:
             with self._lock:
                 self._attempts.remove(attempt)
-            self._speak()
+            self._notify_observer()
 
-    def _runs(self, attempt: Attempt) -> None:
+    def _mark_running(self, attempt: Attempt) -> None:
         with self._lock:
             for job in attempt.jobs:
-                self._jobs.runs(job)
-        self._speak()
+                self._jobs.mark_running(job)
+        self._notify_observer()
 
     # What comes of an attempt.
 
-    def _answered(self, attempt: Attempt, answered: dict[str, Any]) -> None:
-        self._met(answered["worker"])
-        again: list[tuple[Job, Again]] = []
-        for job, answer in zip(attempt.jobs, answered["answers"], strict=True):
+    def _handle_reply(self, attempt: Attempt, reply: dict[str, Any]) -> None:
+        self._on_worker(reply["worker"])
+        retries: list[tuple[FleetJob, Retry]] = []
+        for job, answer in zip(attempt.jobs, reply["answers"], strict=True):
             busy_s = float(answer["busy_s"])
             with self._lock:
-                self._failures_in_row, self._seen_away = 0, False
+                self._failures_in_row, self._saw_outage = 0, False
                 if job.ended:  # somebody else was faster
                     continue
                 if answer["kind"] == "result":  # what came to nothing says nothing of the work
-                    self.pace.took(job.task.purpose, busy_s)
-                    self._overhead.worked(busy_s)
-            outcome = judge(job, answer, self._max_retries, self._step_deadline_s)
-            if isinstance(outcome, Again):
-                again.append((job, outcome))
+                    self.durations.add(job.task.purpose, busy_s)
+                    self._overhead.add_task(busy_s)
+            outcome = classify_answer(job, answer, self._max_retries, self._step_deadline_s)
+            if isinstance(outcome, Retry):
+                retries.append((job, outcome))
                 continue
             with self._lock:
-                self._jobs.end(job, outcome)
-        if not again:
+                self._jobs.finish(job, outcome)
+        if not retries:
             return
-        self._speak()  # of those that have come through, before the pause
-        for job, outcome in again:
+        self._notify_observer()  # of those that have come through, before the pause
+        for job, outcome in retries:
             if outcome.weights_lost:
                 self._forget_weights(job.task.policy_id, attempt.weights)
-        time.sleep(max(outcome.pause_s for _, outcome in again))
-        self._again(attempt, [(job, outcome.reason) for job, outcome in again])
+        time.sleep(max(outcome.pause_s for _, outcome in retries))
+        self._requeue(attempt, [(job, outcome.reason) for job, outcome in retries])
 
-    def _again(self, attempt: Attempt, failed: Sequence[tuple[Job, str]]) -> None:
+    def _requeue(self, attempt: Attempt, failed: Sequence[tuple[FleetJob, str]]) -> None:
         with self._lock:
             # Where a second attempt goes on, it is that one's turn; the last of them decides.
-            attempt.over = True
-            going_on = [job for other in self._attempts if not other.over for job in other.jobs]
+            attempt.has_failed = True
+            other_jobs = [
+                job for other in self._attempts if not other.has_failed for job in other.jobs
+            ]
             for job, reason in reversed(failed):
-                if job not in going_on and not job.ended and self._over is None:
-                    self._jobs.again(job, reason)
-            self._staff()
+                if job not in other_jobs and not job.ended and self._final_error is None:
+                    self._jobs.requeue(job, reason)
+            self._start_threads()
             self._lock.notify(len(failed))
 
-    def _late(self, attempt: Attempt) -> None:
+    def _count_delays(self, attempt: Attempt) -> None:
         """What one of a group took says nothing of the others."""
         with self._lock:
             for job in attempt.jobs if len(attempt.jobs) == 1 else ():
-                if ended := late(job, self._max_retries, self._task_deadline_s):
-                    self._jobs.end(job, ended)
+                if error := count_delay(job, self._max_retries, self._task_deadline_s):
+                    self._jobs.finish(job, error)
 
-    def _lost(self, attempt: Attempt, reason: str) -> None:
+    def _handle_loss(self, attempt: Attempt, reason: str) -> None:
         """The cluster, and not an environment, failed the attempt."""
-        if not attempt.wanted or self._closing:
+        if not attempt.is_awaited or self._closing:
             return
         now = self._clock()
         with self._lock:
@@ -271,55 +277,57 @@ class Desk:
             failures = self._failures_in_row
             for job in attempt.jobs:
                 job.losses += 1
-        hopeless = self._hopeless(reason, now)
-        if hopeless is not None:
-            self.end(hopeless)
+        final_error = self._find_final_error(reason, now)
+        if final_error is not None:
+            self.fail_all(final_error)
             return
         # One executor may be failing all that it is given: leave others time to take something,
         # and that one time to recover.
         time.sleep(min(2.0, 0.05 * 2 ** min(failures, 6)))
-        said_once = reason if failures == 1 else ""
-        self._again(attempt, [(job, said_once) for job in attempt.jobs])
+        first_reason = reason if failures == 1 else ""
+        self._requeue(attempt, [(job, first_reason) for job in attempt.jobs])
 
-    def _hopeless(self, reason: str, now: float) -> RlflameError | None:
+    def _find_final_error(self, reason: str, now: float) -> RlflameError | None:
         """Why there is no point in trying again, after failures without an answer between them."""
         with self._lock:
             since = self._failing_since
-            if self._failures_in_row < _BREAKER or now - since <= self._breaker_s:
+            if self._failures_in_row < _BREAKER_FAILURES or now - since <= self._breaker_s:
                 return None
-        error = self._trouble(reason)
+        error = self._diagnose(reason)
         with self._lock:
-            if isinstance(error, Away):  # who is away may come back
-                self._seen_away = True
+            if isinstance(error, ClusterUnreachableError):  # who is away may come back
+                self._saw_outage = True
                 return error if now - since > self._reconnect_s else None
-            if self._seen_away:  # and has: what failed meanwhile counts no more
-                self._seen_away, self._failures_in_row = False, 0
-            return error if self._failures_in_row >= _BREAKER else None
+            if self._saw_outage:  # and has: what failed meanwhile counts no more
+                self._saw_outage, self._failures_in_row = False, 0
+            return error if self._failures_in_row >= _BREAKER_FAILURES else None
 
-    def _abandon(self, error: RlflameError) -> None:
-        self._over = self._over or error
-        self._jobs.abandon(self._over, self._under_way())
+    def _fail_jobs(self, error: RlflameError) -> None:
+        self._final_error = self._final_error or error
+        self._jobs.fail_all(self._final_error, self._list_running_jobs())
 
-    def _under_way(self) -> list[Job]:
+    def _list_running_jobs(self) -> list[FleetJob]:
         return [job for attempt in self._attempts for job in attempt.jobs]
 
-    def _speak(self) -> None:
+    def _notify_observer(self) -> None:
         """Tell the observer, one thread at a time and without the lock."""
-        with self._speaking:
+        with self._notify_lock:
             try:
-                tell(self._jobs, self._lock, self._observer)
+                deliver_notifications(self._jobs, self._lock, self._observer)
             except Exception as error:
-                self._deafened(error)
+                self._handle_observer_failure(error)
 
-    def tell(self, *events: FleetEvent) -> None:
-        with self._speaking:
+    def notify(self, *events: FleetEvent) -> None:
+        with self._notify_lock:
             try:
                 for event in events:
                     self._observer(event)
             except Exception as error:
-                self._deafened(error)
+                self._handle_observer_failure(error)
 
-    def _deafened(self, error: Exception) -> None:
+    def _handle_observer_failure(self, error: Exception) -> None:
         """Whoever waits must hear that the observer failed, rather than wait for ever."""
-        self._observer = ignore
-        self.end(FleetError(f"Telling what happens failed: {error!r}.", "", traceback.format_exc()))
+        self._observer = ignore_event
+        self.fail_all(
+            FleetError(f"Telling what happens failed: {error!r}.", "", traceback.format_exc())
+        )

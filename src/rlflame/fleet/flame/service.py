@@ -25,21 +25,21 @@ import rlflame
 from rlflame.fleet.flame.raw_object import make_array, read_object, view_array
 from rlflame.rollout import blas, wire
 from rlflame.rollout.envs import user_file
-from rlflame.rollout.process.worker_main import Kind
-from rlflame.rollout.process.worker_process import Garbled, WorkerProcess, how_it_ended
+from rlflame.rollout.process.worker_main import FrameKind
+from rlflame.rollout.process.worker_process import ProtocolError, WorkerProcess, describe_exit
 
 AnswerKind = Literal["result", "broken", "died", "hung", "no_policy", "cancelled"]
 
 _TICK_S = 0.2
 _START_DEADLINE_S = 120.0
-_POLICIES_KEPT = 4
+_MAX_POLICIES = 4
 #: How often a task that goes on looks whether its run still wants it.
-_LEASE_EVERY_S = 2.0
+_LEASE_INTERVAL_S = 2.0
 #: A run whose sign of life has stood still for so long is dead.
 _LEASE_DEADLINE_S = 90.0
 #: A process whose run has been over for so long should have been ended by its executor manager.
 _ORPHAN_S = 900.0
-_ORPHAN_LOOK_S = 30.0
+_ORPHAN_CHECK_INTERVAL_S = 30.0
 
 
 class Service:
@@ -54,10 +54,10 @@ class Service:
         env_file: str | None = None,
         delay_release_s: float = 0.0,
     ) -> None:
-        self._environment = blas.environment_like(core)
+        self._environment = blas.make_environment_like(core)
         if env_file is not None:  # it lies beside the package that was unpacked with it
             root = os.path.dirname(os.path.dirname(rlflame.__file__))
-            self._environment[user_file.VARIABLE] = os.path.join(root, env_file)
+            self._environment[user_file.FILE_VARIABLE] = os.path.join(root, env_file)
         self._step_deadline_s = step_deadline_s
         self._lease = lease
         self._child: WorkerProcess | None = None
@@ -65,24 +65,26 @@ class Service:
         self._policies: OrderedDict[str, None] = OrderedDict()
         self._name = uuid.uuid4().hex[:8]
         #: When the child was ready for the task; its start is not the task's.
-        self._began = 0.0
+        self._started_at = 0.0
         self._orphan_s = _ORPHAN_S + 2.0 * delay_release_s
         #: The run has ended: what is still queued need not be run.
-        self._over = False
-        _keep_few_objects()
-        threading.Thread(target=self._outlive, name="rlflame-orphan", daemon=True).start()
+        self._has_run_ended = False
+        _limit_object_cache()
+        threading.Thread(
+            target=self._exit_when_orphaned, name="rlflame-orphan", daemon=True
+        ).start()
 
-    def _outlive(self) -> None:
+    def _exit_when_orphaned(self) -> None:
         """End this process where its executor manager died, and so nobody else ever will."""
-        lease, over_since = _Lease(self._lease), None
+        lease, over_since = _LeaseReader(self._lease), None
         while True:
-            time.sleep(_ORPHAN_LOOK_S)
-            if not lease.over():
+            time.sleep(_ORPHAN_CHECK_INTERVAL_S)
+            if not lease.is_over():
                 over_since = None
                 continue
             over_since = over_since or time.monotonic()
             if time.monotonic() - over_since > self._orphan_s:
-                self._retire()
+                self._close_child()
                 os._exit(0)  # which the supervisor takes for an end
 
     def run(self, tasks: Any, policy: str, endpoint: str, key: str) -> Any:
@@ -90,10 +92,10 @@ class Service:
 
         `tasks` is a numpy array where it came with the call, an Arrow array out of the cache.
         """
-        lease = _Lease(self._lease)
+        lease = _LeaseReader(self._lease)
         content = tasks.data if isinstance(tasks, np.ndarray) else view_array(tasks)
         answers = [
-            self._answer(bytes(task), policy, endpoint, key, lease)
+            self._make_answer(bytes(task), policy, endpoint, key, lease)
             for task in wire.decode(content)["tasks"]
         ]
         worker = {
@@ -102,50 +104,50 @@ class Service:
         }  # fmt: skip
         return make_array(wire.encode({"worker": worker, "answers": answers}))
 
-    def _answer(
-        self, task: bytes, policy: str, endpoint: str, key: str, lease: _Lease
+    def _make_answer(
+        self, task: bytes, policy: str, endpoint: str, key: str, lease: _LeaseReader
     ) -> dict[str, Any]:
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         body: bytes = b""
         details: dict[str, Any] = {}
         kind: AnswerKind
         try:
-            kind, body, details = self._run(task, policy, endpoint, key, lease)
+            kind, body, details = self._run_task(task, policy, endpoint, key, lease)
         except BaseException as error:  # no file, no process, no memory: another may have some
-            how = f"failed with {type(error).__name__}: {error}"
-            kind, details = "died", {"how": how, "printed": traceback.format_exc()}
-            self._retire()
+            cause = f"failed with {type(error).__name__}: {error}"
+            kind, details = "died", {"how": cause, "printed": traceback.format_exc()}
+            self._close_child()
         return {
             "kind": kind,
-            "busy_s": time.monotonic() - self._began,
+            "busy_s": time.monotonic() - self._started_at,
             **details,
             "body": np.frombuffer(body, np.uint8),
         }
 
-    def _run(
-        self, task: bytes, policy: str, endpoint: str, key: str, lease: _Lease
+    def _run_task(
+        self, task: bytes, policy: str, endpoint: str, key: str, lease: _LeaseReader
     ) -> tuple[AnswerKind, bytes, dict[str, Any]]:
-        if self._over:
+        if self._has_run_ended:
             return "cancelled", b"", {}
-        child = self._ready()
+        child = self._ensure_child()
         if child is None:
-            return self._mourn(None)
-        self._began = time.monotonic()
+            return self._make_death_answer(None)
+        self._started_at = time.monotonic()
         if policy not in self._policies:
-            weights = _fetched(endpoint, key)
+            weights = _fetch_policy(endpoint, key)
             if weights is None:
                 return "no_policy", b"", {}
-            child.send(Kind.POLICY, weights)
+            child.send(FrameKind.POLICY, weights)
         self._policies[policy] = None
         self._policies.move_to_end(policy)
-        while len(self._policies) > _POLICIES_KEPT:
+        while len(self._policies) > _MAX_POLICIES:
             old, _ = self._policies.popitem(last=False)
-            child.send(Kind.FORGET, wire.encode({"id": old}))
-        child.send(Kind.TASK, task)
-        return self._watch(child, lease)
+            child.send(FrameKind.FORGET, wire.encode({"id": old}))
+        child.send(FrameKind.TASK, task)
+        return self._wait_for_answer(child, lease)
 
-    def _watch(
-        self, child: WorkerProcess, lease: _Lease
+    def _wait_for_answer(
+        self, child: WorkerProcess, lease: _LeaseReader
     ) -> tuple[AnswerKind, bytes, dict[str, Any]]:
         """Wait for the child's answer, its death, its silence, or the end of its run."""
         position: list[int] | None = None
@@ -153,37 +155,38 @@ class Service:
         while True:
             try:
                 frames = [
-                    (kind, payload, _plain(kind, payload)) for kind, payload in self._frames(child)
+                    (kind, payload, _decode_message(kind, payload))
+                    for kind, payload in self._read_frames(child)
                 ]
-            except Garbled as error:
-                return self._mourn(position, f"sent {error}")
+            except ProtocolError as error:
+                return self._make_death_answer(position, f"sent {error}")
             for kind, payload, message in frames:
-                if kind is Kind.RESULT:
-                    return "result", payload, {"printed": child.printed()}
-                if kind is Kind.BROKEN:
-                    return "broken", b"", {**message, "printed": child.printed()}
-                where = [message["slot"], message["row"], message["seed"], message["step"]]
-                if where != position:
-                    position, moved_at = where, time.monotonic()
-            if child.exited:
-                return self._mourn(position)
+                if kind is FrameKind.RESULT:
+                    return "result", payload, {"printed": child.read_output()}
+                if kind is FrameKind.BROKEN:
+                    return "broken", b"", {**message, "printed": child.read_output()}
+                new_position = [message["slot"], message["row"], message["seed"], message["step"]]
+                if new_position != position:
+                    position, moved_at = new_position, time.monotonic()
+            if child.has_exited:
+                return self._make_death_answer(position)
             now = time.monotonic()
             child.trim_output()
             if now - moved_at > self._step_deadline_s:
-                printed = child.printed()
-                self._retire()
+                printed = child.read_output()
+                self._close_child()
                 return "hung", b"", {"position": position, "printed": printed}
-            if lease.due(now) and lease.over():
+            if lease.is_due(now) and lease.is_over():
                 # A run that is merely silent may come back.
-                self._over = lease.closing
-                self._retire()
+                self._has_run_ended = lease.closing
+                self._close_child()
                 return "cancelled", b"", {}
 
-    def _frames(self, child: WorkerProcess) -> list[tuple[Kind, bytes]]:
+    def _read_frames(self, child: WorkerProcess) -> list[tuple[FrameKind, bytes]]:
         """What the child says within a tick; meanwhile it is fed what it has not taken yet."""
         with selectors.DefaultSelector() as selector:
             selector.register(child.answers, selectors.EVENT_READ)
-            if child.backlog:
+            if child.has_backlog:
                 selector.register(child.requests, selectors.EVENT_WRITE)
             for key, _ in selector.select(_TICK_S):
                 if key.fd == child.requests:
@@ -195,84 +198,84 @@ class Service:
                     return []
         return []
 
-    def _ready(self) -> WorkerProcess | None:
+    def _ensure_child(self) -> WorkerProcess | None:
         """A child that has said hello, or None if none would start."""
-        if self._child is not None and not self._child.exited:
+        if self._child is not None and not self._child.has_exited:
             return self._child
-        self._retire()
+        self._close_child()
         child = self._child = WorkerProcess(environment=self._environment)
         deadline = time.monotonic() + _START_DEADLINE_S
-        with contextlib.suppress(Garbled):
-            while time.monotonic() < deadline and not child.exited:
-                for kind, payload in self._frames(child):
-                    if kind is Kind.HELLO:
-                        self._hello = _plain(kind, payload)
+        with contextlib.suppress(ProtocolError):
+            while time.monotonic() < deadline and not child.has_exited:
+                for kind, payload in self._read_frames(child):
+                    if kind is FrameKind.HELLO:
+                        self._hello = _decode_message(kind, payload)
                         return child
         return None
 
-    def _mourn(
-        self, position: list[int] | None, how: str = ""
+    def _make_death_answer(
+        self, position: list[int] | None, cause: str = ""
     ) -> tuple[AnswerKind, bytes, dict[str, Any]]:
         child = self._child
         assert child is not None
-        code = child.retire(grace_s=0.0 if not child.exited else 1.0)
-        how = how or how_it_ended(code)
-        printed = child.printed()
-        self._retire()
-        return "died", b"", {"how": how, "position": position, "printed": printed}
+        code = child.terminate(grace_s=0.0 if not child.has_exited else 1.0)
+        cause = cause or describe_exit(code)
+        printed = child.read_output()
+        self._close_child()
+        return "died", b"", {"how": cause, "position": position, "printed": printed}
 
-    def _retire(self) -> None:
+    def _close_child(self) -> None:
         if self._child is not None:
-            self._child.retire()
+            self._child.terminate()
         self._child = None
         self._policies.clear()
 
 
-def _plain(kind: Kind, payload: bytes) -> dict[str, Any]:
+def _decode_message(kind: FrameKind, payload: bytes) -> dict[str, Any]:
     """A child's small talk; its results are for whoever asked."""
-    if kind is Kind.RESULT:
+    if kind is FrameKind.RESULT:
         return {}
     try:
         message: dict[str, Any] = wire.decode(payload)
     except wire.WireError as error:
-        raise Garbled(f"a damaged frame ({error})") from error
+        raise ProtocolError(f"a damaged frame ({error})") from error
     return message
 
 
-class _Lease:
+class _LeaseReader:
     """The run's sign of life, as seen from one call."""
 
     def __init__(self, reference: Mapping[str, str]) -> None:
         self._reference = reference
         self._beat: int | None = None
-        self._changed_at = self._looked_at = time.monotonic()
+        self._changed_at = self._checked_at = time.monotonic()
         self.closing = False
 
-    def due(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
         """Whether it is time to look again."""
-        if now - self._looked_at < _LEASE_EVERY_S:
+        if now - self._checked_at < _LEASE_INTERVAL_S:
             return False
-        self._looked_at = now
+        self._checked_at = now
         return True
 
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the run has said that it ends, or has said nothing for long."""
         from rlflame.fleet.flame import lease
 
         now = time.monotonic()
-        found = None
+        contents = None
         with contextlib.suppress(Exception):  # a cache that cannot be asked says nothing
-            found = lease.read(**self._reference)
-        if found is not None:
-            if found["closing"]:
+            contents = lease.read(**self._reference)
+        if contents is not None:
+            if contents["closing"]:
                 self.closing = True
                 return True
-            if found["beat"] != self._beat:
-                self._beat, self._changed_at = found["beat"], now
+            if contents["beat"] != self._beat:
+                self._beat, self._changed_at = contents["beat"], now
         return now - self._changed_at > _LEASE_DEADLINE_S
 
 
-def _fetched(endpoint: str, key: str) -> bytes | None:
+def _fetch_policy(endpoint: str, key: str) -> bytes | None:
     """A policy's frame out of the cache, or None where it is no more."""
     try:
         return bytes(read_object(endpoint, key))
@@ -280,7 +283,7 @@ def _fetched(endpoint: str, key: str) -> bytes | None:
         return None
 
 
-def _keep_few_objects() -> None:
+def _limit_object_cache() -> None:
     """flamepy would keep the last thousand objects that passed through this process."""
     from flamepy.core import cache
 

@@ -9,10 +9,10 @@ import queue
 from collections.abc import Callable, Iterator
 
 from rlflame.errors import RlflameError
-from rlflame.fleet.jobs import Job
+from rlflame.fleet.jobs import FleetJob
 from rlflame.rollout.spec import Fragment
 
-from .scheduler import Desk
+from .scheduler import Scheduler
 
 
 class FlameSubmission:
@@ -20,17 +20,17 @@ class FlameSubmission:
 
     def __init__(
         self,
-        desk: Desk,
-        jobs: list[Job],
+        scheduler: Scheduler,
+        jobs: list[FleetJob],
         answers: queue.SimpleQueue[Fragment | RlflameError | None],
-        over: Callable[[bool], None],
+        on_finish: Callable[[bool], None],
     ) -> None:
-        self._desk = desk
+        self._scheduler = scheduler
         self._jobs = jobs
         self._answers = answers
         self._waiting = len(jobs)
-        self._over = over
-        self._told = False
+        self._on_finish = on_finish
+        self._has_finished = False
 
     def __iter__(self) -> Iterator[Fragment]:
         while self._waiting:
@@ -42,17 +42,17 @@ class FlameSubmission:
                 raise outcome
             self._waiting -= 1
             if not self._waiting:
-                self._tell(whole=True)
+                self._finish(complete=True)
             yield outcome
 
     def cancel(self) -> None:
         if self._waiting:
             self._waiting = 0
-            self._desk.cancel(self._jobs)
+            self._scheduler.cancel(self._jobs)
             self._answers.put(None)  # whoever waits in another thread
-        self._tell(whole=False)
+        self._finish(complete=False)
 
-    def _tell(self, *, whole: bool) -> None:
-        if not self._told:
-            self._told = True
-            self._over(whole)
+    def _finish(self, *, complete: bool) -> None:
+        if not self._has_finished:
+            self._has_finished = True
+            self._on_finish(complete)

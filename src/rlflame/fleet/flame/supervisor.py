@@ -25,38 +25,38 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    place = os.path.basename(os.environ.get("FLAME_INSTANCE_ENDPOINT", "instance"))
-    record = os.path.join(os.getcwd(), place + ".session")
-    if os.path.exists(record):
-        os.remove(record)
+    instance = os.path.basename(os.environ.get("FLAME_INSTANCE_ENDPOINT", "instance"))
+    record_path = os.path.join(os.getcwd(), instance + ".session")
+    if os.path.exists(record_path):
+        os.remove(record_path)
     # Whatever the service and its children put aside goes when this process goes.
     folder = tempfile.mkdtemp(prefix="rlflame-")
     os.environ["TMPDIR"] = folder
     tempfile.tempdir = None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        watch(record)
+        watch(record_path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def watch(record: str) -> None:
+def watch(record_path: str) -> None:
     """Fork the service, again and again; a group's end reaches both."""
     deaths = 0
     while deaths < ATTEMPTS:
-        began, supervisor = time.monotonic(), os.getpid()
-        child = os.fork()
-        if child == 0:
+        started_at, supervisor = time.monotonic(), os.getpid()
+        child_pid = os.fork()
+        if child_pid == 0:
             die_with(supervisor)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            serve(record)
+            serve(record_path)
             os._exit(0)
-        _, status = os.waitpid(child, 0)
+        _, status = os.waitpid(child_pid, 0)
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
             return
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM:
             return
-        deaths = 0 if time.monotonic() - began > LONG_LIFE_S else deaths + 1
+        deaths = 0 if time.monotonic() - started_at > LONG_LIFE_S else deaths + 1
         if deaths > 1:
             time.sleep(0.5)
     sys.exit(1)
@@ -70,39 +70,39 @@ def die_with(supervisor: int) -> None:
             os._exit(1)
 
 
-def serve(record: str) -> None:
+def serve(record_path: str) -> None:
     """Answer Flame's calls until the process is told to end."""
     from flamepy.core import service as core
     from flamepy.runner import runpy
 
-    class Remembering(runpy.FlameRunpyService):  # type: ignore[misc]
+    class SessionRecorder(runpy.FlameRunpyService):  # type: ignore[misc]
         def on_session_enter(self, context: Any) -> bool:
-            entered = bool(super().on_session_enter(context))
+            has_entered = bool(super().on_session_enter(context))
             data = context.common_data()
-            noted = {
+            session_record = {
                 "session": context.session_id,
                 "application": context.application.name,
                 "data": base64.b64encode(data or b"").decode(),
             }
-            with open(record + ".new", "w") as file:
-                json.dump(noted, file)
-            os.replace(record + ".new", record)
-            return entered
+            with open(record_path + ".new", "w") as file:
+                json.dump(session_record, file)
+            os.replace(record_path + ".new", record_path)
+            return has_entered
 
         def on_session_leave(self) -> bool:
-            if os.path.exists(record):
-                os.remove(record)
+            if os.path.exists(record_path):
+                os.remove(record_path)
             return bool(super().on_session_leave())
 
     runpy._setup_logging()
-    remembering = Remembering()
-    if os.path.exists(record):
-        with open(record) as file:
-            noted = json.load(file)
-        application = core.ApplicationContext(name=noted["application"])
-        data = base64.b64decode(noted["data"])
-        remembering.on_session_enter(core.SessionContext(data, noted["session"], application))
-    core.run(remembering)
+    service = SessionRecorder()
+    if os.path.exists(record_path):
+        with open(record_path) as file:
+            session_record = json.load(file)
+        application = core.ApplicationContext(name=session_record["application"])
+        data = base64.b64decode(session_record["data"])
+        service.on_session_enter(core.SessionContext(data, session_record["session"], application))
+    core.run(service)
 
 
 if __name__ == "__main__":

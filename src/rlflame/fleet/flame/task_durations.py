@@ -10,31 +10,31 @@ from collections import defaultdict, deque
 from statistics import median
 
 #: So many of the latest tasks are remembered: enough for a median, few enough to follow a change.
-_REMEMBERED = 32
+_HISTORY_LENGTH = 32
 #: Short tasks travel together up to about this much work.
-_TOGETHER_S = 0.6
+_GROUP_WORK_S = 0.6
 #: A task that runs for this many times the usual is slow...
-_SLOW = 3.0
+_SLOW_FACTOR = 3.0
 #: ...but never before this.
 _SLOW_FLOOR_S = 1.0
 
 
-class Pace:
+class TaskDurations:
     """What tasks took lately, by their purpose."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = max(1, capacity)
         self._by_purpose: defaultdict[str, deque[float]] = defaultdict(
-            lambda: deque(maxlen=_REMEMBERED)
+            lambda: deque(maxlen=_HISTORY_LENGTH)
         )
         #: Of any purpose.
         self.busy_s: deque[float] = deque(maxlen=200)
 
-    def took(self, purpose: str, busy_s: float) -> None:
+    def add(self, purpose: str, busy_s: float) -> None:
         self._by_purpose[purpose].append(busy_s)
         self.busy_s.append(busy_s)
 
-    def together(self, purpose: str, waiting: int, under_way: int) -> int:
+    def compute_group_size(self, purpose: str, waiting: int, under_way: int) -> int:
         """How many of the tasks that wait the next executor should be given at once.
 
         An equal share of what waits, so that groups get smaller towards the end and all
@@ -42,16 +42,18 @@ class Pace:
         enough for several rounds, executors that begin together are given groups of all sizes:
         else all of them would answer in the same moment, round after round.
         """
-        known = self._by_purpose.get(purpose)
-        if not known:
+        durations_s = self._by_purpose.get(purpose)
+        if not durations_s:
             return 1
         share = -(-waiting // self._capacity)
-        most = int(_TOGETHER_S / max(median(known), 1e-6))
-        if most < share and under_way < self._capacity:
-            most = 1 + under_way * most // self._capacity
-        return max(1, min(share, most))
+        limit = int(_GROUP_WORK_S / max(median(durations_s), 1e-6))
+        if limit < share and under_way < self._capacity:
+            limit = 1 + under_way * limit // self._capacity
+        return max(1, min(share, limit))
 
-    def slow_s(self, purpose: str, tasks: int) -> float | None:
+    def compute_slow_s(self, purpose: str, tasks: int) -> float | None:
         """After how long so many together are stragglers; None as long as nothing is known."""
-        known = list(self._by_purpose.get(purpose, ()))  # another thread may add to them
-        return max(_SLOW_FLOOR_S, _SLOW * tasks * median(known)) if known else None
+        durations_s = list(self._by_purpose.get(purpose, ()))  # another thread may add to them
+        return (
+            max(_SLOW_FLOOR_S, _SLOW_FACTOR * tasks * median(durations_s)) if durations_s else None
+        )

@@ -17,10 +17,10 @@ T = TypeVar("T")
 #: What a call may take that waits for nothing but the cluster's answer.
 CALL_S = 20.0
 #: After this Arrow says the same again, at length.
-_REPEATED = " gRPC client debug context:"
+_DEBUG_CONTEXT_MARK = " gRPC client debug context:"
 
 
-class Unanswered(FleetError):
+class ClusterCallError(FleetError):
     """A call to the cluster that did not come back in time, or came back with an error."""
 
 
@@ -34,9 +34,9 @@ class _Caller:
     def _serve(self) -> None:
         while True:
             call = self.calls.get()
-            call.make()
-            _free.append(self)
-            call.over.release()
+            call.run()
+            _idle_callers.append(self)
+            call.done_lock.release()
             del call  # and with it what came of it
 
 
@@ -47,10 +47,10 @@ class _Call:
         self._work = work
         self.result: Any = None
         self.error: BaseException | None = None
-        self.over = threading.Lock()
-        self.over.acquire()
+        self.done_lock = threading.Lock()
+        self.done_lock.acquire()
 
-    def make(self) -> None:
+    def run(self) -> None:
         try:
             self.result = self._work()
         except BaseException as error:
@@ -58,36 +58,36 @@ class _Call:
 
 
 #: Callers without a call. To start a thread for each call would cost more than most calls do.
-_free: deque[_Caller] = deque()
+_idle_callers: deque[_Caller] = deque()
 
 
-def bounded(call: Callable[[], T], timeout_s: float, what: str) -> T:
+def call_with_timeout(call: Callable[[], T], timeout_s: float, operation: str) -> T:
     """The call's result, or Unanswered: flamepy has no deadlines of its own."""
     try:
-        caller = _free.pop()
+        caller = _idle_callers.pop()
     except IndexError:
         caller = _Caller()
-    made = _Call(call)
-    caller.calls.put(made)
-    if not made.over.acquire(timeout=timeout_s):
-        raise Unanswered(f"The cluster did not answer within {timeout_s:g} s ({what}).")
-    if made.error is None:
-        result: T = made.result
+    pending_call = _Call(call)
+    caller.calls.put(pending_call)
+    if not pending_call.done_lock.acquire(timeout=timeout_s):
+        raise ClusterCallError(f"The cluster did not answer within {timeout_s:g} s ({operation}).")
+    if pending_call.error is None:
+        result: T = pending_call.result
         return result
-    raise refused(made.error, what)
+    raise make_call_error(pending_call.error, operation)
 
 
-def refused(error: BaseException, what: str) -> FleetError:
+def make_call_error(error: BaseException, operation: str) -> FleetError:
     """What a call came to that did not come to its result, in our words."""
     if isinstance(error, FleetError):
         return error
-    failure = Unanswered(f"The cluster refused ({what}): {said(error)}.")
+    failure = ClusterCallError(f"The cluster refused ({operation}): {format_error(error)}.")
     failure.__cause__ = error
     return failure
 
 
-def said(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """An error of flamepy, gRPC or Arrow in one line."""
     lines = str(error).strip().splitlines()
-    words = lines[0] if lines else type(error).__name__
-    return words.partition(_REPEATED)[0].rstrip(".")
+    text = lines[0] if lines else type(error).__name__
+    return text.partition(_DEBUG_CONTEXT_MARK)[0].rstrip(".")

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rlflame.rollout.process.worker_main import versions
+from rlflame.rollout.process.worker_main import read_versions
 
 
-class Workers:
+class WorkerRegistry:
     """Who works for a run, as far as they have answered.
 
     Executors come and go, and nobody says which have gone; but there are at most `most` at a time,
@@ -24,48 +24,50 @@ class Workers:
 
     def __init__(
         self,
-        most: int,
-        room: Callable[[], int],
-        told: Callable[[int], None],
+        max_workers: int,
+        count_room: Callable[[], int],
+        on_count: Callable[[int], None],
         warn: Callable[[str, str], None],
     ) -> None:
-        self._most = most
-        self._room = room
-        self._told = told
+        self._max_workers = max_workers
+        self._count_room = count_room
+        self._on_count = on_count
         self._warn = warn
         self._lock = threading.Lock()
-        self._known: dict[str, dict[str, Any]] = {}
+        self._workers: dict[str, dict[str, Any]] = {}
 
-    def seen(self) -> list[dict[str, Any]]:
+    def list_workers(self) -> list[dict[str, Any]]:
         with self._lock:
-            return list(self._known.values())
+            return list(self._workers.values())
 
-    def met(self, worker: dict[str, Any]) -> None:
+    def add(self, worker: dict[str, Any]) -> None:
         if "python" not in worker:  # it could not start the process that would say
             return
         with self._lock:
-            full = worker["name"] not in self._known and len(self._known) >= self._most
-        room = self._room() if full else 0
+            is_full = (
+                worker["name"] not in self._workers and len(self._workers) >= self._max_workers
+            )
+        room = self._count_room() if is_full else 0
         with self._lock:
-            self._most = max(self._most, room)
-            known = self._known.pop(worker["name"], None) is not None
-            self._known[worker["name"]] = worker
-            gone = len(self._known) > self._most
-            if gone:
-                del self._known[next(iter(self._known))]
-            count = len(self._known)
-        if known:
+            self._max_workers = max(self._max_workers, room)
+            is_known = self._workers.pop(worker["name"], None) is not None
+            self._workers[worker["name"]] = worker
+            has_excess = len(self._workers) > self._max_workers
+            if has_excess:
+                del self._workers[next(iter(self._workers))]
+            count = len(self._workers)
+        if is_known:
             return
-        if not gone:
-            self._told(count)
-        here = versions()
+        if not has_excess:
+            self._on_count(count)
+        local_versions = read_versions()
         differ = [
-            f"{name} {worker.get(name)} (here {here[name]})"
-            for name in here
+            f"{name} {worker.get(name)} (here {local_versions[name]})"
+            for name in local_versions
             if name != "python"
-            and worker.get(name) != here[name]
+            and worker.get(name) != local_versions[name]
             # What one of the two lacks has no part in what both can run.
-            and "absent" not in (worker.get(name), here[name])
+            and "absent" not in (worker.get(name), local_versions[name])
         ]
         if differ:
             self._warn(
@@ -73,14 +75,18 @@ class Workers:
                 f"the worker on {worker['host']} differs in {', '.join(differ)}: results can "
                 "differ in their last bits from a run on this machine",
             )
-        theirs, ours = _minor(str(worker.get("python", ""))), _minor(here["python"])
-        if theirs != ours:
+        worker_python, local_python = (
+            _parse_minor(str(worker.get("python", ""))),
+            _parse_minor(local_versions["python"]),
+        )
+        if worker_python != local_python:
             self._warn(
-                f"python {theirs}",
-                f"the worker on {worker['host']} runs Python {theirs} (here {ours}): rlflame's own "
+                f"python {worker_python}",
+                f"the worker on {worker['host']} runs Python {worker_python} (here "
+                f"{local_python}): rlflame's own "
                 "bits do not depend on it, an environment's may",
             )
 
 
-def _minor(version: str) -> str:
+def _parse_minor(version: str) -> str:
     return ".".join(version.split(".")[:2])

@@ -16,23 +16,23 @@ from functools import partial
 import numpy as np
 
 from rlflame.errors import LearningError
-from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.spec import Array, Fragment, PolicyArrays
 
-from ..base import Batch, ReplayBatch, Segment, State, Transitions, digest_of
-from ..networks.flat_params import restore, restored_count
-from .rollout_buffer import side_by_side
-from .transition_ring import TransitionRing, hidden_bytes
+from ..base import Batch, ReplayBatch, Segment, State, Transitions, compute_digest
+from ..networks.flat_params import restore, restore_count
+from .rollout_buffer import concatenate_fragments
+from .transition_ring import TransitionRing, count_final_observation_bytes
 
 #: A segment is as many whole rows as hold about this many transitions. Part of every run's files.
 SEGMENT_TRANSITIONS = 2048
-_HIGHEST = float(np.finfo(np.float32).max)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _TAIL = "tail."
 #: Beyond what any run reaches, and far from where counters overflow.
-_MOST_ROWS = 2**40
+_MAX_ROWS = 2**40
 
 
-def segment_rows(columns: int) -> int:
+def count_segment_rows(columns: int) -> int:
     return max(1, SEGMENT_TRANSITIONS // columns)
 
 
@@ -54,30 +54,30 @@ class ReplayShape:
 
     @property
     def segment_rows(self) -> int:
-        return segment_rows(self.columns)
+        return count_segment_rows(self.columns)
 
     @property
-    def held_rows(self) -> int:
+    def stored_rows(self) -> int:
         """Rows in memory: a segment stays whole until the last of it has left the sampled ones."""
         return self.rows + self.segment_rows - 1
 
     @property
     def nbytes(self) -> int:
         """Memory of a full replay."""
-        return math.ceil((self.held_rows + 1) * self.columns * self._bytes_each)
+        return math.ceil((self.stored_rows + 1) * self.columns * self._transition_bytes)
 
-    def fitting(self, nbytes: int) -> int:
+    def find_capacity(self, nbytes: int) -> int:
         """A capacity that takes no more than that."""
-        besides = (self.segment_rows + 1) * self.columns
-        return max(1, int(nbytes / self._bytes_each) - besides)
+        overhead = (self.segment_rows + 1) * self.columns
+        return max(1, int(nbytes / self._transition_bytes) - overhead)
 
     @property
-    def _bytes_each(self) -> float:
+    def _transition_bytes(self) -> float:
         """Of a transition: its numbers, how it ended, and its share of what time limits hide."""
-        each = 4.0 * (self.observation_size + self.action_size + 1) + 1.0
+        size = 4.0 * (self.observation_size + self.action_size + 1) + 1.0
         if self.episode_steps is None:
-            return each
-        return each + hidden_bytes(self.observation_size) / self.episode_steps
+            return size
+        return size + count_final_observation_bytes(self.observation_size) / self.episode_steps
 
 
 class ReplayBuffer:
@@ -85,7 +85,8 @@ class ReplayBuffer:
 
     Exactly `floor((steps - learning_starts) * updates_per_step)` in all, however steps are cut
     into iterations. Samples are drawn with replacement, so the first update needs no full batch.
-    A new lineage (see `renewed`) counts its steps from zero, and `learning_starts` again.
+    A new lineage (see `make_emptied_state`) counts its steps from zero, and `learning_starts`
+    again.
     """
 
     def __init__(
@@ -108,8 +109,8 @@ class ReplayBuffer:
         self._updates_per_step = Fraction(repr(updates_per_step))
         self._learning_starts = learning_starts
         self._powers = np.array([discount**k for k in range(n_step + 1)], np.float32)
-        self._ring = self._empty_ring()
-        self._drawn = Transitions(
+        self._ring = self._make_ring()
+        self._transitions = Transitions(
             observations=np.zeros((batch_size, observation_size), np.float32),
             actions=np.zeros((batch_size, action_size), np.float32),
             rewards=np.zeros(batch_size, np.float32),
@@ -118,161 +119,167 @@ class ReplayBuffer:
         )
         self._fresh: Batch | None = None
         self._updates = 0
-        self._forgiven = 0
+        self._waived_updates = 0
         self._lineage = 0
         #: Number, digest of the one before, and digest of each sealed segment still needed.
-        self._sealed: deque[tuple[int, str, str]] = deque()
+        self._sealed_segments: deque[tuple[int, str, str]] = deque()
         #: The digest of the newest sealed one, which stands for all before it.
-        self._chain = ""
+        self._chain_digest = ""
 
     @property
     def size(self) -> int:
         """Transitions that are sampled from."""
-        return min(self._ring.end, self._shape.rows) * self._shape.columns
+        return min(self._ring.rows_written, self._shape.rows) * self._shape.columns
 
     @property
     def total_added(self) -> int:
-        return self._ring.end * self._shape.columns
+        return self._ring.rows_written * self._shape.columns
 
     @property
     def nbytes(self) -> int:
         return self._ring.nbytes
 
     def add(self, fragments: Sequence[Fragment], behaviour: PolicyArrays) -> None:
-        batch = side_by_side(fragments, behaviour)
+        batch = concatenate_fragments(fragments, behaviour)
         first = 0
         while first < len(batch.rewards):
-            room = self._shape.segment_rows - self._ring.end % self._shape.segment_rows
+            room = self._shape.segment_rows - self._ring.rows_written % self._shape.segment_rows
             stop = min(first + room, len(batch.rewards))
-            self._ring.append(_rows_of(batch, first, stop))
-            if self._ring.end % self._shape.segment_rows == 0:
-                self._seal(self._ring.end // self._shape.segment_rows - 1)
-            while self._sealed and self._sealed[0][0] < self._first_needed():
-                self._sealed.popleft()
+            self._ring.append(_slice_rows(batch, first, stop))
+            if self._ring.rows_written % self._shape.segment_rows == 0:
+                self._seal_segment(self._ring.rows_written // self._shape.segment_rows - 1)
+            while (
+                self._sealed_segments
+                and self._sealed_segments[0][0] < self._find_first_needed_segment()
+            ):
+                self._sealed_segments.popleft()
             first = stop
-        self._ring.follow(batch.last_observations)
+        self._ring.set_next_observations(batch.last_observations)
         self._fresh = batch
 
-    def batches(self) -> Iterator[ReplayBatch]:
+    def take_batches(self) -> Iterator[ReplayBatch]:
         if self._fresh is not None:
             fresh, self._fresh = self._fresh, None
-            first, self._updates = self._updates, self._owed()
+            first, self._updates = self._updates, self._count_owed_updates()
             yield ReplayBatch(fresh, first, self._updates - first, self.draw)
 
     def draw(self, update: int) -> Transitions:
         """The transitions of one update, from a stream of its own."""
         size = self.size
-        chosen = stream(self._seed, Role.REPLAY, update).integers(
-            self.total_added - size, self.total_added, len(self._drawn.rewards)
+        chosen = make_stream(self._seed, Role.REPLAY, update).integers(
+            self.total_added - size, self.total_added, len(self._transitions.rewards)
         )
-        self._ring.gather(chosen, self._powers, self._drawn)
-        return self._drawn
+        self._ring.gather(chosen, self._powers, self._transitions)
+        return self._transitions
 
-    def _owed(self) -> int:
+    def _count_owed_updates(self) -> int:
         beyond = max(0, self.total_added - self._learning_starts)
-        return self._forgiven + int(beyond * self._updates_per_step)
+        return self._waived_updates + int(beyond * self._updates_per_step)
 
-    def _seal(self, number: int) -> None:
-        previous = self._chain
-        self._chain = digest_of(self._content(number, previous))
-        self._sealed.append((number, previous, self._chain))
+    def _seal_segment(self, number: int) -> None:
+        previous = self._chain_digest
+        self._chain_digest = compute_digest(self._read_segment(number, previous))
+        self._sealed_segments.append((number, previous, self._chain_digest))
 
-    def _first_needed(self) -> int:
+    def _find_first_needed_segment(self) -> int:
         """The segment that the oldest sampled row is in."""
-        return max(0, self._ring.end - self._shape.rows) // self._shape.segment_rows
+        return max(0, self._ring.rows_written - self._shape.rows) // self._shape.segment_rows
 
-    def _content(self, number: int, previous: str) -> State:
+    def _read_segment(self, number: int, previous: str) -> State:
         first = number * self._shape.segment_rows
-        if first < self._ring.end - self._shape.held_rows:
+        if first < self._ring.rows_written - self._shape.stored_rows:
             raise LearningError(f"Segment {number} of the replay has left memory.")
-        rows = self._ring.rows(first, first + self._shape.segment_rows)
+        rows = self._ring.copy_rows(first, first + self._shape.segment_rows)
         return {"previous": _as_bytes(previous), **rows}
 
-    def _empty_ring(self) -> TransitionRing:
+    def _make_ring(self) -> TransitionRing:
         shape = self._shape
         return TransitionRing(
-            shape.held_rows, shape.columns, shape.observation_size, shape.action_size
+            shape.stored_rows, shape.columns, shape.observation_size, shape.action_size
         )
 
-    def segments(self) -> tuple[Segment, ...]:
+    def list_segments(self) -> tuple[Segment, ...]:
         return tuple(
-            Segment(number, digest, partial(self._content, number, previous))
-            for number, previous, digest in self._sealed
+            Segment(number, digest, partial(self._read_segment, number, previous))
+            for number, previous, digest in self._sealed_segments
         )
 
-    def state(self) -> State:
-        shape, end = self._shape, self._ring.end
-        tail = self._ring.rows(end - end % shape.segment_rows, end)
+    def get_state(self) -> State:
+        shape, end = self._shape, self._ring.rows_written
+        tail = self._ring.copy_rows(end - end % shape.segment_rows, end)
         return {
             "rows": np.array(end, np.int64),
             "updates": np.array(self._updates, np.int64),
-            "forgiven": np.array(self._forgiven, np.int64),
+            "forgiven": np.array(self._waived_updates, np.int64),
             "lineage": np.array(self._lineage, np.int64),
-            "chain": _as_bytes(self._chain),
-            "last_observations": self._ring.following(),
+            "chain": _as_bytes(self._chain_digest),
+            "last_observations": self._ring.get_next_observations(),
             **{_TAIL + name: array for name, array in tail.items()},
         }
 
     def load_state(self, state: Mapping[str, Array], segments: Sequence[Segment]) -> None:
         shape, chain = self._shape, np.zeros(32, np.uint8)
-        end = restored_count("rows", state)
+        end = restore_count("rows", state)
         restore(chain, "chain", state)
         sealed = end // shape.segment_rows
         first = min(max(0, end - shape.rows) // shape.segment_rows, sealed)
-        named = [segment.number for segment in segments]
-        if not 0 <= end <= _MOST_ROWS or named != list(range(first, sealed)):
-            raise _not_of_this_replay("its segments are not those that its counters name")
+        numbers = [segment.number for segment in segments]
+        if not 0 <= end <= _MAX_ROWS or numbers != list(range(first, sealed)):
+            raise _make_mismatch_error("its segments are not those that its counters name")
         # One that holds nothing is taken for it: there may be no room for two.
-        ring = self._empty_ring() if self._ring.end else self._ring
-        ring.end = first * shape.segment_rows
-        links = [self._take_up(segment, ring) for segment in segments]
-        if segments and [*links[1:], _as_digest(chain)] != [s.digest for s in segments]:
-            raise _not_of_this_replay("its segments do not follow each other")
+        ring = self._make_ring() if self._ring.rows_written else self._ring
+        ring.rows_written = first * shape.segment_rows
+        previous_digests = [self._restore_segment(segment, ring) for segment in segments]
+        if segments and [*previous_digests[1:], _as_digest(chain)] != [s.digest for s in segments]:
+            raise _make_mismatch_error("its segments do not follow each other")
         tail = {n.removeprefix(_TAIL): a for n, a in state.items() if n.startswith(_TAIL)}
-        self._check(tail, end % shape.segment_rows)
+        self._check_rows(tail, end % shape.segment_rows)
         ring.append(tail)
         last = np.zeros((shape.columns, shape.observation_size), np.float32)
         restore(last, "last_observations", state)
-        ring.follow(last)
-        self._ring, self._chain, self._fresh = ring, _as_digest(chain), None
-        self._sealed = deque(
-            (segment.number, link, segment.digest)
-            for segment, link in zip(segments, links, strict=True)
+        ring.set_next_observations(last)
+        self._ring, self._chain_digest, self._fresh = ring, _as_digest(chain), None
+        self._sealed_segments = deque(
+            (segment.number, previous_digest, segment.digest)
+            for segment, previous_digest in zip(segments, previous_digests, strict=True)
         )
-        self._updates, self._forgiven, self._lineage = (
-            restored_count(name, state) for name in ("updates", "forgiven", "lineage")
+        self._updates, self._waived_updates, self._lineage = (
+            restore_count(name, state) for name in ("updates", "forgiven", "lineage")
         )
-        if not 0 <= self._forgiven <= self._updates <= self._owed() or self._lineage < 0:
-            raise _not_of_this_replay("its counters contradict each other")
+        if (
+            not 0 <= self._waived_updates <= self._updates <= self._count_owed_updates()
+            or self._lineage < 0
+        ):
+            raise _make_mismatch_error("its counters contradict each other")
 
-    def _take_up(self, segment: Segment, ring: TransitionRing) -> str:
+    def _restore_segment(self, segment: Segment, ring: TransitionRing) -> str:
         """Write a segment's rows; the digest of the one before it."""
-        link, rows = np.zeros(32, np.uint8), dict(segment.arrays())
-        restore(link, "previous", rows)
+        previous_digest, rows = np.zeros(32, np.uint8), dict(segment.arrays())
+        restore(previous_digest, "previous", rows)
         del rows["previous"]
-        self._check(rows, self._shape.segment_rows)
+        self._check_rows(rows, self._shape.segment_rows)
         ring.append(rows)
-        return _as_digest(link)
+        return _as_digest(previous_digest)
 
-    def _check(self, rows: Mapping[str, Array], steps: int) -> None:
+    def _check_rows(self, rows: Mapping[str, Array], steps: int) -> None:
         """Saved rows must have the shapes that the recipe implies."""
-        expected = self._ring.shapes(steps)
+        expected = self._ring.list_shapes(steps)
         if rows.keys() != expected.keys():
-            odd = ", ".join(sorted(rows.keys() ^ expected.keys())[:5])
-            raise _not_of_this_replay(f"arrays are missing or unknown: {odd}")
+            unexpected = ", ".join(sorted(rows.keys() ^ expected.keys())[:5])
+            raise _make_mismatch_error(f"arrays are missing or unknown: {unexpected}")
         boundaries = rows["boundary_index"].shape
         table = boundaries[0] if boundaries else 0
         for name, (dtype, shape) in expected.items():
-            there: Array = np.zeros([table if size < 0 else size for size in shape], dtype)
-            restore(there, name, rows)
+            target: Array = np.zeros([table if size < 0 else size for size in shape], dtype)
+            restore(target, name, rows)
 
 
-def renewed(state: Mapping[str, Array]) -> State:
+def make_emptied_state(state: Mapping[str, Array]) -> State:
     """The state of an empty replay in place of one that was lost: a new lineage.
 
     The updates already made stay counted, and what the lost steps owed is forgiven.
     """
-    updates, lineage = (restored_count(name, state) for name in ("updates", "lineage"))
+    updates, lineage = (restore_count(name, state) for name in ("updates", "lineage"))
     tail = {name: array[:0] for name, array in state.items() if name.startswith(_TAIL)}
     return {
         **{name: np.zeros_like(array) for name, array in state.items()},
@@ -283,23 +290,23 @@ def renewed(state: Mapping[str, Array]) -> State:
     }
 
 
-def _rows_of(batch: Batch, first: int, stop: int) -> State:
+def _slice_rows(batch: Batch, first: int, stop: int) -> State:
     steps = slice(first, stop)
     step = batch.boundary_index[:, 0]
-    here = (first <= step) & (step < stop)
+    inside = (first <= step) & (step < stop)
     return {
         "observations": batch.observations[steps],
         "actions": batch.actions[steps],
         # Rewards beyond float32 are as good as its greatest, and a file stays free of infinity.
-        "rewards": np.clip(batch.rewards[steps], -_HIGHEST, _HIGHEST).astype(np.float32),
+        "rewards": np.clip(batch.rewards[steps], -_MAX_FLOAT32, _MAX_FLOAT32).astype(np.float32),
         "terminated": batch.terminated[steps],
         "truncated": batch.truncated[steps],
-        "boundary_index": batch.boundary_index[here] - np.array([first, 0]),
-        "boundary_observations": batch.boundary_observations[here],
+        "boundary_index": batch.boundary_index[inside] - np.array([first, 0]),
+        "boundary_observations": batch.boundary_observations[inside],
     }
 
 
-def _not_of_this_replay(reason: str) -> LearningError:
+def _make_mismatch_error(reason: str) -> LearningError:
     return LearningError(
         f"The saved replay cannot be taken up: {reason}.", "use a checkpoint of the same recipe"
     )

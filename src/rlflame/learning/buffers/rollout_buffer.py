@@ -11,38 +11,38 @@ from rlflame.rollout.spec import Array, Fragment, PolicyArrays
 from ..base import Batch, Segment, State
 
 
-class OnPolicyStore:
+class RolloutBuffer:
     """Yields the fresh fragments as one batch and forgets them."""
 
     def __init__(self) -> None:
         self._batch: Batch | None = None
 
     def add(self, fragments: Sequence[Fragment], behaviour: PolicyArrays) -> None:
-        self._batch = side_by_side(fragments, behaviour)
+        self._batch = concatenate_fragments(fragments, behaviour)
 
-    def batches(self) -> Iterator[Batch]:
+    def take_batches(self) -> Iterator[Batch]:
         if self._batch is not None:
             batch, self._batch = self._batch, None
             yield batch
 
-    def state(self) -> State:
+    def get_state(self) -> State:
         return {}
 
-    def segments(self) -> tuple[Segment, ...]:
+    def list_segments(self) -> tuple[Segment, ...]:
         return ()
 
     def load_state(self, state: Mapping[str, Array], segments: Sequence[Segment]) -> None:
         del state, segments
 
 
-def side_by_side(fragments: Sequence[Fragment], behaviour: PolicyArrays) -> Batch:
+def concatenate_fragments(fragments: Sequence[Fragment], behaviour: PolicyArrays) -> Batch:
     """One batch of all columns, in the order of the fragments, with zeros where one is idle."""
     steps = max(len(fragment.rewards) for fragment in fragments)
     lengths = np.concatenate([fragment.lengths for fragment in fragments])
     valid = np.arange(steps)[:, None] < lengths
     idle = None if valid.all() else ~valid
 
-    def joined(name: str) -> Array:
+    def join(name: str) -> Array:
         parts: list[Array] = [getattr(fragment, name) for fragment in fragments]
         shape = (steps, len(lengths), *parts[0].shape[2:])
         if idle is None:
@@ -63,12 +63,12 @@ def side_by_side(fragments: Sequence[Fragment], behaviour: PolicyArrays) -> Batc
         for fragment, offset in zip(fragments, offsets, strict=True)
     ]
     return Batch(
-        observations=joined("observations"),
-        actions=joined("actions"),
-        log_probs=joined("log_probs"),
-        rewards=joined("rewards"),
-        terminated=joined("terminated"),
-        truncated=joined("truncated"),
+        observations=join("observations"),
+        actions=join("actions"),
+        log_probs=join("log_probs"),
+        rewards=join("rewards"),
+        terminated=join("terminated"),
+        truncated=join("truncated"),
         valid=valid,
         last_observations=np.concatenate([f.last_observations for f in fragments]),
         boundary_index=np.concatenate(boundaries),

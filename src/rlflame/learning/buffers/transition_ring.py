@@ -23,12 +23,13 @@ _TERMINATED, _TRUNCATED = 1, 2
 
 
 class TransitionRing:
-    """The newest `rows` rows; a position is `row * columns + column`, counted from the first."""
+    """The newest `copy_rows` rows; a position is `row * columns + column`, counted from the
+    first."""
 
     def __init__(self, rows: int, columns: int, observation_size: int, action_size: int) -> None:
         self.columns = columns
         #: Rows ever written.
-        self.end = 0
+        self.rows_written = 0
         # One more: what follows the newest row stands where the next one will be written.
         self._rows = rows + 1
         self._cells = self._rows * columns
@@ -36,15 +37,15 @@ class TransitionRing:
         self._observations: Float32 = np.zeros((self._cells, observation_size), np.float32)
         self._actions: Float32 = np.zeros((self._cells, action_size), np.float32)
         self._rewards: Float32 = np.zeros(self._cells, np.float32)
-        self._ends: NDArray[np.uint8] = np.zeros(self._cells, np.uint8)
-        self._hidden = HiddenObservations(observation_size)
+        self._end_flags: NDArray[np.uint8] = np.zeros(self._cells, np.uint8)
+        self._final_observations = FinalObservations(observation_size)
 
     @property
     def nbytes(self) -> int:
-        arrays = (self._observations, self._actions, self._rewards, self._ends)
-        return sum(array.nbytes for array in arrays) + self._hidden.nbytes
+        arrays = (self._observations, self._actions, self._rewards, self._end_flags)
+        return sum(array.nbytes for array in arrays) + self._final_observations.nbytes
 
-    def shapes(self, steps: int) -> dict[str, tuple[type, tuple[int, ...]]]:
+    def list_shapes(self, steps: int) -> dict[str, tuple[type, tuple[int, ...]]]:
         """What `steps` rows look like; the table's length is any."""
         cells, size = (steps, self.columns), self._observations.shape[1]
         return {
@@ -58,47 +59,55 @@ class TransitionRing:
         }
 
     def append(self, steps: Mapping[str, Array]) -> None:
-        """Write rows, as `shapes` says; `boundary_index` holds (row, column) of these rows."""
+        """Write rows, as `list_shapes` says; `boundary_index` holds (row, column) of these rows."""
         rewards = steps["rewards"]
-        cells = self._of_rows(self.end, self.end + len(rewards))
-        self._observations[cells] = _flat(steps["observations"])
-        self._actions[cells] = _flat(steps["actions"])
+        cells = self._find_cells(self.rows_written, self.rows_written + len(rewards))
+        self._observations[cells] = _flatten(steps["observations"])
+        self._actions[cells] = _flatten(steps["actions"])
         self._rewards[cells] = rewards.reshape(-1)
         truncated, terminated = steps["truncated"].reshape(-1), steps["terminated"].reshape(-1)
-        self._ends[cells] = terminated * _TERMINATED + truncated * _TRUNCATED
-        places = np.asarray(steps["boundary_index"] @ (self.columns, 1), np.int64)
-        order = np.argsort(places, kind="stable")
-        missing = np.setdiff1d(np.flatnonzero(truncated & ~terminated), places)
-        outside = len(places) and not 0 <= places[order[0]] <= places[order[-1]] < len(cells)
+        self._end_flags[cells] = terminated * _TERMINATED + truncated * _TRUNCATED
+        positions = np.asarray(steps["boundary_index"] @ (self.columns, 1), np.int64)
+        order = np.argsort(positions, kind="stable")
+        missing = np.setdiff1d(np.flatnonzero(truncated & ~terminated), positions)
+        outside = len(positions) and not 0 <= positions[order[0]] <= positions[order[-1]] < len(
+            cells
+        )
         if len(missing) or outside:
             raise LearningError("Steps came without the final observations of their episodes.")
-        first = self.end * self.columns
-        self._hidden.append(places[order] + first, steps["boundary_observations"][order])
-        self.end += len(rewards)
-        self._hidden.drop_before((self.end - self._rows + 1) * self.columns)
+        first = self.rows_written * self.columns
+        self._final_observations.append(
+            positions[order] + first, steps["boundary_observations"][order]
+        )
+        self.rows_written += len(rewards)
+        self._final_observations.drop_before((self.rows_written - self._rows + 1) * self.columns)
 
-    def follow(self, observations: Float32) -> None:
+    def set_next_observations(self, observations: Float32) -> None:
         """What each column observes after its newest step."""
-        self._observations[self._of_rows(self.end, self.end + 1)] = observations
+        self._observations[self._find_cells(self.rows_written, self.rows_written + 1)] = (
+            observations
+        )
 
-    def following(self) -> Float32:
-        return self._observations[self._of_rows(self.end, self.end + 1)]
+    def get_next_observations(self) -> Float32:
+        return self._observations[self._find_cells(self.rows_written, self.rows_written + 1)]
 
-    def rows(self, first: int, stop: int) -> State:
+    def copy_rows(self, first: int, stop: int) -> State:
         """Copies of rows, as they were appended."""
-        cells = self._of_rows(first, stop)
-        ends = self._ends[cells]
-        positions, hidden = self._hidden.between(first * self.columns, stop * self.columns)
-        found: State = {
+        cells = self._find_cells(first, stop)
+        ends = self._end_flags[cells]
+        positions, final_observations = self._final_observations.read_between(
+            first * self.columns, stop * self.columns
+        )
+        arrays: State = {
             "observations": self._observations[cells],
             "actions": self._actions[cells],
             "rewards": self._rewards[cells],
             "terminated": (ends & _TERMINATED) != 0,
             "truncated": (ends & _TRUNCATED) != 0,
         }
-        shaped = {n: a.reshape(stop - first, self.columns, *a.shape[1:]) for n, a in found.items()}
+        shaped = {n: a.reshape(stop - first, self.columns, *a.shape[1:]) for n, a in arrays.items()}
         index = np.stack(np.divmod(positions, self.columns), axis=1) - np.array([first, 0])
-        return {**shaped, "boundary_index": index, "boundary_observations": hidden}
+        return {**shaped, "boundary_index": index, "boundary_observations": final_observations}
 
     def gather(self, positions: Int64, powers: Float32, into: Transitions) -> None:
         """The transitions that begin at these positions.
@@ -107,15 +116,15 @@ class TransitionRing:
         fewer where the episode ends or nothing newer is there.
         """
         cells = positions % self._cells
-        # Without its check of every index, `take` writes straight to where it should.
+        # Without its check of every index, `sample` writes straight to where it should.
         np.take(self._observations, cells, axis=0, out=into.observations, mode="clip")
         np.take(self._actions, cells, axis=0, out=into.actions, mode="clip")
         np.take(self._rewards, cells, out=into.rewards, mode="clip")
-        ends = np.take(self._ends, cells, mode="clip")
+        ends = np.take(self._end_flags, cells, mode="clip")
         last: Int64 = positions
         summed: Int64 | int = 1
         if len(powers) > 2:
-            last, summed = self._sum(positions, ends, powers, into.rewards)
+            last, summed = self._sum_rewards(positions, ends, powers, into.rewards)
         np.take(
             self._observations,
             (last + self.columns) % self._cells,
@@ -123,40 +132,42 @@ class TransitionRing:
             out=into.next_observations,
             mode="clip",
         )
-        hidden = np.flatnonzero(ends == _TRUNCATED)
-        if len(hidden):
-            into.next_observations[hidden] = self._hidden.at(last[hidden])
+        truncated = np.flatnonzero(ends == _TRUNCATED)
+        if len(truncated):
+            into.next_observations[truncated] = self._final_observations.read_at(last[truncated])
         into.bootstrap[:] = powers[summed]
         into.bootstrap[(ends & _TERMINATED) != 0] = 0.0
 
-    def _sum(
+    def _sum_rewards(
         self, positions: Int64, ends: NDArray[np.uint8], powers: Float32, rewards: Float32
     ) -> tuple[Int64, Int64]:
         """Add what follows to rewards; the last step's position, how many steps, how it ended."""
         last, summed = positions.copy(), np.ones(len(positions), np.int64)
-        going = np.arange(len(positions))
+        running = np.arange(len(positions))
         for k in range(1, len(powers) - 1):
-            ahead = last[going] + self.columns
-            going = going[(ends[going] == 0) & (ahead < self.end * self.columns)]
-            if not len(going):
+            next_positions = last[running] + self.columns
+            running = running[
+                (ends[running] == 0) & (next_positions < self.rows_written * self.columns)
+            ]
+            if not len(running):
                 break
-            last[going] += self.columns
-            cells = last[going] % self._cells
-            rewards[going] += powers[k] * self._rewards[cells]
-            ends[going] = self._ends[cells]
-            summed[going] = k + 1
+            last[running] += self.columns
+            cells = last[running] % self._cells
+            rewards[running] += powers[k] * self._rewards[cells]
+            ends[running] = self._end_flags[cells]
+            summed[running] = k + 1
         return last, summed
 
-    def _of_rows(self, first: int, stop: int) -> Int64:
+    def _find_cells(self, first: int, stop: int) -> Int64:
         return np.arange(first * self.columns, stop * self.columns) % self._cells
 
 
-def hidden_bytes(observation_size: int) -> int:
+def count_final_observation_bytes(observation_size: int) -> int:
     """The most that one hidden observation takes: the table may be a quarter full."""
     return 4 * (4 * observation_size + 8)
 
 
-class HiddenObservations:
+class FinalObservations:
     """What was seen last before a time limit's reset, by position; the oldest are dropped."""
 
     def __init__(self, observation_size: int) -> None:
@@ -172,36 +183,36 @@ class HiddenObservations:
         """Positions rise, from call to call too."""
         if self._stop + len(positions) > len(self._positions):
             self._make_room(len(positions))
-        there = slice(self._stop, self._stop + len(positions))
-        self._positions[there], self._observations[there] = positions, observations
-        self._stop = there.stop
+        span = slice(self._stop, self._stop + len(positions))
+        self._positions[span], self._observations[span] = positions, observations
+        self._stop = span.stop
 
     def drop_before(self, position: int) -> None:
-        held = self._positions[self._first : self._stop]
-        self._first += int(np.searchsorted(held, position))
+        stored = self._positions[self._first : self._stop]
+        self._first += int(np.searchsorted(stored, position))
 
-    def between(self, first: int, stop: int) -> tuple[Int64, Float32]:
-        held = self._positions[self._first : self._stop]
-        start, end = self._first + np.searchsorted(held, (first, stop))
+    def read_between(self, first: int, stop: int) -> tuple[Int64, Float32]:
+        stored = self._positions[self._first : self._stop]
+        start, end = self._first + np.searchsorted(stored, (first, stop))
         return self._positions[start:end].copy(), self._observations[start:end].copy()
 
-    def at(self, positions: Int64) -> Float32:
-        held = self._positions[self._first : self._stop]
-        return self._observations[self._first + np.searchsorted(held, positions)]
+    def read_at(self, positions: Int64) -> Float32:
+        stored = self._positions[self._first : self._stop]
+        return self._observations[self._first + np.searchsorted(stored, positions)]
 
-    def _make_room(self, more: int) -> None:
+    def _make_room(self, added: int) -> None:
         """Move what is held to the front, of longer arrays where it fills half of these."""
-        held = slice(self._first, self._stop)
+        span = slice(self._first, self._stop)
         count = self._stop - self._first
         length = len(self._positions)
-        while 2 * (count + more) > length:
+        while 2 * (count + added) > length:
             length *= 2
         positions = np.zeros(length, np.int64)
         observations = np.zeros((length, self._observations.shape[1]), np.float32)
-        positions[:count], observations[:count] = self._positions[held], self._observations[held]
+        positions[:count], observations[:count] = self._positions[span], self._observations[span]
         self._positions, self._observations = positions, observations
         self._first, self._stop = 0, count
 
 
-def _flat(array: Array) -> Array:
+def _flatten(array: Array) -> Array:
     return array.reshape(-1, array.shape[-1])

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rlflame.errors import LearningError
-from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.spec import Array, Float32
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -47,7 +47,7 @@ class FlatVector:
     def __getitem__(self, name: str) -> Float32:
         return self._views[name]
 
-    def block(self, layer: str) -> Float32:
+    def get_block(self, layer: str) -> Float32:
         """One layer as it lies in memory, `[in + 1, out]`: its weights, and its biases below."""
         fan_in, fan_out = self.shapes[f"{layer}.weight"]
         start, bias = self._starts[f"{layer}.weight"], self._starts[f"{layer}.bias"]
@@ -55,7 +55,7 @@ class FlatVector:
             raise ValueError(f"the biases of {layer} do not follow its weights")
         return self.data[start : bias + fan_out].reshape(fan_in + 1, fan_out)
 
-    def span(self, prefix: str) -> slice:
+    def find_span(self, prefix: str) -> slice:
         """Where the views lie whose names begin with `prefix`; they must follow each other."""
         names = [name for name in self.shapes if name.startswith(prefix)]
         start, size = self._starts[names[0]], sum(math.prod(self.shapes[n]) for n in names)
@@ -63,12 +63,12 @@ class FlatVector:
             raise ValueError(f"the parts of {prefix} do not follow each other")
         return slice(start, start + size)
 
-    def copies(self, prefix: str = "") -> dict[str, Array]:
+    def copy_views(self, prefix: str = "") -> dict[str, Array]:
         """Copies of the views whose names begin with `prefix`."""
         return {name: v.copy() for name, v in self._views.items() if name.startswith(prefix)}
 
 
-def network_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def make_network_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Weights `[in, out]` of a plain multilayer perceptron, each followed by its biases."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
@@ -95,10 +95,10 @@ def initialise(
     """
     for layer in range(layers):
         weight, bias = vector[f"{prefix}.{layer}.weight"], vector[f"{prefix}.{layer}.bias"]
-        generator = stream(seed, Role.INITIALISE, key, layer)
+        generator = make_stream(seed, Role.INITIALISE, key, layer)
         gain = last_gain if layer == layers - 1 else hidden_gain
         if orthogonal:
-            weight[:] = gain * _orthogonal(generator, *weight.shape)
+            weight[:] = gain * _sample_orthogonal(generator, *weight.shape)
             bias[:] = 0.0
         else:
             bound = 1.0 / math.sqrt(weight.shape[0])
@@ -107,7 +107,7 @@ def initialise(
             bias[:] = scale * generator.uniform(-bound, bound, bias.shape)
 
 
-def _orthogonal(generator: np.random.Generator, rows: int, columns: int) -> Array:
+def _sample_orthogonal(generator: np.random.Generator, rows: int, columns: int) -> Array:
     """A matrix with orthonormal rows or columns, uniformly distributed."""
     normal = generator.standard_normal((max(rows, columns), min(rows, columns)))
     q, r = np.linalg.qr(normal)
@@ -145,8 +145,8 @@ class Adam:
         rate = np.array(learning_rate * correction / (1.0 - _BETA_1**self.count), np.float32)
         start, end, _ = part.indices(len(parameters))
         # In pieces that stay in a processor's cache from the first operation to the last.
-        for begin in range(start, end, _PIECE):
-            piece = slice(begin, min(begin + _PIECE, end))
+        for piece_start in range(start, end, _PIECE):
+            piece = slice(piece_start, min(piece_start + _PIECE, end))
             g, first, second = gradient[piece], self.first[piece], self.second[piece]
             a, b = self._a[piece], self._b[piece]
             np.subtract(g, first, out=a)
@@ -167,7 +167,7 @@ class Adam:
                 first[still] = 0.0
                 second[still & (second < _STILL[1])] = 0.0
 
-    def state(self, prefix: str) -> dict[str, Array]:
+    def get_state(self, prefix: str) -> dict[str, Array]:
         return {
             f"{prefix}.first": self.first.copy(),
             f"{prefix}.second": self.second.copy(),
@@ -177,17 +177,17 @@ class Adam:
     def load_state(self, prefix: str, state: Mapping[str, Array]) -> None:
         restore(self.first, f"{prefix}.first", state)
         restore(self.second, f"{prefix}.second", state)
-        self.count = restored_count(f"{prefix}.count", state)
+        self.count = restore_count(f"{prefix}.count", state)
 
 
 def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:
     """Scale the gradient in place to at most `max_norm`; the norm it had, NaN included."""
-    norm = math.sqrt(square_of(gradient))
+    norm = math.sqrt(compute_square_norm(gradient))
     clip(gradient, norm, max_norm)
     return norm
 
 
-def square_of(gradient: Float32) -> float:
+def compute_square_norm(gradient: Float32) -> float:
     """Of its norm."""
     return float(np.dot(gradient, gradient))
 
@@ -202,15 +202,15 @@ def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
     """Copy a saved array into its place. One of another shape is refused, never broadcast."""
     saved = state.get(name)
     if saved is None or saved.shape != target.shape or saved.dtype != target.dtype:
-        found = "missing" if saved is None else f"{saved.dtype} {saved.shape}"
+        description = "missing" if saved is None else f"{saved.dtype} {saved.shape}"
         raise LearningError(
-            f"The saved learner's {name} is {found}, expected {target.dtype} {target.shape}.",
+            f"The saved learner's {name} is {description}, expected {target.dtype} {target.shape}.",
             "use a checkpoint of the same recipe",
         )
     target[...] = saved
 
 
-def restored_count(name: str, state: Mapping[str, Array]) -> int:
+def restore_count(name: str, state: Mapping[str, Array]) -> int:
     """A saved counter, of as much as a run can have counted."""
     count = np.zeros((), np.int64)
     restore(count, name, state)

@@ -15,13 +15,13 @@ import numpy as np
 from rlflame.rollout.distributions import VARIANCE_FLOOR
 from rlflame.rollout.spec import Array, Float32
 
-from .tanh_gaussian import SquashedHead
+from .tanh_gaussian import SquashedGaussianHead
 
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 _HALF, _ONE, _TWO = np.float32(0.5), np.float32(1.0), np.float32(2.0)
 
 
-class Spread:
+class GsdeVariance:
     """The variance of each action in each row, and the way back from it."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Spread:
         self._gradient *= self._variances
         self._gradient *= _TWO
 
-    def latent_gradient(self) -> Float32:
+    def compute_latent_gradient(self) -> Float32:
         """d(loss)/d(latent), after `backward`, for whoever lets the variance shape the network."""
         result: Float32 = self._variances @ self._upstream
         result *= self._units
@@ -58,19 +58,19 @@ class Spread:
         return result
 
 
-class StateDependentHead:
+class GsdeHead:
     """The log-density of given actions; the network below does not answer for the variance.
 
     Otherwise it could make actions likelier by making its units larger (Raffin et al., 2020).
     """
 
-    def __init__(self, spread: Spread) -> None:
-        self._spread = spread
+    def __init__(self, variance: GsdeVariance) -> None:
+        self._variance = variance
         self._z: Float32 = np.empty((0, 0), np.float32)
         self._inverse = self._log_variance = self._z
 
     def log_prob(self, out: Float32, actions: Array) -> Float32:
-        self._log_variance = self._spread.log_variance()
+        self._log_variance = self._variance.log_variance()
         self._inverse = np.exp(self._log_variance * -_HALF)
         self._z = actions.T - out
         self._z *= self._inverse
@@ -81,7 +81,7 @@ class StateDependentHead:
         result *= -_HALF
         return result
 
-    def total_entropy(self) -> float:
+    def sum_entropy(self) -> float:
         constant = self._log_variance.size * (1.0 + _LOG_TWO_PI)
         return 0.5 * (float(self._log_variance.sum()) + constant)
 
@@ -91,24 +91,26 @@ class StateDependentHead:
         d_log_variance *= d_log_prob
         d_log_variance += np.float32(d_entropy)
         d_log_variance *= _HALF
-        self._spread.backward(d_log_variance)
+        self._variance.backward(d_log_variance)
         weighted = self._z * d_log_prob
         weighted *= self._inverse
         return weighted
 
 
-class StateDependentSquashedHead:
+class SquashedGsdeHead:
     """Squashed samples of that variance, which the network below answers for too."""
 
-    def __init__(self, action_size: int, spread: Spread) -> None:
+    def __init__(self, action_size: int, variance: GsdeVariance) -> None:
         self._size = action_size
-        self._spread = spread
-        self._head = SquashedHead(action_size, -math.inf, math.inf)
+        self._variance = variance
+        self._head = SquashedGaussianHead(action_size, -math.inf, math.inf)
 
     def sample(self, out: Float32, noise: Float32) -> tuple[Float32, Float32]:
-        return self._head.sample(np.concatenate([out, self._spread.log_variance() * _HALF]), noise)
+        return self._head.sample(
+            np.concatenate([out, self._variance.log_variance() * _HALF]), noise
+        )
 
     def backward(self, d_actions: Float32, d_log_prob: float) -> tuple[Float32, Float32 | None]:
         upstream, _ = self._head.backward(d_actions, d_log_prob)
-        self._spread.backward(upstream[self._size :] * _HALF)
-        return upstream[: self._size], self._spread.latent_gradient()
+        self._variance.backward(upstream[self._size :] * _HALF)
+        return upstream[: self._size], self._variance.compute_latent_gradient()

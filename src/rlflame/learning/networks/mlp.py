@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 
 from rlflame.rollout.spec import Array, Float32
 
-from ..parallel.thread_pair import Lanes
+from ..parallel.thread_pair import ThreadPair
 from .flat_params import FlatVector
-from .gsde import Spread, StateDependentHead
+from .gsde import GsdeHead, GsdeVariance
 
 #: A long batch is worked off in pieces whose activations stay in a processor's cache.
 CHUNK_ROWS = 1024
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 _ONE, _MINUS_HALF = np.array(1.0, np.float32), np.array(-0.5, np.float32)
-_WORKSPACES_KEPT = 8
+_MAX_WORKSPACES = 8
 #: Added to the variance that a layer is divided by, as everybody does.
 LAYER_EPSILON = 1e-5
 
@@ -40,25 +40,25 @@ class _Workspace:
     """Buffers for one number of rows, and their views."""
 
     def __init__(self, sizes: tuple[int, ...], rows: int, standardise: bool) -> None:
-        def buffers(units: tuple[int, ...], dtype: type = np.float32) -> list[Array]:
+        def make_buffers(units: tuple[int, ...], dtype: type = np.float32) -> list[Array]:
             return [np.empty((n, rows), dtype) for n in units]
 
         self.inputs: list[Float32] = [np.ones((n + 1, rows), np.float32) for n in sizes[:-1]]
         self.units: list[Float32] = [x[:-1] for x in self.inputs]
         self.out: Float32 = np.empty((sizes[-1], rows), np.float32)
         hidden = sizes[1:-1]
-        self.back: list[Float32] = buffers(hidden)
+        self.back: list[Float32] = make_buffers(hidden)
         self.back_by_rows: list[Float32] = [back.T for back in self.back]
-        self.slope: list[Float32] = buffers(hidden)
-        self.active: list[NDArray[np.bool_]] = buffers(hidden, np.bool_)
+        self.slope: list[Float32] = make_buffers(hidden)
+        self.active: list[NDArray[np.bool_]] = make_buffers(hidden, np.bool_)
         #: Of a network whose layers are standardised: what comes of it, and what it was divided by.
-        self.standard: list[Float32] = buffers(hidden if standardise else ())
+        self.standard: list[Float32] = make_buffers(hidden if standardise else ())
         self.inverse: list[Float32] = [np.empty(rows, np.float32) for _ in self.standard]
         # numpy compares two arrays several times faster than an array and a number.
         self.zeros: Float32 = np.zeros(rows, np.float32)
 
 
-class Perceptron:
+class MLP:
     """Forward and backward pass of one network inside a flat parameter vector."""
 
     def __init__(
@@ -70,96 +70,102 @@ class Perceptron:
         tanh: bool,
         standardise: bool = False,
     ) -> None:
-        self._blocks = [parameters.block(f"{prefix}.{layer}") for layer in range(layers)]
-        self._gradients = [gradients.block(f"{prefix}.{layer}") for layer in range(layers)]
+        self._blocks = [parameters.get_block(f"{prefix}.{layer}") for layer in range(layers)]
+        self._gradients = [gradients.get_block(f"{prefix}.{layer}") for layer in range(layers)]
         self._weights = [block[:-1] for block in self._blocks]
         self._forwards = [block.T for block in self._blocks]
         self._hidden = len(self._blocks) - 1
         self._sizes = (len(self._weights[0]), *(block.shape[1] for block in self._blocks))
         self._tanh = tanh
-        self._spaces: dict[int, _Workspace] = {}
+        self._workspaces: dict[int, _Workspace] = {}
         self._standardise = standardise
-        self._space = _Workspace(self._sizes, 0, standardise)
+        self._active_workspace = _Workspace(self._sizes, 0, standardise)
 
     def forward(self, x: Float32) -> Float32:
         """The outputs `[units, rows]` for the rows of `x`; the buffer is the next pass's too."""
-        np.copyto(self.inputs(len(x)), x.T)
+        np.copyto(self.prepare_inputs(len(x)), x.T)
         return self.run()
 
-    def inputs(self, rows: int) -> Float32:
+    def prepare_inputs(self, rows: int) -> Float32:
         """Where the next pass takes its inputs from, `[units, rows]`."""
-        self._space = self._workspace(rows)
-        return self._space.units[0]
+        self._active_workspace = self._get_workspace(rows)
+        return self._active_workspace.units[0]
 
     def run(self) -> Float32:
-        """The outputs for what was written into `inputs`."""
-        space = self._space
+        """The outputs for what was written into `prepare_inputs`."""
+        space = self._active_workspace
         for layer in range(self._hidden):
             units = space.units[layer + 1]
             np.dot(self._forwards[layer], space.inputs[layer], out=units)
             if self._standardise:
-                self._standardised(layer, units)
+                self._standardise_units(layer, units)
             if self._tanh:
                 np.tanh(units, out=units)
             else:
                 np.maximum(units, space.zeros, out=units)
         return np.dot(self._forwards[-1], space.inputs[-1], out=space.out)
 
-    def latent(self) -> Float32:
+    def get_latent(self) -> Float32:
         """What entered the last layer in the latest pass, `[units, rows]`."""
-        return self._space.units[-1]
+        return self._active_workspace.units[-1]
 
     def backward(self, upstream: Float32) -> None:
         """Write the gradients of the latest forward pass, given d(loss)/d(output)."""
-        space, by_rows = self._space, upstream.T
+        space, by_rows = self._active_workspace, upstream.T
         for layer in range(self._hidden, 0, -1):
             np.dot(space.inputs[layer], by_rows, out=self._gradients[layer])
-            upstream = self._through(layer, upstream)
+            upstream = self._backward_layer(layer, upstream)
             by_rows = space.back_by_rows[layer - 1]
         np.dot(space.inputs[0], by_rows, out=self._gradients[0])
 
-    def backward_in(self, lanes: Lanes, upstream: Float32, beside: Float32 | None) -> None:
+    def backward_in_threads(
+        self, thread_pair: ThreadPair, upstream: Float32, latent_gradient: Float32 | None
+    ) -> None:
         """The same: below the narrow last layer, while one lane goes down to the next layer, the
         other one has its weights.
 
         `beside` is d(loss)/d(latent) by other ways than the output, if there are any.
         """
         top = self._hidden
-        np.dot(self._space.inputs[top], upstream.T, out=self._gradients[top])
+        np.dot(self._active_workspace.inputs[top], upstream.T, out=self._gradients[top])
         if top == 0:
             return
-        upstream = self._through(top, upstream, beside)
+        upstream = self._backward_layer(top, upstream, latent_gradient)
         for layer in range(top - 1, 0, -1):
             below: list[Float32] = []
 
-            def lane(
+            def run_lane(
                 number: int,
                 layer: int = layer,
                 upstream: Float32 = upstream,
                 below: list[Float32] = below,
             ) -> None:
                 if number == 0:
-                    below.append(self._through(layer, upstream))
+                    below.append(self._backward_layer(layer, upstream))
                 else:
-                    np.dot(self._space.inputs[layer], upstream.T, out=self._gradients[layer])
+                    np.dot(
+                        self._active_workspace.inputs[layer], upstream.T, out=self._gradients[layer]
+                    )
 
-            lanes.run(lane)
+            thread_pair.run(run_lane)
             (upstream,) = below
-        np.dot(self._space.inputs[0], upstream.T, out=self._gradients[0])
+        np.dot(self._active_workspace.inputs[0], upstream.T, out=self._gradients[0])
 
-    def input_gradient(self, upstream: Float32, first: int) -> Float32:
+    def compute_input_gradient(self, upstream: Float32, first: int) -> Float32:
         """d(loss)/d(input) for the inputs from `first` on; no weight's gradient is touched."""
         for layer in range(self._hidden, 0, -1):
-            upstream = self._through(layer, upstream)
+            upstream = self._backward_layer(layer, upstream)
         return self._weights[0][first:] @ upstream
 
-    def _through(self, layer: int, upstream: Float32, beside: Float32 | None = None) -> Float32:
+    def _backward_layer(
+        self, layer: int, upstream: Float32, latent_gradient: Float32 | None = None
+    ) -> Float32:
         """d(loss)/d(what enters the hidden layer's activation), given it for the layer's output."""
-        space = self._space
+        space = self._active_workspace
         units, back = space.units[layer], space.back[layer - 1]
         np.dot(self._weights[layer], upstream, out=back)
-        if beside is not None:
-            back += beside
+        if latent_gradient is not None:
+            back += latent_gradient
         if self._tanh:
             slope = space.slope[layer - 1]
             np.multiply(units, units, out=slope)
@@ -170,12 +176,12 @@ class Perceptron:
             np.greater(units, space.zeros, out=active)
             np.multiply(back, active, out=back)
         if self._standardise:
-            self._through_standard(layer, back)
+            self._backward_standardise(layer, back)
         return back
 
-    def _standardised(self, layer: int, units: Float32) -> None:
+    def _standardise_units(self, layer: int, units: Float32) -> None:
         """Mean 0 and variance 1 over the units of each row."""
-        space, share = self._space, np.float32(1.0 / len(units))
+        space, share = self._active_workspace, np.float32(1.0 / len(units))
         standard, inverse = space.standard[layer], space.inverse[layer]
         np.subtract(units, np.add.reduce(units, axis=0) * share, out=units)
         np.multiply(units, units, out=standard)
@@ -187,9 +193,9 @@ class Perceptron:
         np.multiply(units, inverse, out=units)
         np.copyto(standard, units)
 
-    def _through_standard(self, layer: int, back: Float32) -> None:
+    def _backward_standardise(self, layer: int, back: Float32) -> None:
         """Backward: what all units of a row have in common goes, and what lies along them."""
-        space, share = self._space, np.float32(1.0 / len(back))
+        space, share = self._active_workspace, np.float32(1.0 / len(back))
         standard, scratch = space.standard[layer - 1], space.slope[layer - 1]
         np.multiply(back, standard, out=scratch)
         np.multiply(standard, np.add.reduce(scratch, axis=0) * share, out=scratch)
@@ -197,13 +203,13 @@ class Perceptron:
         np.subtract(back, scratch, out=back)
         np.multiply(back, space.inverse[layer - 1], out=back)
 
-    def _workspace(self, rows: int) -> _Workspace:
+    def _get_workspace(self, rows: int) -> _Workspace:
         """Few are kept: minibatches come in one size, but the ends of batches in any."""
-        space = self._spaces.get(rows)
+        space = self._workspaces.get(rows)
         if space is None:
-            if len(self._spaces) >= _WORKSPACES_KEPT:
-                del self._spaces[next(iter(self._spaces))]
-            space = self._spaces[rows] = _Workspace(self._sizes, rows, self._standardise)
+            if len(self._workspaces) >= _MAX_WORKSPACES:
+                del self._workspaces[next(iter(self._workspaces))]
+            space = self._workspaces[rows] = _Workspace(self._sizes, rows, self._standardise)
         return space
 
 
@@ -213,7 +219,7 @@ class Head(Protocol):
     def log_prob(self, out: Float32, actions: Array) -> Float32:
         """Of each row's action, given the network's outputs `[units, rows]`."""
 
-    def total_entropy(self) -> float:
+    def sum_entropy(self) -> float:
         """Summed over the rows of the latest `log_prob`."""
 
     def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
@@ -245,7 +251,7 @@ class GaussianHead:
         result -= np.float32(self._log_volume)
         return result
 
-    def total_entropy(self) -> float:
+    def sum_entropy(self) -> float:
         rows = self._z.shape[1]
         return float(rows * (self._log_volume + 0.5 * len(self._log_std)))
 
@@ -279,25 +285,25 @@ class CategoricalHead:
         result: Float32 = shifted[actions, self._rows]
         return result
 
-    def total_entropy(self) -> float:
+    def sum_entropy(self) -> float:
         return -float(np.vdot(self._softmax, self._log_softmax))
 
     def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
         result = self._softmax * -d_log_prob
         result[self._actions, self._rows] += d_log_prob
         if d_entropy:
-            spread = self._softmax * self._log_softmax
-            spread -= self._softmax * np.add.reduce(spread, axis=0)
-            spread *= np.float32(d_entropy)
-            result -= spread
+            entropy_slope = self._softmax * self._log_softmax
+            entropy_slope -= self._softmax * np.add.reduce(entropy_slope, axis=0)
+            entropy_slope *= np.float32(d_entropy)
+            result -= entropy_slope
         return result
 
 
-def make_head(parameters: FlatVector, gradients: FlatVector, actor: Perceptron) -> Head:
+def make_head(parameters: FlatVector, gradients: FlatVector, actor: MLP) -> Head:
     """The distribution that the actor's parameters imply."""
     if "actor.log_std" not in parameters.shapes:
         return CategoricalHead()
     log_std, gradient = parameters["actor.log_std"], gradients["actor.log_std"]
     if log_std.ndim == 2:
-        return StateDependentHead(Spread(actor.latent, log_std, gradient))
+        return GsdeHead(GsdeVariance(actor.get_latent, log_std, gradient))
     return GaussianHead(log_std, gradient)

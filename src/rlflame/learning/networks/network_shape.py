@@ -19,11 +19,11 @@ from rlflame.rollout.spec import Array, Float32, PolicySpec
 
 from ..base import Batch, Metrics
 from ..normalization import TOO_LARGE_REWARDS
-from .flat_params import FlatVector, initialise, network_shapes, restore
+from .flat_params import FlatVector, initialise, make_network_shapes, restore
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkShape:
     """The shape of an actor and, where there is one, its critic."""
 
     observation_size: int
@@ -35,26 +35,26 @@ class Network:
 
 def build_network(
     spec: PolicySpec, settings: NetworkSettings, seed: int, *, critic: bool
-) -> tuple[Network, FlatVector]:
+) -> tuple[NetworkShape, FlatVector]:
     """Freshly initialised parameters: `actor.*` first, then `critic.*`."""
     hidden = tuple(spec.hidden)
     last_gains = {"actor": settings.last_layer_scale}
-    shapes = network_shapes("actor", (spec.observation_size, *hidden, spec.action_size))
+    shapes = make_network_shapes("actor", (spec.observation_size, *hidden, spec.action_size))
     if spec.log_std_shape is not None:
         shapes["actor.log_std"] = spec.log_std_shape
     if critic:
-        shapes |= network_shapes("critic", (spec.observation_size, *hidden, 1))
+        shapes |= make_network_shapes("critic", (spec.observation_size, *hidden, 1))
         last_gains["critic"] = 1.0
     vector = FlatVector(shapes)
     layers = len(hidden) + 1
     for key, (prefix, last_gain) in enumerate(last_gains.items()):
-        begin(vector, prefix, layers, settings, seed=seed, last_gain=last_gain, key=key)
+        init_network(vector, prefix, layers, settings, seed=seed, last_gain=last_gain, key=key)
     if spec.log_std_shape is not None:
-        vector["actor.log_std"][:] = initial_log_std(spec, settings)
-    return network_of(spec), vector
+        vector["actor.log_std"][:] = compute_initial_log_std(spec, settings)
+    return make_network_shape(spec), vector
 
 
-def begin(
+def init_network(
     vector: FlatVector,
     prefix: str,
     layers: int,
@@ -77,9 +77,9 @@ def begin(
     )
 
 
-def network_of(spec: PolicySpec) -> Network:
+def make_network_shape(spec: PolicySpec) -> NetworkShape:
     """The shape that a policy's spec implies for its actor, and for critics beside it."""
-    return Network(
+    return NetworkShape(
         observation_size=spec.observation_size,
         layers=len(spec.hidden) + 1,
         tanh=spec.activation == "tanh",
@@ -88,33 +88,33 @@ def network_of(spec: PolicySpec) -> Network:
     )
 
 
-def initial_log_std(spec: PolicySpec, settings: NetworkSettings) -> float:
+def compute_initial_log_std(spec: PolicySpec, settings: NetworkSettings) -> float:
     """The setting itself; with gsde, what lets units of size one add up to it."""
     if spec.exploration == "gsde":
         return settings.log_std_init - 0.5 * math.log(spec.hidden[-1])
     return settings.log_std_init
 
 
-def normalised(batch: Batch, network: Network) -> Batch:
+def normalise_batch(batch: Batch, network: NetworkShape) -> Batch:
     """The batch as the policy that acted saw it."""
     if not network.normalise:
         return batch
     mean = batch.behaviour["normaliser.mean"]
     scale = batch.behaviour["normaliser.scale"]
 
-    def seen(raw: Float32) -> Float32:
+    def normalise_observations(raw: Float32) -> Float32:
         clip = network.observation_clip
         return normalise(raw, mean, scale, -clip, clip, np.empty_like(raw))
 
     return dataclasses.replace(
         batch,
-        observations=seen(batch.observations),
-        last_observations=seen(batch.last_observations),
-        boundary_observations=seen(batch.boundary_observations),
+        observations=normalise_observations(batch.observations),
+        last_observations=normalise_observations(batch.last_observations),
+        boundary_observations=normalise_observations(batch.boundary_observations),
     )
 
 
-def training_metrics(parameters: FlatVector, learning_rate: float, updates: int) -> Metrics:
+def make_training_metrics(parameters: FlatVector, learning_rate: float, updates: int) -> Metrics:
     """The metrics every gradient algorithm reports alike."""
     metrics = {"learning_rate": learning_rate, "n_updates": float(updates)}
     if "actor.log_std" in parameters.shapes:
@@ -126,7 +126,7 @@ def training_metrics(parameters: FlatVector, learning_rate: float, updates: int)
 _LARGE = 1e15
 
 
-class Guard:
+class GradientGuard:
     """Keeps NaN and infinity out of the weights: refuses, counts, and in the end gives up."""
 
     limit = 5
@@ -140,39 +140,39 @@ class Guard:
     }
 
     def __init__(self, section: str) -> None:
-        self.refused = 0
-        self._in_a_row = 0
+        self.refused_count = 0
+        self._consecutive_count = 0
         self._section = section
 
-    def refuses(self, norm: float, sums: Metrics, **learned_from: Array) -> bool:
+    def is_refused(self, norm: float, sums: Metrics, **inputs: Array) -> bool:
         """Whether a gradient of this norm and the sums it came with are fit for a step."""
         if math.isfinite(norm) and all(math.isfinite(value) for value in sums.values()):
-            self._in_a_row = 0
+            self._consecutive_count = 0
             return False
-        self.refused += 1
-        self._in_a_row += 1
-        if self._in_a_row >= self.limit:
-            raise self._given_up(norm, learned_from)
+        self.refused_count += 1
+        self._consecutive_count += 1
+        if self._consecutive_count >= self.limit:
+            raise self._make_error(norm, inputs)
         return True
 
-    def _given_up(self, norm: float, learned_from: Mapping[str, Array]) -> LearningError:
-        largest = {name: float(np.abs(array).max()) for name, array in learned_from.items()}
+    def _make_error(self, norm: float, inputs: Mapping[str, Array]) -> LearningError:
+        largest = {name: float(np.abs(array).max()) for name, array in inputs.items()}
         name = max(largest, key=largest.__getitem__)
-        blamed = largest[name] > _LARGE
-        seen = f", with {name.replace('_', ' ')} of {largest[name]:.3g}" if blamed else ""
-        smaller = (
+        is_too_large = largest[name] > _LARGE
+        suffix = f", with {name.replace('_', ' ')} of {largest[name]:.3g}" if is_too_large else ""
+        advice = (
             f"try a smaller learning rate, for example --set {self._section}.learning_rate=1e-4"
         )
         return LearningError(
-            f"The loss or its gradient was not finite {self._in_a_row} times in a row "
-            f"(gradient norm {norm}{seen}); the weights were left as they were.",
-            self.remedies[name] if blamed else smaller,
+            f"The loss or its gradient was not finite {self._consecutive_count} times in a row "
+            f"(gradient norm {norm}{suffix}); the weights were left as they were.",
+            self.remedies[name] if is_too_large else advice,
         )
 
-    def state(self, name: str = "guard") -> dict[str, Array]:
-        return {name: np.array([self.refused, self._in_a_row], np.int64)}
+    def get_state(self, name: str = "guard") -> dict[str, Array]:
+        return {name: np.array([self.refused_count, self._consecutive_count], np.int64)}
 
     def load_state(self, state: Mapping[str, Array], name: str = "guard") -> None:
         counts = np.zeros(2, np.int64)
         restore(counts, name, state)
-        self.refused, self._in_a_row = (int(count) for count in counts)
+        self.refused_count, self._consecutive_count = (int(count) for count in counts)

@@ -17,7 +17,7 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _ONE = np.float32(1.0)
 
 
-class SquashedHead:
+class SquashedGaussianHead:
     """a = tanh(mean + std * noise); the latest sample is what `backward` differentiates."""
 
     def __init__(
@@ -26,7 +26,7 @@ class SquashedHead:
         self._size = action_size
         self._lowest, self._highest = lowest, highest
         empty: Float32 = np.empty((action_size, 0), np.float32)
-        self._actions = self._spread = self._raw_log_std = empty
+        self._actions = self._scaled_noise = self._raw_log_std = empty
 
     def sample(self, out: Float32, noise: Float32) -> tuple[Float32, Float32]:
         """Actions `[action, rows]` and the log-density of each row's."""
@@ -34,9 +34,9 @@ class SquashedHead:
         self._raw_log_std = out[size:]
         log_std: Float32 = np.maximum(self._raw_log_std, self._lowest)
         np.minimum(log_std, self._highest, out=log_std)
-        self._spread = np.exp(log_std)
-        self._spread *= noise
-        raw: Float32 = out[:size] + self._spread
+        self._scaled_noise = np.exp(log_std)
+        self._scaled_noise *= noise
+        raw: Float32 = out[:size] + self._scaled_noise
         density = noise * noise
         density *= np.float32(-0.5)
         density -= log_std
@@ -57,7 +57,7 @@ class SquashedHead:
         np.subtract(_ONE, d_raw, out=d_raw)
         d_raw *= d_actions
         d_raw += actions * np.float32(2.0 * d_log_prob)
-        np.multiply(d_raw, self._spread, out=d_log_std)
+        np.multiply(d_raw, self._scaled_noise, out=d_log_std)
         d_log_std -= np.float32(d_log_prob)
         raw = self._raw_log_std
         d_log_std *= (raw >= self._lowest) & (raw <= self._highest)

@@ -16,70 +16,75 @@ from rlflame.rollout.distributions import VARIANCE_FLOOR
 from rlflame.rollout.spec import Array, Float32
 
 from ..base import Metrics
-from ..ppo.loss import Minibatch as PpoMinibatch
-from ..reinforce.reinforce import Minibatch as ReinforceMinibatch
+from ..ppo.loss import PpoMinibatch as PpoMinibatch
+from ..reinforce.reinforce import ReinforceMinibatch as ReinforceMinibatch
 from .flat_params import FlatVector
-from .network_shape import Network
-from .torch_params import Leaves
+from .network_shape import NetworkShape
+from .torch_params import TorchParams
 
 
 class _ActorCritic:
     """Both networks as functions of leaf tensors that share the flat vectors' memory."""
 
     def __init__(
-        self, parameters: FlatVector, network: Network, threads: int = 1, device: str = "cpu"
+        self, parameters: FlatVector, network: NetworkShape, threads: int = 1, device: str = "cpu"
     ) -> None:
         # The recipe's number, never the machine's: sums split otherwise have other last bits.
         torch.set_num_threads(threads)
         self._network = network
-        self.leaves = Leaves(parameters, device)
+        self.params = TorchParams(parameters, device)
 
-    def outputs(self, prefix: str, observations: Tensor) -> Tensor:
-        return self._layer(prefix, self._network.layers - 1, self._latent(prefix, observations))
+    def compute_outputs(self, prefix: str, observations: Tensor) -> Tensor:
+        return self._apply_layer(
+            prefix, self._network.layers - 1, self._compute_latent(prefix, observations)
+        )
 
-    def act(self, observations: Tensor, actions: Array) -> tuple[Tensor, Tensor]:
+    def evaluate_actions(self, observations: Tensor, actions: Array) -> tuple[Tensor, Tensor]:
         """Log-density of each row's action, and the entropy of each row's distribution."""
-        latent, taken = self._latent("actor", observations), self.leaves.tensor(actions)
-        out = self._layer("actor", self._network.layers - 1, latent)
-        log_std = self.leaves.tensors.get("actor.log_std")
+        latent, action_tensor = (
+            self._compute_latent("actor", observations),
+            self.params.make_tensor(actions),
+        )
+        out = self._apply_layer("actor", self._network.layers - 1, latent)
+        log_std = self.params.tensors.get("actor.log_std")
         if log_std is None:
-            return _categorical(out, taken)
+            return _evaluate_categorical(out, action_tensor)
         if log_std.dim() == 2:
-            return _state_dependent(out, latent.detach(), log_std, taken)
-        return _gaussian(out, log_std, taken)
+            return _evaluate_gsde(out, latent.detach(), log_std, action_tensor)
+        return _evaluate_gaussian(out, log_std, action_tensor)
 
-    def values(self, observations: Float32) -> Float32:
-        self.leaves.refresh()
+    def compute_values(self, observations: Float32) -> Float32:
+        self.params.refresh()
         with torch.no_grad():
-            found = self.outputs("critic", self.leaves.tensor(observations))[:, 0]
-        result: Float32 = found.cpu().numpy()
+            values = self.compute_outputs("critic", self.params.make_tensor(observations))[:, 0]
+        result: Float32 = values.cpu().numpy()
         return result
 
-    def _latent(self, prefix: str, x: Tensor) -> Tensor:
+    def _compute_latent(self, prefix: str, x: Tensor) -> Tensor:
         """What enters the last layer."""
         for layer in range(self._network.layers - 1):
-            x = self._layer(prefix, layer, x)
+            x = self._apply_layer(prefix, layer, x)
             x = torch.tanh(x) if self._network.tanh else torch.relu(x)
         return x
 
-    def _layer(self, prefix: str, layer: int, x: Tensor) -> Tensor:
-        weight = self.leaves.tensors[f"{prefix}.{layer}.weight"]
-        return torch.addmm(self.leaves.tensors[f"{prefix}.{layer}.bias"], x, weight)
+    def _apply_layer(self, prefix: str, layer: int, x: Tensor) -> Tensor:
+        weight = self.params.tensors[f"{prefix}.{layer}.weight"]
+        return torch.addmm(self.params.tensors[f"{prefix}.{layer}.bias"], x, weight)
 
 
-def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+def _evaluate_categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     log_softmax = torch.log_softmax(logits, dim=1)
     log_probs = log_softmax.gather(1, actions[:, None])[:, 0]
     return log_probs, -(log_softmax.exp() * log_softmax).sum(dim=1)
 
 
-def _gaussian(mean: Tensor, log_std: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+def _evaluate_gaussian(mean: Tensor, log_std: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     log_volume = log_std.sum() + 0.5 * len(log_std) * math.log(2.0 * math.pi)
     log_probs = -0.5 * ((actions - mean) / log_std.exp()).square().sum(dim=1) - log_volume
     return log_probs, (log_volume + 0.5 * len(log_std)).expand(len(mean))
 
 
-def _state_dependent(
+def _evaluate_gsde(
     mean: Tensor, latent: Tensor, log_std: Tensor, actions: Tensor
 ) -> tuple[Tensor, Tensor]:
     variance = latent.square() @ (2.0 * log_std).exp() + VARIANCE_FLOOR
@@ -92,68 +97,70 @@ class TorchPpo:
     """The loss of `ppo`."""
 
     def __init__(
-        self, parameters: FlatVector, network: Network, threads: int = 1, device: str = "cpu"
+        self, parameters: FlatVector, network: NetworkShape, threads: int = 1, device: str = "cpu"
     ) -> None:
         self._networks = _ActorCritic(parameters, network, threads, device)
 
-    def gradient(self, batch: PpoMinibatch, count: int) -> tuple[Float32, Metrics]:
-        tensor = self._networks.leaves.tensor
-        self._networks.leaves.refresh()
+    def compute_gradient(self, batch: PpoMinibatch, count: int) -> tuple[Float32, Metrics]:
+        tensor = self._networks.params.make_tensor
+        self._networks.params.refresh()
         observations = tensor(batch.observations)
-        log_probs, entropies = self._networks.act(observations, batch.actions)
+        log_probs, entropies = self._networks.evaluate_actions(observations, batch.actions)
         log_ratio = log_probs - tensor(batch.log_probs)
         ratio, advantages = log_ratio.exp(), tensor(batch.advantages)
-        held = ratio.clamp(1.0 - batch.clip_range, 1.0 + batch.clip_range)
-        objectives = torch.minimum(ratio * advantages, held * advantages)
-        value_losses = self._value_losses(batch, observations)
+        clipped_ratio = ratio.clamp(1.0 - batch.clip_range, 1.0 + batch.clip_range)
+        objectives = torch.minimum(ratio * advantages, clipped_ratio * advantages)
+        value_losses = self._compute_value_losses(batch, observations)
         total = (
             batch.value_weight * value_losses.sum()
             - objectives.sum()
             - batch.entropy_weight * entropies.sum()
         )
-        gradient = self._networks.leaves.gradient_of(total / count)
+        gradient = self._networks.params.compute_gradient(total / count)
         with torch.no_grad():
             return gradient, {
                 "policy_gradient_loss": -float(objectives.sum()),
                 "entropy_loss": -float(entropies.sum()),
                 "approx_kl": float((ratio - 1.0 - log_ratio).sum()),
-                "clip_fraction": float((held != ratio).sum()),
+                "clip_fraction": float((clipped_ratio != ratio).sum()),
                 "value_loss": float(value_losses.sum()),
             }
 
-    def values(self, observations: Float32) -> Float32:
-        return self._networks.values(observations)
+    def compute_values(self, observations: Float32) -> Float32:
+        return self._networks.compute_values(observations)
 
-    def _value_losses(self, batch: PpoMinibatch, observations: Tensor) -> Tensor:
-        values = self._networks.outputs("critic", observations)[:, 0]
-        returns = self._networks.leaves.tensor(batch.returns)
+    def _compute_value_losses(self, batch: PpoMinibatch, observations: Tensor) -> Tensor:
+        values = self._networks.compute_outputs("critic", observations)[:, 0]
+        returns = self._networks.params.make_tensor(batch.returns)
         losses = (values - returns).square()
         limit = batch.clip_range_value
         if limit is None:
             return losses
-        old = self._networks.leaves.tensor(batch.old_values)
-        held = old + (values - old).clamp(-limit, limit)
-        return torch.maximum(losses, (held - returns).square())
+        old = self._networks.params.make_tensor(batch.old_values)
+        clipped_values = old + (values - old).clamp(-limit, limit)
+        return torch.maximum(losses, (clipped_values - returns).square())
 
 
 class TorchReinforce:
     """The loss of `reinforce`."""
 
     def __init__(
-        self, parameters: FlatVector, network: Network, threads: int = 1, device: str = "cpu"
+        self, parameters: FlatVector, network: NetworkShape, threads: int = 1, device: str = "cpu"
     ) -> None:
         self._networks = _ActorCritic(parameters, network, threads, device)
 
-    def gradient(self, batch: ReinforceMinibatch, count: int) -> tuple[Float32, Metrics]:
-        tensor = self._networks.leaves.tensor
-        self._networks.leaves.refresh()
-        log_probs, entropies = self._networks.act(tensor(batch.observations), batch.actions)
+    def compute_gradient(self, batch: ReinforceMinibatch, count: int) -> tuple[Float32, Metrics]:
+        tensor = self._networks.params.make_tensor
+        self._networks.params.refresh()
+        log_probs, entropies = self._networks.evaluate_actions(
+            tensor(batch.observations), batch.actions
+        )
         loss = -(log_probs * tensor(batch.weights)).sum()
         entropy = entropies.sum()
-        gradient = self._networks.leaves.gradient_of(
+        gradient = self._networks.params.compute_gradient(
             (loss - batch.entropy_weight * entropy) / count
         )
         return gradient, {"loss": float(loss.detach()), "entropy_loss": -float(entropy.detach())}
 
-    def values(self, observations: Float32) -> Float32:
+    def compute_values(self, observations: Float32) -> Float32:
         return np.zeros(len(observations), np.float32)

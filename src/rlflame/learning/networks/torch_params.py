@@ -16,20 +16,20 @@ from rlflame.rollout.spec import Array, Float32
 from .flat_params import FlatVector
 
 
-def cuda_available() -> bool:
+def is_cuda_available() -> bool:
     return torch.cuda.is_available()
 
 
-def card() -> str:
+def read_gpu_name() -> str:
     """The name of the first one."""
-    return str(torch.cuda.get_device_name(0)) if cuda_available() else "none"
+    return str(torch.cuda.get_device_name(0)) if is_cuda_available() else "none"
 
 
-def device_for(kind: str, rank: int) -> str:
+def select_device(kind: str, rank: int) -> str:
     """Where the learner of this rank computes: with several cards, each on the next one."""
     if kind != "cuda":
         return kind
-    if not cuda_available():
+    if not is_cuda_available():
         raise ConfigError(
             f"This recipe learns on CUDA, and torch {torch.__version__} finds no CUDA device here.",
             "--device cpu, in a new run: equal bits hold for one kind of device",
@@ -39,7 +39,7 @@ def device_for(kind: str, rank: int) -> str:
     return f"cuda:{rank % torch.cuda.device_count()}"
 
 
-class Leaves:
+class TorchParams:
     """One vector's parameters as torch sees them."""
 
     def __init__(
@@ -47,36 +47,36 @@ class Leaves:
     ) -> None:
         self._parameters = torch.from_numpy(parameters.data)
         self._gradients = FlatVector(parameters.shapes)
-        self._fetched = torch.from_numpy(self._gradients.data)
+        self._cpu_gradients = torch.from_numpy(self._gradients.data)
         self._device = torch.device(device)
-        self._copied = self._device.type != "cpu" if copied is None else copied
-        here, slopes = self._parameters, self._fetched
-        if self._copied:
-            here = torch.empty_like(self._parameters, device=self._device)
-            slopes = torch.zeros_like(here)
-        self._here, self._slopes = here, slopes
+        self._is_copied = self._device.type != "cpu" if copied is None else copied
+        values, gradients = self._parameters, self._cpu_gradients
+        if self._is_copied:
+            values = torch.empty_like(self._parameters, device=self._device)
+            gradients = torch.zeros_like(values)
+        self._values, self._device_gradients = values, gradients
         self.tensors: dict[str, Tensor] = {}
         for name, shape in parameters.shapes.items():
-            part = parameters.span(name)
-            leaf = here[part].view(shape).requires_grad_()
-            leaf.grad = slopes[part].view(shape)
+            part = parameters.find_span(name)
+            leaf = values[part].view(shape).requires_grad_()
+            leaf.grad = gradients[part].view(shape)
             self.tensors[name] = leaf
         self.refresh()
 
     def refresh(self) -> None:
         """See what has been written into the vector since."""
-        if self._copied:
+        if self._is_copied:
             with torch.no_grad():
-                self._here.copy_(self._parameters)
+                self._values.copy_(self._parameters)
 
-    def tensor(self, array: Array) -> Tensor:
+    def make_tensor(self, array: Array) -> Tensor:
         """Other numbers, where these are."""
         return torch.as_tensor(array, device=self._device)
 
-    def gradient_of(self, loss: Tensor) -> Float32:
+    def compute_gradient(self, loss: Tensor) -> Float32:
         """With respect to these leaves alone, in one buffer."""
-        self._slopes.zero_()
+        self._device_gradients.zero_()
         torch.autograd.backward(loss, inputs=list(self.tensors.values()))
-        if self._copied:
-            self._fetched.copy_(self._slopes)
+        if self._is_copied:
+            self._cpu_gradients.copy_(self._device_gradients)
         return self._gradients.data

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rlflame.rollout.spec import Float32
 
 
-class Group(Protocol):
+class ProcessGroup(Protocol):
     """The learners of one run; all call the same methods in the same order."""
 
     @property
@@ -21,28 +21,28 @@ class Group(Protocol):
     @property
     def size(self) -> int: ...
 
-    def gather(self, mine: Float32) -> Float32:
+    def gather(self, values: Float32) -> Float32:
         """Everybody's array, all of one shape, stacked by rank; valid until the next call."""
 
-    def meet_on(self, device: str) -> None:
+    def use_device(self, device: str) -> None:
         """From now on gather where gradients are made, if that is possible: `device` of here."""
 
-    def share(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """What rank 0 gives, for everybody: a value that `wire` can carry. The others give None,
         and wait for as long as it takes."""
 
 
-class Alone:
+class SingleProcessGroup:
     """The one learner of a run that asks for no more."""
 
     rank = 0
     size = 1
 
-    def gather(self, mine: Float32) -> Float32:
-        return mine[None]
+    def gather(self, values: Float32) -> Float32:
+        return values[None]
 
-    def meet_on(self, device: str) -> None:
+    def use_device(self, device: str) -> None:
         """There is nobody to meet."""
 
-    def share(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         return value

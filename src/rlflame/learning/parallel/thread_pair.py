@@ -16,33 +16,33 @@ LANES = 2
 Work = Callable[[int], None]
 
 
-def half(size: int, lane: int) -> slice:
+def slice_half(size: int, lane: int) -> slice:
     """The part of so many things that a lane works on."""
     middle = size // LANES
     return slice(0, middle) if lane == 0 else slice(middle, size)
 
 
-class Lanes:
+class ThreadPair:
     """Runs `work(0)` and `work(1)`; returns when both are through, raising what either raised."""
 
     def __init__(self, threads: int) -> None:
-        self._second = _Second() if threads > 1 else None
+        self._second_thread = _SecondThread() if threads > 1 else None
 
     def run(self, work: Work) -> None:
-        if self._second is None:
+        if self._second_thread is None:
             for lane in range(LANES):
                 work(lane)
             return
-        self._second.begin(work)
+        self._second_thread.start(work)
         try:
             work(0)
         finally:
-            error = self._second.end()
+            error = self._second_thread.wait()
         if error is not None:
             raise error
 
 
-class _Second:
+class _SecondThread:
     """The thread of lane 1, handed one piece of work at a time; it ends with the process."""
 
     def __init__(self) -> None:
@@ -54,13 +54,13 @@ class _Second:
         self._error: BaseException | None = None
         threading.Thread(target=self._loop, name="lane-1", daemon=True).start()
 
-    def begin(self, work: Work) -> None:
+    def start(self, work: Work) -> None:
         # What holds where the work is handed over holds for it: how numpy takes an overflow.
         context = contextvars.copy_context()
         self._work = lambda lane: context.run(work, lane)
         self._start.release()
 
-    def end(self) -> BaseException | None:
+    def wait(self) -> BaseException | None:
         self._finish.acquire()
         error, self._error = self._error, None
         return error

@@ -17,27 +17,27 @@ import torch
 from torch import distributed
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from rlflame.errors import LearnersLost
+from rlflame.errors import LearnerFailure
 from rlflame.rollout import wire
 from rlflame.rollout.spec import Float32
 
-from ..base import digest_of
+from ..base import compute_digest
 
 #: Longer than any run.
 _ENDLESS_S = 365.0 * 24 * 3600
 
 
-def backend_for(device: str, places: Sequence[bytes]) -> str:
+def select_backend(device: str, locations: Sequence[bytes]) -> str:
     """What learners at these places exchange gradients by: nccl refuses two on one card."""
-    shared = len(set(places)) < len(places)
+    shared = len(set(locations)) < len(locations)
     return "gloo" if device == "cpu" or shared else "nccl"
 
 
-class TorchGroup:
+class TorchProcessGroup:
     """This process among the learners; one group in a process at a time.
 
     The learners find each other through a `store`, or without one as torchrun's variables say.
-    `exchanges` is how many this one has come to.
+    `exchange_count` is how many this one has come to.
     """
 
     def __init__(
@@ -46,62 +46,63 @@ class TorchGroup:
         size: int,
         *,
         deadline_s: float,
-        joining_s: float,
+        join_timeout_s: float,
         clock: Callable[[], float],
         store: Store | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
-        self.exchanges = 0
+        self.exchange_count = 0
         self._deadline_s = deadline_s
         self._clock = clock
         self._device = torch.device("cpu")
-        self._gathered: dict[int, torch.Tensor] = {}
+        self._gather_buffers: dict[int, torch.Tensor] = {}
         try:
             if store is not None:
-                store.set_timeout(timedelta(seconds=joining_s))
+                store.set_timeout(timedelta(seconds=join_timeout_s))
             distributed.init_process_group(
                 "gloo",
                 store=store,
                 rank=rank,
                 world_size=size,
-                timeout=timedelta(seconds=joining_s),
+                timeout=timedelta(seconds=join_timeout_s),
             )
-            self._group = self._exchange = self._made("gloo")
+            self._group = self._exchange = self._make_group("gloo")
         except (RuntimeError, ValueError) as error:
-            _forget()
-            raise LearnersLost(f"The {size} learners did not come together: {error}") from error
+            _reset_group_count()
+            raise LearnerFailure(f"The {size} learners did not come together: {error}") from error
 
-    def meet_on(self, device: str) -> None:
-        here = f"{platform.node()} {device}".encode()
-        place = np.frombuffer(
-            bytearray.fromhex(digest_of({"place": np.frombuffer(here, np.uint8)})), np.float32
+    def use_device(self, device: str) -> None:
+        location = f"{platform.node()} {device}".encode()
+        digest = np.frombuffer(
+            bytearray.fromhex(compute_digest({"place": np.frombuffer(location, np.uint8)})),
+            np.float32,
         )
-        if backend_for(device, [row.tobytes() for row in self.gather(place)]) == "gloo":
+        if select_backend(device, [row.tobytes() for row in self.gather(digest)]) == "gloo":
             return
         self._device = torch.device(device)
         torch.cuda.set_device(self._device)
-        self._gathered = {}
-        self._exchange = self._made("nccl")
+        self._gather_buffers = {}
+        self._exchange = self._make_group("nccl")
 
-    def gather(self, mine: Float32) -> Float32:
-        self.exchanges += 1
-        began = self._clock()
-        sent = torch.from_numpy(np.ascontiguousarray(mine).reshape(-1)).to(self._device)
-        whole = self._gathered.get(mine.size)
-        if whole is None:
-            whole = torch.empty((self.size, mine.size), dtype=torch.float32, device=self._device)
-            self._gathered[mine.size] = whole
+    def gather(self, values: Float32) -> Float32:
+        self.exchange_count += 1
+        start_s = self._clock()
+        sent = torch.from_numpy(np.ascontiguousarray(values).reshape(-1)).to(self._device)
+        output = self._gather_buffers.get(values.size)
+        if output is None:
+            output = torch.empty((self.size, values.size), dtype=torch.float32, device=self._device)
+            self._gather_buffers[values.size] = output
         try:
-            distributed.all_gather(list(whole), sent, group=self._exchange)
-            found: Float32 = whole.cpu().numpy()
+            distributed.all_gather(list(output), sent, group=self._exchange)
+            result: Float32 = output.cpu().numpy()
         except RuntimeError as error:
-            raise self._lost(error, began) from error
-        return found.reshape(self.size, *mine.shape)
+            raise self._make_lost_error(error, start_s) from error
+        return result.reshape(self.size, *values.shape)
 
-    def share(self, value: Any) -> Any:
-        self.exchanges += 1
-        began = self._clock()
+    def broadcast(self, value: Any) -> Any:
+        self.exchange_count += 1
+        start_s = self._clock()
         length = torch.zeros(1, dtype=torch.int64)
         data = torch.empty(0, dtype=torch.uint8)
         if self.rank == 0:
@@ -113,35 +114,35 @@ class TorchGroup:
                 data = torch.empty(int(length), dtype=torch.uint8)
             distributed.broadcast(data, 0, group=self._group)
         except RuntimeError as error:
-            raise self._lost(error, began) from error
+            raise self._make_lost_error(error, start_s) from error
         return value if self.rank == 0 else wire.decode(data.numpy().data)
 
     def close(self) -> None:
         distributed.destroy_process_group()
 
-    def _made(self, backend: str) -> distributed.ProcessGroup:
-        waiting_s = _ENDLESS_S if self.rank else min(self._deadline_s, _ENDLESS_S)
-        group = distributed.new_group(backend=backend, timeout=timedelta(seconds=waiting_s))
+    def _make_group(self, backend: str) -> distributed.ProcessGroup:
+        timeout_s = _ENDLESS_S if self.rank else min(self._deadline_s, _ENDLESS_S)
+        group = distributed.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
         assert isinstance(group, distributed.ProcessGroup)
         return group
 
-    def _lost(self, error: RuntimeError, began: float) -> LearnersLost:
+    def _make_lost_error(self, error: RuntimeError, start_s: float) -> LearnerFailure:
         first = (str(error).strip().splitlines() or [""])[0]
-        if self._clock() - began < self._deadline_s:
-            return LearnersLost("A learner has ended.", detail=first)
-        lost = LearnersLost(
-            f"A learner {silent(self._deadline_s)}",
+        if self._clock() - start_s < self._deadline_s:
+            return LearnerFailure("A learner has ended.", detail=first)
+        lost = LearnerFailure(
+            f"A learner {format_timeout(self._deadline_s)}",
             detail=first,
         )
         lost.hung = True
         return lost
 
 
-def silent(seconds: float) -> str:
+def format_timeout(seconds: float) -> str:
     return f"has not answered for {seconds:g} s (runtime.learner_deadline_s)."
 
 
-def _forget() -> None:
+def _reset_group_count() -> None:
     """Torch numbers its groups, and a number that the others have not counted is one under which
     nobody meets: it begins again where the last group ends."""
     if not distributed.is_initialized():

@@ -13,14 +13,14 @@ from rlflame.rollout.spec import Array, Float32
 
 from ..base import Metrics
 from ..networks.flat_params import FlatVector
-from ..networks.mlp import CHUNK_ROWS, Perceptron, make_head
-from ..networks.network_shape import Network
+from ..networks.mlp import CHUNK_ROWS, MLP, make_head
+from ..networks.network_shape import NetworkShape
 
 _ZERO, _ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
 
 
 @dataclass(slots=True)
-class Minibatch:
+class PpoMinibatch:
     """Samples side by side, and the coefficients of the loss for this update."""
 
     observations: Float32
@@ -34,7 +34,7 @@ class Minibatch:
     value_weight: float
     entropy_weight: float
 
-    def part(self, rows: slice) -> Minibatch:
+    def select_rows(self, rows: slice) -> PpoMinibatch:
         if rows == slice(0, len(self.returns)):
             return self
         return replace(
@@ -51,34 +51,36 @@ class Minibatch:
 class NumpyPpo:
     """The loss and its gradient in numpy."""
 
-    def __init__(self, parameters: FlatVector, network: Network) -> None:
+    def __init__(self, parameters: FlatVector, network: NetworkShape) -> None:
         self._gradients = FlatVector(parameters.shapes)
         tanh, layers = network.tanh, network.layers
-        self._actor = Perceptron(parameters, self._gradients, "actor", layers, tanh)
-        self._critic = Perceptron(parameters, self._gradients, "critic", layers, tanh)
+        self._actor = MLP(parameters, self._gradients, "actor", layers, tanh)
+        self._critic = MLP(parameters, self._gradients, "critic", layers, tanh)
         self._head = make_head(parameters, self._gradients, self._actor)
 
-    def gradient(self, batch: Minibatch, count: int) -> tuple[Float32, Metrics]:
-        policy_sums = self._policy_gradient(batch, count)
-        value_loss = self._value_gradient(batch, count)
+    def compute_gradient(self, batch: PpoMinibatch, count: int) -> tuple[Float32, Metrics]:
+        policy_sums = self._compute_policy_gradient(batch, count)
+        value_loss = self._compute_value_gradient(batch, count)
         return self._gradients.data, {**policy_sums, "value_loss": value_loss}
 
-    def half(self, name: str, batch: Minibatch, count: int) -> tuple[Float32, Metrics]:
+    def compute_half_gradient(
+        self, name: str, batch: PpoMinibatch, count: int
+    ) -> tuple[Float32, Metrics]:
         """Of one network; the other one's part of the vector is anything."""
         if name == "actor":
-            sums = self._policy_gradient(batch, count)
+            sums = self._compute_policy_gradient(batch, count)
         else:
-            sums = {"value_loss": self._value_gradient(batch, count)}
+            sums = {"value_loss": self._compute_value_gradient(batch, count)}
         return self._gradients.data, sums
 
-    def values(self, observations: Float32) -> Float32:
+    def compute_values(self, observations: Float32) -> Float32:
         result = np.empty(len(observations), np.float32)
         for start in range(0, len(result), CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
             result[part] = self._critic.forward(observations[part])[0]
         return result
 
-    def _policy_gradient(self, batch: Minibatch, count: int) -> Metrics:
+    def _compute_policy_gradient(self, batch: PpoMinibatch, count: int) -> Metrics:
         log_probs = self._head.log_prob(self._actor.forward(batch.observations), batch.actions)
         log_ratio = log_probs - batch.log_probs
         ratio = np.exp(log_ratio)
@@ -95,12 +97,12 @@ class NumpyPpo:
         ratio -= log_ratio
         return {
             "policy_gradient_loss": -float(np.add.reduce(objective)),
-            "entropy_loss": -self._head.total_entropy(),
+            "entropy_loss": -self._head.sum_entropy(),
             "approx_kl": float(np.add.reduce(ratio)),
             "clip_fraction": float(clipped),
         }
 
-    def _value_gradient(self, batch: Minibatch, count: int) -> float:
+    def _compute_value_gradient(self, batch: PpoMinibatch, count: int) -> float:
         """Of the squared error; with a value clip, of the larger of two errors."""
         values = self._critic.forward(batch.observations)[0]
         error = values - batch.returns

@@ -15,18 +15,23 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from rlflame.config.algorithms import PpoSettings
-from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
 
-from ..base import Batch, Metrics, Provider, State
-from ..networks.flat_params import Adam, FlatVector, clip, restore, restored_count
-from ..networks.network_shape import Guard, Network, normalised, training_metrics
+from ..base import Batch, GradientProvider, Metrics, State
+from ..networks.flat_params import Adam, FlatVector, clip, restore, restore_count
+from ..networks.network_shape import (
+    GradientGuard,
+    NetworkShape,
+    make_training_metrics,
+    normalise_batch,
+)
 from ..normalization import ObservationNormaliser, RewardScaler
 from ..parallel.gradient_shards import Shards
-from ..returns import advantages
-from ..schedules import discount_at, rate_after, schedule
-from .loss import Minibatch, NumpyPpo
-from .split_update import Half, Partner, Whole, Work
+from ..returns import compute_gae
+from ..schedules import adapt_learning_rate, apply_schedule, compute_discount
+from .loss import NumpyPpo, PpoMinibatch
+from .split_update import LocalUpdate, Peer, SplitUpdate, UpdateStrategy
 
 #: Epochs end when a minibatch's KL estimate exceeds the target by this factor, as is the custom.
 KL_STOP_FACTOR = 1.5
@@ -38,9 +43,9 @@ class Ppo:
     def __init__(
         self,
         settings: PpoSettings,
-        network: Network,
+        network: NetworkShape,
         parameters: FlatVector,
-        provider: Provider[Minibatch],
+        provider: GradientProvider[PpoMinibatch],
         shards: Shards | None = None,
         *,
         seed: int,
@@ -58,70 +63,70 @@ class Ppo:
         self._updates = 0
         self._iterations = 0
         self._rate = settings.learning_rate
-        self._guard = Guard("ppo")
-        self._work: Work = Whole(provider, self._shards, parameters)
+        self._guard = GradientGuard("ppo")
+        self._strategy: UpdateStrategy = LocalUpdate(provider, self._shards, parameters)
 
-    def share(self, name: str, partner: Partner) -> None:
+    def start_split(self, name: str, peer: Peer) -> None:
         if not isinstance(self._provider, NumpyPpo):
             raise ValueError("only the gradients that numpy makes come in halves")
-        self._work = Half(name, self._provider, self._parameters, partner)
+        self._strategy = SplitUpdate(name, self._provider, self._parameters, peer)
 
-    def stay_alone(self) -> None:
-        self._work = Whole(self._provider, self._shards, self._parameters)
+    def stop_split(self) -> None:
+        self._strategy = LocalUpdate(self._provider, self._shards, self._parameters)
 
-    def policy(self) -> PolicyArrays:
-        arrays = self._parameters.copies("actor.")
-        return {**arrays, **self._normaliser.arrays()} if self._network.normalise else arrays
+    def get_policy(self) -> PolicyArrays:
+        arrays = self._parameters.copy_views("actor.")
+        return {**arrays, **self._normaliser.make_arrays()} if self._network.normalise else arrays
 
     @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
     def update(self, batch: Batch, progress: float) -> Metrics:
         settings = self._settings
-        learning_rate = schedule(self._rate, settings.anneal_learning_rate, progress)
-        clip_range = schedule(settings.clip_range, settings.anneal_clip_range, progress)
-        discount = discount_at(settings, progress)
+        learning_rate = apply_schedule(self._rate, settings.anneal_learning_rate, progress)
+        clip_range = apply_schedule(settings.clip_range, settings.anneal_clip_range, progress)
+        discount = compute_discount(settings, progress)
         rewards = batch.rewards
         if settings.scale_rewards:
             ended = batch.terminated | batch.truncated
             rewards = rewards * self._scaler.scale(rewards, ended, batch.valid)
-        seen = normalised(batch, self._network)
-        if self._network.normalise and self._work.acts:
+        normalised = normalise_batch(batch, self._network)
+        if self._network.normalise and self._strategy.has_actor:
             # Here, where somebody else who has the critic makes its estimates meanwhile.
             self._normaliser.merge(batch.observations, batch.valid)
         samples = _Samples(
-            seen, self._provider, self._shards, self._work, settings, rewards, discount
+            normalised, self._provider, self._shards, self._strategy, settings, rewards, discount
         )
         metrics = {
             "explained_variance": samples.explained_variance(),
             "clip_range": clip_range,
             "discount": discount,
-            **self._epochs(samples, learning_rate, clip_range),
-            **training_metrics(self._parameters, learning_rate, self._updates),
-            "refused_minibatches": float(self._guard.refused),
+            **self._run_epochs(samples, learning_rate, clip_range),
+            **make_training_metrics(self._parameters, learning_rate, self._updates),
+            "refused_minibatches": float(self._guard.refused_count),
         }
-        self._rate = rate_after(self._rate, metrics.get("approx_kl"), settings)
-        self._work.complete([self._parameters.data, self._adam.first, self._adam.second])
+        self._rate = adapt_learning_rate(self._rate, metrics.get("approx_kl"), settings)
+        self._strategy.complete_batch([self._parameters.data, self._adam.first, self._adam.second])
         if settings.clip_range_value is not None:
             metrics["clip_range_vf"] = settings.clip_range_value
         self._iterations += 1
-        self._shards.end()
+        self._shards.finish_batch()
         return metrics
 
-    def state(self) -> State:
+    def get_state(self) -> State:
         return {
             "parameters": self._parameters.data.copy(),
             "updates": np.array(self._updates, np.int64),
             "iterations": np.array(self._iterations, np.int64),
-            **self._guard.state(),
-            **self._adam.state("adam"),
-            **(self._normaliser.state() if self._network.normalise else {}),
-            **(self._scaler.state() if self._settings.scale_rewards else {}),
+            **self._guard.get_state(),
+            **self._adam.get_state("adam"),
+            **(self._normaliser.get_state() if self._network.normalise else {}),
+            **(self._scaler.get_state() if self._settings.scale_rewards else {}),
             **({} if self._settings.desired_kl is None else {"rate": np.array(self._rate)}),
         }
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         restore(self._parameters.data, "parameters", state)
-        self._updates = restored_count("updates", state)
-        self._iterations = restored_count("iterations", state)
+        self._updates = restore_count("updates", state)
+        self._iterations = restore_count("iterations", state)
         self._guard.load_state(state)
         self._adam.load_state("adam", state)
         if self._network.normalise:
@@ -133,34 +138,36 @@ class Ppo:
             restore(rate, "rate", state)
             self._rate = float(rate)
 
-    def _epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
+    def _run_epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
         """One optimizer step a minibatch, until the epochs or the KL budget are used up."""
-        settings, work, totals = self._settings, self._work, _Totals(self._settings)
+        settings, strategy, totals = self._settings, self._strategy, _Totals(self._settings)
         for epoch in range(settings.epochs):
             if epoch and settings.recompute_advantages:
                 samples.estimate()
-            for minibatch in self._minibatches(samples, epoch, clip_range):
+            for minibatch in self._make_minibatches(samples, epoch, clip_range):
                 count = len(minibatch.returns)
-                gradient, norm, sums = work.gradient(minibatch, count)
-                learned = {"returns": minibatch.returns, "observations": minibatch.observations}
-                if self._guard.refuses(norm, sums, **learned):
+                gradient, norm, sums = strategy.compute_gradient(minibatch, count)
+                inputs = {"returns": minibatch.returns, "observations": minibatch.observations}
+                if self._guard.is_refused(norm, sums, **inputs):
                     continue
                 totals.add(count, sums, norm)
-                if self._too_far(sums["approx_kl"] / count):
-                    return totals.metrics(epoch)
-                clip(gradient[work.part], norm, settings.max_gradient_norm)
-                self._adam.step(self._parameters.data, gradient, learning_rate, work.part)
+                if self._is_kl_exceeded(sums["approx_kl"] / count):
+                    return totals.make_metrics(epoch)
+                clip(gradient[strategy.part], norm, settings.max_gradient_norm)
+                self._adam.step(self._parameters.data, gradient, learning_rate, strategy.part)
                 self._updates += 1
-        return totals.metrics(settings.epochs)
+        return totals.make_metrics(settings.epochs)
 
-    def _too_far(self, kl: float) -> bool:
+    def _is_kl_exceeded(self, kl: float) -> bool:
         target = self._settings.target_kl
         return target is not None and kl > KL_STOP_FACTOR * target
 
-    def _minibatches(self, samples: _Samples, epoch: int, clip_range: float) -> Iterator[Minibatch]:
+    def _make_minibatches(
+        self, samples: _Samples, epoch: int, clip_range: float
+    ) -> Iterator[PpoMinibatch]:
         """Slices of one shuffled contiguous copy of the samples."""
         settings, size = self._settings, self._settings.minibatch_size
-        generator = stream(self._seed, Role.SHUFFLE, self._iterations, epoch)
+        generator = make_stream(self._seed, Role.SHUFFLE, self._iterations, epoch)
         order = generator.permutation(len(samples.returns))
         observations, actions = samples.observations[order], samples.actions[order]
         log_probs, advantages = samples.log_probs[order], samples.advantages[order]
@@ -169,8 +176,8 @@ class Ppo:
             part = slice(start, start + size)
             chosen = advantages[part]
             if settings.normalise_advantages == "minibatch":
-                chosen = standardised(chosen)
-            yield Minibatch(
+                chosen = standardise(chosen)
+            yield PpoMinibatch(
                 observations[part],
                 actions[part],
                 log_probs[part],
@@ -184,7 +191,7 @@ class Ppo:
             )
 
 
-def standardised(samples: Float32) -> Float32:
+def standardise(samples: Float32) -> Float32:
     """Zero mean and unit deviation; a single sample has no deviation and is left alone."""
     if len(samples) < 2:
         return samples
@@ -199,9 +206,9 @@ class _Samples:
     def __init__(
         self,
         batch: Batch,
-        provider: Provider[Minibatch],
+        provider: GradientProvider[PpoMinibatch],
         shards: Shards,
-        work: Work,
+        strategy: UpdateStrategy,
         settings: PpoSettings,
         rewards: Float64,
         discount: float,
@@ -209,7 +216,7 @@ class _Samples:
         self._batch = batch
         self._provider = provider
         self._shards = shards
-        self._work = work
+        self._strategy = strategy
         self._settings = settings
         self._rewards = rewards
         self._discount = discount
@@ -221,39 +228,41 @@ class _Samples:
     def estimate(self) -> None:
         """Values, advantages and returns with the critic as it is now."""
         shape = (3, len(self.log_probs))
-        self.values, self.advantages, self.returns = self._work.estimates(self._estimates, shape)
+        self.values, self.advantages, self.returns = self._strategy.compute_estimates(
+            self._compute_estimates, shape
+        )
 
-    def _estimates(self) -> Float32:
+    def _compute_estimates(self) -> Float32:
         batch, settings = self._batch, self._settings
         steps, columns, size = batch.observations.shape
-        seen = batch.observations.reshape(steps * columns, size)
-        values = self._shards.values(
-            len(seen), lambda rows: self._provider.values(seen[rows])
+        observations = batch.observations.reshape(steps * columns, size)
+        values = self._shards.compute_values(
+            len(observations), lambda rows: self._provider.compute_values(observations[rows])
         ).reshape(steps, columns)
-        last = self._provider.values(batch.last_observations)
-        following = np.concatenate([values[1:], last[None]])
+        last = self._provider.compute_values(batch.last_observations)
+        next_values = np.concatenate([values[1:], last[None]])
         step, column = batch.boundary_index.T
-        following[step, column] = self._provider.values(batch.boundary_observations)
-        gae = advantages(
+        next_values[step, column] = self._provider.compute_values(batch.boundary_observations)
+        gae = compute_gae(
             self._rewards,
             values.astype(np.float64),
-            following.astype(np.float64),
+            next_values.astype(np.float64),
             batch.terminated,
             batch.truncated,
             self._discount,
             settings.gae_lambda,
         )[batch.valid]
-        found: Float32 = np.empty((3, len(gae)), np.float32)
-        found[0], found[1] = values[batch.valid], gae
-        found[2] = gae + found[0]
+        estimates: Float32 = np.empty((3, len(gae)), np.float32)
+        estimates[0], estimates[1] = values[batch.valid], gae
+        estimates[2] = gae + estimates[0]
         if settings.normalise_advantages == "batch":
-            found[1] = standardised(found[1])
-        return found
+            estimates[1] = standardise(estimates[1])
+        return estimates
 
     def explained_variance(self) -> float:
-        spread = float(self.returns.var())
+        variance = float(self.returns.var())
         residual = float((self.returns - self.values).var())
-        explained = 1.0 - residual / spread if spread > 0.0 else 0.0
+        explained = 1.0 - residual / variance if variance > 0.0 else 0.0
         return explained if math.isfinite(explained) else 0.0
 
 
@@ -272,7 +281,7 @@ class _Totals:
         for name, value in sums.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
 
-    def metrics(self, epochs_done: int) -> Metrics:
+    def make_metrics(self, epochs_done: int) -> Metrics:
         """Of nothing but refused minibatches there is nothing to report."""
         metrics = {"epochs_done": float(epochs_done)}
         if self._samples:

@@ -18,10 +18,10 @@ import numpy as np
 
 from rlflame.rollout.spec import Array, Float32
 
-from ..base import Algorithm, Batch, Metrics, Provider
-from ..networks.flat_params import FlatVector, square_of
+from ..base import Algorithm, Batch, GradientProvider, Metrics
+from ..networks.flat_params import FlatVector, compute_square_norm
 from ..parallel.gradient_shards import Shard, Shards
-from .loss import Minibatch, NumpyPpo
+from .loss import NumpyPpo, PpoMinibatch
 
 #: The networks, and the sums that come with the gradient of each.
 HALVES = {
@@ -30,82 +30,90 @@ HALVES = {
 }
 
 
-class Partner(Protocol):
+class Peer(Protocol):
     """Whoever has the other half. Each of these raises where it is gone."""
 
-    def exchange(self, mine: Array, theirs: Array) -> None:
+    def exchange(self, outgoing: Array, incoming: Array) -> None:
         """Give the one, and fill the other with what the partner gives at the same time."""
 
-    def give(self, mine: Array) -> None: ...
+    def send(self, outgoing: Array) -> None: ...
 
-    def take(self, theirs: Array) -> None: ...
+    def receive(self, incoming: Array) -> None: ...
 
 
-class InHalves(Algorithm[Batch], Protocol):
+class SplitAlgorithm(Algorithm[Batch], Protocol):
     """An algorithm of two networks, of which it can learn one alone."""
 
-    def share(self, name: str, partner: Partner) -> None:
+    def start_split(self, name: str, peer: Peer) -> None:
         """From now on learn this network only, for as long as the partner learns the other."""
 
-    def stay_alone(self) -> None:
+    def stop_split(self) -> None:
         """From now on learn both."""
 
 
-def parts(parameters: FlatVector) -> dict[str, slice]:
+def find_parts(parameters: FlatVector) -> dict[str, slice]:
     """Where each network stands in the flat vector."""
-    return {name: parameters.span(f"{name}.") for name in HALVES}
+    return {name: parameters.find_span(f"{name}.") for name in HALVES}
 
 
-def norm_of(squares: Sequence[float]) -> float:
+def compute_norm(squares: Sequence[float]) -> float:
     """Of a gradient of which the networks' squares are given, in the order of `HALVES`."""
     return math.sqrt(squares[0] + squares[1])
 
 
-class Work(Protocol):
+class UpdateStrategy(Protocol):
     """What of the work on a batch is done here."""
 
     part: slice
     #: Whether the actor is learned here, and with it what else a policy consists of.
-    acts: bool
+    has_actor: bool
 
-    def gradient(self, minibatch: Minibatch, count: int) -> tuple[Float32, float, Metrics]:
-        """The gradient, of which `part` counts; the norm of all of it; the sums of all."""
+    def compute_gradient(
+        self, minibatch: PpoMinibatch, count: int
+    ) -> tuple[Float32, float, Metrics]:
+        """The gradient, of which `select_rows` counts; the norm of all of it; the sums of all."""
 
-    def estimates(self, make: Callable[[], Float32], shape: tuple[int, ...]) -> Float32:
+    def compute_estimates(self, compute: Callable[[], Float32], shape: tuple[int, ...]) -> Float32:
         """What the critic has to say, as `make` says it where the critic is."""
 
-    def complete(self, vectors: Sequence[Float32]) -> None:
+    def complete_batch(self, vectors: Sequence[Float32]) -> None:
         """The batch is learned from; vectors of all weights are brought up to date."""
 
 
-class Whole:
+class LocalUpdate:
     """Both networks are learned here, if not by other learners as well."""
 
     part = slice(None)
-    acts = True
+    has_actor = True
 
     def __init__(
-        self, provider: Provider[Minibatch], shards: Shards, parameters: FlatVector
+        self, provider: GradientProvider[PpoMinibatch], shards: Shards, parameters: FlatVector
     ) -> None:
         self._provider = provider
         self._shards = shards
-        self._parts = [*parts(parameters).values()]
+        self._parts = [*find_parts(parameters).values()]
 
-    def gradient(self, minibatch: Minibatch, count: int) -> tuple[Float32, float, Metrics]:
-        def of(shard: Shard) -> tuple[Float32, Metrics]:
-            return self._provider.gradient(minibatch.part(shard.rows), count)
+    def compute_gradient(
+        self, minibatch: PpoMinibatch, count: int
+    ) -> tuple[Float32, float, Metrics]:
+        def compute_shard(shard: Shard) -> tuple[Float32, Metrics]:
+            return self._provider.compute_gradient(minibatch.select_rows(shard.rows), count)
 
-        gradient, sums = self._shards.gradient(count, of)
-        return gradient, norm_of([square_of(gradient[part]) for part in self._parts]), sums
+        gradient, sums = self._shards.compute_gradient(count, compute_shard)
+        return (
+            gradient,
+            compute_norm([compute_square_norm(gradient[part]) for part in self._parts]),
+            sums,
+        )
 
-    def estimates(self, make: Callable[[], Float32], shape: tuple[int, ...]) -> Float32:
-        return make()
+    def compute_estimates(self, compute: Callable[[], Float32], shape: tuple[int, ...]) -> Float32:
+        return compute()
 
-    def complete(self, vectors: Sequence[Float32]) -> None:
+    def complete_batch(self, vectors: Sequence[Float32]) -> None:
         """There is nobody else."""
 
 
-class Half:
+class SplitUpdate:
     """One of the networks, and a partner that has the other one."""
 
     def __init__(
@@ -113,46 +121,48 @@ class Half:
         name: str,
         provider: NumpyPpo,
         parameters: FlatVector,
-        partner: Partner,
+        peer: Peer,
     ) -> None:
         self._name = name
-        self.acts = name == "actor"
+        self.has_actor = name == "actor"
         self._provider = provider
-        self._partner = partner
-        places = parts(parameters)
-        self.part = places[name]
-        self._critic = places["critic"]
+        self._peer = peer
+        spans = find_parts(parameters)
+        self.part = spans[name]
+        self._critic = spans["critic"]
         # A half's numbers: the square of its gradient, and its sums.
         self._numbers = {half: np.empty(1 + len(sums)) for half, sums in HALVES.items()}
-        self._theirs = next(half for half in HALVES if half != name)
+        self._peer_half = next(half for half in HALVES if half != name)
 
-    def gradient(self, minibatch: Minibatch, count: int) -> tuple[Float32, float, Metrics]:
-        gradient, sums = self._provider.half(self._name, minibatch, count)
-        mine = self._numbers[self._name]
-        mine[0] = square_of(gradient[self.part])
-        mine[1:] = [sums[name] for name in HALVES[self._name]]
-        self._partner.exchange(mine, self._numbers[self._theirs])
-        found = {half: numbers.tolist() for half, numbers in self._numbers.items()}
-        norm = norm_of([numbers[0] for numbers in found.values()])
+    def compute_gradient(
+        self, minibatch: PpoMinibatch, count: int
+    ) -> tuple[Float32, float, Metrics]:
+        gradient, sums = self._provider.compute_half_gradient(self._name, minibatch, count)
+        half_numbers = self._numbers[self._name]
+        half_numbers[0] = compute_square_norm(gradient[self.part])
+        half_numbers[1:] = [sums[name] for name in HALVES[self._name]]
+        self._peer.exchange(half_numbers, self._numbers[self._peer_half])
+        numbers_by_half = {half: numbers.tolist() for half, numbers in self._numbers.items()}
+        norm = compute_norm([numbers[0] for numbers in numbers_by_half.values()])
         names = (name for sums_of in HALVES.values() for name in sums_of)
-        values = (value for numbers in found.values() for value in numbers[1:])
+        values = (value for numbers in numbers_by_half.values() for value in numbers[1:])
         return gradient, norm, dict(zip(names, values, strict=True))
 
-    def estimates(self, make: Callable[[], Float32], shape: tuple[int, ...]) -> Float32:
+    def compute_estimates(self, compute: Callable[[], Float32], shape: tuple[int, ...]) -> Float32:
         if self._name == "critic":
-            found = make()
-            self._partner.give(found)
+            estimates = compute()
+            self._peer.send(estimates)
         else:
-            found = np.empty(shape, np.float32)
-            self._partner.take(found)
-        return found
+            estimates = np.empty(shape, np.float32)
+            self._peer.receive(estimates)
+        return estimates
 
-    def complete(self, vectors: Sequence[Float32]) -> None:
+    def complete_batch(self, vectors: Sequence[Float32]) -> None:
         critic = [vector[self._critic] for vector in vectors]
         if self._name == "critic":
-            self._partner.give(np.stack(critic))
+            self._peer.send(np.stack(critic))
             return
-        found = np.empty((len(critic), len(critic[0])), np.float32)
-        self._partner.take(found)
-        for vector, values in zip(critic, found, strict=True):
+        critic_values = np.empty((len(critic), len(critic[0])), np.float32)
+        self._peer.receive(critic_values)
+        for vector, values in zip(critic, critic_values, strict=True):
             vector[:] = values

@@ -19,20 +19,25 @@ import numpy as np
 from rlflame.config.algorithms import ReinforceSettings
 from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
 
-from ..base import Batch, Metrics, Provider, State
-from ..networks.flat_params import Adam, FlatVector, clip_by_norm, restore, restored_count
-from ..networks.mlp import CHUNK_ROWS, Perceptron, make_head
-from ..networks.network_shape import Guard, Network, normalised, training_metrics
+from ..base import Batch, GradientProvider, Metrics, State
+from ..networks.flat_params import Adam, FlatVector, clip_by_norm, restore, restore_count
+from ..networks.mlp import CHUNK_ROWS, MLP, make_head
+from ..networks.network_shape import (
+    GradientGuard,
+    NetworkShape,
+    make_training_metrics,
+    normalise_batch,
+)
 from ..normalization import ObservationNormaliser
 from ..parallel.gradient_shards import Shard, Shards
-from ..returns import continued_returns, discounted_returns
-from ..schedules import schedule
+from ..returns import compute_continued_returns, compute_discounted_returns
+from ..schedules import apply_schedule
 
 _EPSILON = 1e-8
 
 
 @dataclass(slots=True)
-class Minibatch:
+class ReinforceMinibatch:
     """Samples and the weight of each one's log-probability."""
 
     observations: Float32
@@ -44,21 +49,21 @@ class Minibatch:
 class NumpyReinforce:
     """The loss above and its gradient, derived by hand."""
 
-    def __init__(self, parameters: FlatVector, network: Network) -> None:
+    def __init__(self, parameters: FlatVector, network: NetworkShape) -> None:
         self._gradients = FlatVector(parameters.shapes)
-        self._actor = Perceptron(parameters, self._gradients, "actor", network.layers, network.tanh)
+        self._actor = MLP(parameters, self._gradients, "actor", network.layers, network.tanh)
         self._head = make_head(parameters, self._gradients, self._actor)
 
-    def gradient(self, batch: Minibatch, count: int) -> tuple[Float32, Metrics]:
+    def compute_gradient(self, batch: ReinforceMinibatch, count: int) -> tuple[Float32, Metrics]:
         log_probs = self._head.log_prob(self._actor.forward(batch.observations), batch.actions)
         d_log_prob = batch.weights * np.float32(-1.0 / count)
         self._actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
         return self._gradients.data, {
             "loss": -float(np.dot(log_probs, batch.weights)),
-            "entropy_loss": -self._head.total_entropy(),
+            "entropy_loss": -self._head.sum_entropy(),
         }
 
-    def values(self, observations: Float32) -> Float32:
+    def compute_values(self, observations: Float32) -> Float32:
         return np.zeros(len(observations), np.float32)
 
 
@@ -68,9 +73,9 @@ class Reinforce:
     def __init__(
         self,
         settings: ReinforceSettings,
-        network: Network,
+        network: NetworkShape,
         parameters: FlatVector,
-        provider: Provider[Minibatch],
+        provider: GradientProvider[ReinforceMinibatch],
         shards: Shards | None = None,
     ) -> None:
         self._settings = settings
@@ -82,31 +87,33 @@ class Reinforce:
         self._gradient = np.zeros_like(parameters.data)
         self._normaliser = ObservationNormaliser(network.observation_size)
         self._updates = 0
-        self._guard = Guard("reinforce")
+        self._guard = GradientGuard("reinforce")
 
-    def policy(self) -> PolicyArrays:
-        arrays = self._parameters.copies("actor.")
-        return {**arrays, **self._normaliser.arrays()} if self._network.normalise else arrays
+    def get_policy(self) -> PolicyArrays:
+        arrays = self._parameters.copy_views("actor.")
+        return {**arrays, **self._normaliser.make_arrays()} if self._network.normalise else arrays
 
     @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
     def update(self, batch: Batch, progress: float) -> Metrics:
         settings = self._settings
-        learning_rate = schedule(settings.learning_rate, settings.anneal_learning_rate, progress)
+        learning_rate = apply_schedule(
+            settings.learning_rate, settings.anneal_learning_rate, progress
+        )
         ended = batch.terminated | batch.truncated
         if settings.continue_truncated:
-            returns = continued_returns(
+            returns = compute_continued_returns(
                 batch.rewards, batch.terminated, batch.truncated, batch.valid, settings.discount
             )
         else:
-            returns = discounted_returns(batch.rewards, ended, settings.discount)
-        weights = normalised_returns(returns, batch, settings.normalise_returns)
+            returns = compute_discounted_returns(batch.rewards, ended, settings.discount)
+        weights = normalise_returns(returns, batch, settings.normalise_returns)
         count = batch.steps if settings.average == "steps" else int(ended.sum())
-        seen = normalised(batch, self._network)
-        gradient, sums = self._whole_gradient(seen, weights, count)
+        normalised = normalise_batch(batch, self._network)
+        gradient, sums = self._compute_gradient(normalised, weights, count)
         norm = clip_by_norm(gradient, settings.max_gradient_norm)
         metrics: Metrics = {}
-        if not self._guard.refuses(
-            norm, sums, rewards=batch.rewards, observations=seen.observations
+        if not self._guard.is_refused(
+            norm, sums, rewards=batch.rewards, observations=normalised.observations
         ):
             self._adam.step(self._parameters.data, gradient, learning_rate)
             self._updates += 1
@@ -118,31 +125,31 @@ class Reinforce:
             }
         if self._network.normalise:
             self._normaliser.merge(batch.observations, batch.valid)
-        self._shards.end()
+        self._shards.finish_batch()
         return {
             **metrics,
-            **training_metrics(self._parameters, learning_rate, self._updates),
-            "refused_minibatches": float(self._guard.refused),
+            **make_training_metrics(self._parameters, learning_rate, self._updates),
+            "refused_minibatches": float(self._guard.refused_count),
         }
 
-    def state(self) -> State:
+    def get_state(self) -> State:
         return {
             "parameters": self._parameters.data.copy(),
             "updates": np.array(self._updates, np.int64),
-            **self._guard.state(),
-            **self._adam.state("adam"),
-            **(self._normaliser.state() if self._network.normalise else {}),
+            **self._guard.get_state(),
+            **self._adam.get_state("adam"),
+            **(self._normaliser.get_state() if self._network.normalise else {}),
         }
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         restore(self._parameters.data, "parameters", state)
-        self._updates = restored_count("updates", state)
+        self._updates = restore_count("updates", state)
         self._guard.load_state(state)
         self._adam.load_state("adam", state)
         if self._network.normalise:
             self._normaliser.load_state(state)
 
-    def _whole_gradient(
+    def _compute_gradient(
         self, batch: Batch, weights: Float64, count: int
     ) -> tuple[Float32, Metrics]:
         """The full batch's gradient, each shard's added up chunk by chunk in a fixed order."""
@@ -150,31 +157,31 @@ class Reinforce:
         observations, actions = batch.observations[valid], batch.actions[valid]
         chosen = weights[valid].astype(np.float32)
 
-        def part(shard: Shard) -> tuple[Float32, Metrics]:
+        def compute_part(shard: Shard) -> tuple[Float32, Metrics]:
             self._gradient[:] = 0.0
             totals: Metrics = {}
             for start in range(shard.rows.start, shard.rows.stop, CHUNK_ROWS):
                 rows = slice(start, min(start + CHUNK_ROWS, shard.rows.stop))
-                minibatch = Minibatch(
+                minibatch = ReinforceMinibatch(
                     observations[rows], actions[rows], chosen[rows], self._settings.entropy_weight
                 )
-                gradient, sums = self._provider.gradient(minibatch, count)
+                gradient, sums = self._provider.compute_gradient(minibatch, count)
                 self._gradient += gradient
                 for name, value in sums.items():
                     totals[name] = totals.get(name, 0.0) + value
             return self._gradient, totals
 
-        return self._shards.gradient(len(chosen), part)
+        return self._shards.compute_gradient(len(chosen), compute_part)
 
 
-def normalised_returns(returns: Float64, batch: Batch, how: str) -> Float64:
+def normalise_returns(returns: Float64, batch: Batch, scope: str) -> Float64:
     """Mean zero and deviation one, over each episode or over the whole batch."""
     result = returns.copy()
-    if how == "batch":
+    if scope == "batch":
         chosen = returns[batch.valid]
         result -= chosen.mean()
         result /= chosen.std() + _EPSILON
-    elif how == "episode":
+    elif scope == "episode":
         for column, length in enumerate(batch.valid.sum(axis=0)):
             if length > 1:
                 episode = result[:length, column]

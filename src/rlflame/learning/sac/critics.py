@@ -13,38 +13,38 @@ import numpy as np
 from rlflame.rollout.spec import Float32
 
 
-class Worth(Protocol):
+class CriticLoss(Protocol):
     outputs: int
 
-    def lowest(self, values: Float32) -> Float32:
+    def compute_target_values(self, values: Float32) -> Float32:
         """Of both critics' values, those that a critic may learn from; an array of its own.
 
         What is not finite is never left out: it has to reach whoever refuses the update.
         """
 
-    def error(self, values: Float32, wanted: Float32, count: int) -> tuple[Float32, float]:
+    def compute_error(self, values: Float32, target: Float32, count: int) -> tuple[Float32, float]:
         """d(loss)/d(values) of one critic over `count`; and how far it is off, squared, in sum."""
 
-    def slopes(self, values: Float32, count: int) -> tuple[list[Float32], float]:
+    def compute_slopes(self, values: Float32, count: int) -> tuple[list[Float32], float]:
         """d(-worth / count)/d(values) of each critic; and the worth, in sum."""
 
 
-class Lower:
+class ClippedDoubleQ:
     """The lower of two expected returns, learned by half the squared error."""
 
     outputs = 1
 
-    def lowest(self, values: Float32) -> Float32:
+    def compute_target_values(self, values: Float32) -> Float32:
         lower: Float32 = np.minimum(*values)
         return lower
 
-    def error(self, values: Float32, wanted: Float32, count: int) -> tuple[Float32, float]:
-        error: Float32 = values - wanted
+    def compute_error(self, values: Float32, target: Float32, count: int) -> tuple[Float32, float]:
+        error: Float32 = values - target
         square = float(np.dot(error[0], error[0]))
         error *= np.float32(1.0 / count)
         return error, square
 
-    def slopes(self, values: Float32, count: int) -> tuple[list[Float32], float]:
+    def compute_slopes(self, values: Float32, count: int) -> tuple[list[Float32], float]:
         first, second = values
         # Only the lower of the two values counts, so only its critic is asked for a slope.
         first_is_lower = first <= second
@@ -53,7 +53,7 @@ class Lower:
         return slopes, float(np.minimum(first, second).sum(dtype=np.float64))
 
 
-class Quantiles:
+class TruncatedQuantiles:
     """As many quantiles of the return from each critic; the highest of all are not learned from.
 
     They are learned by the Huber loss of quantiles, and an action is worth the mean of all
@@ -66,40 +66,40 @@ class Quantiles:
         #: Each output stands for the middle of an equal share of the probability.
         self._fractions = [(2 * place + 1) / (2 * outputs) for place in range(outputs)]
 
-    def lowest(self, values: Float32) -> Float32:
-        kept = len(values) * (self.outputs - self._dropped)
+    def compute_target_values(self, values: Float32) -> Float32:
+        target_count = len(values) * (self.outputs - self._dropped)
         # Sorted where a row's lie side by side, and laid out as the values are again.
-        together = np.concatenate([value.T for value in values], axis=1)
-        together.sort(axis=1)
+        pooled = np.concatenate([value.T for value in values], axis=1)
+        pooled.sort(axis=1)
         # What is not finite has been put last, where it would be left out unseen.
-        together[~np.isfinite(together[:, -1])] = np.nan
-        return np.ascontiguousarray(together[:, :kept].T)
+        pooled[~np.isfinite(pooled[:, -1])] = np.nan
+        return np.ascontiguousarray(pooled[:, :target_count].T)
 
-    def error(self, values: Float32, wanted: Float32, count: int) -> tuple[Float32, float]:
+    def compute_error(self, values: Float32, target: Float32, count: int) -> tuple[Float32, float]:
         slope: Float32 = np.empty_like(values)
-        apart: Float32 = np.empty_like(wanted)
+        difference: Float32 = np.empty_like(target)
         # numpy compares two arrays faster than an array and a row.
-        low, none, high = (np.full_like(wanted, bound) for bound in (-1.0, 0.0, 1.0))
+        low, zero, high = (np.full_like(target, bound) for bound in (-1.0, 0.0, 1.0))
         for place, fraction in enumerate(self._fractions):
-            np.subtract(wanted, values[place], out=apart)
-            np.minimum(apart, high, out=apart)
-            np.maximum(apart, low, out=apart)
-            both = np.add.reduce(apart, axis=0)
-            np.minimum(apart, none, out=apart)
-            below = np.add.reduce(apart, axis=0)
+            np.subtract(target, values[place], out=difference)
+            np.minimum(difference, high, out=difference)
+            np.maximum(difference, low, out=difference)
+            total = np.add.reduce(difference, axis=0)
+            np.minimum(difference, zero, out=difference)
+            below = np.add.reduce(difference, axis=0)
             # Too high counts by 1 - fraction, too low by the fraction; at 0 both are nothing.
-            both *= np.float32(fraction)
+            total *= np.float32(fraction)
             below *= np.float32(1.0 - 2.0 * fraction)
-            np.add(both, below, out=slope[place])
-        slope *= np.float32(-1.0 / (len(wanted) * len(values) * count))
-        off = values.mean(axis=0) - wanted.mean(axis=0)
-        return slope, float(np.dot(off, off))
+            np.add(total, below, out=slope[place])
+        slope *= np.float32(-1.0 / (len(target) * len(values) * count))
+        mean_error = values.mean(axis=0) - target.mean(axis=0)
+        return slope, float(np.dot(mean_error, mean_error))
 
-    def slopes(self, values: Float32, count: int) -> tuple[list[Float32], float]:
+    def compute_slopes(self, values: Float32, count: int) -> tuple[list[Float32], float]:
         share = 1.0 / (len(values) * self.outputs)
         slopes = [np.full_like(value, -share / count) for value in values]
         return slopes, share * sum(float(value.sum(dtype=np.float64)) for value in values)
 
 
-def worth_of(quantiles: int, dropped: int) -> Worth:
-    return Lower() if quantiles == 1 else Quantiles(quantiles, dropped)
+def make_critic_loss(quantiles: int, dropped: int) -> CriticLoss:
+    return ClippedDoubleQ() if quantiles == 1 else TruncatedQuantiles(quantiles, dropped)

@@ -16,18 +16,18 @@ import numpy as np
 from rlflame.rollout.spec import Float32
 
 from ..base import Metrics
-from ..networks.batch_norm import BatchPerceptron
+from ..networks.batch_norm import BatchNormMLP
 from ..networks.flat_params import FlatVector
-from ..networks.gsde import Spread, StateDependentSquashedHead
-from ..networks.mlp import Perceptron
-from ..networks.tanh_gaussian import SquashedHead
-from ..parallel.thread_pair import LANES, Lanes
-from .critics import worth_of
-from .networks import CRITICS, SoftNetworks
+from ..networks.gsde import GsdeVariance, SquashedGsdeHead
+from ..networks.mlp import MLP
+from ..networks.tanh_gaussian import SquashedGaussianHead
+from ..parallel.thread_pair import LANES, ThreadPair
+from .critics import make_critic_loss
+from .networks import CRITICS, SacNetworks
 
 
 @dataclass(frozen=True, slots=True)
-class Minibatch:
+class SacMinibatch:
     """Transitions as the networks see them, and the noise of the actions drawn for them."""
 
     observations: Float32
@@ -38,8 +38,8 @@ class Minibatch:
     #: `[2, action, batch]`: of the actions drawn in `observations`, and in `next_observations`.
     noise: Float32
 
-    def part(self, rows: slice) -> Minibatch:
-        return Minibatch(
+    def select_rows(self, rows: slice) -> SacMinibatch:
+        return SacMinibatch(
             observations=self.observations[rows],
             actions=self.actions[rows],
             rewards=self.rewards[rows],
@@ -49,18 +49,19 @@ class Minibatch:
         )
 
 
-class SoftProvider(Protocol):
-    """Where the gradients come from. `act` comes first; a gradient is valid until the next call.
+class SacGradientProvider(Protocol):
+    """Where the gradients come from. `sample_actions` comes first; a gradient is valid until the
+    next call.
 
     `count` is the size of the whole minibatch, of which this may be one shard: gradients and sums
     of shards add up.
     """
 
-    def act(self, batch: Minibatch) -> Float32:
+    def sample_actions(self, batch: SacMinibatch) -> Float32:
         """Draw the actor's actions for both observations; log-densities of the first ones."""
 
-    def critic_gradient(
-        self, batch: Minibatch, entropy_weight: float, count: int
+    def compute_critic_gradient(
+        self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
         """Of 1/2 sum (Q_j(s, a) - y)^2 / count, y = r + bootstrap (min Q'_j - weight log pi).
 
@@ -69,8 +70,8 @@ class SoftProvider(Protocol):
         batch.
         """
 
-    def actor_gradient(
-        self, batch: Minibatch, entropy_weight: float, count: int
+    def compute_actor_gradient(
+        self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
         """Of sum (weight log pi(a|s) - min Q_j(s, a)) / count, with the critics as they are.
 
@@ -78,7 +79,7 @@ class SoftProvider(Protocol):
         """
 
 
-class SoftHead(Protocol):
+class SamplingHead(Protocol):
     """An action distribution that is sampled from, and its gradient."""
 
     def sample(self, out: Float32, noise: Float32) -> tuple[Float32, Float32]:
@@ -88,135 +89,139 @@ class SoftHead(Protocol):
         """Of the latest sample: d(loss)/d(output), and by what else the latent units count."""
 
 
-class Critic(Protocol):
+class CriticNetwork(Protocol):
     """One of the two, as the actor's loss sees it."""
 
-    def inputs(self, rows: int) -> Float32:
+    def prepare_inputs(self, rows: int) -> Float32:
         """Where the next pass takes its inputs from, `[units, rows]`."""
 
     def run(self) -> Float32:
-        """The values of what was written into `inputs`, `[outputs, rows]`."""
+        """The values of what was written into `prepare_inputs`, `[outputs, rows]`."""
 
-    def input_gradient(self, upstream: Float32, first: int) -> Float32:
+    def compute_input_gradient(self, upstream: Float32, first: int) -> Float32:
         """d(loss)/d(input) for the inputs from `first` on; no weight's gradient is touched."""
 
 
-class _ByHand:
+class _NumpySacBase:
     """What the losses have in common, whatever the critics are like."""
 
     def __init__(
         self,
-        networks: SoftNetworks,
-        lanes: Lanes,
-        critics: Sequence[Critic],
+        networks: SacNetworks,
+        thread_pair: ThreadPair,
+        critics: Sequence[CriticNetwork],
         critic_gradients: FlatVector,
     ) -> None:
         network = networks.network
-        self._lanes = lanes
-        self._worth = worth_of(networks.quantiles, networks.dropped)
+        self._thread_pair = thread_pair
+        self._critic_objective = make_critic_loss(networks.quantiles, networks.dropped)
         self._observation_size = network.observation_size
-        self._judges, self._critic_gradients = critics, critic_gradients
+        self._value_critics, self._critic_gradients = critics, critic_gradients
         self._actor_gradients = FlatVector(networks.actor.shapes)
         self._actors = [
-            Perceptron(networks.actor, self._actor_gradients, "actor", network.layers, network.tanh)
+            MLP(networks.actor, self._actor_gradients, "actor", network.layers, network.tanh)
             for _ in range(LANES)
         ]
-        self._heads = [self._head(networks, actor) for actor in self._actors]
+        self._heads = [self._make_head(networks, actor) for actor in self._actors]
         self._action_size = networks.action_size
         self._resize(0)
 
-    def _head(self, networks: SoftNetworks, actor: Perceptron) -> SoftHead:
+    def _make_head(self, networks: SacNetworks, actor: MLP) -> SamplingHead:
         """The distribution that the actor's parameters imply."""
         if "actor.log_std" not in networks.actor.shapes:
-            return SquashedHead(networks.action_size)
+            return SquashedGaussianHead(networks.action_size)
         log_std, gradient = (v["actor.log_std"] for v in (networks.actor, self._actor_gradients))
-        return StateDependentSquashedHead(
-            networks.action_size, Spread(actor.latent, log_std, gradient)
+        return SquashedGsdeHead(
+            networks.action_size, GsdeVariance(actor.get_latent, log_std, gradient)
         )
 
     def _resize(self, rows: int) -> None:
         self._actions: Float32 = np.empty((LANES, self._action_size, rows), np.float32)
         self._log_probs: Float32 = np.empty((LANES, rows), np.float32)
-        shape = (LANES, self._worth.outputs, rows)
+        shape = (LANES, self._critic_objective.outputs, rows)
         self._values: Float32 = np.empty(shape, np.float32)
         self._next_values: Float32 = np.empty(shape, np.float32)
         self._slopes: Float32 = np.empty((LANES, self._action_size, rows), np.float32)
         self._squares = np.empty(LANES, np.float64)
 
-    def act(self, batch: Minibatch) -> Float32:
+    def sample_actions(self, batch: SacMinibatch) -> Float32:
         if self._values.shape[-1] != len(batch.rewards):
             self._resize(len(batch.rewards))
-        seen = (batch.observations, batch.next_observations)
+        observations = (batch.observations, batch.next_observations)
 
         outs: list[Float32] = [self._actions] * LANES
 
-        def lane(number: int) -> None:
-            outs[number] = self._actors[number].forward(seen[number])
+        def run_lane(number: int) -> None:
+            outs[number] = self._actors[number].forward(observations[number])
 
-        self._lanes.run(lane)
+        self._thread_pair.run(run_lane)
         # Many small operations, at which two threads would only be in each other's way.
         for number, out in enumerate(outs):
-            drawn = self._heads[number].sample(out, batch.noise[number])
-            self._actions[number], self._log_probs[number] = drawn
+            sample = self._heads[number].sample(out, batch.noise[number])
+            self._actions[number], self._log_probs[number] = sample
         first: Float32 = self._log_probs[0]
         return first
 
-    def _wanted(self, batch: Minibatch, entropy_weight: float) -> Float32:
+    def _compute_target(self, batch: SacMinibatch, entropy_weight: float) -> Float32:
         """The right side of the critics' equation, from `_next_values`."""
-        following = self._worth.lowest(self._next_values)
-        following -= np.float32(entropy_weight) * self._log_probs[1]
-        following *= batch.bootstrap
-        following += batch.rewards
-        return following
+        target = self._critic_objective.compute_target_values(self._next_values)
+        target -= np.float32(entropy_weight) * self._log_probs[1]
+        target *= batch.bootstrap
+        target += batch.rewards
+        return target
 
-    def _errors(self, number: int, wanted: Float32, count: int) -> Float32:
+    def _compute_errors(self, number: int, target: Float32, count: int) -> Float32:
         """d(loss)/d(values) of one critic; how far it is off, squared, is remembered."""
-        slope, self._squares[number] = self._worth.error(self._values[number], wanted, count)
+        slope, self._squares[number] = self._critic_objective.compute_error(
+            self._values[number], target, count
+        )
         return slope
 
-    def _critic_loss(self) -> Metrics:
+    def _make_critic_metrics(self) -> Metrics:
         return {"critic_loss": 0.5 * float(self._squares[0] + self._squares[1])}
 
-    def actor_gradient(
-        self, batch: Minibatch, entropy_weight: float, count: int
+    def compute_actor_gradient(
+        self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        def judge(number: int) -> None:
-            self._values[number] = self._value(
-                self._judges[number], batch.observations, self._actions[0]
+        def compute_values(number: int) -> None:
+            self._values[number] = self._compute_value(
+                self._value_critics[number], batch.observations, self._actions[0]
             )
 
-        self._lanes.run(judge)
-        upstreams, worth = self._worth.slopes(self._values, count)
+        self._thread_pair.run(compute_values)
+        upstreams, value_sum = self._critic_objective.compute_slopes(self._values, count)
 
-        def through_critic(number: int) -> None:
-            self._slopes[number] = self._judges[number].input_gradient(
+        def compute_slopes(number: int) -> None:
+            self._slopes[number] = self._value_critics[number].compute_input_gradient(
                 upstreams[number], self._observation_size
             )
 
-        self._lanes.run(through_critic)
+        self._thread_pair.run(compute_slopes)
 
         slopes = np.add(*self._slopes)
-        upstream, beside = self._heads[0].backward(slopes, entropy_weight / count)
-        self._actors[0].backward_in(self._lanes, upstream, beside)
+        upstream, latent_gradient = self._heads[0].backward(slopes, entropy_weight / count)
+        self._actors[0].backward_in_threads(self._thread_pair, upstream, latent_gradient)
         entropy_part = entropy_weight * float(self._log_probs[0].sum(dtype=np.float64))
-        return self._actor_gradients.data, {"actor_loss": entropy_part - worth}
+        return self._actor_gradients.data, {"actor_loss": entropy_part - value_sum}
 
-    def _value(self, critic: Critic, observations: Float32, actions: Float32) -> Float32:
-        inputs = critic.inputs(len(observations))
+    def _compute_value(
+        self, critic: CriticNetwork, observations: Float32, actions: Float32
+    ) -> Float32:
+        inputs = critic.prepare_inputs(len(observations))
         inputs[: self._observation_size] = observations.T
         inputs[self._observation_size :] = actions
         return critic.run()
 
 
-class NumpySac(_ByHand):
+class NumpySac(_NumpySacBase):
     """The losses above, by hand."""
 
-    def __init__(self, networks: SoftNetworks, lanes: Lanes) -> None:
+    def __init__(self, networks: SacNetworks, thread_pair: ThreadPair) -> None:
         gradients = FlatVector(networks.critics.shapes)
         network = networks.network
         self._critics, self._targets = (
             [
-                Perceptron(
+                MLP(
                     vector,
                     gradients,
                     prefix[:-1],
@@ -228,42 +233,42 @@ class NumpySac(_ByHand):
             ]
             for vector in (networks.critics, networks.targets)
         )
-        super().__init__(networks, lanes, self._critics, gradients)
+        super().__init__(networks, thread_pair, self._critics, gradients)
 
-    def critic_gradient(
-        self, batch: Minibatch, entropy_weight: float, count: int
+    def compute_critic_gradient(
+        self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
         def forward(number: int) -> None:
-            self._next_values[number] = self._value(
+            self._next_values[number] = self._compute_value(
                 self._targets[number], batch.next_observations, self._actions[1]
             )
-            self._values[number] = self._value(
+            self._values[number] = self._compute_value(
                 self._critics[number], batch.observations, batch.actions.T
             )
 
-        self._lanes.run(forward)
-        wanted = self._wanted(batch, entropy_weight)
+        self._thread_pair.run(forward)
+        target = self._compute_target(batch, entropy_weight)
 
         def backward(number: int) -> None:
-            self._critics[number].backward(self._errors(number, wanted, count))
+            self._critics[number].backward(self._compute_errors(number, target, count))
 
-        self._lanes.run(backward)
-        return self._critic_gradients.data, self._critic_loss()
+        self._thread_pair.run(backward)
+        return self._critic_gradients.data, self._make_critic_metrics()
 
 
-class NumpyJointSac(_ByHand):
+class NumpyCrossQ(_NumpySacBase):
     """The same where a critic sees both sides of its equation in one batch, standardised together.
 
     So the right side comes from the critics as they are, not from targets that follow them
     (CrossQ; Bhatt et al., 2024).
     """
 
-    def __init__(self, networks: SoftNetworks, lanes: Lanes) -> None:
+    def __init__(self, networks: SacNetworks, thread_pair: ThreadPair) -> None:
         if networks.moments is None:
             raise ValueError("critics without moments")
         gradients, network = FlatVector(networks.critics.shapes), networks.network
         self._critics = [
-            BatchPerceptron(
+            BatchNormMLP(
                 networks.critics,
                 gradients,
                 networks.moments,
@@ -273,15 +278,15 @@ class NumpyJointSac(_ByHand):
             )
             for prefix in CRITICS
         ]
-        super().__init__(networks, lanes, self._critics, gradients)
+        super().__init__(networks, thread_pair, self._critics, gradients)
 
-    def critic_gradient(
-        self, batch: Minibatch, entropy_weight: float, count: int
+    def compute_critic_gradient(
+        self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
         size, rows = self._observation_size, len(batch.rewards)
 
         def forward(number: int) -> None:
-            inputs = self._critics[number].inputs(2 * rows)
+            inputs = self._critics[number].prepare_inputs(2 * rows)
             inputs[:size, :rows] = batch.observations.T
             inputs[size:, :rows] = batch.actions.T
             inputs[:size, rows:] = batch.next_observations.T
@@ -290,13 +295,13 @@ class NumpyJointSac(_ByHand):
             self._values[number] = values[:, :rows]
             self._next_values[number] = values[:, rows:]
 
-        self._lanes.run(forward)
-        wanted = self._wanted(batch, entropy_weight)
+        self._thread_pair.run(forward)
+        target = self._compute_target(batch, entropy_weight)
 
         def backward(number: int) -> None:
-            upstream = np.zeros((self._worth.outputs, 2 * rows), np.float32)
-            upstream[:, :rows] = self._errors(number, wanted, count)
+            upstream = np.zeros((self._critic_objective.outputs, 2 * rows), np.float32)
+            upstream[:, :rows] = self._compute_errors(number, target, count)
             self._critics[number].backward(upstream)
 
-        self._lanes.run(backward)
-        return self._critic_gradients.data, self._critic_loss()
+        self._thread_pair.run(backward)
+        return self._critic_gradients.data, self._make_critic_metrics()

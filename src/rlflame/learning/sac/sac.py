@@ -21,18 +21,18 @@ import numpy as np
 
 from rlflame.config.algorithms import SacSettings
 from rlflame.rollout.policy import normalise
-from rlflame.rollout.seeding import Role, stream
+from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.spec import Array, Float32, PolicyArrays
 
 from ..base import Metrics, ReplayBatch, State, Transitions
-from ..networks.flat_params import Adam, clip_by_norm, restore, restored_count
-from ..networks.network_shape import Guard
+from ..networks.flat_params import Adam, clip_by_norm, restore, restore_count
+from ..networks.network_shape import GradientGuard
 from ..normalization import ObservationNormaliser
 from ..parallel.gradient_shards import Shard, Shards
-from ..parallel.thread_pair import Lanes, half
-from ..schedules import schedule
-from .loss import Minibatch, SoftProvider
-from .networks import CRITICS, SoftNetworks
+from ..parallel.thread_pair import ThreadPair, slice_half
+from ..schedules import apply_schedule
+from .loss import SacGradientProvider, SacMinibatch
+from .networks import CRITICS, SacNetworks
 
 
 class _Rates(NamedTuple):
@@ -49,9 +49,9 @@ class Sac:
     def __init__(
         self,
         settings: SacSettings,
-        networks: SoftNetworks,
-        providers: Sequence[SoftProvider],
-        lanes: Lanes,
+        networks: SacNetworks,
+        providers: Sequence[SacGradientProvider],
+        thread_pair: ThreadPair,
         shards: Shards | None = None,
         *,
         seed: int,
@@ -61,11 +61,11 @@ class Sac:
         self._shards = shards or Shards()
         # One for each shard: what it keeps of its minibatch is needed again for the actor.
         self._providers = providers
-        self._lanes = lanes
+        self._thread_pair = thread_pair
         self._seed = seed
         size = networks.action_size
-        wanted = settings.target_entropy
-        self._target_entropy = float(-size) if wanted == "auto" else wanted
+        target = settings.target_entropy
+        self._target_entropy = float(-size) if target == "auto" else target
         fixed = settings.entropy_coefficient
         self._fixed_weight = None if fixed == "auto" else fixed
         # The logarithm of a double: float32 knows no number below 1e-45, and this is to be finite.
@@ -78,90 +78,96 @@ class Sac:
         self._scratch = np.empty_like(networks.targets.data)
         self._normaliser = ObservationNormaliser(networks.network.observation_size)
         # Each counts its own in a row: critics that learn do not excuse an actor that never does.
-        self._guard, self._actor_guard = Guard("sac"), Guard("sac")
+        self._guard, self._actor_guard = GradientGuard("sac"), GradientGuard("sac")
         self._updates = 0
 
-    def policy(self) -> PolicyArrays:
-        arrays = self._networks.actor.copies()
+    def get_policy(self) -> PolicyArrays:
+        arrays = self._networks.actor.copy_views()
         if not self._networks.network.normalise:
             return arrays
-        return {**arrays, **self._normaliser.arrays()}
+        return {**arrays, **self._normaliser.make_arrays()}
 
     @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
     def update(self, batch: ReplayBatch, progress: float) -> Metrics:
-        rates, totals = self._rates(progress), _Means()
+        rates, totals = self._make_rates(progress), _Means()
         if self._networks.network.normalise:
             self._normaliser.merge(batch.fresh.observations, batch.fresh.valid)
-        moments = self._normaliser.arrays()
-        for number, drawn in batch:
-            totals.add(self._one(number, self._minibatch(number, drawn, moments), rates))
-        self._shards.end()
+        moments = self._normaliser.make_arrays()
+        for number, transitions in batch:
+            totals.add(
+                self._update_once(number, self._make_minibatch(number, transitions, moments), rates)
+            )
+        self._shards.finish_batch()
         return {
-            **totals.metrics(),
-            "ent_coef": self._entropy_weight(),
+            **totals.make_metrics(),
+            "ent_coef": self._compute_entropy_weight(),
             "learning_rate": rates.actor,
             "n_updates": float(self._updates),
-            "refused_minibatches": float(self._guard.refused + self._actor_guard.refused),
+            "refused_minibatches": float(
+                self._guard.refused_count + self._actor_guard.refused_count
+            ),
         }
 
-    def _one(self, number: int, batch: Minibatch, rates: _Rates) -> Metrics:
+    def _update_once(self, number: int, batch: SacMinibatch, rates: _Rates) -> Metrics:
         settings, count = self._settings, len(batch.rewards)
-        weight = self._entropy_weight()
-        gradient, sums = self._critic_gradient(batch, weight, count)
-        norms = [self._clip(gradient[self._networks.critics.span(name)]) for name in CRITICS]
-        learned = {
+        weight = self._compute_entropy_weight()
+        gradient, sums = self._compute_critic_gradient(batch, weight, count)
+        norms = [self._clip(gradient[self._networks.critics.find_span(name)]) for name in CRITICS]
+        inputs = {
             "rewards": batch.rewards,
             "observations": batch.observations,
             "next_observations": batch.next_observations,
         }
         moments = self._networks.moments
-        fit = sums if moments is None else {**sums, "moments": moments.total()}
-        if self._guard.refuses(sum(norms), fit, **learned):
+        checked_sums = sums if moments is None else {**sums, "moments": moments.sum_latest()}
+        if self._guard.is_refused(sum(norms), checked_sums, **inputs):
             return {}
-        follow = (number + 1) % settings.target_update_interval == 0
-        self._step_critics(gradient, rates.critic, follow)
+        updates_targets = (number + 1) % settings.target_update_interval == 0
+        self._step_critics(gradient, rates.critic, updates_targets)
         metrics = {"critic_loss": sums["critic_loss"] / count}
         log_prob = sums["log_prob"] / count
         if number % settings.policy_delay == 0:
             if self._fixed_weight is None:
                 metrics["ent_coef_loss"] = self._adapt_entropy(log_prob, rates.entropy)
-            gradient, sums = self._actor_gradient(batch, weight, count)
-            if self._actor_guard.refuses(self._clip(gradient), sums, **learned):
+            gradient, sums = self._compute_actor_gradient(batch, weight, count)
+            if self._actor_guard.is_refused(self._clip(gradient), sums, **inputs):
                 return metrics
             self._step_actor(gradient, rates.actor)
             metrics["actor_loss"] = sums["actor_loss"] / count
         self._updates += 1
         return metrics
 
-    def _critic_gradient(
-        self, batch: Minibatch, weight: float, count: int
+    def _compute_critic_gradient(
+        self, batch: SacMinibatch, weight: float, count: int
     ) -> tuple[Float32, Metrics]:
         """With the log-densities of the actions that the actor would take now, summed."""
 
-        def part(shard: Shard) -> tuple[Float32, Metrics]:
-            provider, mine = self._providers[shard.number], batch.part(shard.rows)
-            log_probs = provider.act(mine)
-            gradient, sums = provider.critic_gradient(mine, weight, count)
+        def compute_part(shard: Shard) -> tuple[Float32, Metrics]:
+            provider, shard_batch = self._providers[shard.number], batch.select_rows(shard.rows)
+            log_probs = provider.sample_actions(shard_batch)
+            gradient, sums = provider.compute_critic_gradient(shard_batch, weight, count)
             return gradient, {**sums, "log_prob": float(log_probs.sum(dtype=np.float64))}
 
-        return self._shards.gradient(count, part)
+        return self._shards.compute_gradient(count, compute_part)
 
-    def _actor_gradient(
-        self, batch: Minibatch, weight: float, count: int
+    def _compute_actor_gradient(
+        self, batch: SacMinibatch, weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        def part(shard: Shard) -> tuple[Float32, Metrics]:
+        def compute_part(shard: Shard) -> tuple[Float32, Metrics]:
             provider = self._providers[shard.number]
-            return provider.actor_gradient(batch.part(shard.rows), weight, count)
+            return provider.compute_actor_gradient(batch.select_rows(shard.rows), weight, count)
 
-        return self._shards.gradient(count, part)
+        return self._shards.compute_gradient(count, compute_part)
 
-    def _minibatch(self, number: int, drawn: Transitions, moments: PolicyArrays) -> Minibatch:
-        rows, size = drawn.actions.shape
-        noise = stream(self._seed, Role.LEARN, number).standard_normal(
+    def _make_minibatch(
+        self, number: int, transitions: Transitions, moments: PolicyArrays
+    ) -> SacMinibatch:
+        rows, size = transitions.actions.shape
+        noise = make_stream(self._seed, Role.LEARN, number).standard_normal(
             (2, size, rows), dtype=np.float32
         )
 
-        def seen(raw: Float32) -> Float32:
+        def normalise_observations(raw: Float32) -> Float32:
             network = self._networks.network
             if not network.normalise:
                 return raw
@@ -169,84 +175,86 @@ class Sac:
             clip = network.observation_clip
             return normalise(raw, mean, scale, -clip, clip, np.empty_like(raw))
 
-        return Minibatch(
-            observations=seen(drawn.observations),
-            actions=drawn.actions,
-            rewards=drawn.rewards,
-            next_observations=seen(drawn.next_observations),
-            bootstrap=drawn.bootstrap,
+        return SacMinibatch(
+            observations=normalise_observations(transitions.observations),
+            actions=transitions.actions,
+            rewards=transitions.rewards,
+            next_observations=normalise_observations(transitions.next_observations),
+            bootstrap=transitions.bootstrap,
             noise=noise,
         )
 
     def _adapt_entropy(self, log_prob: float, learning_rate: float) -> float:
         """Raise the coefficient where the policy is less random than wanted, else lower it."""
-        short = log_prob + self._target_entropy
-        loss = -float(self._log_weight[0]) * short
-        self._entropy_adam.step(self._log_weight, np.array([-short], np.float32), learning_rate)
+        deficit = log_prob + self._target_entropy
+        loss = -float(self._log_weight[0]) * deficit
+        self._entropy_adam.step(self._log_weight, np.array([-deficit], np.float32), learning_rate)
         return loss
 
-    def _step_critics(self, gradient: Float32, learning_rate: float, follow: bool) -> None:
+    def _step_critics(self, gradient: Float32, learning_rate: float, updates_targets: bool) -> None:
         """Adam on both critics, then what follows them a little closer."""
         critics, targets = self._networks.critics.data, self._networks.targets.data
         moments = self._networks.moments
         rate = np.float32(self._settings.target_update_rate)
         self._critic_adam.count += 1
 
-        def lane(number: int) -> None:
-            part = half(len(critics), number)
+        def run_lane(number: int) -> None:
+            part = slice_half(len(critics), number)
             self._critic_adam.apply(critics, gradient, learning_rate, part)
-            if follow and moments is None:
+            if updates_targets and moments is None:
                 step = np.subtract(critics[part], targets[part], out=self._scratch[part])
                 step *= rate
                 targets[part] += step
 
-        self._lanes.run(lane)
+        self._thread_pair.run(run_lane)
         if moments is not None:
-            moments.follow()
+            moments.update_running()
 
     def _step_actor(self, gradient: Float32, learning_rate: float) -> None:
         actor = self._networks.actor.data
         self._actor_adam.count += 1
-        self._lanes.run(
+        self._thread_pair.run(
             lambda lane: self._actor_adam.apply(
-                actor, gradient, learning_rate, half(len(actor), lane)
+                actor, gradient, learning_rate, slice_half(len(actor), lane)
             )
         )
 
     def _clip(self, gradient: Float32) -> float:
         return clip_by_norm(gradient, self._settings.max_gradient_norm)
 
-    def _entropy_weight(self) -> float:
+    def _compute_entropy_weight(self) -> float:
         fixed = self._fixed_weight
         return float(np.exp(self._log_weight[0])) if fixed is None else fixed
 
-    def _rates(self, progress: float) -> _Rates:
+    def _make_rates(self, progress: float) -> _Rates:
         settings = self._settings
         actor = settings.learning_rate
         return _Rates(
             *(
-                schedule(actor if rate is None else rate, settings.anneal_learning_rate, progress)
+                apply_schedule(
+                    actor if rate is None else rate, settings.anneal_learning_rate, progress
+                )
                 for rate in (actor, settings.critic_learning_rate, settings.entropy_learning_rate)
             )
         )
 
-    def state(self) -> State:
+    def get_state(self) -> State:
         networks = self._networks
-        followers = {"targets": networks.targets.data.copy()}
+        target_state = {"targets": networks.targets.data.copy()}
         if networks.moments is not None:
-            followers = networks.moments.state()
+            target_state = networks.moments.get_state()
         return {
             "actor": networks.actor.data.copy(),
             "critics": networks.critics.data.copy(),
-            **followers,
+            **target_state,
             "log_entropy_weight": self._log_weight.copy(),
             "updates": np.array(self._updates, np.int64),
-            **self._guard.state(),
-            **self._actor_guard.state("actor_guard"),
-            **self._actor_adam.state("actor_adam"),
-            **self._critic_adam.state("critic_adam"),
-            **self._entropy_adam.state("entropy_adam"),
-            **(self._normaliser.state() if networks.network.normalise else {}),
+            **self._guard.get_state(),
+            **self._actor_guard.get_state("actor_guard"),
+            **self._actor_adam.get_state("actor_adam"),
+            **self._critic_adam.get_state("critic_adam"),
+            **self._entropy_adam.get_state("entropy_adam"),
+            **(self._normaliser.get_state() if networks.network.normalise else {}),
         }
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -258,7 +266,7 @@ class Sac:
         else:
             networks.moments.load_state(state)
         restore(self._log_weight, "log_entropy_weight", state)
-        self._updates = restored_count("updates", state)
+        self._updates = restore_count("updates", state)
         self._guard.load_state(state)
         if "actor_guard" in state:  # which checkpoints of the first version lack
             self._actor_guard.load_state(state, "actor_guard")
@@ -280,5 +288,5 @@ class _Means:
             total, count = self._sums.get(name, (0.0, 0))
             self._sums[name] = total + value, count + 1
 
-    def metrics(self) -> Metrics:
+    def make_metrics(self) -> Metrics:
         return {name: total / count for name, (total, count) in self._sums.items()}

@@ -16,12 +16,12 @@ NO_PHYSICS: Float64 = np.zeros(0, np.float64)
 _NO_OBSERVATION: Float32 = np.zeros(0, np.float32)
 
 
-def fresh_state(episode: int, seed: int) -> EnvState:
+def make_fresh_state(episode: int, seed: int) -> EnvState:
     """The state of an episode that has not begun anywhere yet."""
-    return sealed("fresh", episode, seed, 0, 0.0, np.zeros(0, np.float32), NO_PHYSICS)
+    return make_state("fresh", episode, seed, 0, 0.0, np.zeros(0, np.float32), NO_PHYSICS)
 
 
-def sealed(
+def make_state(
     kind: Any,
     episode: int,
     seed: int,

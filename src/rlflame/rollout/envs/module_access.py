@@ -14,11 +14,11 @@ from typing import Any
 _INNER_ID = "env_id"
 
 
-class ModuleNotAllowed(ImportError):
+class ModuleAccessError(ImportError):
     """An environment asks for a module that its spec does not list."""
 
 
-def named_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+def find_named_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
     """The modules that making this environment would import by name."""
     inner = kwargs.get(_INNER_ID)
     ids = [id, inner] if isinstance(inner, str) else [id]
@@ -27,6 +27,6 @@ def named_modules(id: str, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
 
 def check_allowed(id: str, kwargs: Mapping[str, Any], allowed: Sequence[str]) -> None:
     """Raise ModuleNotAllowed for the first module that is not in the list."""
-    for module in named_modules(id, kwargs):
+    for module in find_named_modules(id, kwargs):
         if module not in allowed:
-            raise ModuleNotAllowed(f"{id} asks for the module {module!r}, which is not allowed")
+            raise ModuleAccessError(f"{id} asks for the module {module!r}, which is not allowed")

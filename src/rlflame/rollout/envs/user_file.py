@@ -11,7 +11,7 @@ import os
 import sys
 
 #: Where a worker process is told of the file.
-VARIABLE = "RLFLAME_ENV_FILE"
+FILE_VARIABLE = "RLFLAME_ENV_FILE"
 #: Where a worker process is told of the folder in which a module lies that the user named.
 FOLDER_VARIABLE = "RLFLAME_MODULE_FOLDER"
 
@@ -19,8 +19,8 @@ FOLDER_VARIABLE = "RLFLAME_MODULE_FOLDER"
 def load(path: str) -> None:
     """Run the file once in this process; raises what it raises."""
     name = os.path.splitext(os.path.basename(path))[0]
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == path:
+    loaded_module = sys.modules.get(name)
+    if loaded_module is not None and getattr(loaded_module, "__file__", None) == path:
         return
     folder = os.path.dirname(path)
     if folder not in sys.path:
@@ -44,11 +44,11 @@ def add_folder(folder: str) -> None:
         sys.path.append(folder)
 
 
-def load_told() -> None:
+def load_from_environment() -> None:
     """The folder and the file that this process was told of."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         add_folder(folder)
-    path = os.environ.get(VARIABLE)
+    path = os.environ.get(FILE_VARIABLE)
     if path:
         load(path)

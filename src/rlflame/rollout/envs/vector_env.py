@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..spec import Array, EnvSpec, EnvState, Float32, Float64
-from .gymnasium_env import EnvRow
+from .gymnasium_env import RestorableEnv
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EpisodePosition:
     """Where a row's episode stands."""
 
     row: int
@@ -24,15 +24,15 @@ class Standing:
     episode_return: float
 
 
-class Rows(Protocol):
+class VectorEnv(Protocol):
     """The environments of a slot; `out` is the row's line, or all lines, of what is observed."""
 
     spec: EnvSpec
 
-    def begin(self, row: int, episode: int, seed: int, out: Float32) -> None:
+    def reset_row(self, row: int, episode: int, seed: int, out: Float32) -> None:
         """Start an episode."""
 
-    def expect(self, seeds: Sequence[int]) -> None:
+    def prepare_resets(self, seeds: Sequence[int]) -> None:
         """Episodes that begin with these seeds may come soon; for those who can prepare."""
 
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
@@ -53,15 +53,15 @@ class Rows(Protocol):
         they are true; an end by the environment itself wins over a time limit.
         """
 
-    def hold(self) -> None:
+    def prepare_snapshot(self) -> None:
         """Called before a fragment's last step."""
 
     def snapshot(self, row: int, observation: Float32) -> EnvState:
         """Where the row stands, as a value."""
 
-    def standing(self, row: int) -> Standing: ...
+    def get_position(self, row: int) -> EpisodePosition: ...
 
-    def current(self) -> Standing:
+    def get_current_position(self) -> EpisodePosition:
         """The row being stepped now, for whoever watches over a hang."""
 
     def check_finite(self, row: int, observation: Float32) -> None: ...
@@ -69,29 +69,32 @@ class Rows(Protocol):
     def close(self) -> None: ...
 
 
-class GymnasiumRows:
+class GymnasiumVectorEnv:
     """One instance of Gymnasium's for each row, stepped one after the other.
 
     `new_row` makes them; whoever draws an episode has rows that draw.
     """
 
     def __init__(
-        self, spec: EnvSpec, count: int, new_row: Callable[[EnvSpec, int], EnvRow] = EnvRow
+        self,
+        spec: EnvSpec,
+        count: int,
+        env_factory: Callable[[EnvSpec, int], RestorableEnv] = RestorableEnv,
     ) -> None:
         self.spec = spec
-        self._rows = [new_row(spec, row) for row in range(count)]
-        self._current = self._rows[0]
+        self._envs = [env_factory(spec, row) for row in range(count)]
+        self._current_env = self._envs[0]
 
-    def begin(self, row: int, episode: int, seed: int, out: Float32) -> None:
-        self._current = self._rows[row]
-        self._current.begin(episode, seed, out)
+    def reset_row(self, row: int, episode: int, seed: int, out: Float32) -> None:
+        self._current_env = self._envs[row]
+        self._current_env.reset(episode, seed, out)
 
-    def expect(self, seeds: Sequence[int]) -> None:
+    def prepare_resets(self, seeds: Sequence[int]) -> None:
         """An instance is reset when it is needed."""
 
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
-        self._current = self._rows[row]
-        self._current.restore(state, out)
+        self._current_env = self._envs[row]
+        self._current_env.restore(state, out)
 
     def step(
         self,
@@ -104,33 +107,33 @@ class GymnasiumRows:
     ) -> Sequence[int]:
         ended: list[int] = []
         for i in active:
-            row = self._current = self._rows[i]
-            rewards[i], terminal, limited = row.step(actions[i], out[i])
+            env = self._current_env = self._envs[i]
+            rewards[i], terminal, limited = env.step(actions[i], out[i])
             if terminal or limited:
                 terminated[i], truncated[i] = terminal, not terminal
                 ended.append(i)
         return ended
 
-    def hold(self) -> None:
-        for row in self._rows:
-            row.hold()
+    def prepare_snapshot(self) -> None:
+        for env in self._envs:
+            env.prepare_snapshot()
 
     def snapshot(self, row: int, observation: Float32) -> EnvState:
-        return self._rows[row].snapshot(observation)
+        return self._envs[row].snapshot(observation)
 
-    def standing(self, row: int) -> Standing:
-        return _standing(self._rows[row])
+    def get_position(self, row: int) -> EpisodePosition:
+        return _read_position(self._envs[row])
 
-    def current(self) -> Standing:
-        return _standing(self._current)
+    def get_current_position(self) -> EpisodePosition:
+        return _read_position(self._current_env)
 
     def check_finite(self, row: int, observation: Float32) -> None:
-        self._rows[row].check_finite(observation)
+        self._envs[row].check_finite(observation)
 
     def close(self) -> None:
-        for row in self._rows:
-            row.close()
+        for env in self._envs:
+            env.close()
 
 
-def _standing(row: EnvRow) -> Standing:
-    return Standing(row.row, row.episode, row.seed, row.elapsed, row.episode_return)
+def _read_position(env: RestorableEnv) -> EpisodePosition:
+    return EpisodePosition(env.row, env.episode, env.seed, env.elapsed, env.episode_return)

@@ -16,13 +16,13 @@ from typing import Any
 import gymnasium
 
 from ..envs.gymnasium_env import KNOWN_WRAPPERS
-from .components import Task
+from .components import MujocoTask
 from .locomotion import Ant, HalfCheetah, Hopper, Humanoid, Swimmer, Walker2d
 from .manipulation import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
 
-_ROOM = "gymnasium.envs.mujoco."
+_PACKAGE = "gymnasium.envs.mujoco."
 #: By module and class of Gymnasium's.
-_TASKS: dict[str, type[Task]] = {
+_TASKS: dict[str, type[MujocoTask]] = {
     "ant_v5.AntEnv": Ant,
     "half_cheetah_v5.HalfCheetahEnv": HalfCheetah,
     "hopper_v5.HopperEnv": Hopper,
@@ -35,82 +35,85 @@ _TASKS: dict[str, type[Task]] = {
     "walker2d_v5.Walker2dEnv": Walker2d,
 }
 #: Beginnings of the SHA-256 of the files that were compared: those of Gymnasium 1.4.0.
-_SOURCES: Mapping[str, str] = {
+_SOURCE_HASHES: Mapping[str, str] = {
     "gymnasium.core": "2a7a1bef059c8be0",
     "gymnasium.utils.seeding": "eb2a223b92604b7d",
     "gymnasium.wrappers.common": "ef31d8b3c302ba12",
-    f"{_ROOM}mujoco_env": "77e8205c380d8e0d",
-    f"{_ROOM}ant_v5": "03be9596a1fbc171",
-    f"{_ROOM}half_cheetah_v5": "c6520e364985f471",
-    f"{_ROOM}hopper_v5": "daa2951970f5f558",
-    f"{_ROOM}humanoid_v5": "53792f8fd48efbee",
-    f"{_ROOM}inverted_double_pendulum_v5": "a4ce6cadb4daf557",
-    f"{_ROOM}inverted_pendulum_v5": "860e8436475689a4",
-    f"{_ROOM}pusher_v5": "e51893fd93ab0e72",
-    f"{_ROOM}reacher_v5": "be2f75d48b6b19e6",
-    f"{_ROOM}swimmer_v5": "5bdb513ea955bc2e",
-    f"{_ROOM}walker2d_v5": "10219f0e6b5208d6",
+    f"{_PACKAGE}mujoco_env": "77e8205c380d8e0d",
+    f"{_PACKAGE}ant_v5": "03be9596a1fbc171",
+    f"{_PACKAGE}half_cheetah_v5": "c6520e364985f471",
+    f"{_PACKAGE}hopper_v5": "daa2951970f5f558",
+    f"{_PACKAGE}humanoid_v5": "53792f8fd48efbee",
+    f"{_PACKAGE}inverted_double_pendulum_v5": "a4ce6cadb4daf557",
+    f"{_PACKAGE}inverted_pendulum_v5": "860e8436475689a4",
+    f"{_PACKAGE}pusher_v5": "e51893fd93ab0e72",
+    f"{_PACKAGE}reacher_v5": "be2f75d48b6b19e6",
+    f"{_PACKAGE}swimmer_v5": "5bdb513ea955bc2e",
+    f"{_PACKAGE}walker2d_v5": "10219f0e6b5208d6",
 }
 #: Where resets and wrappers are; every class depends on them.
-_COMMON = ("gymnasium.core", "gymnasium.utils.seeding", "gymnasium.wrappers.common")
+_COMMON_MODULES = ("gymnasium.core", "gymnasium.utils.seeding", "gymnasium.wrappers.common")
 #: Up to here an integer and its float are the same number.
 _EXACT_INTEGER = 2**53
 
 
-def task_of(env: gymnasium.Env[Any, Any]) -> type[Task] | str:
+def find_verified_task(env: gymnasium.Env[Any, Any]) -> type[MujocoTask] | str:
     """The task that repeats this environment, or why none does."""
     kind = type(env.unwrapped)
-    name = f"{kind.__module__.removeprefix(_ROOM)}.{kind.__qualname__}"
-    task = _TASKS.get(name) if kind.__module__.startswith(_ROOM) else None
+    name = f"{kind.__module__.removeprefix(_PACKAGE)}.{kind.__qualname__}"
+    task = _TASKS.get(name) if kind.__module__.startswith(_PACKAGE) else None
     if task is None:
         return "its rewards are not written here"
-    return _refusal(env, task) or task
+    return _explain_refusal(env, task) or task
 
 
-def _refusal(env: gymnasium.Env[Any, Any], task: type[Task]) -> str | None:
+def _explain_refusal(env: gymnasium.Env[Any, Any], task: type[MujocoTask]) -> str | None:
     """Why the bits might not be Gymnasium's."""
-    world: Any = env.unwrapped
+    base_env: Any = env.unwrapped
     layer: Any = env
-    while layer is not world:
+    while layer is not base_env:
         if type(layer) not in KNOWN_WRAPPERS:
             return f"it is wrapped in {type(layer).__name__}"
         layer = layer.env
-    for module in (*_COMMON, f"{_ROOM}mujoco_env", type(world).__module__):
-        if not _is_compared(module):
+    for module in (*_COMMON_MODULES, f"{_PACKAGE}mujoco_env", type(base_env).__module__):
+        if not _is_verified(module):
             return f"Gymnasium {gymnasium.__version__} is not the version it was compared with"
-    for kind in type(world).__mro__[:2]:
+    for kind in type(base_env).__mro__[:2]:
         for name, part in vars(kind).items():
             code = getattr(getattr(part, "fget", part), "__code__", None)
-            if code is not None and code.co_filename != _file(kind.__module__):
+            if code is not None and code.co_filename != _find_file(kind.__module__):
                 return f"{kind.__name__}.{name} was changed"
-    if Path(world.fullpath) != Path(_file(f"{_ROOM}mujoco_env")).parent / "assets" / task.model:
+    if (
+        Path(base_env.fullpath)
+        != Path(_find_file(f"{_PACKAGE}mujoco_env")).parent / "assets" / task.model
+    ):
         return "it has a model file of its own"
-    if world.render_mode is not None:
+    if base_env.render_mode is not None:
         return "it is drawn"
-    if type(world.frame_skip) is not int or world.frame_skip < 1:
-        return f"frame_skip is {world.frame_skip!r}"
+    if type(base_env.frame_skip) is not int or base_env.frame_skip < 1:
+        return f"frame_skip is {base_env.frame_skip!r}"
     for names, fits in (
         (task.numbers, _is_number),
         (task.ranges, _is_range),
         (task.flags, lambda value: type(value) is bool),
     ):
         for name in names:
-            if not fits(getattr(world, name)):
-                return f"{name.lstrip('_')} is {getattr(world, name)!r}"
+            if not fits(getattr(base_env, name)):
+                return f"{name.lstrip('_')} is {getattr(base_env, name)!r}"
     return None
 
 
 @cache
-def _is_compared(module: str) -> bool:
+def _is_verified(module: str) -> bool:
     """Whether a module of Gymnasium's is word for word the one that was compared with."""
     try:
-        text = Path(_file(module)).read_bytes()
+        text = Path(_find_file(module)).read_bytes()
     except OSError:
         return False
-    return hashlib.sha256(text).hexdigest().startswith(_SOURCES[module])
+    return hashlib.sha256(text).hexdigest().startswith(_SOURCE_HASHES[module])
 
 
-def _file(module: str) -> str:
+def _find_file(module: str) -> str:
     return str(sys.modules[module].__file__)
 
 

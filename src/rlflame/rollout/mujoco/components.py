@@ -17,7 +17,7 @@ from ..spec import Array, Float32, Float64
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DataSlice:
     """What of a field of MuJoCo's `MjData`."""
 
     field: str
@@ -25,28 +25,28 @@ class Part:
     index: Any = ...
 
 
-POSITIONS = Part("qpos")
-VELOCITIES = Part("qvel")
+POSITIONS = DataSlice("qpos")
+VELOCITIES = DataSlice("qvel")
 
 
-class Tables(Protocol):
+class StateTables(Protocol):
     """What tasks ask of the bodies."""
 
     count: int
 
-    def take(self, *parts: Part) -> Float64:
+    def track(self, *parts: DataSlice) -> Float64:
         """A table `[N, columns]` of these parts, one after the other, renewed by whatever moves.
 
         A task may write into it: it is a copy.
         """
 
 
-class Start(Protocol):
+class ResetSampler(Protocol):
     def draw(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
         """Positions and speeds at the beginning of an episode."""
 
 
-class Task(Protocol):
+class MujocoTask(Protocol):
     """What is asked of an environment, apart from its physics."""
 
     #: Names of the settings that must be numbers, pairs of numbers, and flags.
@@ -58,26 +58,26 @@ class Task(Protocol):
     #: Whether contact forces are read, which MuJoCo computes only when asked.
     reads_forces: bool
 
-    start: Start
+    reset_sampler: ResetSampler
 
-    def __init__(self, world: Any, bodies: Tables) -> None: ...
+    def __init__(self, base_env: Any, tables: StateTables) -> None: ...
 
-    def begin(self, row: int) -> None:
+    def reset_row(self, row: int) -> None:
         """An episode of this row begins; the tables show it."""
 
-    def rate(self, actions: Float32, rewards: Float64) -> Array | None:
+    def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
         """The rewards of the step just taken, and whom it ended; None where nobody."""
 
     def observe(self, out: Array) -> None:
         """What every row sees, after it was rated or has begun."""
 
 
-class Around:
+class ResetNoise:
     """Begins somewhat off where the model has it: evenly, or the speeds by normal numbers."""
 
-    def __init__(self, world: Any, normal_speeds: bool = False) -> None:
-        self._qpos, self._qvel = world.init_qpos.copy(), world.init_qvel.copy()
-        self._scale = world._reset_noise_scale
+    def __init__(self, base_env: Any, normal_speeds: bool = False) -> None:
+        self._qpos, self._qvel = base_env.init_qpos.copy(), base_env.init_qvel.copy()
+        self._scale = base_env._reset_noise_scale
         self._normal_speeds = normal_speeds
 
     def draw(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
@@ -86,15 +86,15 @@ class Around:
             qpos = self._qpos + generator.uniform(low, high, size)
             return qpos, self._qvel + self._scale * generator.standard_normal(self._qvel.size)
         # The numbers of two calls, one for each.
-        drawn = generator.uniform(low, high, size + self._qvel.size)
-        return self._qpos + drawn[:size], self._qvel + drawn[size:]
+        noise = generator.uniform(low, high, size + self._qvel.size)
+        return self._qpos + noise[:size], self._qvel + noise[size:]
 
 
 # Settings stand in arrays below: a number is made an array at each use, which takes as long as
 # what is done with it.
 
 
-class Control:
+class ControlCost:
     """A weight times the sum of the squared actions, in the actions' own float32."""
 
     def __init__(self, weight: float, rows: int, actions: int) -> None:
@@ -102,7 +102,7 @@ class Control:
         self._squares = np.zeros((rows, actions), np.float32)
         self._sums = np.zeros(rows, np.float32)
 
-    def cost(self, actions: Float32) -> Float32:
+    def compute(self, actions: Float32) -> Float32:
         np.square(actions, self._squares)
         np.add.reduce(self._squares, axis=1, out=self._sums)
         if self._weights is not None:
@@ -110,31 +110,31 @@ class Control:
         return self._sums
 
 
-class Progress:
+class ForwardReward:
     """A weight times the speed at which a column of positions has grown."""
 
-    def __init__(self, world: Any, column: Float64) -> None:
+    def __init__(self, base_env: Any, column: Float64) -> None:
         self._column = column
-        self._dt = np.full(column.shape, world.dt, np.float64)
-        weight = world._forward_reward_weight
+        self._dt = np.full(column.shape, base_env.dt, np.float64)
+        weight = base_env._forward_reward_weight
         self._weights = None if weight == 1 else np.full(column.shape, weight, np.float64)
-        self._before = column.copy()
+        self._previous = column.copy()
 
-    def begin(self, row: int) -> None:
-        self._before[row] = self._column[row]
+    def reset_row(self, row: int) -> None:
+        self._previous[row] = self._column[row]
 
-    def reward(self, out: Float64) -> None:
-        np.subtract(self._column, self._before, out)
+    def compute(self, out: Float64) -> None:
+        np.subtract(self._column, self._previous, out)
         np.divide(out, self._dt, out)
         if self._weights is not None:
             np.multiply(out, self._weights, out)
-        self._before[...] = self._column
+        self._previous[...] = self._column
 
 
-class Health:
+class HealthyReward:
     """Strict bounds on columns, and what a row inside them earns."""
 
-    def __init__(self, world: Any, columns: Float64, low: Float64, high: Float64) -> None:
+    def __init__(self, base_env: Any, columns: Float64, low: Float64, high: Float64) -> None:
         self._columns = columns
         shape = columns.shape
         self._low, self._high = np.zeros(shape), np.zeros(shape)
@@ -142,8 +142,8 @@ class Health:
         self._within = np.zeros((2, *shape), np.bool_)
         self._above, self._below = self._within
         self._healthy = np.zeros(shape[0], np.bool_)
-        self._rewards = np.full(shape[0], world._healthy_reward, np.float64)
-        self._ends = world._terminate_when_unhealthy
+        self._rewards = np.full(shape[0], base_env._healthy_reward, np.float64)
+        self._is_terminal = base_env._terminate_when_unhealthy
 
     def add(self, rewards: Float64) -> Array | None:
         """Add what being healthy earns; who is not, where that ends an episode."""
@@ -155,4 +155,4 @@ class Health:
         np.logical_and(self._above, self._below, self._above)
         healthy = np.logical_and.reduce(self._above, axis=1, out=self._healthy)
         np.add(rewards, healthy * self._rewards, rewards)
-        return ~healthy if self._ends else None
+        return ~healthy if self._is_terminal else None

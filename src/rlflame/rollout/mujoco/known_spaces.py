@@ -35,37 +35,48 @@ _SPACES: Mapping[str, tuple[int, int, float, int]] = {
 _RENDERING = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
 
 
-def is_named(id: str) -> bool:
+def is_known_id(id: str) -> bool:
     """Whether it is one of them by its name."""
     return id in _SPACES
 
 
-def known(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> EnvSpec | None:
+def find_known_spec(
+    id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None
+) -> EnvSpec | None:
     """What `making.describe` would read, or None where it has to look."""
     if id not in _SPACES or kwargs or any(name in os.environ for name in _RENDERING):
         return None
     if any(importlib.util.find_spec(package) is None for package in ("gymnasium", "mujoco")):
         return None
-    if not _means_its_own(id):
+    if not _is_gymnasium_env(id):
         return None
-    observed, acted, bound, _ = _SPACES[id]
-    high = (float(np.float32(bound)),) * acted
+    observation_size, action_size, bound, _ = _SPACES[id]
+    high = (float(np.float32(bound)),) * action_size
     low = tuple(-x for x in high)
     return EnvSpec(
-        id, kwargs, max_episode_steps, observed, "continuous", acted, 0, low, high, (acted,)
+        id,
+        kwargs,
+        max_episode_steps,
+        observation_size,
+        "continuous",
+        action_size,
+        0,
+        low,
+        high,
+        (action_size,),
     )
 
 
-def episode_limit(id: str) -> int | None:
+def find_episode_limit(id: str) -> int | None:
     """The steps after which the environment of this name ends an episode, as it is registered."""
-    if id in _SPACES and _means_its_own(id):
+    if id in _SPACES and _is_gymnasium_env(id):
         return _SPACES[id][3]
-    from ..envs.make import registered_limit  # loads Gymnasium
+    from ..envs.make import find_step_limit  # loads Gymnasium
 
-    return registered_limit(id)
+    return find_step_limit(id)
 
 
-def _means_its_own(id: str) -> bool:
+def _is_gymnasium_env(id: str) -> bool:
     """Whether the name still stands for Gymnasium's own environment.
 
     A user's file may have registered another under it, and so may a package that Gymnasium loads.
@@ -75,10 +86,10 @@ def _means_its_own(id: str) -> bool:
     gymnasium: Any = sys.modules.get("gymnasium")
     if gymnasium is None:
         return True
-    registered = gymnasium.registry.get(id)
+    registration = gymnasium.registry.get(id)
     return (
-        registered is not None
-        and str(registered.entry_point).startswith("gymnasium.envs.mujoco.")
-        and not registered.kwargs
-        and not registered.additional_wrappers
+        registration is not None
+        and str(registration.entry_point).startswith("gymnasium.envs.mujoco.")
+        and not registration.kwargs
+        and not registration.additional_wrappers
     )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..spec import Array, Float32, Float64
-from .components import POSITIONS, VELOCITIES, Around, Part, Start, Tables
+from .components import POSITIONS, VELOCITIES, DataSlice, ResetNoise, ResetSampler, StateTables
 
 
 class InvertedPendulum:
@@ -21,13 +21,13 @@ class InvertedPendulum:
     flags: tuple[str, ...] = ()
     reads_forces = False
 
-    def __init__(self, world: Any, bodies: Tables) -> None:
-        self.start: Start = Around(world)
-        self._state = bodies.take(POSITIONS, VELOCITIES)
+    def __init__(self, base_env: Any, tables: StateTables) -> None:
+        self.reset_sampler: ResetSampler = ResetNoise(base_env)
+        self._state = tables.track(POSITIONS, VELOCITIES)
 
-    def begin(self, row: int) -> None: ...
+    def reset_row(self, row: int) -> None: ...
 
-    def rate(self, actions: Float32, rewards: Float64) -> Array | None:
+    def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
         del actions
         ended: Array = ~np.isfinite(self._state).all(axis=1) | (np.abs(self._state[:, 1]) > 0.2)
         np.logical_not(ended, out=rewards)
@@ -44,18 +44,18 @@ class InvertedDoublePendulum:
     flags: tuple[str, ...] = ()
     reads_forces = False
 
-    def __init__(self, world: Any, bodies: Tables) -> None:
-        self.start: Start = Around(world, normal_speeds=True)
-        self._reward = world._healthy_reward
-        self._tip = bodies.take(Part("site_xpos", 0))
-        self._cart = bodies.take(Part("qpos", np.s_[:1]))
-        self._angles = bodies.take(Part("qpos", np.s_[1:]))
-        self._speeds = bodies.take(VELOCITIES)
-        self._force = bodies.take(Part("qfrc_constraint", np.s_[:1]))
+    def __init__(self, base_env: Any, tables: StateTables) -> None:
+        self.reset_sampler: ResetSampler = ResetNoise(base_env, normal_speeds=True)
+        self._reward = base_env._healthy_reward
+        self._tip = tables.track(DataSlice("site_xpos", 0))
+        self._cart = tables.track(DataSlice("qpos", np.s_[:1]))
+        self._angles = tables.track(DataSlice("qpos", np.s_[1:]))
+        self._speeds = tables.track(VELOCITIES)
+        self._force = tables.track(DataSlice("qfrc_constraint", np.s_[:1]))
 
-    def begin(self, row: int) -> None: ...
+    def reset_row(self, row: int) -> None: ...
 
-    def rate(self, actions: Float32, rewards: Float64) -> Array | None:
+    def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
         del actions
         ended: Array = self._tip[:, 2] <= 1
         for row, ((x, _, y), speeds) in enumerate(zip(self._tip, self._speeds, strict=True)):
@@ -76,41 +76,41 @@ class InvertedDoublePendulum:
         out[:, -1:] = np.clip(self._force, -10, 10)
 
 
-def _lengths(vectors: Float64) -> Float64:
+def _compute_lengths(vectors: Float64) -> Float64:
     """Of each row, as `numpy.linalg.norm` has it: the root of the product with itself."""
     return np.array([math.sqrt(vector.dot(vector)) for vector in vectors])
 
 
-class _Reaching:
+class _ReachTask:
     """Between named bodies."""
 
     ranges: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     reads_forces = False
-    start: Start
+    reset_sampler: ResetSampler
 
-    def __init__(self, world: Any, bodies: Tables) -> None:
-        self._bodies = bodies
-        self._world = world
-        self._control_weight = world._reward_control_weight
-        self._distance_weight = world._reward_dist_weight
+    def __init__(self, base_env: Any, tables: StateTables) -> None:
+        self._tables = tables
+        self._base_env = base_env
+        self._control_weight = base_env._reward_control_weight
+        self._distance_weight = base_env._reward_dist_weight
 
-    def begin(self, row: int) -> None: ...
+    def reset_row(self, row: int) -> None: ...
 
-    def _place(self, body: str) -> Float64:
-        number = self._world.data.body(body).id
-        return self._bodies.take(Part("xpos", number))
+    def _track_body(self, body: str) -> Float64:
+        number = self._base_env.data.body(body).id
+        return self._tables.track(DataSlice("xpos", number))
 
-    def _effort(self, actions: Float32) -> Float32:
+    def _compute_effort(self, actions: Float32) -> Float32:
         effort: Float32 = -np.add.reduce(np.square(actions), 1) * self._control_weight
         return effort
 
 
-class _GoalInReach:
+class _ReacherReset:
     """The arm nearly straight, and a goal that is drawn until it is within reach."""
 
-    def __init__(self, world: Any) -> None:
-        self._qpos, self._qvel = world.init_qpos.copy(), world.init_qvel.copy()
+    def __init__(self, base_env: Any) -> None:
+        self._qpos, self._qvel = base_env.init_qpos.copy(), base_env.init_qvel.copy()
 
     def draw(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
         qpos = generator.uniform(-0.1, 0.1, self._qpos.size) + self._qpos
@@ -124,20 +124,20 @@ class _GoalInReach:
         return qpos, qvel
 
 
-class Reacher(_Reaching):
+class Reacher(_ReachTask):
     model = "reacher.xml"
     numbers: tuple[str, ...] = ("_reward_dist_weight", "_reward_control_weight")
 
-    def __init__(self, world: Any, bodies: Tables) -> None:
-        super().__init__(world, bodies)
-        self.start = _GoalInReach(world)
-        self._tip, self._target = self._place("fingertip"), self._place("target")
-        self._angles = bodies.take(Part("qpos", np.s_[:2]))
-        self._rest = bodies.take(Part("qpos", np.s_[2:]), Part("qvel", np.s_[:2]))
+    def __init__(self, base_env: Any, tables: StateTables) -> None:
+        super().__init__(base_env, tables)
+        self.reset_sampler = _ReacherReset(base_env)
+        self._tip, self._target = self._track_body("fingertip"), self._track_body("target")
+        self._angles = tables.track(DataSlice("qpos", np.s_[:2]))
+        self._rest = tables.track(DataSlice("qpos", np.s_[2:]), DataSlice("qvel", np.s_[:2]))
 
-    def rate(self, actions: Float32, rewards: Float64) -> Array | None:
-        distance = -_lengths(self._tip - self._target) * self._distance_weight
-        np.add(distance, self._effort(actions), rewards)
+    def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
+        distance = -_compute_lengths(self._tip - self._target) * self._distance_weight
+        np.add(distance, self._compute_effort(actions), rewards)
         return None
 
     def observe(self, out: Array) -> None:
@@ -148,41 +148,41 @@ class Reacher(_Reaching):
         out[:, -2:] = (self._tip - self._target)[:, :2]
 
 
-class _ObjectApart:
+class _PusherReset:
     """The arm at rest, and an object that is drawn until it is off its goal."""
 
-    def __init__(self, world: Any) -> None:
-        self._qpos, self._qvel = world.init_qpos.copy(), world.init_qvel.copy()
+    def __init__(self, base_env: Any) -> None:
+        self._qpos, self._qvel = base_env.init_qpos.copy(), base_env.init_qvel.copy()
 
     def draw(self, generator: np.random.Generator) -> tuple[Float64, Float64]:
         while True:
             across, along = generator.uniform(-0.3, 0, 1), generator.uniform(-0.2, 0.2, 1)
-            place = np.concatenate([across, along])
-            if np.linalg.norm(place) > 0.17:
+            position = np.concatenate([across, along])
+            if np.linalg.norm(position) > 0.17:
                 break
         qpos = self._qpos.copy()
-        qpos[-4:-2], qpos[-2:] = place, 0
+        qpos[-4:-2], qpos[-2:] = position, 0
         qvel = self._qvel + generator.uniform(-0.005, 0.005, self._qvel.size)
         qvel[-4:] = 0
         return qpos, qvel
 
 
-class Pusher(_Reaching):
+class Pusher(_ReachTask):
     model = "pusher_v5.xml"
     numbers: tuple[str, ...] = (*Reacher.numbers, "_reward_near_weight")
 
-    def __init__(self, world: Any, bodies: Tables) -> None:
-        super().__init__(world, bodies)
-        self.start = _ObjectApart(world)
-        self._near_weight = world._reward_near_weight
-        self._joints = bodies.take(Part("qpos", np.s_[:7]), Part("qvel", np.s_[:7]))
-        self._tip, self._object = self._place("tips_arm"), self._place("object")
-        self._goal = self._place("goal")
+    def __init__(self, base_env: Any, tables: StateTables) -> None:
+        super().__init__(base_env, tables)
+        self.reset_sampler = _PusherReset(base_env)
+        self._near_weight = base_env._reward_near_weight
+        self._joints = tables.track(DataSlice("qpos", np.s_[:7]), DataSlice("qvel", np.s_[:7]))
+        self._tip, self._object = self._track_body("tips_arm"), self._track_body("object")
+        self._goal = self._track_body("goal")
 
-    def rate(self, actions: Float32, rewards: Float64) -> Array | None:
-        near = -_lengths(self._object - self._tip) * self._near_weight
-        distance = -_lengths(self._object - self._goal) * self._distance_weight
-        np.add(distance + self._effort(actions), near, rewards)
+    def compute_rewards(self, actions: Float32, rewards: Float64) -> Array | None:
+        near = -_compute_lengths(self._object - self._tip) * self._near_weight
+        distance = -_compute_lengths(self._object - self._goal) * self._distance_weight
+        np.add(distance + self._compute_effort(actions), near, rewards)
         return None
 
     def observe(self, out: Array) -> None:

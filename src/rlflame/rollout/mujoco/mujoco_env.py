@@ -18,98 +18,100 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import TimeLimit
 
-from ..envs.env_state import NO_PHYSICS, sealed
-from ..envs.make import NOT_AS_BEFORE, make, misbehaved, said
-from ..envs.vector_env import Standing
-from ..seeding import reset_streams
+from ..envs.env_state import NO_PHYSICS, make_state
+from ..envs.make import REPLAY_MISMATCH, format_error, is_env_error, make_env
+from ..envs.vector_env import EpisodePosition
+from ..seeding import make_reset_streams
 from ..spec import Array, EnvironmentFault, EnvSpec, EnvState, Float32, Float64
-from .compatibility import task_of
-from .components import Task
-from .simulation import Beginning, make_bodies
+from .compatibility import find_verified_task
+from .components import MujocoTask
+from .simulation import ResetState, make_simulation
 
 _NO_LIMIT = sys.maxsize
 #: Beginnings that are kept for episodes which may never come.
-_MOST_PREPARED = 256
+_MAX_PREPARED = 256
 
 
-def open_rows(spec: EnvSpec, count: int) -> MujocoRows | str:
+def make_mujoco_vector_env(spec: EnvSpec, count: int) -> MujocoVectorEnv | str:
     """Rows of this environment, or why it is left to Gymnasium; raises what making it raises."""
-    env = make(spec)
+    env = make_env(spec)
     try:
-        task = task_of(env)
-        return task if isinstance(task, str) else MujocoRows(spec, count, env, task)
+        task = find_verified_task(env)
+        return task if isinstance(task, str) else MujocoVectorEnv(spec, count, env, task)
     finally:
         env.close()
 
 
-class MujocoRows:
+class MujocoVectorEnv:
     """The contract of `envs/vector_env.py` for one known environment."""
 
     def __init__(
-        self, spec: EnvSpec, count: int, env: gymnasium.Env[Any, Any], task: type[Task]
+        self, spec: EnvSpec, count: int, env: gymnasium.Env[Any, Any], task: type[MujocoTask]
     ) -> None:
         self.spec = spec
-        world: Any = env.unwrapped
-        self._bodies = make_bodies(world.model, world.frame_skip, count, task.reads_forces)
-        self._task = task(world, self._bodies)
-        self._seen = np.zeros((count, spec.observation_size), np.float32)
-        self._limit = _time_limit(env)
-        self._held: Float64 = np.zeros((count, 0), np.float64)
+        base_env: Any = env.unwrapped
+        self._simulation = make_simulation(
+            base_env.model, base_env.frame_skip, count, task.reads_forces
+        )
+        self._task = task(base_env, self._simulation)
+        self._observations = np.zeros((count, spec.observation_size), np.float32)
+        self._limit = _find_time_limit(env)
+        self._saved_physics: Float64 = np.zeros((count, 0), np.float64)
         self._rewards = np.zeros(count, np.float64)
         self._returns = np.zeros(count, np.float64)
         self._episodes, self._seeds = [0] * count, [0] * count
         #: Rows step together, so one clock serves them: a row has stepped since its beginning.
         self._clock = 0
-        self._begun = [0] * count
+        self._start_clocks = [0] * count
         #: Steps until a time limit may be reached.
-        self._room = 0
+        self._steps_to_limit = 0
         #: By the seed of the reset.
-        self._prepared: dict[int, Beginning] = {}
+        self._prepared_resets: dict[int, ResetState] = {}
 
-    def begin(self, row: int, episode: int, seed: int, out: Float32) -> None:
-        self._bodies.current = row
+    def reset_row(self, row: int, episode: int, seed: int, out: Float32) -> None:
+        self._simulation.current_row = row
         self._episodes[row], self._seeds[row] = episode, seed
-        self._begun[row] = self._clock
+        self._start_clocks[row] = self._clock
         self._returns[row] = 0.0
-        self._room = min(self._room, self._limit)
+        self._steps_to_limit = min(self._steps_to_limit, self._limit)
         try:
-            if seed not in self._prepared:
-                self._prepare([seed])
-            self._bodies.begin(row, self._prepared.pop(seed))
+            if seed not in self._prepared_resets:
+                self._compute_resets([seed])
+            self._simulation.reset_row(row, self._prepared_resets.pop(seed))
         except BaseException as error:
-            if not misbehaved(error):
+            if not is_env_error(error):
                 raise
-            raise self._fault(row, f"failed in reset: {said(error)}") from error
-        self._task.begin(row)
-        self._task.observe(self._seen)
-        out[:] = self._seen[row]
+            raise self._make_fault(row, f"failed in reset: {format_error(error)}") from error
+        self._task.reset_row(row)
+        self._task.observe(self._observations)
+        out[:] = self._observations[row]
 
-    def expect(self, seeds: Sequence[int]) -> None:
-        if len(self._prepared) + len(seeds) > _MOST_PREPARED:
-            self._prepared.clear()
+    def prepare_resets(self, seeds: Sequence[int]) -> None:
+        if len(self._prepared_resets) + len(seeds) > _MAX_PREPARED:
+            self._prepared_resets.clear()
         # What is wrong shows again in the episode that begins so, and is told there.
         with contextlib.suppress(Exception):
-            self._prepare(seeds)
+            self._compute_resets(seeds)
 
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
-        self.begin(row, state.episode, state.seed, out)
-        before = state.elapsed - len(state.actions)
+        self.reset_row(row, state.episode, state.seed, out)
+        steps_before = state.elapsed - len(state.actions)
         if state.kind == "mujoco":
-            if state.physics.shape != self._bodies.states().shape[1:]:
-                raise self._fault(row, "cannot take up a state of another MuJoCo model")
-            self._bodies.set_state(row, state.physics)
-        for count, action in enumerate(state.actions, before + 1):
-            self._begun[row] = self._clock - count
-            self._bodies.controls[row] = action
-            self._move([row])
+            if state.physics.shape != self._simulation.copy_states().shape[1:]:
+                raise self._make_fault(row, "cannot take up a state of another MuJoCo model")
+            self._simulation.set_state(row, state.physics)
+        for count, action in enumerate(state.actions, steps_before + 1):
+            self._start_clocks[row] = self._clock - count
+            self._simulation.controls[row] = action
+            self._step_physics([row])
             # The reward is in the state already; the rows that did not move are unharmed.
-            self._task.rate(self._bodies.controls.astype(np.float32), self._rewards)
-            self._task.observe(self._seen)
-            out[:] = self._seen[row]
+            self._task.compute_rewards(self._simulation.controls.astype(np.float32), self._rewards)
+            self._task.observe(self._observations)
+            out[:] = self._observations[row]
         self._returns[row] = state.episode_return
-        self._room = 0
+        self._steps_to_limit = 0
         if state.observation.size and not np.array_equal(state.observation, out):
-            raise self._fault(row, NOT_AS_BEFORE)
+            raise self._make_fault(row, REPLAY_MISMATCH)
 
     def step(
         self,
@@ -120,114 +122,129 @@ class MujocoRows:
         terminated: Array,
         truncated: Array,
     ) -> Sequence[int]:
-        self._bodies.controls[...] = actions
+        self._simulation.controls[...] = actions
         # Counted before it is taken, so that an error names the step it happened in.
         self._clock += 1
-        self._room -= 1
-        if len(active) < self._bodies.count:  # one that is over is not what hangs
-            self._bodies.current = active[0]
-        self._move(active)
-        if len(active) == self._bodies.count:
-            ended = self._task.rate(actions, rewards)
+        self._steps_to_limit -= 1
+        if len(active) < self._simulation.count:  # one that is over is not what hangs
+            self._simulation.current_row = active[0]
+        self._step_physics(active)
+        if len(active) == self._simulation.count:
+            ended = self._task.compute_rewards(actions, rewards)
         else:
-            ended = self._task.rate(actions, self._rewards)
+            ended = self._task.compute_rewards(actions, self._rewards)
             rewards[active] = self._rewards[active]
         self._task.observe(out)
         np.add(self._returns, rewards, self._returns)
         if not math.isfinite(self._returns.dot(self._returns)):
             self._check_returns(active, rewards)
-        if ended is None and self._room > 0:
+        if ended is None and self._steps_to_limit > 0:
             return ()
-        return self._ends(active, ended, terminated, truncated)
+        return self._find_ended_rows(active, ended, terminated, truncated)
 
-    def hold(self) -> None:
-        self._held = self._bodies.states()
+    def prepare_snapshot(self) -> None:
+        self._saved_physics = self._simulation.copy_states()
 
     def snapshot(self, row: int, observation: Float32) -> EnvState:
-        at = self.standing(row)
-        shown = observation.copy()
-        if at.elapsed == 0:
-            nothing = np.zeros((0, self.spec.action_size), np.float32)
-            return sealed("fresh", at.episode, at.seed, 0, 0.0, nothing, NO_PHYSICS, shown)
-        last = self._bodies.controls[row : row + 1].astype(np.float32)
-        position = (at.episode, at.seed, at.elapsed, at.episode_return)
-        return sealed("mujoco", *position, last, self._held[row], shown)
+        position = self.get_position(row)
+        observation_copy = observation.copy()
+        if position.elapsed == 0:
+            no_actions = np.zeros((0, self.spec.action_size), np.float32)
+            return make_state(
+                "fresh",
+                position.episode,
+                position.seed,
+                0,
+                0.0,
+                no_actions,
+                NO_PHYSICS,
+                observation_copy,
+            )
+        last_action = self._simulation.controls[row : row + 1].astype(np.float32)
+        counters = (position.episode, position.seed, position.elapsed, position.episode_return)
+        return make_state(
+            "mujoco", *counters, last_action, self._saved_physics[row], observation_copy
+        )
 
-    def standing(self, row: int) -> Standing:
-        return Standing(
+    def get_position(self, row: int) -> EpisodePosition:
+        return EpisodePosition(
             row,
             self._episodes[row],
             self._seeds[row],
-            self._clock - self._begun[row],
+            self._clock - self._start_clocks[row],
             float(self._returns[row]),
         )
 
-    def current(self) -> Standing:
-        return self.standing(self._bodies.current)
+    def get_current_position(self) -> EpisodePosition:
+        return self.get_position(self._simulation.current_row)
 
     def check_finite(self, row: int, observation: Float32) -> None:
         if np.isfinite(observation).all():
             return
-        exact = np.zeros((self._bodies.count, len(observation)), np.float64)
+        exact = np.zeros((self._simulation.count, len(observation)), np.float64)
         self._task.observe(exact)
         if np.isfinite(exact[row]).all():
-            raise self._fault(
+            raise self._make_fault(
                 row,
                 f"returned the number {np.abs(exact[row]).max():.3g} in its observation, "
                 "which does not fit float32",
             )
-        raise self._fault(row, "returned NaN or infinity in its observation")
+        raise self._make_fault(row, "returned NaN or infinity in its observation")
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def _prepare(self, seeds: Sequence[int]) -> None:
-        draw, prepare = self._task.start.draw, self._bodies.prepare
-        for seed, generator in zip(seeds, reset_streams(seeds), strict=True):
-            self._prepared[seed] = prepare(*draw(generator))
+    def _compute_resets(self, seeds: Sequence[int]) -> None:
+        draw, prepare = self._task.reset_sampler.draw, self._simulation.prepare_reset
+        for seed, generator in zip(seeds, make_reset_streams(seeds), strict=True):
+            self._prepared_resets[seed] = prepare(*draw(generator))
 
-    def _move(self, active: Sequence[int]) -> None:
+    def _step_physics(self, active: Sequence[int]) -> None:
         try:
-            self._bodies.step(active)
+            self._simulation.step(active)
         except BaseException as error:
-            if not misbehaved(error):
+            if not is_env_error(error):
                 raise
-            raise self._fault(self._bodies.current, f"failed in step: {said(error)}") from error
+            raise self._make_fault(
+                self._simulation.current_row, f"failed in step: {format_error(error)}"
+            ) from error
 
-    def _ends(
+    def _find_ended_rows(
         self, active: Sequence[int], ended: Array | None, terminated: Array, truncated: Array
     ) -> Sequence[int]:
         """Mark the rows whose episode is over, and count the steps until a limit anew."""
-        over: list[int] = []
-        if ended is not None and self._room > 0:
+        ended_rows: list[int] = []
+        if ended is not None and self._steps_to_limit > 0:
             flags = ended.tolist()
-            over = [row for row in active if flags[row]]
-            terminated[over] = True
-            return over
-        self._room = self._limit
+            ended_rows = [row for row in active if flags[row]]
+            terminated[ended_rows] = True
+            return ended_rows
+        self._steps_to_limit = self._limit
         for row in active:
-            left = self._limit - (self._clock - self._begun[row])
+            steps_left = self._limit - (self._clock - self._start_clocks[row])
             terminal = ended is not None and bool(ended[row])
-            if terminal or left <= 0:
+            if terminal or steps_left <= 0:
                 terminated[row], truncated[row] = terminal, not terminal
-                over.append(row)
+                ended_rows.append(row)
             else:
-                self._room = min(self._room, left)
-        return over
+                self._steps_to_limit = min(self._steps_to_limit, steps_left)
+        return ended_rows
 
     def _check_returns(self, active: Sequence[int], rewards: Float64) -> None:
         for row in active:
             if not math.isfinite(rewards[row]):
-                raise self._fault(row, f"returned the reward {float(rewards[row])}")
+                raise self._make_fault(row, f"returned the reward {float(rewards[row])}")
             if not math.isfinite(self._returns[row]):
-                raise self._fault(row, "returned rewards that add up to infinity")
+                raise self._make_fault(row, "returned rewards that add up to infinity")
 
-    def _fault(self, row: int, message: str) -> EnvironmentFault:
-        at = self.standing(row)
-        return EnvironmentFault(f"environment {self.spec.id} {message}", row, at.seed, at.elapsed)
+    def _make_fault(self, row: int, message: str) -> EnvironmentFault:
+        position = self.get_position(row)
+        return EnvironmentFault(
+            f"environment {self.spec.id} {message}", row, position.seed, position.elapsed
+        )
 
 
-def _time_limit(env: gymnasium.Env[Any, Any]) -> int:
+def _find_time_limit(env: gymnasium.Env[Any, Any]) -> int:
     """After how many steps an episode is truncated."""
     limit = _NO_LIMIT
     layer: Any = env

@@ -15,73 +15,73 @@ import mujoco
 import numpy as np
 
 from ..spec import Array, Float64
-from .components import Part
+from .components import DataSlice
 
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
 #: The beginning of an episode, as far as it can be computed before a body takes it up.
-Beginning = tuple[Float64, ...]
+ResetState = tuple[Float64, ...]
 
 
-class Bodies(Protocol):
+class Simulation(Protocol):
     count: int
     #: What the next step's actuators are given, to be written `[N, controls]`.
     controls: Float64
     #: The one being stepped or set now, as far as that can be told.
-    current: int
+    current_row: int
 
-    def take(self, *parts: Part) -> Float64:
+    def track(self, *parts: DataSlice) -> Float64:
         """A table `[N, columns]` of these parts, one after the other, renewed by whatever moves."""
 
-    def prepare(self, qpos: Float64, qvel: Float64) -> Beginning: ...
+    def prepare_reset(self, qpos: Float64, qvel: Float64) -> ResetState: ...
 
-    def begin(self, row: int, beginning: Beginning) -> None: ...
+    def reset_row(self, row: int, reset_state: ResetState) -> None: ...
 
     def step(self, active: Sequence[int]) -> None:
         """As many steps of physics as make one of the environment's."""
 
-    def states(self) -> Float64:
+    def copy_states(self) -> Float64:
         """A copy `[N, numbers]` of all that physics goes on from."""
 
     def set_state(self, row: int, state: Float64) -> None:
         """Take up such a line; tables are renewed with the next step."""
 
 
-def make_bodies(model: Any, skip: int, count: int, reads_forces: bool) -> Bodies:
+def make_simulation(model: Any, skip: int, count: int, reads_forces: bool) -> Simulation:
     """The fastest there are; `skip` steps of physics make one of the environment's."""
     if not reads_forces:
         try:
             batch = importlib.import_module("mujoco.batch")
         except ImportError:  # new in MuJoCo 4
-            return Apart(model, skip, count, reads_forces)
-        return Together(batch, model, skip, count)
-    return Apart(model, skip, count, reads_forces)
+            return SerialSimulation(model, skip, count, reads_forces)
+        return BatchSimulation(batch, model, skip, count)
+    return SerialSimulation(model, skip, count, reads_forces)
 
 
-def _view(data: Any, part: Part) -> Array:
+def _make_view(data: Any, part: DataSlice) -> Array:
     """Of MuJoCo's memory."""
     view: Array = getattr(data, part.field)[part.index]
     return view
 
 
-def _columns(table: Array, at: int, shape: tuple[int, ...]) -> Array:
+def _slice_columns(table: Array, at: int, shape: tuple[int, ...]) -> Array:
     """Of a table, or of one line of it, those that an array of this shape goes to."""
     size = int(np.prod(shape, dtype=np.int64))
     return table[..., at : at + size].reshape(*table.shape[:-1], *shape)
 
 
-def _joined(copies: list[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
+def _join_copies(copies: list[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
     """As few copies as do the same: positions and speeds stand side by side in a batch's states."""
     joined: list[tuple[Array, Array]] = []
     for columns, source in copies:
         last = joined[-1] if joined else None
-        if last is not None and all(map(_touch, last, (columns, source))):
-            joined[-1] = _both(last[0], columns), _both(last[1], source)
+        if last is not None and all(map(_is_adjacent, last, (columns, source))):
+            joined[-1] = _join_arrays(last[0], columns), _join_arrays(last[1], source)
         else:
             joined.append((columns, source))
     return joined
 
 
-def _touch(left: Array, right: Array) -> bool:
+def _is_adjacent(left: Array, right: Array) -> bool:
     """Whether two tables are one, cut between two columns."""
     return (
         left.ndim == right.ndim == 2
@@ -90,44 +90,44 @@ def _touch(left: Array, right: Array) -> bool:
     )
 
 
-def _both(left: Array, right: Array) -> Array:
+def _join_arrays(left: Array, right: Array) -> Array:
     shape = len(left), left.shape[1] + right.shape[1]
     return np.lib.stride_tricks.as_strided(left, shape, left.strides)
 
 
-class Apart:
+class SerialSimulation:
     """An `MjData` each, stepped one after the other."""
 
     def __init__(self, model: Any, skip: int, count: int, reads_forces: bool) -> None:
-        self.count, self.current = count, 0
+        self.count, self.current_row = count, 0
         self.controls = np.zeros((count, model.nu), np.float64)
         self._model, self._skip, self._reads_forces = model, skip, reads_forces
         self._data = [mujoco.MjData(model) for _ in range(count)]
         #: What a step touches: MuJoCo's controls and ours, its data, and what is copied.
-        self._moves: list[tuple[Array, Array, Any, list[tuple[Array, Array]]]] = [
-            (data.ctrl, given, data, [])
-            for data, given in zip(self._data, self.controls, strict=True)
+        self._row_arrays: list[tuple[Array, Array, Any, list[tuple[Array, Array]]]] = [
+            (data.ctrl, controls, data, [])
+            for data, controls in zip(self._data, self.controls, strict=True)
         ]
 
-    def take(self, *parts: Part) -> Float64:
-        sizes = [_view(self._data[0], part).size for part in parts]
+    def track(self, *parts: DataSlice) -> Float64:
+        sizes = [_make_view(self._data[0], part).size for part in parts]
         table = np.zeros((self.count, sum(sizes)), np.float64)
-        for line, (_, _, data, copies) in zip(table, self._moves, strict=True):
+        for line, (_, _, data, copies) in zip(table, self._row_arrays, strict=True):
             at = 0
             for part, size in zip(parts, sizes, strict=True):
-                view = _view(data, part)
+                view = _make_view(data, part)
                 if size:
-                    copies.append((_columns(line, at, view.shape), view))
+                    copies.append((_slice_columns(line, at, view.shape), view))
                 at += size
         return table
 
-    def prepare(self, qpos: Float64, qvel: Float64) -> Beginning:
+    def prepare_reset(self, qpos: Float64, qvel: Float64) -> ResetState:
         return qpos, qvel
 
-    def begin(self, row: int, beginning: Beginning) -> None:
-        self.current = row
-        qpos, qvel = beginning
-        _, _, data, copies = self._moves[row]
+    def reset_row(self, row: int, reset_state: ResetState) -> None:
+        self.current_row = row
+        qpos, qvel = reset_state
+        _, _, data, copies = self._row_arrays[row]
         mujoco.mj_resetData(self._model, data)
         data.qpos[:], data.qvel[:] = qpos, qvel
         mujoco.mj_forward(self._model, data)
@@ -136,18 +136,23 @@ class Apart:
 
     def step(self, active: Sequence[int]) -> None:
         step, forces = mujoco.mj_step, mujoco.mj_rnePostConstraint
-        model, skip, reads_forces, moves = self._model, self._skip, self._reads_forces, self._moves
+        model, skip, reads_forces, row_arrays = (
+            self._model,
+            self._skip,
+            self._reads_forces,
+            self._row_arrays,
+        )
         for row in active:
-            self.current = row
-            control, given, data, copies = moves[row]
-            control[...] = given
+            self.current_row = row
+            control, controls, data, copies = row_arrays[row]
+            control[...] = controls
             step(model, data, skip)
             if reads_forces:
                 forces(model, data)
             for to, source in copies:
                 to[...] = source
 
-    def states(self) -> Float64:
+    def copy_states(self) -> Float64:
         size = mujoco.mj_stateSize(self._model, _INTEGRATION)
         states = np.zeros((self.count, size), np.float64)
         for data, line in zip(self._data, states, strict=True):
@@ -158,11 +163,11 @@ class Apart:
         mujoco.mj_setState(self._model, self._data[row], state, _INTEGRATION)
 
 
-class Together:
+class BatchSimulation:
     """Lines of one array, stepped in one call."""
 
     def __init__(self, batch: Any, model: Any, skip: int, count: int) -> None:
-        self.count, self.current = count, 0
+        self.count, self.current_row = count, 0
         # One thread: there are as many workers as processors.
         self._batch = batch.Batch(model, count, 1)
         self._failure: type[Exception] = batch.SimulationError
@@ -178,22 +183,22 @@ class Together:
         self._active: Sequence[int] = range(count)
         self._ids: Array | None = None
 
-    def take(self, *parts: Part) -> Float64:
-        shown = [_view(self._data, part) for part in parts]
-        table = np.zeros((self.count, sum(view.size for view in shown)), np.float64)
+    def track(self, *parts: DataSlice) -> Float64:
+        views = [_make_view(self._data, part) for part in parts]
+        table = np.zeros((self.count, sum(view.size for view in views)), np.float64)
         line = np.zeros(table.shape[1], np.float64)
         fills, copies = [], []
         at = 0
-        for part, one in zip(parts, shown, strict=True):
-            if one.size:
-                fills.append((_columns(line, at, one.shape), one))
-                copies.append((_columns(table, at, one.shape), self._view(part)))
-            at += one.size
+        for part, source in zip(parts, views, strict=True):
+            if source.size:
+                fills.append((_slice_columns(line, at, source.shape), source))
+                copies.append((_slice_columns(table, at, source.shape), self._make_view(part)))
+            at += source.size
         self._tables.append((table, line, fills))
-        self._copies += _joined(copies)
+        self._copies += _join_copies(copies)
         return table
 
-    def prepare(self, qpos: Float64, qvel: Float64) -> Beginning:
+    def prepare_reset(self, qpos: Float64, qvel: Float64) -> ResetState:
         model, data = self._model, self._data
         mujoco.mj_resetData(model, data)
         data.qpos[:], data.qvel[:] = qpos, qvel
@@ -201,13 +206,13 @@ class Together:
         state: Float64 = np.zeros(self._states.shape[1], np.float64)
         mujoco.mj_getState(model, data, state, _INTEGRATION)
         for _, _, fills in self._tables:
-            for columns, one in fills:
-                columns[...] = one
+            for columns, source in fills:
+                columns[...] = source
         return state, *(line.copy() for _, line, _ in self._tables)
 
-    def begin(self, row: int, beginning: Beginning) -> None:
-        self.current = row
-        state, *lines = beginning
+    def reset_row(self, row: int, reset_state: ResetState) -> None:
+        self.current_row = row
+        state, *lines = reset_state
         self._states[row] = state
         for (table, _, _), line in zip(self._tables, lines, strict=True):
             table[row] = line
@@ -219,18 +224,18 @@ class Together:
         try:
             self._batch.step(self._ids, self._skip)
         except self._failure as error:
-            self.current = int(error.ids[0])  # type: ignore[attr-defined]
+            self.current_row = int(error.ids[0])  # type: ignore[attr-defined]
             raise
         for columns, source in self._copies:
             columns[...] = source
 
-    def states(self) -> Float64:
+    def copy_states(self) -> Float64:
         return self._states.copy()
 
     def set_state(self, row: int, state: Float64) -> None:
         self._states[row] = state
 
-    def _view(self, part: Part) -> Array:
+    def _make_view(self, part: DataSlice) -> Array:
         index = part.index if isinstance(part.index, tuple) else (part.index,)
         view: Array = self._batch.bind(part.field)[(slice(None), *index)]
         return view

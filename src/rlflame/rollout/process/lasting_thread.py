@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from typing import Any
 
-    Calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]
+    CallQueue = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]
 
 T = TypeVar("T")
 
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
-_calls: Calls
+_call_queue: CallQueue
 
 
 def run_in_lasting_thread(call: Callable[[], T]) -> T:
@@ -32,24 +32,24 @@ def run_in_lasting_thread(call: Callable[[], T]) -> T:
     from concurrent.futures import Future  # loads logging, which the main thread does without
 
     future: Future[T] = Future()
-    _calls_of_thread().put((future, call))
+    _get_call_queue().put((future, call))
     return future.result()
 
 
-def _calls_of_thread() -> Calls:
-    global _thread, _calls
+def _get_call_queue() -> CallQueue:
+    global _thread, _call_queue
     with _lock:
         # A forked process has the object, and not the thread.
         if _thread is None or not _thread.is_alive():
-            _calls = queue.SimpleQueue()
+            _call_queue = queue.SimpleQueue()
             _thread = threading.Thread(
-                target=_serve, args=(_calls,), name="rlflame-starter", daemon=True
+                target=_run_calls, args=(_call_queue,), name="rlflame-starter", daemon=True
             )
             _thread.start()
-        return _calls
+        return _call_queue
 
 
-def _serve(calls: Calls) -> None:
+def _run_calls(calls: CallQueue) -> None:
     while True:
         future, call = calls.get()
         try:

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from .. import wire
-from .worker_main import HEADER, Kind, end_group_with_process, pipes, read_frame
+from .worker_main import HEADER, FrameKind, kill_group_with_process, open_pipes, read_frame
 
 Message = dict[str, Any]
 
 
-class Line:
+class ParentChannel:
     """What the process that was started hears and says."""
 
     def __init__(self, requests: BinaryIO, answers: int) -> None:
@@ -29,44 +29,44 @@ class Line:
         self._lock = threading.Lock()
 
     @classmethod
-    def opened(cls) -> Line:
+    def open(cls) -> ParentChannel:
         """Of this process: requests on standard input, answers on the descriptor it was told."""
-        requests, answers = pipes()
-        end_group_with_process()
+        requests, answers = open_pipes()
+        kill_group_with_process()
         return cls(requests, answers)
 
-    def tell(self, what: str, **values: Any) -> None:
-        payload = wire.encode({"what": what, **values})
-        data = memoryview(HEADER.pack(Kind.RESULT, len(payload)) + payload)
+    def send(self, message_type: str, **values: Any) -> None:
+        payload = wire.encode({"what": message_type, **values})
+        data = memoryview(HEADER.pack(FrameKind.RESULT, len(payload)) + payload)
         try:
             with self._lock:
                 while data:
                     data = data[os.write(self._answers, data) :]
         except OSError:
-            end_here()
+            exit_with_group()
 
-    def hear(self) -> Message | None:
+    def receive(self) -> Message | None:
         """The next message; None when there is nobody to send one."""
         frame = read_frame(self._requests)
         return None if frame is None else wire.decode(frame[1])
 
-    def attend(self, heard: Callable[[Message], None]) -> None:
+    def start_listening(self, handle: Callable[[Message], None]) -> None:
         """Hear all that comes, from now on, in a thread; a stop reaches the main one as a signal
         would from outside."""
-        main = threading.get_ident()
+        main_thread_id = threading.get_ident()
 
         def listen() -> None:
-            while (message := self.hear()) is not None:
+            while (message := self.receive()) is not None:
                 if message["what"] == "stop":
-                    signal.pthread_kill(main, signal.SIGTERM)
+                    signal.pthread_kill(main_thread_id, signal.SIGTERM)
                 else:
-                    heard(message)
-            end_here()
+                    handle(message)
+            exit_with_group()
 
         threading.Thread(target=listen, name="rlflame-line", daemon=True).start()
 
 
-def end_here() -> None:
+def exit_with_group() -> None:
     """Nobody listens any more: go, with all that this process has started."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)

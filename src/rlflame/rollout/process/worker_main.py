@@ -23,7 +23,7 @@ BEAT_S = 0.5
 _PR_SET_PDEATHSIG = 1
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Frames that travel between a parent and its worker."""
 
     POLICY = 1  # parent: {"id", "arrays"}
@@ -36,20 +36,20 @@ class Kind(IntEnum):
     PREPARE = 8  # parent: {"id"} of an environment that tasks will be about
 
 
-def pipes() -> tuple[BinaryIO, int]:
+def open_pipes() -> tuple[BinaryIO, int]:
     """What this process hears on standard input, kept from whatever it starts and runs, and where
     it answers. From here on this process does not outlive its parent."""
-    die_with_parent(parent_named())
+    die_with_parent(read_parent_pid())
     answers = int(sys.argv[1])
     os.set_inheritable(answers, False)
     requests = os.fdopen(os.dup(0), "rb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     return requests, answers
 
 
-def parent_named() -> int:
+def read_parent_pid() -> int:
     """The process id that the parent wrote behind ANSWERS; without it, the parent of this moment.
 
     A parent that is gone before this process can ask for its own parent has already been replaced.
@@ -69,14 +69,14 @@ def die_with_parent(parent: int) -> None:
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the call, which then does nothing
-            _end()
+            _exit_with_group()
 
 
 #: The shell that waits is no child of the worker: an environment may wait for all of its children.
 _KILL_GROUP = "exec 3<&0; (trap '' HUP INT TERM; read nothing <&3; kill -KILL 0) &"
 
 
-def end_group_with_process() -> None:
+def kill_group_with_process() -> None:
     """End the programs that environments start here when this process is killed.
 
     A killed process cannot end them itself. So once there is a first one, a shell in the same
@@ -114,17 +114,17 @@ def _has_children() -> bool:
     return False
 
 
-def read_frame(stream: BinaryIO) -> tuple[Kind, bytes] | None:
+def read_frame(stream: BinaryIO) -> tuple[FrameKind, bytes] | None:
     """The next frame, or None at the end of the stream."""
     head = stream.read(HEADER.size)
     if len(head) < HEADER.size:
         return None
     kind, length = HEADER.unpack(head)
     payload = stream.read(length)
-    return (Kind(kind), payload) if len(payload) == length else None
+    return (FrameKind(kind), payload) if len(payload) == length else None
 
 
-class Child:
+class WorkerServer:
     """The worker's side of the conversation."""
 
     def __init__(self, requests: BinaryIO, answers: int) -> None:
@@ -140,19 +140,19 @@ class Child:
     def serve(self) -> None:
         """Answer until the parent is gone."""
         from .. import wire
-        from ..envs.factory import prepare
+        from ..envs.factory import preload_env
 
-        self._send(Kind.HELLO, wire.encode(versions()))
-        threading.Thread(target=self._beat, daemon=True).start()
+        self._send(FrameKind.HELLO, wire.encode(read_versions()))
+        threading.Thread(target=self._send_heartbeats, daemon=True).start()
         while (frame := read_frame(self._requests)) is not None:
             kind, payload = frame
-            if kind is Kind.POLICY:
+            if kind is FrameKind.POLICY:
                 message = wire.decode(payload)
                 self._policies[message["id"]] = message["arrays"]
-            elif kind is Kind.FORGET:
+            elif kind is FrameKind.FORGET:
                 self._policies.pop(wire.decode(payload)["id"], None)
-            elif kind is Kind.PREPARE:
-                prepare(wire.decode(payload)["id"])
+            elif kind is FrameKind.PREPARE:
+                preload_env(wire.decode(payload)["id"])
             else:
                 self._answer(payload)
         self._worker.close()
@@ -166,60 +166,60 @@ class Child:
             task = wire.decode(payload)
             result = wire.encode(self._worker.run(task, lambda: self._policies[task.policy_id]))
         except BaseException:  # a bug, but an answer all the same
-            self._send(Kind.BROKEN, wire.encode({"traceback": traceback.format_exc()}))
+            self._send(FrameKind.BROKEN, wire.encode({"traceback": traceback.format_exc()}))
         else:
-            self._send(Kind.RESULT, result)
+            self._send(FrameKind.RESULT, result)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         """Say where the task stands; a parent that no longer listens ends this process."""
         from .. import wire
 
         pause = threading.Event()
         while True:
             pause.wait(BEAT_S)
-            place = self._worker.current
-            if place is not None:
-                where = dict(zip(("slot", "row", "seed", "step"), place, strict=True))
-                self._send(Kind.BEAT, wire.encode(where))
+            position = self._worker.position
+            if position is not None:
+                fields = dict(zip(("slot", "row", "seed", "step"), position, strict=True))
+                self._send(FrameKind.BEAT, wire.encode(fields))
             elif os.getppid() != self._parent:
-                _end()
+                _exit_with_group()
 
-    def _send(self, kind: Kind, payload: bytes) -> None:
+    def _send(self, kind: FrameKind, payload: bytes) -> None:
         try:
             with self._lock:
-                _write(self._answers, HEADER.pack(kind, len(payload)))
-                _write(self._answers, payload)
+                _write_all(self._answers, HEADER.pack(kind, len(payload)))
+                _write_all(self._answers, payload)
         except OSError:
-            _end()
+            _exit_with_group()
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
-def _end() -> None:
+def _exit_with_group() -> None:
     """Nobody listens any more: go, with whatever the environments have started."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 
-def versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     """What this worker is, for comparison with the driver."""
     import platform
     from importlib import metadata
 
     from .. import blas
 
-    found = {"python": platform.python_version(), **blas.fingerprint()}
+    versions = {"python": platform.python_version(), **blas.read_fingerprint()}
     for package in ("gymnasium", "mujoco", "box2d"):
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "absent"
-    return found
+            versions[package] = "absent"
+    return versions
 
 
 def main() -> None:
@@ -228,11 +228,11 @@ def main() -> None:
     from ..envs import user_file
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests, answers = pipes()
-    end_group_with_process()
-    child = Child(requests, answers)
-    user_file.load_told()
-    child.serve()
+    requests, answers = open_pipes()
+    kill_group_with_process()
+    server = WorkerServer(requests, answers)
+    user_file.load_from_environment()
+    server.serve()
 
 
 if __name__ == "__main__":

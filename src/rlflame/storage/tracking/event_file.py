@@ -23,7 +23,7 @@ _NULL_TENSOR = b"\x08\x01\x12\x02\x12\x00"
 _SUCCESS = 1
 
 
-def _crc_table() -> tuple[int, ...]:
+def _make_crc_table() -> tuple[int, ...]:
     table = []
     for value in range(256):
         for _ in range(8):
@@ -32,23 +32,23 @@ def _crc_table() -> tuple[int, ...]:
     return tuple(table)
 
 
-_TABLE = _crc_table()
+_CRC_TABLE = _make_crc_table()
 
 
 def crc32c(data: bytes) -> int:
-    table, crc = _TABLE, 0xFFFFFFFF
+    table, crc = _CRC_TABLE, 0xFFFFFFFF
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc ^ 0xFFFFFFFF
 
 
-def record(data: bytes) -> bytes:
+def encode_record(data: bytes) -> bytes:
     """Length, its checksum, the data, its checksum; checksums are masked, as the format has it."""
     length = struct.pack("<Q", len(data))
-    return length + _masked(length) + data + _masked(data)
+    return length + _mask_crc(length) + data + _mask_crc(data)
 
 
-def _masked(data: bytes) -> bytes:
+def _mask_crc(data: bytes) -> bytes:
     crc = crc32c(data)
     return struct.pack("<I", (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF)
 
@@ -58,47 +58,54 @@ class EventFile:
 
     def __init__(self, path: Path, wall_time: float) -> None:
         self._file = open(path, "wb", opener=open_unless_link)  # noqa: SIM115
-        self._write(wall_time, _text(3, "brain.Event:2"))
+        self._write(wall_time, _encode_text(3, "brain.Event:2"))
         # Whoever looks on forgets what an earlier file of this folder said of these steps.
-        self._write(wall_time, _message(7, _whole(1, 1)))
+        self._write(wall_time, _encode_message(7, _encode_int(1, 1)))
 
-    def scalars(self, wall_time: float, step: int, values: Mapping[str, float]) -> None:
+    def write_scalars(self, wall_time: float, step: int, values: Mapping[str, float]) -> None:
         summary = b"".join(
-            _message(1, _text(1, tag) + _float(2, value)) for tag, value in values.items()
+            _encode_message(1, _encode_text(1, tag) + _encode_float(2, value))
+            for tag, value in values.items()
         )
-        self._write(wall_time, _whole(2, step) + _message(5, summary))
+        self._write(wall_time, _encode_int(2, step) + _encode_message(5, summary))
 
-    def begin_session(self, wall_time: float, hyperparameters: Mapping[str, Scalar]) -> None:
+    def write_session_start(self, wall_time: float, hyperparameters: Mapping[str, Scalar]) -> None:
         entries = b"".join(
-            _message(1, _text(1, name) + _message(2, _value(value)))
+            _encode_message(1, _encode_text(1, name) + _encode_message(2, _encode_value(value)))
             for name, value in hyperparameters.items()
         )
-        self._session(wall_time, _START, _message(3, entries + _double(5, wall_time)))
+        self._write_session_event(
+            wall_time, _START, _encode_message(3, entries + _encode_double(5, wall_time))
+        )
 
-    def end_session(self, wall_time: float) -> None:
-        self._session(wall_time, _END, _message(4, _whole(1, _SUCCESS) + _double(2, wall_time)))
+    def write_session_end(self, wall_time: float) -> None:
+        self._write_session_event(
+            wall_time,
+            _END,
+            _encode_message(4, _encode_int(1, _SUCCESS) + _encode_double(2, wall_time)),
+        )
 
     def close(self) -> None:
         self._file.close()
 
-    def _session(self, wall_time: float, tag: str, content: bytes) -> None:
-        plugin = _message(1, _text(1, _HPARAMS) + _message(2, content))
-        value = _text(1, tag) + _message(8, _NULL_TENSOR) + _message(9, plugin)
-        self._write(wall_time, _message(5, _message(1, value)))
+    def _write_session_event(self, wall_time: float, tag: str, content: bytes) -> None:
+        plugin = _encode_message(1, _encode_text(1, _HPARAMS) + _encode_message(2, content))
+        value = _encode_text(1, tag) + _encode_message(8, _NULL_TENSOR) + _encode_message(9, plugin)
+        self._write(wall_time, _encode_message(5, _encode_message(1, value)))
 
     def _write(self, wall_time: float, event: bytes) -> None:
-        self._file.write(record(_double(1, wall_time) + event))
+        self._file.write(encode_record(_encode_double(1, wall_time) + event))
         self._file.flush()
 
 
-def _value(value: Scalar) -> bytes:
+def _encode_value(value: Scalar) -> bytes:
     """A google.protobuf.Value."""
     if isinstance(value, bool):
-        return _whole(4, value)
-    return _text(3, value) if isinstance(value, str) else _double(2, float(value))
+        return _encode_int(4, value)
+    return _encode_text(3, value) if isinstance(value, str) else _encode_double(2, float(value))
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     parts = bytearray()
     while number > 0x7F:
         parts.append(number & 0x7F | 0x80)
@@ -107,26 +114,26 @@ def _varint(number: int) -> bytes:
     return bytes(parts)
 
 
-def _whole(field: int, number: int) -> bytes:
-    return _varint(field << 3) + _varint(number)
+def _encode_int(field: int, number: int) -> bytes:
+    return _encode_varint(field << 3) + _encode_varint(number)
 
 
-def _double(field: int, number: float) -> bytes:
-    return _varint(field << 3 | 1) + struct.pack("<d", number)
+def _encode_double(field: int, number: float) -> bytes:
+    return _encode_varint(field << 3 | 1) + struct.pack("<d", number)
 
 
-def _message(field: int, data: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(data)) + data
+def _encode_message(field: int, data: bytes) -> bytes:
+    return _encode_varint(field << 3 | 2) + _encode_varint(len(data)) + data
 
 
-def _text(field: int, text: str) -> bytes:
-    return _message(field, text.encode())
+def _encode_text(field: int, text: str) -> bytes:
+    return _encode_message(field, text.encode())
 
 
-def _float(field: int, number: float) -> bytes:
+def _encode_float(field: int, number: float) -> bytes:
     """Numbers beyond what four bytes hold become infinity."""
     try:
         packed = struct.pack("<f", number)
     except OverflowError:
         packed = struct.pack("<f", math.copysign(math.inf, number))
-    return _varint(field << 3 | 5) + packed
+    return _encode_varint(field << 3 | 5) + packed

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlflame.config.recipe import Recipe
 from rlflame.storage.run_files import Line
-from rlflame.storage.run_reader import read
+from rlflame.storage.run_reader import read_run
 from rlflame.storage.tracking.event_file import EventFile, Scalar
 
 FOLDER = "tensorboard"
@@ -45,12 +45,12 @@ TAGS = {
     "workers": "Fleet/workers",
     "final_return": "Test/cumulative_reward",
 }
-FINAL = TAGS["final_return"]
-RATE = "Time/step_per_second"
-_IMPLIED = ("steps", "iteration")
+FINAL_TAG = TAGS["final_return"]
+RATE_TAG = "Time/step_per_second"
+_AXIS_NAMES = ("steps", "iteration")
 
 
-def note(folder: Path) -> str:
+def format_view_hint(folder: Path) -> str:
     """What to type to see them."""
     command = f"tensorboard --logdir {folder}"
     with contextlib.suppress(metadata.PackageNotFoundError):
@@ -70,49 +70,50 @@ class TensorBoard:
     ) -> None:
         """Where the folder has a record already, begin with it."""
         self._clock = clock
-        self._before = 0
-        run = read(folder)
-        measured = sum(_seconds(line) for line in run.timing)
+        self._last_step = 0
+        run = read_run(folder)
+        measured_s = sum(_get_wall_s(line) for line in run.timing)
         # As if it had ended just now, so that the time between its points is what it was.
-        began = clock() - measured
+        start_time = clock() - measured_s
         name = f"events.out.tfevents.{clock():.6f}.{socket.gethostname()}.{os.getpid()}{_SUFFIX}"
         self._file, self._session = (
-            EventFile(_emptied(folder / inside) / name, began) for inside in (FOLDER, SESSION)
+            EventFile(_prepare_folder(folder / inside) / name, start_time)
+            for inside in (FOLDER, SESSION)
         )
-        self._session.begin_session(began, hyperparameters(recipe))
+        self._session.write_session_start(start_time, collect_hyperparameters(recipe))
         laps = {int(line["steps"]): line for line in run.timing if not line.get("closing")}
-        at = began
+        wall_time = start_time
         for line in run.metrics:
             lap = laps.pop(int(line["steps"]), {}) if "eval_return_mean" not in line else {}
-            at += _seconds(lap)
-            self._put(at, int(line["steps"]), {**lap, **line})
+            wall_time += _get_wall_s(lap)
+            self._write_scalars(wall_time, int(line["steps"]), {**lap, **line})
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._put(self._clock(), step, metrics)
+        self._write_scalars(self._clock(), step, metrics)
 
     def close(self) -> None:
-        self._session.end_session(self._clock())
+        self._session.write_session_end(self._clock())
         for file in (self._file, self._session):
             file.close()
 
-    def _put(self, wall_time: float, step: int, metrics: Mapping[str, Any]) -> None:
+    def _write_scalars(self, wall_time: float, step: int, metrics: Mapping[str, Any]) -> None:
         values = {
-            tag(name): float(value)
+            make_tag(name): float(value)
             for name, value in metrics.items()
-            if name not in _IMPLIED and isinstance(value, int | float)
+            if name not in _AXIS_NAMES and isinstance(value, int | float)
         }
-        if tag("loss") in values and tag("policy_gradient_loss") not in values:
+        if make_tag("loss") in values and make_tag("policy_gradient_loss") not in values:
             # Of an algorithm with one loss only, it is the policy's.
-            values[tag("policy_gradient_loss")] = values.pop(tag("loss"))
-        if _seconds(metrics) > 0.0:
-            values[RATE] = (step - self._before) / _seconds(metrics)
-            self._before = step
-        self._file.scalars(wall_time, step, values)
-        if FINAL in values:
-            self._session.scalars(wall_time, step, {FINAL: values[FINAL]})
+            values[make_tag("policy_gradient_loss")] = values.pop(make_tag("loss"))
+        if _get_wall_s(metrics) > 0.0:
+            values[RATE_TAG] = (step - self._last_step) / _get_wall_s(metrics)
+            self._last_step = step
+        self._file.write_scalars(wall_time, step, values)
+        if FINAL_TAG in values:
+            self._session.write_scalars(wall_time, step, {FINAL_TAG: values[FINAL_TAG]})
 
 
-def _emptied(folder: Path) -> Path:
+def _prepare_folder(folder: Path) -> Path:
     """Made, and rid of what an earlier process of this run wrote there."""
     folder.mkdir(exist_ok=True)
     for old in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
@@ -120,7 +121,7 @@ def _emptied(folder: Path) -> Path:
     return folder
 
 
-def tag(name: str) -> str:
+def make_tag(name: str) -> str:
     """Where TensorBoard shows a name of the record: the group before the slash."""
     if name in TAGS:
         return TAGS[name]
@@ -131,23 +132,23 @@ def tag(name: str) -> str:
     return f"Loss/{name}" if name.endswith("loss") else f"Info/{name}"
 
 
-def hyperparameters(recipe: Recipe) -> dict[str, Scalar]:
+def collect_hyperparameters(recipe: Recipe) -> dict[str, Scalar]:
     """What was set, under full names; what is absent is left out."""
-    found: dict[str, Scalar] = {}
+    values: dict[str, Scalar] = {}
 
     def collect(table: Mapping[str, Any], prefix: str) -> None:
         for name, value in table.items():
             if isinstance(value, Mapping):
                 collect(value, f"{prefix}{name}.")
             elif isinstance(value, str | bool | int | float):
-                found[prefix + name] = value
+                values[prefix + name] = value
             elif value is not None:
-                found[prefix + name] = str(value)
+                values[prefix + name] = str(value)
 
     collect(recipe.model_dump(mode="json"), "")
-    return found
+    return values
 
 
-def _seconds(line: Line | Mapping[str, Any]) -> float:
+def _get_wall_s(line: Line | Mapping[str, Any]) -> float:
     value = line.get("wall_s")
     return float(value) if isinstance(value, int | float) else 0.0

@@ -7,17 +7,17 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError
 
 
-def check(learning: LearningSettings, runtime: RuntimeSettings) -> None:
+def check_critic_helper(learning: LearningSettings, runtime: RuntimeSettings) -> None:
     """A companion that is asked for by name must be possible."""
-    why = refusal(learning, runtime) if runtime.companion == "on" else ""
-    if why:
+    reason = explain_refusal(learning, runtime) if runtime.companion == "on" else ""
+    if reason:
         raise ConfigError(
-            f"This recipe does not go with a companion: {why}.",
+            f"This recipe does not go with a companion: {reason}.",
             "--set runtime.companion=auto, which has one where it can",
         )
 
 
-def refusal(learning: LearningSettings, runtime: RuntimeSettings) -> str:
+def explain_refusal(learning: LearningSettings, runtime: RuntimeSettings) -> str:
     """Why there cannot be one; empty where there can."""
     if learning.ppo is None:
         return f"{learning.algorithm} does not learn in two halves that are independent"

@@ -28,109 +28,110 @@ _LONGEST_MS = 2.0**31 - 1.0
 _let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
-class Gone(Exception):
+class ConnectionLost(Exception):
     """There is nobody at the other end any more, or somebody who has lost the thread."""
 
 
-class Silent(Gone):
+class ConnectionTimeout(ConnectionLost):
     """The other end is there and does not answer."""
 
 
-class Link:
-    """One end. Raises `Gone`; with a deadline also where the other end is silent for so long."""
+class PeerConnection:
+    """One end. Raises `ConnectionLost`; with a deadline also where the other end is silent for so
+    long."""
 
-    def __init__(self, reads: int, writes: int, deadline_s: float | None = None) -> None:
-        self._reads, self._writes = reads, writes
+    def __init__(self, read_fd: int, write_fd: int, deadline_s: float | None = None) -> None:
+        self._read_fd, self._write_fd = read_fd, write_fd
         self._deadline_ms = None if deadline_s is None else min(1000.0 * deadline_s, _LONGEST_MS)
         self._sent = self._received = 0
-        for pipe in (reads, writes):
+        for pipe in (read_fd, write_fd):
             os.set_blocking(pipe, False)
         # Not select, which knows no descriptors from 1,024 on.
         self._arrival, self._either, self._room = select.poll(), select.poll(), select.poll()
         for pipe, event, polls in (
-            (reads, select.POLLIN, (self._arrival, self._either)),
-            (writes, select.POLLOUT, (self._room, self._either)),
+            (read_fd, select.POLLIN, (self._arrival, self._either)),
+            (write_fd, select.POLLOUT, (self._room, self._either)),
         ):
             for poll in polls:
                 poll.register(pipe, event)
 
-    def arrived(self) -> bool:
+    def has_message(self) -> bool:
         """Whether there is something to hear, if only that nobody is there."""
         return bool(self._arrival.poll(0))
 
-    def tell(self, value: Any) -> None:
-        self._move(self._headed(memoryview(wire.encode(value))), [])
+    def send_message(self, value: Any) -> None:
+        self._move(self._add_header(memoryview(wire.encode(value))), [])
 
-    def hear(self) -> Any:
+    def receive_message(self) -> Any:
         """The next message, for which one waits asleep: it comes when others have worked."""
         if not self._arrival.poll(self._deadline_ms):
-            raise Silent
+            raise ConnectionTimeout
         head = bytearray(_HEAD.size)
         self._move([], [memoryview(head)])
-        payload = bytearray(self._length(head))
+        payload = bytearray(self._read_length(head))
         self._move([], [memoryview(payload)])
         try:
             return wire.decode(bytes(payload))
         except wire.WireError as error:
-            raise Gone from error
+            raise ConnectionLost from error
 
-    def exchange(self, mine: Array, theirs: Array) -> None:
+    def exchange(self, outgoing: Array, incoming: Array) -> None:
         """Both are contiguous; the other end does the same at the same time."""
-        head, numbers = bytearray(_HEAD.size), theirs.data.cast("B")
-        self._move(self._headed(mine.data.cast("B")), [memoryview(head), numbers])
-        if self._length(head) != len(numbers):
-            raise Gone
+        head, numbers = bytearray(_HEAD.size), incoming.data.cast("B")
+        self._move(self._add_header(outgoing.data.cast("B")), [memoryview(head), numbers])
+        if self._read_length(head) != len(numbers):
+            raise ConnectionLost
 
-    def give(self, mine: Array) -> None:
-        self._move(self._headed(mine.data.cast("B")), [])
+    def send(self, outgoing: Array) -> None:
+        self._move(self._add_header(outgoing.data.cast("B")), [])
 
-    def take(self, theirs: Array) -> None:
-        head, numbers = bytearray(_HEAD.size), theirs.data.cast("B")
+    def receive(self, incoming: Array) -> None:
+        head, numbers = bytearray(_HEAD.size), incoming.data.cast("B")
         self._move([], [memoryview(head), numbers])
-        if self._length(head) != len(numbers):
-            raise Gone
+        if self._read_length(head) != len(numbers):
+            raise ConnectionLost
 
-    def _headed(self, payload: memoryview) -> list[memoryview]:
+    def _add_header(self, payload: memoryview) -> list[memoryview]:
         self._sent += 1
         return [memoryview(_HEAD.pack(self._sent, len(payload))), payload]
 
-    def _length(self, head: bytearray) -> int:
+    def _read_length(self, head: bytearray) -> int:
         self._received += 1
         number, length = _HEAD.unpack(head)
         if number != self._received:
-            raise Gone
+            raise ConnectionLost
         return int(length)
 
     def _move(self, out: list[memoryview], into: list[memoryview]) -> None:
         """Write the one and fill the other, whichever the pipes allow, until both are done."""
         try:
-            out = _shorter(out, self._written(out)) if out else out
+            out = _drop_bytes(out, self._write(out)) if out else out
             while out or into:
                 moved = 0
                 if into:
                     moved = self._read(into)
-                    into = _shorter(into, moved)
+                    into = _drop_bytes(into, moved)
                 if out:
-                    written = self._written(out)
-                    out, moved = _shorter(out, written), moved + written
+                    count = self._write(out)
+                    out, moved = _drop_bytes(out, count), moved + count
                 if not moved:
                     self._wait(into, out)
         except OSError as error:
-            raise Gone from error
+            raise ConnectionLost from error
 
-    def _written(self, out: list[memoryview]) -> int:
+    def _write(self, out: list[memoryview]) -> int:
         try:
-            return os.writev(self._writes, out)
+            return os.writev(self._write_fd, out)
         except BlockingIOError:
             return 0
 
     def _read(self, into: list[memoryview]) -> int:
         try:
-            count = os.readv(self._reads, into)
+            count = os.readv(self._read_fd, into)
         except BlockingIOError:
             return 0
         if not count:
-            raise Gone
+            raise ConnectionLost
         return count
 
     def _wait(self, into: list[memoryview], out: list[memoryview]) -> None:
@@ -142,10 +143,10 @@ class Link:
                 return
             _let_others_run()
         if not poll.poll(self._deadline_ms):
-            raise Silent
+            raise ConnectionTimeout
 
 
-def _shorter(views: list[memoryview], count: int) -> list[memoryview]:
+def _drop_bytes(views: list[memoryview], count: int) -> list[memoryview]:
     """What is left of them behind so many bytes."""
     while views and count >= len(views[0]):
         count -= len(views[0])

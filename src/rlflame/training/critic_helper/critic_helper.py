@@ -13,23 +13,27 @@ from rlflame.config.recipe import LearningSettings, Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.base import Fleet
 from rlflame.learning.base import Algorithm, Batch, Metrics, State
-from rlflame.learning.factory import fingerprint, in_halves
-from rlflame.learning.parallel.replicated import message_of
-from rlflame.learning.ppo.split_update import InHalves
+from rlflame.learning.factory import as_split_algorithm, compute_fingerprint
+from rlflame.learning.parallel.replicated import to_message
+from rlflame.learning.ppo.split_update import SplitAlgorithm
 from rlflame.rollout import blas, wire
-from rlflame.rollout.process.worker_process import WorkerProcess, what_became_of_it
+from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
 from rlflame.rollout.spec import Array, PolicyArrays, PolicySpec
 from rlflame.training.critic_helper import conditions
-from rlflame.training.critic_helper.connection import Gone, Link, Silent
+from rlflame.training.critic_helper.connection import (
+    ConnectionLost,
+    ConnectionTimeout,
+    PeerConnection,
+)
 from rlflame.training.trainer import Progress
 
 #: Samples, counted once an epoch, from which on a companion saves more than it takes to load.
-_WORTH = 300_000
+_MIN_SAMPLES = 300_000
 #: For a process that has ended to be seen to have ended.
 _GRACE_S = 1.0
 
 
-def wanted(
+def is_helper_worthwhile(
     recipe: Recipe, runtime: RuntimeSettings, fleet: Fleet, progress: Progress, *, shared: bool
 ) -> bool:
     """Whether a run that has come so far has a companion from there on.
@@ -39,29 +43,29 @@ def wanted(
     if runtime.companion != "auto":
         return runtime.companion == "on"
     return (
-        not conditions.refusal(recipe.learning, runtime)
-        and _samples(recipe, progress) >= _WORTH
+        not conditions.explain_refusal(recipe.learning, runtime)
+        and _count_samples(recipe, progress) >= _MIN_SAMPLES
         # Workers that collect meanwhile leave no processor idle.
         and not recipe.learning.rollout.staleness
         and not shared
         and (fleet.capacity > 1 or fleet.name == "flame")
-        and blas.usable_share() >= 2.0
+        and blas.compute_usable_share() >= 2.0
     )
 
 
-def _samples(recipe: Recipe, progress: Progress) -> int:
+def _count_samples(recipe: Recipe, progress: Progress) -> int:
     """What is still to be learned from, each sample once an epoch."""
     rollout, ppo = recipe.learning.rollout, recipe.learning.ppo
-    left = []
+    remaining = []
     if recipe.stop_at_steps is not None:
-        left.append(recipe.stop_at_steps - progress.steps)
+        remaining.append(recipe.stop_at_steps - progress.steps)
     if recipe.stop_at_iterations is not None:
         iterations = recipe.stop_at_iterations - progress.iteration
-        left.append(iterations * rollout.columns * rollout.steps)
-    return 0 if ppo is None else min(left) * ppo.epochs
+        remaining.append(iterations * rollout.columns * rollout.steps)
+    return 0 if ppo is None else min(remaining) * ppo.epochs
 
 
-class Companion:
+class CriticHelper:
     """The process, for as long as it is there.
 
     It joins at the first batch after it has loaded.
@@ -74,118 +78,118 @@ class Companion:
         runtime: RuntimeSettings,
         note: Callable[[str], None],
     ) -> None:
-        self._fingerprint = fingerprint(learning)
+        self._fingerprint = compute_fingerprint(learning)
         self._deadline_s = runtime.learner_deadline_s
         self._note = note
         #: Batches that it has learned half of.
-        self.batches = 0
+        self.batch_count = 0
         self._joined = False
-        order = {"learning": learning.model_dump_json(), "policy": policy}
+        message = {"learning": learning.model_dump_json(), "policy": policy}
         self._process = WorkerProcess(
             module="rlflame.training.critic_helper.helper_main",
             show_output=runtime.debug,
-            environment=blas.child_environment(),
+            environment=blas.make_child_environment(),
         )
         try:
-            self._link: Link | None = Link(
+            self._connection: PeerConnection | None = PeerConnection(
                 self._process.answers, self._process.requests, self._deadline_s
             )
-            with self.lost_if_gone():
-                self._link.tell(order)
+            with self.catch_loss():
+                self._connection.send_message(message)
         except BaseException:
-            self._process.retire()
+            self._process.terminate()
             raise
 
-    def beside(self, found: Algorithm[Any]) -> Algorithm[Any]:
+    def wrap_algorithm(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
         """The same algorithm, which this goes through as well."""
-        return Accompanied(in_halves(found), self)
+        return CriticHelperAlgorithm(as_split_algorithm(algorithm), self)
 
     @property
-    def link(self) -> Link | None:
+    def connection(self) -> PeerConnection | None:
         """To the companion, if there is one that has joined."""
-        return self._link if self._joined else None
+        return self._connection if self._joined else None
 
     def try_join(self) -> bool:
         """Whether it has loaded, and joins now."""
-        if self._joined or self._link is None or not self._link.arrived():
+        if self._joined or self._connection is None or not self._connection.has_message():
             return False
-        with self.lost_if_gone():
-            if self._link.hear() == self._fingerprint:
+        with self.catch_loss():
+            if self._connection.receive_message() == self._fingerprint:
                 self._joined = True
             else:
-                self._lost("computes with other kernels than this process")
+                self._report_loss("computes with other kernels than this process")
         return self._joined
 
     @contextmanager
-    def lost_if_gone(self) -> Iterator[None]:
+    def catch_loss(self) -> Iterator[None]:
         """What is not answered inside ends there, and so does the companion."""
         try:
             yield
-        except Silent:
-            self._lost(f"did not answer for {self._deadline_s:g} s")
+        except ConnectionTimeout:
+            self._report_loss(f"did not answer for {self._deadline_s:g} s")
         except wire.WireError:
-            self._lost("cannot be told of numbers that are not finite")
-        except Gone:
-            self._lost(what_became_of_it(self._process.retire(_GRACE_S)))
+            self._report_loss("cannot be told of numbers that are not finite")
+        except ConnectionLost:
+            self._report_loss(format_exit_clause(self._process.terminate(_GRACE_S)))
 
-    def end(self) -> None:
+    def close(self) -> None:
         """The process is gone afterwards; may be called twice."""
-        self._link = None
-        self._process.retire()
+        self._connection = None
+        self._process.terminate()
 
-    def _lost(self, how: str) -> None:
-        self.end()
-        said = self._process.printed().strip().rpartition("\n")[2]
+    def _report_loss(self, reason: str) -> None:
+        self.close()
+        output = self._process.read_output().strip().rpartition("\n")[2]
         self._note(
-            f"The companion of this run (process {self._process.pid}) was lost: it {how}"
-            f"{f' ({said})' if said else ''}. "
+            f"The companion of this run (process {self._process.pid}) was lost: it {reason}"
+            f"{f' ({output})' if output else ''}. "
             "All is learned in this process now, with the same bits."
         )
 
 
-class Nobody:
+class NullCriticHelper:
     """No companion: all is learned in this process."""
 
-    batches = 0
+    batch_count = 0
 
-    def beside(self, found: Algorithm[Any]) -> Algorithm[Any]:
-        return found
+    def wrap_algorithm(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
+        return algorithm
 
 
-class Accompanied:
+class CriticHelperAlgorithm:
     """An algorithm that a companion goes through as well."""
 
-    def __init__(self, algorithm: InHalves, companion: Companion) -> None:
+    def __init__(self, algorithm: SplitAlgorithm, helper: CriticHelper) -> None:
         self._algorithm = algorithm
-        self._companion = companion
+        self._helper = helper
 
-    def policy(self) -> PolicyArrays:
-        return self._algorithm.policy()
+    def get_policy(self) -> PolicyArrays:
+        return self._algorithm.get_policy()
 
     def update(self, batch: Batch, progress: float) -> Metrics:
-        companion, algorithm = self._companion, self._algorithm
-        if companion.try_join():
+        helper, algorithm = self._helper, self._algorithm
+        if helper.try_join():
             self._send_state()
-        if companion.link is None:
+        if helper.connection is None:
             return algorithm.update(batch, progress)
-        before = algorithm.state()
+        before = algorithm.get_state()
         try:
-            with companion.lost_if_gone():
-                companion.link.tell({"update": message_of(batch), "progress": progress})
-                algorithm.share("actor", companion.link)
+            with helper.catch_loss():
+                helper.connection.send_message({"update": to_message(batch), "progress": progress})
+                algorithm.start_split("actor", helper.connection)
                 metrics = algorithm.update(batch, progress)
-                companion.batches += 1
+                helper.batch_count += 1
                 return metrics
         except BaseException:
-            companion.end()  # it waits for what does not come
+            helper.close()  # it waits for what does not come
             raise
         finally:
-            algorithm.stay_alone()
+            algorithm.stop_split()
         algorithm.load_state(before)
         return algorithm.update(batch, progress)
 
-    def state(self) -> State:
-        return self._algorithm.state()
+    def get_state(self) -> State:
+        return self._algorithm.get_state()
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         self._algorithm.load_state(state)
@@ -193,13 +197,13 @@ class Accompanied:
 
     def _send_state(self) -> None:
         """The companion stands where this process does."""
-        if self._companion.link is not None:
-            with self._companion.lost_if_gone():
-                self._companion.link.tell({"state": self._algorithm.state()})
+        if self._helper.connection is not None:
+            with self._helper.catch_loss():
+                self._helper.connection.send_message({"state": self._algorithm.get_state()})
 
 
 @contextmanager
-def companion(
+def open_critic_helper(
     recipe: Recipe,
     policy: PolicySpec,
     runtime: RuntimeSettings,
@@ -208,24 +212,24 @@ def companion(
     note: Callable[[str], None],
     *,
     shared: bool,
-) -> Iterator[Companion | Nobody]:
+) -> Iterator[CriticHelper | NullCriticHelper]:
     """One for a run that has come so far, if it is wanted and can be had."""
-    if not wanted(recipe, runtime, fleet, progress, shared=shared):
-        yield Nobody()
+    if not is_helper_worthwhile(recipe, runtime, fleet, progress, shared=shared):
+        yield NullCriticHelper()
         return
     if not blas.can_set_threads():
         # Where the two cannot be held to one thread, they may add in different orders.
         if runtime.companion == "on":
             note("numpy's linear algebra here cannot be told its threads: there is no companion.")
-        yield Nobody()
+        yield NullCriticHelper()
         return
     try:
-        found = Companion(recipe.learning, policy, runtime, note)
+        helper = CriticHelper(recipe.learning, policy, runtime, note)
     except OSError as error:
         note(f"No companion could be started ({error}); all is learned in this process.")
-        yield Nobody()
+        yield NullCriticHelper()
         return
     try:
-        yield found
+        yield helper
     finally:
-        found.end()
+        helper.close()

@@ -12,34 +12,39 @@ import signal
 
 from rlflame.config.recipe import LearningSettings
 from rlflame.errors import LearningError
-from rlflame.learning.factory import algorithm, blas_threads, fingerprint, in_halves
-from rlflame.learning.parallel.replicated import batch_of
+from rlflame.learning.factory import (
+    as_split_algorithm,
+    compute_fingerprint,
+    count_blas_threads,
+    make_algorithm,
+)
+from rlflame.learning.parallel.replicated import from_message
 from rlflame.rollout import blas
-from rlflame.rollout.process.worker_main import pipes
-from rlflame.training.critic_helper.connection import Gone, Link
+from rlflame.rollout.process.worker_main import open_pipes
+from rlflame.training.critic_helper.connection import ConnectionLost, PeerConnection
 
 
-def learn(link: Link) -> None:
-    told = link.hear()
-    learning = LearningSettings.model_validate_json(told["learning"])
-    blas.set_threads(blas_threads(learning))
-    learner = in_halves(algorithm(learning, told["policy"]))
-    learner.share("critic", link)
-    link.tell(fingerprint(learning))
+def run_critic_helper(connection: PeerConnection) -> None:
+    message = connection.receive_message()
+    learning = LearningSettings.model_validate_json(message["learning"])
+    blas.set_threads(count_blas_threads(learning))
+    learner = as_split_algorithm(make_algorithm(learning, message["policy"]))
+    learner.start_split("critic", connection)
+    connection.send_message(compute_fingerprint(learning))
     while True:
-        told = link.hear()
-        if "state" in told:
-            learner.load_state(told["state"])
+        message = connection.receive_message()
+        if "state" in message:
+            learner.load_state(message["state"])
         else:
-            learner.update(batch_of(told["update"]), told["progress"])
+            learner.update(from_message(message["update"]), message["progress"])
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests, answers = pipes()
+    requests, answers = open_pipes()
     try:
-        learn(Link(requests.fileno(), answers))
-    except (Gone, LearningError):
+        run_critic_helper(PeerConnection(requests.fileno(), answers))
+    except (ConnectionLost, LearningError):
         os._exit(0)  # the run is over, or meets the same error and says it
 
 

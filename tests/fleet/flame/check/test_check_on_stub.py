@@ -16,16 +16,16 @@ import pytest
 from flame_stub import FlameStub
 
 from rlflame.fleet.flame import bundle, lease, object_cache
-from rlflame.fleet.flame.check.cluster_check import Examination
-from rlflame.fleet.flame.check.findings import Diagnosis, Pace, ok
-from rlflame.fleet.flame.client import Cluster
+from rlflame.fleet.flame.check.cluster_check import ClusterCheck
+from rlflame.fleet.flame.check.findings import CheckTimeouts, Diagnosis, make_ok
+from rlflame.fleet.flame.client import FlameClient
 from rlflame.fleet.flame.loader import Loader
-from rlflame.fleet.flame.requests import request
+from rlflame.fleet.flame.requests import make_request
 from rlflame.rollout.machine import greeting
 
 PATIENCE_S = 30
 #: As in life, only sooner.
-QUICK = Pace(
+QUICK = CheckTimeouts(
     still_s=0.3,
     binding_s=1.0,
     lease_s=0.6,
@@ -34,14 +34,16 @@ QUICK = Pace(
     closing_s=0.3,
 )
 #: For those who wait for a worker process to start.
-PATIENT = Pace(still_s=0.3, lease_s=0.6, first_answer_s=PATIENCE_S, all_answers_s=PATIENCE_S)
+PATIENT = CheckTimeouts(
+    still_s=0.3, lease_s=0.6, first_answer_s=PATIENCE_S, all_answers_s=PATIENCE_S
+)
 
 
 class NoGraphics:
     """Renderers are tried elsewhere."""
 
-    def finding(self):
-        return ok("graphics", "not tried")
+    def make_finding(self):
+        return make_ok("graphics", "not tried")
 
     def close(self):
         pass
@@ -75,9 +77,9 @@ def stub(meet) -> Iterator[FlameStub]:
         yield meet(found)
 
 
-def examine(pace: Pace = QUICK, **options: Any) -> Diagnosis:
-    return Examination(
-        lambda found: None, lambda text: None, pace=pace, graphics=NoGraphics, **options
+def examine(pace: CheckTimeouts = QUICK, **options: Any) -> Diagnosis:
+    return ClusterCheck(
+        lambda found: None, lambda text: None, timeouts=pace, make_graphics=NoGraphics, **options
     ).run()
 
 
@@ -96,7 +98,7 @@ def leaves_nothing(stub: FlameStub) -> bool:
 
 def test_a_healthy_cluster(stub):
     diagnosis = examine(PATIENT)
-    assert diagnosis.named("failed") == []
+    assert diagnosis.list_checks("failed") == []
     assert (diagnosis.verdict, diagnosis.exit_code) == ("healthy", 0)
     probe = finding(diagnosis, "probe").facts
     assert probe["executors"] == 2
@@ -125,7 +127,7 @@ def test_no_call_is_made_where_ctrl_c_is_heard(stub, monkeypatch):
         return noting
 
     for name in ("create", "ask"):
-        monkeypatch.setattr(Cluster, name, noted(getattr(Cluster, name)))
+        monkeypatch.setattr(FlameClient, name, noted(getattr(FlameClient, name)))
     assert examine(PATIENT).verdict == "healthy"
     assert threads
     assert threading.main_thread() not in threads
@@ -163,7 +165,7 @@ def test_a_session_manager_that_is_down(stub):
     stub.stop_session_manager()
     diagnosis = examine()
     assert (diagnosis.verdict, diagnosis.exit_code) == ("unreachable", 3)
-    assert diagnosis.named("failed") == ["session manager"]
+    assert diagnosis.list_checks("failed") == ["session manager"]
     found = finding(diagnosis, "session manager")
     assert f"nobody answers at {stub.environment()['FLAME_ENDPOINT']} (" in found.seen
     assert "up -d" in found.fixes[0]
@@ -174,7 +176,7 @@ def test_an_object_cache_that_is_down(stub):
     stub.stop_cache()
     diagnosis = examine(clean=True)
     assert (diagnosis.verdict, diagnosis.exit_code) == ("unreachable", 3)
-    assert diagnosis.named("failed") == ["object cache", "cleaning"]
+    assert diagnosis.list_checks("failed") == ["object cache", "cleaning"]
     assert "up -d object-cache" in finding(diagnosis, "object cache").fixes[0]
     assert finding(diagnosis, "nodes").status == "ok"
     assert finding(diagnosis, "probe").status == "warning"
@@ -199,7 +201,7 @@ def test_a_port_where_something_else_listens(stub, monkeypatch, which):
             ended.set()
             answering.join()
     assert diagnosis.exit_code == 3
-    assert diagnosis.named("failed") == [which]
+    assert diagnosis.list_checks("failed") == [which]
     assert "try " in finding(diagnosis, which).fixes[0]
 
 
@@ -220,14 +222,16 @@ def test_a_cluster_that_goes_away_in_between(stub):
         if found.check == "template":
             stub.stop_session_manager()
 
-    diagnosis = Examination(pull, lambda text: None, pace=QUICK, graphics=NoGraphics).run()
+    diagnosis = ClusterCheck(
+        pull, lambda text: None, timeouts=QUICK, make_graphics=NoGraphics
+    ).run()
     assert diagnosis.exit_code == 3
-    assert diagnosis.named("failed") == ["nodes"]
+    assert diagnosis.list_checks("failed") == ["nodes"]
 
 
 def test_what_there_was_no_time_for_is_not_looked_at(stub):
-    diagnosis = examine(replace(QUICK, whole_s=-1.0))
-    assert diagnosis.named("failed") == ["template", "nodes"]
+    diagnosis = examine(replace(QUICK, total_s=-1.0))
+    assert diagnosis.list_checks("failed") == ["template", "nodes"]
     assert "time" in finding(diagnosis, "nodes").seen
     assert stub.applications() == []
 
@@ -266,7 +270,7 @@ def test_an_illness_and_its_fix(stub, faults, ill, check, fix):
     for name, value in faults.items():
         setattr(stub.faults, name, value)
     diagnosis = examine(PATIENT if SLOW_FAULTS & faults.keys() else QUICK)
-    assert diagnosis.named("failed") == ill
+    assert diagnosis.list_checks("failed") == ill
     assert (diagnosis.verdict, diagnosis.exit_code) == ("degraded", 1)
     assert fix in " ".join(finding(diagnosis, check).fixes)
     assert faults.get("bind_failure", "") in finding(diagnosis, check).seen
@@ -277,14 +281,14 @@ def test_without_gang_no_executor_comes(meet):
     with FlameStub(executors=1, policies=("priority", "drf")) as stub:
         meet(stub)
         diagnosis = examine()
-    assert diagnosis.named("failed") == ["probe", "scheduling"]
+    assert diagnosis.list_checks("failed") == ["probe", "scheduling"]
     assert "gang" in finding(diagnosis, "scheduling").fixes[0]
 
 
 def test_executors_that_fail_their_tasks(stub):
     stub.faults.fail_tasks, stub.faults.fail_text = True, "disk is full"
     diagnosis = examine(PATIENT)
-    assert diagnosis.named("failed") == ["probe"]
+    assert diagnosis.list_checks("failed") == ["probe"]
     assert "disk is full" in finding(diagnosis, "probe").seen
     assert leaves_nothing(stub)
 
@@ -303,14 +307,14 @@ def test_nodes_that_come_and_go(meet):
 
 
 def test_an_executor_that_never_lets_go_of_a_dead_worker(stub):
-    cluster = Cluster().open()
+    cluster = FlameClient().open()
     session = opened(cluster, "others", most=1)
-    cluster.create(session, request("ping"))
+    cluster.create_task(session, make_request("ping"))
     (bound,) = eventually(lambda: [e for e in stub.executors() if e.state == "Bound"])
     stub.faults.black_hole = True
     stub.kill_executor(bound.id)
-    task = cluster.create(session, request("ping"))
-    eventually(lambda: cluster.ask(session, task).state == 3)
+    task = cluster.create_task(session, make_request("ping"))
+    eventually(lambda: cluster.get_task_status(session, task).state == 3)
     cluster.close_session(session.id)
     eventually(lambda: [e for e in stub.executors() if e.state == "Unbinding"])
     found = finding(examine(), "executors")
@@ -322,10 +326,10 @@ def test_an_executor_that_never_lets_go_of_a_dead_worker(stub):
 
 
 def test_a_full_cluster_is_not_ill(stub):
-    cluster = Cluster().open()
+    cluster = FlameClient().open()
     session = opened(cluster, "others", most=2)
     for _ in range(2):
-        cluster.create(session, request("greet", 3600.0))
+        cluster.create_task(session, make_request("greet", 3600.0))
     eventually(lambda: [task.state for task in stub.tasks(session.id)] == ["Running"] * 2)
     diagnosis = examine()
     cluster.close()
@@ -336,13 +340,19 @@ def test_a_full_cluster_is_not_ill(stub):
     assert stub.applications() == ["others"]
 
 
-def opened(cluster: Cluster, application: str, most: int) -> Any:
+def opened(cluster: FlameClient, application: str, most: int) -> Any:
     """An open session of an application that ships our loader."""
-    shipped = type("Shipped", (Loader,), {"archive": bundle.archive(), "settings": {}})
+    shipped = type("Shipped", (Loader,), {"archive": bundle.make_archive(), "settings": {}})
     place = object_cache.put_context(f"{application}/shared", shipped)
-    cluster.register(application, url=None, environment={}, delay_release_s=5)
+    cluster.register_application(application, url=None, environment={}, delay_release_s=5)
     return cluster.open_session(
-        f"{application}-s", application, place, least=0, most=most, cpu=None, memory_bytes=None
+        f"{application}-s",
+        application,
+        place,
+        min_executors=0,
+        max_executors=most,
+        cpu=None,
+        memory_bytes=None,
     )
 
 
@@ -351,9 +361,9 @@ def opened(cluster: Cluster, application: str, most: int) -> Any:
 DRIVER = """
 import sys, time
 from rlflame.fleet.flame import object_cache as objects
-from rlflame.fleet.flame.client import Cluster
+from rlflame.fleet.flame.client import FlameClient
 from rlflame.fleet.flame.lease import Lease
-cluster = Cluster().open()
+cluster = FlameClient().open()
 for name in sys.argv[2:]:
     if name == sys.argv[2]:
         lease = Lease(cluster.cache_endpoint, name)
@@ -393,8 +403,8 @@ def test_cleaning_after_a_kill_and_around_the_living(stub, driver, monkeypatch):
     driver("rlflame-living")
     os.kill(dead.pid, signal.SIGKILL)
     dead.wait()
-    cluster = Cluster().open()
-    monkeypatch.setattr(lease, "BEAT_EVERY_S", 0.05)
+    cluster = FlameClient().open()
+    monkeypatch.setattr(lease, "BEAT_INTERVAL_S", 0.05)
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(socket, "gethostname", lambda: "far-away")
         far = lease.Lease(cluster.cache_endpoint, "rlflame-far")
@@ -421,7 +431,7 @@ def test_cleaning_after_a_kill_and_around_the_living(stub, driver, monkeypatch):
     assert [key for key in stub.objects() if key.startswith("rlflame-living/")]
     assert finding(diagnosis, "sessions").status == "ok"
 
-    far.end()
+    far.close()
     cluster.close()
 
 

@@ -17,22 +17,36 @@ import pytest
 
 from rlflame.errors import FleetError
 from rlflame.fleet.flame.check import connection, executors, worker_check
-from rlflame.fleet.flame.check.findings import Diagnosis, Pace, brief, failed, ok, warning
-from rlflame.fleet.flame.check.probe import Answers, Greeting
-from rlflame.fleet.flame.check.run_removal import clean
-from rlflame.fleet.flame.check.snapshot import GIB, Application, Executor, Look, Node, Session
+from rlflame.fleet.flame.check.findings import (
+    CheckTimeouts,
+    Diagnosis,
+    make_failure,
+    make_ok,
+    make_warning,
+    shorten_error,
+)
+from rlflame.fleet.flame.check.probe import ExecutorReport, ProbeResult
+from rlflame.fleet.flame.check.run_removal import remove_dead_runs
+from rlflame.fleet.flame.check.snapshot import (
+    GIB,
+    Application,
+    ClusterSession,
+    ClusterSnapshot,
+    Executor,
+    Node,
+)
 from rlflame.fleet.flame.check.stale_runs import (
-    Census,
-    Fate,
-    Leases,
-    finding,
-    foreign,
-    process,
-    runs,
+    ClusterRunStatus,
+    RunLeases,
+    RunScan,
+    check_process,
+    find_foreign_sessions,
+    find_runs,
+    make_finding,
 )
 from rlflame.fleet.flame.loader import Loader
-from rlflame.fleet.flame.requests import context
-from rlflame.rendering.gl_backend import BACKENDS, advice
+from rlflame.fleet.flame.requests import make_context
+from rlflame.rendering.gl_backend import BACKENDS, find_install_command
 from rlflame.rendering.graphics_check import GraphicsCheck
 
 
@@ -52,27 +66,29 @@ class Time:
         self.meanwhile(self.now)
 
     @property
-    def pace(self) -> Pace:
-        return Pace(clock=self.clock, pause=self.pause)
+    def pace(self) -> CheckTimeouts:
+        return CheckTimeouts(clock=self.clock, sleep=self.pause)
 
 
 NODE = Node("node-1", "Ready", 4, 16 * GIB)
-PACE = Pace()
+PACE = CheckTimeouts()
 
 
 def executor(state: str = "Bound", session: str = "s", node: str = "node-1", id: str = "e1"):
     return Executor(id, node, state, session, 1, GIB)
 
 
-def look(at_s: float, *executors: Executor, sessions=(), nodes=(NODE,), applications=()) -> Look:
-    return Look(at_s, tuple(nodes), executors, tuple(sessions), tuple(applications))
+def look(
+    at_s: float, *executors: Executor, sessions=(), nodes=(NODE,), applications=()
+) -> ClusterSnapshot:
+    return ClusterSnapshot(at_s, tuple(nodes), executors, tuple(sessions), tuple(applications))
 
 
 # The whole.
 
 
 def test_a_warning_leaves_a_cluster_healthy_and_a_failure_does_not():
-    fine, odd, bad = ok("a", "x"), warning("b", "x", "do"), failed("c", "x", "do")
+    fine, odd, bad = make_ok("a", "x"), make_warning("b", "x", "do"), make_failure("c", "x", "do")
     for findings, reachable, verdict, code in (
         ((fine,), True, "healthy", 0),
         ((fine, odd), True, "healthy", 0),
@@ -86,9 +102,9 @@ def test_a_warning_leaves_a_cluster_healthy_and_a_failure_does_not():
 
 def test_what_libraries_say_is_made_short():
     said = "Flight returned unavailable, with message: refused. gRPC client debug context: {...} x"
-    assert brief(said) == "Flight returned unavailable, with message: refused"
-    assert brief("failed to list\n  sessions:  (code: 3)") == "failed to list sessions:"
-    assert len(brief("word " * 1000)) < 300
+    assert shorten_error(said) == "Flight returned unavailable, with message: refused"
+    assert shorten_error("failed to list\n  sessions:  (code: 3)") == "failed to list sessions:"
+    assert len(shorten_error("word " * 1000)) < 300
 
 
 # Nodes and room.
@@ -107,7 +123,7 @@ def test_what_libraries_say_is_made_short():
 )
 def test_nodes_that_are_away(states, status, words, fix):
     nodes = [Node(f"n{i}", state, 2, 4 * GIB) for i, state in enumerate(states)]
-    found = executors.nodes(look(0.0, nodes=nodes))
+    found = executors.check_nodes(look(0.0, nodes=nodes))
     assert (found.check, found.status) == ("nodes", status)
     assert words in found.seen
     assert fix in " ".join(found.fixes)
@@ -119,14 +135,14 @@ def test_room_is_what_executors_leave_in_processors_and_in_memory():
     away = Node("away", "NotReady", 64, 64 * GIB)
     there = [executor(id="a"), executor(id="b"), Executor("c", "thin", "Bound", "s", 1, GIB)]
     seen = look(0.0, *there, nodes=[NODE, thin, away])
-    assert seen.free(NODE) == (2, 14 * GIB)
+    assert seen.count_free(NODE) == (2, 14 * GIB)
     assert seen.room == 2 + 1  # processors bound the first node, memory the second
-    assert executors.capacity(seen).status == "ok"
+    assert executors.check_capacity(seen).status == "ok"
 
 
 def test_a_full_cluster_names_who_holds_it():
     held = [executor(session="mine", id=str(i)) for i in range(3)]
-    found = executors.capacity(look(0.0, *held, executor(session="yours", id="y")))
+    found = executors.check_capacity(look(0.0, *held, executor(session="yours", id="y")))
     assert found.status == "warning"
     assert "mine (3), yours (1)" in found.seen
     assert "--clean" in found.fixes[0]
@@ -134,8 +150,8 @@ def test_a_full_cluster_names_who_holds_it():
 
 # Executors that do not move.
 
-BUSY = Session("s", "app", pending=2, running=1, succeeded=5)
-OPEN = Session("s", "app")
+BUSY = ClusterSession("s", "app", pending=2, running=1, succeeded=5)
+OPEN = ClusterSession("s", "app")
 
 
 @pytest.mark.parametrize(
@@ -164,11 +180,11 @@ def test_an_executor_that_stands_still(state, before, after, apart_s, certain, w
         look(0.0, executor(state), sessions=filter(None, [before])),
         look(apart_s, executor(state), sessions=filter(None, [after])),
     ]
-    found = executors.stuck(looks, PACE)
-    assert [not each.perhaps for each in found] == ([] if certain is None else [certain])
-    assert all(why in each.why for each in found)
+    found = executors.find_stuck(looks, PACE)
+    assert [not each.uncertain for each in found] == ([] if certain is None else [certain])
+    assert all(why in each.reason for each in found)
     status = {None: "ok", True: "failed", False: "warning"}[certain]
-    said = executors.executors(looks, PACE)
+    said = executors.check_executors(looks, PACE)
     assert said.status == status
     if certain is not None:
         fix = "stop the executor manager on node-1, wait 40 s (less does not help), start it again"
@@ -183,17 +199,17 @@ def test_an_installation_may_take_longer_than_a_start():
         look(t, executor("Binding"), sessions=[OPEN], applications=[application])
         for t in (0.0, 31.0)
     ]
-    assert executors.executors(looks, PACE).status == "warning"
+    assert executors.check_executors(looks, PACE).status == "warning"
 
 
 def test_an_executor_that_moved_in_between_is_not_stuck():
     states = ["Unbinding", "Idle", "Unbinding"]
     looks = [look(4.0 * i, executor(state)) for i, state in enumerate(states)]
-    assert executors.stuck(looks, PACE) == []
+    assert executors.find_stuck(looks, PACE) == []
     again = [look(4.0 * i, executor("Unbinding", session=f"s{i}")) for i in range(3)]
-    assert executors.stuck(again, PACE) == []
+    assert executors.find_stuck(again, PACE) == []
     gone = [look(0.0, executor("Void")), look(4.0), look(8.0, executor("Void"))]
-    assert executors.stuck(gone, PACE) == []
+    assert executors.find_stuck(gone, PACE) == []
 
 
 @pytest.mark.parametrize(
@@ -212,30 +228,30 @@ def test_an_executor_that_moved_in_between_is_not_stuck():
 )
 def test_a_later_look_is_wanted_only_while_it_can_tell_more(state, sessions, passed_s, wanted):
     looks = [look(t, executor(state), sessions=sessions) for t in (0.0, passed_s)]
-    assert executors.undecided(looks, PACE) == wanted
+    assert executors.is_undecided(looks, PACE) == wanted
 
 
 def test_an_executor_is_given_time_from_when_its_session_was_closed():
     binding = executor("Binding")
     looks = [look(0.0, binding, sessions=[OPEN]), look(9.0, binding), look(14.0, binding)]
-    assert executors.stuck(looks, PACE) == []
-    (found,) = executors.stuck([*looks, look(15.0, binding)], PACE)
-    assert (found.for_s, found.why) == (6.0, "its session is closed")
+    assert executors.find_stuck(looks, PACE) == []
+    (found,) = executors.find_stuck([*looks, look(15.0, binding)], PACE)
+    assert (found.duration_s, found.reason) == (6.0, "its session is closed")
 
 
 def test_the_fix_for_a_node_of_compose_is_a_command():
-    assert "compose.yaml restart executor-2" in executors.remedy("executor-2")
-    assert "compose" not in executors.remedy("gpu-7")
+    assert "compose.yaml restart executor-2" in executors.format_remedy("executor-2")
+    assert "compose" not in executors.format_remedy("gpu-7")
 
 
 # Tasks that wait.
 
-WAITS = Session("s", "app", pending=3)
+WAITS = ClusterSession("s", "app", pending=3)
 
 
 def test_tasks_that_wait_while_processors_are_free_are_the_policies_fault():
     looks = [look(t, sessions=[WAITS]) for t in (0.0, 7.0)]
-    found = executors.scheduling(looks, PACE)
+    found = executors.check_scheduling(looks, PACE)
     assert found.status == "failed"
     assert "gang" in found.fixes[0]
     assert "s" in found.seen
@@ -255,12 +271,12 @@ def test_tasks_that_wait_while_processors_are_free_are_the_policies_fault():
     ids=["too soon", "just came", "an executor", "it runs", "away", "no memory", "nothing waits"],
 )
 def test_other_reasons_to_wait_are_not_the_policies_fault(looks):
-    assert executors.scheduling(looks, PACE).status == "ok"
+    assert executors.check_scheduling(looks, PACE).status == "ok"
 
 
 def test_a_session_that_flame_has_given_up_says_why():
-    paused = replace(WAITS, paused=True, trouble="No module named 'mine'")
-    found = executors.scheduling([look(t, sessions=[paused]) for t in (0.0, 7.0)], PACE)
+    paused = replace(WAITS, paused=True, problem="No module named 'mine'")
+    found = executors.check_scheduling([look(t, sessions=[paused]) for t in (0.0, 7.0)], PACE)
     assert found.status == "warning"
     assert "No module named 'mine'" in found.seen
 
@@ -281,7 +297,7 @@ class Book:
             raise found
         return found and dict(found)
 
-    def end(self, run, found):
+    def close(self, run, found):
         self.ended.append(run)
 
 
@@ -289,14 +305,21 @@ def lease(beat: int, host: str = "far", pid: int = 7):
     return {"beat": beat, "closing": False, "host": host, "pid": pid}
 
 
-def cluster_with(*names: str, sessions=()) -> Look:
+def cluster_with(*names: str, sessions=()) -> ClusterSnapshot:
     return look(0.0, applications=[Application(n, "rlflame") for n in names], sessions=sessions)
 
 
-def settled(book: Book, seen: Look, later: Look | None = None, *, known=None, time: Time):
+def settled(
+    book: Book,
+    seen: ClusterSnapshot,
+    later: ClusterSnapshot | None = None,
+    *,
+    known=None,
+    time: Time,
+):
     """`known` is what this machine says of its processes."""
     asked = (known or {}).__getitem__
-    census = Census(seen, book, time.pace, host="here", process=asked)
+    census = RunScan(seen, book, time.pace, host="here", find_process_state=asked)
     return census.settle(lambda: later or seen, lambda text: None)
 
 
@@ -308,7 +331,7 @@ def test_a_lease_that_moves_is_life_and_one_that_stands_is_death():
     assert (dead.run.name, dead.state) == ("rlflame-old", "dead")
     assert (living.run.name, living.state) == ("rlflame-young", "alive")
     assert 95.0 < time.now - 1000 < 110.0  # workers give up after 90 s without a beat
-    assert "process 7 on far" in dead.why
+    assert "process 7 on far" in dead.reason
 
 
 def test_nobody_waits_where_all_runs_show_that_they_live():
@@ -316,7 +339,7 @@ def test_nobody_waits_where_all_runs_show_that_they_live():
     book = Book(a=lease(1, host="here", pid=12))
     (fate,) = settled(book, cluster_with("rlflame-a"), known={12: "driver"}, time=time)
     assert (fate.state, time.now) == ("alive", 1000.0)
-    assert "12" in fate.why
+    assert "12" in fate.reason
 
 
 @pytest.mark.parametrize(
@@ -333,7 +356,7 @@ def test_how_long_a_run_that_does_not_move_is_given(host, known, waits_s):
     (fate,) = settled(book, cluster_with("rlflame-a"), known={12: known}, time=time)
     assert fate.state == "dead"
     assert time.now - 1000 == pytest.approx(waits_s)
-    assert ("which is gone" in fate.why) == (known == "gone")
+    assert ("which is gone" in fate.reason) == (known == "gone")
 
 
 @pytest.mark.parametrize("known", ["doubtful", "gone"])
@@ -350,8 +373,8 @@ def test_one_that_is_gone_is_dead_before_one_that_is_far():
     time = Time()
     book = Book(a=lease(1), b=lease(1, host="here", pid=12))
     far, gone = settled(book, cluster_with("rlflame-a", "rlflame-b"), known={12: "gone"}, time=time)
-    assert "no beat for 100 s" in far.why
-    assert "no beat for 11 s" in gone.why
+    assert "no beat for 100 s" in far.reason
+    assert "no beat for 11 s" in gone.reason
 
 
 def test_a_run_that_is_killed_here_and_removed_meanwhile_is_not_dead():
@@ -377,10 +400,10 @@ def test_a_number_that_another_process_has_is_no_driver():
             [sys.executable, "-c", wait, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as other:
             other.stdout.readline()
-            found[" ".join(words)] = process(other.pid)
+            found[" ".join(words)] = check_process(other.pid)
             other.stdin.close()
             other.wait()
-        assert process(other.pid) == "gone"
+        assert check_process(other.pid) == "gone"
     known = "driver" if sys.platform == "linux" else "doubtful"
     assert found == {
         "": "doubtful",
@@ -389,15 +412,15 @@ def test_a_number_that_another_process_has_is_no_driver():
         "bin/rlflame train": known,
         "rlflame cluster-check": "doubtful",
     }
-    assert process(os.getpid()) == "doubtful"
+    assert check_process(os.getpid()) == "doubtful"
 
 
 @pytest.mark.parametrize(
     ("now", "state"),
     [
-        (Session("s", "rlflame-a"), "dead"),
-        (Session("s", "rlflame-a", succeeded=1), "unknown"),
-        (Session("s", "rlflame-a", running=1), "unknown"),
+        (ClusterSession("s", "rlflame-a"), "dead"),
+        (ClusterSession("s", "rlflame-a", succeeded=1), "unknown"),
+        (ClusterSession("s", "rlflame-a", running=1), "unknown"),
     ],
 )
 def test_without_a_lease_a_run_is_dead_when_nothing_of_it_moves(now, state):
@@ -421,8 +444,8 @@ def test_a_run_that_ends_while_it_is_looked_at_is_not_dead():
 
 
 def test_an_installing_run_s_two_applications_are_one_run_and_strangers_are_none():
-    own = [Session("x", "rlflame-a"), Session("y", "rlflame-a-i")]
-    strange = Session("z", "rlflame-other")
+    own = [ClusterSession("x", "rlflame-a"), ClusterSession("y", "rlflame-a-i")]
+    strange = ClusterSession("z", "rlflame-other")
     seen = look(
         0.0,
         sessions=[*own, strange],
@@ -433,20 +456,21 @@ def test_an_installing_run_s_two_applications_are_one_run_and_strangers_are_none
             Application("flmrun"),
         ],
     )
-    (run,) = runs(seen)
+    (run,) = find_runs(seen)
     assert (run.name, run.sessions) == ("rlflame-a", tuple(own))
     assert run.applications == ("rlflame-a", "rlflame-a-i")
-    assert foreign(seen) == [strange]
+    assert find_foreign_sessions(seen) == [strange]
 
 
 def test_dead_runs_are_told_with_the_command_that_removes_them():
     seen = cluster_with("rlflame-a", "rlflame-b")
     dead, living = (
-        Fate(run, state, "") for run, state in zip(runs(seen), ("dead", "alive"), strict=True)
+        ClusterRunStatus(run, state, "")
+        for run, state in zip(find_runs(seen), ("dead", "alive"), strict=True)
     )
-    found = finding([dead, living], seen)
+    found = make_finding([dead, living], seen)
     assert (found.status, found.fixes) == ("warning", ("rlflame cluster-check --clean",))
-    assert finding([living], seen).status == "ok"
+    assert make_finding([living], seen).status == "ok"
 
 
 def test_a_lease_of_another_kind_is_an_error_and_no_life(monkeypatch):
@@ -457,16 +481,16 @@ def test_a_lease_of_another_kind_is_an_error_and_no_life(monkeypatch):
 
     monkeypatch.setattr(leases, "read", lambda endpoint, key: {"some": "thing"})
     with pytest.raises(FleetError, match="not of the kind"):
-        Leases(Nowhere()).read("rlflame-a")
+        RunLeases(Nowhere()).read("rlflame-a")
 
 
 # Removing.
 
 
 class Shelf:
-    """What a cluster is asked to remove; sessions in `busy` cannot be closed so many times."""
+    """What a cluster is asked to remove; sessions in `is_busy` cannot be closed so many times."""
 
-    def __init__(self, seen: Look, busy: dict[str, int] | None = None) -> None:
+    def __init__(self, seen: ClusterSnapshot, busy: dict[str, int] | None = None) -> None:
         self.open = {session.id for session in seen.sessions}
         self.names = {application.name for application in seen.applications}
         self.busy = busy or {}
@@ -483,22 +507,22 @@ class Shelf:
             raise FleetError("no such session")
         self.open.remove(name)
 
-    def sessions(self):
+    def list_sessions(self):
         class Shown:
             def __init__(self, id):
                 self.id, self.state = id, 0
 
         return [Shown(name) for name in self.open]
 
-    def unregister(self, name):
+    def unregister_application(self, name):
         if name not in self.names:
             raise FleetError("no such application")
         self.names.remove(name)
 
-    def application(self, name):
+    def get_application(self, name):
         return name if name in self.names else None
 
-    def delete(self, prefix):
+    def delete_objects(self, prefix):
         if self.cache_is_away:
             raise FleetError("The cluster did not answer within 20 s (delete objects).")
         if self.still_there is None:
@@ -507,19 +531,24 @@ class Shelf:
 
 
 def shelf_with(*names: str, **busy: int):
-    sessions = [Session(f"{name}-s", f"rlflame-{name}") for name in names]
+    sessions = [ClusterSession(f"{name}-s", f"rlflame-{name}") for name in names]
     seen = cluster_with(*(f"rlflame-{name}" for name in names), sessions=sessions)
     return seen, Shelf(seen, {f"{name}-s": times for name, times in busy.items()})
 
 
-def fates_of(seen: Look, *states: str, beat: int | None = 1) -> list[Fate]:
-    return [Fate(run, state, "why", beat) for run, state in zip(runs(seen), states, strict=True)]
+def fates_of(seen: ClusterSnapshot, *states: str, beat: int | None = 1) -> list[ClusterRunStatus]:
+    return [
+        ClusterRunStatus(run, state, "why", beat)
+        for run, state in zip(find_runs(seen), states, strict=True)
+    ]
 
 
 def test_cleaning_removes_the_dead_and_touches_nobody_else():
     seen, shelf = shelf_with("a", "b", "c")
     book = Book(a=lease(1), b=lease(9), c=lease(4))
-    found = clean(shelf, fates_of(seen, "dead", "alive", "unknown"), book, seen, Time().pace)
+    found = remove_dead_runs(
+        shelf, fates_of(seen, "dead", "alive", "unknown"), book, seen, Time().pace
+    )
     assert found.status == "ok"
     assert shelf.open == {"b-s", "c-s"}
     assert shelf.names == {"rlflame-b", "rlflame-c"}
@@ -534,7 +563,9 @@ def test_cleaning_removes_the_dead_and_touches_nobody_else():
 @pytest.mark.parametrize(("beat", "now"), [(1, lease(2)), (None, lease(1))])
 def test_a_run_that_moves_at_the_last_moment_is_left_alone(beat, now):
     seen, shelf = shelf_with("a")
-    found = clean(shelf, fates_of(seen, "dead", beat=beat), Book(a=now), seen, Time().pace)
+    found = remove_dead_runs(
+        shelf, fates_of(seen, "dead", beat=beat), Book(a=now), seen, Time().pace
+    )
     assert shelf.open == {"a-s"}
     assert shelf.names == {"rlflame-a"}
     assert shelf.deleted == []
@@ -543,7 +574,7 @@ def test_a_run_that_moves_at_the_last_moment_is_left_alone(beat, now):
 
 def test_sessions_whose_tasks_still_run_are_asked_again():
     seen, shelf = shelf_with("a", a=5)
-    found = clean(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    found = remove_dead_runs(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
     assert found.status == "ok"
     assert shelf.names == set()
 
@@ -553,7 +584,7 @@ def test_a_session_that_never_closes_is_given_up_and_named_with_its_node():
     seen, shelf = shelf_with("a", "b", a=10**6)
     held = replace(seen, executors=(executor(session="a-s", node="node-7"),))
     fates = fates_of(seen, "dead", "dead")
-    found = clean(shelf, fates, Book(a=lease(1), b=lease(1)), held, time.pace)
+    found = remove_dead_runs(shelf, fates, Book(a=lease(1), b=lease(1)), held, time.pace)
     assert found.status == "failed"
     assert shelf.names == {"rlflame-a"}
     assert shelf.deleted == ["rlflame-b/*", "rlflame-b-i/*"]
@@ -565,7 +596,7 @@ def test_a_session_that_never_closes_is_given_up_and_named_with_its_node():
 
 def test_objects_go_after_the_sessions_that_make_them_and_before_the_name_that_finds_them():
     seen, shelf = shelf_with("a")
-    clean(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    remove_dead_runs(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
     assert shelf.still_there == {"rlflame-a"}
     assert shelf.names == set()
 
@@ -573,7 +604,7 @@ def test_objects_go_after_the_sessions_that_make_them_and_before_the_name_that_f
 def test_a_run_whose_objects_cannot_be_deleted_is_found_again():
     seen, shelf = shelf_with("a")
     shelf.cache_is_away = True
-    found = clean(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    found = remove_dead_runs(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
     assert found.status == "failed"
     assert shelf.names == {"rlflame-a"}
     assert "not removed: rlflame-a, the object cache does not delete" in found.notes[0]
@@ -581,7 +612,7 @@ def test_a_run_whose_objects_cannot_be_deleted_is_found_again():
     assert "object cache" in found.fixes[0]
     assert "--clean" in found.fixes[0]
     shelf.cache_is_away = False
-    again = clean(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    again = remove_dead_runs(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
     assert again.status == "ok"
     assert shelf.names == set()
     assert shelf.deleted == ["rlflame-a/*", "rlflame-a-i/*"]
@@ -591,7 +622,7 @@ def test_what_is_gone_already_is_no_obstacle():
     seen, shelf = shelf_with("a")
     shelf.open.clear()
     shelf.names.clear()
-    found = clean(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
+    found = remove_dead_runs(shelf, fates_of(seen, "dead"), Book(a=lease(1)), seen, Time().pace)
     assert found.status == "ok"
     assert shelf.deleted == ["rlflame-a/*", "rlflame-a-i/*"]
 
@@ -615,10 +646,10 @@ HERE = {
 
 
 def answered(*changes, wanted=None, **more) -> dict[str, object]:
-    greetings = [Greeting({**HERE, "pid": i, **change}, 49.9, 50.1) for i, change in
+    greetings = [ExecutorReport({**HERE, "pid": i, **change}, 49.9, 50.1) for i, change in
                  enumerate(changes)]  # fmt: skip
-    answers = Answers(wanted or len(changes), 1.5, greetings, [0.01] * 20, **more)
-    return {found.check: found for found in worker_check.findings(answers, HERE)}
+    answers = ProbeResult(wanted or len(changes), 1.5, greetings, [0.01] * 20, **more)
+    return {found.check: found for found in worker_check.make_findings(answers, HERE)}
 
 
 def test_executors_like_this_machine_are_fine():
@@ -669,8 +700,8 @@ def test_percentiles_of_round_trips():
 
 
 def test_slow_tasks_are_said():
-    answers = Answers(1, 1.0, [], [0.5] * 20)
-    (found,) = [one for one in worker_check.findings(answers, HERE) if one.check == "tasks"]
+    answers = ProbeResult(1, 1.0, [], [0.5] * 20)
+    (found,) = [one for one in worker_check.make_findings(answers, HERE) if one.check == "tasks"]
     assert (found.status, found.facts["p50_ms"]) == ("warning", 500.0)
 
 
@@ -685,13 +716,13 @@ def test_an_executor_that_fails_its_tasks_or_stays_silent_fails_the_probe():
 
 
 def test_executors_that_use_another_cache_than_this_machine():
-    answers = Answers(1, 1.0, [], [0.01], caches={"grpc://mine:1", "grpc://theirs:1"})
-    found = {one.check: one for one in worker_check.findings(answers, HERE, "grpc://mine:1")}
+    answers = ProbeResult(1, 1.0, [], [0.01], caches={"grpc://mine:1", "grpc://theirs:1"})
+    found = {one.check: one for one in worker_check.make_findings(answers, HERE, "grpc://mine:1")}
     assert found["results"].status == "warning"
     assert found["results"].fixes == ("export FLAME_CACHE_ENDPOINT=grpc://theirs:1",)
     answers.caches.remove("grpc://theirs:1")
     assert "results" not in {
-        one.check for one in worker_check.findings(answers, HERE, "grpc://mine:1")
+        one.check for one in worker_check.make_findings(answers, HERE, "grpc://mine:1")
     }
 
 
@@ -708,7 +739,7 @@ def test_what_executors_load_holds_no_bytecode():
     """It is loaded by Pythons of other versions, where foreign bytecode ends the process."""
     shipped = type("Shipped", (Loader,), {"archive": b"zip", "settings": {"a": 1}})
     names, strings = set(), []
-    for code, argument, _ in pickletools.genops(context(shipped)):
+    for code, argument, _ in pickletools.genops(make_context(shipped)):
         if isinstance(argument, str):
             strings.append(argument)
         if code.name == "STACK_GLOBAL":
@@ -730,7 +761,7 @@ import shipped_alone
 print(loaded.__name__, loaded.settings, worker.ping().to_pylist(), shipped_alone.WORD)
 """
     said = subprocess.run(
-        [sys.executable, "-c", code], input=context(shipped), capture_output=True, check=True
+        [sys.executable, "-c", code], input=make_context(shipped), capture_output=True, check=True
     )
     assert said.stdout.decode().strip() == "Shipped {'a': 1} [] here"
 
@@ -747,7 +778,7 @@ def no_flame(monkeypatch, tmp_path):
 
 
 def test_nothing_configured(no_flame):
-    cluster, found = connection.configuration()
+    cluster, found = connection.check_configuration()
     assert cluster is None
     assert found.status == "failed"
     assert any("export FLAME_ENDPOINT" in fix for fix in found.fixes)
@@ -771,7 +802,7 @@ def test_addresses(no_flame, monkeypatch, endpoint, cache, fix):
     monkeypatch.setenv("FLAME_ENDPOINT", endpoint)
     if cache is not None:
         monkeypatch.setenv("FLAME_CACHE_ENDPOINT", cache)
-    cluster, found = connection.configuration()
+    cluster, found = connection.check_configuration()
     usable = not fix or cache is None
     assert (cluster is not None) == usable
     assert found.status == ("ok" if not fix else "warning" if usable else "failed")
@@ -797,7 +828,7 @@ def test_a_file_that_cannot_be_read_is_named(no_flame, monkeypatch, content, wor
     path.write_text(content)
     if also:
         monkeypatch.setenv("FLAME_ENDPOINT", "http://127.0.0.1:8080")
-    cluster, found = connection.configuration()
+    cluster, found = connection.check_configuration()
     assert cluster is None
     assert words in found.seen
     assert found.seen.count(str(path)) == 1
@@ -811,7 +842,7 @@ def test_a_file_that_can_be_read_is_said(no_flame):
         "current-context: a\ncontexts:\n- name: a\n  cluster: {endpoint: 'http://m:8080'}\n"
         "  cache: {endpoint: 'grpc://c:9090'}\n"
     )
-    cluster, found = connection.configuration()
+    cluster, found = connection.check_configuration()
     assert cluster is not None
     assert found.status == "ok"
     assert found.seen == f"{path}: http://m:8080, cache grpc://c:9090"
@@ -831,14 +862,16 @@ if name == "osmesa":
 if name == "glfw":
     time.sleep(100)
 """
-    found = GraphicsCheck(code, timeout_s=1.0).finding()
+    found = GraphicsCheck(code, timeout_s=1.0).make_finding()
     assert found.status == "warning"
-    assert found.fixes == (advice(),)
+    assert found.fixes == (find_install_command(),)
     if "osmesa" in BACKENDS:
         assert found.facts["reasons"] == {
             "egl": "ended with -11",
             "osmesa": "libOSMesa.so cannot be opened",
             "glfw": "no answer within 1 s",
         }
-    drawn = GraphicsCheck("import os; assert os.environ['MUJOCO_GL'] == 'glfw'", 30.0).finding()
+    drawn = GraphicsCheck(
+        "import os; assert os.environ['MUJOCO_GL'] == 'glfw'", 30.0
+    ).make_finding()
     assert (drawn.status, drawn.facts["works"]) == ("ok", ["glfw"])

@@ -13,203 +13,224 @@ from typing import Protocol
 
 from rlflame.errors import FleetError
 from rlflame.fleet.flame.check import connection, executors, run_removal, stale_runs, worker_check
-from rlflame.fleet.flame.check.driver_machine import machine
-from rlflame.fleet.flame.check.findings import Diagnosis, Finding, Pace, brief, failed
+from rlflame.fleet.flame.check.driver_machine import check_machine
+from rlflame.fleet.flame.check.findings import (
+    CheckTimeouts,
+    Diagnosis,
+    Finding,
+    make_failure,
+    shorten_error,
+)
 from rlflame.fleet.flame.check.probe import Probe
-from rlflame.fleet.flame.check.snapshot import Look, take
-from rlflame.fleet.flame.client import Cluster, configured
-from rlflame.fleet.flame.timeouts import Unanswered
+from rlflame.fleet.flame.check.snapshot import ClusterSnapshot, take_snapshot
+from rlflame.fleet.flame.client import FlameClient, find_configuration
+from rlflame.fleet.flame.timeouts import ClusterCallError
 from rlflame.rollout.machine import greeting
 
 #: Asked at most, where nobody says how many.
-_MOST = 32
-_LOOK_EVERY_S = 2.0
-_AGAIN = "rlflame cluster-check"
+_MAX_EXECUTORS = 32
+_SNAPSHOT_INTERVAL_S = 2.0
+_RETRY_COMMAND = "rlflame cluster-check"
 
 
 class Graphics(Protocol):
     """Finds which renderers work on this machine."""
 
-    def finding(self) -> Finding: ...
+    def make_finding(self) -> Finding: ...
 
     def close(self) -> None: ...
 
 
 @dataclass
-class Examination:
+class ClusterCheck:
     """One check-up; every finding is handed over as soon as it is made."""
 
     show: Callable[[Finding], None]
-    tell: Callable[[str], None]
-    graphics: Callable[[], Graphics]
+    report_progress: Callable[[str], None]
+    make_graphics: Callable[[], Graphics]
     workers: int | None = None
     clean: bool = False
     debug: bool = False
-    pace: Pace = field(default_factory=Pace)
+    timeouts: CheckTimeouts = field(default_factory=CheckTimeouts)
 
     def run(self) -> Diagnosis:
         # What flamepy logs would stand between our lines.
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
         self._findings: list[Finding] = []
-        self.end_s = self.pace.clock() + self.pace.whole_s
+        self.deadline_s = self.timeouts.clock() + self.timeouts.total_s
         reachable = False
-        cluster, found = connection.configuration()
-        self.add(found)
-        if cluster is not None:
+        client, finding = connection.check_configuration()
+        self.add(finding)
+        if client is not None:
             try:
-                reachable = self._examine(cluster)
+                reachable = self._check_cluster(client)
             finally:
-                cluster.close()
-        self.add(machine())
-        drawing = self.graphics()  # not before: it would take the time that the probe measures
+                client.close()
+        self.add(check_machine())
+        graphics_check = (
+            self.make_graphics()
+        )  # not before: it would take the time that the probe measures
         try:
-            self.add(drawing.finding())
+            self.add(graphics_check.make_finding())
         finally:
-            drawing.close()
-        return Diagnosis(tuple(self._findings), configured() is not None, reachable)
+            graphics_check.close()
+        return Diagnosis(tuple(self._findings), find_configuration() is not None, reachable)
 
-    def add(self, found: Finding) -> None:
+    def add(self, finding: Finding) -> None:
         """One more finding."""
-        self._findings.append(found)
-        self.show(found)
+        self._findings.append(finding)
+        self.show(finding)
 
-    def _examine(self, cluster: Cluster) -> bool:
+    def _check_cluster(self, client: FlameClient) -> bool:
         """All that can be asked; whether both servers were there to the end."""
-        manager = connection.session_manager(cluster)
+        manager = connection.check_session_manager(client)
         self.add(manager)
-        cache = connection.object_cache(cluster)
+        cache = connection.check_object_cache(client)
         self.add(cache)
         if manager.status == "failed":
             return False
-        patient = _Patient(self, cluster, cache)
-        patient.examine()
-        return bool(cache.facts.get("answers", True)) and not patient.lost
+        sequence = _CheckSequence(self, client, cache)
+        sequence.run()
+        return bool(cache.facts.get("answers", True)) and not sequence.is_lost
 
 
-class _Patient:
+class _CheckSequence:
     """A cluster whose session manager answers."""
 
-    def __init__(self, asked: Examination, cluster: Cluster, cache: Finding) -> None:
-        self._asked = asked
-        self._pace = asked.pace
-        self._cluster = cluster
+    def __init__(self, cluster_check: ClusterCheck, client: FlameClient, cache: Finding) -> None:
+        self._cluster_check = cluster_check
+        self._timeouts = cluster_check.timeouts
+        self._client = client
         self._cache_serves = cache.status != "failed"
         self._cache = str(cache.facts.get("hands_out", ""))
-        self._leases = stale_runs.Leases(cluster)
-        self._looks: list[Look] = []
+        self._leases = stale_runs.RunLeases(client)
+        self._snapshots: list[ClusterSnapshot] = []
         #: The looks up to when nobody had answered the probe, its session still open.
-        self._silence: list[Look] = []
-        self._failed: set[str] = set()
+        self._silent_snapshots: list[ClusterSnapshot] = []
+        self._failed_checks: set[str] = set()
         #: It answers no more.
-        self.lost = False
+        self.is_lost = False
 
-    def examine(self) -> None:
-        self._step("template", lambda: connection.template(self._cluster))
-        self._step("nodes", lambda: executors.nodes(self._look()))
-        if not self._looks:
+    def run(self) -> None:
+        self._run_step("template", lambda: connection.check_template(self._client))
+        self._run_step("nodes", lambda: executors.check_nodes(self._take_snapshot()))
+        if not self._snapshots:
             return
         if self._cache_serves:
-            self._census = stale_runs.Census(self._looks[0], self._leases, self._pace)
-        if self._asked.clean:
-            self._step("cleaning", self._clean)
-        self._step("capacity", self._capacity)
-        self._step("probe", self._probe)
-        self._step("executors", self._executors)
-        self._step(
-            "scheduling", lambda: executors.scheduling(self._silence or self._looks, self._pace)
+            self._scan = stale_runs.RunScan(self._snapshots[0], self._leases, self._timeouts)
+        if self._cluster_check.clean:
+            self._run_step("cleaning", self._clean)
+        self._run_step("capacity", self._check_capacity)
+        self._run_step("probe", self._probe_executors)
+        self._run_step("executors", self._check_executors)
+        self._run_step(
+            "scheduling",
+            lambda: executors.check_scheduling(
+                self._silent_snapshots or self._snapshots, self._timeouts
+            ),
         )
         if self._cache_serves:
-            self._step("sessions", self._sessions)
+            self._run_step("sessions", self._check_sessions)
 
-    def _step(self, check: str, ask: Callable[[], Finding | None]) -> None:
+    def _run_step(self, check: str, make_finding: Callable[[], Finding | None]) -> None:
         """One question, unless nobody is there any more or the time is over."""
-        if self.lost or self._pace.clock() > self._asked.end_s:
-            why = "the cluster no longer answers" if self.lost else "the time for it was over"
-            self._asked.add(failed(check, f"not looked at: {why}", _AGAIN))
+        if self.is_lost or self._timeouts.clock() > self._cluster_check.deadline_s:
+            reason = "the cluster no longer answers" if self.is_lost else "the time for it was over"
+            self._cluster_check.add(make_failure(check, f"not looked at: {reason}", _RETRY_COMMAND))
             return
         try:
-            found = ask()
+            finding = make_finding()
         except FleetError as error:
-            if self._asked.debug:
+            if self._cluster_check.debug:
                 for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
-                    self._asked.tell(line)
-            self.lost = isinstance(error, Unanswered) and not self._is_there()
-            found = failed(check, brief(error.message), _AGAIN)
-        if found is not None:
-            self._asked.add(found)
-            self._failed |= {check} if found.status == "failed" else set()
+                    self._cluster_check.report_progress(line)
+            self.is_lost = isinstance(error, ClusterCallError) and not self._is_reachable()
+            finding = make_failure(check, shorten_error(error.message), _RETRY_COMMAND)
+        if finding is not None:
+            self._cluster_check.add(finding)
+            self._failed_checks |= {check} if finding.status == "failed" else set()
 
-    def _is_there(self) -> bool:
+    def _is_reachable(self) -> bool:
         try:
-            self._cluster.nodes()
+            self._client.list_nodes()
         except FleetError:
             return False
         return True
 
-    def _look(self) -> Look:
-        self._looks.append(take(self._cluster, self._pace.clock()))
-        return self._looks[-1]
+    def _take_snapshot(self) -> ClusterSnapshot:
+        self._snapshots.append(take_snapshot(self._client, self._timeouts.clock()))
+        return self._snapshots[-1]
 
     def _clean(self) -> Finding:
         if not self._cache_serves:
-            return failed(
+            return make_failure(
                 "cleaning",
                 "nothing was removed: without the object cache nobody can tell which runs live",
                 "see the check of the object cache above",
             )
-        fates = self._census.settle(self._look, self._asked.tell)
-        return run_removal.clean(self._cluster, fates, self._leases, self._look(), self._pace)
+        statuses = self._scan.settle(self._take_snapshot, self._cluster_check.report_progress)
+        return run_removal.remove_dead_runs(
+            self._client, statuses, self._leases, self._take_snapshot(), self._timeouts
+        )
 
-    def _capacity(self) -> Finding:
-        if not self._look().room:
+    def _check_capacity(self) -> Finding:
+        if not self._take_snapshot().room:
             # Executors of a session that has just been closed are on their way out.
-            self._pace.pause(self._pace.still_s)
-            self._look()
-        return executors.capacity(self._looks[-1])
+            self._timeouts.sleep(self._timeouts.still_s)
+            self._take_snapshot()
+        return executors.check_capacity(self._snapshots[-1])
 
-    def _probe(self) -> Finding | None:
-        look = self._looks[-1]
+    def _probe_executors(self) -> Finding | None:
+        snapshot = self._snapshots[-1]
         if not self._cache_serves:
-            return worker_check.not_asked(
+            return worker_check.make_skipped_finding(
                 "results come through the object cache", "see the check of the object cache above"
             )
-        if "template" in self._failed:
-            return worker_check.not_asked("there is nothing to run on it", "see the template above")
-        if not look.ready:
-            return worker_check.not_asked("no node is ready", "see the check of nodes above")
-        if not look.room:
-            return worker_check.not_asked(
-                "there is no room for one", f"once a run has ended: {_AGAIN}"
+        if "template" in self._failed_checks:
+            return worker_check.make_skipped_finding(
+                "there is nothing to run on it", "see the template above"
             )
-        wanted = min(self._asked.workers or _MOST, look.room)
-        probe = Probe(self._cluster, self._pace, self._asked.tell, self._witness)
-        for found in worker_check.findings(probe.ask(wanted), greeting(), self._cache):
-            self._asked.add(found)
+        if not snapshot.ready_nodes:
+            return worker_check.make_skipped_finding(
+                "no node is ready", "see the check of nodes above"
+            )
+        if not snapshot.room:
+            return worker_check.make_skipped_finding(
+                "there is no room for one", f"once a run has ended: {_RETRY_COMMAND}"
+            )
+        target = min(self._cluster_check.workers or _MAX_EXECUTORS, snapshot.room)
+        probe = Probe(
+            self._client, self._timeouts, self._cluster_check.report_progress, self._record_silence
+        )
+        for finding in worker_check.make_findings(probe.run(target), greeting(), self._cache):
+            self._cluster_check.add(finding)
         return None
 
-    def _witness(self) -> None:
+    def _record_silence(self) -> None:
         """Looks while a session waits in vain, far enough apart to tell what stands still."""
-        self._look()
-        self._pace.pause(self._pace.still_s)
-        self._look()
-        self._silence = list(self._looks)
+        self._take_snapshot()
+        self._timeouts.sleep(self._timeouts.still_s)
+        self._take_snapshot()
+        self._silent_snapshots = list(self._snapshots)
 
-    def _executors(self) -> Finding:
-        began_s = self._look().at_s
-        passed_s = began_s - self._looks[0].at_s
-        if self._looks[-1].executors and passed_s < self._pace.still_s:
-            self._pace.pause(self._pace.still_s - passed_s)
-            self._look()
+    def _check_executors(self) -> Finding:
+        started_s = self._take_snapshot().at_s
+        elapsed_s = started_s - self._snapshots[0].at_s
+        if self._snapshots[-1].executors and elapsed_s < self._timeouts.still_s:
+            self._timeouts.sleep(self._timeouts.still_s - elapsed_s)
+            self._take_snapshot()
         while (
-            executors.undecided(self._looks, self._pace)
-            and self._looks[-1].at_s - began_s < self._pace.binding_s
+            executors.is_undecided(self._snapshots, self._timeouts)
+            and self._snapshots[-1].at_s - started_s < self._timeouts.binding_s
         ):
-            self._pace.pause(min(_LOOK_EVERY_S, self._pace.still_s))
-            self._look()
-        return executors.executors(self._looks, self._pace)
+            self._timeouts.sleep(min(_SNAPSHOT_INTERVAL_S, self._timeouts.still_s))
+            self._take_snapshot()
+        return executors.check_executors(self._snapshots, self._timeouts)
 
-    def _sessions(self) -> Finding:
-        fates = self._census.settle(self._look, self._asked.tell)
-        last = self._look()
-        there = {run.name for run in stale_runs.runs(last)}
-        return stale_runs.finding([fate for fate in fates if fate.run.name in there], last)
+    def _check_sessions(self) -> Finding:
+        statuses = self._scan.settle(self._take_snapshot, self._cluster_check.report_progress)
+        snapshot = self._take_snapshot()
+        run_names = {run.name for run in stale_runs.find_runs(snapshot)}
+        return stale_runs.make_finding(
+            [status for status in statuses if status.run.name in run_names], snapshot
+        )

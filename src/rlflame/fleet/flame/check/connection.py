@@ -13,42 +13,50 @@ from urllib.parse import urlsplit
 
 from rlflame.errors import FleetError
 from rlflame.fleet.flame import object_cache as flame_object_cache
-from rlflame.fleet.flame.check.findings import Finding, brief, failed, ok, warning
-from rlflame.fleet.flame.client import Cluster
-from rlflame.fleet.flame.endpoint import CACHE, MANAGER, Misconfigured, configured
+from rlflame.fleet.flame.check.findings import (
+    Finding,
+    make_failure,
+    make_ok,
+    make_warning,
+    shorten_error,
+)
+from rlflame.fleet.flame.client import FlameClient
+from rlflame.fleet.flame.endpoint import CACHE, MANAGER, FlameConfigError, find_configuration
 from rlflame.fleet.flame.endpoint import EXPORT as EXPORT
 from rlflame.fleet.flame.endpoint import UP as UP
 from rlflame.fleet.flame.object_cache import Reference
 from rlflame.fleet.flame.session_start import PREFIX
-from rlflame.fleet.flame.timeouts import Unanswered, bounded
+from rlflame.fleet.flame.timeouts import ClusterCallError, call_with_timeout
 
 _MEGABYTES = 8
-_KNOCK_S = 10.0
+_PORT_CHECK_S = 10.0
 
 
-def configuration() -> tuple[Cluster | None, Finding]:
+def check_configuration() -> tuple[FlameClient | None, Finding]:
     """The cluster that is configured, not yet connected to, or what is wrong with that."""
-    source = configured()
+    source = find_configuration()
     if source is None:
-        return None, failed("configuration", "no Flame cluster is configured", UP, EXPORT)
+        return None, make_failure("configuration", "no Flame cluster is configured", UP, EXPORT)
     try:
-        cluster = Cluster()
-    except Misconfigured as error:
-        return None, failed("configuration", brief(error.message), *error.fixes, source=source)
+        client = FlameClient()
+    except FlameConfigError as error:
+        return None, make_failure(
+            "configuration", shorten_error(error.message), *error.fixes, source=source
+        )
     facts: dict[str, Any] = {
         "source": source,
-        "endpoint": cluster.endpoint,
-        "cache": cluster.cache_endpoint,
+        "endpoint": client.endpoint,
+        "cache": client.cache_endpoint,
     }
-    seen = f"{source}: {cluster.endpoint}, cache {cluster.cache_endpoint}"
-    if _is_local(cluster.cache_endpoint) and not _is_local(cluster.endpoint):
-        return cluster, warning(
+    seen = f"{source}: {client.endpoint}, cache {client.cache_endpoint}"
+    if _is_local(client.cache_endpoint) and not _is_local(client.endpoint):
+        return client, make_warning(
             "configuration",
             f"{seen}; the cache is looked for on this machine, the session manager is not",
-            f"export FLAME_CACHE_ENDPOINT=grpc://{urlsplit(cluster.endpoint).hostname}:9090",
+            f"export FLAME_CACHE_ENDPOINT=grpc://{urlsplit(client.endpoint).hostname}:9090",
             **facts,
         )
-    return cluster, ok("configuration", seen, **facts)
+    return client, make_ok("configuration", seen, **facts)
 
 
 def _is_local(endpoint: str) -> bool:
@@ -56,57 +64,61 @@ def _is_local(endpoint: str) -> bool:
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
-def _silence(endpoint: str, error: FleetError) -> str:
+def _format_silence(endpoint: str, error: FleetError) -> str:
     cause = error.__cause__
-    why = (cause.strerror or str(cause)) if isinstance(cause, OSError) else error.message
-    return f"nobody answers at {endpoint} ({brief(why)})"
+    reason = (cause.strerror or str(cause)) if isinstance(cause, OSError) else error.message
+    return f"nobody answers at {endpoint} ({shorten_error(reason)})"
 
 
-def session_manager(cluster: Cluster) -> Finding:
-    facts: dict[str, Any] = {"endpoint": cluster.endpoint}
+def check_session_manager(client: FlameClient) -> Finding:
+    facts: dict[str, Any] = {"endpoint": client.endpoint}
     try:
-        bounded(lambda: cluster.knock(cluster.endpoint, MANAGER), _KNOCK_S, "knock")
+        call_with_timeout(
+            lambda: client.check_port(client.endpoint, MANAGER), _PORT_CHECK_S, "knock"
+        )
     except FleetError as error:
-        start = f"start it: {UP}" if _is_local(cluster.endpoint) else "start it there"
-        return failed(
+        start = f"start it: {UP}" if _is_local(client.endpoint) else "start it there"
+        return make_failure(
             "session manager",
-            _silence(cluster.endpoint, error),
+            _format_silence(client.endpoint, error),
             start,
             "or lead to another: export FLAME_ENDPOINT=http://HOST:8080",
             **facts,
         )
     try:
-        cluster.connect()
-        began = time.perf_counter()
-        cluster.applications()
+        client.connect()
+        started_at = time.perf_counter()
+        client.list_applications()
     except FleetError as error:
-        return failed(
+        return make_failure(
             "session manager",
-            f"something listens at {cluster.endpoint}, but not as a session manager: "
-            f"{brief(error.message)}",
-            f"try {cluster.tls_hint(cluster.endpoint)}; clients' port is 8080, not 8081",
+            f"something listens at {client.endpoint}, but not as a session manager: "
+            f"{shorten_error(error.message)}",
+            f"try {client.format_tls_hint(client.endpoint)}; clients' port is 8080, not 8081",
             "if it hangs, restart it",
             **facts,
         )
-    took_ms = 1000 * (time.perf_counter() - began)
-    return ok(
+    took_ms = 1000 * (time.perf_counter() - started_at)
+    return make_ok(
         "session manager",
-        f"answers at {cluster.endpoint} in {took_ms:.0f} ms",
+        f"answers at {client.endpoint} in {took_ms:.0f} ms",
         answer_ms=took_ms,
         **facts,
     )
 
 
-def object_cache(cluster: Cluster) -> Finding:
+def check_object_cache(client: FlameClient) -> Finding:
     """Put, get and delete, by the configured address, as a run does."""
-    facts: dict[str, Any] = {"endpoint": cluster.cache_endpoint}
+    facts: dict[str, Any] = {"endpoint": client.cache_endpoint}
     try:
-        bounded(lambda: cluster.knock(cluster.cache_endpoint, CACHE), _KNOCK_S, "knock")
+        call_with_timeout(
+            lambda: client.check_port(client.cache_endpoint, CACHE), _PORT_CHECK_S, "knock"
+        )
     except FleetError as error:
-        start = f"{UP} object-cache" if _is_local(cluster.cache_endpoint) else "there"
-        return failed(
+        start = f"{UP} object-cache" if _is_local(client.cache_endpoint) else "there"
+        return make_failure(
             "object cache",
-            _silence(cluster.cache_endpoint, error),
+            _format_silence(client.cache_endpoint, error),
             f"start it: {start}",
             "or lead to another: export FLAME_CACHE_ENDPOINT=grpc://HOST:9090",
             answers=False,
@@ -114,13 +126,13 @@ def object_cache(cluster: Cluster) -> Finding:
         )
     prefix = f"{PREFIX}check-{uuid.uuid4().hex[:12]}"
     try:
-        found = _round_trip(cluster, f"{prefix}/probe", facts)
+        finding = _measure_round_trip(client, f"{prefix}/probe", facts)
         flame_object_cache.delete(f"{prefix}/*")
-        return found
+        return finding
     except FleetError as error:
-        return failed(
+        return make_failure(
             "object cache",
-            f"it does not answer as a cache: {brief(error.message)}",
+            f"it does not answer as a cache: {shorten_error(error.message)}",
             "try grpcs:// instead of grpc://, or the other way round, if its TLS differs",
             "if it hangs, restart it; with cache.storage set, nothing is lost",
             answers=False,
@@ -128,34 +140,34 @@ def object_cache(cluster: Cluster) -> Finding:
         )
 
 
-def _round_trip(cluster: Cluster, prefix: str, facts: dict[str, Any]) -> Finding:
+def _measure_round_trip(client: FlameClient, prefix: str, facts: dict[str, Any]) -> Finding:
     # What is random cannot be compressed on the way.
     content = os.urandom(_MEGABYTES * 1_000_000)
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     small = flame_object_cache.put(prefix, content[:1000])
     try:
         flame_object_cache.get(small.key)
-        small_ms = 1000 * (time.perf_counter() - began)
-        began = time.perf_counter()
+        small_ms = 1000 * (time.perf_counter() - started_at)
+        started_at = time.perf_counter()
         large = flame_object_cache.put(prefix, content)
-        put_s = time.perf_counter() - began
-        began = time.perf_counter()
-        came_back = bytes(flame_object_cache.get(large.key))
-        get_s = time.perf_counter() - began
+        put_s = time.perf_counter() - started_at
+        started_at = time.perf_counter()
+        returned = bytes(flame_object_cache.get(large.key))
+        get_s = time.perf_counter() - started_at
     except KeyError:
-        return failed(
+        return make_failure(
             "object cache",
             "it takes objects and has lost them the next moment",
             "in flame-cluster.yaml give it cache.storage (a folder), so that a full memory "
             "deletes nothing, and more cache.eviction.max_memory; then restart it",
             **facts,
         )
-    if came_back != content:
-        return failed(
+    if returned != content:
+        return make_failure(
             "object cache", "it gave back other bytes than it took", "restart it", **facts
         )
     flame_object_cache.delete(large.key)
-    kept = _is_kept(cluster, large)
+    keeps_deleted = _is_kept(client, large)
     rates = [_MEGABYTES / max(seconds, 1e-9) for seconds in (put_s, get_s)]
     seen = (
         f"round trip {small_ms:.0f} ms; {_MEGABYTES} MB put at {rates[0]:.0f} MB/s, "
@@ -167,11 +179,11 @@ def _round_trip(cluster: Cluster, prefix: str, facts: dict[str, Any]) -> Finding
         "get_mb_per_s": rates[1],
         "hands_out": small.endpoint,
     }
-    if kept:
-        return warning("object cache", f"{seen}; but it keeps what is deleted", "restart it",
+    if keeps_deleted:
+        return make_warning("object cache", f"{seen}; but it keeps what is deleted", "restart it",
                        **facts, **measured)  # fmt: skip
-    if small.endpoint != cluster.cache_endpoint and not _is_reachable(cluster, small):
-        return warning(
+    if small.endpoint != client.cache_endpoint and not _is_reachable(client, small):
+        return make_warning(
             "object cache",
             f"{seen}; it refers to itself as {small.endpoint}, which this machine does not reach. "
             "Executors fetch weights from there",
@@ -180,45 +192,52 @@ def _round_trip(cluster: Cluster, prefix: str, facts: dict[str, Any]) -> Finding
             **facts,
             **measured,
         )
-    return ok("object cache", seen, **facts, **measured)
+    return make_ok("object cache", seen, **facts, **measured)
 
 
-def _is_reachable(cluster: Cluster, place: Reference) -> bool:
+def _is_reachable(client: FlameClient, reference: Reference) -> bool:
     """References carry the address of the cache's own network interface."""
     try:
-        bounded(lambda: cluster.knock(place.endpoint, CACHE), _KNOCK_S, "knock")
+        call_with_timeout(
+            lambda: client.check_port(reference.endpoint, CACHE), _PORT_CHECK_S, "knock"
+        )
     except FleetError:
         return False
     return True
 
 
-def _is_kept(cluster: Cluster, place: Reference) -> bool:
+def _is_kept(client: FlameClient, reference: Reference) -> bool:
     try:
-        flame_object_cache.get(place.key)
-    except (KeyError, Unanswered):
+        flame_object_cache.get(reference.key)
+    except (KeyError, ClusterCallError):
         return False
     return True
 
 
-def template(cluster: Cluster) -> Finding:
+def check_template(client: FlameClient) -> Finding:
     """The application that ours are modelled on."""
-    name = cluster.template
-    found = cluster.application(name)
-    if found is None:
-        own = "restart the session manager, which registers it when it starts"
-        other = f"register it (flmctl register), or let runner.template name flmrun, not {name}"
-        return failed(
-            "template", f"there is no application {name}", own if name == "flmrun" else other
+    name = client.template
+    application = client.get_application(name)
+    if application is None:
+        restart_hint = "restart the session manager, which registers it when it starts"
+        register_hint = (
+            f"register it (flmctl register), or let runner.template name flmrun, not {name}"
         )
-    command = " ".join([found.command or "", *(found.arguments or [])])
-    facts: dict[str, Any] = {"name": name, "command": command, "installer": found.installer}
-    if found.installer != "python" or "flamepy.runner.runpy" not in command:
-        return failed(
+        return make_failure(
             "template",
-            f"{name} has the installer {found.installer!r} and runs {command!r}, not flamepy's "
+            f"there is no application {name}",
+            restart_hint if name == "flmrun" else register_hint,
+        )
+    command = " ".join([application.command or "", *(application.arguments or [])])
+    facts: dict[str, Any] = {"name": name, "command": command, "installer": application.installer}
+    if application.installer != "python" or "flamepy.runner.runpy" not in command:
+        return make_failure(
+            "template",
+            f"{name} has the installer {application.installer!r} and runs {command!r}, not "
+            "flamepy's "
             "runner",
             "unregister it (flmctl unregister) and restart the session manager, which registers "
             "flmrun anew",
             **facts,
         )
-    return ok("template", f"{name} runs flamepy's runner", **facts)
+    return make_ok("template", f"{name} runs flamepy's runner", **facts)

@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import os
 
-from rlflame.fleet.flame.check.findings import Finding, ok
+from rlflame.fleet.flame.check.findings import Finding, make_ok
 from rlflame.rollout import blas
 from rlflame.rollout.machine import greeting
 
 
-def machine() -> Finding:
-    here = greeting()
-    usable, threads = blas.usable_cores(), os.cpu_count() or 1
-    of = f" of {threads}" if usable != threads else ""
+def check_machine() -> Finding:
+    machine_info = greeting()
+    usable, threads = blas.count_usable_cores(), os.cpu_count() or 1
+    total = f" of {threads}" if usable != threads else ""
     packages = ", ".join(
-        f"{name} {here['packages'].get(name, 'absent')}"
+        f"{name} {machine_info['packages'].get(name, 'absent')}"
         for name in ("numpy", "gymnasium", "mujoco")
     )
-    return ok(
+    return make_ok(
         "this machine",
-        f"{here['host']}: {usable}{of} {'processor' if threads == 1 else 'processors'}, "
-        f"{here['memory_bytes'] / (1 << 30):.1f} GiB, {here['processor']}, Python "
-        f"{here['python']}, {packages}",
-        **{**here, "usable_processors": usable, "processors": threads, "blas": blas.core_name()},
+        f"{machine_info['host']}: {usable}{total} {'processor' if threads == 1 else 'processors'}, "
+        f"{machine_info['memory_bytes'] / (1 << 30):.1f} GiB, {machine_info['processor']}, Python "
+        f"{machine_info['python']}, {packages}",
+        **{
+            **machine_info,
+            "usable_processors": usable,
+            "processors": threads,
+            "blas": blas.read_core_name(),
+        },
     )

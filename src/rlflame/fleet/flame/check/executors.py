@@ -11,59 +11,71 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlflame.fleet.flame.check.findings import Finding, Pace, failed, ok, warning
-from rlflame.fleet.flame.check.snapshot import GIB, Executor, Look, Node
+from rlflame.fleet.flame.check.findings import (
+    CheckTimeouts,
+    Finding,
+    make_failure,
+    make_ok,
+    make_warning,
+)
+from rlflame.fleet.flame.check.snapshot import GIB, ClusterSnapshot, Executor, Node
 from rlflame.text import format_count
 
 #: States that an executor passes in no time when all is well.
-_PASSING = ("Void", "Unbinding", "Releasing")
-_SHOWN = 4
-GANG = (
+_TRANSIENT_STATES = ("Void", "Unbinding", "Releasing")
+_MAX_NAMES = 4
+GANG_FIX = (
     "put gang into cluster.policies of flame-cluster.yaml (v0.6.0 starts no executor without it; "
     "later versions must not have it) and restart the session manager"
 )
 
 
-def nodes(look: Look) -> Finding:
-    states = Counter(node.state for node in look.nodes)
-    facts: dict[str, Any] = {"nodes": {node.name: node.state for node in look.nodes}}
-    if not look.nodes:
-        return failed(
+def check_nodes(snapshot: ClusterSnapshot) -> Finding:
+    states = Counter(node.state for node in snapshot.nodes)
+    facts: dict[str, Any] = {"nodes": {node.name: node.state for node in snapshot.nodes}}
+    if not snapshot.nodes:
+        return make_failure(
             "nodes",
             "no executor manager has ever reported",
             "start one; on this machine: docker compose -f compose/compose.yaml up -d",
             **facts,
         )
-    away = [node.name for node in look.nodes if node.state == "NotReady"]
-    if away:
-        names = _listed(away)
-        return failed(
+    not_ready = [node.name for node in snapshot.nodes if node.state == "NotReady"]
+    if not_ready:
+        names = _format_names(not_ready)
+        return make_failure(
             "nodes",
-            f"{states['Ready']} of {len(look.nodes)} ready; NotReady: {names}; Flame goes on "
+            f"{states['Ready']} of {len(snapshot.nodes)} ready; NotReady: {names}; Flame goes on "
             "sending executors there, where they wait for ever",
             f"start the executor manager of {names} again, under the same hostname",
             "gone for good: stop the session manager, remove nodes/NAME from its storage folder, "
             "start it again",
             **facts,
         )
-    lost = [node.name for node in look.nodes if node.state == "Unknown"]
+    lost = [node.name for node in snapshot.nodes if node.state == "Unknown"]
     if lost:
-        say = warning if states["Ready"] else failed  # nothing can run where all are away
-        return say(
+        make_finding = (
+            make_warning if states["Ready"] else make_failure
+        )  # nothing can run where all are away
+        return make_finding(
             "nodes",
-            f"{states['Ready']} of {len(look.nodes)} ready; lost within the last 30 s: "
-            f"{_listed(lost)}",
+            f"{states['Ready']} of {len(snapshot.nodes)} ready; lost within the last 30 s: "
+            f"{_format_names(lost)}",
             "wait 30 s, then rlflame cluster-check",
             **facts,
         )
-    return ok("nodes", f"{len(look.nodes)} ready: {_listed([n.name for n in look.nodes])}", **facts)
+    return make_ok(
+        "nodes",
+        f"{len(snapshot.nodes)} ready: {_format_names([n.name for n in snapshot.nodes])}",
+        **facts,
+    )
 
 
-def capacity(look: Look) -> Finding:
+def check_capacity(snapshot: ClusterSnapshot) -> Finding:
     parts: list[str] = []
     facts: dict[str, Any] = {}
-    for node in look.ready:
-        cpu, memory_bytes = look.free(node)
+    for node in snapshot.ready_nodes:
+        cpu, memory_bytes = snapshot.count_free(node)
         facts[node.name] = {
             "cpu": node.cpu,
             "free_cpu": cpu,
@@ -75,20 +87,24 @@ def capacity(look: Look) -> Finding:
             f"{memory_bytes / GIB:.1f} of "
             f"{node.memory_bytes / GIB:.1f} GiB"
         )
-    shown = "; ".join(parts[:_SHOWN]) + (f"; {len(parts) - _SHOWN} more" * (len(parts) > _SHOWN))
-    room = look.room
-    if room or not look.ready:
-        return ok(
+    summary = "; ".join(parts[:_MAX_NAMES]) + (
+        f"; {len(parts) - _MAX_NAMES} more" * (len(parts) > _MAX_NAMES)
+    )
+    room = snapshot.room
+    if room or not snapshot.ready_nodes:
+        return make_ok(
             "capacity",
-            f"room for {format_count(room, 'executor')}: {shown}",
+            f"room for {format_count(room, 'executor')}: {summary}",
             room=room,
             nodes=facts,
         )
-    holders = Counter(executor.session or "no session" for executor in look.executors)
-    held = _listed([f"{session} ({number})" for session, number in holders.most_common()])
-    return warning(
+    holders = Counter(executor.session or "no session" for executor in snapshot.executors)
+    holders_text = _format_names(
+        [f"{session} ({number})" for session, number in holders.most_common()]
+    )
+    return make_warning(
         "capacity",
-        f"no room for another executor ({shown}); they are held by {held or 'nobody'}",
+        f"no room for another executor ({summary}); they are held by {holders_text or 'nobody'}",
         "new runs wait until one of these ends; rlflame cluster-check --clean ends dead ones",
         room=0,
         nodes=facts,
@@ -96,112 +112,132 @@ def capacity(look: Look) -> Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Stuck:
+class StuckExecutor:
     executor: Executor
-    for_s: float
-    why: str
+    duration_s: float
+    reason: str
     #: It might as well be busy for long.
-    perhaps: bool = False
+    uncertain: bool = False
 
 
-def stuck(looks: Sequence[Look], pace: Pace) -> list[Stuck]:
+def find_stuck(
+    snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts
+) -> list[StuckExecutor]:
     """Executors of the last look that have not moved since an earlier one, and should have."""
-    found = []
-    for executor in looks[-1].executors:
-        first = _since(executor, looks)
-        for_s = looks[-1].at_s - first.at_s
-        if for_s >= pace.still_s:
-            judged = _judge(executor, first, looks[-1], for_s, pace)
-            found += [judged] if judged else []
-    return found
+    stuck_executors = []
+    for executor in snapshots[-1].executors:
+        first = _find_first_snapshot(executor, snapshots)
+        duration_s = snapshots[-1].at_s - first.at_s
+        if duration_s >= timeouts.still_s:
+            diagnosis = _diagnose(executor, first, snapshots[-1], duration_s, timeouts)
+            stuck_executors += [diagnosis] if diagnosis else []
+    return stuck_executors
 
 
-def undecided(looks: Sequence[Look], pace: Pace) -> bool:
+def is_undecided(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts) -> bool:
     """Whether a later look could tell more of an executor that is in passing now."""
-    last = looks[-1]
+    last = snapshots[-1]
     for executor in last.executors:
-        is_open = last.session(executor.session) is not None
-        limit_s = pace.still_s
+        is_open = last.find_session(executor.session) is not None
+        limit_s = timeouts.still_s
         if is_open and executor.state == "Binding":
-            limit_s = pace.binding_s
+            limit_s = timeouts.binding_s
         elif (is_open and executor.state == "Bound") or executor.state == "Idle":
             continue
-        if last.at_s - _since(executor, looks).at_s < limit_s:
+        if last.at_s - _find_first_snapshot(executor, snapshots).at_s < limit_s:
             return True
     return False
 
 
-def _since(executor: Executor, looks: Sequence[Look]) -> Look:
+def _find_first_snapshot(
+    executor: Executor, snapshots: Sequence[ClusterSnapshot]
+) -> ClusterSnapshot:
     """The first of the last looks in which it, and whether its session was open, were as now."""
-    first = looks[-1]
-    is_open = first.session(executor.session) is not None
-    for look in reversed(looks):
-        if executor not in look.executors or is_open != (
-            look.session(executor.session) is not None
+    first = snapshots[-1]
+    is_open = first.find_session(executor.session) is not None
+    for snapshot in reversed(snapshots):
+        if executor not in snapshot.executors or is_open != (
+            snapshot.find_session(executor.session) is not None
         ):
             break
-        first = look
+        first = snapshot
     return first
 
 
-def _judge(executor: Executor, first: Look, last: Look, for_s: float, pace: Pace) -> Stuck | None:
-    before, now = first.session(executor.session), last.session(executor.session)
-    if executor.state in _PASSING:
-        return Stuck(executor, for_s, "")
+def _diagnose(
+    executor: Executor,
+    first: ClusterSnapshot,
+    last: ClusterSnapshot,
+    duration_s: float,
+    timeouts: CheckTimeouts,
+) -> StuckExecutor | None:
+    before, now = first.find_session(executor.session), last.find_session(executor.session)
+    if executor.state in _TRANSIENT_STATES:
+        return StuckExecutor(executor, duration_s, "")
     if executor.state not in ("Binding", "Bound"):
         return None
     if before is None or now is None:
-        return Stuck(executor, for_s, "its session is closed")
+        return StuckExecutor(executor, duration_s, "its session is closed")
     if executor.state == "Binding":
-        if for_s < pace.binding_s:
+        if duration_s < timeouts.binding_s:
             return None
         installs = any(app.name == now.application and app.installs for app in last.applications)
-        return Stuck(executor, for_s, "its worker does not come up", perhaps=installs)
+        return StuckExecutor(
+            executor, duration_s, "its worker does not come up", uncertain=installs
+        )
     if now.failed > before.failed and now.succeeded == before.succeeded:
-        return Stuck(
-            executor, for_s, f"{format_count(now.failed - before.failed, 'task')} failed at once"
+        return StuckExecutor(
+            executor,
+            duration_s,
+            f"{format_count(now.failed - before.failed, 'task')} failed at once",
         )
     if now.counts != before.counts or not now.pending + now.running:
         return None
     if not now.running:
         waiting = format_count(now.pending, "pending task")
-        return Stuck(executor, for_s, f"it takes none of the {waiting} of its session")
-    return Stuck(executor, for_s, "its session's tasks do not move", perhaps=True)
+        return StuckExecutor(executor, duration_s, f"it takes none of the {waiting} of its session")
+    return StuckExecutor(executor, duration_s, "its session's tasks do not move", uncertain=True)
 
 
-def executors(looks: Sequence[Look], pace: Pace) -> Finding:
-    states = Counter(executor.state for executor in looks[-1].executors)
+def check_executors(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts) -> Finding:
+    states = Counter(executor.state for executor in snapshots[-1].executors)
     seen = ", ".join(f"{number} {state}" for state, number in sorted(states.items())) or "none now"
-    found = stuck(looks, pace)
+    stuck_executors = find_stuck(snapshots, timeouts)
     facts: dict[str, Any] = {
         "states": dict(states),
         "stuck": [
             {
-                "executor": each.executor.id,
-                "node": each.executor.node,
-                "state": each.executor.state,
-                "session": each.executor.session,
-                "for_s": round(each.for_s, 1),
-                "certain": not each.perhaps,
+                "executor": entry.executor.id,
+                "node": entry.executor.node,
+                "state": entry.executor.state,
+                "session": entry.executor.session,
+                "for_s": round(entry.duration_s, 1),
+                "certain": not entry.uncertain,
             }
-            for each in found
+            for entry in stuck_executors
         ],
     }
-    if not found:
-        return ok("executors", seen, **facts)
+    if not stuck_executors:
+        return make_ok("executors", seen, **facts)
     notes = [
-        f"{each.executor.id[:8]} on {each.executor.node}: {each.executor.state} for at least "
-        f"{each.for_s:.0f} s" + (f", {each.why}" if each.why else "")
-        for each in found[: 2 * _SHOWN]
+        f"{entry.executor.id[:8]} on {entry.executor.node}: {entry.executor.state} for at least "
+        f"{entry.duration_s:.0f} s" + (f", {entry.reason}" if entry.reason else "")
+        for entry in stuck_executors[: 2 * _MAX_NAMES]
     ]
-    certain = [each for each in found if not each.perhaps]
-    fixes = [remedy(node) for node in sorted({each.executor.node for each in certain or found})]
+    certain = [entry for entry in stuck_executors if not entry.uncertain]
+    fixes = [
+        format_remedy(node)
+        for node in sorted({entry.executor.node for entry in certain or stuck_executors})
+    ]
     if certain:
-        text = f"{len(certain)} of {len(looks[-1].executors)} stuck, and in the way of every run"
-        return failed("executors", f"{text} ({seen})", *fixes, notes=notes, **facts)
-    return warning(
+        text = (
+            f"{len(certain)} of {len(snapshots[-1].executors)} stuck, and in the way of every run"
+        )
+        return make_failure("executors", f"{text} ({seen})", *fixes, notes=notes, **facts)
+    return make_warning(
         "executors",
-        f"{len(found)} of {len(looks[-1].executors)} did not move; long tasks and installations "
+        f"{len(stuck_executors)} of {len(snapshots[-1].executors)} did not move; long tasks and "
+        "installations "
         f"look the same ({seen})",
         "rlflame cluster-check again in a minute; if it still says so:",
         *fixes,
@@ -210,7 +246,7 @@ def executors(looks: Sequence[Look], pace: Pace) -> Finding:
     )
 
 
-def remedy(node: str) -> str:
+def format_remedy(node: str) -> str:
     """What frees a node: a quick restart gives it its dead executors back."""
     text = f"stop the executor manager on {node}, wait 40 s (less does not help), start it again"
     if re.fullmatch(r"executor-\d+", node):
@@ -218,9 +254,9 @@ def remedy(node: str) -> str:
     return text
 
 
-def scheduling(looks: Sequence[Look], pace: Pace) -> Finding:
+def check_scheduling(snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts) -> Finding:
     """Whether tasks that wait are going to get an executor."""
-    last = looks[-1]
+    last = snapshots[-1]
     paused = [session for session in last.sessions if session.paused]
     waiting = [s for s in last.sessions if s.pending and not s.running and not s.paused]
     facts: dict[str, Any] = {
@@ -228,44 +264,47 @@ def scheduling(looks: Sequence[Look], pace: Pace) -> Finding:
         "running": sum(session.running for session in last.sessions),
         "paused_sessions": [session.id for session in paused],
     }
-    starved = [session.id for session in waiting if _starved(session.id, looks, pace)]
-    if starved and any(_fits(node, last) for node in last.ready):
-        return failed(
+    starved = [session.id for session in waiting if _is_starved(session.id, snapshots, timeouts)]
+    if starved and any(_has_room(node, last) for node in last.ready_nodes):
+        return make_failure(
             "scheduling",
-            f"tasks wait in {_listed(starved)}, processors are free, and no executor is started",
-            GANG,
+            f"tasks wait in {_format_names(starved)}, processors are free, and no executor is "
+            "started",
+            GANG_FIX,
             "or cluster.resreq asks for more than any node has: make it smaller",
             **facts,
         )
     if paused:
         first = paused[0]
-        return warning(
+        return make_warning(
             "scheduling",
-            f"{first.id} gets no more executors, because none could start: {first.trouble[:200]}",
+            f"{first.id} gets no more executors, because none could start: {first.problem[:200]}",
             "end that run and begin it again; the executor's log is under FLAME_HOME/logs",
             **facts,
         )
-    return ok(
+    return make_ok(
         "scheduling", f"{facts['running']} tasks running, {facts['pending']} waiting", **facts
     )
 
 
-def _starved(session_id: str, looks: Sequence[Look], pace: Pace) -> bool:
+def _is_starved(
+    session_id: str, snapshots: Sequence[ClusterSnapshot], timeouts: CheckTimeouts
+) -> bool:
     """Whether it has waited through looks far enough apart, with no executor in the cluster."""
-    since = looks[-1].at_s
-    for look in reversed(looks):
-        session = look.session(session_id)
-        if look.executors or session is None or not session.pending or session.running:
+    since_s = snapshots[-1].at_s
+    for snapshot in reversed(snapshots):
+        session = snapshot.find_session(session_id)
+        if snapshot.executors or session is None or not session.pending or session.running:
             break
-        since = look.at_s
-    return looks[-1].at_s - since >= pace.still_s
+        since_s = snapshot.at_s
+    return snapshots[-1].at_s - since_s >= timeouts.still_s
 
 
-def _fits(node: Node, look: Look) -> bool:
-    cpu, memory_bytes = look.free(node)
+def _has_room(node: Node, snapshot: ClusterSnapshot) -> bool:
+    cpu, memory_bytes = snapshot.count_free(node)
     return cpu >= 1 and memory_bytes >= GIB
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+def _format_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 #: A warning is worth knowing, yet runs are right and get executors; what has failed they meet.
 Status = Literal["ok", "warning", "failed"]
-Verdict = Literal["healthy", "degraded", "unreachable"]
+CheckVerdict = Literal["healthy", "degraded", "unreachable"]
 #: Longer errors are cut off.
-_MOST = 240
-EXIT_CODES: dict[Verdict, int] = {"healthy": 0, "degraded": 1, "unreachable": 3}
+_MAX_CHARS = 240
+EXIT_CODES: dict[CheckVerdict, int] = {"healthy": 0, "degraded": 1, "unreachable": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +43,26 @@ class Finding:
         }
 
 
-def ok(check: str, seen: str, *, notes: Sequence[str] = (), **facts: Any) -> Finding:
+def make_ok(check: str, seen: str, *, notes: Sequence[str] = (), **facts: Any) -> Finding:
     return Finding(check, "ok", seen, (), tuple(notes), facts)
 
 
-def warning(check: str, seen: str, *fixes: str, notes: Sequence[str] = (), **facts: Any) -> Finding:
+def make_warning(
+    check: str, seen: str, *fixes: str, notes: Sequence[str] = (), **facts: Any
+) -> Finding:
     return Finding(check, "warning", seen, fixes, tuple(notes), facts)
 
 
-def failed(check: str, seen: str, *fixes: str, notes: Sequence[str] = (), **facts: Any) -> Finding:
+def make_failure(
+    check: str, seen: str, *fixes: str, notes: Sequence[str] = (), **facts: Any
+) -> Finding:
     return Finding(check, "failed", seen, fixes, tuple(notes), facts)
 
 
-def brief(text: str) -> str:
+def shorten_error(text: str) -> str:
     """An error of a library without its innards."""
     text = re.split(r"\. gRPC client debug context|\(code: \d+\)", " ".join(text.split()))[0]
-    return (text if len(text) <= _MOST else f"{text[:_MOST]} ...").rstrip(" .")
+    return (text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} ...").rstrip(" .")
 
 
 @dataclass(frozen=True)
@@ -72,16 +76,16 @@ class Diagnosis:
     reachable: bool
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CheckVerdict:
         if not self.reachable:
             return "unreachable"
-        return "degraded" if self.named("failed") else "healthy"
+        return "degraded" if self.list_checks("failed") else "healthy"
 
     @property
     def exit_code(self) -> int:
         return EXIT_CODES[self.verdict]
 
-    def named(self, status: Status) -> list[str]:
+    def list_checks(self, status: Status) -> list[str]:
         return [finding.check for finding in self.findings if finding.status == status]
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,13 +98,13 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
-class Pace:
+class CheckTimeouts:
     """How long things may take, and whose clock says so."""
 
     clock: Callable[[], float] = time.monotonic
-    pause: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] = time.sleep
     #: The whole check-up; what was not begun by then is not looked at.
-    whole_s: float = 300.0
+    total_s: float = 300.0
     #: An executor that has not moved for so long in a state that others pass in no time is stuck.
     still_s: float = 6.0
     #: In Binding, where a worker process is started, it may be for so long.

@@ -9,130 +9,154 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlflame.errors import FleetError
-from rlflame.fleet.flame.check.findings import Finding, Pace, brief, failed, ok
-from rlflame.fleet.flame.check.snapshot import Look
-from rlflame.fleet.flame.check.stale_runs import CLEAN, Fate, Leases, Run
-from rlflame.fleet.flame.client import Cluster
+from rlflame.fleet.flame.check.findings import (
+    CheckTimeouts,
+    Finding,
+    make_failure,
+    make_ok,
+    shorten_error,
+)
+from rlflame.fleet.flame.check.snapshot import ClusterSnapshot
+from rlflame.fleet.flame.check.stale_runs import (
+    CLEAN_COMMAND,
+    ClusterRun,
+    ClusterRunStatus,
+    RunLeases,
+)
+from rlflame.fleet.flame.client import FlameClient
 from rlflame.text import format_count
 
-_CLOSE_EVERY_S = 0.5
-_BUSY = (
+_RETRY_INTERVAL_S = 0.5
+_BUSY_FIX = (
     "an executor that never finishes its task keeps a session open: see executors above or below, "
-    f"free the node, then {CLEAN}"
+    f"free the node, then {CLEAN_COMMAND}"
 )
-_NO_CACHE = f"see the check of the object cache, restart it if it hangs, then {CLEAN}"
+_NO_CACHE_FIX = f"see the check of the object cache, restart it if it hangs, then {CLEAN_COMMAND}"
 
 
-def withdraw(
-    cluster: Cluster, sessions: Sequence[str], applications: Sequence[str], pace: Pace
+def close_and_unregister(
+    client: FlameClient,
+    sessions: Sequence[str],
+    applications: Sequence[str],
+    timeouts: CheckTimeouts,
 ) -> str:
     """Close and unregister, asking again for a while; what could not be done, in words."""
-    end_s = pace.clock() + pace.closing_s
-    steps: list[tuple[Callable[[str], None], Callable[[Cluster, str], bool], str]]
-    steps = [(cluster.close_session, _is_open, name) for name in sessions]
-    steps += [(cluster.unregister, _is_registered, name) for name in applications]
-    for step, is_there, name in steps:
+    deadline_s = timeouts.clock() + timeouts.closing_s
+    steps: list[tuple[Callable[[str], None], Callable[[FlameClient, str], bool], str]]
+    steps = [(client.close_session, _is_open, name) for name in sessions]
+    steps += [(client.unregister_application, _is_registered, name) for name in applications]
+    for step, exists, name in steps:
         while True:
             try:
                 step(name)
                 break
             except FleetError as error:
-                if not is_there(cluster, name):
+                if not exists(client, name):
                     break
-                if pace.clock() >= end_s:
+                if timeouts.clock() >= deadline_s:
                     return error.message.rstrip(".")
-            pace.pause(_CLOSE_EVERY_S)
+            timeouts.sleep(_RETRY_INTERVAL_S)
     return ""
 
 
-def _is_open(cluster: Cluster, session_id: str) -> bool:
-    return any(found.id == session_id and found.state == 0 for found in cluster.sessions())
+def _is_open(client: FlameClient, session_id: str) -> bool:
+    return any(
+        session.id == session_id and session.state == 0 for session in client.list_sessions()
+    )
 
 
-def _is_registered(cluster: Cluster, name: str) -> bool:
-    return cluster.application(name) is not None
+def _is_registered(client: FlameClient, name: str) -> bool:
+    return client.get_application(name) is not None
 
 
-def clean(
-    cluster: Cluster, fates: Sequence[Fate], leases: Leases, look: Look, pace: Pace
+def remove_dead_runs(
+    client: FlameClient,
+    statuses: Sequence[ClusterRunStatus],
+    leases: RunLeases,
+    snapshot: ClusterSnapshot,
+    timeouts: CheckTimeouts,
 ) -> Finding:
     """Remove dead runs, and say of every other why it was left alone."""
-    removed, kept, stubborn = [], [], []
+    removed, spared, failures = [], [], []
     fixes: dict[str, None] = {}
-    for fate in fates:
-        name, run = fate.run.name, fate.run
-        if fate.state != "dead":
-            kept.append(f"left alone: {name}, {fate.why}")
+    for status in statuses:
+        name, run = status.run.name, status.run
+        if status.state != "dead":
+            spared.append(f"left alone: {name}, {status.reason}")
             continue
         try:
-            problem = _bury(cluster, fate, leases, pace)
-        except _Alive:
-            kept.append(f"left alone: {name}, its lease moves again")
+            problem = _remove_run(client, status, leases, timeouts)
+        except _RunAliveError:
+            spared.append(f"left alone: {name}, its lease moves again")
             continue
-        except _Kept as error:
-            stubborn.append(f"not removed: {name}, {error.message}")
-            fixes.setdefault(_NO_CACHE)
+        except _ObjectsKeptError as error:
+            failures.append(f"not removed: {name}, {error.message}")
+            fixes.setdefault(_NO_CACHE_FIX)
             continue
         except FleetError as error:
             problem = error.message.rstrip(".")
         if problem:
-            fixes.setdefault(_BUSY)
-            stubborn.append(f"not removed: {name}, {problem}{_where(run, look)}")
+            fixes.setdefault(_BUSY_FIX)
+            failures.append(f"not removed: {name}, {problem}{_format_nodes(run, snapshot)}")
             continue
         removed.append(
             f"removed: {name}, {format_count(len(run.sessions), 'open session')}, "
-            f"{format_count(len(run.applications), 'application')} and its objects; {fate.why}"
+            f"{format_count(len(run.applications), 'application')} and its objects; {status.reason}"
         )
-    facts: dict[str, Any] = {"removed": removed, "left_alone": kept, "not_removed": stubborn}
+    facts: dict[str, Any] = {"removed": removed, "left_alone": spared, "not_removed": failures}
     seen = (
-        f"{format_count(len(removed), 'dead run')} removed, {len(kept)} left alone"
-        if fates
+        f"{format_count(len(removed), 'dead run')} removed, {len(spared)} left alone"
+        if statuses
         else "nothing of rlflame was there"
     )
-    notes = [*removed, *kept, *stubborn]
-    if stubborn:
-        return failed(
+    notes = [*removed, *spared, *failures]
+    if failures:
+        return make_failure(
             "cleaning",
-            f"{seen}, {format_count(len(stubborn), 'dead run')} could not be removed",
+            f"{seen}, {format_count(len(failures), 'dead run')} could not be removed",
             *fixes,
             notes=notes,
             **facts,
         )
-    return ok("cleaning", seen, notes=notes, **facts)
+    return make_ok("cleaning", seen, notes=notes, **facts)
 
 
-class _Alive(Exception):
+class _RunAliveError(Exception):
     """It has moved after all."""
 
 
-class _Kept(FleetError):
+class _ObjectsKeptError(FleetError):
     """The object cache stands in the way."""
 
 
-def _bury(cluster: Cluster, fate: Fate, leases: Leases, pace: Pace) -> str:
-    run = fate.run
-    found = leases.read(run.name)
-    if found is not None:
-        if found["beat"] != fate.beat:
-            raise _Alive
-        leases.end(run.name, found)  # workers that still toil for it look there, and give up
-    problem = withdraw(cluster, [session.id for session in run.sessions], [], pace)
+def _remove_run(
+    client: FlameClient, status: ClusterRunStatus, leases: RunLeases, timeouts: CheckTimeouts
+) -> str:
+    run = status.run
+    contents = leases.read(run.name)
+    if contents is not None:
+        if contents["beat"] != status.beat:
+            raise _RunAliveError
+        leases.close(run.name, contents)  # workers that still toil for it look there, and give up
+    problem = close_and_unregister(client, [session.id for session in run.sessions], [], timeouts)
     if problem:
         return problem
     try:
         # Results lie under the application's name, everything else under the run's. While an
         # application is registered the next cleaning finds the run; its objects tell nobody.
         for name in (run.name, f"{run.name}-i"):
-            cluster.delete(f"{name}/*")
+            client.delete_objects(f"{name}/*")
     except FleetError as error:
-        raise _Kept(
-            f"the object cache does not delete its objects ({brief(error.message)}); its "
+        raise _ObjectsKeptError(
+            f"the object cache does not delete its objects ({shorten_error(error.message)}); its "
             "applications stay registered, so that the next cleaning finds them"
         ) from error
-    return withdraw(cluster, [], run.applications, pace)
+    return close_and_unregister(client, [], run.applications, timeouts)
 
 
-def _where(run: Run, look: Look) -> str:
-    ours = {session.id for session in run.sessions}
-    found = sorted({executor.node for executor in look.executors if executor.session in ours})
-    return f" (on {', '.join(found)})" if found else ""
+def _format_nodes(run: ClusterRun, snapshot: ClusterSnapshot) -> str:
+    session_ids = {session.id for session in run.sessions}
+    nodes = sorted(
+        {executor.node for executor in snapshot.executors if executor.session in session_ids}
+    )
+    return f" (on {', '.join(nodes)})" if nodes else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlflame.fleet.flame.client import BIND_FAILED, EXECUTOR_STATES, SESSION_PAUSED, Cluster
+from rlflame.fleet.flame.client import BIND_FAILED, EXECUTOR_STATES, SESSION_PAUSED, FlameClient
 
 NODE_STATES = ("Unknown", "Ready", "NotReady")
 GIB = 1 << 30
@@ -32,7 +32,7 @@ class Executor:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ClusterSession:
     """An open session."""
 
     id: str
@@ -44,7 +44,7 @@ class Session:
     #: Flame gives it no executors any more.
     paused: bool = False
     #: What the last executor said that could not take it up.
-    trouble: str = ""
+    problem: str = ""
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
@@ -60,44 +60,44 @@ class Application:
 
 
 @dataclass(frozen=True)
-class Look:
+class ClusterSnapshot:
     at_s: float
     nodes: tuple[Node, ...] = ()
     executors: tuple[Executor, ...] = ()
     #: The open ones.
-    sessions: tuple[Session, ...] = ()
+    sessions: tuple[ClusterSession, ...] = ()
     applications: tuple[Application, ...] = ()
-    _sessions: dict[str, Session] = field(init=False, repr=False, compare=False)
+    _sessions: dict[str, ClusterSession] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_sessions", {session.id: session for session in self.sessions})
 
     @property
-    def ready(self) -> list[Node]:
+    def ready_nodes(self) -> list[Node]:
         return [node for node in self.nodes if node.state == "Ready"]
 
-    def session(self, session_id: str) -> Session | None:
+    def find_session(self, session_id: str) -> ClusterSession | None:
         return self._sessions.get(session_id)
 
-    def free(self, node: Node) -> tuple[int, int]:
+    def count_free(self, node: Node) -> tuple[int, int]:
         """Processors and bytes that no executor has been granted."""
-        there = [executor for executor in self.executors if executor.node == node.name]
+        executors = [executor for executor in self.executors if executor.node == node.name]
         return (
-            node.cpu - sum(executor.cpu for executor in there),
-            node.memory_bytes - sum(executor.memory_bytes for executor in there),
+            node.cpu - sum(executor.cpu for executor in executors),
+            node.memory_bytes - sum(executor.memory_bytes for executor in executors),
         )
 
     @property
     def room(self) -> int:
         """How many more executors of one processor and one GiB there is room for."""
-        found = 0
-        for node in self.ready:
-            cpu, memory_bytes = self.free(node)
-            found += max(0, min(cpu, memory_bytes // GIB))
-        return found
+        room = 0
+        for node in self.ready_nodes:
+            cpu, memory_bytes = self.count_free(node)
+            room += max(0, min(cpu, memory_bytes // GIB))
+        return room
 
 
-def take(cluster: Cluster, at_s: float) -> Look:
+def take_snapshot(client: FlameClient, at_s: float) -> ClusterSnapshot:
     """Look at everything once; raises FleetError where the session manager does not answer."""
     nodes = [
         Node(
@@ -106,7 +106,7 @@ def take(cluster: Cluster, at_s: float) -> Look:
             int(node.status.capacity.cpu),
             int(node.status.capacity.memory),
         )
-        for node in cluster.nodes()
+        for node in client.list_nodes()
     ]
     executors = [
         Executor(
@@ -117,16 +117,16 @@ def take(cluster: Cluster, at_s: float) -> Look:
             int(executor.spec.resreq.cpu),
             int(executor.spec.resreq.memory),
         )
-        for executor in cluster.executors()
+        for executor in client.list_executors()
     ]
     sessions = []
-    for session in cluster.sessions():
+    for session in client.list_sessions():
         if session.state != 0:
             continue
         codes = [event.code for event in session.events]
         texts = [event.message for event in session.events if event.code == BIND_FAILED]
         sessions.append(
-            Session(
+            ClusterSession(
                 session.id,
                 session.application,
                 session.pending,
@@ -138,7 +138,9 @@ def take(cluster: Cluster, at_s: float) -> Look:
             )
         )
     applications = [
-        Application(found.name, found.description or "", bool(found.url))
-        for found in cluster.applications()
+        Application(application.name, application.description or "", bool(application.url))
+        for application in client.list_applications()
     ]
-    return Look(at_s, tuple(nodes), tuple(executors), tuple(sessions), tuple(applications))
+    return ClusterSnapshot(
+        at_s, tuple(nodes), tuple(executors), tuple(sessions), tuple(applications)
+    )

@@ -10,108 +10,124 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlflame.fleet.flame.bundle import PINNED
-from rlflame.fleet.flame.check.findings import Finding, brief, failed, ok, warning
-from rlflame.fleet.flame.check.probe import Answers, Greeting
-from rlflame.fleet.flame.check.stale_runs import CLEAN
+from rlflame.fleet.flame.check.findings import (
+    Finding,
+    make_failure,
+    make_ok,
+    make_warning,
+    shorten_error,
+)
+from rlflame.fleet.flame.check.probe import ExecutorReport, ProbeResult
+from rlflame.fleet.flame.check.stale_runs import CLEAN_COMMAND
 from rlflame.text import format_count
 
 #: Clocks are compared by the seconds that files and logs show.
 _SKEW_S = 1.0
 _SLOW_MS = 100.0
-_SHOWN = 8
+_MAX_LINES = 8
 
 
-def findings(answers: Answers, here: dict[str, Any], cache: str = "") -> list[Finding]:
+def make_findings(
+    result: ProbeResult, local_greeting: dict[str, Any], cache: str = ""
+) -> list[Finding]:
     """All that was learned; `cache` is what references carry that this machine puts there."""
-    found = [_answered(answers)]
-    if cache and answers.caches - {cache}:
-        found.append(_elsewhere(sorted(answers.caches - {cache}), cache))
-    if answers.greetings:
-        found += [
-            _machines(answers.greetings, here),
-            _packages(answers.greetings, here),
-            _clocks(answers.greetings),
+    findings = [_check_answers(result)]
+    if cache and result.caches - {cache}:
+        findings.append(_make_cache_warning(sorted(result.caches - {cache}), cache))
+    if result.reports:
+        findings += [
+            _check_machines(result.reports, local_greeting),
+            _check_packages(result.reports, local_greeting),
+            _check_clocks(result.reports),
         ]
-    if answers.round_trips_s:
-        found.append(_tasks(answers.round_trips_s))
-    return found
+    if result.round_trips_s:
+        findings.append(_check_round_trips(result.round_trips_s))
+    return findings
 
 
-def not_asked(why: str, *fixes: str) -> Finding:
-    return warning("probe", f"no executor was asked: {why}", *fixes)
+def make_skipped_finding(reason: str, *fixes: str) -> Finding:
+    return make_warning("probe", f"no executor was asked: {reason}", *fixes)
 
 
-def _answered(answers: Answers) -> Finding:
-    hosts = {greeting.said["host"] for greeting in answers.greetings}
+def _check_answers(result: ProbeResult) -> Finding:
+    hosts = {report.greeting["host"] for report in result.reports}
     facts: dict[str, Any] = {
-        "executors": len(answers.greetings),
+        "executors": len(result.reports),
         "hosts": sorted(hosts),
-        "wanted": answers.wanted,
-        "cold_start_s": answers.cold_start_s,
+        "wanted": result.target,
+        "cold_start_s": result.cold_start_s,
     }
-    if answers.problem:
-        fixes = [answers.hint] if answers.hint and "cluster-check" not in answers.hint else []
-        if answers.silence:
+    if result.problem:
+        fixes = [result.hint] if result.hint and "cluster-check" not in result.hint else []
+        if result.is_silent:
             fixes.append(
                 "the checks of nodes, executors and scheduling say why, where they can; else see "
                 "the executor manager's log under FLAME_HOME/logs; its Python must be of the same "
                 "minor version as here"
             )
-        return failed(
-            "probe", brief(answers.problem), *(fixes or ["rlflame cluster-check again"]), **facts
-        )
-    came = (
-        f"{format_count(len(answers.greetings), 'executor')} on "
-        f"{format_count(len(hosts), 'host')} answered"
-    )
-    cold = f"the first after {answers.cold_start_s or 0.0:.1f} s"
-    if answers.left:
-        return warning(
+        return make_failure(
             "probe",
-            f"{came}, {cold}; its session could not be removed: {answers.left}",
-            f"in half a minute: {CLEAN}",
+            shorten_error(result.problem),
+            *(fixes or ["rlflame cluster-check again"]),
             **facts,
         )
-    if len(answers.greetings) < answers.wanted:
-        return ok("probe", f"{came} of {answers.wanted} that there is room for, {cold}", **facts)
-    return ok("probe", f"{came}, {cold}", **facts)
+    summary = (
+        f"{format_count(len(result.reports), 'executor')} on "
+        f"{format_count(len(hosts), 'host')} answered"
+    )
+    cold = f"the first after {result.cold_start_s or 0.0:.1f} s"
+    if result.cleanup_problem:
+        return make_warning(
+            "probe",
+            f"{summary}, {cold}; its session could not be removed: {result.cleanup_problem}",
+            f"in half a minute: {CLEAN_COMMAND}",
+            **facts,
+        )
+    if len(result.reports) < result.target:
+        return make_ok(
+            "probe", f"{summary} of {result.target} that there is room for, {cold}", **facts
+        )
+    return make_ok("probe", f"{summary}, {cold}", **facts)
 
 
-def _elsewhere(theirs: Sequence[str], ours: str) -> Finding:
-    return warning(
+def _make_cache_warning(other_caches: Sequence[str], local_cache: str) -> Finding:
+    return make_warning(
         "results",
-        f"executors put theirs into {', '.join(theirs)}, this machine puts weights into {ours} "
+        f"executors put theirs into {', '.join(other_caches)}, this machine puts weights into "
+        f"{local_cache} "
         "and fetches results from there alone",
-        f"export FLAME_CACHE_ENDPOINT={theirs[0]}",
-        caches=[*theirs, ours],
+        f"export FLAME_CACHE_ENDPOINT={other_caches[0]}",
+        caches=[*other_caches, local_cache],
     )
 
 
-def _machines(greetings: Sequence[Greeting], here: dict[str, Any]) -> Finding:
+def _check_machines(reports: Sequence[ExecutorReport], local_greeting: dict[str, Any]) -> Finding:
     lines, differing = [], set()
-    by_host: dict[str, list[Greeting]] = {}
-    for greeting in greetings:
-        by_host.setdefault(greeting.said["host"], []).append(greeting)
+    by_host: dict[str, list[ExecutorReport]] = {}
+    for report in reports:
+        by_host.setdefault(report.greeting["host"], []).append(report)
     for host, group in by_host.items():
-        said = group[0].said
+        greeting = group[0].greeting
         lines.append(
-            f"{host}: {format_count(len(group), 'executor')}, Python {said['python']}, "
-            f"{said['processor']}, {said['cores']} processors, "
-            f"{said['memory_bytes'] / (1 << 30):.1f} GiB, "
-            f"renderers: {', '.join(said.get('graphics', [])) or 'none'}"
+            f"{host}: {format_count(len(group), 'executor')}, Python {greeting['python']}, "
+            f"{greeting['processor']}, {greeting['cores']} processors, "
+            f"{greeting['memory_bytes'] / (1 << 30):.1f} GiB, "
+            f"renderers: {', '.join(greeting.get('graphics', [])) or 'none'}"
         )
         differing |= {
-            f"{word} {said[name]} (here {here[name]}) on {host}"
+            f"{word} {greeting[name]} (here {local_greeting[name]}) on {host}"
             for name, word in (("processor", ""), ("libc", "libc"), ("system", "system"))
-            if said[name] != here[name]
+            if greeting[name] != local_greeting[name]
         }
-    notes = lines[:_SHOWN] + ([f"and {len(lines) - _SHOWN} more"] * (len(lines) > _SHOWN))
+    notes = lines[:_MAX_LINES] + (
+        [f"and {len(lines) - _MAX_LINES} more"] * (len(lines) > _MAX_LINES)
+    )
     facts: dict[str, Any] = {
-        "executors": [{**greeting.said, "skew_s": greeting.skew_s} for greeting in greetings]
+        "executors": [{**report.greeting, "skew_s": report.skew_s} for report in reports]
     }
     if not differing:
-        return ok("workers", "machines like this one", notes=notes, **facts)
-    return warning(
+        return make_ok("workers", "machines like this one", notes=notes, **facts)
+    return make_warning(
         "workers",
         f"differ in {', '.join(sorted(text.strip() for text in differing))}; results can differ "
         "in their last bits from those of this machine",
@@ -121,29 +137,33 @@ def _machines(greetings: Sequence[Greeting], here: dict[str, Any]) -> Finding:
     )
 
 
-def _packages(greetings: Sequence[Greeting], here: dict[str, Any]) -> Finding:
+def _check_packages(reports: Sequence[ExecutorReport], local_greeting: dict[str, Any]) -> Finding:
     """What a run would look at: the packages that environments are made of."""
-    mine = here["packages"]
+    local_packages = local_greeting["packages"]
     lacks: dict[str, list[str]] = {}
     has: dict[str, list[str]] = {}
-    for host, said in {greeting.said["host"]: greeting.said for greeting in greetings}.items():
-        theirs = said["packages"]
-        absent = [name for name in PINNED if name in mine and name not in theirs]
+    for host, greeting in {report.greeting["host"]: report.greeting for report in reports}.items():
+        executor_packages = greeting["packages"]
+        absent = [
+            name for name in PINNED if name in local_packages and name not in executor_packages
+        ]
         other = [
-            f"{name} {theirs[name]} (here {mine[name]})"
+            f"{name} {executor_packages[name]} (here {local_packages[name]})"
             for name in PINNED
-            if name in mine and name in theirs and theirs[name] != mine[name]
+            if name in local_packages
+            and name in executor_packages
+            and executor_packages[name] != local_packages[name]
         ]
         if absent:
             lacks.setdefault(f"{', '.join(absent)} absent", []).append(host)
         if other:
             has.setdefault(", ".join(other), []).append(host)
     if not lacks and not has:
-        return ok("packages", "as on this machine: a run installs nothing", differ={})
+        return make_ok("packages", "as on this machine: a run installs nothing", differ={})
     differ = {**lacks, **has}
     seen = "; ".join(f"{text} on {', '.join(hosts)}" for text, hosts in differ.items())
     bits = "; used as they are, they can change the last bits of results" if has else ""
-    return warning(
+    return make_warning(
         "packages",
         f"{seen}: each run installs them first{bits}",
         "none needed where executors reach a package index; to spare runs the wait, give the "
@@ -152,27 +172,28 @@ def _packages(greetings: Sequence[Greeting], here: dict[str, Any]) -> Finding:
     )
 
 
-def _clocks(greetings: Sequence[Greeting]) -> Finding:
-    worst = max(greetings, key=lambda greeting: abs(greeting.skew_s))
+def _check_clocks(reports: Sequence[ExecutorReport]) -> Finding:
+    worst = max(reports, key=lambda report: abs(report.skew_s))
     skew_s = worst.skew_s
     if abs(skew_s) < _SKEW_S:
-        return ok("clocks", "agree to the second", skew_s=skew_s)
-    return warning(
+        return make_ok("clocks", "agree to the second", skew_s=skew_s)
+    return make_warning(
         "clocks",
-        f"that of {worst.said['host']} is {abs(skew_s):.0f} s {'ahead' if skew_s > 0 else 'behind'}"
+        f"that of {worst.greeting['host']} is {abs(skew_s):.0f} s "
+        f"{'ahead' if skew_s > 0 else 'behind'}"
         "; results do not depend on it, logs and certificates do",
-        f"on {worst.said['host']}: timedatectl set-ntp true",
+        f"on {worst.greeting['host']}: timedatectl set-ntp true",
         skew_s=skew_s,
     )
 
 
-def _tasks(round_trips_s: Sequence[float]) -> Finding:
+def _check_round_trips(round_trips_s: Sequence[float]) -> Finding:
     p50_ms, p95_ms = (1000 * percentile(round_trips_s, share) for share in (0.5, 0.95))
     facts: dict[str, Any] = {"number": len(round_trips_s), "p50_ms": p50_ms, "p95_ms": p95_ms}
     seen = f"round trip of an empty task {p50_ms:.0f} ms, 95% within {p95_ms:.0f} ms"
     if p50_ms <= _SLOW_MS:
-        return ok("tasks", seen, **facts)
-    return warning(
+        return make_ok("tasks", seen, **facts)
+    return make_warning(
         "tasks",
         f"{seen}: the cluster is far away, or busy",
         "bigger tasks hide it: more rollout.steps or rollout.envs_per_slot",
