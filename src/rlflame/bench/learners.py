@@ -60,18 +60,18 @@ class TimedProcessGroup:
         self.spent_s = 0.0
 
     def gather(self, values: Float32) -> Float32:
-        began = self._clock()
+        start_s = self._clock()
         result = self._group.gather(values)
-        self.spent_s += self._clock() - began
+        self.spent_s += self._clock() - start_s
         return result
 
     def use_device(self, device: str) -> None:
         self._group.use_device(device)
 
     def broadcast(self, value: Any) -> Any:
-        began = self._clock()
+        start_s = self._clock()
         result = self._group.broadcast(value)
-        self.spent_s += self._clock() - began
+        self.spent_s += self._clock() - start_s
         return result
 
 
@@ -138,9 +138,9 @@ class LearnersBenchmark:
             if not trainer.run():
                 return None
             weights = make_policy_id(trainer.take_snapshot().policy)
-        (began, *before), (ended, *after) = watch.marks[0], watch.marks[-1]
+        (start_s, *before), (ended, *after) = watch.marks[0], watch.marks[-1]
         learn_s, exchange_s, steps, updates = (b - a for a, b in zip(before, after, strict=True))
-        return LearningRun(ended - began, learn_s, exchange_s, int(steps), int(updates), weights)
+        return LearningRun(ended - start_s, learn_s, exchange_s, int(steps), int(updates), weights)
 
 
 def find_shard_count(counts: Sequence[int], fewest: int) -> int:

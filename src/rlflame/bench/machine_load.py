@@ -57,11 +57,11 @@ class LoadMonitor:
         self, fleets: Collection[str] = (), conditions: MachineConditions | None = None
     ) -> None:
         self._conditions = conditions or read_conditions()
-        self._began = None if "flame" in fleets else self._read_counters()
+        self._start_counters = None if "flame" in fleets else self._read_counters()
 
     def finish(self) -> MachineConditions:
         """Once all children have been waited for, without which their work is that of others."""
-        conditions, before, now = self._conditions, self._began, self._read_counters()
+        conditions, before, now = self._conditions, self._start_counters, self._read_counters()
         if before is None or now is None or now[1] <= before[1]:
             return conditions
         seconds = now[1] - before[1]

@@ -75,7 +75,7 @@ class _EpisodeStopwatch(Stopwatch):
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self.episodes: list[tuple[int, float, float]] = []
-        self._began = self._iteration_start = clock()
+        self._start_s = self._iteration_start = clock()
 
     def record_iteration(
         self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
@@ -87,7 +87,7 @@ class _EpisodeStopwatch(Stopwatch):
             for episode in fragment.episodes:
                 share = (episode.end + 1) / length
                 steps = before + round(share * (progress.steps - before))
-                ended = self._iteration_start + share * (now - self._iteration_start) - self._began
+                ended = self._iteration_start + share * (now - self._iteration_start) - self._start_s
                 episodes.append((steps, ended, episode.episode_return))
         self.episodes += sorted(episodes)
         self._iteration_start = now
@@ -154,10 +154,10 @@ class RaceBenchmark:
                 initial, fleet, watch, self.stop, "bench", None, timed
             )
             self.take_retried()
-            timed.spent_s, began = 0.0, self.clock()
+            timed.spent_s, start_s = 0.0, self.clock()
             if not trainer.run():
                 return None
-            seconds, retried = self.clock() - began, self.take_retried()
+            seconds, retried = self.clock() - start_s, self.take_retried()
             weights = make_policy_id(trainer.take_snapshot().policy)
         learn_s = watch.spent_s.get("learn", 0.0)
         steps = watch.progress.steps

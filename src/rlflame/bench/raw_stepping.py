@@ -86,11 +86,11 @@ def time_steps(
     steps: Iterator[float], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[int, float]:
     """Steps taken, some at least, and the seconds they took; the clock is asked now and then."""
-    began, step_count, elapsed = clock(), 0, 0.0
+    start_s, step_count, elapsed = clock(), 0, 0.0
     while not step_count or elapsed < seconds:
         for _ in range(_AT_ONCE):
             next(steps)
-        step_count, elapsed = step_count + _AT_ONCE, clock() - began
+        step_count, elapsed = step_count + _AT_ONCE, clock() - start_s
     return step_count, elapsed
 
 

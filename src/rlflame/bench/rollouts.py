@@ -113,9 +113,9 @@ class TimedRounds(ContextManagerMixin):
 
     def record_trace(self) -> None:
         """Some rounds, written down as the script, which takes time that is not measured."""
-        began = self._clock()
+        start_s = self._clock()
         self.warm_up()
-        while not self.trace.is_full and self._clock() - began < _RECORD_S:
+        while not self.trace.is_full and self._clock() - start_s < _RECORD_S:
             self.record_round()
 
     def warm_up(self) -> None:
@@ -125,8 +125,8 @@ class TimedRounds(ContextManagerMixin):
 
     def measure(self, seconds: float, into: RolloutRate) -> None:
         """Whole rounds for at least so long."""
-        began, steps = self._clock(), 0
-        while (elapsed := self._clock() - began) < seconds or not steps:
+        start_s, steps = self._clock(), 0
+        while (elapsed := self._clock() - start_s) < seconds or not steps:
             fragments = self._rounds.collect()
             steps += sum(int(fragment.lengths.sum()) for fragment in fragments)
             ended = [episode.length for fragment in fragments for episode in fragment.episodes]

@@ -32,15 +32,15 @@ def train(request: dict[str, Any]) -> dict[str, Any] | None:
     def step(local_variables: dict[str, Any], _: dict[str, Any]) -> bool:
         for info in local_variables["infos"]:
             if "episode" in info:
-                ended = time.perf_counter() - began
+                ended = time.perf_counter() - start_s
                 episodes.append((model.num_timesteps, ended, float(info["episode"]["r"])))
         return True
 
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     model.learn(total_timesteps=request["steps"], callback=step)
     return {
         "version": stable_baselines3.__version__,
-        "seconds": time.perf_counter() - began,
+        "seconds": time.perf_counter() - start_s,
         "steps": int(model.num_timesteps),
         "episodes": episodes,
     }

@@ -31,7 +31,7 @@ class _StatusReporter:
     ) -> None:
         self._name = f"{case.name}, {cell.fleet} with {cell.workers}: {which}"
         self._total, self._show_status, self._clock = case.iterations, show_status, clock
-        self._began = self._last = clock()
+        self._start_s = self._last = clock()
         self.finished = self._episodes = 0
         show_status(self._name)
 
@@ -42,7 +42,7 @@ class _StatusReporter:
             self._show_status(f"{self._name}, iteration {self.finished} of {self._total}")
 
     def format_interrupted(self) -> str:
-        spent = self._clock() - self._began
+        spent = self._clock() - self._start_s
         return (
             f"{self._name}: stopped after {self.finished} of "
             f"{format_count(self._total, 'iteration')}, "
@@ -79,12 +79,12 @@ class ScalingBenchmark:
             starts: dict[str, float] = {}
             for kind in self._select_kinds(count):
                 self.show_status(f"{kind} with {count}: starting")
-                began = self.clock()
+                start_s = self.clock()
                 fleets[kind] = stack.enter_context(self.open(kind, count))
                 first = self.cases[0]
                 if not warm(first, fleets[kind], self.stop, self.clock, wait_for_all=True):
                     return False
-                starts[kind] = self.clock() - began
+                starts[kind] = self.clock() - start_s
             return all(self._run_case(case, count, fleets, starts) for case in self.cases)
 
     def _select_kinds(self, count: int) -> list[str]:

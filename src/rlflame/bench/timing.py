@@ -52,11 +52,11 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def time_phase(self, name: str) -> Iterator[None]:
-        began = self._clock()
+        start_s = self._clock()
         try:
             yield
         finally:
-            self.spent_s[name] = self.spent_s.get(name, 0.0) + self._clock() - began
+            self.spent_s[name] = self.spent_s.get(name, 0.0) + self._clock() - start_s
 
 
 def run_once(
@@ -80,12 +80,12 @@ def warm(
 ) -> bool:
     """One iteration that does not count; more of them until every worker has answered."""
     once = case.recipe.model_copy(update={"stop_at_iterations": 1})
-    began = clock()
+    start_s = clock()
     while _run(case, once, fleet, stop, clock) is not None:
         enough = not wait_for_all or count_answered_workers(fleet) >= min(
             fleet.capacity, case.tasks
         )
-        if enough or clock() - began > _COMPLETE_S:
+        if enough or clock() - start_s > _COMPLETE_S:
             return True
     return False
 
@@ -106,9 +106,9 @@ def _run(
     trainer = components.make_trainer(
         components.make_initial_checkpoint(recipe, case.env), fleet, watch, stop, "bench"
     )
-    began = clock()
+    start_s = clock()
     complete = trainer.run()
-    seconds = clock() - began
+    seconds = clock() - start_s
     if not complete:
         return None
     return Repetition(

@@ -36,7 +36,7 @@ class _Caller:
             call = self.calls.get()
             call.run()
             _idle_callers.append(self)
-            call.done_lock.release()
+            call.call_lock.release()
             del call  # and with it what came of it
 
 
@@ -47,8 +47,8 @@ class _Call:
         self._work = work
         self.result: Any = None
         self.error: BaseException | None = None
-        self.done_lock = threading.Lock()
-        self.done_lock.acquire()
+        self.call_lock = threading.Lock()
+        self.call_lock.acquire()
 
     def run(self) -> None:
         try:
@@ -69,7 +69,7 @@ def call_with_timeout(call: Callable[[], T], timeout_s: float, operation: str) -
         caller = _Caller()
     pending_call = _Call(call)
     caller.calls.put(pending_call)
-    if not pending_call.done_lock.acquire(timeout=timeout_s):
+    if not pending_call.call_lock.acquire(timeout=timeout_s):
         raise ClusterCallError(f"The cluster did not answer within {timeout_s:g} s ({operation}).")
     if pending_call.error is None:
         result: T = pending_call.result

@@ -1,0 +1,200 @@
+"""Names in the source: nouns for modules and classes, verbs for functions, no empty words."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import rlflame
+
+SOURCE = Path(rlflame.__file__).parent
+
+#: Words that say nothing about a value. None of them is an identifier by itself.
+EMPTY_WORDS = set(
+    """
+    found told tell tells said say says given gave wanted drawn worded one ones theirs mine ours
+    here there those these whoever nobody somebody heard hear spoken speak lent gathered composed
+    listed fitted shown recorded learned filled raced met kept taken took begun began asked known
+    whole them others beside ahead away later own what who that this it became
+    """.split()
+)
+#: Words that are not even a part of an identifier.
+BANNED_PARTS = {"found", "told", "said", "theirs", "mine", "whoever", "somebody", "nobody"}
+#: The first words of functions and methods. A new one is a verb, or a term that is read as one.
+VERBS = set(
+    """
+    VERBS_HERE
+    """.split()
+)
+#: Names of functions that are no verbs: conversions, formulas and contracts of other libraries.
+CONVERSIONS = ("as_", "to_", "from_", "of_")
+FORMULAS: set[str] = set()
+#: At most ten identifiers that break a rule, each with its reason.
+EXEMPTIONS: dict[str, str] = {}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {
+        str(path.relative_to(SOURCE)): ast.parse(path.read_text())
+        for path in sorted(SOURCE.rglob("*.py"))
+    }
+
+
+def words_of(name: str) -> list[str]:
+    """The words of an identifier in snake_case or CamelCase."""
+    split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip("_"))
+    return [word for word in split.lower().split("_") if word]
+
+
+def identifiers(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every name that the source binds, and its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    for file, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                yield file, node
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Functions and methods whose names are free: no properties, no names of Python's own."""
+    for file, tree in trees().items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.FunctionDef) or node.name.startswith("__"):
+                continue
+            decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
+            if decorators & {"property", "cached_property", "functools.cached_property"}:
+                continue
+            if any(
+                decorator.endswith((".setter", ".group", "validator")) for decorator in decorators
+            ):
+                continue
+            yield file, node
+
+
+def test_identifiers_are_no_empty_words() -> None:
+    wrong = [
+        f"{file}:{line} {name}"
+        for file, tree in trees().items()
+        for name, line in identifiers(tree)
+        if name not in EXEMPTIONS
+        and (name.strip("_").lower() in EMPTY_WORDS or BANNED_PARTS & set(words_of(name)))
+    ]
+    assert not wrong
+
+
+def test_functions_begin_with_a_verb() -> None:
+    wrong = [
+        f"{file}:{node.lineno} {node.name}"
+        for file, node in functions()
+        if not is_command(file, node)
+        and node.name not in FORMULAS | EXEMPTIONS.keys()
+        and not node.name.strip("_").startswith(CONVERSIONS)
+        and words_of(node.name)[:1] != ["main"]
+        and not VERBS & set(words_of(node.name)[:1])
+    ]
+    assert not wrong
+
+
+def is_command(file: str, node: ast.FunctionDef) -> bool:
+    """A function of the command line, which is called as its command."""
+    return file.startswith("cli/") and node.name in {Path(file).stem, "evaluate"} | COMMANDS
+
+
+#: Commands that share a module.
+COMMANDS = {
+    *("config", "envs", "runs", "resume", "rollouts", "scaling", "learners", "replay", "race"),
+    *("add", "remove", "show"),
+}
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    counts = Counter(node.name for _, node in classes() if not node.name.startswith("_"))
+    assert not [name for name, count in counts.items() if count > 1]
+
+
+def test_classes_are_nouns() -> None:
+    wrong = [
+        f"{file}:{node.lineno} {node.name}"
+        for file, node in classes()
+        if node.name not in EXEMPTIONS
+        and (
+            words_of(node.name)[-1] in EMPTY_WORDS | ADJECTIVES
+            or re.search(r"(?<!sp)(?<!se)(?<!ne)ed$", node.name)
+        )
+    ]
+    assert not wrong
+
+
+#: Last words of class names that are no nouns.
+ADJECTIVES = {"away", "alone", "apart", "together", "silent", "half", "leading", "again", "overdue"}
+
+
+def folders() -> dict[Path, list[str]]:
+    """Modules and packages by the folder that they lie in."""
+    names: dict[Path, list[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        name = path.parent.name if path.stem == "__init__" else path.stem
+        folder = path.parent.parent if path.stem == "__init__" else path.parent
+        if folder != SOURCE.parent and not name.startswith("__"):
+            names.setdefault(folder, []).append(name)
+    return names
+
+
+def test_no_two_modules_of_a_folder_differ_by_a_suffix() -> None:
+    wrong = [
+        f"{folder.name}: {short}, {short}{suffix}"
+        for folder, names in folders().items()
+        for short in names
+        for suffix in ("", "s", "es", "d", "ed", "er", "r", "ing", "ning")
+        if (names.count(short) > 1 if not suffix else f"{short}{suffix}" in names)
+    ]
+    assert not wrong
+
+
+def test_modules_are_nouns() -> None:
+    wrong = [
+        f"{folder.name}/{name}"
+        for folder, names in folders().items()
+        for name in names
+        if folder.name != "cli" and words_of(name)[-1] in EMPTY_WORDS | ADJECTIVES
+    ]
+    assert not wrong
+
+
+def test_the_exemptions_are_few_and_needed() -> None:
+    assert len(EXEMPTIONS) <= 10
+    assert all(EXEMPTIONS.values())
+    names = {name for tree in trees().values() for name, _ in identifiers(tree)}
+    assert EXEMPTIONS.keys() <= names
+    assert VERBS <= {words_of(node.name)[0] for _, node in functions()}
+    assert FORMULAS <= {node.name for _, node in functions()}
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("def f(given):\n    self.said = one = given", {"f", "given", "said", "one"}),
+        ("class Told: ...\nfor found in x: pass", {"Told", "found"}),
+        ("with a as theirs, b as (mine, x): pass", {"theirs", "mine", "x"}),
+    ],
+)
+def test_the_search_sees_every_kind_of_name(code: str, names: set[str]) -> None:
+    assert {name for name, _ in identifiers(ast.parse(code))} == names
