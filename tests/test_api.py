@@ -147,7 +147,7 @@ def test_python_and_the_command_line_do_the_same():
     typed = rlflame(*words, "--out", "typed").events()[-1]
     result = api.train(tiny(**{"runtime.out": "called"}))
     assert (result.state_digest, result.digest) == (typed["state_digest"], typed["digest"])
-    assert (result.complete, result.began) == (True, True)
+    assert (result.complete, result.has_trained) == (True, True)
     assert result.progress.steps == typed["steps"] == 128
     assert result.evaluation.as_dict()["returns"] == tuple(typed["evaluation"]["returns"])
 
@@ -243,12 +243,12 @@ def test_stopped_and_resumed_equals_undisturbed(algo, tmp_path):
 def test_a_finished_run_is_left_alone_and_a_missing_score_is_made_up_for():
     done = api.train(tiny())
     again = api.resume(done.folder, INLINE)
-    assert (again.began, again.complete, again.digest) == (False, True, done.digest)
+    assert (again.has_trained, again.complete, again.digest) == (False, True, done.digest)
     assert again.evaluation == done.evaluation
     # As if the process had been killed between the last checkpoint and the final score.
     (done.folder / "result.json").unlink()
     scored = api.resume(done.folder, INLINE)
-    assert (scored.began, scored.digest) == (True, done.digest)
+    assert (scored.has_trained, scored.digest) == (True, done.digest)
     assert scored.evaluation == done.evaluation
     assert (done.folder / "result.json").exists()
 

@@ -250,8 +250,8 @@ def test_smoothing_is_a_mean_of_the_last_points(tmp_path):
 
 
 def test_moving_average():
-    assert smoothing.moving_average(np.arange(4.0), 2).tolist() == [0.5, 1.5, 2.5]
-    assert smoothing.moving_average(np.ones(49), 50).size == 0
+    assert smoothing.compute_moving_average(np.arange(4.0), 2).tolist() == [0.5, 1.5, 2.5]
+    assert smoothing.compute_moving_average(np.ones(49), 50).size == 0
 
 
 def test_seeds_at_unequal_steps_meet_on_a_grid_that_all_cover(tmp_path):

@@ -17,11 +17,11 @@ from rlflame.analysis.grouping import RunGroup, group_runs, split_group
 from rlflame.analysis.plots.chart import Chart, Panels, Series
 from rlflame.analysis.smoothing import (
     Curve,
+    compute_moving_average,
     compute_overlap,
     interpolate,
     make_mean_series,
     make_single_series,
-    moving_average,
     smooth_values,
 )
 from rlflame.errors import CheckpointError, ConfigError
@@ -214,7 +214,7 @@ def _make_episode_curve(run: RunData, axis: str, window: int) -> Curve:
     if not len(returns):
         raise CheckpointError(f"{run.folder} has finished no episode yet.", "try again when it has")
     x = compute_episode_positions(run, lengths, axis)
-    return Curve(x[window - 1 :], moving_average(returns, window), dots=(x, returns))
+    return Curve(x[window - 1 :], compute_moving_average(returns, window), dots=(x, returns))
 
 
 def compute_positions(run: RunData, steps: Float64, axis: str) -> Float64:

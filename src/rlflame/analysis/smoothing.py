@@ -39,7 +39,7 @@ def smooth_values(values: Float64, window: int) -> Float64:
     return means
 
 
-def moving_average(values: Float64, window: int) -> Float64:
+def compute_moving_average(values: Float64, window: int) -> Float64:
     """Element i is the mean of `window` values, the last of them values[i + window - 1]."""
     if len(values) < window:
         return np.zeros(0)

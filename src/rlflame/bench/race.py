@@ -87,7 +87,9 @@ class _EpisodeStopwatch(Stopwatch):
             for episode in fragment.episodes:
                 share = (episode.end + 1) / length
                 steps = before + round(share * (progress.steps - before))
-                ended = self._iteration_start + share * (now - self._iteration_start) - self._start_s
+                ended = (
+                    self._iteration_start + share * (now - self._iteration_start) - self._start_s
+                )
                 episodes.append((steps, ended, episode.episode_return))
         self.episodes += sorted(episodes)
         self._iteration_start = now

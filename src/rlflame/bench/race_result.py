@@ -15,7 +15,7 @@ import numpy as np
 from rlflame import __version__
 from rlflame.analysis.plots.chart import Chart, Panels, Series
 from rlflame.analysis.report.document import Document, Section, Table
-from rlflame.analysis.smoothing import moving_average
+from rlflame.analysis.smoothing import compute_moving_average
 from rlflame.bench.base import MachineConditions
 from rlflame.bench.published_dppo import SOURCE
 from rlflame.bench.race import SB3_NAME, RaceRun, Runner
@@ -145,7 +145,7 @@ class RaceResult:
                 x = ends[window - 1 :, 1 if label == "Seconds" else 0]
                 if label == "Steps per learner":
                     x = x / runner.learners
-                y = moving_average(ends[:, 2], window)
+                y = compute_moving_average(ends[:, 2], window)
                 if len(y):
                     lines.append(Series(f"{runner.kind}, {runner.learners}", x, y))
             charts.append(Chart("", label, "Return", tuple(lines)))

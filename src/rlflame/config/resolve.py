@@ -189,16 +189,18 @@ def resolve(
     return config, name
 
 
-def check_packages(recorded: Mapping[str, Any], typed_in: Mapping[str, Any], file: str) -> None:
+def check_packages(
+    file_settings: Mapping[str, Any], typed_in: Mapping[str, Any], file: str
+) -> None:
     """Refuse packages that only a file asks executors to install: installing one runs its code."""
-    asked = get_nested(recorded, PACKAGES)
-    if asked and get_nested(typed_in, PACKAGES) is None:
+    packages = get_nested(file_settings, PACKAGES)
+    if packages and get_nested(typed_in, PACKAGES) is None:
         raise ConfigError(
-            f"{file} asks executors to install {toml_io.format_value(asked)}, and installing a "
+            f"{file} asks executors to install {toml_io.format_value(packages)}, and installing a "
             "package "
             "runs its code.",
             "if you trust them, add "
-            f"{format_shell('--set', f'{PACKAGES}={toml_io.format_value(asked)}')}, "
+            f"{format_shell('--set', f'{PACKAGES}={toml_io.format_value(packages)}')}, "
             f"or without them {format_shell('--set', f'{PACKAGES}=[]')}",
         )
 
@@ -267,7 +269,7 @@ def validate_config(data: Mapping[str, Any]) -> RunConfig:
     for name, value in config.learning.environment.kwargs.items():
         if not _is_json_value(value):
             raise ConfigError(
-                f"The environment's argument {name} = {_short(value)} is not what a recipe can "
+                f"The environment's argument {name} = {_shorten(value)} is not what a recipe can "
                 "carry.",
                 "texts, finite numbers of 64 bits, true and false, none, and lists and tables of "
                 "them",
@@ -275,7 +277,7 @@ def validate_config(data: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     try:
         return f"{value!r:.200}"
     except ValueError:  # Python writes no number of more than 4,300 digits

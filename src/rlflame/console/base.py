@@ -50,7 +50,7 @@ class RunResult:
     progress: Progress
     complete: bool
     #: False where a resumed run was finished already, and nothing had to be done.
-    began: bool
+    has_trained: bool
     state_digest: str
     digest: str
     evaluation: EvaluationRecord | None

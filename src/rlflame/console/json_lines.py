@@ -90,7 +90,7 @@ class JsonDisplay:
             "end",
             folder=str(result.folder),
             complete=result.complete,
-            began=result.began,
+            began=result.has_trained,
             steps=result.progress.steps,
             iterations=result.progress.iteration,
             episodes=result.progress.episodes,

@@ -49,7 +49,7 @@ def format_start_lines(run: RunStart, progress: RunProgress) -> list[tuple[str, 
 def format_result_lines(result: RunResult, progress: RunProgress) -> list[tuple[str, str]]:
     """How it ended, the same way."""
     lines = []
-    if result.began:
+    if result.has_trained:
         elapsed_s, mean = max(progress.elapsed_s, 1e-9), progress.final_return
         speed = (
             f"{format_count(progress.steps_since_start, 'step')} "
@@ -65,7 +65,7 @@ def format_result_lines(result: RunResult, progress: RunProgress) -> list[tuple[
     if result.best is not None and result.best != result.evaluation:
         lines.append(("best", format_evaluation(result.best)))
     lines.append(("files", str(result.folder)))
-    if not result.began:
+    if not result.has_trained:
         lines.append(("to go on", result.resume_command))
     if result.complete and result.best is not None:
         lines.append(("next", result.evaluation_command))
@@ -73,7 +73,7 @@ def format_result_lines(result: RunResult, progress: RunProgress) -> list[tuple[
 
 
 def format_status(result: RunResult) -> str:
-    if not result.began:
+    if not result.has_trained:
         return f"This run was finished already, at step {result.progress.steps:,}"
     if result.complete and result.progress.reached:
         return f"Finished: --until-return is reached at step {result.progress.steps:,}"

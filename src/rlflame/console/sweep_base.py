@@ -46,7 +46,7 @@ class SweepResult:
     summary: SweepSummary
     outcomes: Mapping[int, SeedOutcome]
     #: False where all seeds were finished already.
-    began: bool
+    has_trained: bool
     #: The picture, where one could be drawn.
     plot: Path | None
     #: That this process took, without drawing it.

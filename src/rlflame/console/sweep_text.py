@@ -64,13 +64,13 @@ class JsonSweepDisplay(QuietSweepDisplay):
 
     def show_result(self, result: SweepResult) -> None:
         progress = self._progress
-        elapsed_s = max(result.elapsed_s, 1e-9) if result.began else None
+        elapsed_s = max(result.elapsed_s, 1e-9) if result.has_trained else None
         print_report(
             as_json_text(
                 {
                     "version": __version__,
                     "folder": str(result.folder),
-                    "began": result.began,
+                    "began": result.has_trained,
                     "seconds": elapsed_s and round(elapsed_s, 3),
                     "steps_per_s": progress
                     and elapsed_s
@@ -201,7 +201,7 @@ def format_failure(seed: int, outcome: SeedOutcome) -> str:
 
 
 def format_status(result: SweepResult) -> str:
-    if not result.began:
+    if not result.has_trained:
         return "All seeds were finished already."
     if result.complete:
         return "Finished"
@@ -227,7 +227,7 @@ def format_result_lines(
 ) -> list[tuple[str, str]]:
     """What the seeds say together."""
     summary, lines = result.summary, []
-    if progress is not None and result.began:
+    if progress is not None and result.has_trained:
         elapsed_s = max(result.elapsed_s, 1e-9)
         speed = (
             f"{format_count(progress.steps_since_start, 'step')} "

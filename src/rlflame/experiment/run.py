@@ -186,7 +186,7 @@ def resume(
                     "replay is for going on.",
                     format_fresh_replay_command(source, target),
                 )
-            return _make_result(folder, source, runtime, began=False)
+            return _make_result(folder, source, runtime, has_trained=False)
         check_learners(source.recipe.learning, runtime.learners)
         conditions.check_critic_helper(source.recipe.learning, runtime)
         fingerprint = compute_environment_fingerprint(source.recipe.learning)
@@ -318,7 +318,7 @@ def _make_result(
     runtime: RuntimeSettings,
     *,
     complete: bool = True,
-    began: bool = True,
+    has_trained: bool = True,
 ) -> RunResult:
     environment = saved.recipe.learning.environment
     options: list[object] = [*format_module_options(environment.id, environment.kwargs)]
@@ -329,7 +329,7 @@ def _make_result(
         folder.path,
         saved.progress,
         complete,
-        began,
+        has_trained,
         saved.state_digest,
         saved.digest,
         saved.evaluation,

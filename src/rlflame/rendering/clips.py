@@ -125,9 +125,9 @@ class BackgroundClipMaker:
                     self._thread = None
                     return
                 (steps, job), self._pending = self._pending, None
-            self._film(steps, job)
+            self._render_clip(steps, job)
 
-    def _film(self, steps: int, job: RenderJob) -> None:
+    def _render_clip(self, steps: int, job: RenderJob) -> None:
         assert self._render_info is not None
         try:
             drawing = self._render(job, self._render_info.uses_mujoco, lambda: self._stopped)

@@ -31,7 +31,7 @@ class _LazyModule(ModuleType):
             loader = self.__dict__.pop("_loader", None)
             if loader is not None:
                 try:
-                    with _without_current_folder():
+                    with _exclude_current_folder():
                         loader.exec_module(self)
                 except BaseException:
                     self._loader = loader
@@ -43,7 +43,7 @@ class _LazyModule(ModuleType):
 
 
 @contextlib.contextmanager
-def _without_current_folder() -> Iterator[None]:
+def _exclude_current_folder() -> Iterator[None]:
     """glfw runs `python -c` while it loads, which would search the current folder for modules."""
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"

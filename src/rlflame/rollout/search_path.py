@@ -25,15 +25,15 @@ def make_child_path() -> str:
 
 def _list_entries_without_current_folder() -> list[str]:
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    kept = {*map(os.path.abspath, filter(os.path.isabs, named)), *_installed_folders()}
+    kept_folders = {*map(os.path.abspath, filter(os.path.isabs, named)), *_find_installed_folders()}
     return [
         entry
         for entry in sys.path
-        if os.path.isabs(entry) and (entry in kept or not _is_current_folder(entry))
+        if os.path.isabs(entry) and (entry in kept_folders or not _is_current_folder(entry))
     ]
 
 
-def _installed_folders() -> list[str]:
+def _find_installed_folders() -> list[str]:
     """The folders of the standard library and of installed packages.
 
     They stay even where the user types a command in one of them. Their names alone say nothing:

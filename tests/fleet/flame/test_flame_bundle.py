@@ -82,7 +82,8 @@ loader = Shipped()
 def content(array):
     return bytes(memoryview(array.buffers()[1]))[array.offset : array.offset + len(array)]
 greeting = json.loads(content(loader.greet()))
-answers = loader.run(loader._array((here / "tasks").read_bytes()), "weights", str(here), "policy")
+tasks = loader._make_array((here / "tasks").read_bytes())
+answers = loader.run(tasks, "weights", str(here), "policy")
 (here / "answers").write_bytes(content(answers))
 print(json.dumps({
     "packages": greeting["packages"],

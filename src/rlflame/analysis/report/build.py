@@ -31,7 +31,7 @@ class Evidence:
     verdict: Significance
     unit: str = ""
 
-    def supports_claim(self, claim: str) -> bool:
+    def has_support(self, claim: str) -> bool:
         return self.verdict.as_dict()[claim.replace("-", "_")]
 
 
@@ -71,7 +71,7 @@ def build_report(current: Sequence[Path], baseline: Sequence[Path], margin: floa
 def require_claim(report: Report, claim: str) -> None:
     """A NotShown unless the claim holds of everything that was compared."""
     for evidence in report.evidence:
-        if not evidence.supports_claim(claim):
+        if not evidence.has_support(claim):
             raise UnsupportedClaimError(
                 f"Not shown: {claim.replace('-', ' ')} in {evidence.subject}. "
                 f"{_format_reason(evidence, claim)}",

@@ -108,7 +108,7 @@ def resume(
             jobs.check_goal(folder, sweep, steps)
             sweep = sweep.copy_with_steps(steps)
         if all(jobs.read_seed_status(folder, sweep, seed).finished for seed in sweep.seeds):
-            return _make_result(folder, sweep, {}, began=False)
+            return _make_result(folder, sweep, {}, has_trained=False)
         env_file.pin_env_file(sweep.config.recipe, runtime.env_file, lambda: recorded_env_file)
         env = run.await_env_spec(sweep.config.recipe, stop)
         jobs.write_sweep(folder, sweep)
@@ -192,7 +192,7 @@ class _SweepRunner:
                 fleet=self._fleet, show_output=sweep.config.runtime.debug,
             ).run()  # fmt: skip
         sweep_folder.check_held()
-        return _make_result(folder, sweep, outcomes, began=True, seconds=board.elapsed_s)
+        return _make_result(folder, sweep, outcomes, has_trained=True, seconds=board.elapsed_s)
 
     def _split_resources(self, seeds: int, facts: RecipeSummary) -> SweepResources:
         runtime, learning = self._sweep.config.runtime, self._sweep.config.learning
@@ -269,7 +269,7 @@ def _make_result(
     sweep: Sweep,
     outcomes: Mapping[int, SeedOutcome],
     *,
-    began: bool,
+    has_trained: bool,
     seconds: float = 0.0,
 ) -> SweepResult:
     """What the seeds come to, written down beside them."""
@@ -278,7 +278,7 @@ def _make_result(
         safetensors_file.write_atomically(folder / "seeds.csv", sweep_summary.as_csv().encode())
         text = as_json_text({"folder": str(folder), **sweep_summary.as_dict()}, indent=2) + "\n"
         safetensors_file.write_atomically(folder / "summary.json", text.encode())
-    return SweepResult(folder, sweep_summary, outcomes, began, _draw_plot(folder), seconds)
+    return SweepResult(folder, sweep_summary, outcomes, has_trained, _draw_plot(folder), seconds)
 
 
 def _draw_plot(folder: Path) -> Path | None:

@@ -46,13 +46,13 @@ class Loader:
 
         time.sleep(wait_s)
         answer = json.dumps({**greeting(), "pid": os.getpid(), "clock": time.time()})
-        return self._array(answer.encode())
+        return self._make_array(answer.encode())
 
     def ping(self) -> Any:
         """No bytes, to see how long that takes."""
-        return self._array(b"")
+        return self._make_array(b"")
 
-    def _array(self, content: bytes) -> Any:
+    def _make_array(self, content: bytes) -> Any:
         """As `raw_object.make_array`, which cannot be imported without numpy."""
         import pyarrow as pa
 

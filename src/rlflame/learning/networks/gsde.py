@@ -18,7 +18,7 @@ from rlflame.rollout.spec import Array, Float32
 from .tanh_gaussian import SquashedGaussianHead
 
 _LOG_TWO_PI = math.log(2.0 * math.pi)
-_HALF, _ONE, _TWO = np.float32(0.5), np.float32(1.0), np.float32(2.0)
+_HALF, _FLOAT_ONE, _TWO = np.float32(0.5), np.float32(1.0), np.float32(2.0)
 
 
 class GsdeVariance:
@@ -87,7 +87,7 @@ class GsdeHead:
 
     def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
         d_log_variance = self._z * self._z
-        d_log_variance -= _ONE
+        d_log_variance -= _FLOAT_ONE
         d_log_variance *= d_log_prob
         d_log_variance += np.float32(d_entropy)
         d_log_variance *= _HALF

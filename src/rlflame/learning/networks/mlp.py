@@ -30,7 +30,7 @@ from .gsde import GsdeHead, GsdeVariance
 #: A long batch is worked off in pieces whose activations stay in a processor's cache.
 CHUNK_ROWS = 1024
 _LOG_TWO_PI = math.log(2.0 * math.pi)
-_ONE, _MINUS_HALF = np.array(1.0, np.float32), np.array(-0.5, np.float32)
+_FLOAT_ONE, _MINUS_HALF = np.array(1.0, np.float32), np.array(-0.5, np.float32)
 _MAX_WORKSPACES = 8
 #: Added to the variance that a layer is divided by, as everybody does.
 LAYER_EPSILON = 1e-5
@@ -169,7 +169,7 @@ class MLP:
         if self._tanh:
             slope = space.slope[layer - 1]
             np.multiply(units, units, out=slope)
-            np.subtract(_ONE, slope, out=slope)
+            np.subtract(_FLOAT_ONE, slope, out=slope)
             np.multiply(back, slope, out=back)
         else:
             active = space.active[layer - 1]

@@ -14,7 +14,7 @@ from rlflame.rollout.distributions import LOG_STD_HIGH, LOG_STD_LOW, log_slope_o
 from rlflame.rollout.spec import Float32
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
-_ONE = np.float32(1.0)
+_FLOAT_ONE = np.float32(1.0)
 
 
 class SquashedGaussianHead:
@@ -54,7 +54,7 @@ class SquashedGaussianHead:
         d_raw, d_log_std = upstream[:size], upstream[size:]
         # The action's slope is 1 - a^2, that of its log-density in the same direction 2 a.
         np.multiply(actions, actions, out=d_raw)
-        np.subtract(_ONE, d_raw, out=d_raw)
+        np.subtract(_FLOAT_ONE, d_raw, out=d_raw)
         d_raw *= d_actions
         d_raw += actions * np.float32(2.0 * d_log_prob)
         np.multiply(d_raw, self._scaled_noise, out=d_log_std)

@@ -16,7 +16,7 @@ from ..networks.flat_params import FlatVector
 from ..networks.mlp import CHUNK_ROWS, MLP, make_head
 from ..networks.network_shape import NetworkShape
 
-_ZERO, _ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
+_ZERO, _FLOAT_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class NumpyPpo:
         d_log_prob *= np.float32(-1.0 / count)
         self._actor.backward(self._head.backward(d_log_prob, -batch.entropy_weight / count))
         objective = np.minimum(surrogate, held)
-        ratio -= _ONE
+        ratio -= _FLOAT_ONE
         ratio -= log_ratio
         return {
             "policy_gradient_loss": -float(np.add.reduce(objective)),

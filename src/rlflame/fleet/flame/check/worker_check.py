@@ -188,7 +188,7 @@ def _check_clocks(reports: Sequence[ExecutorReport]) -> Finding:
 
 
 def _check_round_trips(round_trips_s: Sequence[float]) -> Finding:
-    p50_ms, p95_ms = (1000 * percentile(round_trips_s, share) for share in (0.5, 0.95))
+    p50_ms, p95_ms = (1000 * compute_percentile(round_trips_s, share) for share in (0.5, 0.95))
     facts: dict[str, Any] = {"number": len(round_trips_s), "p50_ms": p50_ms, "p95_ms": p95_ms}
     seen = f"round trip of an empty task {p50_ms:.0f} ms, 95% within {p95_ms:.0f} ms"
     if p50_ms <= _SLOW_MS:
@@ -201,6 +201,6 @@ def _check_round_trips(round_trips_s: Sequence[float]) -> Finding:
     )
 
 
-def percentile(values: Sequence[float], share: float) -> float:
+def compute_percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least this share of all do not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
