@@ -37,7 +37,7 @@ VERBS = set(
     deliver describe diagnose die disable discard dispatch dispose do draw drop dump encode
     enlarge ensure escape estimate evaluate exchange exclude exit explain extend extract
     fail fence fetch fill find finish fit flatten flush forget format forward gather
-    generate get give greet greeting group grow guard halve handle has hash ignore import
+    generate get give greet group grow guard halve handle has hash ignore import
     init initialise inspect interpolate interrupt invert is iterate join keep kill learn
     limit link list listen load locate loop make mark mask measure merge mix move multiply
     mute normalise note notify number observe offer open overwrite pack pad parse partition

@@ -396,7 +396,7 @@ def test_an_order_of_any_length_arrives(tmp_path, monkeypatch):
     (tmp_path / "ordered.py").write_text(
         "from rlflame.bench.process_group import StepServer\n"
         "here = StepServer()\n"
-        "here.answer(lambda seconds: {'steps': len(here.order['words']), 'seconds': seconds})\n"
+        "here.serve(lambda seconds: {'steps': len(here.order['words']), 'seconds': seconds})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     orders = [{"words": "x" * 1_500_000}, {"words": "x" * 2_000_000}]

@@ -596,9 +596,9 @@ def test_a_worker_lost_while_it_is_measured_is_said():
         (("scaling", "--algo", "reinforce", "--episodes", "4", "--compare", "local", "--repeat",
           "2", "--iterations", "1"), "scaling.run_once", "scaling"),
         (("replay", "--compare", "local", "--repeat", "2", "--transitions", "80", "--set",
-          "rollout.num_slots=4", "--set", "rollout.steps=10"), "filling.fill", "replay"),
+          "rollout.num_slots=4", "--set", "rollout.steps=10"), "replay.fill", "replay"),
         (("rollouts", "--fleet", "local", "--no-limit", "--seconds", "0", "--repeat", "2"),
-         "rollouts.Collecting.measure", "rollouts"),
+         "rollouts.TimedRounds.measure", "rollouts"),
     ],
 )  # fmt: skip
 def test_a_repetition_in_which_a_worker_died_is_marked_wherever_it_is_written(

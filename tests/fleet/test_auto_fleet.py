@@ -283,7 +283,7 @@ def test_an_environment_s_failure_is_no_fault_of_the_side_it_met():
 
 def test_no_children_are_left_of_the_side_that_lost():
     both = Both(1.0, 0.1, home=LocalFleet(2))
-    pids = both.home.inner.pids()
+    pids = both.home.inner.list_pids()
     with both.fleet as fleet:
         trained(scenario("CartPole-v1", iterations=7), fleet, Diary())
         assert fleet.name == "flame"

@@ -521,11 +521,11 @@ if __name__ == "__main__":
     fleet.probe()
     submission = fleet.submit([dataclasses.replace(task, policy_id=name)])
     if sys.argv[1]:
-        while not any(child.position for child in fleet._dispatcher._children):
+        while not any(child.position for child in fleet._dispatcher._workers):
             time.sleep(0.01)
     else:
         list(submission)
-    print(*fleet.pids(), flush=True)
+    print(*fleet.list_pids(), flush=True)
     time.sleep(600)
 """
 
@@ -572,7 +572,7 @@ if __name__ == "__main__":
     )
     if fault in ("", "start_program", "fork_program"):
         list(submission)
-    print(*fleet.pids(), flush=True)
+    print(*fleet.list_pids(), flush=True)
     time.sleep(600)
 """
 

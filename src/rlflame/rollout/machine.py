@@ -19,7 +19,7 @@ _LIBRARY_FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib"
 PACKAGES = ("numpy", "gymnasium", "mujoco", "box2d", "flamepy", "torch")
 
 
-def greeting() -> dict[str, Any]:
+def describe_host() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),

@@ -11,7 +11,7 @@ import resource
 from typing import Any
 
 from rlflame.rollout import blas
-from rlflame.rollout.machine import greeting
+from rlflame.rollout.machine import describe_host
 
 _FACT_NAMES = ("host", "processor", "memory_bytes", "system", "libc", "python", "packages")
 _TASKS_PATH = "/proc/self/task"
@@ -19,7 +19,7 @@ _TASKS_PATH = "/proc/self/task"
 
 def describe_machine() -> dict[str, Any]:
     """The facts that a number measured here should be read with."""
-    facts = greeting()
+    facts = describe_host()
     return {
         **{name: facts[name] for name in _FACT_NAMES},
         "cores": os.cpu_count() or 1,

@@ -289,7 +289,7 @@ if "rlflame.experiment.learners.replica_main" in sys.orig_argv:
     from rlflame.learning.ppo import ppo
     def gradient(self, batch, count):
         raise ZeroDivisionError("the second learner's own")
-    ppo.NumpyPpo.gradient = gradient
+    ppo.NumpyPpo.compute_gradient = gradient
 """
 
 
@@ -378,7 +378,7 @@ if os.environ.get("RANK") == "1":
     def gradient(self, batch, count):
         Path(__file__).with_name("hung").write_text(str(os.getpid()))
         {}
-    ppo.NumpyPpo.gradient = gradient
+    ppo.NumpyPpo.compute_gradient = gradient
 """
 
 

@@ -42,10 +42,10 @@ class Loader:
         import os
         import time
 
-        from rlflame.rollout.machine import greeting
+        from rlflame.rollout.machine import describe_host
 
         time.sleep(wait_s)
-        answer = json.dumps({**greeting(), "pid": os.getpid(), "clock": time.time()})
+        answer = json.dumps({**describe_host(), "pid": os.getpid(), "clock": time.time()})
         return self._make_array(answer.encode())
 
     def ping(self) -> Any:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Literal
 
 from rlflame.errors import FleetError, FleetUnreachableError, RlflameError
-from rlflame.rollout.machine import greeting
+from rlflame.rollout.machine import describe_host
 
 from . import bundle, object_cache
 from .client import (
@@ -111,7 +111,10 @@ class SessionStarter:
 
     def find_missing_packages(self, executor_greeting: dict[str, Any]) -> list[str]:
         """Packages that environments are made of, and that are absent or different there."""
-        local_packages, executor_packages = greeting()["packages"], executor_greeting["packages"]
+        local_packages, executor_packages = (
+            describe_host()["packages"],
+            executor_greeting["packages"],
+        )
         return [
             f"{name} {executor_packages.get(name, 'absent')} (here {local_packages[name]})"
             for name in bundle.PINNED
@@ -120,7 +123,10 @@ class SessionStarter:
 
     def _check_packages(self, started: FlameSession) -> FlameSession:
         """What the executors have may differ in a version, but not be absent."""
-        local_packages, executor_packages = greeting()["packages"], started.greeting["packages"]
+        local_packages, executor_packages = (
+            describe_host()["packages"],
+            started.greeting["packages"],
+        )
         absent = [name for name in ("numpy", "gymnasium") if name not in executor_packages]
         incompatible = [
             f"{name} {executor_packages[name]} (here {local_packages[name]})"

@@ -21,7 +21,7 @@ from rlflame.fleet.flame.check.findings import CheckTimeouts, Diagnosis, make_ok
 from rlflame.fleet.flame.client import FlameClient
 from rlflame.fleet.flame.loader import Loader
 from rlflame.fleet.flame.requests import make_request
-from rlflame.rollout.machine import greeting
+from rlflame.rollout.machine import describe_host
 
 PATIENCE_S = 30
 #: As in life, only sooner.
@@ -126,7 +126,7 @@ def test_no_call_is_made_where_ctrl_c_is_heard(stub, monkeypatch):
 
         return noting
 
-    for name in ("create", "ask"):
+    for name in ("create_task", "get_task_status"):
         monkeypatch.setattr(FlameClient, name, noted(getattr(FlameClient, name)))
     assert examine(PATIENT).verdict == "healthy"
     assert threads
@@ -139,7 +139,7 @@ def test_workers_bound_how_many_are_asked(stub):
 
 
 def test_executors_that_have_other_versions_than_this_machine(stub, monkeypatch):
-    here = greeting()
+    here = describe_host()
     here["packages"]["mujoco"] = "0.1"
     monkeypatch.setattr("rlflame.fleet.flame.check.cluster_check.greeting", lambda: here)
     diagnosis = examine(PATIENT)
@@ -360,16 +360,16 @@ def opened(cluster: FlameClient, application: str, most: int) -> Any:
 
 DRIVER = """
 import sys, time
-from rlflame.fleet.flame import object_cache as objects
+from rlflame.fleet.flame import object_cache
 from rlflame.fleet.flame.client import FlameClient
 from rlflame.fleet.flame.lease import Lease
 cluster = FlameClient().open()
 for name in sys.argv[2:]:
     if name == sys.argv[2]:
         lease = Lease(cluster.cache_endpoint, name)
-    place = objects.put(f"{name}/shared", b"weights")
-    cluster.register(name, url=None, environment={}, delay_release_s=5)
-    cluster.open_session(f"{name}-s", name, place, least=0, most=1, cpu=None, memory_bytes=None)
+    place = object_cache.put(f"{name}/shared", b"weights")
+    cluster.register_application(name, url=None, environment={}, delay_release_s=5)
+    cluster.open_session(f"{name}-s", name, place, min_executors=0, max_executors=1, cpu=None, memory_bytes=None)
 print("up", flush=True)
 time.sleep(3600)
 """

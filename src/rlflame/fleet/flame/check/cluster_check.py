@@ -25,7 +25,7 @@ from rlflame.fleet.flame.check.probe import Probe
 from rlflame.fleet.flame.check.snapshot import ClusterSnapshot, take_snapshot
 from rlflame.fleet.flame.client import FlameClient, find_configuration
 from rlflame.fleet.flame.timeouts import ClusterCallError
-from rlflame.rollout.machine import greeting
+from rlflame.rollout.machine import describe_host
 
 #: Asked at most, where nobody says how many.
 _MAX_EXECUTORS = 32
@@ -202,7 +202,7 @@ class _CheckSequence:
         probe = Probe(
             self._client, self._timeouts, self._cluster_check.report_progress, self._record_silence
         )
-        for finding in worker_check.make_findings(probe.run(target), greeting(), self._cache):
+        for finding in worker_check.make_findings(probe.run(target), describe_host(), self._cache):
             self._cluster_check.add(finding)
         return None
 

@@ -9,11 +9,11 @@ import os
 
 from rlflame.fleet.flame.check.findings import Finding, make_ok
 from rlflame.rollout import blas
-from rlflame.rollout.machine import greeting
+from rlflame.rollout.machine import describe_host
 
 
 def check_machine() -> Finding:
-    machine_info = greeting()
+    machine_info = describe_host()
     usable, threads = blas.count_usable_cores(), os.cpu_count() or 1
     total = f" of {threads}" if usable != threads else ""
     packages = ", ".join(
