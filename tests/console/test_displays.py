@@ -249,7 +249,7 @@ def test_a_resumed_run_says_where_it_stands_and_counts_its_own_speed():
 
 def test_a_run_that_was_finished_says_how_to_go_on():
     said: list[str] = []
-    PlainDisplay(said.append, said.append, Clock()).show_result(ended(20_480, 100, began=False))
+    PlainDisplay(said.append, said.append, Clock()).show_result(ended(20_480, 100, has_trained=False))
     assert said[0] == "This run was finished already, at step 20,480"
     assert "  to go on    rlflame resume runs/x --steps 40960" in said
 

@@ -364,7 +364,7 @@ def test_a_worker_that_was_stopped_holds_up_nobody_else(two: Bench) -> None:
     tasks = slots(4, policy=rollouts.policy_spec(FAKE, hidden=(700, 700)))
     two.wait_aside(two.start(tasks))
     assert eventually(lambda: len(two.outcomes) == 3)
-    assert two.children()[0].process.backlog
+    assert two.children()[0].process.has_backlog
     two.later()
     two.outcome()
     assert set(two.outcomes) == {alone(task) for task in tasks}
@@ -754,7 +754,7 @@ def test_processes_that_began_early_become_workers_and_the_others_end(monkeypatc
             assert len(set(fleet.list_pids())) == 2
             hellos = fleet.probe().workers
             assert hellos[0] == hellos[1]
-            assert [process.exited for process in begun] == [False, False]
+            assert [process.has_exited for process in begun] == [False, False]
             early.close()
             assert [process.exited for process in begun] == [False, True]
     assert begun[0].exited
@@ -772,7 +772,7 @@ def test_a_command_that_is_refused_leaves_none_of_them(words, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         command()
     assert ended.value.code == 2
-    assert [process.exited for process in begun] == [True]
+    assert [process.has_exited for process in begun] == [True]
 
 
 def test_ctrl_c_while_the_thread_begins_leaves_no_worker(monkeypatch):
@@ -783,7 +783,7 @@ def test_ctrl_c_while_the_thread_begins_leaves_no_worker(monkeypatch):
     def interrupted(thread):
         start(thread)
         if thread.name == "rlflame-fleet":
-            assert thread._target.__self__._greeted.wait(60.0)
+            assert thread._target.__self__._all_greeted.wait(60.0)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
@@ -803,7 +803,7 @@ def test_children_are_retired_only_when_the_thread_is_over(monkeypatch):
         held.wait(60.0)
 
     def disposing(self):
-        seen.append(self._served.is_set())
+        seen.append(self._thread_done.is_set())
         dispose(self)
 
     def interrupted(thread):

@@ -120,7 +120,7 @@ def recording(folder, begun, every_steps=10, keep=2):
 
 
 def offer(recorder, state, final=False):
-    recorder.snapshot(lambda: state.snapshot, state.progress, final)
+    recorder.record_snapshot(lambda: state.snapshot, state.progress, final)
 
 
 def content(folder):

@@ -88,7 +88,7 @@ def run(recipe, fleet, diary, *, start=None, stop_after=10**9, name="run"):
 
 def saved(begun, trainer, path):
     """The run's state by way of a file, as a resume would see it."""
-    snapshot = trainer.snapshot()
+    snapshot = trainer.take_snapshot()
     whole = dataclasses.replace(
         begun, policy=snapshot.policy, progress=snapshot.progress, snapshot=snapshot
     )

@@ -222,7 +222,7 @@ def test_a_cache_that_forgets_everything_gets_the_weights_again(bench: Bench) ->
         named = [dataclasses.replace(task, policy_id=name) for task in slots(2)]
         assert len(list(fleet.submit(named))) == 2
         other = fleet.put(rollouts.weights(slots(1)[0].policy, seed=8))
-        fleet._place(other)
+        fleet._put_policy(other)
         bench.stub.restart_cache(lose=True)
         named = [dataclasses.replace(task, policy_id=other) for task in slots(3)]
         found = {wire.encode(fragment) for fragment in fleet.submit(named)}
@@ -522,7 +522,7 @@ def test_a_cache_that_is_away_is_waited_for_as_long_as_a_session_manager(
         assert run(fleet, slots(1)) == expected(slots(1))
         bench.stub.stop_cache()
         submission = send(fleet, slots(2))
-        assert eventually(lambda: fleet._desk._seen_away)
+        assert eventually(lambda: fleet._scheduler._seen_away)
         bench.stub.start_cache()
         assert {wire.encode(fragment) for fragment in submission} == expected(slots(2))
     with bench.fleet(1, reconnect_s=0.1) as fleet:
@@ -548,7 +548,7 @@ def test_an_answer_that_comes_when_nobody_waits_any_more_is_deleted(
         submission = send(fleet, slots(1, env))
         assert eventually(gate.with_suffix(".here").exists)
         submission.cancel()
-        assert eventually(lambda: not fleet._desk._attempts)
+        assert eventually(lambda: not fleet._scheduler._attempts)
         assert len(fleet._desk._errands._abandoned) == 1
         gate.touch()
         assert eventually(lambda: not fleet._desk._errands._abandoned)
@@ -560,7 +560,7 @@ def test_weights_are_forgotten_where_they_were_missed_and_nowhere_else(bench: Be
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
         name = fleet.put(rollouts.weights(slots(1)[0].policy, seed=3))
-        first = fleet._place(name)
+        first = fleet._put_policy(name)
         fleet._forget_place(name, first)
         second = fleet._place(name)
         assert second != first
@@ -585,7 +585,7 @@ def test_weights_that_are_released_while_they_are_put_do_not_stay(
         with monkeypatch.context() as patch:
             patch.setattr(object_cache, "put", slow)
             with pytest.raises(FleetError, match="Nobody holds these weights"):
-                fleet._place(name)
+                fleet._put_policy(name)
         assert eventually(lambda: len(bench.ours()[1]) == 2)
 
 

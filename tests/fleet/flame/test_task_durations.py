@@ -127,7 +127,7 @@ def sociable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ended_there(fleet: Any) -> int:
     """How many tasks the cluster has answered."""
-    return int(fleet._cluster.session(fleet._started.session_id).succeed)
+    return int(fleet._client.session(fleet._started.session_id).succeed)
 
 
 def test_eight_short_tasks_are_four_of_the_cluster_s(bench: Bench, sociable: None) -> None:
@@ -171,7 +171,7 @@ def test_weights_that_are_gone_are_put_again_for_a_whole_group(
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(2)) == expected(slots(2))
         name = fleet.put(rollouts.weights(slots(1)[0].policy, seed=8))
-        fleet._place(name)
+        fleet._put_policy(name)
         bench.stub.restart_cache(lose=True)
         tasks = [rollouts.task(FAKE, slot=slot, policy_id=name) for slot in range(4)]
         assert len(list(fleet.submit(tasks))) == 4
@@ -185,4 +185,4 @@ def test_what_came_to_nothing_says_nothing_of_the_pace(bench: Bench, tmp_path: P
         assert run(fleet, slots(2)) == expected(slots(2))
         assert run(fleet, slots(1, env)) == expected(slots(1, env))
         assert len(bench.kinds("retried")) == 1
-        assert len(fleet._desk.pace.busy_s) == 3
+        assert len(fleet._scheduler.pace.busy_s) == 3

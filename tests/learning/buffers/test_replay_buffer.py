@@ -195,7 +195,7 @@ def test_the_table_of_hidden_observations_does_not_grow_with_the_run():
 def saved(buffer):
     """State and segments as files would hold them: taken at once, and for good."""
     kept = []
-    for segment in buffer.segments():
+    for segment in buffer.list_segments():
         arrays = {name: array.copy() for name, array in segment.arrays().items()}
         assert compute_digest(arrays) == segment.digest
         kept.append(Segment(segment.number, segment.digest, lambda arrays=arrays: arrays))

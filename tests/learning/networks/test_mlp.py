@@ -83,7 +83,7 @@ def test_ppo_gradient_is_autograds(provider, kind, activation, value_clip, entro
     losses = reference.ppo_losses(weights, batch, network.tanh)
     reference.ppo_loss(losses, batch).backward()
 
-    gradient, sums = provider(vector, network).gradient(batch, 140)
+    gradient, sums = provider(vector, network).compute_gradient(batch, 140)
 
     assert gradient.dtype == np.float32
     assert_close(gradient, reference.flat(weights, gradients=True))
@@ -113,7 +113,7 @@ def test_reinforce_gradient_is_autograds(provider, kind, activation, entropy_wei
     loss = -(log_probs * reference.torch.as_tensor(batch.weights)).sum()
     ((loss - entropy_weight * policy.entropy().sum()) / 7).backward()
 
-    gradient, sums = provider(vector, network).gradient(batch, 7)
+    gradient, sums = provider(vector, network).compute_gradient(batch, 7)
 
     assert gradient.dtype == np.float32
     assert_close(gradient, reference.flat(weights, gradients=True))
@@ -142,7 +142,7 @@ def test_only_gains_beyond_the_clip_have_no_gradient(provider, ratio, advantage,
     batch.log_probs = at_one - np.float32(math.log(ratio))
     batch.advantages = np.full(10, advantage, np.float32)
 
-    gradient, _ = provider(vector, network).gradient(batch, 10)
+    gradient, _ = provider(vector, network).compute_gradient(batch, 10)
 
     actor = sum(math.prod(s) for n, s in vector.shapes.items() if n.startswith("actor"))
     assert bool(np.any(gradient[:actor])) is not flat

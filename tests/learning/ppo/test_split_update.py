@@ -81,7 +81,7 @@ def test_two_halves_are_one_learner(case):
     results, _ = in_halves(learning, spec, work)
     metrics, half = results["actor"]
     assert metrics == expected
-    assert_same(half.state(), alone.get_state())
+    assert_same(half.get_state(), alone.get_state())
     if case == "far":
         assert expected[-1]["n_updates"] < 3 * 2 * 4
 
@@ -120,7 +120,7 @@ def test_long_batches_are_estimated_in_the_same_pieces():
     expected = alone.update(batch, 0.0)
     results, _ = in_halves(learning, spec, lambda one: one.update(batch, 0.0))
     assert results["actor"][0] == expected
-    assert_same(results["actor"][1].state(), alone.get_state())
+    assert_same(results["actor"][1].get_state(), alone.get_state())
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -144,7 +144,7 @@ def test_both_halves_refuse_what_one_learner_refuses(spoilt, epochs):
         if name == "critic" and isinstance(found, dict):
             found["std"] = expected["std"]  # of an actor that it does not step
         assert repr(found) == repr(expected)
-        np.testing.assert_array_equal(half.state()["guard"], alone.get_state()["guard"])
+        np.testing.assert_array_equal(half.get_state()["guard"], alone.get_state()["guard"])
 
 
 def test_who_stays_alone_learns_both_networks_again():

@@ -146,7 +146,7 @@ def test_a_bandits_gradient_is_its_softmax_gradient(provider):
     pulls, rewards = np.array([0, 0, 1, 2]), np.array([1.0, 2.0, 5.0], np.float32)
     context = np.tile(np.array([0.5, -3.0], np.float32), (4, 1))
 
-    gradient, _ = provider(parameters, network).gradient(
+    gradient, _ = provider(parameters, network).compute_gradient(
         reinforce.ReinforceMinibatch(context, pulls, rewards[pulls], 0.0), 4
     )
 

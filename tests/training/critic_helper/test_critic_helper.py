@@ -246,8 +246,8 @@ def loaded(monkeypatch):
     join = CriticHelper.try_join
 
     def patient(companion):
-        if companion._link is not None and not companion._joined:
-            assert companion._link._arrival.poll(60_000)
+        if companion._connection is not None and not companion._joined:
+            assert companion._connection._arrival.poll(60_000)
         return join(companion)
 
     monkeypatch.setattr(CriticHelper, "try_join", patient)
@@ -438,7 +438,7 @@ def test_what_is_longer_than_a_pipe_is_exchanged_whole(ends):
 
 def test_messages_and_numbers_come_in_their_order(ends):
     one, other, _ = ends
-    assert not other.arrived()
+    assert not other.has_message()
     one.tell({"a": 1, "b": "c"})
     one.give(np.arange(3.0))
     assert other.arrived()

@@ -369,7 +369,8 @@ for name in sys.argv[2:]:
         lease = Lease(cluster.cache_endpoint, name)
     place = object_cache.put(f"{name}/shared", b"weights")
     cluster.register_application(name, url=None, environment={}, delay_release_s=5)
-    cluster.open_session(f"{name}-s", name, place, min_executors=0, max_executors=1, cpu=None, memory_bytes=None)
+    cluster.open_session(f"{name}-s", name, place,
+                         min_executors=0, max_executors=1, cpu=None, memory_bytes=None)
 print("up", flush=True)
 time.sleep(3600)
 """
