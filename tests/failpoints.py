@@ -133,17 +133,21 @@ class Disk:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[Disk]:
-        """In force for this process: Python's `open` and the calls of `os` that change folders."""
+        """In force for this process: Python's `open` and the calls of `os` that change folders.
+
+        A file that `os.open` opens to append to is one too, once Python's `open` has it.
+        """
         saved = {
             name: getattr(os, name) for name in ("fsync", "replace", "link", "unlink", "mkdir")
         }
-        real_open = io.open
+        real_open, real_descriptor = io.open, os.open
+        appended: dict[int, str] = {}
 
         def counted(name: str) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
                 if name == "fsync":
                     file = self.files.get(args[0])
-                    self.reached(name, file and file.name)
+                    self.reached(name, file and file.path)
                     return file and file.flushed()
                 if os.fspath(args[0]).startswith(self._folder):
                     self.reached(name, args[-1])
@@ -151,12 +155,25 @@ class Disk:
 
             return call
 
+        def opened_descriptor(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            ours = isinstance(path, str | os.PathLike) and os.fspath(path).startswith(self._folder)
+            ours = ours and bool(flags & os.O_APPEND)
+            if ours:
+                self.reached("open", path)
+            descriptor = real_descriptor(path, flags, *args, **kwargs)
+            appended.pop(descriptor, None)
+            if ours:
+                appended[descriptor] = os.fspath(path)
+            return descriptor
+
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            known = appended.pop(file, None) if isinstance(file, int) else None
             ours = isinstance(file, str | os.PathLike) and os.fspath(file).startswith(self._folder)
-            if not ours or not set(mode) & set("wax+"):
-                return real_open(file, mode, *args, **kwargs)
-            self.reached("open", file)
-            raw = _Counted(file, mode.replace("b", ""), self)
+            if known is None:
+                if not ours or not set(mode) & set("wax+"):
+                    return real_open(file, mode, *args, **kwargs)
+                self.reached("open", file)
+            raw = _Counted(file, mode.replace("b", ""), self, known or file)
             buffered = io.BufferedWriter(raw)
             if "b" in mode:
                 return buffered
@@ -165,12 +182,14 @@ class Disk:
         import builtins
 
         builtins.open = io.open = opened  # type: ignore[assignment]
+        os.open = opened_descriptor  # type: ignore[assignment]
         for name in saved:
             setattr(os, name, counted(name))
         try:
             yield self
         finally:
             builtins.open = io.open = real_open  # type: ignore[assignment]
+            os.open = real_descriptor
             for name, function in saved.items():
                 setattr(os, name, function)
 
@@ -178,9 +197,10 @@ class Disk:
 class _Counted(io.FileIO):
     """An open file whose writes are calls that can fail, and are safe only once flushed."""
 
-    def __init__(self, file: Any, mode: str, disk: Disk) -> None:
+    def __init__(self, file: Any, mode: str, disk: Disk, path: Any) -> None:
         super().__init__(file, mode)
         self._disk = disk
+        self.path = path
         self.safe = os.fstat(self.fileno()).st_size
         disk.files[self.fileno()] = self
 
@@ -189,11 +209,11 @@ class _Counted(io.FileIO):
 
     def write(self, data: Any) -> int:
         half = bytes(data)[: len(data) // 2]
-        self._disk.reached("write", self.name, lambda: super(_Counted, self).write(half))
+        self._disk.reached("write", self.path, lambda: super(_Counted, self).write(half))
         return super().write(data)
 
     def truncate(self, size: int | None = None) -> int:
-        self._disk.reached("truncate", self.name)
+        self._disk.reached("truncate", self.path)
         self.safe = min(self.safe, size or 0)
         return super().truncate(size)
 

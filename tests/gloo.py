@@ -16,7 +16,7 @@ from rlflame.errors import LearnerFailure
 from rlflame.learning.parallel.process_group import ProcessGroup, SingleProcessGroup
 
 JOINING_S = 60.0
-PATIENCE = {"deadline_s": JOINING_S, "joining_s": JOINING_S, "clock": time.monotonic}
+PATIENCE = {"deadline_s": JOINING_S, "join_timeout_s": JOINING_S, "clock": time.monotonic}
 
 
 def _learn(rank: int, size: int, port: int) -> None:

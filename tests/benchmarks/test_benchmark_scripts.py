@@ -163,8 +163,8 @@ def test_all_cores_are_at_work_for_as_long_as_none_rests(monkeypatch) -> None:
     """Of windows of ten ticks: both worked; one rested for four; both for half, perhaps at once."""
     script = loaded("ppo_vs_sb3")
     looks = iter([[(0, 0)] * 2, [(10, 0)] * 2, [(20, 4), (20, 0)], [(30, 9), (30, 5)]])
-    monkeypatch.setattr(script["Cores"], "_parse_ticks", lambda self: next(looks))
-    monkeypatch.setattr(script["Cores"], "reset_sampler", lambda self: None)
+    monkeypatch.setattr(script["Cores"], "_ticks", lambda self: next(looks))
+    monkeypatch.setattr(script["Cores"], "start", lambda self: None)
     cores = script["Cores"]()
     assert cores.share() is None
     for _ in range(3):

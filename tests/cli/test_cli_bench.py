@@ -580,7 +580,7 @@ def test_a_worker_lost_while_it_is_measured_is_said():
     told = []
 
     class Ear:
-        note, status = told.append, told.append
+        show_note, show_status = told.append, told.append
 
     here = session.BenchSession(None, Ear(), None)
     here._show_event(FleetEvent("retried", "", 3, "killed by signal 9"))

@@ -35,8 +35,8 @@ def quick(monkeypatch):
         still_s=0.3, lease_s=0.6, first_answer_s=PATIENCE_S, all_answers_s=PATIENCE_S
     )
 
-    def hurried(*arguments, **options):
-        return ClusterCheck(*arguments, **options, timeouts=pace, make_graphics=OneRenderer)
+    def hurried(show, tell, graphics, **options):
+        return ClusterCheck(show, tell, OneRenderer, **options, timeouts=pace)
 
     monkeypatch.setattr(cluster_check, "ClusterCheck", hurried)
 
@@ -90,7 +90,7 @@ def test_the_screen_line_by_line(monkeypatch):
     ]
 
     class Played:
-        def __init__(self, show, tell, **options):
+        def __init__(self, show, tell, graphics, **options):
             self.show = show
 
         def run(self):

@@ -440,18 +440,16 @@ def test_a_second_signal_ends_at_once(tmp_path):
 
 
 def test_eval_interrupted_says_so_without_traceback(tmp_path):
-    made = rlflame(
-        "train", *TINY, "--env", "fakes:Fake-v0", "--steps", "64", "--out", tmp_path / "x"
-    )
-    assert made.code == 0, made.err
-    # An episode that takes for ever.
-    file = tmp_path / "x/best.safetensors"
     marker = tmp_path / "never"
-    found = checkpoint.load(file)
-    from dataclasses import replace
-
-    kwargs = {"fault": "wait", "marker": str(marker)}
-    checkpoint.save(file, replace(found, env=replace(found.env, kwargs=kwargs)))
+    kwargs = f"environment.kwargs={{fault='wait', marker='{marker}'}}"
+    marker.touch()
+    words = (*TINY, "--env", "fakes:Fake-v0", "--set", kwargs, "--steps", "64")
+    made = rlflame("train", *words, "--out", tmp_path / "x")
+    assert made.code == 0, made.err
+    # From now on, an episode takes for ever.
+    marker.unlink()
+    marker.with_suffix(".here").unlink()
+    file = tmp_path / "x/best.safetensors"
     running = process("eval", file, "--workers", "1")
     until(marker.with_suffix(".here").exists)
     children = children_of(running.pid)

@@ -474,7 +474,7 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
         send(self, kind, payload)
 
     def trained(*given, **named):
-        ended.append(process.exited)
+        ended.append(process.has_exited)
         return real(*given, **named)
 
     monkeypatch.setattr(WorkerProcess, "send", sent)

@@ -96,13 +96,13 @@ def ended(steps: int, episodes: int, **words) -> RunResult:
         "folder": Path("runs/x"),
         "progress": Progress(7, steps, episodes),
         "complete": True,
-        "began": True,
+        "has_trained": True,
         "state_digest": "a" * 64,
         "digest": "b" * 64,
         "evaluation": record(450.0),
         "best": record(480.0),
-        "onward": "rlflame resume runs/x --steps 40960",
-        "scoring": "rlflame eval runs/x/best.safetensors",
+        "resume_command": "rlflame resume runs/x --steps 40960",
+        "evaluation_command": "rlflame eval runs/x/best.safetensors",
     }
     return RunResult(**{**found, **words})
 
@@ -249,7 +249,9 @@ def test_a_resumed_run_says_where_it_stands_and_counts_its_own_speed():
 
 def test_a_run_that_was_finished_says_how_to_go_on():
     said: list[str] = []
-    PlainDisplay(said.append, said.append, Clock()).show_result(ended(20_480, 100, has_trained=False))
+    PlainDisplay(said.append, said.append, Clock()).show_result(
+        ended(20_480, 100, has_trained=False)
+    )
     assert said[0] == "This run was finished already, at step 20,480"
     assert "  to go on    rlflame resume runs/x --steps 40960" in said
 

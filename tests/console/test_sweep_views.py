@@ -59,7 +59,7 @@ def start(board: SweepProgress, **changes) -> SweepStart:
     given = {
         "fleet": "here",
         "workers": 2,
-        "shares": SweepResources(2, 0),
+        "resources": SweepResources(2, 0),
         "resumed": False,
         **changes,
     }
@@ -77,7 +77,9 @@ def result(**changes) -> SweepResult:
         statistics.summarise(finals), 0, (750, statistics.MeanStd(21.0, 2.0)),
         statistics.MeanStd(19.5, 3.0),
     )  # fmt: skip
-    return SweepResult(Path("runs/x"), summary, {}, **{"began": True, "plot": None, **changes})
+    return SweepResult(
+        Path("runs/x"), summary, {}, **{"has_trained": True, "plot": None, **changes}
+    )
 
 
 def test_the_board_adds_up(board: SweepProgress, clock: Clock) -> None:
@@ -129,9 +131,9 @@ def test_lines_of_a_log(board: SweepProgress) -> None:
 
 def test_where_seeds_run_is_said(board: SweepProgress) -> None:
     for changes, words in (
-        ({"shares": SweepResources(2, 4)}, "2 side by side, each with 4 local workers"),
+        ({"resources": SweepResources(2, 4)}, "2 side by side, each with 4 local workers"),
         (
-            {"fleet": "flame", "workers": 20, "shares": SweepResources(4, 0)},
+            {"fleet": "flame", "workers": 20, "resources": SweepResources(4, 0)},
             "4 side by side, on one fleet: 20 executors at most",
         ),
     ):
@@ -196,6 +198,7 @@ def test_which_way_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         mode: type(make_sweep_display(mode)).__name__ for mode in ("json", "quiet", "plain", "live")
     }
     assert kinds == {
-        "json": "JsonSeeds", "quiet": "QuietSeeds", "plain": "PlainSeeds", "live": "LiveSeeds"
+        "json": "JsonSweepDisplay", "quiet": "QuietSweepDisplay",
+        "plain": "PlainSweepDisplay", "live": "LiveSweepDisplay",
     }  # fmt: skip
-    assert type(make_sweep_display("auto")).__name__ == "PlainSeeds"
+    assert type(make_sweep_display("auto")).__name__ == "PlainSweepDisplay"

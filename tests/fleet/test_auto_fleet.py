@@ -63,7 +63,7 @@ def test_one_look_each_is_enough_where_one_is_twice_as_fast():
     assert (verdict.winner, verdict.factor) == ("home", 2.5)
     letters, verdict = course(1000.0, 2100.0)
     assert letters == "haAhH"
-    assert (verdict.winner, verdict.seen) == ("away", {"home": 1, "away": 1})
+    assert (verdict.winner, verdict.iterations) == ("away", {"home": 1, "away": 1})
 
 
 def test_more_looks_and_their_medians_decide_what_is_close():
@@ -76,7 +76,7 @@ def test_more_looks_and_their_medians_decide_what_is_close():
 def test_what_is_no_difference_stays_at_home():
     _, verdict = course(1000.0, 1040.0)
     assert verdict.winner == "home"
-    assert verdict.equal
+    assert verdict.is_tie
 
 
 def test_home_works_until_the_other_side_is_ready_and_all_of_it_is_there():
@@ -371,8 +371,8 @@ def test_workers_that_began_early_are_those_here(stub, monkeypatch):
     ):
         assert isinstance(fleet, AutoFleet)
         assert len(early) == 0
-        assert not begun[0].exited
-    assert begun[0].exited
+        assert not begun[0].has_exited
+    assert begun[0].has_exited
 
 
 @pytest.mark.parametrize("asked", ["local", "flame"])

@@ -276,7 +276,7 @@ def test_ctrl_c_while_a_task_is_handed_out_costs_that_task_alone(
         # As if it had come between a write and what keeps count of it.
         monkeypatch.setattr(os, "write", interrupted(os.write))
     else:
-        monkeypatch.setattr(child, "send", interrupted(child.give))
+        monkeypatch.setattr(child, "send_job", interrupted(child.send_job))
     with pytest.raises(KeyboardInterrupt):
         bench.start(slots(1, FAKE))
     bench.wait_aside(bench.start(slots(1, FAKE)))
@@ -756,11 +756,11 @@ def test_processes_that_began_early_become_workers_and_the_others_end(monkeypatc
             assert hellos[0] == hellos[1]
             assert [process.has_exited for process in begun] == [False, False]
             early.close()
-            assert [process.exited for process in begun] == [False, True]
-    assert begun[0].exited
+            assert [process.has_exited for process in begun] == [False, True]
+    assert begun[0].has_exited
     with PrestartPool() as early:
         assert len(early) == 2
-    assert all(process.exited for process in begun)
+    assert all(process.has_exited for process in begun)
 
 
 @pytest.mark.parametrize("words", [["train", "--bogus"], ["train", "--env", "nosuch"]])
@@ -790,7 +790,7 @@ def test_ctrl_c_while_the_thread_begins_leaves_no_worker(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         LocalFleet(2)
     assert len(begun) == 2
-    assert all(process.exited for process in begun)
+    assert all(process.has_exited for process in begun)
 
 
 def test_children_are_retired_only_when_the_thread_is_over(monkeypatch):

@@ -117,4 +117,4 @@ def test_nccl_opens_on_a_card_and_gathers_there(nccl):
     mine = np.arange(7, dtype=np.float32)
     for _ in range(3):
         np.testing.assert_array_equal(nccl.gather(mine), mine[None])
-    assert nccl.share({"a": 1}) == {"a": 1}
+    assert nccl.broadcast({"a": 1}) == {"a": 1}

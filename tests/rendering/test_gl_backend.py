@@ -137,13 +137,14 @@ def test_trying_leaves_this_process_s_environment_alone():
 
 _HINDERED = """
 import sys
-from rlflame.experiment import components as build, graphics
+from rlflame.experiment import components as build
 from rlflame.config.recipe import EnvironmentSettings
 from rlflame.errors import ConfigError
-graphics.hindrance = lambda reason: ConfigError(f"hindered: {reason}")
+from rlflame.rendering import gl_backend
+gl_backend.make_gl_failure_error = lambda reason: ConfigError(f"hindered: {reason}")
 try:
     kwargs = dict.fromkeys(sys.argv[2:], 1)
-    build.environment(EnvironmentSettings(id=sys.argv[1], kwargs=kwargs))
+    build.make_env_spec(EnvironmentSettings(id=sys.argv[1], kwargs=kwargs))
 except ConfigError as error:
     print(error)
 """

@@ -48,8 +48,10 @@ def test_cores_are_those_of_this_process_and_at_least_one(
 
 
 def test_a_child_is_given_this_process_s_kernels_on_one_thread() -> None:
-    script = "from rlflame.rollout import blas; print(blas.core_name(), blas.fingerprint())"
-    script += "; count = blas._symbol('get_num_threads'); print(count and count())"
+    script = (
+        "from rlflame.rollout import blas; print(blas.read_core_name(), blas.read_fingerprint())"
+    )
+    script += "; count = blas._find_symbol('get_num_threads'); print(count and count())"
     result = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, **blas.make_child_environment()},

@@ -258,13 +258,13 @@ def writes(recorder, whole):
     """Each way in which a recorder writes by path."""
     snapshot = whole.snapshot
     return {
-        "iteration": lambda: recorder.iteration(snapshot.progress, {}, ()),
-        "evaluation": lambda: recorder.evaluation(
+        "iteration": lambda: recorder.record_iteration(snapshot.progress, {}, ()),
+        "evaluation": lambda: recorder.record_evaluation(
             snapshot.progress, whole.evaluation, snapshot.policy
         ),
         "best": lambda: recorder.offer_best(snapshot.progress, whole.evaluation, snapshot.policy),
         "checkpoint": lambda: offer(recorder, whole, final=True),
-        "result": lambda: recorder.save_evaluated(snapshot, whole.evaluation),
+        "result": lambda: recorder.save_final_evaluation(snapshot, whole.evaluation),
     }
 
 

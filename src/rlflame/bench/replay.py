@@ -117,7 +117,7 @@ def fill(
     return ReplayFill(
         tuple(passes),
         sample_count / watch.spent_s["draw"],
-        compute_digest(replay.state()),
+        compute_digest(replay.get_state()),
     )
 
 

@@ -183,7 +183,7 @@ class RecipeSummary:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Under names that stay: `--dry-run --json` and the `reset_sampler` event print it."""
+        """Under names that stay: `--dry-run --json` and the `start` event print it."""
         recipe, learning = self.recipe, self.recipe.learning
         return {
             "environment": self.env.id,

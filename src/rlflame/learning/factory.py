@@ -40,7 +40,7 @@ def make_algorithm(
     start_policy: PolicyArrays | None = None,
     shards: Shards | None = None,
 ) -> Algorithm[Any]:
-    """The learner of a recipe, at its beginning; with `reset_sampler`, from that policy's weights.
+    """The learner of a recipe, at its beginning; with `start_policy`, from that policy's weights.
 
     `shards` are those of a group of learners; otherwise this learner works on all of them.
     """

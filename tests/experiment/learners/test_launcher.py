@@ -30,7 +30,7 @@ ENDLESS = (*TINY, *SHARDS, "--set", "horizon_steps=9999999", "--steps", "9999999
 def running_learners(pid: int) -> list[int]:
     """The processes that a run has started to learn with it."""
     shown = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+        ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
     )
     rows = [line.split(None, 2) for line in shown.stdout.splitlines()]
     return [

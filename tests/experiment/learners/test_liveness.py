@@ -47,15 +47,15 @@ def calls(request):
 def attended(call, exchanges):
     call.exchanges = exchanges
     answered = threading.Event()
-    call.attend(answered.set)
+    call.start_answering(answered.set)
     return answered
 
 
 def test_whoever_is_silent_is_meant_whoever_else_is_behind(calls):
     answered = attended(calls[1], 3)
-    assert calls[0].ask(1.0) == [2]
+    assert calls[0].find_late_ranks(1.0) == [2]
     assert answered.wait(10.0)
-    assert calls[0].who(2) == LearnerProcess.from_current_process()
+    assert calls[0].read_process(2) == LearnerProcess.from_current_process()
     assert LearnerProcess.from_current_process().pid == os.getpid()
 
 
@@ -65,19 +65,19 @@ def test_whoever_is_silent_is_meant_whoever_else_is_behind(calls):
 def test_where_all_answer_those_most_behind_are_meant(calls, exchanges, meant):
     for call, come in zip(calls[1:], exchanges, strict=True):
         attended(call, come)
-    assert calls[0].ask(60.0) == meant
+    assert calls[0].find_late_ranks(60.0) == meant
 
 
 def test_one_that_ends_by_itself_is_meant_one_that_another_takes_along_is_not(calls):
     calls[1].exchanges = 4
-    calls[1].leave(well=True)
+    calls[1].report_exit(healthy=True)
     calls[2].exchanges = 5
-    calls[2].leave(well=False)
-    assert calls[0].ask(60.0) == [2]
+    calls[2].report_exit(healthy=False)
+    assert calls[0].find_late_ranks(60.0) == [2]
 
 
 def test_nobody_is_asked_any_longer_once_it_is_known(calls):
-    assert calls[0].ask(600.0, lambda: True) == [1, 2]
+    assert calls[0].find_late_ranks(600.0, lambda: True) == [1, 2]
 
 
 def test_only_those_who_begin_together_answer(calls):
@@ -86,7 +86,7 @@ def test_only_those_who_begin_together_answer(calls):
     first, other = (Called(again, rank, 2) for rank in range(2))
     other.report_exit(healthy=True)
     assert first.find_late_ranks(60.0) == []
-    assert calls[0].ask(0.2) == [1, 2]
+    assert calls[0].find_late_ranks(0.2) == [1, 2]
 
 
 def test_nobody_begins_before_all_are_there(calls):

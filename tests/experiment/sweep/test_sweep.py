@@ -482,7 +482,7 @@ def test_seeds_whose_folder_was_moved_write_nothing_at_its_path(moment, tmp_path
             out.rename(tmp_path / "old")
             self.second = RunFolder.create(out)
             if moment == "begun":
-                self._listener.begun(0)
+                self._listener.handle_start(0)
             return {}
 
     monkeypatch.setattr(sweep, "SeedProcesses", Moving)

@@ -84,7 +84,7 @@ def test_a_seed_that_is_killed_gives_back_what_it_had(tmp_path: Path, stub: Flam
     assert "Seed 1 failed: Its process was killed by signal 9, SIGKILL." in spoken.err
     assert not ours(stub)
     marker.touch()
-    assert rlflame("resume", out, "--local").code == 0
+    assert rlflame("resume", out, "--local", "--env-file", flames.FAKES).code == 0
     for seed in range(3):
         assert_as_alone(out / f"seed-{seed}", lone(tmp_path, seed, words))
 
@@ -106,7 +106,9 @@ def test_a_signal_ends_all_seeds_and_withdraws_from_the_cluster(
     assert not any(map(alive, children))
     assert not ours(stub)
     marker.touch()
-    again = process("resume", out, "--json", environment=stub.environment())
+    again = process(
+        "resume", out, "--env-file", flames.FAKES, "--json", environment=stub.environment()
+    )
     spoken = finished(again)
     assert spoken.code == 0, spoken.err
     for seed in (0, 1):

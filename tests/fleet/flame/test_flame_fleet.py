@@ -341,8 +341,8 @@ def test_whoever_asks_for_more_than_any_node_has_is_told_so(
 def test_another_python_of_a_worker_is_said_once(bench: Bench) -> None:
     with bench.fleet() as fleet:
         for name in ("one", "two"):
-            fleet._workers.met({**read_versions(), "python": "3.99.1", "name": name, "host": "far"})
-        fleet._workers.met({**read_versions(), "name": "three", "host": "near"})
+            fleet._workers.add({**read_versions(), "python": "3.99.1", "name": name, "host": "far"})
+        fleet._workers.add({**read_versions(), "name": "three", "host": "near"})
         said = [text for text in bench.kinds("note") if "Python" in text]
     assert len(said) == 1
     assert said[0].startswith("the worker on far runs Python 3.99 (here 3.")
@@ -436,8 +436,8 @@ def test_a_service_whose_executor_manager_died_ends_itself_once_its_run_is_over(
     script = """if True:
         import time
         from rlflame.fleet.flame import service
-        service._ORPHAN_LOOK_S, service._ORPHAN_S = 0.05, 0.0
-        service._Lease.over = lambda self: True
+        service._ORPHAN_CHECK_INTERVAL_S, service._ORPHAN_S = 0.05, 0.0
+        service._LeaseReader.is_over = lambda self: True
         service.Service(core="", step_deadline_s=1.0, lease={})
         time.sleep(600)
         raise SystemExit("it still lives")
@@ -486,7 +486,7 @@ def test_a_session_that_somebody_closed_is_said_to_be(bench: Bench) -> None:
     """And not that the session manager is away: it answers."""
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
-        fleet._cluster.close_session(fleet._started.session_id)
+        fleet._client.close_session(fleet._flame_session.session_id)
         with pytest.raises(FleetError, match="session no more, or as closed"):
             run(fleet, slots(1))
 
@@ -522,7 +522,7 @@ def test_a_cache_that_is_away_is_waited_for_as_long_as_a_session_manager(
         assert run(fleet, slots(1)) == expected(slots(1))
         bench.stub.stop_cache()
         submission = send(fleet, slots(2))
-        assert eventually(lambda: fleet._scheduler._seen_away)
+        assert eventually(lambda: fleet._scheduler._saw_outage)
         bench.stub.start_cache()
         assert {wire.encode(fragment) for fragment in submission} == expected(slots(2))
     with bench.fleet(1, reconnect_s=0.1) as fleet:
@@ -549,9 +549,9 @@ def test_an_answer_that_comes_when_nobody_waits_any_more_is_deleted(
         assert eventually(gate.with_suffix(".here").exists)
         submission.cancel()
         assert eventually(lambda: not fleet._scheduler._attempts)
-        assert len(fleet._desk._errands._abandoned) == 1
+        assert len(fleet._scheduler._runner._abandoned) == 1
         gate.touch()
-        assert eventually(lambda: not fleet._desk._errands._abandoned)
+        assert eventually(lambda: not fleet._scheduler._runner._abandoned)
         # The code that executors load and the lease.
         assert eventually(lambda: len(bench.ours()[1]) == 2)
 
@@ -561,11 +561,11 @@ def test_weights_are_forgotten_where_they_were_missed_and_nowhere_else(bench: Be
         assert run(fleet, slots(1)) == expected(slots(1))
         name = fleet.put(rollouts.weights(slots(1)[0].policy, seed=3))
         first = fleet._put_policy(name)
-        fleet._forget_place(name, first)
-        second = fleet._place(name)
+        fleet._forget_reference(name, first)
+        second = fleet._put_policy(name)
         assert second != first
-        fleet._forget_place(name, first)  # somebody else comes late with the same news
-        assert fleet._place(name) == second
+        fleet._forget_reference(name, first)  # somebody else comes late with the same news
+        assert fleet._put_policy(name) == second
         assert eventually(lambda: first.key not in bench.ours()[1])
         assert second.key in bench.ours()[1]
 

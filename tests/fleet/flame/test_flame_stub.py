@@ -253,6 +253,7 @@ with FlameStub(executors=1) as stub:
 def test_workers_do_not_outlive_a_stub_that_is_killed() -> None:
     run = subprocess.run(
         [sys.executable, "-c", KILLED],
+        cwd=Path(__file__).parent,  # which holds this module
         stdout=subprocess.PIPE,
         timeout=PATIENCE_S,
         check=False,

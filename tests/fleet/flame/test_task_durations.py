@@ -127,7 +127,7 @@ def sociable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ended_there(fleet: Any) -> int:
     """How many tasks the cluster has answered."""
-    return int(fleet._client.session(fleet._started.session_id).succeed)
+    return int(fleet._client.get_session(fleet._flame_session.session_id).succeed)
 
 
 def test_eight_short_tasks_are_four_of_the_cluster_s(bench: Bench, sociable: None) -> None:
@@ -185,4 +185,4 @@ def test_what_came_to_nothing_says_nothing_of_the_pace(bench: Bench, tmp_path: P
         assert run(fleet, slots(2)) == expected(slots(2))
         assert run(fleet, slots(1, env)) == expected(slots(1, env))
         assert len(bench.kinds("retried")) == 1
-        assert len(fleet._scheduler.pace.busy_s) == 3
+        assert len(fleet._scheduler.durations.busy_s) == 3

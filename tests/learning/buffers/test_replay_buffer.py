@@ -199,7 +199,7 @@ def saved(buffer):
         arrays = {name: array.copy() for name, array in segment.arrays().items()}
         assert compute_digest(arrays) == segment.digest
         kept.append(Segment(segment.number, segment.digest, lambda arrays=arrays: arrays))
-    return {name: array.copy() for name, array in buffer.state().items()}, tuple(kept)
+    return {name: array.copy() for name, array in buffer.get_state().items()}, tuple(kept)
 
 
 def assert_equal(one, other):

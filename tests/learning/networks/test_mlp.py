@@ -387,7 +387,7 @@ def test_nothing_becomes_float64_on_the_hot_path(kind):
         "forward",
         "backward",
         "log_prob",
-        "_policy_gradient",
-        "_value_gradient",
+        "_compute_policy_gradient",
+        "_compute_value_gradient",
         "step",
     }

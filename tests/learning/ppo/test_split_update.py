@@ -99,12 +99,12 @@ def test_the_actor_never_steps_the_critic_and_the_critic_never_the_actor(monkeyp
     (batch,) = batches(spec, learning, 1)
     results, talks = in_halves(learning, spec, lambda one: one.update(batch, 0.0))
     _, critic = results["critic"]
-    begun, ended = learner(learning, spec).get_policy(), critic.policy()
+    begun, ended = learner(learning, spec).get_policy(), critic.get_policy()
     for name, array in begun.items():
         if name.startswith("actor."):
             np.testing.assert_array_equal(ended[name], array)
     at_first = learner(learning, spec)
-    state, critic = at_first.get_state(), at_first._work._parts[1]
+    state, critic = at_first.get_state(), at_first._strategy._parts[1]
     for found, name in zip(held["actor"], ("parameters", "adam.first", "adam.second"), strict=True):
         np.testing.assert_array_equal(found, state[name][critic])
     assert (held["critic"][0] != held["actor"][0]).any()
@@ -155,6 +155,6 @@ def test_who_stays_alone_learns_both_networks_again():
     alone.update(second, 0.1)
     results, _ = in_halves(learning, spec, lambda one: one.update(first, 0.0))
     half = results["actor"][1]
-    half.stay_alone()
+    half.stop_split()
     half.update(second, 0.1)
-    assert_same(half.state(), alone.get_state())
+    assert_same(half.get_state(), alone.get_state())

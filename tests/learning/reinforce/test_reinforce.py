@@ -14,7 +14,6 @@ import torch
 from batches import policy_spec, random_batch, random_network
 from tiny_runs import run
 
-import rlflame.config.resolve
 from rlflame.config.algorithms import ReinforceSettings
 from rlflame.errors import LearningError
 from rlflame.learning.base import Batch
@@ -105,7 +104,7 @@ def textbook_step(weights, batches, continuous, rate):
     [("CartPole-v1", [128], 1e-2), ("InvertedPendulum-v5", [256, 256], 3e-4)],
 )
 def test_the_classic_recipe_is_the_textbook_example(environment, hidden, rate):
-    preset = resources.files(rlflame.config.resolve) / "reinforce-classic.toml"
+    preset = resources.files("rlflame.config") / "presets" / "reinforce-classic.toml"
     data = tomllib.loads(preset.read_text("utf-8"))
     continuous = data.pop("continuous")["learning"]
     learning = data["learning"]

@@ -234,7 +234,7 @@ def assert_both_agree(nets: SacNetworks, threads: int) -> None:
     np.testing.assert_allclose(
         ours.sample_actions(batch), theirs.sample_actions(batch), rtol=1e-4, atol=1e-4
     )
-    for name in ("critic_gradient", "actor_gradient"):
+    for name in ("compute_critic_gradient", "compute_actor_gradient"):
         found, sums = getattr(ours, name)(batch, 0.37, count)
         expected, expected_sums = getattr(theirs, name)(batch, 0.37, count)
         scale = np.abs(expected).max()

@@ -83,7 +83,7 @@ def told_by_gymnasium(env: EnvSpec, actions: list[Any]) -> list[Moment]:
 def walk(
     row: RestorableEnv, out: Any, actions: list[Any], keep: list[EnvState] | None = None
 ) -> Any:
-    """The same through EnvRow, optionally with a snapshot of every moment."""
+    """The same through RestorableEnv, optionally with a snapshot of every moment."""
     moments = []
     for action in actions:
         row.prepare_snapshot()
@@ -404,7 +404,7 @@ if sys.argv[1] == "ours":
     from rlflame.rollout.envs.make import read_env_spec
     env = read_env_spec("fakes:UnstableHopper-v0", {}, None, ("fakes",))
     row, out = RestorableEnv(env, 0), np.zeros(11, np.float32)
-    row.begin(0, 0, out)
+    row.reset(0, 0, out)
     for _ in range(6):
         row.step(np.zeros(3, np.float32), out)
 else:

@@ -97,7 +97,7 @@ def test_packages_that_gymnasium_loads_may_register_anything(monkeypatch: Any) -
 def test_whoever_has_not_loaded_gymnasium_knows_without_it() -> None:
     code = (
         "import sys; from rlflame.rollout.mujoco import known_spaces as v\n"
-        "known = v.known('Hopper-v5', {}, None)\n"
+        "known = v.find_known_spec('Hopper-v5', {}, None)\n"
         "print(known.observation_size, 'gymnasium' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -170,17 +170,17 @@ def test_health_is_what_gymnasium_calls_healthy_wherever_the_body_may_be(name: s
     env = read_env_spec(name, {"healthy_z_range": (-0.5, 0.5), **wide, **angle}, None)
     rows, generator = make_vector_env(env, 400), np.random.default_rng(3)
     world: Any = gymnasium.make(name, **env.kwargs).unwrapped
-    bodies = rows._bodies  # type: ignore[attr-defined]
+    bodies = rows._simulation  # type: ignore[attr-defined]
     shape = (400, world.model.nq + world.model.nv)
     state = generator.uniform(-0.2, 0.2, shape)
     expected = []
     for row, line in enumerate(state):
         line[generator.integers(len(line))] = generator.choice([-1.5, -0.5, 0.5, 1.05, 1.5, np.nan])
-        bodies.begin(row, bodies.prepare(*np.split(line, [world.model.nq])))
+        bodies.reset_row(row, bodies.prepare_reset(*np.split(line, [world.model.nq])))
         world.data.qpos[:], world.data.qvel[:] = np.split(line, [world.model.nq])
         expected.append(bool(world.is_healthy))
     earned = np.zeros(400)
-    ended = rows._task._health.add(earned)  # type: ignore[attr-defined]
+    ended = rows._task._healthy_reward.add(earned)  # type: ignore[attr-defined]
     assert list(earned == 1.0) == expected == list(~ended)
     assert 20 < sum(expected) < 380
 
@@ -375,7 +375,7 @@ def test_mujoco_is_not_imported_for_an_environment_without_it() -> None:
         "from rlflame.rollout.envs.make import read_env_spec\n"
         "from rlflame.rollout.envs.factory import make_vector_env\n"
         "rows = make_vector_env(read_env_spec('CartPole-v1', {}, None), 1)\n"
-        "rows.begin(0, 0, 1, np.zeros(4, np.float32))\n"
+        "rows.reset_row(0, 0, 1, np.zeros(4, np.float32))\n"
         "print('mujoco' in sys.modules, 'rlflame.rollout.mujoco.mujoco_env' in sys.modules)"
     )
     command = [sys.executable, "-c", script]

@@ -232,7 +232,7 @@ def test_a_companion_ignores_an_interrupt(plain):
 
 def companions(pid: int) -> list[int]:
     shown = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+        ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
     )
     rows = [line.split(None, 2) for line in shown.stdout.splitlines()]
     return [
@@ -439,39 +439,39 @@ def test_what_is_longer_than_a_pipe_is_exchanged_whole(ends):
 def test_messages_and_numbers_come_in_their_order(ends):
     one, other, _ = ends
     assert not other.has_message()
-    one.tell({"a": 1, "b": "c"})
-    one.give(np.arange(3.0))
-    assert other.arrived()
-    assert other.hear() == {"a": 1, "b": "c"}
+    one.send_message({"a": 1, "b": "c"})
+    one.send(np.arange(3.0))
+    assert other.has_message()
+    assert other.receive_message() == {"a": 1, "b": "c"}
     found = np.zeros(3)
-    other.take(found)
+    other.receive(found)
     np.testing.assert_array_equal(found, [0.0, 1.0, 2.0])
 
 
 def test_numbers_of_another_length_are_not_taken(ends):
     one, other, _ = ends
-    one.give(np.arange(3.0))
+    one.send(np.arange(3.0))
     with pytest.raises(ConnectionLost):
-        other.take(np.zeros(2))
+        other.receive(np.zeros(2))
 
 
 def test_nothing_is_taken_where_something_was_not_heard(ends):
     one, other, _ = ends
-    one.give(np.arange(2.0))
+    one.send(np.arange(2.0))
     other._received += 1
     with pytest.raises(ConnectionLost):
-        other.take(np.zeros(2))
+        other.receive(np.zeros(2))
 
 
 def test_an_end_that_is_silent_or_gone_is_told_apart(ends):
     _, other, pipes = ends
     other._deadline_ms = 1.0
     with pytest.raises(ConnectionTimeout):
-        other.take(np.zeros(2))
+        other.receive(np.zeros(2))
     os.close(pipes[1])
     with pytest.raises(ConnectionLost) as found:
-        other.take(np.zeros(2))
+        other.receive(np.zeros(2))
     assert not isinstance(found.value, ConnectionTimeout)
     os.close(pipes[2])
     with pytest.raises(ConnectionLost):
-        other.give(np.zeros(2))
+        other.send(np.zeros(2))

@@ -71,10 +71,10 @@ class UpdateStrategy(Protocol):
     def compute_gradient(
         self, minibatch: PpoMinibatch, count: int
     ) -> tuple[Float32, float, Metrics]:
-        """The gradient, of which `select_rows` counts; the norm of all of it; the sums of all."""
+        """The gradient, of which `part` counts; the norm of all of it; the sums of all."""
 
     def compute_estimates(self, compute: Callable[[], Float32], shape: tuple[int, ...]) -> Float32:
-        """What the critic has to say, as `make` says it where the critic is."""
+        """What the critic has to say, as `compute` says it where the critic is."""
 
     def complete_batch(self, vectors: Sequence[Float32]) -> None:
         """The batch is learned from; vectors of all weights are brought up to date."""

@@ -141,7 +141,7 @@ def test_workers_bound_how_many_are_asked(stub):
 def test_executors_that_have_other_versions_than_this_machine(stub, monkeypatch):
     here = describe_host()
     here["packages"]["mujoco"] = "0.1"
-    monkeypatch.setattr("rlflame.fleet.flame.check.cluster_check.greeting", lambda: here)
+    monkeypatch.setattr("rlflame.fleet.flame.check.cluster_check.describe_host", lambda: here)
     diagnosis = examine(PATIENT)
     assert finding(diagnosis, "packages").status == "warning"
     assert "(here 0.1)" in finding(diagnosis, "packages").seen

@@ -710,7 +710,7 @@ def test_an_executor_that_fails_its_tasks_or_stays_silent_fails_the_probe():
     assert broken.status == "failed"
     assert "no room on disk" in broken.seen
     assert broken.fixes == ("look",)
-    silent = answered(problem="No executor answered.", hint="rlflame cluster-check", silence=True)
+    silent = answered(problem="No executor answered.", hint="rlflame cluster-check", is_silent=True)
     assert silent.keys() >= {"probe"}
     assert "FLAME_HOME/logs" in silent["probe"].fixes[0]
 
@@ -727,7 +727,7 @@ def test_executors_that_use_another_cache_than_this_machine():
 
 
 def test_a_probe_that_could_not_be_removed_says_so():
-    found = answered({}, left="Cannot close session")["probe"]
+    found = answered({}, cleanup_problem="Cannot close session")["probe"]
     assert found.status == "warning"
     assert "--clean" in found.fixes[0]
 
