@@ -23,7 +23,7 @@ SOURCE = Path(rlflame.__file__).parent
 #: The ten layers, from the ground up. A module imports from the layers below and from its own
 #: group: the packages and modules in one string.
 LAYERS = [
-    ["errors text"],
+    ["errors terminal_text"],
     ["rollout"],
     ["config", "statistics"],
     ["fleet", "learning"],
@@ -38,7 +38,7 @@ LAYERS = [
 #: Third parties, and the only places that know them.
 GUESTS = {
     "torch": {
-        "learning.networks.torch_actor_critic",
+        "learning.torch_gradients",
         "learning.sac.loss_torch",
         "learning.parallel.torch_process_group",
         "learning.networks.torch_params",
@@ -75,7 +75,7 @@ GUESTS = {
     "stable_baselines3": {"bench.sb3_main"},
     "mujoco": {"rollout.envs.gymnasium_env", "rollout.mujoco.simulation", "bench.raw_stepping"},
     "cloudpickle": {"fleet.flame.requests"},
-    "pyarrow": {"fleet.flame.raw_object", "fleet.flame.loader"},
+    "pyarrow": {"fleet.flame.raw_object", "fleet.flame.executor_bootstrap"},
     "numpy": {"*"},
 }
 
@@ -96,7 +96,7 @@ BLIND = {
     ],
     "training.evaluation": ["pathlib", "rlflame.training.trainer", "rlflame.storage.checkpoint"],
     "errors": ["rlflame"],
-    "text": ["rlflame"],
+    "terminal_text": ["rlflame"],
     "storage.*": ["rlflame.console", "rlflame.experiment.run", "rlflame.experiment.components"],
     "analysis.curves": ["rlflame.analysis.plots.matplotlib_backend"],
     "analysis.grouping": ["rlflame.analysis.plots"],
@@ -109,13 +109,13 @@ BLIND = {
     ],
     "rendering.clips": ["PIL"],
     "rendering.clip_recorder": ["PIL"],
-    "rendering.video": ["PIL"],
+    "rendering.policy_render": ["PIL"],
     "console.output": [
         "rlflame.console.base",
-        "rlflame.console.progress",
+        "rlflame.console.run_progress",
         "rlflame.training.trainer",
     ],
-    "console.formatting": ["rlflame.console.run_text", "rlflame.console.progress"],
+    "console.formatting": ["rlflame.console.run_text", "rlflame.console.run_progress"],
     "config.recipe": ["rlflame.rollout", "rlflame.learning", "rlflame.fleet"],
     "config.algorithms": [
         "rlflame.config.recipe",
@@ -136,13 +136,13 @@ BLIND = {
 CONCRETE = {
     "rlflame.fleet.local": {"fleet.factory"},
     "rlflame.fleet.inline": {"fleet.factory"},
-    "rlflame.learning.ppo.ppo": {"learning.factory", "learning.networks.torch_actor_critic"},
+    "rlflame.learning.ppo.ppo": {"learning.factory", "learning.torch_gradients"},
     "rlflame.learning.reinforce.reinforce": {
         "learning.factory",
-        "learning.networks.torch_actor_critic",
+        "learning.torch_gradients",
     },
     "rlflame.learning.sac.sac": {"learning.factory"},
-    "rlflame.learning.networks.torch_actor_critic": {"learning.factory"},
+    "rlflame.learning.torch_gradients": {"learning.factory"},
     "rlflame.learning.sac.loss_torch": {"learning.factory"},
 }
 
@@ -150,7 +150,7 @@ CONCRETE = {
 #: packs calls for Flame.
 SEEDING, TORCH_NETWORKS, PARCEL = (
     "rollout.seeding",
-    "learning.networks.torch_actor_critic",
+    "learning.torch_gradients",
     "fleet.flame.requests",
 )
 
@@ -226,7 +226,7 @@ def test_the_root_has_six_modules_and_twelve_packages() -> None:
     top = {name.split(".")[0] for name in modules()}
     packages = {name for name in top if is_package(name)}
     assert len(packages) == 12
-    assert top - packages == {"__main__", "api", "errors", "statistics", "text"}
+    assert top - packages == {"__main__", "api", "errors", "statistics", "terminal_text"}
 
 
 def test_imports_point_down() -> None:

@@ -26,7 +26,7 @@ from rlflame.experiment.sweep.sweep import resume as resume_seeds
 from rlflame.experiment.sweep.sweep import train as train_seeds
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet
-from rlflame.rendering import video
+from rlflame.rendering import policy_render
 from rlflame.rendering.job import RenderResult
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array
@@ -102,7 +102,7 @@ def evaluate(
 
 def render(
     source: Checkpoint,
-    options: video.RenderOptions,
+    options: policy_render.RenderOptions,
     out: Path | None,
     *,
     show_output: bool = False,
@@ -113,7 +113,7 @@ def render(
     untrained = None
     if options.versus_untrained:
         untrained = components.make_initial_checkpoint(source.recipe, source.env).policy
-    return video.render(
+    return policy_render.render(
         source,
         options,
         out,

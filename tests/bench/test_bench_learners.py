@@ -11,7 +11,7 @@ from crews import together
 
 from rlflame.bench import workloads
 from rlflame.bench.learners import LearnerSide, LearningRun, TimedProcessGroup, find_shard_count
-from rlflame.bench.learners_result import LearnersResult
+from rlflame.bench.learners_report import LearnersResult
 
 
 def test_only_the_exchange_is_counted():

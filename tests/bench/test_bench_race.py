@@ -11,7 +11,7 @@ from commands import rlflame
 
 from rlflame.bench.published_dppo import SETUPS, make_sb3_request, make_variants
 from rlflame.bench.race import RaceRun, Runner
-from rlflame.bench.race_result import RaceResult, compute_final_return
+from rlflame.bench.race_report import RaceResult, compute_final_return
 from rlflame.learning.parallel.replicated import release_replicas
 
 SMALL = tuple(

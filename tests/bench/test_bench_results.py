@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlflame import statistics
-from rlflame.bench import advice, machine_load, scaling_model, scaling_result, scaling_runs
+from rlflame.bench import advice, machine_load, scaling_model, scaling_report, scaling_runs
 from rlflame.bench.base import Case, Cell, Repetition
 from rlflame.bench.machine_load import read_conditions
 from rlflame.bench.published import RECIPES, find_benefit
@@ -44,11 +44,11 @@ def cell(seconds, *, case="15 ms", fleet="local", workers=1, learn_s=0.0, weight
 
 
 def test_weights_that_differ_may_be_other_machines_where_there_are_some():
-    assert scaling_result.format_bits([None], "same", "Other.") == []
-    assert scaling_result.format_bits([True, None], "same", "Other.", elsewhere=True) == ["same"]
-    assert scaling_result.format_bits([True, False], "same", "Other.") == ["Other."]
+    assert scaling_report.format_bits([None], "same", "Other.") == []
+    assert scaling_report.format_bits([True, None], "same", "Other.", elsewhere=True) == ["same"]
+    assert scaling_report.format_bits([True, False], "same", "Other.") == ["Other."]
     why = "Other. Executors on other machines may be why."
-    assert scaling_result.format_bits([False], "same", "Other.", elsewhere=True) == [why]
+    assert scaling_report.format_bits([False], "same", "Other.", elsewhere=True) == [why]
 
 
 def test_speed_up_is_beside_the_fastest_with_the_fewest_workers():
@@ -74,7 +74,7 @@ def test_speed_up_is_beside_the_fastest_with_the_fewest_workers():
 
 def test_one_repetition_each_shows_no_difference():
     cells = [cell([10.0]), cell([1.0], fleet="flame")]
-    found = scaling_result.ScalingResult([case()], cells, read_conditions(), True)
+    found = scaling_report.ScalingResult([case()], cells, read_conditions(), True)
     assert "No difference was shown for 15 ms" in " ".join(found.make_advice())
     assert "+900.0%" in _text(found)
     assert "[+900.0%" not in _text(found)
@@ -82,7 +82,7 @@ def test_one_repetition_each_shows_no_difference():
 
 def test_workers_that_did_not_come_are_not_counted_on():
     (row,) = scaling_model.make_rows([case(tasks=8)], [cell([1.0], workers=4, there=2)])
-    found = scaling_result.ScalingResult(
+    found = scaling_report.ScalingResult(
         [case()], [cell([1.0], workers=4, there=2)], read_conditions(), True
     )
     assert scaling_model._compute_lost_s(case(tasks=8), row.cell) == (
@@ -221,7 +221,7 @@ def test_a_median_s_interval_is_that_of_all_resamples_together():
 def _text(result):
     from rlflame.analysis.report import markdown
 
-    return markdown.to_markdown(scaling_result.make_document(result))
+    return markdown.to_markdown(scaling_report.make_document(result))
 
 
 def _advice(cases, cells, cores=2):
@@ -312,23 +312,23 @@ def test_what_keeps_workers_from_helping_is_named():
 
 
 def test_other_weights_somewhere_are_said():
-    same = scaling_result.ScalingResult(
+    same = scaling_report.ScalingResult(
         [case()], [cell([1.0]), cell([1.0], fleet="flame")], read_conditions(), True
     )
     assert "the same weights, to the last bit" in _text(same)
     other = [cell([1.0]), cell([1.0], fleet="flame", weights="x")]
     assert "did not learn the same weights" in _text(
-        scaling_result.ScalingResult([case()], other, read_conditions(), True)
+        scaling_report.ScalingResult([case()], other, read_conditions(), True)
     )
 
 
 def test_of_what_was_not_measured_twice_nothing_is_said():
     """As where it was interrupted before there was a second."""
     cases = [case(), case("100 ms", episode_ms=100.0)]
-    one = scaling_result.ScalingResult(cases, [cell([1.0])], read_conditions(), False)
+    one = scaling_report.ScalingResult(cases, [cell([1.0])], read_conditions(), False)
     assert "the same weights" not in _text(one)
     assert [each["same_bits"] for each in scaling_runs.make_facts(one)["cases"]] == [None, None]
-    two = scaling_result.ScalingResult(cases, [cell([1.0, 1.1])], read_conditions(), False)
+    two = scaling_report.ScalingResult(cases, [cell([1.0, 1.1])], read_conditions(), False)
     assert "the same weights, to the last bit" in _text(two)
     assert [each["same_bits"] for each in scaling_runs.make_facts(two)["cases"]] == [True, None]
 
@@ -346,7 +346,7 @@ def test_a_line_is_fitted_where_both_its_numbers_can_be_told(workers, shown):
         for n in workers
         for fleet in fleets
     ]
-    result = scaling_result.ScalingResult([case(tasks=tasks)], cells, read_conditions(), True)
+    result = scaling_report.ScalingResult([case(tasks=tasks)], cells, read_conditions(), True)
     assert ("ms a task" in _text(result)) == shown
     assert bool(scaling_runs.make_facts(result)["overheads"]) == shown
     assert (
@@ -381,7 +381,7 @@ def test_a_task_of_several_episodes_sleeps_for_each():
 def test_a_busy_machine_is_called_busy(load, at_work, busy):
     found = read_conditions(lambda: load, lambda: at_work)
     assert found.busy == busy
-    text = _text(scaling_result.ScalingResult([case()], [cell([1.0])], found, True))
+    text = _text(scaling_report.ScalingResult([case()], [cell([1.0])], found, True))
     assert ("busy with other work" in text) == busy
     assert " ".join(f"{value:.2f}" for value in load) in text
     assert found.at_work == at_work
@@ -406,7 +406,7 @@ def test_work_of_others_that_begins_later_is_seen_too(tmp_path, monkeypatch, spe
     found = watch.finish()
     assert beside.finish() == begun, "executors are nobody's children here"
     assert (found.others, found.busy) == (pytest.approx(others), busy)
-    text = _text(scaling_result.ScalingResult([case()], [cell([1.0])], found, True))
+    text = _text(scaling_report.ScalingResult([case()], [cell([1.0])], found, True))
     assert f"{others:.1f} at work for others meanwhile." in text
     assert ("busy with other work" in text) == busy
     stat.unlink()
@@ -440,7 +440,7 @@ def test_processors_at_work_are_counted_between_two_looks(tmp_path, monkeypatch)
 
 def test_theirs_stand_beside_ours_with_the_hardware_of_each():
     theirs = RECIPES["flame-report-ant"]
-    ours = scaling_result.ScalingResult(
+    ours = scaling_report.ScalingResult(
         [case(iterations=7)], [cell([20.0] * 3)], read_conditions(), True, theirs
     )
     text = _text(ours)

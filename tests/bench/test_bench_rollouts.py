@@ -13,12 +13,12 @@ import pytest
 import tiny_runs
 
 from rlflame.analysis.report.bench_comparison import Measurement, compare_measurements
-from rlflame.bench import policy_process, raw_stepping, timing
+from rlflame.bench import policy_process, raw_stepping, timed_run
 from rlflame.bench.base import Case
 from rlflame.bench.physics_limit import RawSteppingProcesses
-from rlflame.bench.process_group import SteppingProcesses
 from rlflame.bench.rollouts import CollectorProcesses, RolloutRate, TimedRounds, alternate
 from rlflame.bench.scaling import ScalingBenchmark
+from rlflame.bench.stepping_processes import SteppingProcesses
 from rlflame.config.recipe import Recipe
 from rlflame.errors import ConfigError, RlflameError
 from rlflame.experiment import components
@@ -87,8 +87,8 @@ def test_a_repetition_is_a_training_run_and_its_phases_are_told_apart():
     one = case()
     with InlineFleet() as fleet:
         squares = (n * n for n in itertools.count()).__next__
-        found = timing.run_once(one, fleet, NullStop(), squares)
-        again = timing.run_once(one, fleet, NullStop(), ticking())
+        found = timed_run.run_once(one, fleet, NullStop(), squares)
+        again = timed_run.run_once(one, fleet, NullStop(), ticking())
     # The clock is asked at the beginning (0), twice for each phase (handing over 1 and 2,
     # collecting 3 and 4, learning 5 and 6, handing over 7 and 8, and so on), and at the end (15).
     assert found.seconds == 15 * 15
@@ -103,7 +103,7 @@ def test_a_repetition_is_a_training_run_and_its_phases_are_told_apart():
 def test_the_last_reward_is_the_mean_of_the_last_iteration_s_episodes():
     words = {"unit": "episodes", "steps": 30}
     with InlineFleet() as fleet:
-        found = timing.run_once(case(**words), fleet, NullStop(), ticking())
+        found = timed_run.run_once(case(**words), fleet, NullStop(), ticking())
     last = tiny_runs.run(recipe(**words)).recorded.fragments[-1]
     # CartPole pays one for each step.
     assert found.final_return == np.mean([fragment.lengths for fragment in last])
@@ -112,20 +112,20 @@ def test_the_last_reward_is_the_mean_of_the_last_iteration_s_episodes():
 
 def test_what_is_stopped_is_no_repetition():
     with InlineFleet() as fleet:
-        assert timing.run_once(case(), fleet, StopAfter(1), ticking()) is None
-        assert timing.warm(case(), fleet, StopAfter(0), ticking()) is False
-        assert timing.warm(case(), fleet, StopAfter(1), ticking()) is True
+        assert timed_run.run_once(case(), fleet, StopAfter(1), ticking()) is None
+        assert timed_run.warm(case(), fleet, StopAfter(0), ticking()) is False
+        assert timed_run.warm(case(), fleet, StopAfter(1), ticking()) is True
 
 
 def test_warming_up_waits_for_all_workers_but_not_for_ever(monkeypatch):
     seen = iter([0, 0, 1])
-    monkeypatch.setattr(timing, "count_answered_workers", lambda fleet: next(seen))
+    monkeypatch.setattr(timed_run, "count_answered_workers", lambda fleet: next(seen))
     still = lambda: 0.0  # noqa: E731
     with InlineFleet() as fleet:
-        assert timing.warm(case(), fleet, NullStop(), still, wait_for_all=True)
+        assert timed_run.warm(case(), fleet, NullStop(), still, wait_for_all=True)
         assert next(seen, "all asked") == "all asked"
-        monkeypatch.setattr(timing, "count_answered_workers", lambda fleet: 0)
-        assert timing.warm(case(), fleet, NullStop(), ticking(), wait_for_all=True)
+        monkeypatch.setattr(timed_run, "count_answered_workers", lambda fleet: 0)
+        assert timed_run.warm(case(), fleet, NullStop(), ticking(), wait_for_all=True)
 
 
 # Scaling
@@ -394,7 +394,7 @@ def test_a_round_counts_its_steps_and_episodes():
 def test_an_order_of_any_length_arrives(tmp_path, monkeypatch):
     """Longer than what a pipe takes at once."""
     (tmp_path / "ordered.py").write_text(
-        "from rlflame.bench.process_group import StepServer\n"
+        "from rlflame.bench.stepping_processes import StepServer\n"
         "here = StepServer()\n"
         "here.serve(lambda seconds: {'steps': len(here.order['words']), 'seconds': seconds})\n"
     )

@@ -22,12 +22,12 @@ from rlflame.console.base import RunResult, RunStart
 from rlflame.console.json_lines import JsonDisplay
 from rlflame.console.live import LiveDisplay
 from rlflame.console.plain import PlainDisplay
-from rlflame.console.progress import RunProgress
 from rlflame.console.recipe_summary import RecipeSummary
+from rlflame.console.run_progress import RunProgress
 from rlflame.errors import RlflameError
 from rlflame.experiment import components
 from rlflame.fleet.base import FleetEvent
-from rlflame.text import format_count, format_duration
+from rlflame.terminal_text import format_count, format_duration
 from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
 from rlflame.training.trainer import Progress
 

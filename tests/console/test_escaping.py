@@ -34,7 +34,7 @@ from rlflame.console import output
 from rlflame.console.live import KeyValueTable
 from rlflame.console.rich_console import EscapingConsole
 from rlflame.errors import RlflameError, format_shell
-from rlflame.text import EscapingStream, escape_controls, escape_line
+from rlflame.terminal_text import EscapingStream, escape_controls, escape_line
 
 #: Terminals obey each of these; a pty adds CR to every newline.
 RAW = re.compile(

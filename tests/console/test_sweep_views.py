@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rlflame import statistics
 from rlflame.config.recipe import Recipe
-from rlflame.console import sweep_text
+from rlflame.console import sweep_displays
 from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.console.sweep_base import SweepResult, SweepStart
 from rlflame.console.sweep_live import LiveSweepDisplay
@@ -101,7 +101,7 @@ def test_the_board_adds_up(board: SweepProgress, clock: Clock) -> None:
 
 def test_lines_of_a_log(board: SweepProgress) -> None:
     said: list[str] = []
-    show = sweep_text.PlainSweepDisplay(said.append, said.append)
+    show = sweep_displays.PlainSweepDisplay(said.append, said.append)
     with show.open(start(board, resumed=True), board):
         assert any("0-3 (4 runs), 2 side by side, each in a process of its own" in x for x in said)
         assert any("1 of 4 finished before" in line for line in said)
@@ -137,7 +137,10 @@ def test_where_seeds_run_is_said(board: SweepProgress) -> None:
             "4 side by side, on one fleet: 20 executors at most",
         ),
     ):
-        assert words in dict(sweep_text.format_start_lines(start(board, **changes), board))["seeds"]
+        assert (
+            words
+            in dict(sweep_displays.format_start_lines(start(board, **changes), board))["seeds"]
+        )
 
 
 @pytest.mark.parametrize("height", [40, 9])
@@ -188,9 +191,9 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_ones(
 def test_those_that_run_are_shown_first() -> None:
     states = ["finished", "running", "waiting", "failed", "running"]
     rows = [SeedProgress(seed, state) for seed, state in enumerate(states)]
-    kept, left = sweep_text.select_rows(rows, 4)
+    kept, left = sweep_displays.select_rows(rows, 4)
     assert ([row.seed for row in kept], left) == ([1, 3, 4], 2)
-    assert sweep_text.select_rows(rows, 5) == (rows, 0)
+    assert sweep_displays.select_rows(rows, 5) == (rows, 0)
 
 
 def test_which_way_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ import rollouts
 from commands import rlflame
 from flame_stub import FlameStub
 from test_fleet_contract import eventually, slots
-from training.test_same_bits import Diary, outcome, scenario
-from training.test_same_bits import run as trained
+from test_same_bits import Diary, outcome, scenario
+from test_same_bits import run as trained
 
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.fleet import factory

@@ -11,7 +11,15 @@ from drawing import begun, job, scored
 from PIL import Image, ImageSequence
 
 from rlflame.errors import ConfigError, EnvironmentFailure, RlflameError
-from rlflame.rendering import client, encoders, episodes, film, gl_backend, panels, process_main
+from rlflame.rendering import (
+    encoders,
+    episodes,
+    film,
+    gl_backend,
+    panels,
+    process_main,
+    render_subprocess,
+)
 from rlflame.rendering.encoders import Frame
 from rlflame.rendering.job import RenderError
 from rlflame.rollout import wire
@@ -68,7 +76,7 @@ def test_mujoco_draws_what_eval_scores_in_a_process_of_its_own(monkeypatch, tmp_
     look = episodes.read_render_info(source.env)
     assert (look.steps_per_s, look.uses_mujoco, look.has_tracking_camera) == (125.0, True, True)
     asked = job(source, begun("Hopper-v5", seed=1), kind="png", width=48, max_episode_steps=9)
-    drawing = client.render_in_subprocess(asked, mujoco=True, finder=finder)
+    drawing = render_subprocess.render_in_subprocess(asked, mujoco=True, finder=finder)
     assert [(p.episode_return, p.length) for p in drawing.episodes] == scored(source, 1, most=9)
     picture = Image.open(io.BytesIO(drawing.data))
     assert len(picture.getcolors(1 << 20)) > 100
@@ -199,7 +207,9 @@ def test_one_number_keeps_the_proportions(asked, size):
 def test_mp4_has_the_frames_and_even_sides():
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
     # Drawn in a process of its own, as ever: gRPC's threads in this one would disturb a fork.
-    drawing = client.render_in_subprocess(job(begun(length=23), kind="mp4", width=61), mujoco=False)
+    drawing = render_subprocess.render_in_subprocess(
+        job(begun(length=23), kind="mp4", width=61), mujoco=False
+    )
     assert drawing.data[4:8] == b"ftyp"
     import tempfile
 
@@ -277,20 +287,20 @@ def test_a_bad_picture_is_the_environment_s_fault(fault, said):
 
 def test_errors_come_back_in_words_and_crashes_as_what_they_are():
     with pytest.raises(RlflameError, match="no paint") as caught:
-        client.render_in_subprocess(job(begun(fault="raises")), mujoco=False)
+        render_subprocess.render_in_subprocess(job(begun(fault="raises")), mujoco=False)
     assert caught.value.exit_code == 1
     assert "OSError" in caught.value.detail
     with pytest.raises(RlflameError, match="none is rgb_array") as caught:
-        client.render_in_subprocess(job(begun(modes=[])), mujoco=False)
+        render_subprocess.render_in_subprocess(job(begun(modes=[])), mujoco=False)
     assert caught.value.exit_code == 2
     with pytest.raises(RenderError, match="killed by signal 11, SIGSEGV"):
-        client.render_in_subprocess(job(begun(fault="crash")), mujoco=False)
+        render_subprocess.render_in_subprocess(job(begun(fault="crash")), mujoco=False)
 
 
 def test_a_drawing_travels_whole():
     asked = job(begun(), begun(seed=1))
     heard = []
-    there = client.render_in_subprocess(
+    there = render_subprocess.render_in_subprocess(
         asked, mujoco=False, report_progress=lambda made, of: heard.append((made, of))
     )
     assert there == film.draw(asked)
@@ -311,25 +321,27 @@ def test_graphics_that_worked_once_are_tried_anew_when_drawing_fails(tmp_path):
     finder.find()
     finder.answers = [second]
     with pytest.raises(RlflameError, match="no paint"):
-        client.render_in_subprocess(job(begun(fault="raises")), mujoco=True, finder=finder)
+        render_subprocess.render_in_subprocess(
+            job(begun(fault="raises")), mujoco=True, finder=finder
+        )
     assert (finder.find(), finder.is_cached) == (second, True)
 
 
 def test_where_no_graphics_work_nothing_is_begun(tmp_path, monkeypatch):
-    monkeypatch.setattr(client, "WorkerProcess", None)
+    monkeypatch.setattr(render_subprocess, "WorkerProcess", None)
     finder = gl_backend.BackendFinder(lambda backend: "broken", tmp_path / "graphics.json", {})
     with pytest.raises(
         gl_backend.GraphicsUnavailableError, match="MuJoCo cannot draw on this machine"
     ):
-        client.render_in_subprocess(job(begun()), mujoco=True, finder=finder)
+        render_subprocess.render_in_subprocess(job(begun()), mujoco=True, finder=finder)
 
 
 def test_a_window_needs_a_display():
     for shown in ({"DISPLAY": ":0"}, {"WAYLAND_DISPLAY": "wayland-0"}):
-        client.check_display(shown)
+        render_subprocess.check_display(shown)
     if gl_backend.BACKENDS[0] != "cgl":
         with pytest.raises(RenderError, match="There is no display here"):
-            client.render_in_subprocess(job(begun(), kind="window"), mujoco=False)
+            render_subprocess.render_in_subprocess(job(begun(), kind="window"), mujoco=False)
 
 
 def test_a_window_shows_every_step(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlflame.config import nested
 from rlflame.storage.run_reader import RunData
-from rlflame.text import format_count
+from rlflame.terminal_text import format_count
 
 #: Follow from the seed or the machine, and are no difference in the recipe.
 _SEED = "learning.seed"

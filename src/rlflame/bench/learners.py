@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlflame.bench.base import Case
-from rlflame.bench.timing import Clock, Stopwatch
+from rlflame.bench.timed_run import Clock, Stopwatch
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.experiment import components
 from rlflame.experiment.learners import launcher
@@ -22,7 +22,7 @@ from rlflame.fleet.base import Fleet, make_policy_id
 from rlflame.learning.factory import count_blas_threads
 from rlflame.learning.parallel.process_group import ProcessGroup
 from rlflame.rollout.spec import Float32, Fragment
-from rlflame.text import format_count
+from rlflame.terminal_text import format_count
 from rlflame.training.trainer import Progress, StopRequest
 
 #: What to do when a learner was lost.

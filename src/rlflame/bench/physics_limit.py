@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlflame.bench.process_group import SteppingProcesses, sum_rates
+from rlflame.bench.stepping_processes import SteppingProcesses, sum_rates
 from rlflame.training.trainer import StopRequest
 
 WAYS = ("gymnasium", "mj_step")

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from rlflame.bench.base import Case
-from rlflame.bench.process_group import StepServer
 from rlflame.bench.rollouts import RolloutRate, TimedRounds
+from rlflame.bench.stepping_processes import StepServer
 from rlflame.config.recipe import Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.experiment import components

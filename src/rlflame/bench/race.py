@@ -18,7 +18,7 @@ from typing import Any
 from rlflame.bench.base import Case
 from rlflame.bench.learners import RETRY_HINT, TimedProcessGroup
 from rlflame.bench.published_dppo import Variant, make_sb3_request
-from rlflame.bench.timing import Clock, Stopwatch, warm
+from rlflame.bench.timed_run import Clock, Stopwatch, warm
 from rlflame.config.nested import flatten
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import RlflameError

@@ -12,7 +12,7 @@ from rlflame.bench.machine_load import LoadMonitor
 from rlflame.bench.output import ResultFolder
 from rlflame.bench.published_dppo import Variant
 from rlflame.bench.race import RaceBenchmark, Runner
-from rlflame.bench.race_result import RaceResult
+from rlflame.bench.race_report import RaceResult
 from rlflame.bench.run import report_tabular
 from rlflame.bench.session import BenchSession, run_measurement
 from rlflame.console.output import print_note

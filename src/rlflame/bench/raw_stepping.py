@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.bench.process_group import StepServer
+from rlflame.bench.stepping_processes import StepServer
 from rlflame.rollout.envs import user_file
 from rlflame.rollout.envs.make import make_env
 from rlflame.rollout.spec import Array, EnvSpec

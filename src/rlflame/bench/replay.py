@@ -13,7 +13,7 @@ from typing import Any
 
 from rlflame.bench.base import Case
 from rlflame.bench.rollouts import RolloutRounds
-from rlflame.bench.timing import Clock, Stopwatch
+from rlflame.bench.timed_run import Clock, Stopwatch
 from rlflame.fleet.base import Fleet, TrafficCounter
 from rlflame.learning import factory
 from rlflame.learning.base import compute_digest

@@ -14,8 +14,8 @@ from typing import Literal
 
 from rlflame.bench.action_trace import ActionTrace
 from rlflame.bench.base import Case
-from rlflame.bench.process_group import SteppingProcesses, sum_rates
-from rlflame.bench.timing import Clock
+from rlflame.bench.stepping_processes import SteppingProcesses, sum_rates
+from rlflame.bench.timed_run import Clock
 from rlflame.experiment import components
 from rlflame.fleet.base import ContextManagerMixin, Fleet
 from rlflame.learning import factory

@@ -17,19 +17,19 @@ from rlflame.analysis.plots.chart import Plot
 from rlflame.analysis.plots.matplotlib_backend import PlotUnavailableError
 from rlflame.analysis.report import markdown
 from rlflame.analysis.report.document import Document
-from rlflame.bench import scaling_result, scaling_runs
+from rlflame.bench import scaling_report, scaling_runs
 from rlflame.bench.action_trace import ActionTrace
 from rlflame.bench.base import Case, Cell
 from rlflame.bench.learners import LearnersBenchmark, LearnerSide
-from rlflame.bench.learners_result import LearnersResult
+from rlflame.bench.learners_report import LearnersResult
 from rlflame.bench.machine_load import LoadMonitor
 from rlflame.bench.output import ResultFolder
 from rlflame.bench.physics_limit import WAYS, RawSteppingProcesses
 from rlflame.bench.published import PublishedComparison
 from rlflame.bench.replay import FillSeries, fill_in_turn
-from rlflame.bench.replay_result import ReplayResult
+from rlflame.bench.replay_report import ReplayResult
 from rlflame.bench.rollouts import CollectorProcesses, Limit, RolloutRate, TimedRounds, alternate
-from rlflame.bench.rollouts_result import RolloutsResult
+from rlflame.bench.rollouts_report import RolloutsResult
 from rlflame.bench.scaling import ScalingBenchmark
 from rlflame.bench.session import BenchSession, run_measurement
 from rlflame.config.runtime import RuntimeSettings
@@ -54,8 +54,8 @@ def run_scaling(
     watch = LoadMonitor(kinds)
     cells: list[Cell] = []
 
-    def make_result(complete: bool) -> scaling_result.ScalingResult:
-        return scaling_result.ScalingResult(work, cells, watch.finish(), complete, published)
+    def make_result(complete: bool) -> scaling_report.ScalingResult:
+        return scaling_report.ScalingResult(work, cells, watch.finish(), complete, published)
 
     def save_partial(session: BenchSession) -> None:
         so_far = make_result(False)
@@ -63,7 +63,7 @@ def run_scaling(
             session,
             folder,
             scaling_runs.make_facts(so_far),
-            scaling_result.make_document(so_far),
+            scaling_report.make_document(so_far),
             scaling_runs.make_table(so_far),
         )
 
@@ -78,7 +78,7 @@ def run_scaling(
     def report(complete: bool) -> bool:
         if cells:
             final = make_result(complete)
-            facts, document = scaling_runs.make_facts(final), scaling_result.make_document(final)
+            facts, document = scaling_runs.make_facts(final), scaling_report.make_document(final)
             report_results(facts, document, folder, scaling_runs.make_table(final), as_json=as_json)
         return bool(cells)
 

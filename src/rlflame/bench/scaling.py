@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from rlflame.bench.base import Case, Cell
-from rlflame.bench.timing import Clock, count_answered_workers, run_once, warm
+from rlflame.bench.timed_run import Clock, count_answered_workers, run_once, warm
 from rlflame.fleet.base import Fleet
-from rlflame.text import format_count
+from rlflame.terminal_text import format_count
 from rlflame.training.trainer import Progress, StopRequest
 
 #: Seconds between two words of progress.

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlflame import __version__
 from rlflame.bench.scaling_model import compute_gains, has_same_bits
-from rlflame.bench.scaling_result import ScalingResult
+from rlflame.bench.scaling_report import ScalingResult
 
 HEAD = ("case", "workers", "backend", "seconds", "steps", "episodes", "collect_s", "learn_s",
         "retried")  # fmt: skip

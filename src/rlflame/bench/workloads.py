@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlflame.bench.base import Case
 from rlflame.bench.published import REPLAY, PublishedComparison
-from rlflame.config import env_file, resolve
+from rlflame.config import resolve, user_env_file
 from rlflame.config.recipe import Recipe, RunConfig
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError
@@ -38,7 +38,7 @@ def make_sleeping_cases(
                 f"{name} is {value}, and how long episodes take has an option of its own.",
                 f"--episode-ms {value} in its place",
             )
-    env_file.load_env_file(SLEEPING)
+    user_env_file.load_env_file(SLEEPING)
     cases, runtime = [], RuntimeSettings()
     for length in episode_ms:
         config, _ = resolve.resolve(

@@ -80,7 +80,7 @@ def render(
     from rlflame.console.quiet import StatusLine
     from rlflame.errors import ConfigError
     from rlflame.experiment import resume
-    from rlflame.rendering import video
+    from rlflame.rendering import policy_render
     from rlflame.storage.run_dir import load_policy_file
 
     if human and out is not None:
@@ -88,8 +88,8 @@ def render(
     source = load_policy_file(file)
     if not human:
         out = out or Path(f"{resolve.make_short_name(source.env.id)}.gif")
-    options = video.RenderOptions(
-        "window" if out is None else video.resolve_kind(out),
+    options = policy_render.RenderOptions(
+        "window" if out is None else policy_render.resolve_kind(out),
         seed, episodes, best_of, vs_untrained, width, height, fps,
     )  # fmt: skip
     for difference in resume.find_machine_differences(source):
@@ -109,7 +109,7 @@ def render(
 def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: RenderResult) -> None:
     from rlflame.console.formatting import format_pairs
     from rlflame.console.output import print_result
-    from rlflame.text import format_count
+    from rlflame.terminal_text import format_count
 
     learning = source.recipe.learning
     lines = [

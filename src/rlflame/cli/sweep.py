@@ -118,7 +118,7 @@ def _finish_sweep(
 def _make_failure(result: SweepResult, stop: SignalStop) -> RlflameError | None:
     """Why the command does not end well, if it does not."""
     from rlflame.errors import Interruption, RlflameError, format_command
-    from rlflame.text import format_count
+    from rlflame.terminal_text import format_count
 
     resume_command = format_command("resume", result.folder)
     if not result.complete and stop.signal_number is not None:

@@ -267,7 +267,7 @@ def _print_dry_run(
     *,
     as_json: bool,
 ) -> None:
-    from rlflame.config import env_file, toml_io
+    from rlflame.config import toml_io, user_env_file
     from rlflame.console.formatting import format_pairs
     from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
     from rlflame.console.recipe_summary import RecipeSummary
@@ -277,7 +277,7 @@ def _print_dry_run(
     from rlflame.learning import factory
     from rlflame.rollout.envs.factory import describe_stepping
 
-    recipe = env_file.pin_env_file(config.recipe, config.runtime.env_file)
+    recipe = user_env_file.pin_env_file(config.recipe, config.runtime.env_file)
     config = config.model_copy(update={"learning": recipe.learning})
     env = inspect_env(config.learning.environment)
     run.check_start(config.learning, init_from)

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from rlflame.config import regular_file
 from rlflame.errors import ConfigError
-from rlflame.text import escape_unicode
+from rlflame.terminal_text import escape_unicode
 
 NONE = "none"
 _ESCAPED = re.compile(r"\\+none")

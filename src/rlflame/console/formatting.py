@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from rlflame.text import escape_line
+from rlflame.terminal_text import escape_line
 
 #: What is said beside a word needs so much room, or it stands below it.
 _MIN_TEXT_COLUMNS = 28

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlflame import __version__
 from rlflame.console.output import as_json_text, print_report
-from rlflame.console.progress import RunProgress
+from rlflame.console.run_progress import RunProgress
 
 if TYPE_CHECKING:
     from pathlib import Path

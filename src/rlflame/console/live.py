@@ -18,8 +18,8 @@ from rich.text import Text
 
 from rlflame.console.formatting import is_command
 from rlflame.console.output import print_note
-from rlflame.console.progress import LatestEvaluation, RunProgress
 from rlflame.console.rich_console import make_console
+from rlflame.console.run_progress import LatestEvaluation, RunProgress
 from rlflame.console.run_text import (
     format_headline,
     format_result_lines,
@@ -27,7 +27,7 @@ from rlflame.console.run_text import (
     format_start_lines,
     format_status,
 )
-from rlflame.text import escape_line, format_count, format_duration
+from rlflame.terminal_text import escape_line, format_count, format_duration
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 
 from rlflame.console.tracebacks import shorten_traceback
 from rlflame.errors import RlflameError
-from rlflame.text import EscapingStream, escape_controls, escape_line, escape_unicode
+from rlflame.terminal_text import EscapingStream, escape_controls, escape_line, escape_unicode
 
 
 def is_interactive(stream: IO[str] | None) -> bool:

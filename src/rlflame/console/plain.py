@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlflame.console.formatting import format_pairs, wrap_text
 from rlflame.console.output import print_note, print_report
-from rlflame.console.progress import RunProgress
 from rlflame.console.recipe_summary import format_evaluation
+from rlflame.console.run_progress import RunProgress
 from rlflame.console.run_text import (
     format_headline,
     format_result_lines,
@@ -18,7 +18,7 @@ from rlflame.console.run_text import (
     format_start_lines,
     format_status,
 )
-from rlflame.text import format_duration
+from rlflame.terminal_text import format_duration
 
 if TYPE_CHECKING:
     from pathlib import Path

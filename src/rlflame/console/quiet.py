@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from rlflame.console.output import is_interactive, overwrite_line, print_note, print_report
-from rlflame.console.progress import RunProgress
-from rlflame.text import escape_line, format_count
+from rlflame.console.run_progress import RunProgress
+from rlflame.terminal_text import escape_line, format_count
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlflame.text import format_count, format_size
+from rlflame.terminal_text import format_count, format_size
 
 if TYPE_CHECKING:
     from rlflame.config.recipe import Recipe

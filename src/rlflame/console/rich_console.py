@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from rlflame.console.output import make_display_stream
-from rlflame.text import escape_controls
+from rlflame.terminal_text import escape_controls
 
 
 class EscapingConsole(Console):

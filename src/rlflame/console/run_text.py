@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlflame import __version__
-from rlflame.console.progress import RunProgress
 from rlflame.console.recipe_summary import format_evaluation
-from rlflame.text import format_count, format_duration
+from rlflame.console.run_progress import RunProgress
+from rlflame.terminal_text import format_count, format_duration
 
 if TYPE_CHECKING:
     from rlflame.console.base import RunResult, RunStart

@@ -18,8 +18,7 @@ from rlflame.console.live import KeyValueTable
 from rlflame.console.output import print_note, print_note_lines
 from rlflame.console.rich_console import make_console
 from rlflame.console.sweep_base import SweepResult, SweepStart
-from rlflame.console.sweep_progress import SeedProgress, SweepProgress
-from rlflame.console.sweep_text import (
+from rlflame.console.sweep_displays import (
     format_failure,
     format_result_lines,
     format_seeds_table,
@@ -28,8 +27,9 @@ from rlflame.console.sweep_text import (
     format_totals,
     select_rows,
 )
+from rlflame.console.sweep_progress import SeedProgress, SweepProgress
 from rlflame.storage.sweep_result import SeedOutcome
-from rlflame.text import format_duration
+from rlflame.terminal_text import format_duration
 
 _REFRESHES_PER_S = 4
 #: Lines of the view that are not seeds.

@@ -6,7 +6,7 @@ import sys
 
 from rlflame.console.output import is_interactive
 from rlflame.console.sweep_base import SweepDisplay
-from rlflame.console.sweep_text import JsonSweepDisplay, PlainSweepDisplay, QuietSweepDisplay
+from rlflame.console.sweep_displays import JsonSweepDisplay, PlainSweepDisplay, QuietSweepDisplay
 
 
 def make_sweep_display(mode: str) -> SweepDisplay:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlflame.config import env_file
+from rlflame.config import user_env_file
 from rlflame.config.algorithms import SacSettings
 from rlflame.config.recipe import EnvironmentSettings, LearningSettings, Recipe, RunConfig
 from rlflame.console.recipe_summary import RecipeSummary
@@ -38,8 +38,8 @@ from rlflame.rollout.policy import compute_array_shapes
 from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.machine_memory import measure_usable_bytes
-from rlflame.text import format_count, format_size
-from rlflame.training.critic_helper.critic_helper import CriticHelper, NullCriticHelper
+from rlflame.terminal_text import format_count, format_size
+from rlflame.training.critic_helper.helper_client import CriticHelper, NullCriticHelper
 from rlflame.training.evaluation import EvaluationPlan
 from rlflame.training.trainer import (
     BUFFER_PREFIX,
@@ -67,7 +67,7 @@ def make_env_spec(settings: EnvironmentSettings) -> EnvSpec:
 def has_continuous_actions(config: RunConfig) -> bool:
     """Whether a config's environment wants numbers rather than a choice."""
     if config.runtime.env_file is not None:
-        env_file.load_env_file(config.runtime.env_file)
+        user_env_file.load_env_file(config.runtime.env_file)
     return make_env_spec(config.learning.environment).action_kind == "continuous"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlflame.config import env_file
+from rlflame.config import user_env_file
 from rlflame.config.recipe import Recipe
 from rlflame.errors import (
     CheckpointError,
@@ -144,7 +144,7 @@ def find_machine_differences(
         source.fingerprint, fingerprint or read_versions()
     )
     expected = source.recipe.learning.environment.file_digest
-    loaded = env_file.get_loaded_digest()
+    loaded = user_env_file.get_loaded_digest()
     if expected is not None and loaded is not None and expected != loaded:
         differences.append(f"environment file: {expected:.12} -> {loaded:.12}")
     return differences

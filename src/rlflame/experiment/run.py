@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlflame.config import env_file, resolve, toml_io
+from rlflame.config import resolve, toml_io, user_env_file
 from rlflame.config.module_trust import format_module_options
 from rlflame.config.recipe import LearningSettings, Recipe, RunConfig
 from rlflame.config.runtime import RuntimeSettings
@@ -52,7 +52,7 @@ from rlflame.storage.run_dir import (
 from rlflame.storage.run_recorder import FileRecorder
 from rlflame.storage.tracking import tensorboard
 from rlflame.training.critic_helper import conditions
-from rlflame.training.critic_helper.critic_helper import open_critic_helper
+from rlflame.training.critic_helper.helper_client import open_critic_helper
 from rlflame.training.stop_signal import NullStop, abort_on_stop
 from rlflame.training.trainer import StopInterrupt, StopRequest, Trainer
 
@@ -82,7 +82,7 @@ def train(
             environment=env, algorithm=algo, sets=sets, continuous=components.has_continuous_actions
         )
     recipe, runtime = config.recipe.copy_with_horizon(), config.runtime
-    recipe = env_file.pin_env_file(recipe, runtime.env_file)
+    recipe = user_env_file.pin_env_file(recipe, runtime.env_file)
     check_learners(recipe.learning, runtime.learners)
     conditions.check_critic_helper(recipe.learning, runtime)
     show = show or NullView()
@@ -197,7 +197,7 @@ def resume(
         if source.recipe.budget_warning:
             show.show_note(source.recipe.budget_warning)
         source = replace(source, fingerprint=fingerprint)
-        env_file.pin_env_file(
+        user_env_file.pin_env_file(
             source.recipe, runtime.env_file, lambda: read_recorded_env_file(folder.path)
         )
         components.check_memory(source.recipe, source.env, resumed=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlflame.config import env_file
+from rlflame.config import user_env_file
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.auto import AutoFleet
 from rlflame.fleet.base import Fleet, Observer, ignore_event
@@ -33,7 +33,7 @@ def make_fleet(
     early are among them.
     """
     if runtime.env_file is not None:
-        env_file.load_env_file(runtime.env_file)
+        user_env_file.load_env_file(runtime.env_file)
     kind = resolve_fleet_kind(runtime)
     if kind == "inline":
         return make_inline_fleet(observer)
@@ -55,7 +55,7 @@ def make_training_fleet(
     if runtime.fleet != "auto" or resolve_fleet_kind(runtime) != "flame":
         return make_fleet(runtime, slots, observer, environment, prestart_pool)
     if runtime.env_file is not None:
-        env_file.load_env_file(runtime.env_file)
+        user_env_file.load_env_file(runtime.env_file)
     # First, so that a cluster that cannot be reached ends it before anything has begun.
     remote = _make_flame_fleet(runtime, slots, observer, advises=False)
     try:

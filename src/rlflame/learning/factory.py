@@ -133,7 +133,7 @@ def _make_ppo(
     _load_start_weights(parameters, start_policy)
     provider: GradientProvider[Any]
     if learning.provider == "torch":
-        from rlflame.learning.networks.torch_actor_critic import TorchPpo
+        from rlflame.learning.torch_gradients import TorchPpo
 
         torch_device = resolve_device(learning, shards.rank)
         provider = TorchPpo(parameters, network, learning.threads, torch_device)
@@ -154,7 +154,7 @@ def _make_reinforce(
     _load_start_weights(parameters, start_policy)
     provider: GradientProvider[Any]
     if learning.provider == "torch":
-        from rlflame.learning.networks.torch_actor_critic import TorchReinforce
+        from rlflame.learning.torch_gradients import TorchReinforce
 
         provider = TorchReinforce(
             parameters, network, learning.threads, resolve_device(learning, shards.rank)

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from rlflame.errors import RlflameError
-from rlflame.rendering import client, episodes, video
+from rlflame.rendering import episodes, policy_render, render_subprocess
 from rlflame.rendering.job import RenderJob, RenderResult
 from rlflame.rollout.spec import PolicyArrays
 from rlflame.storage import safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.text import format_count
+from rlflame.terminal_text import format_count
 from rlflame.training.trainer import Progress
 
 _SECONDS = 10.0
@@ -40,7 +40,7 @@ RenderCallback = Callable[[RenderJob, bool, Callable[[], bool]], RenderResult]
 
 
 def render_job(job: RenderJob, mujoco: bool, is_stopped: Callable[[], bool]) -> RenderResult:
-    return client.render_in_subprocess(job, mujoco=mujoco, is_stopped=is_stopped)
+    return render_subprocess.render_in_subprocess(job, mujoco=mujoco, is_stopped=is_stopped)
 
 
 class BackgroundClipMaker:
@@ -77,10 +77,10 @@ class BackgroundClipMaker:
         # The learner goes on changing the arrays that it has handed out.
         arrays = {name: np.array(array) for name, array in policy().items()}
         source = replace(self._source, policy=arrays, progress=progress)
-        options = video.RenderOptions(
+        options = policy_render.RenderOptions(
             "gif", self._source.recipe.evaluation.seed, width=_WIDTH, fps=_FPS
         )
-        job = video.make_job(source, options)
+        job = policy_render.make_job(source, options)
         limit = min(job.max_episode_steps, round(_SECONDS * self._render_info.steps_per_s))
         job = replace(job, max_episode_steps=limit, max_bytes=_MOST_BYTES, nice=_NICE)
         with self._lock:

@@ -12,7 +12,7 @@ from rlflame.rendering.gl_backend import (
     BackendProbe,
     find_install_command,
 )
-from rlflame.text import format_count
+from rlflame.terminal_text import format_count
 
 
 class GraphicsCheck:

@@ -18,7 +18,7 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, FleetUnreachableError, RlflameError
 from rlflame.fleet.factory import make_fleet
 from rlflame.fleet.flame.client import FlameClient
-from rlflame.fleet.flame.timeouts import format_error
+from rlflame.fleet.flame.timed_call import format_error
 
 NOBODY = "127.0.0.1:9"
 

@@ -462,7 +462,7 @@ def test_executors_that_are_lost_and_cannot_start_again_end_the_run(
 
 
 def test_weights_that_stay_lost_end_the_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlflame.fleet.answers.MAX_STRAYS", 3)
+    monkeypatch.setattr("rlflame.fleet.retry_policy.MAX_STRAYS", 3)
     with bench.fleet() as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
         bench.stub.faults.cache_missing_prefix = f"{fleet._application}/shared"

@@ -14,11 +14,11 @@ import rollouts
 from test_fleet_contract import FAKE, alone, slots
 
 from rlflame.errors import FleetError
-from rlflame.fleet.answers import classify_answer
 from rlflame.fleet.flame import service
 from rlflame.fleet.flame.raw_object import view_array
 from rlflame.fleet.flame.worker_versions import WorkerRegistry
 from rlflame.fleet.jobs import FleetJob
+from rlflame.fleet.retry_policy import classify_answer
 from rlflame.rollout import wire
 from rlflame.rollout.process.worker_main import read_versions
 from rlflame.rollout.spec import RolloutTask

@@ -9,7 +9,8 @@ import torch
 from commands import rlflame
 from tiny_runs import run
 
-from rlflame.learning.networks import torch_actor_critic, torch_params
+from rlflame.learning import torch_gradients
+from rlflame.learning.networks import torch_params
 from rlflame.learning.sac import loss_torch
 
 _ROLLOUT = {"num_slots": 2, "envs_per_slot": 2, "steps": 16}
@@ -32,7 +33,7 @@ def test_leaves_that_are_copies_learn_as_those_that_are_the_vector_itself(
     learning = {"provider": "torch", "network": {"hidden": [8]}, "rollout": _ROLLOUT}
     data = {"stop_at_iterations": 3, "learning": {**learning, **SCENARIOS[algorithm]}}
     expected = run(data).state_digest(tmp_path)
-    for module in (torch_actor_critic, loss_torch):
+    for module in (torch_gradients, loss_torch):
         monkeypatch.setattr(module, "TorchParams", partial(torch_params.TorchParams, copied=True))
     assert run(data).state_digest(tmp_path) == expected
 

@@ -20,13 +20,13 @@ from rlflame.config.recipe import Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import LearningError
 from rlflame.storage import checkpoint
-from rlflame.training.critic_helper import critic_helper
+from rlflame.training.critic_helper import helper_client
 from rlflame.training.critic_helper.connection import (
     ConnectionLost,
     ConnectionTimeout,
     PeerConnection,
 )
-from rlflame.training.critic_helper.critic_helper import CriticHelper, CriticHelperAlgorithm
+from rlflame.training.critic_helper.helper_client import CriticHelper, CriticHelperAlgorithm
 from rlflame.training.trainer import Progress
 
 #: CartPole in batches of 128 steps, with a minibatch small enough that a companion has much to do.
@@ -161,7 +161,7 @@ def test_a_companion_that_hangs_is_killed_after_the_deadline(plain):
 
 def test_a_companion_with_other_kernels_is_not_used(plain, monkeypatch):
     monkeypatch.setattr(
-        critic_helper, "compute_fingerprint", lambda learning: {"core": "of another machine"}
+        helper_client, "compute_fingerprint", lambda learning: {"core": "of another machine"}
     )
     with accompanied(plain.learning, plain.spec) as (both, companion, notes):
         both.update(plain.data[0], 0.1)
@@ -211,7 +211,7 @@ def test_numbers_that_cannot_be_told_are_learned_from_alone(plain, monkeypatch):
 
 def test_a_companion_that_cannot_be_loaded_is_done_without(plain, monkeypatch):
     monkeypatch.setattr(
-        critic_helper.blas, "make_child_environment", lambda: {"PYTHONMALLOC": "nothing"}
+        helper_client.blas, "make_child_environment", lambda: {"PYTHONMALLOC": "nothing"}
     )
     with accompanied(plain.learning, plain.spec) as (both, companion, notes):
         both.update(plain.data[0], 0.1)
@@ -254,8 +254,8 @@ def loaded(monkeypatch):
 
 
 def test_training_has_a_companion_of_itself(tmp_path, loaded, monkeypatch):
-    monkeypatch.setattr(critic_helper.blas, "compute_usable_share", lambda: 2.0)
-    monkeypatch.setattr(critic_helper, "_MIN_SAMPLES", 1)
+    monkeypatch.setattr(helper_client.blas, "compute_usable_share", lambda: 2.0)
+    monkeypatch.setattr(helper_client, "_MIN_SAMPLES", 1)
     words = ("--steps", "512", "--set", "horizon_steps=1024", "--quiet", "--fleet", "local",
              "--workers", "2")  # fmt: skip
     assert rlflame("train", "--env", "cartpole", *LONG, *words, "--out", tmp_path / "x").code == 0
@@ -339,9 +339,9 @@ def wanted(
     recipe, *, cores=2.0, workers=2, fleet="local", runtime=None, progress=None, shared=False,
     monkeypatch,
 ):  # fmt: skip
-    monkeypatch.setattr(critic_helper.blas, "compute_usable_share", lambda: cores)
+    monkeypatch.setattr(helper_client.blas, "compute_usable_share", lambda: cores)
     where, runtime = SimpleNamespace(name=fleet, capacity=workers), runtime or RuntimeSettings()
-    return critic_helper.is_helper_worthwhile(
+    return helper_client.is_helper_worthwhile(
         recipe, runtime, where, progress or Progress(), shared=shared
     )
 
@@ -371,28 +371,28 @@ def test_where_no_process_can_be_started_all_is_learned_here(monkeypatch):
     def refused(*args, **kwargs):
         raise OSError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(critic_helper, "WorkerProcess", refused)
+    monkeypatch.setattr(helper_client, "WorkerProcess", refused)
     notes: list[str] = []
     runtime, where = RuntimeSettings(companion="on"), SimpleNamespace(name="local", capacity=2)
 
     def offered():
-        return critic_helper.open_critic_helper(
+        return helper_client.open_critic_helper(
             recipe(), spec_of(), runtime, where, Progress(), notes.append, shared=False
         )
 
     with offered() as found:
-        assert isinstance(found, critic_helper.NullCriticHelper)
+        assert isinstance(found, helper_client.NullCriticHelper)
     assert "Resource temporarily unavailable" in notes.pop()
-    monkeypatch.setattr(critic_helper.blas, "can_set_threads", lambda: False)
+    monkeypatch.setattr(helper_client.blas, "can_set_threads", lambda: False)
     with offered() as found:
-        assert isinstance(found, critic_helper.NullCriticHelper)
+        assert isinstance(found, helper_client.NullCriticHelper)
     assert "cannot be told its threads" in notes.pop()
 
 
 def test_a_companion_that_hears_nothing_of_its_order_does_not_stay(plain, monkeypatch):
     started = []
 
-    class Started(critic_helper.WorkerProcess):
+    class Started(helper_client.WorkerProcess):
         def __init__(self, **options):
             super().__init__(**options)
             started.append(self)
@@ -400,7 +400,7 @@ def test_a_companion_that_hears_nothing_of_its_order_does_not_stay(plain, monkey
     def refused(self, value):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(critic_helper, "WorkerProcess", Started)
+    monkeypatch.setattr(helper_client, "WorkerProcess", Started)
     monkeypatch.setattr(PeerConnection, "send_message", refused)
     with pytest.raises(KeyboardInterrupt):
         CriticHelper(plain.learning, plain.spec, RuntimeSettings(), print)

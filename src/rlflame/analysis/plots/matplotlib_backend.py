@@ -23,7 +23,7 @@ from rlflame.analysis.plots.chart import (
     format_compact,
 )
 from rlflame.errors import ConfigError, RlflameError, format_shell, replace_suffix
-from rlflame.text import escape_controls
+from rlflame.terminal_text import escape_controls
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,7 +23,7 @@ from rlflame.analysis.plots.chart import (
     make_ticks,
 )
 from rlflame.rollout.spec import Float64
-from rlflame.text import escape_line
+from rlflame.terminal_text import escape_line
 
 #: Beyond these, and the letters of all languages, nothing is drawn.
 SYMBOLS = "\u28ff└─┬│█┊"

@@ -7,7 +7,7 @@ from html import escape
 from rlflame.analysis.plots import svg_backend
 from rlflame.analysis.plots.chart import COLOURS, Chart
 from rlflame.analysis.report.document import Block, Commands, Document, Section, Table
-from rlflame.text import escape_controls
+from rlflame.terminal_text import escape_controls
 
 #: On a dark page the same hues, lighter.
 _DARK = ("#56a8e8", "#f0894a", "#3fc79a", "#e0a0c4", "#f0b840", "#8fd0f5", "#b0b0b0")

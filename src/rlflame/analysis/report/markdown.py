@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from rlflame.analysis.plots import terminal_backend
 from rlflame.analysis.plots.chart import Chart
 from rlflame.analysis.report.document import Block, Commands, Document, Table
-from rlflame.text import escape_controls, escape_line
+from rlflame.terminal_text import escape_controls, escape_line
 
 #: What begins code, HTML or the target of a link, and a backslash that would undo an escape.
 _MARKUP = re.compile(r"[`<]|(?<=\])[(\[:]|\\(?=[!-/:-@\[-`{-~])")

@@ -9,7 +9,7 @@ from rlflame.analysis.plots.chart import Chart
 from rlflame.analysis.report.document import Block, Commands, Document, Section, Table
 from rlflame.errors import format_command
 from rlflame.statistics import FEWEST_SEEDS, SeedComparison
-from rlflame.text import format_count, format_duration
+from rlflame.terminal_text import format_count, format_duration
 
 Facts = Mapping[str, Any]
 NOTHING = "-"

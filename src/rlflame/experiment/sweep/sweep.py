@@ -12,7 +12,7 @@ from typing import Any
 
 from rlflame.analysis import curves
 from rlflame.analysis.plots import matplotlib_backend
-from rlflame.config import env_file
+from rlflame.config import user_env_file
 from rlflame.config.module_trust import list_allowed_modules
 from rlflame.config.recipe import RunConfig
 from rlflame.config.runtime import RuntimeSettings
@@ -61,7 +61,7 @@ def train(
     """Train a config with each of the seeds, in a new folder of run folders."""
     stop, show = stop or NullStop(), show or NullSweepView()
     runtime = config.runtime
-    recipe = env_file.pin_env_file(config.recipe.copy_with_horizon(), runtime.env_file)
+    recipe = user_env_file.pin_env_file(config.recipe.copy_with_horizon(), runtime.env_file)
     # All that can be refused is refused once, before there is a folder.
     run.check_start(recipe.learning, init_from)
     env = run.await_env_spec(recipe, stop)
@@ -109,7 +109,7 @@ def resume(
             sweep = sweep.copy_with_steps(steps)
         if all(jobs.read_seed_status(folder, sweep, seed).finished for seed in sweep.seeds):
             return _make_result(folder, sweep, {}, has_trained=False)
-        env_file.pin_env_file(sweep.config.recipe, runtime.env_file, lambda: recorded_env_file)
+        user_env_file.pin_env_file(sweep.config.recipe, runtime.env_file, lambda: recorded_env_file)
         env = run.await_env_spec(sweep.config.recipe, stop)
         jobs.write_sweep(folder, sweep)
         with _SweepRunner(sweep, show, stop) as runner:

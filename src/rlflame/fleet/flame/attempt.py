@@ -23,7 +23,7 @@ from . import object_cache
 from .client import CANCELLED, CLOSED, FAILED, RUNNING, SUCCEED, FlameClient, TaskStatus
 from .object_cache import Reference, make_reference_argument
 from .requests import make_request
-from .timeouts import format_error
+from .timed_call import format_error
 
 T = TypeVar("T")
 #: An input larger than this travels through the cache; the session manager refuses 4 MiB.

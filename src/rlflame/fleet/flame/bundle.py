@@ -23,7 +23,7 @@ _MODULES = (
     "rlflame.errors",
     "rlflame.fleet",
     "rlflame.fleet.flame",
-    "rlflame.fleet.flame.timeouts",
+    "rlflame.fleet.flame.timed_call",
     "rlflame.fleet.flame.lease",
     "rlflame.fleet.flame.raw_object",
     "rlflame.fleet.flame.service",

@@ -23,7 +23,7 @@ from .endpoint import CACHE, MANAGER, FlameServer
 from .endpoint import find_configuration as find_configuration
 from .object_cache import Reference
 from .requests import add_supervisor
-from .timeouts import CALL_S, ClusterCallError, call_with_timeout, make_call_error
+from .timed_call import CALL_S, ClusterCallError, call_with_timeout, make_call_error
 
 _PORT_CHECK_S = 3.0
 _CONNECT_S = 12.0

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from rlflame.errors import ConfigError, FleetUnreachableError, format_shell
 
-from .timeouts import format_error
+from .timed_call import format_error
 
 UP = "docker compose -f compose/compose.yaml up -d"
 EXPORT = "export FLAME_ENDPOINT=http://127.0.0.1:8080 FLAME_CACHE_ENDPOINT=grpc://127.0.0.1:9090"

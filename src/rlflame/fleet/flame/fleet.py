@@ -40,7 +40,7 @@ from .overhead import ClusterOverhead
 from .scheduler import Scheduler
 from .session_start import PREFIX, FlameOptions, FlameSession, SessionStarter
 from .submission import FlameSubmission
-from .timeouts import ClusterCallError, format_error
+from .timed_call import ClusterCallError, format_error
 from .worker_versions import WorkerRegistry
 
 #: How long closing waits for tasks that still run, in all.

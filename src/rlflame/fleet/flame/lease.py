@@ -14,7 +14,7 @@ from typing import Any
 from rlflame.rollout import wire
 
 from .raw_object import make_array, read_object
-from .timeouts import call_with_timeout
+from .timed_call import call_with_timeout
 
 BEAT_INTERVAL_S = 5.0
 _WRITE_S = 4.0

@@ -18,7 +18,7 @@ from rlflame.errors import FleetError
 
 from .raw_object import make_array, read_object
 from .requests import make_context
-from .timeouts import CALL_S, ClusterCallError, call_with_timeout
+from .timed_call import CALL_S, ClusterCallError, call_with_timeout
 
 _TRANSFER_S = 80.0
 #: The last part of a key that a worker may name: the cache makes a UUID.

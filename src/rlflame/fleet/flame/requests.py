@@ -57,13 +57,13 @@ def make_context(service: type) -> bytes:
     import cloudpickle
     from flamepy.runner.types import RunnerContext
 
-    from . import loader
+    from . import executor_bootstrap
 
-    text = inspect.getsource(loader)
+    text = inspect.getsource(executor_bootstrap)
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
-            if obj is loader.Loader:
+            if obj is executor_bootstrap.Loader:
                 scope = {"__name__": "rlflame_loader"}
                 return eval, (f"(lambda own: exec({text!r}, own) or own['Loader'])({scope!r})",)
             if obj is service:

@@ -17,14 +17,14 @@ from rlflame.errors import FleetError, RlflameError
 from rlflame.fleet.base import FleetEvent, Observer, ignore_event
 from rlflame.fleet.jobs import FleetJob, JobQueue, deliver_notifications
 
-from ..answers import Retry, classify_answer, count_delay
+from ..retry_policy import Retry, classify_answer, count_delay
 from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableError
 from .client import FlameClient, close_quietly
 from .monitor import Monitor
 from .object_cache import DeferredDeleter, Reference
 from .overhead import ClusterOverhead
 from .task_durations import TaskDurations
-from .timeouts import format_error
+from .timed_call import format_error
 
 #: Failures without a single answer between them, over such a time, that end the run.
 _BREAKER_FAILURES = 24

@@ -30,10 +30,10 @@ from .client import (
     FlameClient,
     TaskStatus,
 )
-from .loader import Loader
+from .executor_bootstrap import Loader
 from .object_cache import Reference
 from .requests import make_request, parse_greeting
-from .timeouts import CALL_S, ClusterCallError, call_with_timeout
+from .timed_call import CALL_S, ClusterCallError, call_with_timeout
 
 PREFIX = "rlflame-"
 _POLL_INTERVAL_S = 0.25

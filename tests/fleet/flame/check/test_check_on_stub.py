@@ -19,7 +19,7 @@ from rlflame.fleet.flame import bundle, lease, object_cache
 from rlflame.fleet.flame.check.cluster_check import ClusterCheck
 from rlflame.fleet.flame.check.findings import CheckTimeouts, Diagnosis, make_ok
 from rlflame.fleet.flame.client import FlameClient
-from rlflame.fleet.flame.loader import Loader
+from rlflame.fleet.flame.executor_bootstrap import Loader
 from rlflame.fleet.flame.requests import make_request
 from rlflame.rollout.machine import describe_host
 

@@ -44,7 +44,7 @@ from rlflame.fleet.flame.check.stale_runs import (
     find_runs,
     make_finding,
 )
-from rlflame.fleet.flame.loader import Loader
+from rlflame.fleet.flame.executor_bootstrap import Loader
 from rlflame.fleet.flame.requests import make_context
 from rlflame.rendering.gl_backend import BACKENDS, find_install_command
 from rlflame.rendering.graphics_check import GraphicsCheck

@@ -24,7 +24,7 @@ from rlflame.fleet.flame.check.findings import (
 from rlflame.fleet.flame.check.probe import Probe
 from rlflame.fleet.flame.check.snapshot import ClusterSnapshot, take_snapshot
 from rlflame.fleet.flame.client import FlameClient, find_configuration
-from rlflame.fleet.flame.timeouts import ClusterCallError
+from rlflame.fleet.flame.timed_call import ClusterCallError
 from rlflame.rollout.machine import describe_host
 
 #: Asked at most, where nobody says how many.

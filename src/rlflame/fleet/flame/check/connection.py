@@ -26,7 +26,7 @@ from rlflame.fleet.flame.endpoint import EXPORT as EXPORT
 from rlflame.fleet.flame.endpoint import UP as UP
 from rlflame.fleet.flame.object_cache import Reference
 from rlflame.fleet.flame.session_start import PREFIX
-from rlflame.fleet.flame.timeouts import ClusterCallError, call_with_timeout
+from rlflame.fleet.flame.timed_call import ClusterCallError, call_with_timeout
 
 _MEGABYTES = 8
 _PORT_CHECK_S = 10.0

@@ -19,7 +19,7 @@ from rlflame.fleet.flame.check.findings import (
     make_warning,
 )
 from rlflame.fleet.flame.check.snapshot import GIB, ClusterSnapshot, Executor, Node
-from rlflame.text import format_count
+from rlflame.terminal_text import format_count
 
 #: States that an executor passes in no time when all is well.
 _TRANSIENT_STATES = ("Void", "Unbinding", "Releasing")

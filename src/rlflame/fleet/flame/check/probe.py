@@ -28,7 +28,7 @@ from rlflame.fleet.flame.client import (
 from rlflame.fleet.flame.lease import Lease
 from rlflame.fleet.flame.requests import make_request, parse_greeting
 from rlflame.fleet.flame.session_start import PREFIX, FlameOptions, SessionStarter
-from rlflame.fleet.flame.timeouts import CALL_S, ClusterCallError, call_with_timeout
+from rlflame.fleet.flame.timed_call import CALL_S, ClusterCallError, call_with_timeout
 
 _LEASE_S = 10.0
 _PING_COUNT = 20

@@ -24,7 +24,7 @@ from rlflame.fleet.flame.check.stale_runs import (
     RunLeases,
 )
 from rlflame.fleet.flame.client import FlameClient
-from rlflame.text import format_count
+from rlflame.terminal_text import format_count
 
 _RETRY_INTERVAL_S = 0.5
 _BUSY_FIX = (

@@ -19,8 +19,8 @@ from rlflame.fleet.flame.check.findings import CheckTimeouts, Finding, make_ok, 
 from rlflame.fleet.flame.check.snapshot import ClusterSession, ClusterSnapshot
 from rlflame.fleet.flame.client import FlameClient
 from rlflame.fleet.flame.session_start import PREFIX
-from rlflame.fleet.flame.timeouts import call_with_timeout
-from rlflame.text import format_count
+from rlflame.fleet.flame.timed_call import call_with_timeout
+from rlflame.terminal_text import format_count
 
 CLEAN_COMMAND = "rlflame cluster-check --clean"
 _LEASE_S = 10.0

@@ -19,7 +19,7 @@ from rlflame.fleet.flame.check.findings import (
 )
 from rlflame.fleet.flame.check.probe import ExecutorReport, ProbeResult
 from rlflame.fleet.flame.check.stale_runs import CLEAN_COMMAND
-from rlflame.text import format_count
+from rlflame.terminal_text import format_count
 
 #: Clocks are compared by the seconds that files and logs show.
 _SKEW_S = 1.0

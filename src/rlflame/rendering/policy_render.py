@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflame.errors import CheckpointError, ConfigError, format_shell, replace_suffix
-from rlflame.rendering import client, episodes
+from rlflame.rendering import episodes, render_subprocess
 from rlflame.rendering.job import KIND_BY_SUFFIX, RenderJob, RenderKind, RenderResult
 from rlflame.rollout.spec import PolicyArrays
 from rlflame.storage import safetensors_file
@@ -111,7 +111,7 @@ def render(
     """Draw into a file, whole or not at all; without one, into a window."""
     check_options(options)
     mujoco = episodes.read_render_info(source.env).uses_mujoco
-    drawing = client.render_in_subprocess(
+    drawing = render_subprocess.render_in_subprocess(
         make_job(source, options, untrained),
         mujoco=mujoco,
         show_output=show_output,

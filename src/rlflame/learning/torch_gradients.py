@@ -15,12 +15,12 @@ from torch import Tensor
 from rlflame.rollout.distributions import VARIANCE_FLOOR
 from rlflame.rollout.spec import Array, Float32
 
-from ..base import Metrics
-from ..ppo.loss import PpoMinibatch as PpoMinibatch
-from ..reinforce.reinforce import ReinforceMinibatch as ReinforceMinibatch
-from .flat_params import FlatVector
-from .network_shape import NetworkShape
-from .torch_params import TorchParams
+from .base import Metrics
+from .networks.flat_params import FlatVector
+from .networks.network_shape import NetworkShape
+from .networks.torch_params import TorchParams
+from .ppo.loss import PpoMinibatch as PpoMinibatch
+from .reinforce.reinforce import ReinforceMinibatch as ReinforceMinibatch
 
 
 class _ActorCritic:

@@ -14,7 +14,7 @@ from rlflame.analysis.report.document import Block, Document, Section, Table
 from rlflame.bench.base import Case, MachineConditions
 from rlflame.bench.published import EPISODE_MS
 from rlflame.bench.rollouts import RolloutRate
-from rlflame.bench.scaling_result import NOTHING, format_conditions, format_interval, format_retried
+from rlflame.bench.scaling_report import NOTHING, format_conditions, format_interval, format_retried
 from rlflame.statistics import compute_median_interval
 
 

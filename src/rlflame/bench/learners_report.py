@@ -14,10 +14,10 @@ from rlflame.analysis.report.document import Block, Document, Section, Table
 from rlflame.bench.base import Case, MachineConditions
 from rlflame.bench.learners import LearnerSide, LearningRun
 from rlflame.bench.scaling_model import has_equal_digests
-from rlflame.bench.scaling_result import format_bits, format_conditions, format_interval
+from rlflame.bench.scaling_report import format_bits, format_conditions, format_interval
 from rlflame.rollout.spec import Float64
 from rlflame.statistics import Interval, compare_medians, compute_median_interval
-from rlflame.text import format_count
+from rlflame.terminal_text import format_count
 
 HEAD = ("case", "learners", "backend", "seconds", "steps", "updates", "exchange_s")
 RunMetric = Callable[[LearningRun], float]

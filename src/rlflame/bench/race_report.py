@@ -20,7 +20,7 @@ from rlflame.bench.base import MachineConditions
 from rlflame.bench.published_dppo import SOURCE
 from rlflame.bench.race import SB3_NAME, RaceRun, Runner
 from rlflame.bench.scaling_model import has_equal_digests
-from rlflame.bench.scaling_result import NOTHING, format_conditions, format_retried
+from rlflame.bench.scaling_report import NOTHING, format_conditions, format_retried
 from rlflame.config.recipe import LearningSettings
 
 HEAD = ("learners", "recipe", "seconds", "steps", "case", "final_return", "retried")

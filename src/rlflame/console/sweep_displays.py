@@ -21,7 +21,7 @@ from rlflame.errors import format_command
 from rlflame.statistics import FEWEST_SEEDS
 from rlflame.storage.sweep_dir import format_seeds
 from rlflame.storage.sweep_result import SeedOutcome, SeedResult, SweepSummary
-from rlflame.text import escape_line, format_count, format_duration
+from rlflame.terminal_text import escape_line, format_count, format_duration
 
 #: A line of all seeds together is due with every such part of the budget.
 _BUDGET_PARTS = 20

@@ -15,7 +15,7 @@ from rlflame.bench.base import Case, MachineConditions
 from rlflame.bench.published import REPLAY
 from rlflame.bench.replay import FillSeries
 from rlflame.bench.scaling_model import has_equal_digests
-from rlflame.bench.scaling_result import (
+from rlflame.bench.scaling_report import (
     NOTHING,
     format_bits,
     format_conditions,
@@ -23,7 +23,7 @@ from rlflame.bench.scaling_result import (
     format_retried,
 )
 from rlflame.statistics import Interval, compare_medians, compute_median_interval
-from rlflame.text import format_count
+from rlflame.terminal_text import format_count
 
 
 @dataclass(frozen=True)

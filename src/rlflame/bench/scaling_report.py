@@ -19,7 +19,7 @@ from rlflame.bench.scaling_model import (
     make_rows,
 )
 from rlflame.statistics import FEWEST_SEEDS, Interval
-from rlflame.text import format_count, format_size
+from rlflame.terminal_text import format_count, format_size
 
 NOTHING = "-"
 
