@@ -1,4 +1,4 @@
-"""What the on-policy algorithms share: the network's shape, and refusing bad updates.
+"""Networks of the on-policy algorithms: their shapes and their initial weights.
 
 Must not know: losses, environments, fleets.
 """
@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from rlflame.config.recipe import NetworkSettings
-from rlflame.errors import LearningError
 from rlflame.rollout.policy import normalise
-from rlflame.rollout.spec import Array, Float32, PolicySpec
+from rlflame.rollout.spec import Float32, PolicySpec
 
 from ..base import Batch, Metrics
-from ..normalization import TOO_LARGE_REWARDS
-from .flat_params import FlatVector, initialise, make_network_shapes, restore
+from .flat_params import FlatVector, initialise, make_network_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,59 +117,3 @@ def make_training_metrics(parameters: FlatVector, learning_rate: float, updates:
     if "actor.log_std" in parameters.shapes:
         metrics["std"] = float(np.exp(parameters["actor.log_std"]).mean())
     return metrics
-
-
-#: Squares of what is larger leave float32 too little room for sums over a batch.
-_LARGE = 1e15
-
-
-class GradientGuard:
-    """Keeps NaN and infinity out of the weights: refuses, counts, and in the end gives up."""
-
-    limit = 5
-    #: What to do where that which is learned from, rather than the weights, has grown too large.
-    remedies: Mapping[str, str] = {
-        **dict.fromkeys(
-            ("observations", "next_observations"), "--set network.normalise_observations=true"
-        ),
-        "returns": "--set ppo.scale_rewards=true",
-        "rewards": TOO_LARGE_REWARDS,
-    }
-
-    def __init__(self, section: str) -> None:
-        self.refused_count = 0
-        self._consecutive_count = 0
-        self._section = section
-
-    def is_refused(self, norm: float, sums: Metrics, **inputs: Array) -> bool:
-        """Whether a gradient of this norm and the sums it came with are fit for a step."""
-        if math.isfinite(norm) and all(math.isfinite(value) for value in sums.values()):
-            self._consecutive_count = 0
-            return False
-        self.refused_count += 1
-        self._consecutive_count += 1
-        if self._consecutive_count >= self.limit:
-            raise self._make_error(norm, inputs)
-        return True
-
-    def _make_error(self, norm: float, inputs: Mapping[str, Array]) -> LearningError:
-        largest = {name: float(np.abs(array).max()) for name, array in inputs.items()}
-        name = max(largest, key=largest.__getitem__)
-        is_too_large = largest[name] > _LARGE
-        suffix = f", with {name.replace('_', ' ')} of {largest[name]:.3g}" if is_too_large else ""
-        advice = (
-            f"try a smaller learning rate, for example --set {self._section}.learning_rate=1e-4"
-        )
-        return LearningError(
-            f"The loss or its gradient was not finite {self._consecutive_count} times in a row "
-            f"(gradient norm {norm}{suffix}); the weights were left as they were.",
-            self.remedies[name] if is_too_large else advice,
-        )
-
-    def get_state(self, name: str = "guard") -> dict[str, Array]:
-        return {name: np.array([self.refused_count, self._consecutive_count], np.int64)}
-
-    def load_state(self, state: Mapping[str, Array], name: str = "guard") -> None:
-        counts = np.zeros(2, np.int64)
-        restore(counts, name, state)
-        self.refused_count, self._consecutive_count = (int(count) for count in counts)

@@ -25,8 +25,8 @@ from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.spec import Array, Float32, PolicyArrays
 
 from ..base import Metrics, ReplayBatch, State, Transitions
+from ..gradient_guard import GradientGuard
 from ..networks.flat_params import Adam, clip_by_norm, restore, restore_count
-from ..networks.network_shape import GradientGuard
 from ..normalization import ObservationNormaliser
 from ..parallel.gradient_shards import Shard, Shards
 from ..parallel.thread_pair import ThreadPair, slice_half
