@@ -19,7 +19,7 @@ from rlflame.learning.base import Algorithm, Buffer, GradientProvider
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer
 from rlflame.learning.buffers.rollout_buffer import RolloutBuffer
 from rlflame.learning.networks.flat_params import FlatVector
-from rlflame.learning.networks.network_shape import build_network
+from rlflame.learning.networks.network_init import build_network
 from rlflame.learning.parallel.gradient_shards import Shards
 from rlflame.learning.parallel.thread_pair import ThreadPair
 from rlflame.learning.ppo.loss import NumpyPpo

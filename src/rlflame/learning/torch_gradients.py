@@ -17,7 +17,7 @@ from rlflame.rollout.spec import Array, Float32
 
 from .base import Metrics
 from .networks.flat_params import FlatVector
-from .networks.network_shape import NetworkShape
+from .networks.network_init import NetworkShape
 from .networks.torch_params import TorchParams
 from .ppo.loss import PpoMinibatch as PpoMinibatch
 from .reinforce.reinforce import ReinforceMinibatch as ReinforceMinibatch

@@ -37,7 +37,7 @@ _MAX_SLOTS = 64
 class RolloutWorker:
     """What runs inside every worker process, on every fleet.
 
-    `new_rows` makes a slot's environments; whoever draws an episode has some that draw.
+    `env_factory` makes a slot's environments; whoever draws an episode has some that draw.
     """
 
     def __init__(self, env_factory: Callable[[EnvSpec, int], VectorEnv] = make_vector_env) -> None:

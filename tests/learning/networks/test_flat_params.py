@@ -22,7 +22,7 @@ from rlflame.learning.networks.flat_params import (
     initialise,
     make_network_shapes,
 )
-from rlflame.learning.networks.network_shape import build_network
+from rlflame.learning.networks.network_init import build_network
 
 
 def test_views_share_the_vectors_memory():

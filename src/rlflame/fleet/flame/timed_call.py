@@ -62,7 +62,7 @@ _idle_callers: deque[_Caller] = deque()
 
 
 def call_with_timeout(call: Callable[[], T], timeout_s: float, operation: str) -> T:
-    """The call's result, or Unanswered: flamepy has no deadlines of its own."""
+    """The call's result, or ClusterCallError: flamepy has no deadlines of its own."""
     try:
         caller = _idle_callers.pop()
     except IndexError:

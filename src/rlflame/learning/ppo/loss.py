@@ -14,7 +14,7 @@ from rlflame.rollout.spec import Array, Float32
 from ..base import Metrics
 from ..networks.flat_params import FlatVector
 from ..networks.mlp import CHUNK_ROWS, MLP, make_head
-from ..networks.network_shape import NetworkShape
+from ..networks.network_init import NetworkShape
 
 _ZERO, _FLOAT_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
 

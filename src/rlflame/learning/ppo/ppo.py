@@ -21,7 +21,7 @@ from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
 from ..base import Batch, GradientProvider, Metrics, State
 from ..gradient_guard import GradientGuard
 from ..networks.flat_params import Adam, FlatVector, clip, restore, restore_count
-from ..networks.network_shape import NetworkShape, make_training_metrics, normalise_batch
+from ..networks.network_init import NetworkShape, make_training_metrics, normalise_batch
 from ..normalization import ObservationNormaliser, RewardScaler
 from ..parallel.gradient_shards import Shards
 from ..returns import compute_gae

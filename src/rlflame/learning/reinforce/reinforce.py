@@ -23,7 +23,7 @@ from ..base import Batch, GradientProvider, Metrics, State
 from ..gradient_guard import GradientGuard
 from ..networks.flat_params import Adam, FlatVector, clip_by_norm, restore, restore_count
 from ..networks.mlp import CHUNK_ROWS, MLP, make_head
-from ..networks.network_shape import NetworkShape, make_training_metrics, normalise_batch
+from ..networks.network_init import NetworkShape, make_training_metrics, normalise_batch
 from ..normalization import ObservationNormaliser
 from ..parallel.gradient_shards import Shard, Shards
 from ..returns import compute_continued_returns, compute_discounted_returns

@@ -13,7 +13,7 @@ from rlflame.rollout.spec import PolicySpec
 
 from ..networks.batch_norm import BatchMoments, make_moment_shapes
 from ..networks.flat_params import FlatVector, make_network_shapes
-from ..networks.network_shape import (
+from ..networks.network_init import (
     NetworkShape,
     compute_initial_log_std,
     init_network,
