@@ -11,6 +11,7 @@ from rlflame.errors import LearningError
 from rlflame.rollout.spec import Array
 
 from .base import Metrics
+from .networks.flat_params import restore
 from .normalization import TOO_LARGE_REWARDS
 
 #: Squares of what is larger leave float32 too little room for sums over a batch.
