@@ -69,7 +69,8 @@ def pin_env_file(
 ) -> Recipe:
     """Load the file that the command names, and write its digest into the recipe.
 
-    A recipe that has a digest was begun with a file, and takes that file and no other. `read_recorded_path`
+    A recipe that has a digest was begun with a file, and takes that file and no other.
+    `read_recorded_path`
     gives the path in the run's config.toml, which is shown and never loaded.
     """
     expected = recipe.learning.environment.file_digest
