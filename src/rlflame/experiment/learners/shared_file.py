@@ -6,12 +6,17 @@ learners inherit it, and it is gone with the last of them. Must not know: what i
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
+
+#: Descriptors that no other file of this process is given, because the lowest free ones come first.
+_numbers = itertools.cycle(range(512, 960))
 
 
 class SharedFile(NamedTuple):
@@ -21,11 +26,25 @@ class SharedFile(NamedTuple):
     descriptors: tuple[int, ...] = ()
 
 
+def _move_up(descriptor: int) -> int:
+    """The same open file under a number that is not given to another file soon.
+
+    torch's FileStore opens its path again when it is destroyed, which may be long after the file
+    was closed. Under a number in use it would open, and lock, the file of a later run.
+    """
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, next(_numbers))
+    except OSError:  # fewer descriptors are allowed
+        return descriptor
+    os.close(descriptor)
+    return moved
+
+
 @contextmanager
 def make_shared_file() -> Iterator[SharedFile]:
     """An empty file that exists until the end of the context."""
     if sys.platform == "linux":
-        descriptor = os.memfd_create("rlflame-learners")
+        descriptor = _move_up(os.memfd_create("rlflame-learners"))
         try:
             os.fchmod(descriptor, 0o600)
             yield SharedFile(f"/proc/self/fd/{descriptor}", (descriptor,))
