@@ -18,7 +18,7 @@ BEGIN, END = "<!-- source-tree:begin -->", "<!-- source-tree:end -->"
 
 def make_table() -> str:
     """One row for each package, and one for the modules of the root."""
-    rows = [("package", "files", "lines", "what is in it")]
+    rows = [("package", "files", "lines", "contents")]
     modules = sorted(SOURCE.glob("*.py"))
     names = ", ".join(path.stem for path in modules if not path.stem.startswith("__"))
     rows.append(("(root)", str(len(modules)), f"{count_lines(modules):,}", names))

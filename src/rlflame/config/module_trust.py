@@ -149,7 +149,7 @@ def _write_trusted(modules: Iterable[str]) -> None:
 def _get_trust_path() -> Path | None:
     """The path of the list; None for a user without a home folder.
 
-    A relative path is not taken: the current folder must not say what is trusted.
+    A relative path is ignored, because the current folder must not decide what is trusted.
     """
     configured = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(configured):

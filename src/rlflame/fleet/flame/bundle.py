@@ -105,7 +105,7 @@ name = "{name}"
 version = "1.0"
 dependencies = [{", ".join(f'"{requirement}"' for requirement in requirements)}]
 """,
-        "empty.py": _BACKEND.format(name=name.replace("-", "_"), wanted=list(requirements)),
+        "empty.py": _BACKEND.format(name=name.replace("-", "_"), requirements=list(requirements)),
     }
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as packed:
@@ -127,7 +127,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
     name = "{name}-1.0-py3-none-any.whl"
     info = "{name}-1.0.dist-info/"
     lines = ["Metadata-Version: 2.1", "Name: {name}", "Version: 1.0"]
-    lines += ["Requires-Dist: " + each for each in {wanted}]
+    lines += ["Requires-Dist: " + each for each in {requirements}]
     files = {{
         info + "METADATA": "\\n".join(lines) + "\\n",
         info + "WHEEL": "Wheel-Version: 1.0\\nGenerator: empty\\nRoot-Is-Purelib: true\\n"
