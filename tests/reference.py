@@ -155,9 +155,6 @@ class ReferencePpo:
         self.iteration += 1
         self.observations_seen += [batch.observations[p] for p in places]
         means = {name: np.mean([r[name] for r in report]) for name in report[0]}
-        if ppo.desired_kl is not None:
-            moved = means["approx_kl"] / ppo.desired_kl
-            self.rate *= 2 / 3 if moved > 2 else 3 / 2 if moved < 1 / 2 else 1
         return {**means, "gradient_norm": report[-1]["gradient_norm"], "learning_rate": rate} | {
             "clip_range": clip_range,
             "discount": self.discount,

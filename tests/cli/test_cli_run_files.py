@@ -414,7 +414,7 @@ def test_a_recipe_that_was_written_before_a_setting_is_equal(folder, monkeypatch
 
     def before(recipe, **words):
         written = json.loads(dumped(recipe, **words))
-        del written["learning"]["ppo"]["desired_kl"]
+        del written["learning"]["ppo"]["target_kl"]
         return json.dumps(written)
 
     monkeypatch.setattr(type(loaded.recipe), "model_dump_json", before)

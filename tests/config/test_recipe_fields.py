@@ -107,7 +107,6 @@ CHANGES: dict[str, Change] = {
     "ppo.value_weight": Change(0.3),
     "ppo.max_gradient_norm": Change(0.01),
     "ppo.target_kl": Change(1e-6),
-    "ppo.desired_kl": Change(1e-6, given={"ppo.anneal_learning_rate": False}),
     "reinforce.learning_rate": Change(2e-2, "episodes"),
     "reinforce.anneal_learning_rate": Change(True, "episodes"),
     "reinforce.adam_epsilon": Change(1e-5, "episodes"),

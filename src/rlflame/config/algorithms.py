@@ -22,7 +22,7 @@ def _convert_none(norm: Any) -> Any:
     return "none" if norm is None else norm
 
 
-CriticNorm = Annotated[Literal["none", "layer", "batch"], BeforeValidator(_convert_none)]
+CriticNorm = Annotated[Literal["none", "batch"], BeforeValidator(_convert_none)]
 
 
 class PpoSettings(SettingsModel):
@@ -67,19 +67,9 @@ class PpoSettings(SettingsModel):
     target_kl: Annotated[float, Field(gt=0.0, le=100.0)] | None = Field(
         None, description="End the epochs when a minibatch's KL estimate exceeds 1.5 times this."
     )
-    desired_kl: Annotated[float, Field(gt=0.0, le=100.0)] | None = Field(
-        None,
-        description="After a batch that moved the policy by more than twice this the learning rate "
-        "falls by a third, and after less than half of it rises by half.",
-    )
 
     @model_validator(mode="after")
     def _check_coherent(self) -> PpoSettings:
-        if self.desired_kl is not None and self.anneal_learning_rate:
-            raise ValueError(
-                f"with a desired_kl of {self.desired_kl:g} the learning rate goes where that takes "
-                "it: set anneal_learning_rate to false"
-            )
         if self.final_discount is not None and self.discount >= 1.0:
             raise ValueError("final_discount needs a discount below 1 to begin with, or is none")
         if self.final_discount is None and self.discount_moves_from > 0.0:
@@ -167,9 +157,8 @@ class SacSettings(SettingsModel):
     )
     critic_norm: CriticNorm = Field(
         "none",
-        description="What the critics' layers are given: layer standardises what enters each "
-        "hidden activation over the layer's units, batch each layer's inputs over both sides of "
-        "the critics' equation, with no target critics.",
+        description="batch standardises the inputs of each layer of the critics over both sides "
+        "of the critics' equation, without target critics.",
     )
     quantiles: Positive = Field(
         1,

@@ -40,8 +40,6 @@ CASES = {
     | {"ppo": {"epochs": 2, "minibatch_size": 63}},
     "ppo with all that is of a whole minibatch": PPO
     | {"ppo": PPO["ppo"] | {"normalise_advantages": "minibatch", "target_kl": 0.01}},
-    "ppo whose rate follows the policy": PPO
-    | {"ppo": PPO["ppo"] | {"desired_kl": 1e-4, "anneal_learning_rate": False}},
     "ppo with gsde and stale policies": PPO
     | {
         "environment": {"id": "Pendulum-v1"},

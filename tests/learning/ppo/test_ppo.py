@@ -18,7 +18,7 @@ from rlflame.learning.networks.flat_params import Adam, clip, compute_square_nor
 from rlflame.learning.ppo.loss import NumpyPpo
 from rlflame.learning.ppo.ppo import Ppo
 from rlflame.learning.ppo.split_update import compute_norm, find_parts
-from rlflame.learning.schedules import adapt_learning_rate, compute_discount
+from rlflame.learning.schedules import compute_discount
 from rlflame.learning.torch_gradients import TorchPpo
 from rlflame.rollout.spec import Fragment
 
@@ -126,7 +126,6 @@ VARIANTS = {
         },
     ),
     "gsde": ("gsde", "relu", {"entropy_weight": 0.05}),
-    "kept near": ("continuous", "relu", {"desired_kl": 0.003, "anneal_learning_rate": False}),
     "one sample left": (
         "discrete",
         "tanh",
@@ -177,35 +176,6 @@ def test_the_steps_that_a_discount_looks_ahead_grow_in_a_straight_line_to_the_ho
         PpoSettings(discount=1.0, final_discount=0.99)
     with pytest.raises(ValueError, match=r"discount_moves_from is 0\.5, but there is no final_d"):
         PpoSettings(discount_moves_from=0.5)
-
-
-def test_the_rate_follows_how_far_the_policy_moved():
-    kept = PpoSettings(desired_kl=0.01, learning_rate=3e-4, anneal_learning_rate=False)
-    for kl, factor in ((0.021, 2 / 3), (0.02, 1), (0.01, 1), (0.005, 1), (0.0049, 3 / 2)):
-        assert adapt_learning_rate(1e-3, kl, kept) == pytest.approx(1e-3 * factor)
-    assert adapt_learning_rate(1e-3, None, kept) == 1e-3  # of an update that refused all
-    assert adapt_learning_rate(1e-3, 9.0, PpoSettings()) == 1e-3
-    rates = [3e-4]
-    for kl in [1.0] * 12 + [0.0] * 24:
-        rates.append(adapt_learning_rate(rates[-1], kl, kept))
-    assert min(rates) == pytest.approx(1e-5)
-    assert max(rates) == pytest.approx(9e-3)
-    with pytest.raises(ValueError, match=r"desired_kl of 0\.01 .* set anneal_learning_rate to f"):
-        PpoSettings(desired_kl=0.01)
-
-
-def test_a_rate_that_moved_goes_on_from_where_it_was():
-    ppo = PpoSettings(desired_kl=1e-5, learning_rate=2e-3, anneal_learning_rate=False, epochs=2)
-    spec = policy_spec("continuous")
-    first, _, _ = learner(ppo, spec)
-    second, _, _ = learner(ppo, spec)
-    rng = np.random.default_rng(4)
-    first.update(random_batch(rng, spec, first.get_policy(), columns=COLUMNS), 0.0)
-    second.load_state(first.get_state())
-    batch = random_batch(rng, spec, first.get_policy(), columns=COLUMNS)
-    found = [algorithm.update(batch, 0.5)["learning_rate"] for algorithm in (first, second)]
-    assert found == [pytest.approx(2e-3 / 1.5)] * 2
-    assert first.get_state()["rate"] == second.get_state()["rate"]
 
 
 def test_one_epoch_of_one_minibatch_is_the_actor_critic_gradient():

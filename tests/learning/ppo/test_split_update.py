@@ -63,7 +63,6 @@ CASES = {
     "once": ("continuous", {"recompute_advantages": False, "minibatch_size": 19}),
     "unclipped": ("continuous", {"max_gradient_norm": None, "scale_rewards": False}),
     "far": ("continuous", {"target_kl": 1e-4, "learning_rate": 3e-3}),
-    "near": ("continuous", {"desired_kl": 1e-4, "anneal_learning_rate": False}),
 }
 
 

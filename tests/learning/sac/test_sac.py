@@ -246,7 +246,7 @@ def assert_both_agree(nets: SacNetworks, threads: int) -> None:
 @pytest.mark.parametrize("hidden", [(24, 16), (12,), (8, 8, 8)])
 @pytest.mark.parametrize("exploration", ["independent", "gsde"])
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("norm", ["none", "layer", "batch"])
+@pytest.mark.parametrize("norm", ["none", "batch"])
 def test_hand_derived_gradients_are_those_of_autograd(
     activation: str, hidden: tuple[int, ...], exploration: str, threads: int, norm: CriticNorm
 ) -> None:
@@ -255,7 +255,7 @@ def test_hand_derived_gradients_are_those_of_autograd(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("norm", ["none", "layer", "batch"])
+@pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize(("quantiles", "dropped"), [(2, 0), (9, 4), (25, 5)])
 def test_so_are_those_of_quantiles(
     norm: CriticNorm, threads: int, quantiles: int, dropped: int
@@ -279,7 +279,7 @@ def test_the_deviations_of_gsde_have_no_bounds(shift: float) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", [{}, {"norm": "layer"}, {"quantiles": 6, "dropped": 2}])
+@pytest.mark.parametrize("kind", [{}, {"quantiles": 6, "dropped": 2}])
 def test_gradients_of_shards_add_up(kind: dict[str, Any]) -> None:
     nets, whole = networks(**kind), minibatch(rows=32)
     provider = NumpySac(nets, ThreadPair(1))
@@ -478,7 +478,6 @@ KINDS: list[dict[str, Any]] = [
     {},
     {"norm": "batch"},
     {"quantiles": 6, "dropped": 2},
-    {"norm": "layer", "quantiles": 6, "dropped": 2},
     {"norm": "batch", "quantiles": 6, "dropped": 2},
 ]
 
@@ -593,7 +592,7 @@ def test_a_batch_whose_variance_is_infinite_leaves_no_trace_in_the_moments(numbe
 
 @pytest.mark.parametrize("given", [{"target_update_rate": 0.01}, {"target_update_interval": 2}])
 def test_how_targets_follow_is_refused_where_there_are_none(given: dict[str, Any]) -> None:
-    SacSettings(critic_norm="layer", **given)
+    SacSettings(**given)
     with pytest.raises(ValueError, match="with critic_norm=batch nothing follows"):
         SacSettings(critic_norm="batch", **given)
 

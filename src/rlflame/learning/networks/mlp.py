@@ -32,14 +32,12 @@ CHUNK_ROWS = 1024
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 _FLOAT_ONE, _MINUS_HALF = np.array(1.0, np.float32), np.array(-0.5, np.float32)
 _MAX_WORKSPACES = 8
-#: Added to the variance that a layer is divided by, as everybody does.
-LAYER_EPSILON = 1e-5
 
 
 class _Workspace:
     """Buffers for one number of rows, and their views."""
 
-    def __init__(self, sizes: tuple[int, ...], rows: int, standardise: bool) -> None:
+    def __init__(self, sizes: tuple[int, ...], rows: int) -> None:
         def make_buffers(units: tuple[int, ...], dtype: type = np.float32) -> list[Array]:
             return [np.empty((n, rows), dtype) for n in units]
 
@@ -51,9 +49,6 @@ class _Workspace:
         self.back_by_rows: list[Float32] = [back.T for back in self.back]
         self.slope: list[Float32] = make_buffers(hidden)
         self.active: list[NDArray[np.bool_]] = make_buffers(hidden, np.bool_)
-        #: Of a network whose layers are standardised: what comes of it, and what it was divided by.
-        self.standard: list[Float32] = make_buffers(hidden if standardise else ())
-        self.inverse: list[Float32] = [np.empty(rows, np.float32) for _ in self.standard]
         # numpy compares two arrays several times faster than an array and a number.
         self.zeros: Float32 = np.zeros(rows, np.float32)
 
@@ -68,7 +63,6 @@ class MLP:
         prefix: str,
         layers: int,
         tanh: bool,
-        standardise: bool = False,
     ) -> None:
         self._blocks = [parameters.get_block(f"{prefix}.{layer}") for layer in range(layers)]
         self._gradients = [gradients.get_block(f"{prefix}.{layer}") for layer in range(layers)]
@@ -78,8 +72,7 @@ class MLP:
         self._sizes = (len(self._weights[0]), *(block.shape[1] for block in self._blocks))
         self._tanh = tanh
         self._workspaces: dict[int, _Workspace] = {}
-        self._standardise = standardise
-        self._active_workspace = _Workspace(self._sizes, 0, standardise)
+        self._active_workspace = _Workspace(self._sizes, 0)
 
     def forward(self, x: Float32) -> Float32:
         """The outputs `[units, rows]` for the rows of `x`; the buffer is the next pass's too."""
@@ -97,8 +90,6 @@ class MLP:
         for layer in range(self._hidden):
             units = space.units[layer + 1]
             np.dot(self._forwards[layer], space.inputs[layer], out=units)
-            if self._standardise:
-                self._standardise_units(layer, units)
             if self._tanh:
                 np.tanh(units, out=units)
             else:
@@ -175,33 +166,7 @@ class MLP:
             active = space.active[layer - 1]
             np.greater(units, space.zeros, out=active)
             np.multiply(back, active, out=back)
-        if self._standardise:
-            self._backward_standardise(layer, back)
         return back
-
-    def _standardise_units(self, layer: int, units: Float32) -> None:
-        """Mean 0 and variance 1 over the units of each row."""
-        space, share = self._active_workspace, np.float32(1.0 / len(units))
-        standard, inverse = space.standard[layer], space.inverse[layer]
-        np.subtract(units, np.add.reduce(units, axis=0) * share, out=units)
-        np.multiply(units, units, out=standard)
-        np.add.reduce(standard, axis=0, out=inverse)
-        inverse *= share
-        inverse += np.float32(LAYER_EPSILON)
-        np.sqrt(inverse, out=inverse)
-        np.divide(np.float32(1.0), inverse, out=inverse)
-        np.multiply(units, inverse, out=units)
-        np.copyto(standard, units)
-
-    def _backward_standardise(self, layer: int, back: Float32) -> None:
-        """Backward: what all units of a row have in common goes, and what lies along them."""
-        space, share = self._active_workspace, np.float32(1.0 / len(back))
-        standard, scratch = space.standard[layer - 1], space.slope[layer - 1]
-        np.multiply(back, standard, out=scratch)
-        np.multiply(standard, np.add.reduce(scratch, axis=0) * share, out=scratch)
-        np.subtract(back, np.add.reduce(back, axis=0) * share, out=back)
-        np.subtract(back, scratch, out=back)
-        np.multiply(back, space.inverse[layer - 1], out=back)
 
     def _get_workspace(self, rows: int) -> _Workspace:
         """Few are kept: minibatches come in one size, but the ends of batches in any."""
@@ -209,7 +174,7 @@ class MLP:
         if space is None:
             if len(self._workspaces) >= _MAX_WORKSPACES:
                 del self._workspaces[next(iter(self._workspaces))]
-            space = self._workspaces[rows] = _Workspace(self._sizes, rows, self._standardise)
+            space = self._workspaces[rows] = _Workspace(self._sizes, rows)
         return space
 
 

@@ -25,7 +25,7 @@ from ..networks.network_init import NetworkShape, make_training_metrics, normali
 from ..normalization import ObservationNormaliser, RewardScaler
 from ..parallel.gradient_shards import Shards
 from ..returns import compute_gae
-from ..schedules import adapt_learning_rate, apply_schedule, compute_discount
+from ..schedules import apply_schedule, compute_discount
 from .loss import NumpyPpo, PpoMinibatch
 from .split_update import LocalUpdate, Peer, SplitUpdate, UpdateStrategy
 
@@ -58,7 +58,6 @@ class Ppo:
         self._scaler = RewardScaler(columns, settings.discount)
         self._updates = 0
         self._iterations = 0
-        self._rate = settings.learning_rate
         self._guard = GradientGuard("ppo")
         self._strategy: UpdateStrategy = LocalUpdate(provider, self._shards, parameters)
 
@@ -77,7 +76,9 @@ class Ppo:
     @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
     def update(self, batch: Batch, progress: float) -> Metrics:
         settings = self._settings
-        learning_rate = apply_schedule(self._rate, settings.anneal_learning_rate, progress)
+        learning_rate = apply_schedule(
+            settings.learning_rate, settings.anneal_learning_rate, progress
+        )
         clip_range = apply_schedule(settings.clip_range, settings.anneal_clip_range, progress)
         discount = compute_discount(settings, progress)
         rewards = batch.rewards
@@ -99,7 +100,6 @@ class Ppo:
             **make_training_metrics(self._parameters, learning_rate, self._updates),
             "refused_minibatches": float(self._guard.refused_count),
         }
-        self._rate = adapt_learning_rate(self._rate, metrics.get("approx_kl"), settings)
         self._strategy.complete_batch([self._parameters.data, self._adam.first, self._adam.second])
         if settings.clip_range_value is not None:
             metrics["clip_range_vf"] = settings.clip_range_value
@@ -116,7 +116,6 @@ class Ppo:
             **self._adam.get_state("adam"),
             **(self._normaliser.get_state() if self._network.normalise else {}),
             **(self._scaler.get_state() if self._settings.scale_rewards else {}),
-            **({} if self._settings.desired_kl is None else {"rate": np.array(self._rate)}),
         }
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -129,10 +128,6 @@ class Ppo:
             self._normaliser.load_state(state)
         if self._settings.scale_rewards:
             self._scaler.load_state(state)
-        if self._settings.desired_kl is not None:
-            rate = np.zeros(())
-            restore(rate, "rate", state)
-            self._rate = float(rate)
 
     def _run_epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
         """One optimizer step a minibatch, until the epochs or the KL budget are used up."""

@@ -221,14 +221,7 @@ class NumpySac(_NumpySacBase):
         network = networks.network
         self._critics, self._targets = (
             [
-                MLP(
-                    vector,
-                    gradients,
-                    prefix[:-1],
-                    network.layers,
-                    network.tanh,
-                    networks.norm == "layer",
-                )
+                MLP(vector, gradients, prefix[:-1], network.layers, network.tanh)
                 for prefix in CRITICS
             ]
             for vector in (networks.critics, networks.targets)

@@ -16,7 +16,6 @@ from rlflame.rollout.spec import Float32
 
 from ..base import Metrics
 from ..networks.batch_norm import BATCH_EPSILON
-from ..networks.mlp import LAYER_EPSILON
 from ..networks.torch_params import TorchParams
 from .loss import SacMinibatch
 from .networks import CRITICS, SacNetworks
@@ -68,7 +67,6 @@ class TorchSac:
         # The recipe's number, never the machine's: sums split otherwise have other last bits.
         torch.set_num_threads(threads)
         self._layers, self._tanh = networks.network.layers, networks.network.tanh
-        self._standardise = networks.norm == "layer"
         self._size = networks.action_size
         self._critic_objective = (
             _ClippedDoubleQ()
@@ -153,17 +151,13 @@ class TorchSac:
         return torch.stack([self._forward(params, name[:-1], inputs) for name in CRITICS])
 
     def _forward(self, params: TorchParams, prefix: str, x: Tensor) -> Tensor:
-        latent = self._compute_latent(params, prefix, x, self._standardise)
+        latent = self._compute_latent(params, prefix, x)
         return self._apply_layer(params, prefix, self._layers - 1, latent)
 
-    def _compute_latent(
-        self, params: TorchParams, prefix: str, x: Tensor, standardise: bool = False
-    ) -> Tensor:
+    def _compute_latent(self, params: TorchParams, prefix: str, x: Tensor) -> Tensor:
         """What enters the last layer."""
         for layer in range(self._layers - 1):
             x = self._apply_layer(params, prefix, layer, x)
-            if standardise:
-                x = torch.nn.functional.layer_norm(x, x.shape[1:], eps=LAYER_EPSILON)
             x = torch.tanh(x) if self._tanh else torch.relu(x)
         return x
 

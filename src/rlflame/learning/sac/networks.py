@@ -35,7 +35,6 @@ class SacNetworks:
     actor: FlatVector
     critics: FlatVector
     targets: FlatVector
-    norm: CriticNorm = "none"
     moments: BatchMoments | None = None
     #: What each critic puts out; of both critics' together the highest, twice `dropped`, are not
     #: learned from.
@@ -83,5 +82,5 @@ def build_sac_networks(
         moments, targets = None, FlatVector(critics.shapes)
         targets.data[:] = critics.data
     return SacNetworks(
-        shape, spec.action_size, actor, critics, targets, norm, moments, quantiles, dropped
+        shape, spec.action_size, actor, critics, targets, moments, quantiles, dropped
     )
