@@ -335,8 +335,8 @@ def _add_ppo(add_train: Any) -> None:
     add_train("ppo-pendulum-torch-learners", "pendulum", "--learners", "2", settings=torch)
     scale = ("--learners", "2", "--scale-batch", "--scale-lr")
     add_train("ppo-cartpole-scaled", "cartpole", *scale, settings={"ppo.minibatch_size": 16})
-    companion = {**gaussian, "runtime.companion": "on"}
-    add_train("ppo-pendulum-companion", "pendulum", settings=companion)
+    helper = {**gaussian, "runtime.critic_helper": "on"}
+    add_train("ppo-pendulum-companion", "pendulum", settings=helper)
     until = {"evaluation.until_return": 3.0, "stop_at_iterations": 6}
     add_train("ppo-cartpole-until-return", "cartpole", settings=until)
 

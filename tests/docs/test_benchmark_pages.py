@@ -85,7 +85,7 @@ def test_a_worker_leaves_the_physics_what_it_has_to(env: str) -> None:
     assert round(median(shares.get("mj_step", shares["gymnasium"])), 2) >= LEAST[env]
 
 
-def test_what_a_companion_gains_is_as_recorded() -> None:
+def test_what_a_critic_helper_gains_is_as_recorded() -> None:
     with (RESULTS / "ppo_companion.csv").open(newline="") as file:
         recorded = list(csv.DictReader(file))
     found = {
@@ -107,7 +107,7 @@ def study(row: dict[str, str]) -> str:
 
 @pytest.mark.parametrize(
     ("head", "file"),
-    [("| PPO with a companion |", "ppo_vs_sb3.csv"),
+    [("| PPO with a critic helper |", "ppo_vs_sb3.csv"),
      ("| PPO before today's |", "ppo_vs_sb3_before.csv")],
 )  # fmt: skip
 def test_ppo_beside_stable_baselines3_is_as_recorded(head: str, file: str) -> None:

@@ -115,13 +115,13 @@ class RuntimeSettings(SettingsModel):
     learner_deadline_s: float = Field(
         60.0,
         gt=0.0,
-        description="A learner, or a companion, that others wait longer for counts as hung.",
+        description="A learner, or a critic helper, that others wait longer for counts as hung.",
     )
     compare_learners_every: Positive | None = Field(
         None,
         description="Updates between two comparisons of all that the learners hold; absent: none.",
     )
-    companion: Literal["auto", "on", "off"] = Field(
+    critic_helper: Literal["auto", "on", "off"] = Field(
         "auto",
         description="A second process for the critic's half of PPO's gradients, which are numpy's; "
         "auto has one where several workers leave processors idle meanwhile and it pays.",

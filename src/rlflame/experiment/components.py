@@ -306,7 +306,7 @@ def make_trainer(
     critic_helper: CriticHelper | NullCriticHelper | None = None,
 ) -> Trainer[Any]:
     """A trainer that stands where the checkpoint does; in a group, the one that leads it, and with
-    a companion the one that it follows."""
+    a critic helper the one that it follows."""
     learning = checkpoint.recipe.learning
     blas.set_threads(count_blas_threads(learning))
     result = Trainer(

@@ -60,7 +60,7 @@ def make_algorithm(
 
 
 def as_split_algorithm(learner: Algorithm[Any]) -> SplitAlgorithm:
-    """The same learner, as one that a companion can go through as well."""
+    """The same learner, as one that a critic helper can go through as well."""
     if not isinstance(learner, Ppo):
         raise ValueError(f"{type(learner).__name__} does not come in halves")
     return learner

@@ -33,14 +33,14 @@ class MachineLog:
             "capacity": fleet.capacity,
             "machine": machine_info.describe_machine(),
             "workers": [],
-            "companion_batches": None,
+            "critic_helper_batches": None,
         }
         self._write()
 
     def record_work(self, helper_batches: int) -> None:
         """Once there was some: before, workers may not have come yet. Of so many batches a
-        companion has learned half."""
-        self._entry["companion_batches"] = helper_batches
+        critic helper has learned half."""
+        self._entry["critic_helper_batches"] = helper_batches
         # Which fleet it is may have been decided on the way.
         self._entry["fleet"], self._entry["capacity"] = self._fleet.name, self._fleet.capacity
         with contextlib.suppress(RlflameError):  # facts beside the point, at the end of a run

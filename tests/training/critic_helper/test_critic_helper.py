@@ -1,4 +1,4 @@
-"""A companion as a real process: the bits of a run without one, whatever becomes of it."""
+"""A critic helper as a real process: the bits of a run without one, whatever becomes of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rlflame.training.critic_helper.connection import (
 from rlflame.training.critic_helper.helper_client import CriticHelper, CriticHelperAlgorithm
 from rlflame.training.trainer import Progress
 
-#: CartPole in batches of 128 steps, with a minibatch small enough that a companion has much to do.
+#: CartPole in batches of 128 steps, with a minibatch small enough that a helper has much to do.
 LONG = (
     *("--set", "rollout.num_slots=2", "--set", "rollout.envs_per_slot=8"),
     *("--set", "rollout.steps=8", "--set", "ppo.minibatch_size=16", "--set", "ppo.epochs=4"),
@@ -51,14 +51,14 @@ def gone(pid: int) -> bool:
 
 @contextmanager
 def accompanied(learning, spec):
-    """A learner with a companion that has loaded, its process, and what is noted."""
+    """A learner with a critic helper that has loaded, its process, and what is noted."""
     notes: list[str] = []
-    companion = CriticHelper(learning, spec, RuntimeSettings(), notes.append)
+    helper = CriticHelper(learning, spec, RuntimeSettings(), notes.append)
     try:
-        until(lambda: companion._connection is None or companion._connection.has_message())
-        yield CriticHelperAlgorithm(learner(learning, spec), companion), companion, notes
+        until(lambda: helper._connection is None or helper._connection.has_message())
+        yield CriticHelperAlgorithm(learner(learning, spec), helper), helper, notes
     finally:
-        companion.close()
+        helper.close()
 
 
 @pytest.fixture(scope="module")
@@ -73,43 +73,43 @@ def plain():
     return SimpleNamespace(learning=learning, spec=spec, data=data, metrics=metrics, states=states)
 
 
-def test_a_run_with_a_companion_has_the_same_metrics_and_the_same_state(plain):
-    with accompanied(plain.learning, plain.spec) as (both, companion, notes):
+def test_a_run_with_a_critic_helper_has_the_same_metrics_and_the_same_state(plain):
+    with accompanied(plain.learning, plain.spec) as (both, helper, notes):
         for batch, metrics, state in zip(plain.data, plain.metrics, plain.states, strict=True):
             assert both.update(batch, 0.1) == metrics
-            assert companion.connection is not None
+            assert helper.connection is not None
             assert_same(both.get_state(), state)
-        assert companion.batch_count == 4
+        assert helper.batch_count == 4
         assert notes == []
 
 
-def test_a_companion_goes_on_from_where_a_run_is_taken_up(plain):
-    with accompanied(plain.learning, plain.spec) as (both, companion, _):
+def test_a_critic_helper_goes_on_from_where_a_run_is_taken_up(plain):
+    with accompanied(plain.learning, plain.spec) as (both, helper, _):
         both.load_state(plain.states[1])
         both.update(plain.data[2], 0.1)
         both.load_state(plain.states[0])  # once it has joined, too
         both.update(plain.data[1], 0.1)
         both.update(plain.data[2], 0.1)
-        assert companion.connection is not None
+        assert helper.connection is not None
         assert_same(both.get_state(), plain.states[2])
 
 
-def test_until_a_companion_has_loaded_all_is_learned_here(plain, monkeypatch):
-    with accompanied(plain.learning, plain.spec) as (both, companion, _):
+def test_until_a_critic_helper_has_loaded_all_is_learned_here(plain, monkeypatch):
+    with accompanied(plain.learning, plain.spec) as (both, helper, _):
         with monkeypatch.context() as loading:
-            loading.setattr(companion._connection, "has_message", lambda: False)
+            loading.setattr(helper._connection, "has_message", lambda: False)
             both.update(plain.data[0], 0.1)
-            assert companion.connection is None
+            assert helper.connection is None
         both.update(plain.data[1], 0.1)
-        assert companion.connection is not None
+        assert helper.connection is not None
         assert_same(both.get_state(), plain.states[1])
 
 
 @pytest.mark.parametrize("moment", ["between batches", "at once", "later", "at the end"])
-def test_a_companion_that_is_killed_costs_no_bit(plain, moment, monkeypatch):
-    with accompanied(plain.learning, plain.spec) as (both, companion, notes):
+def test_a_critic_helper_that_is_killed_costs_no_bit(plain, moment, monkeypatch):
+    with accompanied(plain.learning, plain.spec) as (both, helper, notes):
         both.update(plain.data[0], 0.1)
-        pid, link = companion._process.pid, companion.connection
+        pid, link = helper._process.pid, helper.connection
         asked = []
 
         def dying(method, at):
@@ -146,11 +146,11 @@ def test_a_companion_that_is_killed_costs_no_bit(plain, moment, monkeypatch):
         assert f"(process {pid}) was lost: it was killed by signal 9" in note
 
 
-def test_a_companion_that_hangs_is_killed_after_the_deadline(plain):
-    with accompanied(plain.learning, plain.spec) as (both, companion, notes):
+def test_a_critic_helper_that_hangs_is_killed_after_the_deadline(plain):
+    with accompanied(plain.learning, plain.spec) as (both, helper, notes):
         both.update(plain.data[0], 0.1)
-        pid = companion._process.pid
-        companion._deadline_s, companion._connection._deadline_ms = 0.3, 300.0
+        pid = helper._process.pid
+        helper._deadline_s, helper._connection._deadline_ms = 0.3, 300.0
         os.kill(pid, signal.SIGSTOP)
         both.update(plain.data[1], 0.1)
         assert_same(both.get_state(), plain.states[1])
@@ -159,49 +159,49 @@ def test_a_companion_that_hangs_is_killed_after_the_deadline(plain):
         assert "it did not answer for 0.3 s" in note
 
 
-def test_a_companion_with_other_kernels_is_not_used(plain, monkeypatch):
+def test_a_critic_helper_with_other_kernels_is_not_used(plain, monkeypatch):
     monkeypatch.setattr(
         helper_client, "compute_fingerprint", lambda learning: {"core": "of another machine"}
     )
-    with accompanied(plain.learning, plain.spec) as (both, companion, notes):
+    with accompanied(plain.learning, plain.spec) as (both, helper, notes):
         both.update(plain.data[0], 0.1)
-        assert companion.connection is None
+        assert helper.connection is None
         assert_same(both.get_state(), plain.states[0])
         (note,) = notes
         assert "computes with other kernels" in note
 
 
-def test_what_a_learner_refuses_ends_its_companion_as_well():
+def test_what_a_learner_refuses_ends_its_critic_helper_as_well():
     learning, spec = settings(minibatch_size=8, scale_rewards=False), spec_of()
     (batch,) = batches(spec, learning, 1)
     batch.rewards.fill(1e300)
-    with accompanied(learning, spec) as (both, companion, notes):
+    with accompanied(learning, spec) as (both, helper, notes):
         with pytest.raises(LearningError, match="not finite"):
             both.update(batch, 0.1)
-        assert companion.connection is None
-        assert gone(companion._process.pid)
+        assert helper.connection is None
+        assert gone(helper._process.pid)
         assert notes == []
 
 
-def test_an_update_that_is_broken_off_leaves_no_companion_that_waits(plain, monkeypatch):
+def test_an_update_that_is_broken_off_leaves_no_critic_helper_that_waits(plain, monkeypatch):
     def broken_off(mine, theirs):
         raise KeyboardInterrupt
 
-    with accompanied(plain.learning, plain.spec) as (both, companion, _):
+    with accompanied(plain.learning, plain.spec) as (both, helper, _):
         both.update(plain.data[0], 0.1)
-        monkeypatch.setattr(companion.connection, "exchange", broken_off)
+        monkeypatch.setattr(helper.connection, "exchange", broken_off)
         with pytest.raises(KeyboardInterrupt):
             both.update(plain.data[1], 0.1)
-        assert companion.connection is None
-        assert gone(companion._process.pid)
+        assert helper.connection is None
+        assert gone(helper._process.pid)
 
 
 def test_numbers_that_cannot_be_told_are_learned_from_alone(plain, monkeypatch):
-    with accompanied(plain.learning, plain.spec) as (both, companion, notes):
+    with accompanied(plain.learning, plain.spec) as (both, helper, notes):
         both.update(plain.data[0], 0.1)
-        told = companion.connection.send_message
+        told = helper.connection.send_message
         monkeypatch.setattr(
-            companion.connection, "send_message", lambda value: told({"x": np.array([np.inf])})
+            helper.connection, "send_message", lambda value: told({"x": np.array([np.inf])})
         )
         both.update(plain.data[1], 0.1)
         assert_same(both.get_state(), plain.states[1])
@@ -209,28 +209,28 @@ def test_numbers_that_cannot_be_told_are_learned_from_alone(plain, monkeypatch):
         assert "cannot be told of numbers that are not finite" in note
 
 
-def test_a_companion_that_cannot_be_loaded_is_done_without(plain, monkeypatch):
+def test_a_critic_helper_that_cannot_be_loaded_is_done_without(plain, monkeypatch):
     monkeypatch.setattr(
         helper_client.blas, "make_child_environment", lambda: {"PYTHONMALLOC": "nothing"}
     )
-    with accompanied(plain.learning, plain.spec) as (both, companion, notes):
+    with accompanied(plain.learning, plain.spec) as (both, helper, notes):
         both.update(plain.data[0], 0.1)
         assert_same(both.get_state(), plain.states[0])
-        assert companion.connection is None
+        assert helper.connection is None
         (note,) = notes
         assert "it ended with exit code 1 (" in note
 
 
-def test_a_companion_ignores_an_interrupt(plain):
-    with accompanied(plain.learning, plain.spec) as (both, companion, _):
+def test_a_critic_helper_ignores_an_interrupt(plain):
+    with accompanied(plain.learning, plain.spec) as (both, helper, _):
         both.update(plain.data[0], 0.1)
-        os.kill(companion._process.pid, signal.SIGINT)
+        os.kill(helper._process.pid, signal.SIGINT)
         both.update(plain.data[1], 0.1)
-        assert companion.connection is not None
+        assert helper.connection is not None
         assert_same(both.get_state(), plain.states[1])
 
 
-def companions(pid: int) -> list[int]:
+def find_helpers(pid: int) -> list[int]:
     shown = subprocess.run(
         ["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True
     )
@@ -242,18 +242,18 @@ def companions(pid: int) -> list[int]:
 
 @pytest.fixture
 def loaded(monkeypatch):
-    """Batches wait until a companion has loaded."""
+    """Batches wait until a critic helper has loaded."""
     join = CriticHelper.try_join
 
-    def patient(companion):
-        if companion._connection is not None and not companion._joined:
-            assert companion._connection._arrival.poll(60_000)
-        return join(companion)
+    def patient(helper):
+        if helper._connection is not None and not helper._joined:
+            assert helper._connection._arrival.poll(60_000)
+        return join(helper)
 
     monkeypatch.setattr(CriticHelper, "try_join", patient)
 
 
-def test_training_has_a_companion_of_itself(tmp_path, loaded, monkeypatch):
+def test_training_has_a_critic_helper_of_itself(tmp_path, loaded, monkeypatch):
     monkeypatch.setattr(helper_client.blas, "compute_usable_share", lambda: 2.0)
     monkeypatch.setattr(helper_client, "_MIN_SAMPLES", 1)
     words = ("--steps", "512", "--set", "horizon_steps=1024", "--quiet", "--fleet", "local",
@@ -261,18 +261,18 @@ def test_training_has_a_companion_of_itself(tmp_path, loaded, monkeypatch):
     assert rlflame("train", "--env", "cartpole", *LONG, *words, "--out", tmp_path / "x").code == 0
     assert rlflame("resume", tmp_path / "x", "--steps", "1024", "--quiet").code == 0
     entries = json.loads((tmp_path / "x" / "machines.json").read_text())
-    assert [entry["companion_batches"] for entry in entries] == [4, 4]
+    assert [entry["critic_helper_batches"] for entry in entries] == [4, 4]
 
 
 @pytest.mark.parametrize("fleet", ["inline", "local"])
-def test_runs_with_and_without_a_companion_end_in_the_same_bits(fleet, tmp_path, loaded):
+def test_runs_with_and_without_a_critic_helper_end_in_the_same_bits(fleet, tmp_path, loaded):
     words = ("train", "--env", "cartpole", *LONG, "--steps", "40000", "--quiet")
     for kind in ("off", "on"):
-        where = ("--set", f"runtime.companion={kind}", "--set", f"runtime.fleet={fleet}")
+        where = ("--set", f"runtime.critic_helper={kind}", "--set", f"runtime.fleet={fleet}")
         spoken = rlflame(*words, *where, "--workers", "2", "--out", tmp_path / kind)
         assert spoken.code == 0, spoken.err
         (entry,) = json.loads((tmp_path / kind / "machines.json").read_text())
-        assert (entry["companion_batches"] > 0) == (kind == "on")
+        assert (entry["critic_helper_batches"] > 0) == (kind == "on")
     found = [checkpoint.load(tmp_path / kind / "latest.safetensors") for kind in ("off", "on")]
     assert found[0].digest == found[1].digest
     logs = [(tmp_path / kind / "metrics.jsonl").read_bytes() for kind in ("off", "on")]
@@ -280,14 +280,14 @@ def test_runs_with_and_without_a_companion_end_in_the_same_bits(fleet, tmp_path,
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_no_companion_outlives_its_run(how, tmp_path):
+def test_no_critic_helper_outlives_its_run(how, tmp_path):
     words = ("train", "--env", "cartpole", *LONG, "--json", "--steps", "9999999")
     running = process(
-        *words, "--set", "runtime.companion=on", "--out", tmp_path / "x", start_new_session=True
+        *words, "--set", "runtime.critic_helper=on", "--out", tmp_path / "x", start_new_session=True
     )
     try:
-        until(lambda: companions(running.pid))
-        (pid,) = companions(running.pid)
+        until(lambda: find_helpers(running.pid))
+        (pid,) = find_helpers(running.pid)
         for line in running.stdout:
             if '"iteration"' in line:
                 break
@@ -320,12 +320,12 @@ def test_no_companion_outlives_its_run(how, tmp_path):
 )
 def test_a_recipe_that_does_not_come_in_halves_is_refused_by_name(words, reason, tmp_path):
     env = () if "--env" in words else ("--env", "cartpole")
-    out = ("--set", "runtime.companion=on", "--out", tmp_path / "x")
+    out = ("--set", "runtime.critic_helper=on", "--out", tmp_path / "x")
     for further in ((), ("--dry-run",)):
         spoken = rlflame("train", *env, *words, *out, *further, "--fleet", "inline")
         assert spoken.code == 2
         assert reason in spoken.err
-        assert "--set runtime.companion=auto" in spoken.err
+        assert "--set runtime.critic_helper=auto" in spoken.err
     assert not (tmp_path / "x").exists()
 
 
@@ -346,7 +346,7 @@ def wanted(
     )
 
 
-def test_a_run_has_a_companion_of_itself_where_processors_are_idle_and_it_pays(monkeypatch):
+def test_a_run_has_a_critic_helper_of_itself_where_processors_are_idle_and_it_pays(monkeypatch):
     def found(one=None, **where):
         return wanted(one or recipe(), monkeypatch=monkeypatch, **where)
 
@@ -360,8 +360,8 @@ def test_a_run_has_a_companion_of_itself_where_processors_are_idle_and_it_pays(m
     assert not found(progress=Progress(steps=999_000, iteration=9))
     assert not found(recipe(rollout={"num_slots": 1, "envs_per_slot": 8, "staleness": 1}))
     assert not found(recipe(gradient_shards=2))
-    assert not found(runtime=RuntimeSettings(companion="off"))
-    assert found(cores=1, workers=1, fleet="inline", runtime=RuntimeSettings(companion="on"))
+    assert not found(runtime=RuntimeSettings(critic_helper="off"))
+    assert found(cores=1, workers=1, fleet="inline", runtime=RuntimeSettings(critic_helper="on"))
     by_iterations = recipe().model_copy(update={"stop_at_steps": None, "stop_at_iterations": 9999})
     assert found(by_iterations)
     assert not found(by_iterations.model_copy(update={"stop_at_iterations": 9}))
@@ -373,7 +373,7 @@ def test_where_no_process_can_be_started_all_is_learned_here(monkeypatch):
 
     monkeypatch.setattr(helper_client, "WorkerProcess", refused)
     notes: list[str] = []
-    runtime, where = RuntimeSettings(companion="on"), SimpleNamespace(name="local", capacity=2)
+    runtime, where = RuntimeSettings(critic_helper="on"), SimpleNamespace(name="local", capacity=2)
 
     def offered():
         return helper_client.open_critic_helper(
@@ -389,7 +389,7 @@ def test_where_no_process_can_be_started_all_is_learned_here(monkeypatch):
     assert "cannot be told its threads" in notes.pop()
 
 
-def test_a_companion_that_hears_nothing_of_its_order_does_not_stay(plain, monkeypatch):
+def test_a_critic_helper_that_hears_nothing_of_its_order_does_not_stay(plain, monkeypatch):
     started = []
 
     class Started(helper_client.WorkerProcess):

@@ -8,12 +8,12 @@ from rlflame.errors import ConfigError
 
 
 def check_critic_helper(learning: LearningSettings, runtime: RuntimeSettings) -> None:
-    """A companion that is asked for by name must be possible."""
-    reason = explain_refusal(learning, runtime) if runtime.companion == "on" else ""
+    """A critic helper that is asked for by name must be possible."""
+    reason = explain_refusal(learning, runtime) if runtime.critic_helper == "on" else ""
     if reason:
         raise ConfigError(
-            f"This recipe does not go with a companion: {reason}.",
-            "--set runtime.companion=auto, which has one where it can",
+            f"This recipe does not go with a critic helper: {reason}.",
+            "--set runtime.critic_helper=auto, which has one where it can",
         )
 
 
@@ -26,5 +26,5 @@ def explain_refusal(learning: LearningSettings, runtime: RuntimeSettings) -> str
     if runtime.learners > 1 or learning.gradient_shards > 1:
         return "its minibatches are cut for several learners"
     if learning.threads > 1:
-        return f"its {learning.threads} threads have the processors that a companion would use"
+        return f"its {learning.threads} threads have the processors that a critic helper would use"
     return ""

@@ -1,4 +1,4 @@
-"""The run's side of a companion: starts it, has it follow, and goes on alone where it is lost.
+"""The run's side of a critic helper: starts it, has it follow, and goes on alone where it is lost.
 
 Must not know: what is learned beyond that it comes in halves, how anything is shown.
 """
@@ -27,7 +27,7 @@ from rlflame.training.critic_helper.connection import (
 )
 from rlflame.training.trainer import Progress
 
-#: Samples, counted once an epoch, from which on a companion saves more than it takes to load.
+#: Samples, counted once an epoch, from which on a critic helper saves more than it takes to load.
 _MIN_SAMPLES = 300_000
 #: For a process that has ended to be seen to have ended.
 _GRACE_S = 1.0
@@ -36,12 +36,12 @@ _GRACE_S = 1.0
 def is_helper_worthwhile(
     recipe: Recipe, runtime: RuntimeSettings, fleet: Fleet, progress: Progress, *, shared: bool
 ) -> bool:
-    """Whether a run that has come so far has a companion from there on.
+    """Whether a run that has come so far has a critic helper from there on.
 
     Where the machine is `shared`, others learn on the processors that this one leaves idle.
     """
-    if runtime.companion != "auto":
-        return runtime.companion == "on"
+    if runtime.critic_helper != "auto":
+        return runtime.critic_helper == "on"
     return (
         not conditions.explain_refusal(recipe.learning, runtime)
         and _count_samples(recipe, progress) >= _MIN_SAMPLES
@@ -106,7 +106,7 @@ class CriticHelper:
 
     @property
     def connection(self) -> PeerConnection | None:
-        """To the companion, if there is one that has joined."""
+        """To the critic helper, if there is one that has joined."""
         return self._connection if self._joined else None
 
     def try_join(self) -> bool:
@@ -122,7 +122,7 @@ class CriticHelper:
 
     @contextmanager
     def catch_loss(self) -> Iterator[None]:
-        """What is not answered inside ends there, and so does the companion."""
+        """What is not answered inside ends there, and so does the critic helper."""
         try:
             yield
         except ConnectionTimeout:
@@ -141,14 +141,14 @@ class CriticHelper:
         self.close()
         output = self._process.read_output().strip().rpartition("\n")[2]
         self._note(
-            f"The companion of this run (process {self._process.pid}) was lost: it {reason}"
+            f"The critic helper of this run (process {self._process.pid}) was lost: it {reason}"
             f"{f' ({output})' if output else ''}. "
             "All is learned in this process now, with the same bits."
         )
 
 
 class NullCriticHelper:
-    """No companion: all is learned in this process."""
+    """No critic helper: all is learned in this process."""
 
     batch_count = 0
 
@@ -157,7 +157,7 @@ class NullCriticHelper:
 
 
 class CriticHelperAlgorithm:
-    """An algorithm that a companion goes through as well."""
+    """An algorithm that a critic helper goes through as well."""
 
     def __init__(self, algorithm: SplitAlgorithm, helper: CriticHelper) -> None:
         self._algorithm = algorithm
@@ -196,7 +196,7 @@ class CriticHelperAlgorithm:
         self._send_state()
 
     def _send_state(self) -> None:
-        """The companion stands where this process does."""
+        """The critic helper stands where this process does."""
         if self._helper.connection is not None:
             with self._helper.catch_loss():
                 self._helper.connection.send_message({"state": self._algorithm.get_state()})
@@ -219,14 +219,16 @@ def open_critic_helper(
         return
     if not blas.can_set_threads():
         # Where the two cannot be held to one thread, they may add in different orders.
-        if runtime.companion == "on":
-            note("numpy's linear algebra here cannot be told its threads: there is no companion.")
+        if runtime.critic_helper == "on":
+            note(
+                "numpy's linear algebra here cannot be told its threads: there is no critic helper."
+            )
         yield NullCriticHelper()
         return
     try:
         helper = CriticHelper(recipe.learning, policy, runtime, note)
     except OSError as error:
-        note(f"No companion could be started ({error}); all is learned in this process.")
+        note(f"No critic helper could be started ({error}); all is learned in this process.")
         yield NullCriticHelper()
         return
     try:

@@ -1,4 +1,4 @@
-"""The companion's process: learns what the run learns, and has the critic's half of it.
+"""The critic helper's process: learns what the run learns, and has the critic's half of it.
 
 `python -m rlflame.training.critic_helper.helper_main N` is started as a worker is. It is told the
 recipe, then states and batches, and ends when the pipe from the run closes. Must not know: fleets,
