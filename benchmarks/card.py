@@ -25,7 +25,7 @@ from rlflame.config import resolve
 from rlflame.errors import ConfigError
 from rlflame.experiment import components
 from rlflame.learning.factory import make_algorithm
-from rlflame.learning.networks.torch_params import is_cuda_available, read_gpu_name
+from rlflame.learning.networks.torch_networks import is_cuda_available, read_gpu_name
 from rlflame.rollout import blas
 
 ROUNDS = 5

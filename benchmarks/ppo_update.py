@@ -33,7 +33,7 @@ from rlflame.errors import ConfigError
 from rlflame.experiment import components
 from rlflame.learning.base import Batch
 from rlflame.learning.factory import make_algorithm
-from rlflame.learning.networks.flat_params import Adam
+from rlflame.learning.optim import Adam
 
 ROUNDS = 7
 COLUMNS = ["env", "minibatch", "update_us", "products_us", "matmul_us", "autograd_us",

@@ -10,7 +10,7 @@ import numpy as np
 from tiny_runs import Run, run
 
 from rlflame.experiment.learners import replica_main
-from rlflame.learning.parallel.replicated import release_replicas
+from rlflame.learning.parallel.process_group import release_replicas
 from rlflame.rollout import wire
 from rlflame.training.trainer import Snapshot
 

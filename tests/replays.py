@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 from rlflame.learning.buffers import replay_buffer
-from rlflame.learning.buffers.replay_buffer import ReplayBuffer
+from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
 from rlflame.rollout.spec import Fragment
 
 #: Forty transitions in rows of four; a time limit ends every episode and hides what was seen last.
@@ -150,9 +150,8 @@ def buffer_for(world, capacity, **changes):
         "updates_per_step": 1.0,
         "learning_starts": 0,
     }
-    return ReplayBuffer(
-        capacity, world.columns, world.observation_size, world.action_size, **{**wanted, **changes}
-    )
+    shape = ReplayShape(capacity, world.columns, world.observation_size, world.action_size)
+    return ReplayBuffer(shape, **{**wanted, **changes})
 
 
 def copied(drawn):

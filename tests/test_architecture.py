@@ -41,7 +41,7 @@ GUESTS = {
         "learning.torch_gradients",
         "learning.sac.loss_torch",
         "learning.parallel.torch_process_group",
-        "learning.networks.torch_params",
+        "learning.networks.torch_networks",
         "experiment.learners.liveness",
     },
     "flamepy": {"fleet.flame.*"},

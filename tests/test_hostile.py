@@ -17,8 +17,8 @@ from rlflame.config import toml_io
 from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError, LearningError
 from rlflame.experiment import run_settings
-from rlflame.learning.buffers.replay_buffer import ReplayBuffer
-from rlflame.learning.networks.flat_params import restore_count
+from rlflame.learning.base import restore_count
+from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
 from rlflame.rollout.envs.make import make_env
 from rlflame.rollout.spec import EnvSpec
 
@@ -116,7 +116,7 @@ def test_a_counter_is_one_that_a_run_can_reach(count: int) -> None:
 
 def test_a_replay_of_another_shape_is_refused() -> None:
     experience = ReplayBuffer(
-        64, 2, 3, 1, seed=0, learning_starts=8, updates_per_step=1.0, batch_size=4,
+        ReplayShape(64, 2, 3, 1), seed=0, learning_starts=8, updates_per_step=1.0, batch_size=4,
         n_step=1, discount=0.99,
     )  # fmt: skip
     state = dict(experience.get_state())

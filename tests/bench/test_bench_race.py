@@ -12,7 +12,7 @@ from commands import rlflame
 from rlflame.bench.published_dppo import SETUPS, make_sb3_request, make_variants
 from rlflame.bench.race import RaceRun, Runner
 from rlflame.bench.race_report import RaceResult, compute_final_return
-from rlflame.learning.parallel.replicated import release_replicas
+from rlflame.learning.parallel.process_group import release_replicas
 
 SMALL = tuple(
     word

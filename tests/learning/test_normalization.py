@@ -53,7 +53,7 @@ def test_the_normaliser_standardises_what_is_valid():
         observations = (5.0 + 3.0 * rng.standard_normal((10, 4, 2))).astype(np.float32)
         valid = rng.random((10, 4)) < 0.7
         observations[~valid] = np.nan
-        normaliser.merge(observations, valid)
+        normaliser.merge(observations[valid])
         seen.extend(observations[t, c] for t in range(10) for c in range(4) if valid[t, c])
 
     arrays = normaliser.make_arrays()
@@ -68,7 +68,7 @@ def test_a_new_normaliser_changes_nothing_and_a_constant_feature_stays_finite():
     assert normaliser.make_arrays()["normaliser.mean"].tolist() == [0.0, 0.0]
     np.testing.assert_allclose(normaliser.make_arrays()["normaliser.scale"], 1.0, atol=1e-6)
 
-    normaliser.merge(np.full((4, 2, 2), 7.3, np.float32), np.ones((4, 2), bool))
+    normaliser.merge(np.full((8, 2), 7.3, np.float32))
     arrays = normaliser.make_arrays()
     assert np.isfinite(arrays["normaliser.scale"]).all()
     np.testing.assert_array_equal(arrays["normaliser.mean"], np.float32(7.3))
@@ -122,15 +122,15 @@ def test_states_go_on_where_they_stopped():
     expected = [straight.scale(*part, valid) for part in parts]
     for part in parts[:2]:
         first.scale(*part, valid)
-    saved = first.get_state()
+    saved = first.get_state("scaler")
     first.scale(*parts[2], valid)  # what goes on afterwards must not change what was saved
-    second.load_state(saved)
+    second.load_state("scaler", saved)
 
     assert [second.scale(*part, valid) for part in parts[2:]] == expected[2:]
 
 
 def test_a_state_of_another_width_is_refused():
-    with pytest.raises(LearningError, match=r"reward_scaler\.running"):
-        RewardScaler(3, 0.9).load_state(RewardScaler(1, 0.9).get_state())
-    with pytest.raises(LearningError, match=r"normaliser\.mean"):
-        ObservationNormaliser(3).load_state(ObservationNormaliser(1).get_state())
+    with pytest.raises(LearningError, match=r"scaler\.running"):
+        RewardScaler(3, 0.9).load_state("scaler", RewardScaler(1, 0.9).get_state("scaler"))
+    with pytest.raises(LearningError, match=r"own\.mean"):
+        ObservationNormaliser(3).load_state("own", ObservationNormaliser(1).get_state("own"))

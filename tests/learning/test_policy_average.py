@@ -104,24 +104,6 @@ def test_one_that_is_taken_up_again_goes_on_to_the_same_bits(taken):
         assert array.tobytes() == again.get_policy(seen[-1])[name].tobytes()
 
 
-@pytest.mark.parametrize(("count", "taken"), [(2, 2), (3, 3), (4, 80)])
-def test_a_count_that_once_ended_at_the_length_of_the_average_is_taken_for_a_large_one(
-    count, taken
-):
-    first, second = ({"actor.0.weight": policy["actor.0.weight"]} for policy in versions(2))
-    average = PolicyAverage(4, first)
-    average.load_state({"count": np.array(count, np.int64), **wide(first)}, first)
-    assert int(average.get_state()["versions"]) == taken
-    average.update(second)
-    share = 1.0 / max(1.0, min(4.0, (taken + 1) / 20))
-    expected = first["actor.0.weight"] * (1.0 - share) + second["actor.0.weight"] * share
-    np.testing.assert_allclose(average.get_policy(second)["actor.0.weight"], expected, rtol=1e-6)
-
-
-def wide(policy):
-    return {name: array.astype(np.float64) for name, array in policy.items()}
-
-
 @pytest.mark.parametrize("resumed", [False, True])
 def test_an_iteration_that_changed_no_weight_counts_for_nothing(resumed):
     """Before learning begins, or where every update was refused; statistics may have moved."""

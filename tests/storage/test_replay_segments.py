@@ -460,12 +460,6 @@ def test_a_state_that_is_not_taken_up_leaves_the_run_as_it_is(stopped, fresh):
     assert content(stopped) == before
 
 
-def test_a_checkpoint_from_before_the_actor_s_guard_goes_on(stopped, untouched):
-    forget(newest(stopped), "actor_guard")
-    resumed(stopped)
-    assert digest_of(stopped) == digest_of(untouched)
-
-
 def test_a_segment_with_any_bit_flipped_is_refused(copied):
     file, rng = needed(copied), random.Random(0)
     data = file.read_bytes()

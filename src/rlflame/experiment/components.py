@@ -29,8 +29,11 @@ from rlflame.learning.factory import (
     resolve_device,
 )
 from rlflame.learning.parallel.gradient_shards import Shards
-from rlflame.learning.parallel.process_group import ProcessGroup
-from rlflame.learning.parallel.replicated import ReplicatedAlgorithm, check_fingerprints
+from rlflame.learning.parallel.process_group import (
+    ProcessGroup,
+    ReplicatedAlgorithm,
+    check_fingerprints,
+)
 from rlflame.learning.policy_average import PolicyAverage
 from rlflame.rollout import blas
 from rlflame.rollout.mujoco import known_spaces

@@ -145,9 +145,9 @@ def _make_device_flags(device: str) -> dict[str, str]:
     if device == "cpu":
         return {"learning.device": "cpu"}
     limit_threads(1)
-    from rlflame.learning.networks import torch_params
+    from rlflame.learning.networks import torch_networks
 
-    if torch_params.is_cuda_available():
+    if torch_networks.is_cuda_available():
         return {"learning.device": "cuda", "learning.provider": "torch"}
     if device == "cuda":
         raise ConfigError(

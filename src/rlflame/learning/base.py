@@ -1,8 +1,7 @@
-"""The contract of learning: how fragments change weights.
+"""The contracts of learning: algorithms, buffers, what they exchange, and how they are saved.
 
 An Algorithm is complete in its `get_state()`. Whether learning is on- or off-policy is a property
-of the Experience, which decides what batches a new set of fragments owes. Must not know:
-environments, files, clocks, budgets, fleets.
+of the Buffer, which decides what batches a new set of fragments owes.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rlflame.errors import LearningError
 from rlflame.rollout.spec import Array, Float32, Float64, Fragment, PolicyArrays
 
 #: Tensors by name, as they stand in a checkpoint.
@@ -23,6 +23,8 @@ Metrics = dict[str, float]
 MinibatchT = TypeVar("MinibatchT", contravariant=True)
 LearnsFrom = TypeVar("LearnsFrom", contravariant=True)
 Yields = TypeVar("Yields", covariant=True)
+#: Beyond it a float does not know one count from the next.
+_MAX_COUNT = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,5 +147,77 @@ class GradientProvider(Protocol[MinibatchT]):
         and sums of shards add up. The gradient is valid until the next call.
         """
 
+
+class ValueProvider(Protocol):
+    """Where a critic's estimates come from."""
+
     def compute_values(self, observations: Float32) -> Float32:
-        """The critic's estimate for each normalised observation; zeros without a critic."""
+        """The critic's estimate for each normalised observation."""
+
+
+class StatePart(Protocol):
+    """A part of an algorithm that saves itself under names that begin with `name`."""
+
+    def get_state(self, name: str) -> State: ...
+
+    def load_state(self, name: str, state: Mapping[str, Array]) -> None: ...
+
+
+class Counter:
+    """A number that is saved."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def get_state(self, name: str) -> State:
+        return {name: np.array(self.value, np.int64)}
+
+    def load_state(self, name: str, state: Mapping[str, Array]) -> None:
+        self.value = restore_count(name, state)
+
+
+class StateParts:
+    """All that an algorithm saves, by name. A part that its recipe does without is None."""
+
+    def __init__(self, **parts: Array | StatePart | None) -> None:
+        self._parts = {name: part for name, part in parts.items() if part is not None}
+
+    def get_state(self) -> State:
+        state: State = {}
+        for name, part in self._parts.items():
+            if isinstance(part, np.ndarray):
+                state[name] = part.copy()
+            else:
+                state |= part.get_state(name)
+        return state
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        for name, part in self._parts.items():
+            if isinstance(part, np.ndarray):
+                restore(part, name, state)
+            else:
+                part.load_state(name, state)
+
+
+def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
+    """Copy a saved array into its place. One of another shape is refused, never broadcast."""
+    saved = state.get(name)
+    if saved is None or saved.shape != target.shape or saved.dtype != target.dtype:
+        description = "missing" if saved is None else f"{saved.dtype} {saved.shape}"
+        raise LearningError(
+            f"The saved learner's {name} is {description}, expected {target.dtype} {target.shape}.",
+            "use a checkpoint of the same recipe",
+        )
+    target[...] = saved
+
+
+def restore_count(name: str, state: Mapping[str, Array]) -> int:
+    """A saved counter, of as much as a run can have counted."""
+    count = np.zeros((), np.int64)
+    restore(count, name, state)
+    if not 0 <= count < _MAX_COUNT:
+        raise LearningError(
+            f"The saved learner's {name} is {count}, and no run counts so far.",
+            "use an earlier checkpoint of the same run",
+        )
+    return int(count)

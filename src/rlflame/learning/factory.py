@@ -16,13 +16,12 @@ import numpy as np
 from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.config.recipe import LearningSettings
 from rlflame.learning.base import Algorithm, Buffer, GradientProvider
-from rlflame.learning.buffers.replay_buffer import ReplayBuffer
+from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
 from rlflame.learning.buffers.rollout_buffer import RolloutBuffer
-from rlflame.learning.networks.flat_params import FlatVector
-from rlflame.learning.networks.network_init import build_network
+from rlflame.learning.networks.flat_params import FlatVector, build_network
 from rlflame.learning.parallel.gradient_shards import Shards
 from rlflame.learning.parallel.thread_pair import ThreadPair
-from rlflame.learning.ppo.loss import NumpyPpo
+from rlflame.learning.ppo.loss import NumpyPpo, PpoProvider
 from rlflame.learning.ppo.ppo import Ppo
 from rlflame.learning.ppo.split_update import SplitAlgorithm
 from rlflame.learning.reinforce.reinforce import NumpyReinforce, Reinforce
@@ -71,11 +70,9 @@ def make_buffer(learning: LearningSettings, env: EnvSpec) -> Buffer[Any]:
     settings = learning.sac
     if settings is None:
         return RolloutBuffer()
+    columns = learning.rollout.columns
     return ReplayBuffer(
-        settings.buffer_size,
-        learning.rollout.columns,
-        env.observation_size,
-        env.action_size,
+        ReplayShape(settings.buffer_size, columns, env.observation_size, env.action_size),
         seed=learning.seed,
         batch_size=settings.batch_size,
         discount=settings.discount,
@@ -97,7 +94,7 @@ def resolve_device(learning: LearningSettings, rank: int) -> str:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # An exchange between cards that fails is an error then, and not the end of the process.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-    from rlflame.learning.networks.torch_params import select_device
+    from rlflame.learning.networks.torch_networks import select_device
 
     return select_device(learning.device, rank)
 
@@ -116,7 +113,7 @@ def compute_environment_fingerprint(learning: LearningSettings) -> dict[str, str
     if learning.provider == "torch":
         facts["torch"] = metadata.version("torch")
     if learning.device == "cuda":
-        from rlflame.learning.networks.torch_params import read_gpu_name
+        from rlflame.learning.networks.torch_networks import read_gpu_name
 
         facts["card"] = read_gpu_name()
     return facts
@@ -131,7 +128,7 @@ def _make_ppo(
 ) -> Ppo:
     network, parameters = build_network(spec, learning.network, learning.seed, critic=True)
     _load_start_weights(parameters, start_policy)
-    provider: GradientProvider[Any]
+    provider: PpoProvider
     if learning.provider == "torch":
         from rlflame.learning.torch_gradients import TorchPpo
 

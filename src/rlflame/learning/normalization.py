@@ -1,7 +1,4 @@
-"""Running means and variances in float64, merged in a fixed order.
-
-Must not know: what the numbers measure, beyond being observations or returns.
-"""
+"""Running means and variances in float64, merged in a fixed order."""
 
 from __future__ import annotations
 
@@ -11,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlflame.errors import LearningError
-from rlflame.rollout.spec import Array, Float32, Float64
+from rlflame.rollout.spec import Array, Float64, PolicyArrays
 
-from .networks.flat_params import restore
+from .base import State, restore
+from .networks.flat_params import FlatVector
 
 _EPSILON = 1e-8
 TOO_LARGE_REWARDS = (
@@ -47,43 +45,36 @@ class RunningMoments:
     def compute_variance(self) -> Float64:
         return self.squares / self.count if self.count else np.ones_like(self.squares)
 
-    def get_state(self, prefix: str) -> dict[str, Array]:
+    def get_state(self, name: str) -> State:
         return {
-            f"{prefix}.count": np.array(self.count, np.float64),
-            f"{prefix}.mean": self.mean.copy(),
-            f"{prefix}.squares": self.squares.copy(),
+            f"{name}.count": np.array(self.count, np.float64),
+            f"{name}.mean": self.mean.copy(),
+            f"{name}.squares": self.squares.copy(),
         }
 
-    def load_state(self, prefix: str, state: Mapping[str, Array]) -> None:
+    def load_state(self, name: str, state: Mapping[str, Array]) -> None:
         count = np.zeros((), np.float64)
-        restore(count, f"{prefix}.count", state)
+        restore(count, f"{name}.count", state)
         self.count = float(count)
-        restore(self.mean, f"{prefix}.mean", state)
-        restore(self.squares, f"{prefix}.squares", state)
+        restore(self.mean, f"{name}.mean", state)
+        restore(self.squares, f"{name}.squares", state)
 
 
-class ObservationNormaliser:
-    """Moments of raw observations; what is shipped is a float32 mean and scale."""
+class ObservationNormaliser(RunningMoments):
+    """Moments of raw observations; a policy holds their mean and scale in float32."""
 
-    def __init__(self, size: int) -> None:
-        self._moments = RunningMoments(size)
-
-    def merge(self, observations: Float32, valid: NDArray[np.bool_]) -> None:
-        """Take in `[T, columns, size]` observations, where they are valid."""
-        self._moments.merge(observations[valid])
-
-    def make_arrays(self) -> dict[str, Array]:
-        scale = 1.0 / np.sqrt(self._moments.compute_variance() + _EPSILON)
+    def make_arrays(self) -> PolicyArrays:
+        scale = 1.0 / np.sqrt(self.compute_variance() + _EPSILON)
         return {
-            "normaliser.mean": self._moments.mean.astype(np.float32),
+            "normaliser.mean": self.mean.astype(np.float32),
             "normaliser.scale": scale.astype(np.float32),
         }
 
-    def get_state(self) -> dict[str, Array]:
-        return self._moments.get_state("normaliser")
 
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        self._moments.load_state("normaliser", state)
+def make_policy(actor: FlatVector, normaliser: ObservationNormaliser | None) -> PolicyArrays:
+    """Copies of the arrays that act, with the normaliser where there is one."""
+    arrays = actor.copy_views("actor.")
+    return arrays if normaliser is None else {**arrays, **normaliser.make_arrays()}
 
 
 class RewardScaler:
@@ -111,12 +102,9 @@ class RewardScaler:
             )
         return float(1.0 / np.sqrt(self._moments.compute_variance()[0] + _EPSILON))
 
-    def get_state(self) -> dict[str, Array]:
-        return {
-            **self._moments.get_state("reward_scaler"),
-            "reward_scaler.running": self._running.copy(),
-        }
+    def get_state(self, name: str) -> State:
+        return {**self._moments.get_state(name), f"{name}.running": self._running.copy()}
 
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        self._moments.load_state("reward_scaler", state)
-        restore(self._running, "reward_scaler.running", state)
+    def load_state(self, name: str, state: Mapping[str, Array]) -> None:
+        self._moments.load_state(name, state)
+        restore(self._running, f"{name}.running", state)

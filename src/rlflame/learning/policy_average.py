@@ -1,20 +1,18 @@
 """The policy that is scored and kept, where that is not the newest one alone.
 
 Late in training a policy often moves to and fro around a good one, and single versions fall where
-their mean does not. Must not know: algorithms, the loop, what acts in it.
+their mean does not.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from rlflame.rollout.spec import Array, Float64, PolicyArrays
 
-from .base import State
-from .networks.flat_params import restore, restore_count
+from .base import State, restore, restore_count
 
 #: About the part of all versions so far that an average is of at most.
 _SHARE = 1.0 / 20.0
@@ -72,11 +70,7 @@ class PolicyAverage:
         self._last = _copy_weights(newest)
         if self._versions is None:
             return
-        if "versions" in state or "count" not in state:
-            self._count = restore_count("versions", state)
-        else:  # As it was kept at first: of no more than N, so N may be any larger number.
-            count = restore_count("count", state)
-            self._count = count if count < self._versions else math.ceil(count / _SHARE)
+        self._count = restore_count("versions", state)
         self._mean = {
             name: np.zeros(a.shape, np.float64) for name, a in self._last.items() if self._count
         }
@@ -85,7 +79,6 @@ class PolicyAverage:
 
 
 def _copy_weights(policy: PolicyArrays) -> PolicyArrays:
-    """Copies of them."""
     return {n: array.copy() for n, array in policy.items() if not n.startswith(_STATISTICS)}
 
 

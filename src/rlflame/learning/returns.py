@@ -1,6 +1,6 @@
 """Discounted returns and generalised advantages, with terminated and truncated kept apart.
 
-Pure functions over `[T, columns]` arrays. Must not know: networks, algorithms.
+Pure functions over `[T, columns]` arrays.
 """
 
 from __future__ import annotations

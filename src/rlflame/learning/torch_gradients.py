@@ -1,14 +1,12 @@
-"""The same losses as the hand-derived ones, with their gradients by torch's autograd.
+"""The losses of PPO and REINFORCE with their gradients by torch's autograd.
 
-Imported only when a recipe asks for this provider, because importing
-torch takes seconds. Must not know: optimisers, environments, how batches come about.
+Imported only when a recipe asks for this provider, because importing torch takes seconds.
 """
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,60 +14,33 @@ from rlflame.rollout.distributions import VARIANCE_FLOOR
 from rlflame.rollout.spec import Array, Float32
 
 from .base import Metrics
-from .networks.flat_params import FlatVector
-from .networks.network_init import NetworkShape
-from .networks.torch_params import TorchParams
-from .ppo.loss import PpoMinibatch as PpoMinibatch
-from .reinforce.reinforce import ReinforceMinibatch as ReinforceMinibatch
+from .networks.flat_params import FlatVector, NetworkShape
+from .networks.torch_networks import TorchNetworks
+from .ppo.loss import PpoMinibatch
+from .reinforce.reinforce import ReinforceMinibatch
 
 
-class _ActorCritic:
-    """Both networks as functions of leaf tensors that share the flat vectors' memory."""
+class _TorchProvider:
+    """The networks of an on-policy algorithm."""
 
     def __init__(
         self, parameters: FlatVector, network: NetworkShape, threads: int = 1, device: str = "cpu"
     ) -> None:
         # The recipe's number, never the machine's: sums split otherwise have other last bits.
         torch.set_num_threads(threads)
-        self._network = network
-        self.params = TorchParams(parameters, device)
+        self._networks = TorchNetworks(parameters, network, device)
 
-    def compute_outputs(self, prefix: str, observations: Tensor) -> Tensor:
-        return self._apply_layer(
-            prefix, self._network.layers - 1, self._compute_latent(prefix, observations)
-        )
-
-    def evaluate_actions(self, observations: Tensor, actions: Array) -> tuple[Tensor, Tensor]:
+    def _evaluate_actions(self, observations: Tensor, actions: Array) -> tuple[Tensor, Tensor]:
         """Log-density of each row's action, and the entropy of each row's distribution."""
-        latent, action_tensor = (
-            self._compute_latent("actor", observations),
-            self.params.make_tensor(actions),
-        )
-        out = self._apply_layer("actor", self._network.layers - 1, latent)
-        log_std = self.params.tensors.get("actor.log_std")
+        latent = self._networks.compute_latent("actor", observations)
+        action_tensor = self._networks.make_tensor(actions)
+        out = self._networks.compute_outputs("actor", latent)
+        log_std = self._networks.tensors.get("actor.log_std")
         if log_std is None:
             return _evaluate_categorical(out, action_tensor)
         if log_std.dim() == 2:
             return _evaluate_gsde(out, latent.detach(), log_std, action_tensor)
         return _evaluate_gaussian(out, log_std, action_tensor)
-
-    def compute_values(self, observations: Float32) -> Float32:
-        self.params.refresh()
-        with torch.no_grad():
-            values = self.compute_outputs("critic", self.params.make_tensor(observations))[:, 0]
-        result: Float32 = values.cpu().numpy()
-        return result
-
-    def _compute_latent(self, prefix: str, x: Tensor) -> Tensor:
-        """What enters the last layer."""
-        for layer in range(self._network.layers - 1):
-            x = self._apply_layer(prefix, layer, x)
-            x = torch.tanh(x) if self._network.tanh else torch.relu(x)
-        return x
-
-    def _apply_layer(self, prefix: str, layer: int, x: Tensor) -> Tensor:
-        weight = self.params.tensors[f"{prefix}.{layer}.weight"]
-        return torch.addmm(self.params.tensors[f"{prefix}.{layer}.bias"], x, weight)
 
 
 def _evaluate_categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,19 +64,14 @@ def _evaluate_gsde(
     return log_probs.sum(dim=1), (log_volume + 0.5).sum(dim=1)
 
 
-class TorchPpo:
-    """The loss of `ppo`."""
-
-    def __init__(
-        self, parameters: FlatVector, network: NetworkShape, threads: int = 1, device: str = "cpu"
-    ) -> None:
-        self._networks = _ActorCritic(parameters, network, threads, device)
+class TorchPpo(_TorchProvider):
+    """The counterpart of `NumpyPpo`."""
 
     def compute_gradient(self, batch: PpoMinibatch, count: int) -> tuple[Float32, Metrics]:
-        tensor = self._networks.params.make_tensor
-        self._networks.params.refresh()
+        tensor = self._networks.make_tensor
+        self._networks.refresh()
         observations = tensor(batch.observations)
-        log_probs, entropies = self._networks.evaluate_actions(observations, batch.actions)
+        log_probs, entropies = self._evaluate_actions(observations, batch.actions)
         log_ratio = log_probs - tensor(batch.log_probs)
         ratio, advantages = log_ratio.exp(), tensor(batch.advantages)
         clipped_ratio = ratio.clamp(1.0 - batch.clip_range, 1.0 + batch.clip_range)
@@ -116,7 +82,7 @@ class TorchPpo:
             - objectives.sum()
             - batch.entropy_weight * entropies.sum()
         )
-        gradient = self._networks.params.compute_gradient(total / count)
+        gradient = self._networks.compute_gradient(total / count)
         with torch.no_grad():
             return gradient, {
                 "policy_gradient_loss": -float(objectives.sum()),
@@ -127,40 +93,36 @@ class TorchPpo:
             }
 
     def compute_values(self, observations: Float32) -> Float32:
-        return self._networks.compute_values(observations)
+        self._networks.refresh()
+        with torch.no_grad():
+            values = self._compute_values(self._networks.make_tensor(observations))
+        result: Float32 = values.cpu().numpy()
+        return result
+
+    def _compute_values(self, observations: Tensor) -> Tensor:
+        latent = self._networks.compute_latent("critic", observations)
+        return self._networks.compute_outputs("critic", latent)[:, 0]
 
     def _compute_value_losses(self, batch: PpoMinibatch, observations: Tensor) -> Tensor:
-        values = self._networks.compute_outputs("critic", observations)[:, 0]
-        returns = self._networks.params.make_tensor(batch.returns)
+        values = self._compute_values(observations)
+        returns = self._networks.make_tensor(batch.returns)
         losses = (values - returns).square()
         limit = batch.clip_range_value
         if limit is None:
             return losses
-        old = self._networks.params.make_tensor(batch.old_values)
+        old = self._networks.make_tensor(batch.old_values)
         clipped_values = old + (values - old).clamp(-limit, limit)
         return torch.maximum(losses, (clipped_values - returns).square())
 
 
-class TorchReinforce:
-    """The loss of `reinforce`."""
-
-    def __init__(
-        self, parameters: FlatVector, network: NetworkShape, threads: int = 1, device: str = "cpu"
-    ) -> None:
-        self._networks = _ActorCritic(parameters, network, threads, device)
+class TorchReinforce(_TorchProvider):
+    """The counterpart of `NumpyReinforce`."""
 
     def compute_gradient(self, batch: ReinforceMinibatch, count: int) -> tuple[Float32, Metrics]:
-        tensor = self._networks.params.make_tensor
-        self._networks.params.refresh()
-        log_probs, entropies = self._networks.evaluate_actions(
-            tensor(batch.observations), batch.actions
-        )
+        tensor = self._networks.make_tensor
+        self._networks.refresh()
+        log_probs, entropies = self._evaluate_actions(tensor(batch.observations), batch.actions)
         loss = -(log_probs * tensor(batch.weights)).sum()
         entropy = entropies.sum()
-        gradient = self._networks.params.compute_gradient(
-            (loss - batch.entropy_weight * entropy) / count
-        )
+        gradient = self._networks.compute_gradient((loss - batch.entropy_weight * entropy) / count)
         return gradient, {"loss": float(loss.detach()), "entropy_loss": -float(entropy.detach())}
-
-    def compute_values(self, observations: Float32) -> Float32:
-        return np.zeros(len(observations), np.float32)

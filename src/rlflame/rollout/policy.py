@@ -16,13 +16,19 @@ from .distributions import NoiseBlock, make_distribution, repeat_row
 from .spec import Array, Float32, PolicyArrays, PolicySpec
 
 
+def make_network_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Weights `[in, out]` of a plain multilayer perceptron, each followed by its biases."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
+        shapes[f"{prefix}.{layer}.weight"] = (fan_in, fan_out)
+        shapes[f"{prefix}.{layer}.bias"] = (fan_out,)
+    return shapes
+
+
 def compute_array_shapes(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every array that a policy of this spec consists of."""
-    shapes: dict[str, tuple[int, ...]] = {}
     sizes = (spec.observation_size, *spec.hidden, spec.output_size)
-    for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
-        shapes[f"actor.{layer}.weight"] = (fan_in, fan_out)
-        shapes[f"actor.{layer}.bias"] = (fan_out,)
+    shapes = make_network_shapes("actor", sizes)
     if spec.log_std_shape is not None:
         shapes["actor.log_std"] = spec.log_std_shape
     if spec.normalise:

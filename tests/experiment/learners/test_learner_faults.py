@@ -17,9 +17,9 @@ from test_learners import PPO, REINFORCE, SAC, recipe
 from tiny_runs import run
 
 from rlflame.experiment.learners import replica_main
-from rlflame.learning.networks.flat_params import clip_by_norm
+from rlflame.learning.optim import clip_by_norm
 from rlflame.learning.parallel.gradient_shards import Shards
-from rlflame.learning.parallel.replicated import release_replicas
+from rlflame.learning.parallel.process_group import release_replicas
 from rlflame.learning.ppo import ppo
 
 #: A large epsilon, or Adam would make of a last bit in a small gradient a whole step.

@@ -18,8 +18,8 @@ from torch.distributions.transforms import TanhTransform
 from rlflame.config.recipe import LearningSettings, NetworkSettings
 from rlflame.errors import ConfigError
 from rlflame.experiment import components
-from rlflame.learning.networks.gsde import GsdeVariance, SquashedGsdeHead
-from rlflame.learning.networks.network_init import build_network
+from rlflame.learning.networks.flat_params import build_network
+from rlflame.learning.networks.heads import GsdeVariance, SquashedGsdeHead
 from rlflame.learning.sac.networks import build_sac_networks
 from rlflame.rollout import wire
 from rlflame.rollout.distributions import compute_noise_size, draw_noise

@@ -12,8 +12,9 @@ from batches import floats, policy_spec, random_actions, random_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflame.learning.networks import flat_params, gsde, mlp
-from rlflame.learning.networks.flat_params import Adam, clip_by_norm
+from rlflame.learning import optim
+from rlflame.learning.networks import heads, mlp
+from rlflame.learning.optim import Adam, clip_by_norm
 from rlflame.learning.ppo import loss
 from rlflame.learning.ppo.loss import NumpyPpo
 from rlflame.learning.reinforce import reinforce
@@ -361,7 +362,7 @@ def test_nothing_becomes_float64_on_the_hot_path(kind):
         rng, spec, reference.tensors(vector), 20, value_clip=0.2, entropy_weight=0.1
     )
     provider, adam = NumpyPpo(vector, network), Adam(len(vector.data), 1e-5)
-    files = {module.__file__ for module in (mlp, gsde, loss, flat_params)}
+    files = {module.__file__ for module in (mlp, heads, loss, optim)}
     seen, wide = set(), []
 
     def watch(frame, event, value):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflame.errors import LearningError
-from rlflame.learning.networks.flat_params import clip_by_norm
+from rlflame.learning.optim import clip_by_norm
 from rlflame.learning.parallel.gradient_shards import Shards
 
 

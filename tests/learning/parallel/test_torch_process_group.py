@@ -11,7 +11,7 @@ from meetings import HERE, hosted
 from torch import distributed
 
 from rlflame.errors import LearnerFailure
-from rlflame.learning.parallel.replicated import release_replicas
+from rlflame.learning.parallel.process_group import release_replicas
 from rlflame.learning.parallel.torch_process_group import TorchProcessGroup, select_backend
 
 

@@ -14,11 +14,10 @@ from reference import ReferencePpo
 from rlflame.config.algorithms import PpoSettings
 from rlflame.errors import LearningError
 from rlflame.learning.buffers.rollout_buffer import concatenate_fragments
-from rlflame.learning.networks.flat_params import Adam, clip, compute_square_norm
+from rlflame.learning.optim import Adam, clip, compute_square_norm
 from rlflame.learning.ppo.loss import NumpyPpo
-from rlflame.learning.ppo.ppo import Ppo
+from rlflame.learning.ppo.ppo import Ppo, compute_discount
 from rlflame.learning.ppo.split_update import compute_norm, find_parts
-from rlflame.learning.schedules import compute_discount
 from rlflame.learning.torch_gradients import TorchPpo
 from rlflame.rollout.spec import Fragment
 

@@ -16,7 +16,7 @@ from rlflame.config.algorithms import CriticNorm, SacSettings
 from rlflame.config.recipe import NetworkSettings
 from rlflame.errors import LearningError
 from rlflame.learning.base import ReplayBatch, Transitions
-from rlflame.learning.networks.tanh_gaussian import SquashedGaussianHead
+from rlflame.learning.networks.heads import SquashedGaussianHead
 from rlflame.learning.parallel.thread_pair import ThreadPair, slice_half
 from rlflame.learning.sac.loss import NumpyCrossQ, NumpySac, SacGradientProvider, SacMinibatch
 from rlflame.learning.sac.loss_torch import TorchCrossQ, TorchSac

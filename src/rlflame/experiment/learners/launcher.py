@@ -212,7 +212,7 @@ def _join_group(
         LivenessMonitor,
         make_torchrun_rendezvous,
     )
-    from rlflame.learning.parallel.replicated import release_replicas
+    from rlflame.learning.parallel.process_group import release_replicas
     from rlflame.learning.parallel.torch_process_group import TorchProcessGroup
 
     rendezvous: Rendezvous = (

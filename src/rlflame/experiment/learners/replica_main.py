@@ -101,21 +101,21 @@ def learn(group: ProcessGroup) -> None:
         make_algorithm,
         resolve_device,
     )
-    from rlflame.learning.parallel import replicated
+    from rlflame.learning.parallel import process_group
     from rlflame.learning.parallel.gradient_shards import Shards
 
     message = group.broadcast(None)
     if not message:
         return
     learning = LearningSettings.model_validate_json(message["learning"])
-    replicated.check_fingerprints(group, compute_fingerprint(learning))
+    process_group.check_fingerprints(group, compute_fingerprint(learning))
     group.use_device(resolve_device(learning, group.rank))
     blas.set_threads(count_blas_threads(learning))
     shards = Shards(learning.gradient_shards, group)
     learner = make_algorithm(learning, message["policy"], None, shards)
     if message["compare_every"]:
         shards.compare_every(message["compare_every"], learner.get_state)
-    replicated.run_replica(learner, group)
+    process_group.run_replica(learner, group)
 
 
 def run_under_torchrun(learner_rank: LearnerRank) -> int:

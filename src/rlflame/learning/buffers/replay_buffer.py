@@ -1,7 +1,7 @@
-"""Experience that is learned from again and again: the newest steps, sampled uniformly.
+"""The replay buffer: the newest steps, sampled uniformly.
 
-What is a file's business and does not change any more leaves in segments, so that a checkpoint
-need not hold what an earlier one has written. Must not know: algorithms, files.
+Rows that do not change any more are saved in segments, so that a checkpoint need not hold again
+what an earlier one has written.
 """
 
 from __future__ import annotations
@@ -19,8 +19,16 @@ from rlflame.errors import LearningError
 from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.spec import Array, Fragment, PolicyArrays
 
-from ..base import Batch, ReplayBatch, Segment, State, Transitions, compute_digest
-from ..networks.flat_params import restore, restore_count
+from ..base import (
+    Batch,
+    ReplayBatch,
+    Segment,
+    State,
+    Transitions,
+    compute_digest,
+    restore,
+    restore_count,
+)
 from .rollout_buffer import concatenate_fragments
 from .transition_ring import TransitionRing, count_final_observation_bytes
 
@@ -91,10 +99,7 @@ class ReplayBuffer:
 
     def __init__(
         self,
-        capacity: int,
-        columns: int,
-        observation_size: int,
-        action_size: int,
+        shape: ReplayShape,
         *,
         seed: int,
         batch_size: int,
@@ -103,7 +108,7 @@ class ReplayBuffer:
         updates_per_step: float,
         learning_starts: int,
     ) -> None:
-        self._shape = ReplayShape(capacity, columns, observation_size, action_size)
+        self._shape = shape
         self._seed = seed
         # Of the number as it is written: the float 0.3 is less than three tenths.
         self._updates_per_step = Fraction(repr(updates_per_step))
@@ -111,10 +116,10 @@ class ReplayBuffer:
         self._powers = np.array([discount**k for k in range(n_step + 1)], np.float32)
         self._ring = self._make_ring()
         self._transitions = Transitions(
-            observations=np.zeros((batch_size, observation_size), np.float32),
-            actions=np.zeros((batch_size, action_size), np.float32),
+            observations=np.zeros((batch_size, shape.observation_size), np.float32),
+            actions=np.zeros((batch_size, shape.action_size), np.float32),
             rewards=np.zeros(batch_size, np.float32),
-            next_observations=np.zeros((batch_size, observation_size), np.float32),
+            next_observations=np.zeros((batch_size, shape.observation_size), np.float32),
             bootstrap=np.zeros(batch_size, np.float32),
         )
         self._fresh: Batch | None = None

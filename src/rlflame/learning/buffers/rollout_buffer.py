@@ -1,4 +1,4 @@
-"""What becomes of fragments before they are learned from. Must not know: algorithms."""
+"""The buffer of on-policy algorithms, and fragments as one batch."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Steps stand in rows, one step of every column each, numbered from zero and written round and
 round: what follows a step is found a row further, and is not stored twice. Only where a time limit
-ended an episode, the row below holds the next one's beginning; what was really seen last stands
-in a table of its own. Must not know: sampling, segments, budgets, algorithms.
+ended an episode, the row below holds the next one's beginning; the observation that was really
+seen last stands in a table of its own.
 """
 
 from __future__ import annotations

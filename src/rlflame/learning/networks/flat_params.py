@@ -1,32 +1,22 @@
-"""All weights as one flat float32 vector with named views, and what acts on it.
-
-Must not know: which algorithm, where gradients come from.
-"""
+"""All weights of a network as one flat float32 vector with named views, and how they begin."""
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from rlflame.errors import LearningError
+from rlflame.config.recipe import NetworkSettings
+from rlflame.rollout.policy import compute_array_shapes, make_network_shapes, normalise
 from rlflame.rollout.seeding import Role, make_stream
-from rlflame.rollout.spec import Array, Float32
+from rlflame.rollout.spec import Array, Float32, PolicyArrays, PolicySpec
+
+from ..base import Batch, Metrics
 
 Shapes = Mapping[str, tuple[int, ...]]
-_PIECE = 65_536
-#: Beyond it a float does not know one count from the next.
-_MOST_COUNTED = 2**53
-_BETA_1, _BETA_2 = 0.9, 0.999
-_TO_FIRST, _TO_SECOND = np.array(1 - _BETA_1, np.float32), np.array(1 - _BETA_2, np.float32)
-#: Steps between two sweeps of moments below these, which move no weight any more. Not swept, those
-#: of a unit that has fallen silent shrink until float32 has only subnormal numbers for them and
-#: stay there: 0.9 of the smallest rounds to itself. Arithmetic on them takes some processors a
-#: hundred times as long. Until the next sweep nothing that is left gets that small.
-_SWEEP = 64
-_STILL = np.array(1e-28, np.float32), np.array(1e-34, np.float32)
 
 
 class FlatVector:
@@ -68,27 +58,52 @@ class FlatVector:
         return {name: v.copy() for name, v in self._views.items() if name.startswith(prefix)}
 
 
-def make_network_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Weights `[in, out]` of a plain multilayer perceptron, each followed by its biases."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
-        shapes[f"{prefix}.{layer}.weight"] = (fan_in, fan_out)
-        shapes[f"{prefix}.{layer}.bias"] = (fan_out,)
-    return shapes
+@dataclass(frozen=True, slots=True)
+class NetworkShape:
+    """The shape of an actor and, where there is one, its critic."""
+
+    observation_size: int
+    layers: int
+    tanh: bool
+    normalise: bool
+    observation_clip: float
 
 
-def initialise(
+def build_network(
+    spec: PolicySpec, settings: NetworkSettings, seed: int, *, critic: bool
+) -> tuple[NetworkShape, FlatVector]:
+    """Freshly initialised parameters: `actor.*` first, then `critic.*`."""
+    shapes = make_actor_shapes(spec)
+    last_gains = {"actor": settings.last_layer_scale}
+    if critic:
+        shapes |= make_network_shapes("critic", (spec.observation_size, *spec.hidden, 1))
+        last_gains["critic"] = 1.0
+    vector = FlatVector(shapes)
+    shape = make_network_shape(spec)
+    for key, (prefix, gain) in enumerate(last_gains.items()):
+        init_network(vector, prefix, shape.layers, settings, seed=seed, last_gain=gain, key=key)
+    if spec.log_std_shape is not None:
+        vector["actor.log_std"][:] = compute_initial_log_std(spec, settings)
+    return shape, vector
+
+
+def make_actor_shapes(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
+    """Of the arrays of a policy, those that are learned."""
+    shapes = compute_array_shapes(spec)
+    return {name: shape for name, shape in shapes.items() if name.startswith("actor.")}
+
+
+def init_network(
     vector: FlatVector,
     prefix: str,
     layers: int,
+    settings: NetworkSettings,
     *,
     seed: int,
-    orthogonal: bool,
-    hidden_gain: float,
     last_gain: float,
     key: int,
 ) -> None:
-    """Fill one network, each weight from its own stream.
+    """Fill one network, each weight from its own stream; `key` keeps the networks' streams apart.
 
     Orthogonal with zero biases, or uniform within 1/sqrt(fan_in) for weights and biases, which is
     the default of torch's linear layers.
@@ -96,13 +111,14 @@ def initialise(
     for layer in range(layers):
         weight, bias = vector[f"{prefix}.{layer}.weight"], vector[f"{prefix}.{layer}.bias"]
         generator = make_stream(seed, Role.INITIALISE, key, layer)
-        gain = last_gain if layer == layers - 1 else hidden_gain
-        if orthogonal:
+        is_last = layer == layers - 1
+        if settings.orthogonal_init:
+            gain = last_gain if is_last else math.sqrt(2.0)
             weight[:] = gain * _sample_orthogonal(generator, *weight.shape)
             bias[:] = 0.0
         else:
             bound = 1.0 / math.sqrt(weight.shape[0])
-            scale = last_gain if layer == layers - 1 else 1.0
+            scale = last_gain if is_last else 1.0
             weight[:] = scale * generator.uniform(-bound, bound, weight.shape)
             bias[:] = scale * generator.uniform(-bound, bound, bias.shape)
 
@@ -115,108 +131,47 @@ def _sample_orthogonal(generator: np.random.Generator, rows: int, columns: int) 
     return q if rows >= columns else q.T
 
 
-class Adam:
-    """Adam (Kingma and Ba, 2015) on a flat vector, in place."""
-
-    def __init__(self, size: int, epsilon: float) -> None:
-        self.first: Float32 = np.zeros(size, np.float32)
-        self.second: Float32 = np.zeros(size, np.float32)
-        self.count = 0
-        self._epsilon = epsilon
-        self._a: Float32 = np.empty(size, np.float32)
-        self._b: Float32 = np.empty(size, np.float32)
-
-    def step(
-        self,
-        parameters: Float32,
-        gradient: Float32,
-        learning_rate: float,
-        part: slice = slice(None),
-    ) -> None:
-        self.count += 1
-        self.apply(parameters, gradient, learning_rate, part)
-
-    def apply(
-        self, parameters: Float32, gradient: Float32, learning_rate: float, part: slice
-    ) -> None:
-        """The arithmetic of step `count` for one part; parts are independent of each other."""
-        correction = math.sqrt(1.0 - _BETA_2**self.count)
-        epsilon = np.array(self._epsilon * correction, np.float32)
-        rate = np.array(learning_rate * correction / (1.0 - _BETA_1**self.count), np.float32)
-        start, end, _ = part.indices(len(parameters))
-        # In pieces that stay in a processor's cache from the first operation to the last.
-        for piece_start in range(start, end, _PIECE):
-            piece = slice(piece_start, min(piece_start + _PIECE, end))
-            g, first, second = gradient[piece], self.first[piece], self.second[piece]
-            a, b = self._a[piece], self._b[piece]
-            np.subtract(g, first, out=a)
-            np.multiply(a, _TO_FIRST, out=a)
-            np.add(first, a, out=first)
-            np.multiply(g, g, out=b)
-            np.subtract(b, second, out=b)
-            np.multiply(b, _TO_SECOND, out=b)
-            np.add(second, b, out=second)
-            # theta -= lr * m_hat / (sqrt(v_hat) + epsilon), corrections folded into scalars.
-            np.sqrt(second, out=b)
-            np.add(b, epsilon, out=b)
-            np.divide(first, b, out=b)
-            np.multiply(b, rate, out=b)
-            np.subtract(parameters[piece], b, out=parameters[piece])
-            if self.count % _SWEEP == 0:
-                still = np.abs(first) < _STILL[0]
-                first[still] = 0.0
-                second[still & (second < _STILL[1])] = 0.0
-
-    def get_state(self, prefix: str) -> dict[str, Array]:
-        return {
-            f"{prefix}.first": self.first.copy(),
-            f"{prefix}.second": self.second.copy(),
-            f"{prefix}.count": np.array(self.count, np.int64),
-        }
-
-    def load_state(self, prefix: str, state: Mapping[str, Array]) -> None:
-        restore(self.first, f"{prefix}.first", state)
-        restore(self.second, f"{prefix}.second", state)
-        self.count = restore_count(f"{prefix}.count", state)
+def make_network_shape(spec: PolicySpec) -> NetworkShape:
+    """The shape that a policy's spec implies for its actor, and for critics beside it."""
+    return NetworkShape(
+        observation_size=spec.observation_size,
+        layers=len(spec.hidden) + 1,
+        tanh=spec.activation == "tanh",
+        normalise=spec.normalise,
+        observation_clip=spec.observation_clip,
+    )
 
 
-def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:
-    """Scale the gradient in place to at most `max_norm`; the norm it had, NaN included."""
-    norm = math.sqrt(compute_square_norm(gradient))
-    clip(gradient, norm, max_norm)
-    return norm
+def compute_initial_log_std(spec: PolicySpec, settings: NetworkSettings) -> float:
+    """The setting itself; with gsde, what lets units of size one add up to it."""
+    if spec.exploration == "gsde":
+        return settings.log_std_init - 0.5 * math.log(spec.hidden[-1])
+    return settings.log_std_init
 
 
-def compute_square_norm(gradient: Float32) -> float:
-    """Of its norm."""
-    return float(np.dot(gradient, gradient))
+def normalise_observations(raw: Float32, policy: PolicyArrays, network: NetworkShape) -> Float32:
+    """Observations as a policy with these arrays sees them."""
+    if not network.normalise:
+        return raw
+    mean, scale = policy["normaliser.mean"], policy["normaliser.scale"]
+    clip = network.observation_clip
+    return normalise(raw, mean, scale, -clip, clip, np.empty_like(raw))
 
 
-def clip(gradient: Float32, norm: float, max_norm: float | None) -> None:
-    """Scale a gradient, or part of one, in place where the whole has a norm above `max_norm`."""
-    if max_norm is not None and math.isfinite(norm) and norm > max_norm:
-        np.multiply(gradient, np.float32(max_norm / (norm + 1e-6)), out=gradient)
+def normalise_batch(batch: Batch, network: NetworkShape) -> Batch:
+    """The batch as the policy that acted saw it."""
+    policy = batch.behaviour
+    return dataclasses.replace(
+        batch,
+        observations=normalise_observations(batch.observations, policy, network),
+        last_observations=normalise_observations(batch.last_observations, policy, network),
+        boundary_observations=normalise_observations(batch.boundary_observations, policy, network),
+    )
 
 
-def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
-    """Copy a saved array into its place. One of another shape is refused, never broadcast."""
-    saved = state.get(name)
-    if saved is None or saved.shape != target.shape or saved.dtype != target.dtype:
-        description = "missing" if saved is None else f"{saved.dtype} {saved.shape}"
-        raise LearningError(
-            f"The saved learner's {name} is {description}, expected {target.dtype} {target.shape}.",
-            "use a checkpoint of the same recipe",
-        )
-    target[...] = saved
-
-
-def restore_count(name: str, state: Mapping[str, Array]) -> int:
-    """A saved counter, of as much as a run can have counted."""
-    count = np.zeros((), np.int64)
-    restore(count, name, state)
-    if not 0 <= count < _MOST_COUNTED:
-        raise LearningError(
-            f"The saved learner's {name} is {count}, and no run counts so far.",
-            "use an earlier checkpoint of the same run",
-        )
-    return int(count)
+def make_training_metrics(parameters: FlatVector, learning_rate: float, updates: int) -> Metrics:
+    """The metrics every gradient algorithm reports alike."""
+    metrics = {"learning_rate": learning_rate, "n_updates": float(updates)}
+    if "actor.log_std" in parameters.shapes:
+        metrics["std"] = float(np.exp(parameters["actor.log_std"]).mean())
+    return metrics

@@ -1,8 +1,8 @@
 """A minibatch in a fixed number of parts, so that any number of learners ends in the same bits.
 
 A sum of float32 numbers depends on its order. So how a minibatch is cut is part of the recipe, each
-shard is computed from its first to its last operation by one learner, and everybody adds the
-shards in the order of their numbers. Must not know: algorithms, processes.
+shard is computed from its first to its last operation by one learner, and every learner adds the
+shards in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from rlflame.errors import LearningError
 from rlflame.rollout.spec import Float32
 
-from ..base import Metrics, State, compute_digest
-from .process_group import ProcessGroup, SingleProcessGroup
+from ..base import Metrics, State
+from .process_group import ProcessGroup, SingleProcessGroup, find_deviating_ranks
 
 
 class Shard(NamedTuple):
@@ -27,7 +27,7 @@ class Shard(NamedTuple):
 
 
 class Shards:
-    """Cuts, hands out, gathers and adds. With one shard all of that is nothing."""
+    """Cuts minibatches, and gathers and adds gradients. With one shard it does nothing of that."""
 
     def __init__(self, count: int = 1, group: ProcessGroup | None = None) -> None:
         self.count = count
@@ -35,7 +35,9 @@ class Shards:
         self._shards_per_learner = count // self._group.size
         self._sent: Float32 = np.empty((0, 0), np.float32)
         self._total: Float32 = np.empty(0, np.float32)
-        self._compare: Callable[[], None] = _skip_comparison
+        self._state: Callable[[], State] | None = None
+        self._compared_updates = 1
+        self._update_count = 0
 
     @property
     def rank(self) -> int:
@@ -43,12 +45,12 @@ class Shards:
         return self._group.rank
 
     def compare_every(self, updates: int, state: Callable[[], State]) -> None:
-        """From now on see to it that all learners hold the same bytes after so many updates."""
-        self._compare = _StateComparison(self._group, updates, state)
+        """From now on check after every so many updates that all learners hold the same bytes."""
+        self._state, self._compared_updates = state, updates
 
     def finish_batch(self) -> None:
-        """A batch is learned from."""
-        self._compare()
+        """End the updates of a batch."""
+        self._compare_states()
 
     def split(self, rows: int) -> list[Shard]:
         """Nearly equal parts, the longer ones first. Too few rows for all shards stay together,
@@ -64,10 +66,10 @@ class Shards:
     ) -> tuple[Float32, Metrics]:
         """The sum over the shards of their gradients and sums; valid until the next call.
 
-        `part` divides by the size of the whole minibatch, so the sum is the mean over its samples
-        however unequal the shards are; whoever clips it clips the whole.
+        `compute_part` divides by the size of the whole minibatch, so the sum is the mean over its
+        samples however unequal the shards are. It is the sum that is clipped.
         """
-        self._compare()
+        self._compare_states()
         shards = self.split(rows)
         if len(shards) == 1:
             return compute_part(shards[0])
@@ -100,6 +102,19 @@ class Shards:
         )
         return result
 
+    def _compare_states(self) -> None:
+        if self._state is None:
+            return
+        self._update_count += 1
+        if self._update_count % self._compared_updates:
+            return
+        different = find_deviating_ranks(self._group, self._state())
+        if different:
+            raise LearningError(
+                f"Learners {', '.join(map(str, different))} hold other weights than learner 0.",
+                "their machines must be of one kind: rlflame inspect names what a run was made on",
+            )
+
     def _select_local(self, shards: list[Shard]) -> list[Shard]:
         first = self._group.rank * self._shards_per_learner
         return shards[first : first + self._shards_per_learner]
@@ -123,32 +138,3 @@ class Shards:
             for name, value in zip(names, row, strict=True):
                 sums[name] += float(value)
         return self._total, sums
-
-
-def _skip_comparison() -> None:
-    """Nobody asked for a comparison."""
-
-
-class _StateComparison:
-    """That all learners hold the same bytes, every so many updates."""
-
-    def __init__(self, group: ProcessGroup, every: int, state: Callable[[], State]) -> None:
-        self._group = group
-        self._every = every
-        self._state = state
-        self._calls = 0
-
-    def __call__(self) -> None:
-        self._calls += 1
-        if self._calls % self._every:
-            return
-        digest = np.frombuffer(bytearray.fromhex(compute_digest(self._state())), np.float32)
-        digests = self._group.gather(digest)
-        different = [
-            rank for rank, row in enumerate(digests) if row.tobytes() != digests[0].tobytes()
-        ]
-        if different:
-            raise LearningError(
-                f"Learners {', '.join(map(str, different))} hold other weights than learner 0.",
-                "their machines must be of one kind: rlflame inspect names what a run was made on",
-            )

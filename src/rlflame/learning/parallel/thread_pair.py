@@ -1,9 +1,8 @@
 """Two lanes of work: the same arithmetic, one after the other or side by side on two cores.
 
 What is cut in two is cut the same way however many threads there are, and each half is computed by
-one thread from its first to its last operation; so threads change the time and no bit. numpy lets
-go of the interpreter inside every large operation, which is what makes plain threads worth it.
-Must not know: what the lanes compute.
+one thread from its first to its last operation; so threads change the time and no bit. numpy
+releases the interpreter inside every large operation, which is why threads save time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 Imported only where several learners are asked for. Rank 0 waits for the others no longer than its
 deadline; they wait for it as long as rollouts may take, and its death closes their connections.
-Must not know: who started the processes, algorithms.
 """
 
 from __future__ import annotations

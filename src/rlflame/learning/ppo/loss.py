@@ -1,20 +1,21 @@
 """The clipped loss of PPO over a minibatch, and its gradient, derived by hand.
 
-What is minimised stands in `ppo`. Must not know: optimisers, what minibatches are cut from.
+The loss is written out in `ppo.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from rlflame.rollout.spec import Array, Float32
 
-from ..base import Metrics
-from ..networks.flat_params import FlatVector
-from ..networks.mlp import CHUNK_ROWS, MLP, make_head
-from ..networks.network_init import NetworkShape
+from ..base import GradientProvider, Metrics, ValueProvider
+from ..networks.flat_params import FlatVector, NetworkShape
+from ..networks.heads import make_head
+from ..networks.mlp import CHUNK_ROWS, MLP
 
 _ZERO, _FLOAT_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
 
@@ -37,15 +38,22 @@ class PpoMinibatch:
     def select_rows(self, rows: slice) -> PpoMinibatch:
         if rows == slice(0, len(self.returns)):
             return self
-        return replace(
-            self,
-            observations=self.observations[rows],
-            actions=self.actions[rows],
-            log_probs=self.log_probs[rows],
-            advantages=self.advantages[rows],
-            returns=self.returns[rows],
-            old_values=self.old_values[rows],
+        return PpoMinibatch(
+            self.observations[rows],
+            self.actions[rows],
+            self.log_probs[rows],
+            self.advantages[rows],
+            self.returns[rows],
+            self.old_values[rows],
+            self.clip_range,
+            self.clip_range_value,
+            self.value_weight,
+            self.entropy_weight,
         )
+
+
+class PpoProvider(GradientProvider[PpoMinibatch], ValueProvider, Protocol):
+    """Gradients of both networks, and the critic's estimates."""
 
 
 class NumpyPpo:

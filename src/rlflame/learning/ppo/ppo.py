@@ -3,8 +3,6 @@
 Minimised over minibatches, with ratio r = pi(a|s) / behaviour(a|s) and advantage A:
 
     L = mean(-min(r A, clip(r, 1 - c, 1 + c) A)) + value_weight mean((V - R)^2) - entropy_weight H
-
-Must not know: where fragments come from, how long training lasts.
 """
 
 from __future__ import annotations
@@ -18,15 +16,18 @@ from rlflame.config.algorithms import PpoSettings
 from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
 
-from ..base import Batch, GradientProvider, Metrics, State
-from ..gradient_guard import GradientGuard
-from ..networks.flat_params import Adam, FlatVector, clip, restore, restore_count
-from ..networks.network_init import NetworkShape, make_training_metrics, normalise_batch
-from ..normalization import ObservationNormaliser, RewardScaler
+from ..base import Batch, Counter, Metrics, State, StateParts
+from ..networks.flat_params import (
+    FlatVector,
+    NetworkShape,
+    make_training_metrics,
+    normalise_batch,
+)
+from ..normalization import ObservationNormaliser, RewardScaler, make_policy
+from ..optim import Adam, GradientGuard, apply_schedule, clip
 from ..parallel.gradient_shards import Shards
 from ..returns import compute_gae
-from ..schedules import apply_schedule, compute_discount
-from .loss import NumpyPpo, PpoMinibatch
+from .loss import NumpyPpo, PpoMinibatch, PpoProvider
 from .split_update import LocalUpdate, Peer, SplitUpdate, UpdateStrategy
 
 #: Epochs end when a minibatch's KL estimate exceeds the target by this factor, as is the custom.
@@ -41,7 +42,7 @@ class Ppo:
         settings: PpoSettings,
         network: NetworkShape,
         parameters: FlatVector,
-        provider: GradientProvider[PpoMinibatch],
+        provider: PpoProvider,
         shards: Shards | None = None,
         *,
         seed: int,
@@ -54,11 +55,20 @@ class Ppo:
         self._provider = provider
         self._seed = seed
         self._adam = Adam(len(parameters.data), settings.adam_epsilon)
-        self._normaliser = ObservationNormaliser(network.observation_size)
-        self._scaler = RewardScaler(columns, settings.discount)
-        self._updates = 0
-        self._iterations = 0
+        size, discount = network.observation_size, settings.discount
+        self._normaliser = ObservationNormaliser(size) if network.normalise else None
+        self._scaler = RewardScaler(columns, discount) if settings.scale_rewards else None
+        self._updates, self._iterations = Counter(), Counter()
         self._guard = GradientGuard("ppo")
+        self._state = StateParts(
+            parameters=parameters.data,
+            updates=self._updates,
+            iterations=self._iterations,
+            guard=self._guard,
+            adam=self._adam,
+            normaliser=self._normaliser,
+            reward_scaler=self._scaler,
+        )
         self._strategy: UpdateStrategy = LocalUpdate(provider, self._shards, parameters)
 
     def start_split(self, name: str, peer: Peer) -> None:
@@ -70,8 +80,7 @@ class Ppo:
         self._strategy = LocalUpdate(self._provider, self._shards, self._parameters)
 
     def get_policy(self) -> PolicyArrays:
-        arrays = self._parameters.copy_views("actor.")
-        return {**arrays, **self._normaliser.make_arrays()} if self._network.normalise else arrays
+        return make_policy(self._parameters, self._normaliser)
 
     @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
     def update(self, batch: Batch, progress: float) -> Metrics:
@@ -82,13 +91,13 @@ class Ppo:
         clip_range = apply_schedule(settings.clip_range, settings.anneal_clip_range, progress)
         discount = compute_discount(settings, progress)
         rewards = batch.rewards
-        if settings.scale_rewards:
+        if self._scaler is not None:
             ended = batch.terminated | batch.truncated
             rewards = rewards * self._scaler.scale(rewards, ended, batch.valid)
         normalised = normalise_batch(batch, self._network)
-        if self._network.normalise and self._strategy.has_actor:
-            # Here, where somebody else who has the critic makes its estimates meanwhile.
-            self._normaliser.merge(batch.observations, batch.valid)
+        if self._normaliser is not None and self._strategy.has_actor:
+            # At this point a critic helper computes its estimates meanwhile.
+            self._normaliser.merge(batch.observations[batch.valid])
         samples = _Samples(
             normalised, self._provider, self._shards, self._strategy, settings, rewards, discount
         )
@@ -97,37 +106,21 @@ class Ppo:
             "clip_range": clip_range,
             "discount": discount,
             **self._run_epochs(samples, learning_rate, clip_range),
-            **make_training_metrics(self._parameters, learning_rate, self._updates),
+            **make_training_metrics(self._parameters, learning_rate, self._updates.value),
             "refused_minibatches": float(self._guard.refused_count),
         }
         self._strategy.complete_batch([self._parameters.data, self._adam.first, self._adam.second])
         if settings.clip_range_value is not None:
             metrics["clip_range_vf"] = settings.clip_range_value
-        self._iterations += 1
+        self._iterations.value += 1
         self._shards.finish_batch()
         return metrics
 
     def get_state(self) -> State:
-        return {
-            "parameters": self._parameters.data.copy(),
-            "updates": np.array(self._updates, np.int64),
-            "iterations": np.array(self._iterations, np.int64),
-            **self._guard.get_state(),
-            **self._adam.get_state("adam"),
-            **(self._normaliser.get_state() if self._network.normalise else {}),
-            **(self._scaler.get_state() if self._settings.scale_rewards else {}),
-        }
+        return self._state.get_state()
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        restore(self._parameters.data, "parameters", state)
-        self._updates = restore_count("updates", state)
-        self._iterations = restore_count("iterations", state)
-        self._guard.load_state(state)
-        self._adam.load_state("adam", state)
-        if self._network.normalise:
-            self._normaliser.load_state(state)
-        if self._settings.scale_rewards:
-            self._scaler.load_state(state)
+        self._state.load_state(state)
 
     def _run_epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
         """One optimizer step a minibatch, until the epochs or the KL budget are used up."""
@@ -146,7 +139,7 @@ class Ppo:
                     return totals.make_metrics(epoch)
                 clip(gradient[strategy.part], norm, settings.max_gradient_norm)
                 self._adam.step(self._parameters.data, gradient, learning_rate, strategy.part)
-                self._updates += 1
+                self._updates.value += 1
         return totals.make_metrics(settings.epochs)
 
     def _is_kl_exceeded(self, kl: float) -> bool:
@@ -158,28 +151,25 @@ class Ppo:
     ) -> Iterator[PpoMinibatch]:
         """Slices of one shuffled contiguous copy of the samples."""
         settings, size = self._settings, self._settings.minibatch_size
-        generator = make_stream(self._seed, Role.SHUFFLE, self._iterations, epoch)
+        generator = make_stream(self._seed, Role.SHUFFLE, self._iterations.value, epoch)
         order = generator.permutation(len(samples.returns))
-        observations, actions = samples.observations[order], samples.actions[order]
-        log_probs, advantages = samples.log_probs[order], samples.advantages[order]
-        returns, old_values = samples.returns[order], samples.values[order]
+        shuffled = PpoMinibatch(
+            observations=samples.observations[order],
+            actions=samples.actions[order],
+            log_probs=samples.log_probs[order],
+            advantages=samples.advantages[order],
+            returns=samples.returns[order],
+            old_values=samples.values[order],
+            clip_range=clip_range,
+            clip_range_value=settings.clip_range_value,
+            value_weight=settings.value_weight,
+            entropy_weight=settings.entropy_weight,
+        )
         for start in range(0, len(order), size):
-            part = slice(start, start + size)
-            chosen = advantages[part]
+            minibatch = shuffled.select_rows(slice(start, start + size))
             if settings.normalise_advantages == "minibatch":
-                chosen = standardise(chosen)
-            yield PpoMinibatch(
-                observations[part],
-                actions[part],
-                log_probs[part],
-                chosen,
-                returns[part],
-                old_values[part],
-                clip_range,
-                settings.clip_range_value,
-                settings.value_weight,
-                settings.entropy_weight,
-            )
+                minibatch.advantages = standardise(minibatch.advantages)
+            yield minibatch
 
 
 def standardise(samples: Float32) -> Float32:
@@ -192,12 +182,12 @@ def standardise(samples: Float32) -> Float32:
 
 
 class _Samples:
-    """A batch without its idle places, and the critic's opinion of it."""
+    """The valid samples of a batch, with the critic's estimates."""
 
     def __init__(
         self,
         batch: Batch,
-        provider: GradientProvider[PpoMinibatch],
+        provider: PpoProvider,
         shards: Shards,
         strategy: UpdateStrategy,
         settings: PpoSettings,
@@ -244,10 +234,11 @@ class _Samples:
             settings.gae_lambda,
         )[batch.valid]
         estimates: Float32 = np.empty((3, len(gae)), np.float32)
-        estimates[0], estimates[1] = values[batch.valid], gae
-        estimates[2] = gae + estimates[0]
+        sample_values, advantages, returns = estimates
+        sample_values[:], advantages[:] = values[batch.valid], gae
+        returns[:] = gae + sample_values
         if settings.normalise_advantages == "batch":
-            estimates[1] = standardise(estimates[1])
+            advantages[:] = standardise(advantages)
         return estimates
 
     def explained_variance(self) -> float:
@@ -273,7 +264,7 @@ class _Totals:
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def make_metrics(self, epochs_done: int) -> Metrics:
-        """Of nothing but refused minibatches there is nothing to report."""
+        """Means over the samples; where all minibatches were refused there are none."""
         metrics = {"epochs_done": float(epochs_done)}
         if self._samples:
             means = {name: total / self._samples for name, total in self._sums.items()}
@@ -284,3 +275,16 @@ class _Totals:
             )
             metrics |= {"loss": loss, **means, "gradient_norm": self._norm}
         return metrics
+
+
+def compute_discount(settings: PpoSettings, progress: float) -> float:
+    """The steps that it looks ahead, 1 / (1 - discount), move in a straight line to the horizon.
+
+    They stay where they are until the line begins.
+    """
+    start = settings.discount_moves_from
+    if settings.final_discount is None or progress <= start:
+        return settings.discount
+    first, last = 1.0 / (1.0 - settings.discount), 1.0 / (1.0 - settings.final_discount)
+    fraction = min(1.0, (progress - start) / (1.0 - start))
+    return 1.0 - 1.0 / (first + (last - first) * fraction)

@@ -19,7 +19,8 @@ import numpy as np
 from rlflame.rollout.spec import Array, Float32
 
 from ..base import Algorithm, Batch, GradientProvider, Metrics
-from ..networks.flat_params import FlatVector, compute_square_norm
+from ..networks.flat_params import FlatVector
+from ..optim import compute_square_norm
 from ..parallel.gradient_shards import Shard, Shards
 from .loss import NumpyPpo, PpoMinibatch
 

@@ -5,8 +5,7 @@ One gradient step per batch of whole episodes, on the loss
     L = sum over samples of (-log pi(a|s) G - entropy_weight H) / n
 
 with G the discounted reward-to-go, normalised per episode or over the batch, H the entropy of
-pi(.|s), and n the number of episodes or of steps. Must not know: where fragments come from, how
-long training lasts.
+pi(.|s), and n the number of episodes or of steps.
 """
 
 from __future__ import annotations
@@ -19,15 +18,19 @@ import numpy as np
 from rlflame.config.algorithms import ReinforceSettings
 from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
 
-from ..base import Batch, GradientProvider, Metrics, State
-from ..gradient_guard import GradientGuard
-from ..networks.flat_params import Adam, FlatVector, clip_by_norm, restore, restore_count
-from ..networks.mlp import CHUNK_ROWS, MLP, make_head
-from ..networks.network_init import NetworkShape, make_training_metrics, normalise_batch
-from ..normalization import ObservationNormaliser
+from ..base import Batch, Counter, GradientProvider, Metrics, State, StateParts
+from ..networks.flat_params import (
+    FlatVector,
+    NetworkShape,
+    make_training_metrics,
+    normalise_batch,
+)
+from ..networks.heads import make_head
+from ..networks.mlp import CHUNK_ROWS, MLP
+from ..normalization import ObservationNormaliser, make_policy
+from ..optim import Adam, GradientGuard, apply_schedule, clip_by_norm
 from ..parallel.gradient_shards import Shard, Shards
 from ..returns import compute_continued_returns, compute_discounted_returns
-from ..schedules import apply_schedule
 
 _EPSILON = 1e-8
 
@@ -59,9 +62,6 @@ class NumpyReinforce:
             "entropy_loss": -self._head.sum_entropy(),
         }
 
-    def compute_values(self, observations: Float32) -> Float32:
-        return np.zeros(len(observations), np.float32)
-
 
 class Reinforce:
     """One Adam step per iteration."""
@@ -81,13 +81,20 @@ class Reinforce:
         self._provider = provider
         self._adam = Adam(len(parameters.data), settings.adam_epsilon)
         self._gradient = np.zeros_like(parameters.data)
-        self._normaliser = ObservationNormaliser(network.observation_size)
-        self._updates = 0
+        size = network.observation_size
+        self._normaliser = ObservationNormaliser(size) if network.normalise else None
+        self._updates = Counter()
         self._guard = GradientGuard("reinforce")
+        self._state = StateParts(
+            parameters=parameters.data,
+            updates=self._updates,
+            guard=self._guard,
+            adam=self._adam,
+            normaliser=self._normaliser,
+        )
 
     def get_policy(self) -> PolicyArrays:
-        arrays = self._parameters.copy_views("actor.")
-        return {**arrays, **self._normaliser.make_arrays()} if self._network.normalise else arrays
+        return make_policy(self._parameters, self._normaliser)
 
     @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
     def update(self, batch: Batch, progress: float) -> Metrics:
@@ -112,38 +119,27 @@ class Reinforce:
             norm, sums, rewards=batch.rewards, observations=normalised.observations
         ):
             self._adam.step(self._parameters.data, gradient, learning_rate)
-            self._updates += 1
+            self._updates.value += 1
             loss = sums["loss"] + settings.entropy_weight * sums["entropy_loss"]
             metrics = {
                 "loss": loss / count,
                 "entropy_loss": sums["entropy_loss"] / batch.steps,
                 "gradient_norm": norm,
             }
-        if self._network.normalise:
-            self._normaliser.merge(batch.observations, batch.valid)
+        if self._normaliser is not None:
+            self._normaliser.merge(batch.observations[batch.valid])
         self._shards.finish_batch()
         return {
             **metrics,
-            **make_training_metrics(self._parameters, learning_rate, self._updates),
+            **make_training_metrics(self._parameters, learning_rate, self._updates.value),
             "refused_minibatches": float(self._guard.refused_count),
         }
 
     def get_state(self) -> State:
-        return {
-            "parameters": self._parameters.data.copy(),
-            "updates": np.array(self._updates, np.int64),
-            **self._guard.get_state(),
-            **self._adam.get_state("adam"),
-            **(self._normaliser.get_state() if self._network.normalise else {}),
-        }
+        return self._state.get_state()
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        restore(self._parameters.data, "parameters", state)
-        self._updates = restore_count("updates", state)
-        self._guard.load_state(state)
-        self._adam.load_state("adam", state)
-        if self._network.normalise:
-            self._normaliser.load_state(state)
+        self._state.load_state(state)
 
     def _compute_gradient(
         self, batch: Batch, weights: Float64, count: int

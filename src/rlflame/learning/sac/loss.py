@@ -1,8 +1,7 @@
 """The gradients of SAC's losses, derived by hand in numpy.
 
 One update is cut into two lanes: this and the next observation's action, then one critic and the
-other. Laid out `[units, rows]` like `kernel`. Must not know: replay, optimisers, when which loss is
-minimised.
+other. Arrays are laid out `[units, rows]`, as in `networks/mlp.py`.
 """
 
 from __future__ import annotations
@@ -16,14 +15,11 @@ import numpy as np
 from rlflame.rollout.spec import Float32
 
 from ..base import Metrics
-from ..networks.batch_norm import BatchNormMLP
 from ..networks.flat_params import FlatVector
-from ..networks.gsde import GsdeVariance, SquashedGsdeHead
-from ..networks.mlp import MLP
-from ..networks.tanh_gaussian import SquashedGaussianHead
+from ..networks.heads import make_sampling_head
+from ..networks.mlp import MLP, BatchNormMLP
 from ..parallel.thread_pair import LANES, ThreadPair
-from .critics import make_critic_loss
-from .networks import CRITICS, SacNetworks
+from .networks import CRITICS, SacNetworks, make_critic_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +62,7 @@ class SacGradientProvider(Protocol):
         """Of 1/2 sum (Q_j(s, a) - y)^2 / count, y = r + bootstrap (min Q'_j - weight log pi).
 
         With quantiles, of their loss, y being made of all but the highest of both. Q' are the
-        targets or, with moments, the critics as they are; then `moments.latest` are those of this
+        targets or, with moments, the critics themselves; then `moments.latest` are those of this
         batch.
         """
 
@@ -79,37 +75,14 @@ class SacGradientProvider(Protocol):
         """
 
 
-class SamplingHead(Protocol):
-    """An action distribution that is sampled from, and its gradient."""
-
-    def sample(self, out: Float32, noise: Float32) -> tuple[Float32, Float32]:
-        """Actions `[action, rows]` and the log-density of each row's."""
-
-    def backward(self, d_actions: Float32, d_log_prob: float) -> tuple[Float32, Float32 | None]:
-        """Of the latest sample: d(loss)/d(output), and by what else the latent units count."""
-
-
-class CriticNetwork(Protocol):
-    """One of the two, as the actor's loss sees it."""
-
-    def prepare_inputs(self, rows: int) -> Float32:
-        """Where the next pass takes its inputs from, `[units, rows]`."""
-
-    def run(self) -> Float32:
-        """The values of what was written into `prepare_inputs`, `[outputs, rows]`."""
-
-    def compute_input_gradient(self, upstream: Float32, first: int) -> Float32:
-        """d(loss)/d(input) for the inputs from `first` on; no weight's gradient is touched."""
-
-
 class _NumpySacBase:
-    """What the losses have in common, whatever the critics are like."""
+    """The parts of the losses that do not depend on the kind of critic."""
 
     def __init__(
         self,
         networks: SacNetworks,
         thread_pair: ThreadPair,
-        critics: Sequence[CriticNetwork],
+        critics: Sequence[MLP] | Sequence[BatchNormMLP],
         critic_gradients: FlatVector,
     ) -> None:
         network = networks.network
@@ -122,18 +95,12 @@ class _NumpySacBase:
             MLP(networks.actor, self._actor_gradients, "actor", network.layers, network.tanh)
             for _ in range(LANES)
         ]
-        self._heads = [self._make_head(networks, actor) for actor in self._actors]
         self._action_size = networks.action_size
+        self._heads = [
+            make_sampling_head(networks.actor, self._actor_gradients, actor, self._action_size)
+            for actor in self._actors
+        ]
         self._resize(0)
-
-    def _make_head(self, networks: SacNetworks, actor: MLP) -> SamplingHead:
-        """The distribution that the actor's parameters imply."""
-        if "actor.log_std" not in networks.actor.shapes:
-            return SquashedGaussianHead(networks.action_size)
-        log_std, gradient = (v["actor.log_std"] for v in (networks.actor, self._actor_gradients))
-        return SquashedGsdeHead(
-            networks.action_size, GsdeVariance(actor.get_latent, log_std, gradient)
-        )
 
     def _resize(self, rows: int) -> None:
         self._actions: Float32 = np.empty((LANES, self._action_size, rows), np.float32)
@@ -155,7 +122,7 @@ class _NumpySacBase:
             outs[number] = self._actors[number].forward(observations[number])
 
         self._thread_pair.run(run_lane)
-        # Many small operations, at which two threads would only be in each other's way.
+        # Many small operations, which two threads would only slow down.
         for number, out in enumerate(outs):
             sample = self._heads[number].sample(out, batch.noise[number])
             self._actions[number], self._log_probs[number] = sample
@@ -171,7 +138,7 @@ class _NumpySacBase:
         return target
 
     def _compute_errors(self, number: int, target: Float32, count: int) -> Float32:
-        """d(loss)/d(values) of one critic; how far it is off, squared, is remembered."""
+        """d(loss)/d(values) of one critic; its squared error is kept in `_squares`."""
         slope, self._squares[number] = self._critic_objective.compute_error(
             self._values[number], target, count
         )
@@ -205,7 +172,7 @@ class _NumpySacBase:
         return self._actor_gradients.data, {"actor_loss": entropy_part - value_sum}
 
     def _compute_value(
-        self, critic: CriticNetwork, observations: Float32, actions: Float32
+        self, critic: MLP | BatchNormMLP, observations: Float32, actions: Float32
     ) -> Float32:
         inputs = critic.prepare_inputs(len(observations))
         inputs[: self._observation_size] = observations.T

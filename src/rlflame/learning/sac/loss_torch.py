@@ -1,6 +1,6 @@
 """The losses of SAC with their gradients by torch's autograd, on the memory of the flat vectors.
 
-Imported only when a recipe asks for this provider. Must not know: replay, optimisers.
+Imported only when a recipe asks for this provider.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from rlflame.rollout.distributions import LOG_STD_HIGH, LOG_STD_LOW, VARIANCE_FL
 from rlflame.rollout.spec import Float32
 
 from ..base import Metrics
-from ..networks.batch_norm import BATCH_EPSILON
-from ..networks.torch_params import TorchParams
+from ..networks.mlp import BATCH_EPSILON
+from ..networks.torch_networks import TorchNetworks
 from .loss import SacMinibatch
 from .networks import CRITICS, SacNetworks
 
 
 class _ClippedDoubleQ:
-    """The counterpart of `worth.Lower`; values are `[critics, rows, outputs]`."""
+    """The counterpart of `networks.ClippedDoubleQ`; values are `[critics, rows, outputs]`."""
 
     def compute_target_values(self, values: Tensor) -> Tensor:
         return values.min(dim=0).values
@@ -35,14 +35,14 @@ class _ClippedDoubleQ:
 
 
 class _TruncatedQuantiles:
-    """The counterpart of `worth.Quantiles`."""
+    """The counterpart of `networks.TruncatedQuantiles`."""
 
     def __init__(self, outputs: int, dropped: int) -> None:
         self._outputs, self._dropped = outputs, dropped
 
     def compute_target_values(self, values: Tensor) -> Tensor:
         pooled = torch.cat(tuple(values), dim=1).sort(dim=1).values
-        # What is not finite has been put last, where it would be left out unseen.
+        # NaN and infinity are sorted last, where they would be left out unseen.
         pooled[~pooled[:, -1].isfinite()] = math.nan
         return pooled[:, : len(values) * (self._outputs - self._dropped)]
 
@@ -66,16 +66,15 @@ class TorchSac:
     def __init__(self, networks: SacNetworks, threads: int = 1, device: str = "cpu") -> None:
         # The recipe's number, never the machine's: sums split otherwise have other last bits.
         torch.set_num_threads(threads)
-        self._layers, self._tanh = networks.network.layers, networks.network.tanh
         self._size = networks.action_size
         self._critic_objective = (
             _ClippedDoubleQ()
             if networks.quantiles == 1
             else _TruncatedQuantiles(networks.quantiles, networks.dropped)
         )
-        self._actor = TorchParams(networks.actor, device)
-        self._critics = TorchParams(networks.critics, device)
-        self._targets = TorchParams(networks.targets, device)
+        self._actor = TorchNetworks(networks.actor, networks.network, device)
+        self._critics = TorchNetworks(networks.critics, networks.network, device)
+        self._targets = TorchNetworks(networks.targets, networks.network, device)
         self._actions = self._log_probs = torch.empty(0)
         self._next_actions = self._next_log_probs = torch.empty(0)
 
@@ -128,8 +127,8 @@ class TorchSac:
         return gradient, {"actor_loss": float(loss.detach())}
 
     def _sample(self, observations: Float32, noise: Tensor) -> tuple[Tensor, Tensor]:
-        latent = self._compute_latent(self._actor, "actor", self._actor.make_tensor(observations))
-        out = self._apply_layer(self._actor, "actor", self._layers - 1, latent)
+        latent = self._actor.compute_latent("actor", self._actor.make_tensor(observations))
+        out = self._actor.compute_outputs("actor", latent)
         mean, log_std = out[:, : self._size], self._compute_log_std(latent, out)
         raw = mean + log_std.exp() * noise
         density = -0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)
@@ -137,42 +136,31 @@ class TorchSac:
         return torch.tanh(raw), (density - slope).sum(dim=1)
 
     def _compute_log_std(self, latent: Tensor, out: Tensor) -> Tensor:
-        """The second half of the outputs; with gsde, what the latent units make of a parameter."""
+        """The second half of the outputs; with gsde, the deviations of the latent units' noise."""
         parameter = self._actor.tensors.get("actor.log_std")
         if parameter is None:
             return out[:, self._size :].clamp(LOG_STD_LOW, LOG_STD_HIGH)
         return 0.5 * (latent.square() @ (2.0 * parameter).exp() + VARIANCE_FLOOR).log()
 
     def _compute_values(
-        self, params: TorchParams, observations: Float32, actions: Tensor
+        self, critics: TorchNetworks, observations: Float32, actions: Tensor
     ) -> Tensor:
         """`[critics, rows, outputs]`."""
-        inputs = torch.cat((params.make_tensor(observations), actions), dim=1)
-        return torch.stack([self._forward(params, name[:-1], inputs) for name in CRITICS])
+        inputs = torch.cat((critics.make_tensor(observations), actions), dim=1)
+        return torch.stack([self._forward(critics, name[:-1], inputs) for name in CRITICS])
 
-    def _forward(self, params: TorchParams, prefix: str, x: Tensor) -> Tensor:
-        latent = self._compute_latent(params, prefix, x)
-        return self._apply_layer(params, prefix, self._layers - 1, latent)
-
-    def _compute_latent(self, params: TorchParams, prefix: str, x: Tensor) -> Tensor:
-        """What enters the last layer."""
-        for layer in range(self._layers - 1):
-            x = self._apply_layer(params, prefix, layer, x)
-            x = torch.tanh(x) if self._tanh else torch.relu(x)
-        return x
-
-    def _apply_layer(self, params: TorchParams, prefix: str, layer: int, x: Tensor) -> Tensor:
-        weight = params.tensors[f"{prefix}.{layer}.weight"]
-        return torch.addmm(params.tensors[f"{prefix}.{layer}.bias"], x, weight)
+    def _forward(self, critics: TorchNetworks, prefix: str, x: Tensor) -> Tensor:
+        return critics.compute_outputs(prefix, critics.compute_latent(prefix, x))
 
 
 class TorchCrossQ(TorchSac):
-    """The counterpart of `NumpyJointSac`."""
+    """The counterpart of `NumpyCrossQ`."""
 
     def __init__(self, networks: SacNetworks, threads: int = 1, device: str = "cpu") -> None:
         super().__init__(networks, threads, device)
         if networks.moments is None:
             raise ValueError("critics without moments")
+        self._layers = networks.network.layers
         self._moments = networks.moments
         self._uses_batch_moments = False
 
@@ -187,13 +175,11 @@ class TorchCrossQ(TorchSac):
             self._uses_batch_moments = False
         return values[:, :rows], values[:, rows:].detach()
 
-    def _forward(self, params: TorchParams, prefix: str, x: Tensor) -> Tensor:
+    def _forward(self, critics: TorchNetworks, prefix: str, x: Tensor) -> Tensor:
         for layer in range(self._layers):
             if layer:
-                x = torch.tanh(x) if self._tanh else torch.relu(x)
-            x = self._apply_layer(
-                params, prefix, layer, self._standardise_inputs(f"{prefix}.{layer}", x)
-            )
+                x = critics.activate(x)
+            x = critics.apply_layer(prefix, layer, self._standardise_inputs(f"{prefix}.{layer}", x))
         return x
 
     def _standardise_inputs(self, layer: str, x: Tensor) -> Tensor:

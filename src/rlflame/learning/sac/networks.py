@@ -1,24 +1,30 @@
-"""The networks of SAC: what they are made of, and how they begin.
+"""The networks of SAC, their first weights, and the meaning of the critics' outputs.
 
-Must not know: losses, optimisers, transitions.
+A critic's output is an expected return, or quantiles of the return. Values of one critic are
+`[outputs, rows]`, of both critics `[critics, outputs, rows]`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
 
 from rlflame.config.algorithms import CriticNorm
 from rlflame.config.recipe import NetworkSettings
-from rlflame.rollout.spec import PolicySpec
+from rlflame.rollout.policy import make_network_shapes
+from rlflame.rollout.spec import Float32, PolicySpec
 
-from ..networks.batch_norm import BatchMoments, make_moment_shapes
-from ..networks.flat_params import FlatVector, make_network_shapes
-from ..networks.network_init import (
+from ..networks.flat_params import (
+    FlatVector,
     NetworkShape,
     compute_initial_log_std,
     init_network,
+    make_actor_shapes,
     make_network_shape,
 )
+from ..networks.mlp import BatchMoments, make_moment_shapes
 
 CRITICS = ("critic0.", "critic1.")
 
@@ -27,7 +33,7 @@ CRITICS = ("critic0.", "critic1.")
 class SacNetworks:
     """The parameters: an actor, two critics in one vector, and the targets that follow them.
 
-    Critics that are standardised over the batch have moments and no targets.
+    Critics whose inputs are standardised over the batch have moments and no targets.
     """
 
     network: NetworkShape
@@ -50,12 +56,8 @@ def build_sac_networks(
     quantiles: int = 1,
     dropped: int = 0,
 ) -> SacNetworks:
-    hidden = tuple(spec.hidden)
-    shapes = make_network_shapes("actor", (spec.observation_size, *hidden, spec.output_size))
-    if spec.log_std_shape is not None:
-        shapes["actor.log_std"] = spec.log_std_shape
-    actor = FlatVector(shapes)
-    sizes = (spec.observation_size + spec.action_size, *hidden, quantiles)
+    actor = FlatVector(make_actor_shapes(spec))
+    sizes = (spec.observation_size + spec.action_size, *spec.hidden, quantiles)
     critics = FlatVector(
         {
             name: shape
@@ -63,7 +65,7 @@ def build_sac_networks(
             for name, shape in make_network_shapes(prefix[:-1], sizes).items()
         }
     )
-    layers = len(hidden) + 1
+    layers = len(spec.hidden) + 1
     networks = [(actor, "actor", settings.last_layer_scale)]
     networks += [(critics, prefix[:-1], 1.0) for prefix in CRITICS]
     for key, (vector, prefix, last_gain) in enumerate(networks):
@@ -84,3 +86,95 @@ def build_sac_networks(
     return SacNetworks(
         shape, spec.action_size, actor, critics, targets, moments, quantiles, dropped
     )
+
+
+class CriticLoss(Protocol):
+    outputs: int
+
+    def compute_target_values(self, values: Float32) -> Float32:
+        """Of both critics' values, those that a critic learns from, in a new array.
+
+        NaN and infinity are never left out, because the guard has to see them.
+        """
+
+    def compute_error(self, values: Float32, target: Float32, count: int) -> tuple[Float32, float]:
+        """d(loss)/d(values) of one critic over `count`, and the sum of its squared errors."""
+
+    def compute_slopes(self, values: Float32, count: int) -> tuple[list[Float32], float]:
+        """d(-value of the action / count)/d(values) of each critic, and the sum of the values."""
+
+
+class ClippedDoubleQ:
+    """The lower of two expected returns, learned by half the squared error."""
+
+    outputs = 1
+
+    def compute_target_values(self, values: Float32) -> Float32:
+        lower: Float32 = np.minimum(*values)
+        return lower
+
+    def compute_error(self, values: Float32, target: Float32, count: int) -> tuple[Float32, float]:
+        error: Float32 = values - target
+        square = float(np.dot(error[0], error[0]))
+        error *= np.float32(1.0 / count)
+        return error, square
+
+    def compute_slopes(self, values: Float32, count: int) -> tuple[list[Float32], float]:
+        first, second = values
+        # Only the lower of the two values counts, so only its critic is asked for a slope.
+        first_is_lower = first <= second
+        share = np.float32(-1.0 / count)
+        slopes = [first_is_lower * share, ~first_is_lower * share]
+        return slopes, float(np.minimum(first, second).sum(dtype=np.float64))
+
+
+class TruncatedQuantiles:
+    """Quantiles of the return from each critic; the highest of all are not learned from.
+
+    They are learned by the Huber loss of quantiles, and the value of an action is the mean of all
+    (TQC; Kuznetsov et al., 2020). The error that is reported is that of a critic's mean.
+    """
+
+    def __init__(self, outputs: int, dropped: int) -> None:
+        self.outputs = outputs
+        self._dropped = dropped
+        #: Each output stands for the middle of an equal share of the probability.
+        self._fractions = [(2 * place + 1) / (2 * outputs) for place in range(outputs)]
+
+    def compute_target_values(self, values: Float32) -> Float32:
+        target_count = len(values) * (self.outputs - self._dropped)
+        # Sorted with the values of a row side by side, and then laid out as before.
+        pooled = np.concatenate([value.T for value in values], axis=1)
+        pooled.sort(axis=1)
+        # NaN and infinity are sorted last, where they would be left out unseen.
+        pooled[~np.isfinite(pooled[:, -1])] = np.nan
+        return np.ascontiguousarray(pooled[:, :target_count].T)
+
+    def compute_error(self, values: Float32, target: Float32, count: int) -> tuple[Float32, float]:
+        slope: Float32 = np.empty_like(values)
+        difference: Float32 = np.empty_like(target)
+        # numpy compares two arrays faster than an array and a row.
+        low, zero, high = (np.full_like(target, bound) for bound in (-1.0, 0.0, 1.0))
+        for place, fraction in enumerate(self._fractions):
+            np.subtract(target, values[place], out=difference)
+            np.minimum(difference, high, out=difference)
+            np.maximum(difference, low, out=difference)
+            total = np.add.reduce(difference, axis=0)
+            np.minimum(difference, zero, out=difference)
+            below = np.add.reduce(difference, axis=0)
+            # Too high counts by 1 - fraction, too low by the fraction; at 0 both are nothing.
+            total *= np.float32(fraction)
+            below *= np.float32(1.0 - 2.0 * fraction)
+            np.add(total, below, out=slope[place])
+        slope *= np.float32(-1.0 / (len(target) * len(values) * count))
+        mean_error = values.mean(axis=0) - target.mean(axis=0)
+        return slope, float(np.dot(mean_error, mean_error))
+
+    def compute_slopes(self, values: Float32, count: int) -> tuple[list[Float32], float]:
+        share = 1.0 / (len(values) * self.outputs)
+        slopes = [np.full_like(value, -share / count) for value in values]
+        return slopes, share * sum(float(value.sum(dtype=np.float64)) for value in values)
+
+
+def make_critic_loss(quantiles: int, dropped: int) -> CriticLoss:
+    return ClippedDoubleQ() if quantiles == 1 else TruncatedQuantiles(quantiles, dropped)

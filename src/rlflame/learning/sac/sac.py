@@ -6,9 +6,8 @@ An update draws transitions (s, a, r, s') and, with a' ~ pi(s') and a~ ~ pi(s), 
     actor    mean(w log pi(a~|s) - min_j Q_j(s, a~))
     entropy  -log w mean(log pi(a~|s) + target)
 
-and lets the target critics Q' follow the critics; where critics are standardised over the batch, Q'
-is Q, and where they tell quantiles, `worth` says what is minimised. Must not know: how transitions
-are kept, where fragments come from, how long training lasts.
+and moves the target critics Q' towards the critics. Where critics are standardised over the batch,
+Q' is Q; where they estimate quantiles, `TruncatedQuantiles` defines the loss.
 """
 
 from __future__ import annotations
@@ -20,17 +19,15 @@ from typing import NamedTuple
 import numpy as np
 
 from rlflame.config.algorithms import SacSettings
-from rlflame.rollout.policy import normalise
 from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.spec import Array, Float32, PolicyArrays
 
-from ..base import Metrics, ReplayBatch, State, Transitions
-from ..gradient_guard import GradientGuard
-from ..networks.flat_params import Adam, clip_by_norm, restore, restore_count
-from ..normalization import ObservationNormaliser
+from ..base import Counter, Metrics, ReplayBatch, State, StateParts, Transitions
+from ..networks.flat_params import normalise_observations
+from ..normalization import ObservationNormaliser, make_policy
+from ..optim import Adam, GradientGuard, apply_schedule, clip_by_norm
 from ..parallel.gradient_shards import Shard, Shards
 from ..parallel.thread_pair import ThreadPair, slice_half
-from ..schedules import apply_schedule
 from .loss import SacGradientProvider, SacMinibatch
 from .networks import CRITICS, SacNetworks
 
@@ -44,7 +41,7 @@ class _Rates(NamedTuple):
 
 
 class Sac:
-    """As many updates as the replay says are owed."""
+    """The updates that the replay buffer owes."""
 
     def __init__(
         self,
@@ -76,33 +73,48 @@ class Sac:
         self._critic_adam = Adam(len(networks.critics.data), epsilon)
         self._entropy_adam = Adam(1, epsilon)
         self._scratch = np.empty_like(networks.targets.data)
-        self._normaliser = ObservationNormaliser(networks.network.observation_size)
+        network = networks.network
+        self._normaliser = (
+            ObservationNormaliser(network.observation_size) if network.normalise else None
+        )
         # Each counts its own in a row: critics that learn do not excuse an actor that never does.
         self._guard, self._actor_guard = GradientGuard("sac"), GradientGuard("sac")
-        self._updates = 0
+        self._updates = Counter()
+        moments = networks.moments
+        self._state = StateParts(
+            actor=networks.actor.data,
+            critics=networks.critics.data,
+            targets=networks.targets.data if moments is None else None,
+            moments=None if moments is None else moments.running.data,
+            log_entropy_weight=self._log_weight,
+            updates=self._updates,
+            guard=self._guard,
+            actor_guard=self._actor_guard,
+            actor_adam=self._actor_adam,
+            critic_adam=self._critic_adam,
+            entropy_adam=self._entropy_adam,
+            normaliser=self._normaliser,
+        )
 
     def get_policy(self) -> PolicyArrays:
-        arrays = self._networks.actor.copy_views()
-        if not self._networks.network.normalise:
-            return arrays
-        return {**arrays, **self._normaliser.make_arrays()}
+        return make_policy(self._networks.actor, self._normaliser)
 
     @np.errstate(over="ignore", invalid="ignore")  # the guard sees what comes of it
     def update(self, batch: ReplayBatch, progress: float) -> Metrics:
         rates, totals = self._make_rates(progress), _Means()
-        if self._networks.network.normalise:
-            self._normaliser.merge(batch.fresh.observations, batch.fresh.valid)
-        moments = self._normaliser.make_arrays()
+        statistics: PolicyArrays = {}
+        if self._normaliser is not None:
+            self._normaliser.merge(batch.fresh.observations[batch.fresh.valid])
+            statistics = self._normaliser.make_arrays()
         for number, transitions in batch:
-            totals.add(
-                self._update_once(number, self._make_minibatch(number, transitions, moments), rates)
-            )
+            minibatch = self._make_minibatch(number, transitions, statistics)
+            totals.add(self._update_once(number, minibatch, rates))
         self._shards.finish_batch()
         return {
             **totals.make_metrics(),
             "ent_coef": self._compute_entropy_weight(),
             "learning_rate": rates.actor,
-            "n_updates": float(self._updates),
+            "n_updates": float(self._updates.value),
             "refused_minibatches": float(
                 self._guard.refused_count + self._actor_guard.refused_count
             ),
@@ -134,13 +146,13 @@ class Sac:
                 return metrics
             self._step_actor(gradient, rates.actor)
             metrics["actor_loss"] = sums["actor_loss"] / count
-        self._updates += 1
+        self._updates.value += 1
         return metrics
 
     def _compute_critic_gradient(
         self, batch: SacMinibatch, weight: float, count: int
     ) -> tuple[Float32, Metrics]:
-        """With the log-densities of the actions that the actor would take now, summed."""
+        """With the sum of the log-densities of the actions that the actor would take now."""
 
         def compute_part(shard: Shard) -> tuple[Float32, Metrics]:
             provider, shard_batch = self._providers[shard.number], batch.select_rows(shard.rows)
@@ -160,26 +172,23 @@ class Sac:
         return self._shards.compute_gradient(count, compute_part)
 
     def _make_minibatch(
-        self, number: int, transitions: Transitions, moments: PolicyArrays
+        self, number: int, transitions: Transitions, statistics: PolicyArrays
     ) -> SacMinibatch:
         rows, size = transitions.actions.shape
         noise = make_stream(self._seed, Role.LEARN, number).standard_normal(
             (2, size, rows), dtype=np.float32
         )
 
-        def normalise_observations(raw: Float32) -> Float32:
-            network = self._networks.network
-            if not network.normalise:
-                return raw
-            mean, scale = moments["normaliser.mean"], moments["normaliser.scale"]
-            clip = network.observation_clip
-            return normalise(raw, mean, scale, -clip, clip, np.empty_like(raw))
-
+        network = self._networks.network
+        observations, next_observations = (
+            normalise_observations(raw, statistics, network)
+            for raw in (transitions.observations, transitions.next_observations)
+        )
         return SacMinibatch(
-            observations=normalise_observations(transitions.observations),
+            observations=observations,
             actions=transitions.actions,
             rewards=transitions.rewards,
-            next_observations=normalise_observations(transitions.next_observations),
+            next_observations=next_observations,
             bootstrap=transitions.bootstrap,
             noise=noise,
         )
@@ -192,7 +201,7 @@ class Sac:
         return loss
 
     def _step_critics(self, gradient: Float32, learning_rate: float, updates_targets: bool) -> None:
-        """Adam on both critics, then what follows them a little closer."""
+        """A step of Adam on both critics, and of the targets or running moments after them."""
         critics, targets = self._networks.critics.data, self._networks.targets.data
         moments = self._networks.moments
         rate = np.float32(self._settings.target_update_rate)
@@ -239,42 +248,10 @@ class Sac:
         )
 
     def get_state(self) -> State:
-        networks = self._networks
-        target_state = {"targets": networks.targets.data.copy()}
-        if networks.moments is not None:
-            target_state = networks.moments.get_state()
-        return {
-            "actor": networks.actor.data.copy(),
-            "critics": networks.critics.data.copy(),
-            **target_state,
-            "log_entropy_weight": self._log_weight.copy(),
-            "updates": np.array(self._updates, np.int64),
-            **self._guard.get_state(),
-            **self._actor_guard.get_state("actor_guard"),
-            **self._actor_adam.get_state("actor_adam"),
-            **self._critic_adam.get_state("critic_adam"),
-            **self._entropy_adam.get_state("entropy_adam"),
-            **(self._normaliser.get_state() if networks.network.normalise else {}),
-        }
+        return self._state.get_state()
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        networks = self._networks
-        restore(networks.actor.data, "actor", state)
-        restore(networks.critics.data, "critics", state)
-        if networks.moments is None:
-            restore(networks.targets.data, "targets", state)
-        else:
-            networks.moments.load_state(state)
-        restore(self._log_weight, "log_entropy_weight", state)
-        self._updates = restore_count("updates", state)
-        self._guard.load_state(state)
-        if "actor_guard" in state:  # which checkpoints of the first version lack
-            self._actor_guard.load_state(state, "actor_guard")
-        self._actor_adam.load_state("actor_adam", state)
-        self._critic_adam.load_state("critic_adam", state)
-        self._entropy_adam.load_state("entropy_adam", state)
-        if networks.network.normalise:
-            self._normaliser.load_state(state)
+        self._state.load_state(state)
 
 
 class _Means:

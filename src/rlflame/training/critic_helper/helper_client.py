@@ -14,7 +14,7 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.base import Fleet
 from rlflame.learning.base import Algorithm, Batch, Metrics, State
 from rlflame.learning.factory import as_split_algorithm, compute_fingerprint
-from rlflame.learning.parallel.replicated import to_message
+from rlflame.learning.parallel.process_group import to_message
 from rlflame.learning.ppo.split_update import SplitAlgorithm
 from rlflame.rollout import blas, wire
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause

@@ -18,7 +18,7 @@ from rlflame.learning.factory import (
     count_blas_threads,
     make_algorithm,
 )
-from rlflame.learning.parallel.replicated import from_message
+from rlflame.learning.parallel.process_group import from_message
 from rlflame.rollout import blas
 from rlflame.rollout.process.worker_main import open_pipes
 from rlflame.training.critic_helper.connection import ConnectionLost, PeerConnection

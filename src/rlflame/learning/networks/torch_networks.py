@@ -1,8 +1,8 @@
-"""Torch's leaf tensors over a flat vector, and their gradients in another one.
+"""Networks of a flat vector in torch, with their gradients in a second flat vector.
 
-On the processor they are the vector's own memory: what Adam or a checkpoint writes there is what
-the next pass sees. On a graphics card they are copies, brought up to date before a pass, whose
-gradients are fetched after it. Must not know: networks, losses.
+On the processor the leaf tensors are the vector's own memory: the next pass sees what Adam or a
+checkpoint writes there. On a graphics card they are copies, brought up to date before a pass, and
+their gradients are fetched after it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from rlflame.errors import ConfigError
 from rlflame.rollout.spec import Array, Float32
 
-from .flat_params import FlatVector
+from .flat_params import FlatVector, NetworkShape
 
 
 def is_cuda_available() -> bool:
@@ -21,7 +21,7 @@ def is_cuda_available() -> bool:
 
 
 def read_gpu_name() -> str:
-    """The name of the first one."""
+    """The name of the first graphics card."""
     return str(torch.cuda.get_device_name(0)) if is_cuda_available() else "none"
 
 
@@ -39,12 +39,18 @@ def select_device(kind: str, rank: int) -> str:
     return f"cuda:{rank % torch.cuda.device_count()}"
 
 
-class TorchParams:
-    """One vector's parameters as torch sees them."""
+class TorchNetworks:
+    """The perceptrons of one flat vector."""
 
     def __init__(
-        self, parameters: FlatVector, device: str = "cpu", *, copied: bool | None = None
+        self,
+        parameters: FlatVector,
+        network: NetworkShape,
+        device: str = "cpu",
+        *,
+        copied: bool | None = None,
     ) -> None:
+        self._layers, self._tanh = network.layers, network.tanh
         self._parameters = torch.from_numpy(parameters.data)
         self._gradients = FlatVector(parameters.shapes)
         self._cpu_gradients = torch.from_numpy(self._gradients.data)
@@ -64,19 +70,36 @@ class TorchParams:
         self.refresh()
 
     def refresh(self) -> None:
-        """See what has been written into the vector since."""
+        """Take over the present contents of the vector."""
         if self._is_copied:
             with torch.no_grad():
                 self._values.copy_(self._parameters)
 
     def make_tensor(self, array: Array) -> Tensor:
-        """Other numbers, where these are."""
+        """The array as a tensor on the same device."""
         return torch.as_tensor(array, device=self._device)
 
     def compute_gradient(self, loss: Tensor) -> Float32:
-        """With respect to these leaves alone, in one buffer."""
+        """The gradient with respect to this vector; valid until the next call."""
         self._device_gradients.zero_()
         torch.autograd.backward(loss, inputs=list(self.tensors.values()))
         if self._is_copied:
             self._cpu_gradients.copy_(self._device_gradients)
         return self._gradients.data
+
+    def compute_latent(self, prefix: str, x: Tensor) -> Tensor:
+        """The input of the last layer."""
+        for layer in range(self._layers - 1):
+            x = self.activate(self.apply_layer(prefix, layer, x))
+        return x
+
+    def compute_outputs(self, prefix: str, latent: Tensor) -> Tensor:
+        """The outputs of the last layer."""
+        return self.apply_layer(prefix, self._layers - 1, latent)
+
+    def activate(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) if self._tanh else torch.relu(x)
+
+    def apply_layer(self, prefix: str, layer: int, x: Tensor) -> Tensor:
+        weight = self.tensors[f"{prefix}.{layer}.weight"]
+        return torch.addmm(self.tensors[f"{prefix}.{layer}.bias"], x, weight)

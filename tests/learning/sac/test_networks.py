@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlflame.config.algorithms import SacSettings
-from rlflame.learning.sac.critics import ClippedDoubleQ, TruncatedQuantiles, make_critic_loss
+from rlflame.learning.sac.networks import ClippedDoubleQ, TruncatedQuantiles, make_critic_loss
 
 
 def values(outputs: int, rows: int, seed: int = 0) -> np.ndarray:

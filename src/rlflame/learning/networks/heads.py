@@ -1,0 +1,287 @@
+"""The action distributions of learners: densities or samples forward, gradients backward.
+
+Arrays are laid out `[units, rows]`, as in `mlp.py`. Where actions are sampled, the noise is given,
+so that an action is a differentiable function of the network's outputs (Kingma and Welling, 2014).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlflame.rollout.distributions import (
+    LOG_STD_HIGH,
+    LOG_STD_LOW,
+    VARIANCE_FLOOR,
+    log_slope_of_tanh,
+)
+from rlflame.rollout.spec import Array, Float32
+
+from .flat_params import FlatVector
+from .mlp import MLP
+
+_LOG_TWO_PI = math.log(2.0 * math.pi)
+_HALF, _FLOAT_ONE, _TWO = np.float32(0.5), np.float32(1.0), np.float32(2.0)
+_MINUS_HALF = np.array(-0.5, np.float32)
+
+
+class Head(Protocol):
+    """An action distribution: log-density forward, and its gradient backward."""
+
+    def log_prob(self, out: Float32, actions: Array) -> Float32:
+        """Of each row's action, given the network's outputs `[units, rows]`."""
+
+    def sum_entropy(self) -> float:
+        """Summed over the rows of the latest `log_prob`."""
+
+    def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
+        """d(loss)/d(output), given d(loss)/d(log_prob) per row and a shared d(loss)/d(entropy)."""
+
+
+class GaussianHead:
+    """Independent normals with one learned log standard deviation per action."""
+
+    def __init__(self, log_std: Float32, log_std_gradient: Float32) -> None:
+        self._log_std = log_std
+        self._gradient = log_std_gradient
+        self._z: Float32 = np.empty((len(log_std), 0), np.float32)
+        self._squares = self._z
+        self._inverse: Float32 = np.empty((len(log_std), 1), np.float32)
+        #: Minus the log-density at the mean.
+        self._log_volume = 0.0
+
+    def log_prob(self, out: Float32, actions: Array) -> Float32:
+        total = float(np.add.reduce(self._log_std))
+        self._log_volume = total + 0.5 * len(self._log_std) * _LOG_TWO_PI
+        self._inverse = np.exp(-self._log_std)[:, None]
+        z = actions.T - out
+        z *= self._inverse
+        self._z = z
+        self._squares = z * z
+        result: Float32 = np.add.reduce(self._squares, axis=0)
+        result *= _MINUS_HALF
+        result -= np.float32(self._log_volume)
+        return result
+
+    def sum_entropy(self) -> float:
+        rows = self._z.shape[1]
+        return float(rows * (self._log_volume + 0.5 * len(self._log_std)))
+
+    def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
+        np.dot(self._squares, d_log_prob, out=self._gradient)
+        self._gradient += np.float32(d_entropy * len(d_log_prob)) - np.add.reduce(d_log_prob)
+        weighted = self._z * d_log_prob
+        weighted *= self._inverse
+        return weighted
+
+
+class CategoricalHead:
+    """A softmax over choices."""
+
+    def __init__(self) -> None:
+        self._log_softmax: Float32 = np.empty((0, 0), np.float32)
+        self._softmax = self._log_softmax
+        self._actions: NDArray[np.int64] = np.empty(0, np.int64)
+        self._rows = self._actions
+
+    def log_prob(self, out: Float32, actions: Array) -> Float32:
+        shifted = out - np.maximum.reduce(out, axis=0)
+        self._softmax = np.exp(shifted)
+        total = np.add.reduce(self._softmax, axis=0)
+        self._softmax /= total
+        shifted -= np.log(total)
+        self._log_softmax = shifted
+        self._actions = actions
+        if len(self._rows) != len(actions):
+            self._rows = np.arange(len(actions))
+        result: Float32 = shifted[actions, self._rows]
+        return result
+
+    def sum_entropy(self) -> float:
+        return -float(np.vdot(self._softmax, self._log_softmax))
+
+    def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
+        result = self._softmax * -d_log_prob
+        result[self._actions, self._rows] += d_log_prob
+        if d_entropy:
+            entropy_slope = self._softmax * self._log_softmax
+            entropy_slope -= self._softmax * np.add.reduce(entropy_slope, axis=0)
+            entropy_slope *= np.float32(d_entropy)
+            result -= entropy_slope
+        return result
+
+
+class SamplingHead(Protocol):
+    """An action distribution that is sampled from, and its gradient."""
+
+    def sample(self, out: Float32, noise: Float32) -> tuple[Float32, Float32]:
+        """Actions `[action, rows]` and the log-density of each row's action."""
+
+    def backward(self, d_actions: Float32, d_log_prob: float) -> tuple[Float32, Float32 | None]:
+        """Of the latest sample: d(loss)/d(output) and, with gsde, d(loss)/d(latent).
+
+        Given are d(loss)/d(action) of each row, and the d(loss)/d(log_prob) that all rows share.
+        """
+
+
+class SquashedGaussianHead:
+    """a = tanh(mean + std * noise); the latest sample is what `backward` differentiates."""
+
+    def __init__(
+        self, action_size: int, lowest: float = LOG_STD_LOW, highest: float = LOG_STD_HIGH
+    ) -> None:
+        self._size = action_size
+        self._lowest, self._highest = lowest, highest
+        empty: Float32 = np.empty((action_size, 0), np.float32)
+        self._actions = self._scaled_noise = self._raw_log_std = empty
+
+    def sample(self, out: Float32, noise: Float32) -> tuple[Float32, Float32]:
+        size = self._size
+        self._raw_log_std = out[size:]
+        log_std: Float32 = np.maximum(self._raw_log_std, self._lowest)
+        np.minimum(log_std, self._highest, out=log_std)
+        self._scaled_noise = np.exp(log_std)
+        self._scaled_noise *= noise
+        raw: Float32 = out[:size] + self._scaled_noise
+        density = noise * noise
+        density *= np.float32(-0.5)
+        density -= log_std
+        density -= log_slope_of_tanh(raw)
+        log_probs: Float32 = np.add.reduce(density, axis=0)
+        log_probs -= np.float32(0.5 * size * _LOG_TWO_PI)
+        self._actions = np.tanh(raw, out=raw)
+        return self._actions, log_probs
+
+    def backward(self, d_actions: Float32, d_log_prob: float) -> tuple[Float32, Float32 | None]:
+        actions, size = self._actions, self._size
+        upstream: Float32 = np.empty((2 * size, actions.shape[1]), np.float32)
+        d_raw, d_log_std = upstream[:size], upstream[size:]
+        # The action's slope is 1 - a^2, that of its log-density in the same direction 2 a.
+        np.multiply(actions, actions, out=d_raw)
+        np.subtract(_FLOAT_ONE, d_raw, out=d_raw)
+        d_raw *= d_actions
+        d_raw += actions * np.float32(2.0 * d_log_prob)
+        np.multiply(d_raw, self._scaled_noise, out=d_log_std)
+        d_log_std -= np.float32(d_log_prob)
+        raw = self._raw_log_std
+        d_log_std *= (raw >= self._lowest) & (raw <= self._highest)
+        return upstream, None
+
+
+class GsdeVariance:
+    """The variance of each action in each row, and the way back from it."""
+
+    def __init__(
+        self, latent: Callable[[], Float32], log_std: Float32, log_std_gradient: Float32
+    ) -> None:
+        self._latent = latent
+        self._log_std = log_std
+        self._gradient = log_std_gradient
+        self._variances: Float32 = np.empty_like(log_std)
+        self._units = self._squares = self._total = self._upstream = self._variances
+
+    def log_variance(self) -> Float32:
+        """`[action, rows]`, of the latest forward pass."""
+        np.exp(self._log_std * _TWO, out=self._variances)
+        self._units = self._latent()
+        self._squares = self._units * self._units
+        self._total = self._variances.T @ self._squares
+        self._total += np.float32(VARIANCE_FLOOR)
+        result: Float32 = np.log(self._total)
+        return result
+
+    def backward(self, d_log_variance: Float32) -> None:
+        """Write the gradient of the log deviations."""
+        self._upstream = d_log_variance / self._total
+        np.matmul(self._squares, self._upstream.T, out=self._gradient)
+        self._gradient *= self._variances
+        self._gradient *= _TWO
+
+    def compute_latent_gradient(self) -> Float32:
+        """d(loss)/d(latent), after `backward`, where the variance shapes the network below."""
+        result: Float32 = self._variances @ self._upstream
+        result *= self._units
+        result *= _TWO
+        return result
+
+
+class GsdeHead:
+    """The log-density of given actions; the network below does not answer for the variance.
+
+    Otherwise it could make actions likelier by making its units larger (Raffin et al., 2020).
+    """
+
+    def __init__(self, variance: GsdeVariance) -> None:
+        self._variance = variance
+        self._z: Float32 = np.empty((0, 0), np.float32)
+        self._inverse = self._log_variance = self._z
+
+    def log_prob(self, out: Float32, actions: Array) -> Float32:
+        self._log_variance = self._variance.log_variance()
+        self._inverse = np.exp(self._log_variance * -_HALF)
+        self._z = actions.T - out
+        self._z *= self._inverse
+        density = self._z * self._z
+        density += self._log_variance
+        result: Float32 = np.add.reduce(density, axis=0)
+        result += np.float32(len(density) * _LOG_TWO_PI)
+        result *= -_HALF
+        return result
+
+    def sum_entropy(self) -> float:
+        constant = self._log_variance.size * (1.0 + _LOG_TWO_PI)
+        return 0.5 * (float(self._log_variance.sum()) + constant)
+
+    def backward(self, d_log_prob: Float32, d_entropy: float) -> Float32:
+        d_log_variance = self._z * self._z
+        d_log_variance -= _FLOAT_ONE
+        d_log_variance *= d_log_prob
+        d_log_variance += np.float32(d_entropy)
+        d_log_variance *= _HALF
+        self._variance.backward(d_log_variance)
+        weighted = self._z * d_log_prob
+        weighted *= self._inverse
+        return weighted
+
+
+class SquashedGsdeHead:
+    """Squashed samples of that variance, which the network below answers for too."""
+
+    def __init__(self, action_size: int, variance: GsdeVariance) -> None:
+        self._size = action_size
+        self._variance = variance
+        self._head = SquashedGaussianHead(action_size, -math.inf, math.inf)
+
+    def sample(self, out: Float32, noise: Float32) -> tuple[Float32, Float32]:
+        return self._head.sample(
+            np.concatenate([out, self._variance.log_variance() * _HALF]), noise
+        )
+
+    def backward(self, d_actions: Float32, d_log_prob: float) -> tuple[Float32, Float32 | None]:
+        upstream, _ = self._head.backward(d_actions, d_log_prob)
+        self._variance.backward(upstream[self._size :] * _HALF)
+        return upstream[: self._size], self._variance.compute_latent_gradient()
+
+
+def make_head(parameters: FlatVector, gradients: FlatVector, actor: MLP) -> Head:
+    """The distribution that the actor's parameters imply."""
+    if "actor.log_std" not in parameters.shapes:
+        return CategoricalHead()
+    log_std, gradient = parameters["actor.log_std"], gradients["actor.log_std"]
+    if log_std.ndim == 2:
+        return GsdeHead(GsdeVariance(actor.get_latent, log_std, gradient))
+    return GaussianHead(log_std, gradient)
+
+
+def make_sampling_head(
+    parameters: FlatVector, gradients: FlatVector, actor: MLP, action_size: int
+) -> SamplingHead:
+    """The squashed distribution that the actor's parameters imply."""
+    if "actor.log_std" not in parameters.shapes:
+        return SquashedGaussianHead(action_size)
+    log_std, gradient = parameters["actor.log_std"], gradients["actor.log_std"]
+    return SquashedGsdeHead(action_size, GsdeVariance(actor.get_latent, log_std, gradient))

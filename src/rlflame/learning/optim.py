@@ -1,0 +1,166 @@
+"""How a gradient moves weights: schedules, clipping, Adam, and a guard against NaN and infinity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from rlflame.errors import LearningError
+from rlflame.rollout.spec import Array, Float32
+
+from .base import Metrics, State, restore, restore_count
+from .normalization import TOO_LARGE_REWARDS
+
+_PIECE = 65_536
+_BETA_1, _BETA_2 = 0.9, 0.999
+_TO_FIRST, _TO_SECOND = np.array(1 - _BETA_1, np.float32), np.array(1 - _BETA_2, np.float32)
+#: Steps between two sweeps of moments below these, which move no weight any more. Not swept, those
+#: of a unit that has fallen silent shrink until float32 has only subnormal numbers for them and
+#: stay there: 0.9 of the smallest rounds to itself. Arithmetic on them takes some processors a
+#: hundred times as long. Until the next sweep nothing that is left gets that small.
+_SWEEP = 64
+_STILL = np.array(1e-28, np.float32), np.array(1e-34, np.float32)
+#: Squares of what is larger leave float32 too little room for sums over a batch.
+_LARGE = 1e15
+
+
+def apply_schedule(value: float, anneal: bool, progress: float) -> float:
+    """The value itself, or its line down to zero at the horizon."""
+    return value * (1.0 - min(1.0, progress)) if anneal else value
+
+
+class Adam:
+    """Adam (Kingma and Ba, 2015) on a flat vector, in place."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        self.first: Float32 = np.zeros(size, np.float32)
+        self.second: Float32 = np.zeros(size, np.float32)
+        self.count = 0
+        self._epsilon = epsilon
+        self._a: Float32 = np.empty(size, np.float32)
+        self._b: Float32 = np.empty(size, np.float32)
+
+    def step(
+        self,
+        parameters: Float32,
+        gradient: Float32,
+        learning_rate: float,
+        part: slice = slice(None),
+    ) -> None:
+        self.count += 1
+        self.apply(parameters, gradient, learning_rate, part)
+
+    def apply(
+        self, parameters: Float32, gradient: Float32, learning_rate: float, part: slice
+    ) -> None:
+        """The arithmetic of step `count` for one part; parts are independent of each other."""
+        correction = math.sqrt(1.0 - _BETA_2**self.count)
+        epsilon = np.array(self._epsilon * correction, np.float32)
+        rate = np.array(learning_rate * correction / (1.0 - _BETA_1**self.count), np.float32)
+        start, end, _ = part.indices(len(parameters))
+        # In pieces that stay in a processor's cache from the first operation to the last.
+        for piece_start in range(start, end, _PIECE):
+            piece = slice(piece_start, min(piece_start + _PIECE, end))
+            g, first, second = gradient[piece], self.first[piece], self.second[piece]
+            a, b = self._a[piece], self._b[piece]
+            np.subtract(g, first, out=a)
+            np.multiply(a, _TO_FIRST, out=a)
+            np.add(first, a, out=first)
+            np.multiply(g, g, out=b)
+            np.subtract(b, second, out=b)
+            np.multiply(b, _TO_SECOND, out=b)
+            np.add(second, b, out=second)
+            # theta -= lr * m_hat / (sqrt(v_hat) + epsilon), corrections folded into scalars.
+            np.sqrt(second, out=b)
+            np.add(b, epsilon, out=b)
+            np.divide(first, b, out=b)
+            np.multiply(b, rate, out=b)
+            np.subtract(parameters[piece], b, out=parameters[piece])
+            if self.count % _SWEEP == 0:
+                still = np.abs(first) < _STILL[0]
+                first[still] = 0.0
+                second[still & (second < _STILL[1])] = 0.0
+
+    def get_state(self, name: str) -> State:
+        return {
+            f"{name}.first": self.first.copy(),
+            f"{name}.second": self.second.copy(),
+            f"{name}.count": np.array(self.count, np.int64),
+        }
+
+    def load_state(self, name: str, state: Mapping[str, Array]) -> None:
+        restore(self.first, f"{name}.first", state)
+        restore(self.second, f"{name}.second", state)
+        self.count = restore_count(f"{name}.count", state)
+
+
+def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:
+    """Scale the gradient in place to at most `max_norm`; the norm it had, NaN included."""
+    norm = math.sqrt(compute_square_norm(gradient))
+    clip(gradient, norm, max_norm)
+    return norm
+
+
+def compute_square_norm(gradient: Float32) -> float:
+    """Of its norm."""
+    return float(np.dot(gradient, gradient))
+
+
+def clip(gradient: Float32, norm: float, max_norm: float | None) -> None:
+    """Scale a gradient, or part of one, in place where the whole has a norm above `max_norm`."""
+    if max_norm is not None and math.isfinite(norm) and norm > max_norm:
+        np.multiply(gradient, np.float32(max_norm / (norm + 1e-6)), out=gradient)
+
+
+class GradientGuard:
+    """Keeps NaN and infinity out of the weights: counts refusals, and raises after several."""
+
+    limit = 5
+    #: What to do where that which is learned from, rather than the weights, has grown too large.
+    remedies: Mapping[str, str] = {
+        **dict.fromkeys(
+            ("observations", "next_observations"), "--set network.normalise_observations=true"
+        ),
+        "returns": "--set ppo.scale_rewards=true",
+        "rewards": TOO_LARGE_REWARDS,
+    }
+
+    def __init__(self, section: str) -> None:
+        self.refused_count = 0
+        self._consecutive_count = 0
+        self._section = section
+
+    def is_refused(self, norm: float, sums: Metrics, **inputs: Array) -> bool:
+        """Whether this norm, or one of the sums that came with it, is not finite."""
+        if math.isfinite(norm) and all(math.isfinite(value) for value in sums.values()):
+            self._consecutive_count = 0
+            return False
+        self.refused_count += 1
+        self._consecutive_count += 1
+        if self._consecutive_count >= self.limit:
+            raise self._make_error(norm, inputs)
+        return True
+
+    def _make_error(self, norm: float, inputs: Mapping[str, Array]) -> LearningError:
+        largest = {name: float(np.abs(array).max()) for name, array in inputs.items()}
+        name = max(largest, key=largest.__getitem__)
+        is_too_large = largest[name] > _LARGE
+        suffix = f", with {name.replace('_', ' ')} of {largest[name]:.3g}" if is_too_large else ""
+        advice = (
+            f"try a smaller learning rate, for example --set {self._section}.learning_rate=1e-4"
+        )
+        return LearningError(
+            f"The loss or its gradient was not finite {self._consecutive_count} times in a row "
+            f"(gradient norm {norm}{suffix}); the weights were left as they were.",
+            self.remedies[name] if is_too_large else advice,
+        )
+
+    def get_state(self, name: str) -> State:
+        return {name: np.array([self.refused_count, self._consecutive_count], np.int64)}
+
+    def load_state(self, name: str, state: Mapping[str, Array]) -> None:
+        counts = np.zeros(2, np.int64)
+        restore(counts, name, state)
+        self.refused_count, self._consecutive_count = (int(count) for count in counts)
