@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from typing_extensions import TypeAliasType
 
-from rlflame.rollout import spec, wire, wire_fields
+from rlflame.rollout import spec, wire
 from rlflame.rollout.wire import WireError
 
 quick = settings(max_examples=25, deadline=None, derandomize=True, database=None)
@@ -550,11 +550,11 @@ def test_an_array_is_known_where_numpy_gives_its_alias_a_name(monkeypatch):
     named = TypeAliasType(
         "NDArray", np.ndarray[tuple[Any, ...], np.dtype[scalar]], type_params=(scalar,)
     )
-    monkeypatch.setattr(wire_fields, "NDArray", named)
+    monkeypatch.setattr(wire, "NDArray", named)
     kind = dataclasses.make_dataclass(
         "Kind", [("numbers", named[np.float32]), ("more", named[Any] | None)]
     )
-    numbers, more = (fits for fits, _ in wire_fields.make_field_checks(kind).values())
+    numbers, more = (fits for fits, _ in wire.make_field_checks(kind).values())
     assert numbers(np.zeros(2, np.float32))
     assert not numbers(np.zeros(2))
     assert not numbers(None)

@@ -4,9 +4,8 @@ Layout: 6 bytes of magic, the CRC-32 of all that follows it, 8 bytes little-endi
 the header, padding to 64, then the arrays, each aligned to 64. The header names the type, its
 plain fields, and dtype, shape and offset of each array. Encoding and decoding both refuse NaN
 everywhere and infinity in arrays; decoding checks types, dtypes and bounds before a value exists.
-What a task or a fragment has many of, states and episodes, travels column by column, because a
-thousand small fields cost more to name than to send; and what can be known of a type is worked out
-once. Must not know: sockets, files, processes.
+States and episodes, of which a task or a fragment has many, travel column by column, because a
+thousand small fields cost more to name than to send.
 """
 
 from __future__ import annotations
@@ -15,14 +14,18 @@ import dataclasses
 import json
 import math
 import struct
+import typing
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import spec
-from .wire_fields import make_field_checks
+
+Check = Callable[[Any], bool]
 
 MAGIC = b"RLFW1\n"
 _HEAD = struct.Struct("<6sIQ")
@@ -265,7 +268,7 @@ def _find_type(name: Any) -> type:
 
 
 def _check_columns(kind: type, columns: dict[str, list[Any]]) -> list[list[Any]]:
-    """The columns in the order of the type's fields, if every item may stand where it does."""
+    """The columns in the order of the type's fields, with every item checked."""
     checks = make_field_checks(kind)
     if columns.keys() != checks.keys():
         raise WireError(f"{kind.__name__} with the fields {sorted(columns)}")
@@ -281,3 +284,47 @@ def _check_columns(kind: type, columns: dict[str, list[Any]]) -> list[list[Any]]
                 raise WireError(f"{kind.__name__}.{name} is not finite")
         ordered.append(column)
     return ordered
+
+
+@cache
+def make_field_checks(kind: type) -> dict[str, tuple[Check, type | None]]:
+    """For each field: a test of a decoded item, and a type whose items all pass it."""
+    hints = typing.get_type_hints(kind)
+    return {
+        name: (_make_check(hint), hint if hint in (bool, int, float, str) else None)
+        for name, hint in hints.items()
+    }
+
+
+def _make_check(hint: Any) -> Check:
+    """A test of an item against a type hint; of arrays the dtype is tested too."""
+    origin = typing.get_origin(hint)
+    if origin is np.ndarray:
+        return _make_array_check(typing.get_args(typing.get_args(hint)[1])[0])
+    if origin is NDArray:  # an alias with a name of its own, since numpy 2.5
+        return _make_array_check(typing.get_args(hint)[0])
+    if origin is typing.Literal:
+        words = typing.get_args(hint)
+        return lambda item: item in words
+    if origin is tuple:
+        inner = _make_check(typing.get_args(hint)[0])
+        return lambda item: isinstance(item, tuple) and all(map(inner, item))
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        return lambda item: isinstance(item, dict)
+    if origin is not None:
+        parts = [_make_check(part) for part in typing.get_args(hint)]
+        return lambda item: any(part(item) for part in parts)
+    if hint is float:
+        return lambda item: isinstance(item, float | int) and not isinstance(item, bool)
+    if hint is int:
+        return lambda item: isinstance(item, int) and not isinstance(item, bool)
+    if hint is Any:
+        return lambda item: True
+    return lambda item: isinstance(item, hint)
+
+
+def _make_array_check(scalar: Any) -> Check:
+    if scalar is Any:
+        return lambda item: isinstance(item, np.ndarray)
+    dtype = np.dtype(scalar)
+    return lambda item: isinstance(item, np.ndarray) and item.dtype == dtype
