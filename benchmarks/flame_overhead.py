@@ -38,10 +38,14 @@ sys.path.insert(0, str(HERE))
 
 from rlflame.fleet.flame.fleet import FlameFleet  # noqa: E402
 from rlflame.fleet.flame.session_start import FlameOptions  # noqa: E402
-from rlflame.rollout.envs.env_state import make_fresh_state  # noqa: E402
 from rlflame.rollout.envs.make import read_env_spec  # noqa: E402
 from rlflame.rollout.policy import compute_array_shapes  # noqa: E402
-from rlflame.rollout.spec import PolicyArrays, PolicySpec, RolloutTask  # noqa: E402
+from rlflame.rollout.spec import (  # noqa: E402
+    PolicyArrays,
+    PolicySpec,
+    RolloutTask,
+    make_fresh_state,
+)
 
 FILE = str(HERE / "sleeper.py")
 

@@ -65,9 +65,8 @@ GUESTS = {
     "gymnasium": {
         "rollout.envs.make",
         "rollout.envs.gymnasium_env",
-        "rollout.envs.factory",
+        "rollout.envs.vector_env",
         "rollout.mujoco.mujoco_env",
-        "rollout.mujoco.compatibility",
         "experiment.env_spec",
         "bench.shipped.sleeping",
         "bench.sb3_main",

@@ -13,7 +13,7 @@ import os  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 
-from rlflame.rollout.envs import user_file  # noqa: E402
+from rlflame.rollout.envs import user_code  # noqa: E402
 
 
 def main() -> None:
@@ -22,8 +22,8 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_standard_streams()
     for name in (
-        user_file.FILE_VARIABLE,
-        user_file.FOLDER_VARIABLE,
+        user_code.FILE_VARIABLE,
+        user_code.FOLDER_VARIABLE,
     ):  # only this command says what workers load
         os.environ.pop(name, None)
     head_start = None

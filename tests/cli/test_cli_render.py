@@ -14,7 +14,7 @@ from commands import finished, process, rlflame
 from drawing import begun, policy_file, scored
 from PIL import Image
 
-from rlflame.rollout.envs import user_file
+from rlflame.rollout.envs import user_code
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def test_no_display_and_no_choice_of_graphics_is_needed(easel):
 def test_an_environment_s_own_file_goes_along(tmp_path):
     file = tmp_path / "my_easel.py"
     file.write_text(Path(easels.__file__).read_text().replace('"Easel-v0"', '"OwnEasel-v0"'))
-    user_file.load(str(file))
+    user_code.load(str(file))
     policy_file(tmp_path / "policy.safetensors", begun("OwnEasel-v0"))
     words = ("render", "policy.safetensors", "-o", "x.png")
     spoken = finished(process(*words, "--env-file", file))

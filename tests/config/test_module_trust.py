@@ -21,7 +21,7 @@ from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError
 from rlflame.rendering import gl_backend
 from rlflame.rollout.envs.make import make_env
-from rlflame.rollout.envs.module_access import ModuleAccessError, find_named_modules
+from rlflame.rollout.envs.user_code import ModuleAccessError, find_named_modules
 from rlflame.rollout.lazy_import import defer_imports
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint

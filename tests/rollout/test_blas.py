@@ -1,56 +1,16 @@
-"""What a machine says of itself: cores it may use, and what its last bits depend on."""
+"""The linear algebra of child processes."""
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
-import pytest
-
-from rlflame.rollout import blas
-
-
-@pytest.mark.parametrize(
-    ("files", "share"),
-    [
-        ({"cpu.max": "150000 100000\n"}, 1.5),
-        ({"cpu.max": "max 100000\n"}, math.inf),
-        ({"cpu.max": "nonsense\n"}, math.inf),
-        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
-        ({}, math.inf),
-    ],
-    ids=str,
-)
-def test_a_container_s_share_of_the_processors_is_read_in_either_spelling(
-    files: dict[str, str], share: float, tmp_path: Path
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert blas._read_quota(tmp_path) == share
-
-
-@pytest.mark.parametrize(("share", "cores"), [(math.inf, 6), (2.5, 3), (0.1, 1), (64.0, 6)])
-def test_cores_are_those_of_this_process_and_at_least_one(
-    share: float, cores: int, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
-    monkeypatch.setattr(blas, "_read_quota", lambda root: share)
-    assert blas.count_usable_cores() == cores
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert blas.count_usable_cores() == cores
+from rlflame.rollout import blas, machine
 
 
 def test_a_child_is_given_this_process_s_kernels_on_one_thread() -> None:
-    script = (
-        "from rlflame.rollout import blas; print(blas.read_core_name(), blas.read_fingerprint())"
-    )
+    script = "from rlflame.rollout import blas, machine; print(machine.read_fingerprint())"
     script += "; count = blas._find_symbol('get_num_threads'); print(count and count())"
     result = subprocess.run(
         [sys.executable, "-c", script],
@@ -61,10 +21,5 @@ def test_a_child_is_given_this_process_s_kernels_on_one_thread() -> None:
         check=True,
     )
     told, count = result.stdout.splitlines()
-    assert told == f"{blas.read_core_name()} {blas.read_fingerprint()}"
+    assert told == str(machine.read_fingerprint())
     assert count in ("1", "None")
-
-
-def test_the_fingerprint_names_what_bits_depend_on() -> None:
-    assert blas.read_fingerprint().keys() == {"core", "simd", "system", "libc", "numpy"}
-    assert all(blas.read_fingerprint().values())

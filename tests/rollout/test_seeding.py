@@ -10,10 +10,8 @@ from gymnasium.utils import seeding
 
 from rlflame.rollout.seeding import (
     Role,
-    StreamPool,
     make_reset_seed,
-    make_reset_seeds,
-    make_reset_streams,
+    make_reset_stream,
     make_stream,
 )
 
@@ -88,28 +86,4 @@ def test_numbers_of_any_size_lead_where_numpys_own_spawning_leads(
 @pytest.mark.parametrize("seed", [0, 5, 2**32 - 1, 2**70])
 def test_a_reset_draws_what_gymnasium_draws(seed: int) -> None:
     theirs, _ = seeding.np_random(seed)
-    assert make_reset_streams([5, seed])[1].random(5).tolist() == theirs.random(5).tolist()
-
-
-@pytest.mark.parametrize("seed", [0, 17, 2**32 - 1, 2**32])
-@pytest.mark.parametrize("size", range(5))
-def test_many_keys_at_once_give_what_each_gives(seed: int, size: int) -> None:
-    generator = np.random.default_rng(size)
-    keys = [tuple(key) for key in generator.integers(0, 2**32, (9, size)).tolist()]
-    keys += [(0,) * size, (2**32 - 1,) * size, (2**32,) * size][: 2 + seed % 2]
-    single = [make_stream(seed, Role.ACTION, *key) for key in keys]
-    streams = StreamPool()
-    for used in streams.take(1, Role.RESET, [(0, 1), (0, 2), (0, 3)]):
-        used.random(5, np.float32)
-    together = streams.take(seed, Role.ACTION, keys)
-    assert [one.random(3).tolist() for one in together] == [
-        one.random(3).tolist() for one in single
-    ]
-    assert make_reset_seeds(seed, Role.RESET, keys) == [
-        make_reset_seed(seed, Role.RESET, *k) for k in keys
-    ]
-
-
-def test_no_keys_are_no_streams() -> None:
-    assert StreamPool().take(0, Role.ACTION, []) == []
-    assert make_reset_seeds(0, Role.RESET, []) == make_reset_streams([]) == []
+    assert make_reset_stream(seed).random(5).tolist() == theirs.random(5).tolist()

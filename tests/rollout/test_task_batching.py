@@ -13,8 +13,8 @@ from rlflame.errors import RlflameError
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout import wire
-from rlflame.rollout.envs.factory import make_vector_env
 from rlflame.rollout.envs.make import read_env_spec
+from rlflame.rollout.envs.vector_env import make_vector_env
 from rlflame.rollout.mujoco.mujoco_env import MujocoVectorEnv
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import EnvSpec, Fragment, RolloutFailure, RolloutTask

@@ -30,7 +30,7 @@ from rlflame.experiment import components
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning.factory import compute_environment_fingerprint
 from rlflame.rollout import wire
-from rlflame.rollout.process.worker_main import read_versions
+from rlflame.rollout.machine import read_versions
 from rlflame.storage import checkpoint, safetensors_file
 from rlflame.training.evaluation import EvaluationRecord
 

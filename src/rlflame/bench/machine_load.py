@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlflame.bench.base import MachineConditions
-from rlflame.rollout import blas
-from rlflame.rollout.blas_env import THREAD_VARIABLES
+from rlflame.rollout import machine
+from rlflame.rollout.blas import THREAD_VARIABLES
 from rlflame.storage import machine_info
 
 #: Processors' worth of other work above which a machine counts as busy, of those usable.
@@ -86,7 +86,7 @@ class LoadMonitor:
 
 def _compute_busy_limit() -> float:
     """Processors that others may have before the machine counts as busy."""
-    return max(0.5, _BUSY_SHARE * blas.count_usable_cores())
+    return max(0.5, _BUSY_SHARE * machine.count_usable_cores())
 
 
 def count_busy_processors(seconds: float = _SAMPLE_S) -> float | None:

@@ -16,13 +16,13 @@ from rlflame.config.recipe import Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.experiment import components
 from rlflame.fleet import factory
-from rlflame.rollout.envs import user_file
+from rlflame.rollout.envs import user_code
 from rlflame.training.stop_signal import NullStop
 
 
 def main() -> None:
     server = StepServer()
-    user_file.load_from_environment()
+    user_code.load_from_environment()
     bench_case = make_case(server.order["recipe"], server.order["number"])
     inside = RuntimeSettings(fleet="inline")
     with (

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlflame.bench.stepping_processes import StepServer
-from rlflame.rollout.envs import user_file
+from rlflame.rollout.envs import user_code
 from rlflame.rollout.envs.make import make_env
 from rlflame.rollout.spec import Array, EnvSpec
 
@@ -96,7 +96,7 @@ def time_steps(
 
 def main() -> None:
     server = StepServer()
-    user_file.load_from_environment()
+    user_code.load_from_environment()
     spec, pieces = read_trace(Path(server.order["script"]))
     way = iterate_gymnasium if server.order["way"] == "gymnasium" else iterate_mujoco
     steps = way(spec, pieces)

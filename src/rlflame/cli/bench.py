@@ -327,9 +327,9 @@ def parse_folder(out: str | None) -> Path | None:
 
 
 def _count_cores() -> int:
-    from rlflame.rollout import blas
+    from rlflame.rollout import machine
 
-    return blas.count_usable_cores()
+    return machine.count_usable_cores()
 
 
 def _parse_fleets(compare: str | None) -> list[str]:

@@ -275,7 +275,7 @@ def _print_dry_run(
     from rlflame.experiment import components, run
     from rlflame.experiment.env_spec import inspect_env
     from rlflame.learning import factory
-    from rlflame.rollout.envs.factory import describe_stepping
+    from rlflame.rollout.envs.vector_env import describe_stepping
 
     recipe = user_env_file.pin_env_file(config.recipe, config.runtime.env_file)
     config = config.model_copy(update={"learning": recipe.learning})

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rlflame.errors import ConfigError, format_command, format_shell
-from rlflame.rollout.envs import user_file
-from rlflame.rollout.envs.module_access import find_named_modules
+from rlflame.rollout.envs import user_code
+from rlflame.rollout.envs.user_code import find_named_modules
 
 _FILE_NAME = "trusted_modules"
 #: Where Gymnasium looks for packages that register environments when it is imported.
@@ -190,4 +190,4 @@ def _add_current_folder_for(module: str) -> None:
     top, folder = module.partition(".")[0], os.getcwd()
     is_local = os.path.isdir(top) or os.path.isfile(f"{top}.py")
     if is_local and top not in sys.modules and importlib.util.find_spec(top) is None:
-        user_file.add_folder(folder)
+        user_code.add_folder(folder)

@@ -22,7 +22,7 @@ from rlflame.config.module_trust import allow_modules, check_modules
 from rlflame.config.nested import get_nested, merge, set_nested
 from rlflame.config.recipe import EvaluationSettings, LearningSettings, RunConfig
 from rlflame.errors import ConfigError, format_command, format_shell
-from rlflame.rollout.envs.module_access import find_named_modules
+from rlflame.rollout.envs.user_code import find_named_modules
 
 _SHOULD = "Input should "
 PACKAGES = "runtime.flame.extra_dependencies"

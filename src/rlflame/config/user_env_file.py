@@ -14,7 +14,7 @@ from pathlib import Path
 from rlflame.config.module_trust import allow_modules
 from rlflame.config.recipe import Recipe
 from rlflame.errors import ConfigError, format_shell
-from rlflame.rollout.envs import user_file
+from rlflame.rollout.envs import user_code
 
 
 def load_env_file(path: str) -> str:
@@ -36,7 +36,7 @@ def load_env_file(path: str) -> str:
             f"rename it: {format_shell('mv', Path(path), Path(path).with_name('my_env.py'))}",
         )
     try:
-        user_file.load(path)
+        user_code.load(path)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -44,14 +44,14 @@ def load_env_file(path: str) -> str:
             f"--env-file {path!r} does not load: {type(error).__name__}: {error}.",
             f"{format_shell('python', Path(path))} shows where",
         ) from error
-    os.environ[user_file.FILE_VARIABLE] = path
+    os.environ[user_code.FILE_VARIABLE] = path
     allow_modules([module])
     return _hash_file(path)
 
 
 def get_loaded_digest() -> str | None:
     """The SHA-256 of the file that this command named, if it did."""
-    path = os.environ.get(user_file.FILE_VARIABLE)
+    path = os.environ.get(user_code.FILE_VARIABLE)
     return _hash_file(path) if path else None
 
 

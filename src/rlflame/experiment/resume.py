@@ -18,7 +18,7 @@ from rlflame.errors import (
 )
 from rlflame.experiment import components
 from rlflame.learning.base import Segment
-from rlflame.rollout.process.worker_main import read_versions
+from rlflame.rollout.machine import read_versions
 from rlflame.storage import checkpoint, replay_segments, run_files
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.run_dir import list_step_files, load_newest_checkpoint

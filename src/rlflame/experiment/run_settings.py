@@ -13,7 +13,7 @@ from rlflame.config.recipe import DEFAULT_SHARDS, LearningSettings, RunConfig
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.user_env_file import load_env_file
 from rlflame.errors import ConfigError, format_command, format_shell
-from rlflame.rollout.blas_env import make_thread_variables
+from rlflame.rollout.blas import make_thread_variables
 from rlflame.storage.sweep_dir import RESTORE_HINT, SWEEP_FILE, is_sweep, list_seed_runs
 from rlflame.training.critic_helper import conditions
 

@@ -14,7 +14,7 @@ from rlflame.fleet.auto import AutoFleet
 from rlflame.fleet.base import Fleet, Observer, ignore_event
 from rlflame.fleet.local import LocalFleet
 from rlflame.fleet.prestart import PrestartPool
-from rlflame.rollout import blas
+from rlflame.rollout import machine
 
 if TYPE_CHECKING:
     from rlflame.fleet.inline import InlineFleet
@@ -39,7 +39,7 @@ def make_fleet(
         return make_inline_fleet(observer)
     if kind == "flame":
         return _make_flame_fleet(runtime, tasks, observer)
-    count = runtime.workers or blas.count_usable_cores()
+    count = runtime.workers or machine.count_usable_cores()
     count = count if tasks is None else min(count, tasks)
     return _make_local_fleet(runtime, count, observer, environment, prestart_pool)
 
@@ -59,7 +59,7 @@ def make_training_fleet(
     # First, so that a cluster that cannot be reached ends it before anything has begun.
     remote = _make_flame_fleet(runtime, slots, observer, advises=False)
     try:
-        cores = blas.count_usable_cores()
+        cores = machine.count_usable_cores()
         workers = min(runtime.workers or cores, cores, slots)
         local = _make_local_fleet(runtime, workers, observer, environment, prestart_pool)
     except BaseException:

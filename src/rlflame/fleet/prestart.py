@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Self
 
-from rlflame.rollout.blas_env import make_thread_variables
+from rlflame.rollout.blas import make_thread_variables
 from rlflame.rollout.process.worker_process import WorkerProcess
 
 #: More are worth starting only once it is known how many there will be.

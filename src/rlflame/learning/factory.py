@@ -1,7 +1,6 @@
 """Which algorithm a recipe means, with the experience it learns from.
 
-With build.py and factory.py the only place that names concrete classes. Must not know:
-environments, fleets, files.
+One of few modules that name concrete classes.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from rlflame.learning.reinforce.reinforce import NumpyReinforce, Reinforce
 from rlflame.learning.sac.loss import NumpyCrossQ, NumpySac, SacGradientProvider
 from rlflame.learning.sac.networks import build_sac_networks
 from rlflame.learning.sac.sac import Sac
-from rlflame.rollout import blas
-from rlflame.rollout.process.worker_main import read_versions
+from rlflame.rollout.machine import read_fingerprint, read_versions
 from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays, PolicySpec
 
 
@@ -101,7 +99,7 @@ def resolve_device(learning: LearningSettings, rank: int) -> str:
 
 def compute_fingerprint(learning: LearningSettings) -> dict[str, str]:
     """What several learners must have in common to end in the same bits."""
-    facts = {"python": platform.python_version(), **blas.read_fingerprint()}
+    facts = {"python": platform.python_version(), **read_fingerprint()}
     if learning.provider == "torch":
         facts |= {"torch": metadata.version("torch"), "device": learning.device}
     return facts

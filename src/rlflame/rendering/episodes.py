@@ -15,9 +15,8 @@ import numpy as np
 
 from rlflame.fleet.base import make_environment_failure
 from rlflame.rendering.job import PlayedEpisode, RenderJob
-from rlflame.rollout.envs.gymnasium_env import RestorableEnv
+from rlflame.rollout.envs.gymnasium_env import GymnasiumVectorEnv, RestorableEnv
 from rlflame.rollout.envs.make import make_env
-from rlflame.rollout.envs.vector_env import GymnasiumVectorEnv
 from rlflame.rollout.spec import (
     Array,
     EnvironmentFault,

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from rlflame.errors import RlflameError
 from rlflame.rollout import wire
-from rlflame.rollout.envs import user_file
+from rlflame.rollout.envs import user_code
 from rlflame.rollout.process.worker_main import (
     HEADER,
     FrameKind,
@@ -46,7 +46,7 @@ def _make_answer(payload: bytes, out: BinaryIO) -> tuple[FrameKind, dict[str, An
     job = RenderJob.from_dict(wire.decode(payload))
     os.nice(job.nice)
     try:
-        user_file.load_from_environment()
+        user_code.load_from_environment()
         from rlflame.rendering import film
 
         drawing = film.draw(

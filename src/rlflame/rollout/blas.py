@@ -1,26 +1,29 @@
-"""What the linear algebra under numpy is on this machine, and how many threads it may use.
+"""The linear algebra under numpy on this machine, and its number of threads.
 
 The last bits of a matrix product depend on the kernel that the BLAS picks for the processor, and
-can depend on its thread count; so both are part of what a run records. Must not know: policies,
-tasks, configuration.
+can depend on its thread count; so both are part of what a run records. numpy and ctypes are loaded
+by the functions that need them, because thread variables must be set before numpy is loaded.
 """
 
 from __future__ import annotations
 
-import ctypes
-import math
-import os
 import platform
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import ctypes
 
-from .blas_env import make_thread_variables
-
+#: Every BLAS that numpy is built with reads one of these when it is loaded.
+THREAD_VARIABLES = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
 CORE_VARIABLE = "OPENBLAS_CORETYPE"
 _PREFIXES = ("scipy_openblas", "openblas")
 _SUFFIXES = ("64_", "_64", "")
@@ -29,6 +32,10 @@ _SUFFIXES = ("64_", "_64", "")
 @cache
 def _load_library() -> ctypes.CDLL | None:
     """The OpenBLAS inside numpy's own wheel, or None for a numpy built another way."""
+    import ctypes
+
+    import numpy as np
+
     root = Path(np.__file__).parent
     for folder in (root.parent / "numpy.libs", root / ".dylibs"):
         for path in sorted(folder.glob("*openblas*")) if folder.is_dir() else ():
@@ -53,6 +60,8 @@ def _find_symbol(name: str) -> ctypes._NamedFuncPointer | None:
 @cache
 def read_core_name() -> str:
     """The processor type the BLAS has tuned itself for, such as `Haswell` or `SkylakeX`."""
+    import ctypes
+
     function = _find_symbol("get_corename")
     if function is None:
         return f"{platform.machine()}-unknown-blas"
@@ -63,6 +72,8 @@ def read_core_name() -> str:
 
 def set_threads(count: int) -> None:
     """Pin the thread count in this process, where numpy may be loaded already."""
+    import ctypes
+
     function = _find_symbol("set_num_threads")
     if function is not None:
         function.argtypes = [ctypes.c_int]
@@ -77,6 +88,8 @@ def can_set_threads() -> bool:
 @contextmanager
 def limit_to_one_thread() -> Iterator[None]:
     """Inside, products are computed as a worker process computes them."""
+    import ctypes
+
     function = _find_symbol("get_num_threads")
     if function is None:
         yield
@@ -88,6 +101,11 @@ def limit_to_one_thread() -> Iterator[None]:
         yield
     finally:
         set_threads(previous_count)
+
+
+def make_thread_variables(count: int) -> dict[str, str]:
+    """Variables that limit the linear algebra of a process that has not loaded numpy yet."""
+    return dict.fromkeys(THREAD_VARIABLES, str(count))
 
 
 def make_child_environment(threads: int = 1) -> dict[str, str]:
@@ -130,55 +148,3 @@ def _read_processor_flags() -> frozenset[str]:
     except OSError:
         pass
     return frozenset()
-
-
-def list_simd_extensions() -> list[str]:
-    """The vector instruction sets that numpy's own loops use here."""
-    try:
-        numpy_config = np.show_config(mode="dicts")
-    except (TypeError, AttributeError):
-        return []
-    extensions = (numpy_config or {}).get("SIMD Extensions", {})
-    return sorted({*extensions.get("baseline", []), *extensions.get("found", [])})
-
-
-def read_fingerprint() -> dict[str, str]:
-    """What two machines must share for equal recipes to end in equal bits."""
-    libc = "-".join(platform.libc_ver()) or platform.version()
-    return {
-        "core": read_core_name(),
-        "simd": " ".join(list_simd_extensions()),
-        "system": f"{sys.platform}-{platform.machine()}",
-        "libc": libc if libc != "-" else platform.release(),
-        "numpy": np.__version__,
-    }
-
-
-def count_usable_cores() -> int:
-    """Processors this process may run on; a container's share, not the whole host."""
-    return max(1, math.ceil(compute_usable_share()))
-
-
-def compute_usable_share() -> float:
-    """The same in processors' worth of time, which a container may have parts of."""
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
-    return min(count, _read_quota(Path("/sys/fs/cgroup")))
-
-
-def _read_quota(root: Path) -> float:
-    """Processors' worth of time that a container was granted, infinite if it was not limited."""
-    try:
-        if (root / "cpu.max").exists():
-            granted, period = (root / "cpu.max").read_text().split()
-        else:
-            granted, period = (
-                (root / "cpu" / f"cpu.cfs_{part}_us").read_text().strip()
-                for part in ("quota", "period")
-            )
-        share = float(granted) / float(period)
-    except (OSError, ValueError, ZeroDivisionError):  # no limit is spelt "max", or -1
-        return math.inf
-    return share if share > 0.0 else math.inf

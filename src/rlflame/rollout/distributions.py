@@ -1,7 +1,6 @@
 """From a network's outputs to actions: categorical, Gaussian, squashed Gaussian, and gsde.
 
 Every array is `[width, ...]`, one row an environment, and a row's result depends on that row alone.
-Must not know: networks, environments, learning.
 """
 
 from __future__ import annotations

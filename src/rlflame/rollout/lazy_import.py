@@ -1,8 +1,7 @@
-"""Modules that are loaded when somebody first asks for something in them.
+"""Modules that are loaded at the first access to one of their attributes.
 
-MuJoCo and Gymnasium's environments on it import at once what windows and pictures need, which takes
-as long to load as MuJoCo itself, in every process, and whoever only steps never uses. Must not
-know: who draws.
+MuJoCo and Gymnasium's environments on it import everything for windows and pictures at once. That
+takes as long to load as MuJoCo itself, in every process, and processes that only step never use it.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def _exclude_current_folder() -> Iterator[None]:
 
 
 def defer_imports(*names: str) -> None:
-    """Put these where an import finds them, without running them yet."""
+    """Make these modules importable without running them yet."""
     for name in names:
         spec = None if name in sys.modules else importlib.util.find_spec(name)
         if spec is None or spec.loader is None:

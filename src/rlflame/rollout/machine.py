@@ -1,19 +1,23 @@
-"""What a machine has installed and what it is, asked of executors and of this machine alike.
+"""This machine: its host, its processors, and the versions that the bits of a run depend on.
 
-Needs the standard library only, because it is asked where nothing may be installed yet. Must not
-know: who asks, what is made of the answer.
+Loads the standard library only, because executors describe themselves before anything is
+installed. The functions about bits load numpy.
 """
 
 from __future__ import annotations
 
 import glob
+import math
 import os
 import platform
 import socket
 import sys
 import sysconfig
 from importlib import metadata
+from pathlib import Path
 from typing import Any
+
+from . import blas
 
 _LIBRARY_FOLDERS = ("/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib")
 PACKAGES = ("numpy", "gymnasium", "mujoco", "box2d", "flamepy", "torch")
@@ -33,6 +37,68 @@ def describe_host() -> dict[str, Any]:
         "folder": os.getcwd(),
         "graphics": list_gl_backends(),
     }
+
+
+def read_fingerprint() -> dict[str, str]:
+    """What two machines must share for equal recipes to end in equal bits."""
+    import numpy as np
+
+    libc = "-".join(platform.libc_ver()) or platform.version()
+    return {
+        "core": blas.read_core_name(),
+        "simd": " ".join(list_simd_extensions()),
+        "system": f"{sys.platform}-{platform.machine()}",
+        "libc": libc if libc != "-" else platform.release(),
+        "numpy": np.__version__,
+    }
+
+
+def read_versions() -> dict[str, str]:
+    """The fingerprint with the versions of Python and of the simulators, for comparisons."""
+    packages = {name: _find_version(name) or "absent" for name in ("gymnasium", "mujoco", "box2d")}
+    return {"python": platform.python_version(), **read_fingerprint(), **packages}
+
+
+def count_usable_cores() -> int:
+    """Processors this process may run on; a container's share, not the whole host."""
+    return max(1, math.ceil(compute_usable_share()))
+
+
+def compute_usable_share() -> float:
+    """Processor seconds per second that this process may use; a container may have a fraction."""
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    return min(count, _read_quota(Path("/sys/fs/cgroup")))
+
+
+def _read_quota(root: Path) -> float:
+    """Processor seconds per second that a container may use; infinite without a limit."""
+    try:
+        if (root / "cpu.max").exists():
+            granted, period = (root / "cpu.max").read_text().split()
+        else:
+            granted, period = (
+                (root / "cpu" / f"cpu.cfs_{part}_us").read_text().strip()
+                for part in ("quota", "period")
+            )
+        share = float(granted) / float(period)
+    except (OSError, ValueError, ZeroDivisionError):  # no limit is spelt "max", or -1
+        return math.inf
+    return share if share > 0.0 else math.inf
+
+
+def list_simd_extensions() -> list[str]:
+    """The vector instruction sets that numpy's own loops use here."""
+    import numpy as np
+
+    try:
+        numpy_config = np.show_config(mode="dicts")
+    except (TypeError, AttributeError):
+        return []
+    extensions = (numpy_config or {}).get("SIMD Extensions", {})
+    return sorted({*extensions.get("baseline", []), *extensions.get("found", [])})
 
 
 def _find_version(package: str) -> str | None:

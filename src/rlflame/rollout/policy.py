@@ -1,7 +1,7 @@
 """The numpy forward pass that acts, normaliser inside.
 
 Every product is of the spec's one width on contiguous arrays, because a row's last bits in a
-float32 product depend on how many rows share it. Must not know: environments, learning, time.
+float32 product depend on how many rows share it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The values that cross the boundary between a learner and its workers.
 
 A rollout task is a pure function of these: RolloutTask and PolicyArrays in, Fragment or
-RolloutFailure out. Must not know: how they travel, who computes them, or what they are for.
+RolloutFailure out.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,6 +28,7 @@ Activation = Literal["tanh", "relu"]
 Exploration = Literal["independent", "gsde"]
 #: The most likely action, one drawn from the policy, or one drawn evenly from all there are.
 ActionMode = Literal["best", "sample", "uniform"]
+EnvStateKind = Literal["fresh", "replay", "mujoco"]
 #: Where a task stands: slot, row, seed of the episode and steps since its beginning.
 TaskPosition = tuple[int, int, int, int]
 
@@ -102,7 +104,7 @@ class EnvState:
     exact, because some rewards read positions that lag one step behind).
     """
 
-    kind: Literal["fresh", "replay", "mujoco"]
+    kind: EnvStateKind
     episode: int
     seed: int
     elapsed: int
@@ -112,6 +114,43 @@ class EnvState:
     observation: Float32
     #: Hash of all of the above: a worker that still holds this very state skips the restoring.
     token: str
+
+
+NO_PHYSICS: Float64 = np.zeros(0, np.float64)
+_NO_OBSERVATION: Float32 = np.zeros(0, np.float32)
+
+
+def make_fresh_state(episode: int, seed: int) -> EnvState:
+    """The state of an episode that has not begun anywhere yet."""
+    return make_state("fresh", episode, seed, 0, 0.0, np.zeros(0, np.float32), NO_PHYSICS)
+
+
+def make_state(
+    kind: EnvStateKind,
+    episode: int,
+    seed: int,
+    elapsed: int,
+    episode_return: float,
+    actions: Array,
+    physics: Float64,
+    observation: Float32 = _NO_OBSERVATION,
+) -> EnvState:
+    """A state with its token."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{kind}|{episode}|{seed}|{elapsed}|{episode_return!r}".encode())
+    for array in (actions, physics, observation):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return EnvState(
+        kind,
+        episode,
+        seed,
+        elapsed,
+        episode_return,
+        actions,
+        physics,
+        observation,
+        digest.hexdigest(),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +204,12 @@ class RolloutTask:
     def locate(self, column: int) -> tuple[int, int]:
         """The slot of a column, and its row in there."""
         return self.slots[column // self.rows], column % self.rows
+
+    def get_episode(self, column: int) -> int:
+        """The number of a whole episode: of the slot's row, or of the evaluation."""
+        if self.purpose == "evaluate":
+            return self.iteration * self.policy.width + self.first_row + column
+        return self.iteration
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,7 @@
 
 A step of eight rows costs more in numpy's calls than in numbers, and a message more in its header
 than in what it carries; with some slots side by side that is shared. A slot's bits are those it has
-alone: each has matrix products of its own, and in all else no row is touched by another. Must not
-know: how tasks are run, who runs them.
+alone: each has matrix products of its own, and in all else no row is touched by another.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """RolloutWorker: runs one task to its Fragment, the same wherever and whenever it runs.
 
 Reads no clock, no global random state, no worker identity; keeps caches (policies by content,
-environments by the state they were left in) that can only save time. Must not know: processes,
-pipes, clusters, learning.
+environments by the state they were left in) that can only save time.
 """
 
 from __future__ import annotations
@@ -13,11 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from .collect import Rollout, SlotEnvs
-from .envs.factory import make_vector_env
-from .envs.vector_env import VectorEnv
+from .envs.vector_env import VectorEnv, make_vector_env
 from .policy import Policy
-from .reset_seed_cache import ResetSeedCache
-from .seeding import StreamPool
 from .spec import (
     EnvironmentFault,
     EnvSpec,
@@ -37,20 +33,19 @@ _MAX_SLOTS = 64
 class RolloutWorker:
     """What runs inside every worker process, on every fleet.
 
-    `env_factory` makes a slot's environments; whoever draws an episode has some that draw.
+    `env_factory` makes a slot's environments; renderers pass one that makes them drawable.
     """
 
     def __init__(self, env_factory: Callable[[EnvSpec, int], VectorEnv] = make_vector_env) -> None:
         self._env_factory = env_factory
         self._active: tuple[RolloutTask, VectorEnv] | None = None
-        self._streams = StreamPool()
         self._policies: OrderedDict[tuple[str, PolicySpec, int], Policy] = OrderedDict()
         #: Environments by their slots, with the tokens of the states they were left in.
         self._slots: OrderedDict[tuple[str, tuple[int, ...]], SlotEnvs] = OrderedDict()
 
     @property
     def position(self) -> TaskPosition | None:
-        """What is being stepped now, for whoever watches over a hang."""
+        """What is being stepped now, for messages about a hang."""
         active = self._active
         if active is None:
             return None
@@ -66,7 +61,7 @@ class RolloutWorker:
         self._active = task, slot_envs.vector_env
         try:
             policy = self._get_policy(task, weights)
-            fragment = Rollout(task, policy, slot_envs, self._streams).collect()
+            fragment = Rollout(task, policy, slot_envs).collect()
         except EnvironmentFault as fault:
             slot_envs.vector_env.close()
             cause = fault.__cause__
@@ -93,8 +88,7 @@ class RolloutWorker:
             if (slot_envs.vector_env.spec, slot_envs.count) == (task.env, task.columns):
                 return slot_envs
             slot_envs.vector_env.close()
-        vector_env = self._env_factory(task.env, task.columns)
-        return SlotEnvs(vector_env, task.columns, ResetSeedCache(vector_env))
+        return SlotEnvs(self._env_factory(task.env, task.columns), task.columns)
 
     def _cache_envs(self, task: RolloutTask, slot_envs: SlotEnvs) -> None:
         """Remember where a slot's environments stand, so that the next task need not restore."""

@@ -11,7 +11,7 @@ import resource
 from typing import Any
 
 from rlflame.rollout import blas
-from rlflame.rollout.machine import describe_host
+from rlflame.rollout.machine import count_usable_cores, describe_host
 
 _FACT_NAMES = ("host", "processor", "memory_bytes", "system", "libc", "python", "packages")
 _TASKS_PATH = "/proc/self/task"
@@ -23,7 +23,7 @@ def describe_machine() -> dict[str, Any]:
     return {
         **{name: facts[name] for name in _FACT_NAMES},
         "cores": os.cpu_count() or 1,
-        "usable_cores": blas.count_usable_cores(),
+        "usable_cores": count_usable_cores(),
         "blas": blas.read_core_name(),
     }
 

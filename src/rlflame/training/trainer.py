@@ -23,7 +23,6 @@ from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError
 from rlflame.fleet.base import Fleet, Submission
 from rlflame.learning.base import Algorithm, Buffer, Metrics, Segment, State
 from rlflame.learning.policy_average import PolicyAverage
-from rlflame.rollout.envs.env_state import make_fresh_state
 from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.rollout.spec import (
     EnvSpec,
@@ -32,6 +31,7 @@ from rlflame.rollout.spec import (
     PolicyArrays,
     PolicySpec,
     RolloutTask,
+    make_fresh_state,
 )
 from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord, evaluate
 

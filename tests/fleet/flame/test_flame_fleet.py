@@ -29,7 +29,7 @@ from rlflame.fleet.flame.client import FlameClient
 from rlflame.fleet.flame.overhead import ClusterOverhead
 from rlflame.fleet.flame.session_start import FlameOptions, SessionStarter
 from rlflame.rollout import wire
-from rlflame.rollout.process.worker_main import read_versions
+from rlflame.rollout.machine import read_versions
 from rlflame.rollout.spec import RolloutTask
 
 

@@ -20,7 +20,7 @@ from rlflame.fleet.flame.worker_versions import WorkerRegistry
 from rlflame.fleet.jobs import FleetJob
 from rlflame.fleet.retry_policy import classify_answer
 from rlflame.rollout import wire
-from rlflame.rollout.process.worker_main import read_versions
+from rlflame.rollout.machine import read_versions
 from rlflame.rollout.spec import RolloutTask
 
 Run = Callable[..., list[dict[str, Any]]]

@@ -21,10 +21,10 @@ from test_same_bits import Diary, run, saved, scenario
 
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout import wire
-from rlflame.rollout.envs.factory import describe_stepping, make_vector_env
+from rlflame.rollout.envs.gymnasium_env import GymnasiumVectorEnv
 from rlflame.rollout.envs.make import read_env_spec
-from rlflame.rollout.envs.vector_env import GymnasiumVectorEnv
-from rlflame.rollout.mujoco import compatibility, mujoco_env
+from rlflame.rollout.envs.vector_env import describe_stepping, make_vector_env
+from rlflame.rollout.mujoco import mujoco_env
 from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.rollout.spec import EnvironmentFault, EnvSpec, Fragment, RolloutFailure
 from rlflame.rollout.worker import RolloutWorker
@@ -176,7 +176,7 @@ def test_health_is_what_gymnasium_calls_healthy_wherever_the_body_may_be(name: s
     expected = []
     for row, line in enumerate(state):
         line[generator.integers(len(line))] = generator.choice([-1.5, -0.5, 0.5, 1.05, 1.5, np.nan])
-        bodies.reset_row(row, bodies.prepare_reset(*np.split(line, [world.model.nq])))
+        bodies.reset_row(row, *np.split(line, [world.model.nq]))
         world.data.qpos[:], world.data.qvel[:] = np.split(line, [world.model.nq])
         expected.append(bool(world.is_healthy))
     earned = np.zeros(400)
@@ -243,17 +243,17 @@ def test_what_is_not_known_is_left_to_gymnasium(id: str, kwargs: Any, reason: st
     ],
 )
 def test_another_gymnasium_steps_itself(module: str, monkeypatch: Any, tmp_path: Any) -> None:
-    file, changed = compatibility._find_file, tmp_path / "changed.py"
+    file, changed = mujoco_env._find_file, tmp_path / "changed.py"
     changed.write_bytes(Path(file(module)).read_bytes() + b"\n")
     hopper = read_env_spec("Hopper-v5", {}, None)
     assert describe_stepping(hopper) == "stepped by rlflame's own MuJoCo loop"
-    compatibility._is_verified.cache_clear()
+    mujoco_env._is_verified.cache_clear()
     with monkeypatch.context() as patched:
         patched.setattr(
-            compatibility, "_find_file", lambda m: str(changed) if m == module else file(m)
+            mujoco_env, "_find_file", lambda m: str(changed) if m == module else file(m)
         )
         assert "not the version it was compared with" in describe_stepping(hopper)
-        compatibility._is_verified.cache_clear()
+        mujoco_env._is_verified.cache_clear()
 
 
 def test_a_class_that_was_changed_while_running_is_left_to_gymnasium(monkeypatch: Any) -> None:
@@ -373,7 +373,7 @@ def test_mujoco_is_not_imported_for_an_environment_without_it() -> None:
     script = (
         "import sys, numpy as np\n"
         "from rlflame.rollout.envs.make import read_env_spec\n"
-        "from rlflame.rollout.envs.factory import make_vector_env\n"
+        "from rlflame.rollout.envs.vector_env import make_vector_env\n"
         "rows = make_vector_env(read_env_spec('CartPole-v1', {}, None), 1)\n"
         "rows.reset_row(0, 0, 1, np.zeros(4, np.float32))\n"
         "print('mujoco' in sys.modules, 'rlflame.rollout.mujoco.mujoco_env' in sys.modules)"

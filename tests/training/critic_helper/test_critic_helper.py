@@ -254,7 +254,7 @@ def loaded(monkeypatch):
 
 
 def test_training_has_a_critic_helper_of_itself(tmp_path, loaded, monkeypatch):
-    monkeypatch.setattr(helper_client.blas, "compute_usable_share", lambda: 2.0)
+    monkeypatch.setattr(helper_client.machine, "compute_usable_share", lambda: 2.0)
     monkeypatch.setattr(helper_client, "_MIN_SAMPLES", 1)
     words = ("--steps", "512", "--set", "horizon_steps=1024", "--quiet", "--fleet", "local",
              "--workers", "2")  # fmt: skip
@@ -339,7 +339,7 @@ def wanted(
     recipe, *, cores=2.0, workers=2, fleet="local", runtime=None, progress=None, shared=False,
     monkeypatch,
 ):  # fmt: skip
-    monkeypatch.setattr(helper_client.blas, "compute_usable_share", lambda: cores)
+    monkeypatch.setattr(helper_client.machine, "compute_usable_share", lambda: cores)
     where, runtime = SimpleNamespace(name=fleet, capacity=workers), runtime or RuntimeSettings()
     return helper_client.is_helper_worthwhile(
         recipe, runtime, where, progress or Progress(), shared=shared

@@ -18,7 +18,7 @@ from rlflame.analysis.report.text import NOTHING, format_number
 from rlflame.config import regular_file
 from rlflame.config.toml_io import format_value
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.rollout.blas_env import THREAD_VARIABLES
+from rlflame.rollout.blas import THREAD_VARIABLES
 from rlflame.statistics import Interval, Significance, compare_medians
 from rlflame.storage import run_files
 

@@ -30,7 +30,7 @@ from rlflame.experiment import run
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet
 from rlflame.fleet.remote import RemoteFleet
-from rlflame.rollout.envs import user_file
+from rlflame.rollout.envs import user_code
 from rlflame.rollout.process.parent_channel import Message, ParentChannel, exit_with_group
 from rlflame.rollout.spec import TaskPosition
 from rlflame.training.stop_signal import SignalStop
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def _train(order: Message, channel: ParentChannel, stop: SignalStop) -> None:
-    user_file.load_from_environment()
+    user_code.load_from_environment()
     allow_modules(order["modules"])
     config = resolve.validate_config(order["config"])
     show = JsonDisplay(write=lambda text: channel.send("event", text=text))

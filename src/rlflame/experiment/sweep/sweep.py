@@ -36,7 +36,7 @@ from rlflame.experiment.sweep.summary import summarise_sweep
 from rlflame.fleet import factory
 from rlflame.fleet.base import Fleet, FleetEvent
 from rlflame.learning.factory import count_blas_threads
-from rlflame.rollout import blas
+from rlflame.rollout import machine
 from rlflame.rollout.process.parent_channel import Message
 from rlflame.storage import run_reader, safetensors_file
 from rlflame.storage.machine_memory import PROCESS_BYTES, measure_available_bytes
@@ -204,7 +204,7 @@ class _SweepRunner:
             return SweepResources(max(1, min(seeds, fitting)), 0, memory_bound=fitting < seeds)
         return split_resources(
             seeds,
-            cores=runtime.workers or blas.count_usable_cores(),
+            cores=runtime.workers or machine.count_usable_cores(),
             # Lanes change no bit and wait for each other without spinning: one core will do.
             threads=count_blas_threads(learning)
             if learning.provider == "numpy"

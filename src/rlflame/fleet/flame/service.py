@@ -24,7 +24,7 @@ import numpy as np
 import rlflame
 from rlflame.fleet.flame.raw_object import make_array, read_object, view_array
 from rlflame.rollout import blas, wire
-from rlflame.rollout.envs import user_file
+from rlflame.rollout.envs import user_code
 from rlflame.rollout.process.worker_main import FrameKind
 from rlflame.rollout.process.worker_process import ProtocolError, WorkerProcess, describe_exit
 
@@ -57,7 +57,7 @@ class Service:
         self._environment = blas.make_environment_like(core)
         if env_file is not None:  # it lies beside the package that was unpacked with it
             root = os.path.dirname(os.path.dirname(rlflame.__file__))
-            self._environment[user_file.FILE_VARIABLE] = os.path.join(root, env_file)
+            self._environment[user_code.FILE_VARIABLE] = os.path.join(root, env_file)
         self._step_deadline_s = step_deadline_s
         self._lease = lease
         self._child: WorkerProcess | None = None

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rlflame.rollout.process.worker_main import read_versions
+from rlflame.rollout.machine import read_versions
 
 
 class WorkerRegistry:

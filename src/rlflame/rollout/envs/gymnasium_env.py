@@ -1,23 +1,32 @@
-"""One environment of a slot over the Gymnasium API: stepped, snapshotted and restored exactly.
+"""The environments of a slot over the Gymnasium API: stepped, snapshotted and restored exactly.
 
 An environment's position is a value (EnvState), because a cluster promises no affinity between a
-slot and a process. Must not know: policies, batches, how states travel.
+slot and a process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from ..spec import Array, EnvironmentFault, EnvSpec, EnvState, Float32, Float64
-from .env_state import NO_PHYSICS, make_state
+from ..spec import (
+    NO_PHYSICS,
+    Array,
+    EnvironmentFault,
+    EnvSpec,
+    EnvState,
+    Float32,
+    Float64,
+    make_state,
+)
 from .make import REPLAY_MISMATCH, format_error, format_value, is_env_error, make_env
+from .vector_env import EpisodePosition
 
 _MUJOCO_PACKAGE = "gymnasium.envs.mujoco."
 _EXACT_MUJOCO = frozenset(
@@ -300,6 +309,73 @@ class RestorableEnv:
         return EnvironmentFault(
             f"environment {self.spec.id} {message}", self.row, self.seed, self.elapsed
         )
+
+
+class GymnasiumVectorEnv:
+    """One Gymnasium instance for each row, stepped one after the other.
+
+    `env_factory` makes the instances; renderers pass one that makes them drawable.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        count: int,
+        env_factory: Callable[[EnvSpec, int], RestorableEnv] = RestorableEnv,
+    ) -> None:
+        self.spec = spec
+        self._envs = [env_factory(spec, row) for row in range(count)]
+        self._current_env = self._envs[0]
+
+    def reset_row(self, row: int, episode: int, seed: int, out: Float32) -> None:
+        self._current_env = self._envs[row]
+        self._current_env.reset(episode, seed, out)
+
+    def restore(self, row: int, state: EnvState, out: Float32) -> None:
+        self._current_env = self._envs[row]
+        self._current_env.restore(state, out)
+
+    def step(
+        self,
+        active: Sequence[int],
+        actions: Array,
+        out: Float32,
+        rewards: Float64,
+        terminated: Array,
+        truncated: Array,
+    ) -> Sequence[int]:
+        ended: list[int] = []
+        for i in active:
+            env = self._current_env = self._envs[i]
+            rewards[i], terminal, limited = env.step(actions[i], out[i])
+            if terminal or limited:
+                terminated[i], truncated[i] = terminal, not terminal
+                ended.append(i)
+        return ended
+
+    def prepare_snapshot(self) -> None:
+        for env in self._envs:
+            env.prepare_snapshot()
+
+    def snapshot(self, row: int, observation: Float32) -> EnvState:
+        return self._envs[row].snapshot(observation)
+
+    def get_position(self, row: int) -> EpisodePosition:
+        return _read_position(self._envs[row])
+
+    def get_current_position(self) -> EpisodePosition:
+        return _read_position(self._current_env)
+
+    def check_finite(self, row: int, observation: Float32) -> None:
+        self._envs[row].check_finite(observation)
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+
+def _read_position(env: RestorableEnv) -> EpisodePosition:
+    return EpisodePosition(env.row, env.episode, env.seed, env.elapsed, env.episode_return)
 
 
 def _unwrap_step(env: gymnasium.Env[Any, Any]) -> tuple[Callable[[Any], Any], float]:

@@ -1,7 +1,4 @@
-"""Environments made through Gymnasium, and read: their spaces, and what goes wrong in them.
-
-Must not know: steps, episodes, policies.
-"""
+"""Environments made through Gymnasium, and read: their spaces, and what goes wrong in them."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from gymnasium import spaces
 
 from ..lazy_import import DRAWING_MODULES, defer_imports
 from ..spec import EnvSpec
-from .module_access import check_allowed
+from .user_code import check_allowed
 
 defer_imports(*DRAWING_MODULES)
 

@@ -1,16 +1,20 @@
-"""The environments of one slot, stepped together: the contract, and Gymnasium behind it.
+"""The environments of one slot, stepped together: the contract, and the choice of implementation.
 
-Must not know: policies, tasks, how states travel.
+rlflame's own MuJoCo loop and Gymnasium's instances have the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import gymnasium
 
 from ..spec import Array, EnvSpec, EnvState, Float32, Float64
-from .gymnasium_env import RestorableEnv
+from .make import import_env_code, is_env_error
+
+_MUJOCO_LOOP = "stepped by rlflame's own MuJoCo loop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,8 @@ class VectorEnv(Protocol):
     def reset_row(self, row: int, episode: int, seed: int, out: Float32) -> None:
         """Start an episode."""
 
-    def prepare_resets(self, seeds: Sequence[int]) -> None:
-        """Episodes that begin with these seeds may come soon; for those who can prepare."""
-
     def restore(self, row: int, state: EnvState, out: Float32) -> None:
-        """Take up an episode where another process, or an earlier one, left it."""
+        """Continue an episode from where another process, or an earlier one, left it."""
 
     def step(
         self,
@@ -49,8 +50,8 @@ class VectorEnv(Protocol):
     ) -> Sequence[int]:
         """One transition of the active rows; returns those whose episode has ended.
 
-        Nobody else writes into `actions`, which an environment may keep. The ends are written where
-        they are true; an end by the environment itself wins over a time limit.
+        `actions` is not written to later, so an environment may keep it. The ends are written
+        where they are true; an end by the environment itself wins over a time limit.
         """
 
     def prepare_snapshot(self) -> None:
@@ -62,78 +63,60 @@ class VectorEnv(Protocol):
     def get_position(self, row: int) -> EpisodePosition: ...
 
     def get_current_position(self) -> EpisodePosition:
-        """The row being stepped now, for whoever watches over a hang."""
+        """The row being stepped now, for messages about a hang."""
 
     def check_finite(self, row: int, observation: Float32) -> None: ...
 
     def close(self) -> None: ...
 
 
-class GymnasiumVectorEnv:
-    """One instance of Gymnasium's for each row, stepped one after the other.
+def make_vector_env(spec: EnvSpec, count: int) -> VectorEnv:
+    """The fastest implementation for an environment; all have the same bits."""
+    from .gymnasium_env import GymnasiumVectorEnv
 
-    `new_row` makes them; whoever draws an episode has rows that draw.
-    """
-
-    def __init__(
-        self,
-        spec: EnvSpec,
-        count: int,
-        env_factory: Callable[[EnvSpec, int], RestorableEnv] = RestorableEnv,
-    ) -> None:
-        self.spec = spec
-        self._envs = [env_factory(spec, row) for row in range(count)]
-        self._current_env = self._envs[0]
-
-    def reset_row(self, row: int, episode: int, seed: int, out: Float32) -> None:
-        self._current_env = self._envs[row]
-        self._current_env.reset(episode, seed, out)
-
-    def prepare_resets(self, seeds: Sequence[int]) -> None:
-        """An instance is reset when it is needed."""
-
-    def restore(self, row: int, state: EnvState, out: Float32) -> None:
-        self._current_env = self._envs[row]
-        self._current_env.restore(state, out)
-
-    def step(
-        self,
-        active: Sequence[int],
-        actions: Array,
-        out: Float32,
-        rewards: Float64,
-        terminated: Array,
-        truncated: Array,
-    ) -> Sequence[int]:
-        ended: list[int] = []
-        for i in active:
-            env = self._current_env = self._envs[i]
-            rewards[i], terminal, limited = env.step(actions[i], out[i])
-            if terminal or limited:
-                terminated[i], truncated[i] = terminal, not terminal
-                ended.append(i)
-        return ended
-
-    def prepare_snapshot(self) -> None:
-        for env in self._envs:
-            env.prepare_snapshot()
-
-    def snapshot(self, row: int, observation: Float32) -> EnvState:
-        return self._envs[row].snapshot(observation)
-
-    def get_position(self, row: int) -> EpisodePosition:
-        return _read_position(self._envs[row])
-
-    def get_current_position(self) -> EpisodePosition:
-        return _read_position(self._current_env)
-
-    def check_finite(self, row: int, observation: Float32) -> None:
-        self._envs[row].check_finite(observation)
-
-    def close(self) -> None:
-        for env in self._envs:
-            env.close()
+    env_or_reason = _make_mujoco_vector_env(spec, count)
+    return GymnasiumVectorEnv(spec, count) if isinstance(env_or_reason, str) else env_or_reason
 
 
-def _read_position(env: RestorableEnv) -> EpisodePosition:
-    return EpisodePosition(env.row, env.episode, env.seed, env.elapsed, env.episode_return)
+def preload_env(id: str) -> None:
+    """Load what an environment of this id will need, as far as that is known without making it."""
+    from . import gymnasium_env  # noqa: F401
+
+    try:
+        import_env_code(id)
+        if _is_gymnasium_mujoco(id):
+            from ..mujoco import mujoco_env  # noqa: F401
+    except BaseException as error:
+        # The same error is raised and reported when an environment is made.
+        if not is_env_error(error):
+            raise
+
+
+def describe_stepping(spec: EnvSpec) -> str:
+    """Which implementation steps an environment, and why not the faster one."""
+    env_or_reason = _make_mujoco_vector_env(spec, 1)
+    if isinstance(env_or_reason, str):
+        return f"stepped by Gymnasium: {env_or_reason}"
+    env_or_reason.close()
+    return _MUJOCO_LOOP
+
+
+def _is_gymnasium_mujoco(id: str) -> bool:
+    registration: Any = gymnasium.registry.get(id)
+    entry = getattr(registration, "entry_point", None)
+    return isinstance(entry, str) and entry.startswith("gymnasium.envs.mujoco.")
+
+
+def _make_mujoco_vector_env(spec: EnvSpec, count: int) -> VectorEnv | str:
+    """The environments in `mujoco/mujoco_env.py`, or the reason why there are none."""
+    if not _is_gymnasium_mujoco(spec.id):
+        return "it is none of Gymnasium's MuJoCo environments"
+    try:
+        from ..mujoco import mujoco_env
+
+        return mujoco_env.make_mujoco_vector_env(spec, count)
+    except BaseException as error:
+        if not is_env_error(error):
+            raise
+        # The same error is raised and reported in the first reset.
+        return "it could not be made"

@@ -3,7 +3,7 @@
 A task repeats one of Gymnasium's classes, operation for operation and type for type, because the
 bits must be the same: where a whole array may round otherwise than a row alone (powers, sines, dot
 products), rows are worked on one by one. Settings are read from an instance of Gymnasium's own
-class, so no default stands here. Must not know: stepping, resets, time limits, episodes, policies.
+class, so no default stands here.
 """
 
 from __future__ import annotations

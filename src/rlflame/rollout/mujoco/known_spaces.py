@@ -1,8 +1,7 @@
-"""What Gymnasium's MuJoCo environments of version 5 look like, known without loading them.
+"""The spaces of Gymnasium's MuJoCo environments of version 5, known without loading them.
 
-A process that steps nothing need not load Gymnasium and MuJoCo to learn what `v5` promises for
-ever, as long as nobody can have put something else under that name. Must not know: how they are
-made, how they are stepped.
+A process that does not step environments need not load Gymnasium and MuJoCo for what `v5` promises
+for ever, as long as no other environment can be registered under that name.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def is_known_id(id: str) -> bool:
 def find_known_spec(
     id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None
 ) -> EnvSpec | None:
-    """What `making.describe` would read, or None where it has to look."""
+    """The result of `envs.make.read_env_spec`, or None where the environment must be made."""
     if id not in _SPACES or kwargs or any(name in os.environ for name in _RENDERING):
         return None
     if any(importlib.util.find_spec(package) is None for package in ("gymnasium", "mujoco")):

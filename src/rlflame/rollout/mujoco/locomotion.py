@@ -1,7 +1,4 @@
-"""Tasks of the v5 MuJoCo environments that are about getting along.
-
-As in Gymnasium's classes of these names. Must not know: stepping, resets, episodes, policies.
-"""
+"""Locomotion tasks of the v5 MuJoCo environments, as in Gymnasium's classes of these names."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from .components import (
 
 
 class _LocomotionTask:
-    """Gets along; nothing ends it."""
+    """Moves forward; no state ends an episode."""
 
     numbers: tuple[str, ...] = (
         "_forward_reward_weight",

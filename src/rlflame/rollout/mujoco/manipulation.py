@@ -1,7 +1,4 @@
-"""Tasks of the v5 MuJoCo environments that stand where they are: pendulums and arms.
-
-As in Gymnasium's classes of these names. Must not know: stepping, resets, episodes, policies.
-"""
+"""Pendulums and arms of the v5 MuJoCo environments, as in Gymnasium's classes of these names."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""N bodies of one MuJoCo model: controls in, physics, and tables of what is to be seen of them.
+"""N simulations of one MuJoCo model: controls in, physics, and tables of what is observed.
 
-`mujoco.batch` steps them in one call, where there is one and nothing is asked that it leaves out;
-otherwise each is an `MjData` of its own. The bits are the same. Must not know: what is made of the
-tables, episodes, Gymnasium.
+`mujoco.batch` steps all of them in one call, where it exists and computes everything that is read;
+otherwise each is an `MjData`. The bits are the same.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from ..spec import Array, Float64
 from .components import DataSlice
 
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
-#: The beginning of an episode, as far as it can be computed before a body takes it up.
-ResetState = tuple[Float64, ...]
 
 
 class Simulation(Protocol):
@@ -32,9 +29,7 @@ class Simulation(Protocol):
     def track(self, *parts: DataSlice) -> Float64:
         """A table `[N, columns]` of these parts, one after the other, renewed by whatever moves."""
 
-    def prepare_reset(self, qpos: Float64, qvel: Float64) -> ResetState: ...
-
-    def reset_row(self, row: int, reset_state: ResetState) -> None: ...
+    def reset_row(self, row: int, qpos: Float64, qvel: Float64) -> None: ...
 
     def step(self, active: Sequence[int]) -> None:
         """As many steps of physics as make one of the environment's."""
@@ -121,12 +116,8 @@ class SerialSimulation:
                 at += size
         return table
 
-    def prepare_reset(self, qpos: Float64, qvel: Float64) -> ResetState:
-        return qpos, qvel
-
-    def reset_row(self, row: int, reset_state: ResetState) -> None:
+    def reset_row(self, row: int, qpos: Float64, qvel: Float64) -> None:
         self.current_row = row
-        qpos, qvel = reset_state
         _, _, data, copies = self._row_arrays[row]
         mujoco.mj_resetData(self._model, data)
         data.qpos[:], data.qvel[:] = qpos, qvel
@@ -178,44 +169,34 @@ class BatchSimulation:
         self._model, self._data = model, mujoco.MjData(model)
         #: Columns of tables, and what they show of all bodies.
         self._copies: list[tuple[Array, Array]] = []
-        #: Tables, a line of each, and parts of that line with what they show of a beginning.
-        self._tables: list[tuple[Float64, Float64, list[tuple[Array, Array]]]] = []
+        #: Columns of tables, and what they show of the beginning of an episode.
+        self._reset_copies: list[tuple[Array, Array]] = []
         self._active: Sequence[int] = range(count)
         self._ids: Array | None = None
 
     def track(self, *parts: DataSlice) -> Float64:
         views = [_make_view(self._data, part) for part in parts]
         table = np.zeros((self.count, sum(view.size for view in views)), np.float64)
-        line = np.zeros(table.shape[1], np.float64)
-        fills, copies = [], []
+        copies = []
         at = 0
         for part, source in zip(parts, views, strict=True):
             if source.size:
-                fills.append((_slice_columns(line, at, source.shape), source))
-                copies.append((_slice_columns(table, at, source.shape), self._make_view(part)))
+                columns = _slice_columns(table, at, source.shape)
+                self._reset_copies.append((columns, source))
+                copies.append((columns, self._make_view(part)))
             at += source.size
-        self._tables.append((table, line, fills))
         self._copies += _join_copies(copies)
         return table
 
-    def prepare_reset(self, qpos: Float64, qvel: Float64) -> ResetState:
+    def reset_row(self, row: int, qpos: Float64, qvel: Float64) -> None:
+        self.current_row = row
         model, data = self._model, self._data
         mujoco.mj_resetData(model, data)
         data.qpos[:], data.qvel[:] = qpos, qvel
         mujoco.mj_forward(model, data)
-        state: Float64 = np.zeros(self._states.shape[1], np.float64)
-        mujoco.mj_getState(model, data, state, _INTEGRATION)
-        for _, _, fills in self._tables:
-            for columns, source in fills:
-                columns[...] = source
-        return state, *(line.copy() for _, line, _ in self._tables)
-
-    def reset_row(self, row: int, reset_state: ResetState) -> None:
-        self.current_row = row
-        state, *lines = reset_state
-        self._states[row] = state
-        for (table, _, _), line in zip(self._tables, lines, strict=True):
-            table[row] = line
+        mujoco.mj_getState(model, data, self._states[row], _INTEGRATION)
+        for columns, source in self._reset_copies:
+            columns[row] = source
 
     def step(self, active: Sequence[int]) -> None:
         if active is not self._active:

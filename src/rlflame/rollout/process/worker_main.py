@@ -140,7 +140,8 @@ class WorkerServer:
     def serve(self) -> None:
         """Answer until the parent is gone."""
         from .. import wire
-        from ..envs.factory import preload_env
+        from ..envs.vector_env import preload_env
+        from ..machine import read_versions
 
         self._send(FrameKind.HELLO, wire.encode(read_versions()))
         threading.Thread(target=self._send_heartbeats, daemon=True).start()
@@ -206,32 +207,16 @@ def _exit_with_group() -> None:
     os._exit(0)
 
 
-def read_versions() -> dict[str, str]:
-    """What this worker is, for comparison with the driver."""
-    import platform
-    from importlib import metadata
-
-    from .. import blas
-
-    versions = {"python": platform.python_version(), **blas.read_fingerprint()}
-    for package in ("gymnasium", "mujoco", "box2d"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "absent"
-    return versions
-
-
 def main() -> None:
     """`python -m rlflame.rollout.process.worker_main ANSWERS PARENT`: an open descriptor and a
     process id."""
-    from ..envs import user_file
+    from ..envs import user_code
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = open_pipes()
     kill_group_with_process()
     server = WorkerServer(requests, answers)
-    user_file.load_from_environment()
+    user_code.load_from_environment()
     server.serve()
 
 

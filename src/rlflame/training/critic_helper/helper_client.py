@@ -16,7 +16,7 @@ from rlflame.learning.base import Algorithm, Batch, Metrics, State
 from rlflame.learning.factory import as_split_algorithm, compute_fingerprint
 from rlflame.learning.parallel.process_group import to_message
 from rlflame.learning.ppo.split_update import SplitAlgorithm
-from rlflame.rollout import blas, wire
+from rlflame.rollout import blas, machine, wire
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
 from rlflame.rollout.spec import Array, PolicyArrays, PolicySpec
 from rlflame.training.critic_helper import conditions
@@ -49,7 +49,7 @@ def is_helper_worthwhile(
         and not recipe.learning.rollout.staleness
         and not shared
         and (fleet.capacity > 1 or fleet.name == "flame")
-        and blas.compute_usable_share() >= 2.0
+        and machine.compute_usable_share() >= 2.0
     )
 
 

@@ -9,12 +9,12 @@ import os
 
 from rlflame.fleet.flame.check.findings import Finding, make_ok
 from rlflame.rollout import blas
-from rlflame.rollout.machine import describe_host
+from rlflame.rollout.machine import count_usable_cores, describe_host
 
 
 def check_machine() -> Finding:
     machine_info = describe_host()
-    usable, threads = blas.count_usable_cores(), os.cpu_count() or 1
+    usable, threads = count_usable_cores(), os.cpu_count() or 1
     total = f" of {threads}" if usable != threads else ""
     packages = ", ".join(
         f"{name} {machine_info['packages'].get(name, 'absent')}"
