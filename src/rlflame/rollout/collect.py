@@ -13,8 +13,8 @@ import numpy as np
 
 from .action_sampler import ActionSampler
 from .envs.vector_env import VectorEnv
+from .fragment_recorder import FragmentRecorder
 from .policy import Policy
-from .recorder import Recorder
 from .seeding import Role, make_reset_seed
 from .spec import Array, EnvironmentFault, Float32, Fragment, RolloutTask
 
@@ -39,7 +39,7 @@ class Rollout:
         self._slot_envs = slot_envs
         self._vector_env = slot_envs.vector_env
         self._sampler = ActionSampler(task, policy, self._vector_env)
-        self._recorder = Recorder(task)
+        self._recorder = FragmentRecorder(task)
 
     def collect(self) -> Fragment:
         task = self._task
@@ -84,7 +84,7 @@ class Rollout:
         active: Sequence[int] = range(task.columns)
         t = 0
         while active and t < task.steps:
-            recorder.reserve(t)
+            recorder.ensure_capacity(t)
             if task.record:
                 recorder.observations[t] = task_rows
             if needs_copy:

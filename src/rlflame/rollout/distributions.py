@@ -22,20 +22,21 @@ VARIANCE_FLOOR = 1e-6
 
 
 class NoiseBlock(Protocol):
-    """A block of noise, with all that depends on nothing else computed at once."""
+    """A block of noise, with everything computed that does not depend on the outputs."""
 
     def sample(self, out: Float32, step: int) -> tuple[Array, Float32]:
-        """What `sample` gives with the noise of this step; `out` may be overwritten by it."""
+        """As `Distribution.sample` with the noise of this step; `out` may be overwritten."""
 
 
 class Distribution(Protocol):
-    """What the outputs of a policy's network mean."""
+    """The meaning of the outputs of a policy's network."""
 
     def sample(self, out: Float32, noise: Float32) -> tuple[Array, Float32]:
         """An action for each row, drawn with the given noise, and its log-density."""
 
     def prepare_noise(self, noise: Float32) -> NoiseBlock:
         """A block `[steps, width, ...]` of noise, ready for use."""
+        return LazyNoiseBlock(self.sample, noise)
 
     def mode(self, out: Float32) -> Array:
         """The deterministic action of each row."""
@@ -44,7 +45,7 @@ class Distribution(Protocol):
         """Actions spread evenly over all there are, from numbers in [0, 1)."""
 
     def to_environment(self, actions: Array) -> Array:
-        """What environments are given for recorded actions."""
+        """The actions that environments receive for recorded actions."""
 
 
 def make_distribution(spec: PolicySpec, arrays: PolicyArrays, latent: Float32) -> Distribution:
@@ -85,7 +86,7 @@ def draw_noise(
 
 
 class LazyNoiseBlock:
-    """A block of noise of which nothing can be computed before the network's outputs are there."""
+    """A block of noise of which nothing can be computed before the outputs."""
 
     def __init__(
         self, sample: Callable[[Float32, Float32], tuple[Array, Float32]], noise: Float32
@@ -106,7 +107,7 @@ class GaussianNoiseBlock:
         return np.add(out, self._offsets[step], out), self._log_probs[step]
 
 
-class Categorical:
+class Categorical(Distribution):
     """A softmax over choices."""
 
     def __init__(self, spec: PolicySpec) -> None:
@@ -125,9 +126,6 @@ class Categorical:
             np.minimum(choices, last_likely, out=choices)
         return choices, log_softmax[self._rows, choices]
 
-    def prepare_noise(self, noise: Float32) -> NoiseBlock:
-        return LazyNoiseBlock(self.sample, noise)
-
     def mode(self, out: Float32) -> Array:
         choices: Array = out.argmax(axis=1)
         return choices
@@ -141,7 +139,7 @@ class Categorical:
         return actions
 
 
-class _BoundedDistribution:
+class _BoundedDistribution(Distribution):
     """The bounds of continuous actions."""
 
     def __init__(self, spec: PolicySpec) -> None:
@@ -233,9 +231,6 @@ class SquashedGaussian(_SquashedDistribution):
         log_probs -= np.float32(0.5 * self._size * _LOG_TWO_PI)
         return np.tanh(raw), log_probs
 
-    def prepare_noise(self, noise: Float32) -> NoiseBlock:
-        return LazyNoiseBlock(self.sample, noise)
-
 
 class StateDependentNoise:
     """Generalised state-dependent exploration (Raffin et al., 2020): latent @ (std * noise).
@@ -277,9 +272,6 @@ class StateDependentGaussian(_ClippedDistribution):
         added, density = self._noise.draw(noise)
         return out + added, np.add.reduce(density, axis=1)
 
-    def prepare_noise(self, noise: Float32) -> NoiseBlock:
-        return LazyNoiseBlock(self.sample, noise)
-
 
 class StateDependentSquashedGaussian(_SquashedDistribution):
     """tanh of such a normal."""
@@ -293,9 +285,6 @@ class StateDependentSquashedGaussian(_SquashedDistribution):
         raw += out
         density -= log_slope_of_tanh(raw)
         return np.tanh(raw), np.add.reduce(density, axis=1)
-
-    def prepare_noise(self, noise: Float32) -> NoiseBlock:
-        return LazyNoiseBlock(self.sample, noise)
 
 
 def log_slope_of_tanh(raw: Float32) -> Float32:

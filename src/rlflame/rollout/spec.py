@@ -117,12 +117,17 @@ class EnvState:
 
 
 NO_PHYSICS: Float64 = np.zeros(0, np.float64)
-_NO_OBSERVATION: Float32 = np.zeros(0, np.float32)
+_NO_NUMBERS: Float32 = np.zeros(0, np.float32)
 
 
-def make_fresh_state(episode: int, seed: int) -> EnvState:
-    """The state of an episode that has not begun anywhere yet."""
-    return make_state("fresh", episode, seed, 0, 0.0, np.zeros(0, np.float32), NO_PHYSICS)
+def make_fresh_state(
+    episode: int,
+    seed: int,
+    actions: Array = _NO_NUMBERS,
+    observation: Float32 = _NO_NUMBERS,
+) -> EnvState:
+    """The state of an episode before its first step; `actions` is empty."""
+    return make_state("fresh", episode, seed, 0, 0.0, actions, NO_PHYSICS, observation)
 
 
 def make_state(
@@ -133,7 +138,7 @@ def make_state(
     episode_return: float,
     actions: Array,
     physics: Float64,
-    observation: Float32 = _NO_OBSERVATION,
+    observation: Float32,
 ) -> EnvState:
     """A state with its token."""
     digest = hashlib.blake2b(digest_size=16)

@@ -245,9 +245,10 @@ def test_the_providers_stay_together_over_a_hundred_updates(kind, algorithm):
 
     assert np.abs(first.data - start).max() > 0.03
     assert np.abs(first.data - second.data).max() < 1e-4
-    observations = floats(rng, 9, spec.observation_size)
-    ours, theirs = (p(first, network).compute_values(observations) for p in providers)
-    assert ours == pytest.approx(theirs, abs=1e-5)
+    if critic:
+        observations = floats(rng, 9, spec.observation_size)
+        ours, theirs = (p(first, network).compute_values(observations) for p in providers)
+        assert ours == pytest.approx(theirs, abs=1e-5)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -90,14 +90,14 @@ class TorchNetworks:
     def compute_latent(self, prefix: str, x: Tensor) -> Tensor:
         """The input of the last layer."""
         for layer in range(self._layers - 1):
-            x = self.activate(self.apply_layer(prefix, layer, x))
+            x = self.apply_activation(self.apply_layer(prefix, layer, x))
         return x
 
     def compute_outputs(self, prefix: str, latent: Tensor) -> Tensor:
         """The outputs of the last layer."""
         return self.apply_layer(prefix, self._layers - 1, latent)
 
-    def activate(self, x: Tensor) -> Tensor:
+    def apply_activation(self, x: Tensor) -> Tensor:
         return torch.tanh(x) if self._tanh else torch.relu(x)
 
     def apply_layer(self, prefix: str, layer: int, x: Tensor) -> Tensor:

@@ -116,12 +116,16 @@ def find_deviating_ranks(group: ProcessGroup, arrays: Mapping[str, Array]) -> li
 def to_message(batch: Batch | ReplayBatch) -> dict[str, Any]:
     """A batch as `wire` carries it; of a replay batch, all but the transitions."""
     if isinstance(batch, Batch):
-        return {field.name: getattr(batch, field.name) for field in fields(batch)}
+        return _to_dict(batch)
     return {
         "fresh": to_message(batch.fresh),
         "first_update": batch.first_update,
         "updates": batch.updates,
     }
+
+
+def _to_dict(value: Batch | Transitions) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _make_broadcast_batch(batch: Batch | ReplayBatch, group: ProcessGroup) -> Batch | ReplayBatch:
@@ -131,9 +135,7 @@ def _make_broadcast_batch(batch: Batch | ReplayBatch, group: ProcessGroup) -> Ba
 
     def draw_and_broadcast(update: int) -> Transitions:
         transitions = batch.draw(update)
-        group.broadcast(
-            {field.name: getattr(transitions, field.name) for field in fields(transitions)}
-        )
+        group.broadcast(_to_dict(transitions))
         return transitions
 
     return ReplayBatch(batch.fresh, batch.first_update, batch.updates, draw_and_broadcast)

@@ -98,9 +98,8 @@ class Ppo:
         if self._normaliser is not None and self._strategy.has_actor:
             # At this point a critic helper computes its estimates meanwhile.
             self._normaliser.merge(batch.observations[batch.valid])
-        samples = _Samples(
-            normalised, self._provider, self._shards, self._strategy, settings, rewards, discount
-        )
+        samples = _Samples(normalised, rewards, discount)
+        self._estimate(samples)
         metrics = {
             "explained_variance": samples.explained_variance(),
             "clip_range": clip_range,
@@ -122,12 +121,46 @@ class Ppo:
     def load_state(self, state: Mapping[str, Array]) -> None:
         self._state.load_state(state)
 
+    def _estimate(self, samples: _Samples) -> None:
+        """Values, advantages and returns with the critic as it is now."""
+        samples.values, samples.advantages, samples.returns = self._strategy.compute_estimates(
+            lambda: self._compute_estimates(samples), (3, len(samples.log_probs))
+        )
+
+    def _compute_estimates(self, samples: _Samples) -> Float32:
+        batch, settings = samples.batch, self._settings
+        steps, columns, size = batch.observations.shape
+        observations = batch.observations.reshape(steps * columns, size)
+        values = self._shards.compute_values(
+            len(observations), lambda rows: self._provider.compute_values(observations[rows])
+        ).reshape(steps, columns)
+        last = self._provider.compute_values(batch.last_observations)
+        next_values = np.concatenate([values[1:], last[None]])
+        step, column = batch.boundary_index.T
+        next_values[step, column] = self._provider.compute_values(batch.boundary_observations)
+        gae = compute_gae(
+            samples.rewards,
+            values.astype(np.float64),
+            next_values.astype(np.float64),
+            batch.terminated,
+            batch.truncated,
+            samples.discount,
+            settings.gae_lambda,
+        )[batch.valid]
+        estimates: Float32 = np.empty((3, len(gae)), np.float32)
+        sample_values, advantages, returns = estimates
+        sample_values[:], advantages[:] = values[batch.valid], gae
+        returns[:] = gae + sample_values
+        if settings.normalise_advantages == "batch":
+            advantages[:] = standardise(advantages)
+        return estimates
+
     def _run_epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
         """One optimizer step a minibatch, until the epochs or the KL budget are used up."""
         settings, strategy, totals = self._settings, self._strategy, _Totals(self._settings)
         for epoch in range(settings.epochs):
             if epoch and settings.recompute_advantages:
-                samples.estimate()
+                self._estimate(samples)
             for minibatch in self._make_minibatches(samples, epoch, clip_range):
                 count = len(minibatch.returns)
                 gradient, norm, sums = strategy.compute_gradient(minibatch, count)
@@ -184,62 +217,12 @@ def standardise(samples: Float32) -> Float32:
 class _Samples:
     """The valid samples of a batch, with the critic's estimates."""
 
-    def __init__(
-        self,
-        batch: Batch,
-        provider: PpoProvider,
-        shards: Shards,
-        strategy: UpdateStrategy,
-        settings: PpoSettings,
-        rewards: Float64,
-        discount: float,
-    ) -> None:
-        self._batch = batch
-        self._provider = provider
-        self._shards = shards
-        self._strategy = strategy
-        self._settings = settings
-        self._rewards = rewards
-        self._discount = discount
+    def __init__(self, batch: Batch, rewards: Float64, discount: float) -> None:
+        self.batch, self.rewards, self.discount = batch, rewards, discount
         self.observations: Float32 = batch.observations[batch.valid]
         self.actions = batch.actions[batch.valid]
         self.log_probs: Float32 = batch.log_probs[batch.valid]
-        self.estimate()
-
-    def estimate(self) -> None:
-        """Values, advantages and returns with the critic as it is now."""
-        shape = (3, len(self.log_probs))
-        self.values, self.advantages, self.returns = self._strategy.compute_estimates(
-            self._compute_estimates, shape
-        )
-
-    def _compute_estimates(self) -> Float32:
-        batch, settings = self._batch, self._settings
-        steps, columns, size = batch.observations.shape
-        observations = batch.observations.reshape(steps * columns, size)
-        values = self._shards.compute_values(
-            len(observations), lambda rows: self._provider.compute_values(observations[rows])
-        ).reshape(steps, columns)
-        last = self._provider.compute_values(batch.last_observations)
-        next_values = np.concatenate([values[1:], last[None]])
-        step, column = batch.boundary_index.T
-        next_values[step, column] = self._provider.compute_values(batch.boundary_observations)
-        gae = compute_gae(
-            self._rewards,
-            values.astype(np.float64),
-            next_values.astype(np.float64),
-            batch.terminated,
-            batch.truncated,
-            self._discount,
-            settings.gae_lambda,
-        )[batch.valid]
-        estimates: Float32 = np.empty((3, len(gae)), np.float32)
-        sample_values, advantages, returns = estimates
-        sample_values[:], advantages[:] = values[batch.valid], gae
-        returns[:] = gae + sample_values
-        if settings.normalise_advantages == "batch":
-            advantages[:] = standardise(advantages)
-        return estimates
+        self.values = self.advantages = self.returns = np.empty_like(self.log_probs)
 
     def explained_variance(self) -> float:
         variance = float(self.returns.var())

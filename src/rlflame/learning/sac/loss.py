@@ -75,32 +75,39 @@ class SacGradientProvider(Protocol):
         """
 
 
-class _NumpySacBase:
-    """The parts of the losses that do not depend on the kind of critic."""
+class NumpySac:
+    """The losses by hand, with target critics."""
 
-    def __init__(
-        self,
-        networks: SacNetworks,
-        thread_pair: ThreadPair,
-        critics: Sequence[MLP] | Sequence[BatchNormMLP],
-        critic_gradients: FlatVector,
-    ) -> None:
+    def __init__(self, networks: SacNetworks, thread_pair: ThreadPair) -> None:
         network = networks.network
         self._thread_pair = thread_pair
         self._critic_objective = make_critic_loss(networks.quantiles, networks.dropped)
         self._observation_size = network.observation_size
-        self._value_critics, self._critic_gradients = critics, critic_gradients
+        self._action_size = networks.action_size
+        self._critic_gradients = FlatVector(networks.critics.shapes)
+        self._critics = self._make_critics(networks)
         self._actor_gradients = FlatVector(networks.actor.shapes)
         self._actors = [
             MLP(networks.actor, self._actor_gradients, "actor", network.layers, network.tanh)
             for _ in range(LANES)
         ]
-        self._action_size = networks.action_size
         self._heads = [
             make_sampling_head(networks.actor, self._actor_gradients, actor, self._action_size)
             for actor in self._actors
         ]
         self._resize(0)
+
+    def _make_critics(self, networks: SacNetworks) -> Sequence[MLP | BatchNormMLP]:
+        """The critics that are learned, whose values the actor's loss is made of."""
+        network = networks.network
+        critics, self._targets = (
+            [
+                MLP(vector, self._critic_gradients, prefix[:-1], network.layers, network.tanh)
+                for prefix in CRITICS
+            ]
+            for vector in (networks.critics, networks.targets)
+        )
+        return critics
 
     def _resize(self, rows: int) -> None:
         self._actions: Float32 = np.empty((LANES, self._action_size, rows), np.float32)
@@ -115,7 +122,6 @@ class _NumpySacBase:
         if self._values.shape[-1] != len(batch.rewards):
             self._resize(len(batch.rewards))
         observations = (batch.observations, batch.next_observations)
-
         outs: list[Float32] = [self._actions] * LANES
 
         def run_lane(number: int) -> None:
@@ -129,42 +135,56 @@ class _NumpySacBase:
         first: Float32 = self._log_probs[0]
         return first
 
-    def _compute_target(self, batch: SacMinibatch, entropy_weight: float) -> Float32:
-        """The right side of the critics' equation, from `_next_values`."""
+    def compute_critic_gradient(
+        self, batch: SacMinibatch, entropy_weight: float, count: int
+    ) -> tuple[Float32, Metrics]:
+        self._thread_pair.run(lambda number: self._forward_critic(number, batch))
+        # The right side of the critics' equation.
         target = self._critic_objective.compute_target_values(self._next_values)
         target -= np.float32(entropy_weight) * self._log_probs[1]
         target *= batch.bootstrap
         target += batch.rewards
-        return target
 
-    def _compute_errors(self, number: int, target: Float32, count: int) -> Float32:
-        """d(loss)/d(values) of one critic; its squared error is kept in `_squares`."""
-        slope, self._squares[number] = self._critic_objective.compute_error(
-            self._values[number], target, count
+        def backward(number: int) -> None:
+            slope, self._squares[number] = self._critic_objective.compute_error(
+                self._values[number], target, count
+            )
+            self._backward_critic(number, slope)
+
+        self._thread_pair.run(backward)
+        critic_loss = 0.5 * float(self._squares[0] + self._squares[1])
+        return self._critic_gradients.data, {"critic_loss": critic_loss}
+
+    def _forward_critic(self, number: int, batch: SacMinibatch) -> None:
+        """Write one critic's row of `_values`, and of `_next_values`."""
+        self._next_values[number] = self._compute_value(
+            self._targets[number], batch.next_observations, self._actions[1]
         )
-        return slope
+        self._values[number] = self._compute_value(
+            self._critics[number], batch.observations, batch.actions.T
+        )
 
-    def _make_critic_metrics(self) -> Metrics:
-        return {"critic_loss": 0.5 * float(self._squares[0] + self._squares[1])}
+    def _backward_critic(self, number: int, slope: Float32) -> None:
+        """Write one critic's gradient, given d(loss)/d(values)."""
+        self._critics[number].backward(slope)
 
     def compute_actor_gradient(
         self, batch: SacMinibatch, entropy_weight: float, count: int
     ) -> tuple[Float32, Metrics]:
         def compute_values(number: int) -> None:
             self._values[number] = self._compute_value(
-                self._value_critics[number], batch.observations, self._actions[0]
+                self._critics[number], batch.observations, self._actions[0]
             )
 
         self._thread_pair.run(compute_values)
         upstreams, value_sum = self._critic_objective.compute_slopes(self._values, count)
 
         def compute_slopes(number: int) -> None:
-            self._slopes[number] = self._value_critics[number].compute_input_gradient(
+            self._slopes[number] = self._critics[number].compute_input_gradient(
                 upstreams[number], self._observation_size
             )
 
         self._thread_pair.run(compute_slopes)
-
         slopes = np.add(*self._slopes)
         upstream, latent_gradient = self._heads[0].backward(slopes, entropy_weight / count)
         self._actors[0].backward_in_threads(self._thread_pair, upstream, latent_gradient)
@@ -180,88 +200,36 @@ class _NumpySacBase:
         return critic.run()
 
 
-class NumpySac(_NumpySacBase):
-    """The losses above, by hand."""
+class NumpyCrossQ(NumpySac):
+    """The losses by hand, where a critic sees both sides of its equation in one batch.
 
-    def __init__(self, networks: SacNetworks, thread_pair: ThreadPair) -> None:
-        gradients = FlatVector(networks.critics.shapes)
-        network = networks.network
-        self._critics, self._targets = (
-            [
-                MLP(vector, gradients, prefix[:-1], network.layers, network.tanh)
-                for prefix in CRITICS
-            ]
-            for vector in (networks.critics, networks.targets)
-        )
-        super().__init__(networks, thread_pair, self._critics, gradients)
-
-    def compute_critic_gradient(
-        self, batch: SacMinibatch, entropy_weight: float, count: int
-    ) -> tuple[Float32, Metrics]:
-        def forward(number: int) -> None:
-            self._next_values[number] = self._compute_value(
-                self._targets[number], batch.next_observations, self._actions[1]
-            )
-            self._values[number] = self._compute_value(
-                self._critics[number], batch.observations, batch.actions.T
-            )
-
-        self._thread_pair.run(forward)
-        target = self._compute_target(batch, entropy_weight)
-
-        def backward(number: int) -> None:
-            self._critics[number].backward(self._compute_errors(number, target, count))
-
-        self._thread_pair.run(backward)
-        return self._critic_gradients.data, self._make_critic_metrics()
-
-
-class NumpyCrossQ(_NumpySacBase):
-    """The same where a critic sees both sides of its equation in one batch, standardised together.
-
-    So the right side comes from the critics as they are, not from targets that follow them
-    (CrossQ; Bhatt et al., 2024).
+    Both sides are standardised together, so the right side comes from the critics themselves and
+    not from targets (CrossQ; Bhatt et al., 2024).
     """
 
-    def __init__(self, networks: SacNetworks, thread_pair: ThreadPair) -> None:
-        if networks.moments is None:
+    def _make_critics(self, networks: SacNetworks) -> Sequence[MLP | BatchNormMLP]:
+        vector, moments, network = networks.critics, networks.moments, networks.network
+        if moments is None:
             raise ValueError("critics without moments")
-        gradients, network = FlatVector(networks.critics.shapes), networks.network
-        self._critics = [
-            BatchNormMLP(
-                networks.critics,
-                gradients,
-                networks.moments,
-                prefix[:-1],
-                network.layers,
-                network.tanh,
-            )
+        shape = network.layers, network.tanh
+        self._batch_critics = [
+            BatchNormMLP(vector, self._critic_gradients, moments, prefix[:-1], *shape)
             for prefix in CRITICS
         ]
-        super().__init__(networks, thread_pair, self._critics, gradients)
+        return self._batch_critics
 
-    def compute_critic_gradient(
-        self, batch: SacMinibatch, entropy_weight: float, count: int
-    ) -> tuple[Float32, Metrics]:
+    def _forward_critic(self, number: int, batch: SacMinibatch) -> None:
         size, rows = self._observation_size, len(batch.rewards)
+        inputs = self._batch_critics[number].prepare_inputs(2 * rows)
+        inputs[:size, :rows] = batch.observations.T
+        inputs[size:, :rows] = batch.actions.T
+        inputs[:size, rows:] = batch.next_observations.T
+        inputs[size:, rows:] = self._actions[1]
+        values = self._batch_critics[number].run_batch()
+        self._values[number] = values[:, :rows]
+        self._next_values[number] = values[:, rows:]
 
-        def forward(number: int) -> None:
-            inputs = self._critics[number].prepare_inputs(2 * rows)
-            inputs[:size, :rows] = batch.observations.T
-            inputs[size:, :rows] = batch.actions.T
-            inputs[:size, rows:] = batch.next_observations.T
-            inputs[size:, rows:] = self._actions[1]
-            values = self._critics[number].run_batch()
-            self._values[number] = values[:, :rows]
-            self._next_values[number] = values[:, rows:]
-
-        self._thread_pair.run(forward)
-        target = self._compute_target(batch, entropy_weight)
-
-        def backward(number: int) -> None:
-            upstream = np.zeros((self._critic_objective.outputs, 2 * rows), np.float32)
-            upstream[:, :rows] = self._compute_errors(number, target, count)
-            self._critics[number].backward(upstream)
-
-        self._thread_pair.run(backward)
-        return self._critic_gradients.data, self._make_critic_metrics()
+    def _backward_critic(self, number: int, slope: Float32) -> None:
+        """The next observations' values have no gradient."""
+        upstream = np.concatenate((slope, np.zeros_like(slope)), axis=1)
+        self._batch_critics[number].backward(upstream)

@@ -178,7 +178,7 @@ class TorchCrossQ(TorchSac):
     def _forward(self, critics: TorchNetworks, prefix: str, x: Tensor) -> Tensor:
         for layer in range(self._layers):
             if layer:
-                x = critics.activate(x)
+                x = critics.apply_activation(x)
             x = critics.apply_layer(prefix, layer, self._standardise_inputs(f"{prefix}.{layer}", x))
         return x
 

@@ -238,14 +238,13 @@ class Sac:
     def _make_rates(self, progress: float) -> _Rates:
         settings = self._settings
         actor = settings.learning_rate
-        return _Rates(
-            *(
-                apply_schedule(
-                    actor if rate is None else rate, settings.anneal_learning_rate, progress
-                )
-                for rate in (actor, settings.critic_learning_rate, settings.entropy_learning_rate)
-            )
+        rates = (
+            actor,
+            settings.critic_learning_rate or actor,
+            settings.entropy_learning_rate or actor,
         )
+        anneal = settings.anneal_learning_rate
+        return _Rates(*(apply_schedule(rate, anneal, progress) for rate in rates))
 
     def get_state(self) -> State:
         return self._state.get_state()

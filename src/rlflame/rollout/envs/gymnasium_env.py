@@ -23,9 +23,17 @@ from ..spec import (
     EnvState,
     Float32,
     Float64,
+    make_fresh_state,
     make_state,
 )
-from .make import REPLAY_MISMATCH, format_error, format_value, is_env_error, make_env
+from .make import (
+    REPLAY_MISMATCH,
+    explain_invalid_observation,
+    format_error,
+    format_value,
+    is_env_error,
+    make_env,
+)
 from .vector_env import EpisodePosition
 
 _MUJOCO_PACKAGE = "gymnasium.envs.mujoco."
@@ -174,9 +182,7 @@ class RestorableEnv:
         observation_copy = observation.copy()
         if self.elapsed == 0:
             empty = self._action_history[:0].copy()
-            return make_state(
-                "fresh", self.episode, self.seed, 0, 0.0, empty, NO_PHYSICS, observation_copy
-            )
+            return make_fresh_state(self.episode, self.seed, empty, observation_copy)
         position = (self.episode, self.seed, self.elapsed, self.episode_return)
         if self._exact_mujoco:
             last_action = np.array(self._last_action, np.float32).reshape(1, -1)
@@ -223,13 +229,8 @@ class RestorableEnv:
     def check_finite(self, observation: Float32) -> None:
         if np.isfinite(observation).all():
             return
-        raw_observation = np.asarray(self._last_observation, np.float64)
-        if np.isfinite(raw_observation).all():
-            largest = np.abs(raw_observation).max()
-            raise self._make_fault(
-                f"returned the number {largest:.3g} in its observation, which does not fit float32"
-            )
-        raise self._make_fault("returned NaN or infinity in its observation")
+        exact = np.asarray(self._last_observation, np.float64)
+        raise self._make_fault(explain_invalid_observation(exact))
 
     def _open(self) -> None:
         env = make_env(self.spec, self._render_mode)

@@ -13,6 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -20,7 +21,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ..lazy_import import DRAWING_MODULES, defer_imports
-from ..spec import EnvSpec
+from ..spec import EnvSpec, Float64
 from .user_code import check_allowed
 
 defer_imports(*DRAWING_MODULES)
@@ -135,13 +136,9 @@ def read_env_spec(
         size = int(np.prod(observation_space.shape, dtype=np.int64))
         if size == 0:
             raise UnsupportedSpace(f"empty observations of shape {observation_space.shape}")
+        make_spec = partial(EnvSpec, id, kwargs, max_episode_steps, size, modules=modules)
         if isinstance(action_space, spaces.Discrete):
-            start = int(action_space.start)
-            return EnvSpec(
-                id, kwargs, max_episode_steps, size, "discrete", int(action_space.n), start, (),
-                (), (),
-                modules,
-            )  # fmt: skip
+            return make_spec("discrete", int(action_space.n), int(action_space.start), (), (), ())
         if (
             isinstance(action_space, spaces.Box)
             and action_space.dtype is not None
@@ -151,14 +148,20 @@ def read_env_spec(
                 raise UnsupportedSpace(f"empty actions of shape {action_space.shape}")
             low = tuple(float(x) for x in action_space.low.ravel())
             high = tuple(float(x) for x in action_space.high.ravel())
-            n, shape = len(low), tuple(int(length) for length in action_space.shape)
-            return EnvSpec(
-                id, kwargs, max_episode_steps, size, "continuous", n, 0, low, high, shape, modules
-            )
+            shape = tuple(int(length) for length in action_space.shape)
+            return make_spec("continuous", len(low), 0, low, high, shape)
         dtype = f" of {action_space.dtype}" if isinstance(action_space, spaces.Box) else ""
         raise UnsupportedSpace(f"actions of type {type(action_space).__name__}{dtype}")
     finally:
         env.close()
+
+
+def explain_invalid_observation(observation: Float64) -> str:
+    """Why an observation is not finite in float32."""
+    if np.isfinite(observation).all():
+        largest = np.abs(observation).max()
+        return f"returned the number {largest:.3g} in its observation, which does not fit float32"
+    return "returned NaN or infinity in its observation"
 
 
 def format_value(value: object) -> str:

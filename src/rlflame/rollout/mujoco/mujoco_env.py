@@ -21,17 +21,23 @@ import numpy as np
 from gymnasium.wrappers import TimeLimit
 
 from ..envs.gymnasium_env import KNOWN_WRAPPERS
-from ..envs.make import REPLAY_MISMATCH, format_error, is_env_error, make_env
+from ..envs.make import (
+    REPLAY_MISMATCH,
+    explain_invalid_observation,
+    format_error,
+    is_env_error,
+    make_env,
+)
 from ..envs.vector_env import EpisodePosition
 from ..seeding import make_reset_stream
 from ..spec import (
-    NO_PHYSICS,
     Array,
     EnvironmentFault,
     EnvSpec,
     EnvState,
     Float32,
     Float64,
+    make_fresh_state,
     make_state,
 )
 from .components import MujocoTask
@@ -184,16 +190,7 @@ class MujocoVectorEnv:
         observation_copy = observation.copy()
         if position.elapsed == 0:
             no_actions = np.zeros((0, self.spec.action_size), np.float32)
-            return make_state(
-                "fresh",
-                position.episode,
-                position.seed,
-                0,
-                0.0,
-                no_actions,
-                NO_PHYSICS,
-                observation_copy,
-            )
+            return make_fresh_state(position.episode, position.seed, no_actions, observation_copy)
         last_action = self._simulation.controls[row : row + 1].astype(np.float32)
         counters = (position.episode, position.seed, position.elapsed, position.episode_return)
         return make_state(
@@ -217,13 +214,7 @@ class MujocoVectorEnv:
             return
         exact = np.zeros((self._simulation.count, len(observation)), np.float64)
         self._task.observe(exact)
-        if np.isfinite(exact[row]).all():
-            raise self._make_fault(
-                row,
-                f"returned the number {np.abs(exact[row]).max():.3g} in its observation, "
-                "which does not fit float32",
-            )
-        raise self._make_fault(row, "returned NaN or infinity in its observation")
+        raise self._make_fault(row, explain_invalid_observation(exact[row]))
 
     def close(self) -> None:
         """Nothing is open."""

@@ -11,7 +11,7 @@ from .spec import Array, EnvState, EpisodeStat, Float32, Fragment, RolloutTask
 _FIRST_STEPS = 256
 
 
-class Recorder:
+class FragmentRecorder:
     """Arrays `[T, N, ...]`, filled step by step. A task that records nothing fills only those
     of rewards and ends."""
 
@@ -37,7 +37,7 @@ class Recorder:
         self._episodes: list[EpisodeStat] = []
         self._boundaries: list[tuple[int, int, Float32]] = []
 
-    def reserve(self, t: int) -> None:
+    def ensure_capacity(self, t: int) -> None:
         """Make room for step `t`."""
         if t < self._capacity:
             return
