@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,9 @@ from rlflame.config.recipe import DEFAULT_SHARDS, LearningSettings, RunConfig
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.user_env_file import load_env_file
 from rlflame.errors import ConfigError, format_command, format_shell
-from rlflame.rollout.blas import make_thread_variables
+from rlflame.rollout.blas import limit_threads as limit_threads
 from rlflame.storage.sweep_dir import RESTORE_HINT, SWEEP_FILE, is_sweep, list_seed_runs
 from rlflame.training.critic_helper import conditions
-
-
-def limit_threads(count: int) -> None:
-    """The recipe's number of threads for the learner's linear algebra, before numpy loads."""
-    os.environ.update(make_thread_variables(count))
 
 
 def collect_runtime_flags(

@@ -7,6 +7,7 @@ by the functions that need them, because thread variables must be set before num
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,6 +107,11 @@ def limit_to_one_thread() -> Iterator[None]:
 def make_thread_variables(count: int) -> dict[str, str]:
     """Variables that limit the linear algebra of a process that has not loaded numpy yet."""
     return dict.fromkeys(THREAD_VARIABLES, str(count))
+
+
+def limit_threads(count: int) -> None:
+    """Keep the linear algebra of this process to so many threads, before it loads numpy."""
+    os.environ.update(make_thread_variables(count))
 
 
 def make_child_environment(threads: int = 1) -> dict[str, str]:

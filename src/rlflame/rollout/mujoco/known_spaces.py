@@ -6,11 +6,13 @@ for ever, as long as no other environment can be registered under that name.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,26 @@ _SPACES: Mapping[str, tuple[int, int, float, int]] = {
     "Reacher-v5": (10, 2, 1.0, 50),
     "Swimmer-v5": (8, 2, 1.0, 1000),
     "Walker2d-v5": (17, 6, 1.0, 1000),
+}
+MUJOCO_PACKAGE = "gymnasium.envs.mujoco."
+#: The version of Gymnasium that rlflame's own MuJoCo loop was compared with.
+_COMPARED_VERSION = "1.4.0"
+#: Beginnings of the SHA-256 of the files that were compared: those of Gymnasium 1.4.0.
+SOURCE_HASHES: Mapping[str, str] = {
+    "gymnasium.core": "2a7a1bef059c8be0",
+    "gymnasium.utils.seeding": "eb2a223b92604b7d",
+    "gymnasium.wrappers.common": "ef31d8b3c302ba12",
+    f"{MUJOCO_PACKAGE}mujoco_env": "77e8205c380d8e0d",
+    f"{MUJOCO_PACKAGE}ant_v5": "03be9596a1fbc171",
+    f"{MUJOCO_PACKAGE}half_cheetah_v5": "c6520e364985f471",
+    f"{MUJOCO_PACKAGE}hopper_v5": "daa2951970f5f558",
+    f"{MUJOCO_PACKAGE}humanoid_v5": "53792f8fd48efbee",
+    f"{MUJOCO_PACKAGE}inverted_double_pendulum_v5": "a4ce6cadb4daf557",
+    f"{MUJOCO_PACKAGE}inverted_pendulum_v5": "860e8436475689a4",
+    f"{MUJOCO_PACKAGE}pusher_v5": "e51893fd93ab0e72",
+    f"{MUJOCO_PACKAGE}reacher_v5": "be2f75d48b6b19e6",
+    f"{MUJOCO_PACKAGE}swimmer_v5": "5bdb513ea955bc2e",
+    f"{MUJOCO_PACKAGE}walker2d_v5": "10219f0e6b5208d6",
 }
 #: With these, whether MuJoCo can be loaded at all is for trying it to say.
 _RENDERING = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
@@ -64,6 +86,26 @@ def find_known_spec(
         high,
         (action_size,),
     )
+
+
+def find_unverified_version(id: str) -> str | None:
+    """The version of Gymnasium, where the MuJoCo loop was not compared with its source files."""
+    package = importlib.util.find_spec("gymnasium")
+    if id not in _SPACES or package is None or package.origin is None:
+        return None
+    version = importlib.metadata.version("gymnasium")
+    if version == _COMPARED_VERSION or not _is_gymnasium_env(id):
+        return None
+    folder = Path(package.origin).parents[1]
+    for module, expected in SOURCE_HASHES.items():
+        path = folder.joinpath(*module.split(".")).with_suffix(".py")
+        if not path.is_file() or not hash_file(path).startswith(expected):
+            return version
+    return None
+
+
+def hash_file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def find_episode_limit(id: str) -> int | None:

@@ -8,10 +8,9 @@ what was compared.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,12 @@ from ..spec import (
     make_state,
 )
 from .components import MujocoTask
+from .known_spaces import MUJOCO_PACKAGE as _PACKAGE
+from .known_spaces import SOURCE_HASHES, hash_file
 from .locomotion import Ant, HalfCheetah, Hopper, Humanoid, Swimmer, Walker2d
 from .manipulation import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
 from .simulation import make_simulation
 
-_PACKAGE = "gymnasium.envs.mujoco."
 #: By module and class of Gymnasium's.
 _TASKS: dict[str, type[MujocoTask]] = {
     "ant_v5.AntEnv": Ant,
@@ -58,23 +58,6 @@ _TASKS: dict[str, type[MujocoTask]] = {
     "reacher_v5.ReacherEnv": Reacher,
     "swimmer_v5.SwimmerEnv": Swimmer,
     "walker2d_v5.Walker2dEnv": Walker2d,
-}
-#: Beginnings of the SHA-256 of the files that were compared: those of Gymnasium 1.4.0.
-_SOURCE_HASHES: Mapping[str, str] = {
-    "gymnasium.core": "2a7a1bef059c8be0",
-    "gymnasium.utils.seeding": "eb2a223b92604b7d",
-    "gymnasium.wrappers.common": "ef31d8b3c302ba12",
-    f"{_PACKAGE}mujoco_env": "77e8205c380d8e0d",
-    f"{_PACKAGE}ant_v5": "03be9596a1fbc171",
-    f"{_PACKAGE}half_cheetah_v5": "c6520e364985f471",
-    f"{_PACKAGE}hopper_v5": "daa2951970f5f558",
-    f"{_PACKAGE}humanoid_v5": "53792f8fd48efbee",
-    f"{_PACKAGE}inverted_double_pendulum_v5": "a4ce6cadb4daf557",
-    f"{_PACKAGE}inverted_pendulum_v5": "860e8436475689a4",
-    f"{_PACKAGE}pusher_v5": "e51893fd93ab0e72",
-    f"{_PACKAGE}reacher_v5": "be2f75d48b6b19e6",
-    f"{_PACKAGE}swimmer_v5": "5bdb513ea955bc2e",
-    f"{_PACKAGE}walker2d_v5": "10219f0e6b5208d6",
 }
 #: Where resets and wrappers are; every class depends on them.
 _COMMON_MODULES = ("gymnasium.core", "gymnasium.utils.seeding", "gymnasium.wrappers.common")
@@ -325,10 +308,9 @@ def _explain_refusal(env: gymnasium.Env[Any, Any], task: type[MujocoTask]) -> st
 def _is_verified(module: str) -> bool:
     """Whether a module of Gymnasium's is word for word the one that was compared with."""
     try:
-        text = Path(_find_file(module)).read_bytes()
+        return hash_file(Path(_find_file(module))).startswith(SOURCE_HASHES[module])
     except OSError:
         return False
-    return hashlib.sha256(text).hexdigest().startswith(_SOURCE_HASHES[module])
 
 
 def _find_file(module: str) -> str:
