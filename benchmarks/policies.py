@@ -1,15 +1,16 @@
-"""Train the policies that ship in checkpoints/, and write their table from the files themselves.
+"""Trains the policies in checkpoints/ and writes the page about them.
 
-    python benchmarks/policies.py train [NAME...]     # those that are missing, or these
+    python benchmarks/policies.py train [NAME...]     # the missing ones, or these
     python benchmarks/policies.py table               # checkpoints/README.md
 
-Each is the last policy of one run of a preset, scored on 100 episodes and exported without its
-optimizer. The seed is one of those tried; a table of many seeds is in docs/results.md.
+A policy is the last one of one run of a preset, scored on 100 episodes and exported without its
+optimizer. The rank is that of its seed among the seeds in docs/results/ppo.csv.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,9 @@ from pathlib import Path
 from script import ended
 
 FOLDER = Path(__file__).resolve().parent.parent / "checkpoints"
+RECORD = FOLDER.parent / "docs" / "results" / "ppo.csv"
 EPISODES = 100
-#: Name, and what `rlflame train` is told for it.
+#: Name, and the options of `rlflame train`.
 POLICIES: dict[str, list[str]] = {
     "cartpole": ["--env", "cartpole", "--seed", "0"],
     "pendulum": ["--env", "pendulum", "--algo", "sac", "--seed", "0"],
@@ -30,26 +32,31 @@ POLICIES: dict[str, list[str]] = {
     "ant": ["--env", "ant", "--seed", "7"],
 }
 
-_HEAD = """# Policies to try
+#: The policies whose seed has a record of ten in `RECORD`.
+RANKED = ("ant", "halfcheetah", "hopper", "walker2d")
 
-Small files of trained policies, made by this project's own presets. They hold the weights, the
-recipe and the recorded evaluation, and nothing that is executed on loading.
+_HEAD = """# Trained policies
+
+Seven policies, trained with rlflame's presets. A file holds the weights, the recipe and the
+recorded evaluation. Loading it runs no code.
 
 ```
 rlflame eval checkpoints/hopper.safetensors --expect-recorded
 rlflame render checkpoints/hopper.safetensors -o hopper.gif --vs-untrained
 ```
 
-The first runs the recorded episodes again: bit-equal on a machine with the same fingerprint,
-otherwise it says whether the intervals overlap. Returns are means over {episodes} episodes without
-exploration, with 95% bootstrap intervals. Each is one seed of ten: by
-their ends Ant's is the best, Hopper's and Walker2d's are the third and HalfCheetah's is the fifth;
-of the others it is seed 0, as it came. What a preset reaches over many is in
-[docs/results.md](../docs/results.md). This table is made from the files by
-`python benchmarks/policies.py table`.
+The first command runs the recorded episodes again. On a machine with the same fingerprint, the
+returns are equal to the last bit. On another machine, the command reports whether the intervals
+overlap.
 
-| file | environment | return | 95% interval | steps | kB | command |
-|---|---|---|---|---|---|---|
+Each policy is one seed. The rank is its place among the seeds 0 to 9 by final evaluation; a policy
+without a rank is seed 0. [Results](../docs/results.md) has the returns over many seeds.
+
+The return is the mean over {episodes} episodes without exploration, with a 95% bootstrap interval.
+`python benchmarks/policies.py table` writes this page from the files.
+
+| file | environment | return | 95% interval | rank | steps | kB | command |
+|---|---|---|---|---|---|---|---|
 """
 
 
@@ -87,7 +94,7 @@ def rlflame(*arguments: str) -> None:
 
 
 def table() -> str:
-    """One row a file, of what the file itself says."""
+    """The page, with one row for each file."""
     from rlflame.storage import checkpoint
 
     rows = []
@@ -97,10 +104,25 @@ def table() -> str:
         assert record is not None, path
         rows.append(
             f"| [{path.name}]({path.name}) | {found.env.id} | {record.mean:,.1f} | "
-            f"{record.low:,.1f} to {record.high:,.1f} | {found.progress.steps:,} | "
+            f"{record.low:,.1f} to {record.high:,.1f} | "
+            f"{format_rank(path.stem, found.recipe.learning.seed)} | {found.progress.steps:,} | "
             f"{path.stat().st_size / 1000:.0f} | `{' '.join(command(path.stem))}` |"
         )
     return _HEAD.format(episodes=EPISODES) + "\n".join(rows) + "\n"
+
+
+def format_rank(name: str, seed: int) -> str:
+    """The place of a seed among the final evaluations of its study, or nothing without a study."""
+    if name not in RANKED:
+        return ""
+    with RECORD.open(newline="") as file:
+        returns = {
+            int(row["seed"]): float(row["return_mean"])
+            for row in csv.DictReader(file)
+            if (row["study"], row["final"]) == (f"ppo-{name}-1m", "1")
+        }
+    place = sorted(returns.values(), reverse=True).index(returns[seed]) + 1
+    return f"{place} of {len(returns)}"
 
 
 if __name__ == "__main__":

@@ -39,3 +39,23 @@ def table(text: str) -> Path:
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be written")
     return path
+
+
+def read_block(page: Path, name: str) -> str:
+    """The text between the markers of this name in a page."""
+    return _split_block(page, name)[1]
+
+
+def write_block(page: Path, name: str, text: str) -> None:
+    """Replace the text between the markers of this name in a page."""
+    before, _, after = _split_block(page, name)
+    page.write_text(f"{before}{text}{after}", "utf-8")
+
+
+def _split_block(page: Path, name: str) -> tuple[str, str, str]:
+    begin, end = f"<!-- {name}:begin -->\n", f"\n<!-- {name}:end -->"
+    before, start, rest = page.read_text("utf-8").partition(begin)
+    block, stop, after = rest.partition(end)
+    if not (start and stop):
+        raise ValueError(f"{page} has no markers {name}:begin and {name}:end")
+    return before + start, block, stop + after

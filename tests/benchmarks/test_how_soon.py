@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 import runpy
 import sys
 from pathlib import Path
@@ -92,18 +91,6 @@ def test_the_page_has_what_the_script_prints(script, capsys, monkeypatch, words)
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) == 6
     assert printed in RESULTS
-
-
-def test_the_readme_says_what_the_page_does(script) -> None:
-    said = re.search(
-        r"On two cores its million steps take a minute\. After (\d+) seconds the mean of ten of "
-        r"our seeds is above .* and stays above it; theirs takes (\d+) minutes to come there",
-        " ".join((ROOT / "README.md").read_text("utf-8").split()),
-    )
-    assert said is not None
-    _, _, _, theirs, _, ours, _, whole, _ = script["row"]("Hopper-v5")
-    assert ours == f"{said[1]} s"
-    assert [round(float(each.split()[0])) for each in (theirs, whole)] == [int(said[2]), 1]
 
 
 def test_late_is_the_last_twentieth_of_ours_and_of_theirs_what_comes_after(script) -> None:

@@ -283,8 +283,6 @@ def test_several_learners_are_those_of_their_record() -> None:
         f"{gain['value']:.2f} times as fast [{gain['low']:.2f}, {gain['high']:.2f}]; "
         f"{exchange:.0%} of learning is exchange"
     ) in PAGE
-    said = f"two learners on two cores are {gain['value']:.2f} times as fast as one"
-    assert said in (DOCS / "learners.md").read_text("utf-8")
 
 
 def test_what_a_task_costs_is_fitted_to_the_record() -> None:
@@ -317,15 +315,3 @@ def test_what_a_task_costs_is_fitted_to_the_record() -> None:
         f"from episodes of {1e3 * found.value:.1f} ms on, or from anything up to "
         f"{1e3 * found.high:.1f} ms"
     ) in said
-
-
-def test_the_page_of_learners_says_what_a_card_was_measured_to_do():
-    page = (DOCS / "learners.md").read_text("utf-8")
-    with (RESULTS / "card.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 9
-    for row in rows:
-        assert row["threads"] == "16"
-        times = (row["one_thread_ms"], row["threads_ms"], row["card_ms"])
-        shown = " | ".join(f"{float(ms):.1f}" for ms in times)
-        assert f"| {row['width']}, {int(row['minibatch']):,} | {shown} |\n" in page

@@ -1,7 +1,7 @@
-"""The commands of the README and of the recipes do what they say, as they stand there.
+"""Runs the commands in the README and the guides as they stand there.
 
-Only budgets are cut: what a config resolves to is made small behind the command line, so every word
-of it is parsed and acted upon. Set-up commands are what CI itself runs.
+Only budgets are cut: the resolved config is made small behind the command line, so every word of
+the command line is parsed and acted upon. CI itself runs the set-up commands.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 from commands import rlflame
 
@@ -24,14 +25,30 @@ from rlflame.experiment import resume as experiment_resume
 from rlflame.experiment import run, run_settings
 from rlflame.experiment.sweep import job, sweep
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 STEPS, ITERATIONS = 600, 2
 
 
-def blocks(page: Path) -> Iterator[list[str]]:
-    """The lines of each fenced block without a language."""
-    for text in re.findall(r"^```\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL):
-        yield text.splitlines()
+FENCE = re.compile(r"^```(\w*)$")
+
+
+def blocks(page: Path, language: str = "") -> Iterator[list[str]]:
+    """The lines of each fenced block in this language."""
+    block: list[str] | None = None
+    wanted = False
+    for line in page.read_text("utf-8").splitlines():
+        fence = FENCE.match(line)
+        if fence is None:
+            if block is not None:
+                block.append(line)
+        elif block is None:
+            block, wanted = [], fence[1] == language
+        else:
+            if wanted:
+                yield block
+            block = None
+    assert block is None, f"{page} has a block without an end"
 
 
 def commands(page: Path) -> list[str]:
@@ -104,37 +121,56 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "resume", resumed_little)
 
 
-def test_the_commands_of_the_readme_work_as_they_stand(
-    short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    if (ROOT / "checkpoints").exists():
-        shutil.copytree(ROOT / "checkpoints", tmp_path / "checkpoints")
-    wanted = commands(ROOT / "README.md")
-    assert len(wanted) > 12
-    for line in wanted:
-        prepare(line, tmp_path)
-        obey(line)
-
-
-def test_the_commands_of_the_recipes_work_as_they_stand(
-    short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: a clone, as far as the pages use it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (own,) = (code for code in python_of("recipes.md") if code.startswith("# my_env.py"))
-    (tmp_path / "my_env.py").write_text(own)
-    for line in commands(ROOT / "docs" / "recipes.md"):
+    if (ROOT / "checkpoints").exists():
+        shutil.copytree(ROOT / "checkpoints", tmp_path / "checkpoints")
+    return tmp_path
+
+
+def test_the_commands_of_the_readme_work_as_they_stand(short: None, reader: Path) -> None:
+    lines = commands(ROOT / "README.md")
+    assert len(lines) > 12
+    for line in lines:
+        prepare(line, reader)
         obey(line)
 
 
-def test_the_python_of_the_recipes_works_as_it_stands(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "count"),
+    [
+        ("start.md", 7),
+        ("guides/training.md", 12),
+        ("guides/seeds.md", 6),
+        ("guides/environments.md", 4),
+    ],
+)
+def test_the_commands_of_a_page_work_as_they_stand(
+    page: str, count: int, short: None, reader: Path
+) -> None:
+    for code in python_of(page):
+        if code.startswith("# my_env.py"):
+            (reader / "my_env.py").write_text(code)
+    lines = commands(DOCS / page)
+    assert len(lines) == count
+    path = [*sys.path]
+    for line in lines:
+        obey(line)
+        # A command is a process, which knows nothing of the environments before it.
+        sys.path[:] = path
+        sys.modules.pop("my_env", None)
+        gymnasium.registry.pop("Target-v0", None)
+
+
+def test_the_python_of_the_guide_works_as_it_stands(tmp_path: Path) -> None:
     """But for a tenth of the steps and a fifth of the seeds."""
-    blocks = [code for code in python_of("recipes.md") if "api" in code]
-    assert len(blocks) == 2
-    for code in blocks:
+    scripts = [code for code in python_of("guides/python.md") if "import api" in code]
+    assert len(scripts) == 2
+    for code in scripts:
         short = code.replace("20000", "2048").replace("range(10)", "range(2)")
         (tmp_path / "code.py").write_text(short.replace("episodes=100", "episodes=3"))
         ended = subprocess.run(
@@ -145,7 +181,7 @@ def test_the_python_of_the_recipes_works_as_it_stands(tmp_path: Path) -> None:
 
 
 def python_of(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text("utf-8"), re.DOTALL)
+    return ["\n".join([*block, ""]) for block in blocks(DOCS / page, "python")]
 
 
 def obey(line: str) -> None:
@@ -171,12 +207,29 @@ def prepare(line: str, folder: Path) -> None:
             shutil.copytree(folder / "runs" / "hopper-ppo-0", folder / name / "hopper-ppo-0")
 
 
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md"), *ROOT.glob("*/README.md")]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_every_link_between_the_pages_leads_somewhere() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")]
-    missing = [
-        f"{page.relative_to(ROOT)}: {link}"
-        for page in pages
-        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
-        if not (page.parent / link).exists()
-    ]
+    missing = []
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+            if re.match(r"\w+:", link):
+                continue
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                missing.append(f"{page.relative_to(ROOT)}: {link}")
     assert not missing
+
+
+def test_the_index_links_every_page() -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", (DOCS / "index.md").read_text("utf-8"))
+    pages = {path.resolve() for path in DOCS.rglob("*.md")} - {DOCS / "index.md"}
+    assert pages <= {(DOCS / link).resolve() for link in links}
