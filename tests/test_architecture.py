@@ -48,6 +48,7 @@ GUESTS = {
     "typer": {"cli.*"},
     "rich": {"console.rich_console", "console.live", "console.sweep_live"},
     "matplotlib": {"analysis.plots.matplotlib_backend"},
+    "tensorboard": {"storage.tracking.tensorboard"},
     "onnx": {"storage.onnx_export"},
     "onnxruntime": {"storage.onnx_export"},
     "PIL": {"rendering.panels", "rendering.encoders", "rendering.film"},

@@ -40,7 +40,7 @@ from rlflame.storage.run_dir import (
     report_disk_errors,
 )
 from rlflame.storage.run_recorder import FileRecorder
-from rlflame.storage.tracking.event_file import EventFile
+from rlflame.storage.tracking.tensorboard import EventFile
 
 
 class Watching:

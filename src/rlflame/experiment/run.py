@@ -85,6 +85,8 @@ def train(
     recipe = user_env_file.pin_env_file(recipe, runtime.env_file)
     check_learners(recipe.learning, runtime.learners)
     conditions.check_critic_helper(recipe.learning, runtime)
+    if runtime.tensorboard:
+        tensorboard.check_available()
     show = show or NullView()
     check_start(recipe.learning, init_from)
     if recipe.budget_warning:
@@ -189,6 +191,8 @@ def resume(
             return _make_result(folder, source, runtime, has_trained=False)
         check_learners(source.recipe.learning, runtime.learners)
         conditions.check_critic_helper(source.recipe.learning, runtime)
+        if runtime.tensorboard:
+            tensorboard.check_available()
         fingerprint = compute_environment_fingerprint(source.recipe.learning)
         for difference in find_machine_differences(source, fingerprint):
             show.show_note(

@@ -6,13 +6,12 @@ package is an extra. Must not know: checkpoints, environments, the command line.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from rlflame.errors import ConfigError
+from rlflame.errors import check_extra
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array, EnvSpec, Float32, PolicyArrays, PolicySpec
 
@@ -23,15 +22,7 @@ _OPSET, _IR = 17, 8
 
 def check_available() -> None:
     for package in ("onnx", "onnxruntime"):
-        try:
-            missing = importlib.util.find_spec(package) is None
-        except ValueError:  # somebody has put something else in its place
-            missing = True
-        if missing:
-            raise ConfigError(
-                f"{package} is not installed, so no ONNX model can be written.",
-                "pip install 'rlflame[onnx]'",
-            )
+        check_extra(package, "no ONNX model can be written", "onnx")
 
 
 class _Graph:
