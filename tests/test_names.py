@@ -39,14 +39,14 @@ VERBS = set(
     fail fence fetch fill find finish fit flatten flush forget format forward gather
     generate get give greet group grow guard halve handle has hash ignore import
     init initialise inspect interpolate interrupt invert is iterate join keep kill learn
-    limit link list listen load locate loop make mark mask measure merge mix move multiply
+    limit link list listen load locate loop make mark measure merge mix move multiply
     mute normalise note notify number observe offer open overwrite pack pad parse partition
     pin ping play poll pop preload prepare print probe prune put quote read receive record
     refresh refuse register release remove render repeat replace report request requeue
     require resample reset resize resolve restore restrict resume rewind round run sample
     save scale score seal select send separate serve set settle shorten show silence skip
     slice smooth snapshot sort spawn speculate split standardise start step stop store
-    submit subsample suggest sum summarise sync take terminate tidy time track train trim
+    submit suggest sum summarise sync take terminate tidy time track train trim
     truncate try unpack unregister unwatch unwrap update upload use validate verify view
     wait wake walk warm watch wrap write
     """.split()
@@ -54,7 +54,7 @@ VERBS = set(
 #: Names of functions that are no verbs: conversions, formulas and contracts of other libraries.
 CONVERSIONS = ("as_", "to_", "from_", "of_")
 FORMULAS = {
-    *("log_prob", "log_variance", "log_slope_of_tanh", "mode", "explained_variance", "crc32c"),
+    *("log_prob", "log_variance", "log_slope_of_tanh", "mode", "explained_variance"),
     *("on_session_enter", "on_session_leave", "reducer_override", "writelines"),
 }
 #: At most ten identifiers that break a rule, each with its reason.

@@ -30,7 +30,7 @@ from rlflame.experiment import run
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning import policy_average
 from rlflame.storage import checkpoint, run_dir, safetensors_file
-from rlflame.storage.machine_log import MachineLog
+from rlflame.storage.machine_info import MachineLog
 from rlflame.storage.metrics import EPISODE_HEADER, LineFile
 from rlflame.storage.run_dir import (
     RunFolder,

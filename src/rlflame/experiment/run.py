@@ -40,7 +40,7 @@ from rlflame.rendering.clip_recorder import make_clip_recorder
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
 from rlflame.storage import checkpoint, replay_segments, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.storage.machine_log import MachineLog
+from rlflame.storage.machine_info import MachineLog
 from rlflame.storage.run_dir import (
     RunFolder,
     format_resume_hint,

@@ -24,6 +24,8 @@ from rlflame.rollout.spec import (
 )
 from rlflame.statistics import compute_interquartile_means, compute_mean_interval
 
+#: As many as anybody would wait for; `final_episodes` and `eval --episodes` are far below.
+_MAX_EPISODES = 10_000_000
 #: A sum of as many squares as there can be episodes is then still a number.
 _LARGEST = 1e140
 
@@ -59,6 +61,25 @@ class EvaluationRecord:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def find_fault(self) -> str | None:
+        """Why a record that was read from a file is of no episodes that can be."""
+        counts = (self.episodes, len(self.returns), len(self.lengths))
+        if len(set(counts)) != 1 or not 0 < self.episodes <= _MAX_EPISODES:
+            return "speaks of {} episodes, with {} returns and {} lengths".format(*counts)
+        numbers = (*self.to_metrics().values(), self.min, self.max, *self.returns)
+        if not all(map(math.isfinite, numbers)):
+            return "holds NaN or infinity"
+        if (
+            not 0 <= self.seed < 2**63
+            or not 1 <= self.max_episode_steps < 2**63
+            or not 1 <= min(self.lengths) <= max(self.lengths) <= self.max_episode_steps
+            or self.low > self.high
+            or self.std < 0.0
+            or (self.min, self.max) != (min(self.returns), max(self.returns))
+        ):
+            return "is of episodes that cannot be"
+        return None
 
     def to_metrics(self) -> dict[str, float]:
         """Under the names of the metrics list."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlflame.config import nested
 from rlflame.config.recipe import Recipe
 from rlflame.config.regular_file import open_unless_link
 from rlflame.errors import check_extra
@@ -67,21 +68,18 @@ class EventFile:
     """One event file, complete after every write."""
 
     def __init__(self, path: Path, wall_time: float) -> None:
-        from tensorboard.compat.proto import event_pb2
+        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._make_event = event_pb2.Event
+        self._make_event = Event
         self._writer = RecordWriter(open(path, "wb", opener=open_unless_link))  # noqa: SIM115
         self._write(wall_time, file_version="brain.Event:2")
         # Readers then drop what an earlier file of this folder holds of these steps.
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._write(wall_time, session_log=start)
+        self._write(wall_time, session_log={"status": "START"})
 
     def write_scalars(self, wall_time: float, step: int, values: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._write(wall_time, step=step, summary=Summary(value=scalars))
+        scalars = [{"tag": tag, "simple_value": value} for tag, value in values.items()]
+        self._write(wall_time, step=step, summary={"value": scalars})
 
     def write_session_start(self, wall_time: float, hyperparameters: Mapping[str, Scalar]) -> None:
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
@@ -90,18 +88,16 @@ class EventFile:
         self._write(wall_time, summary=summary)
 
     def write_session_end(self, wall_time: float) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+        from tensorboard.plugins.hparams import metadata
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-        end = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=wall_time)
-        value = Summary.Value(
-            tag=metadata.SESSION_END_INFO_TAG,
-            metadata=metadata.create_summary_metadata(
-                plugin_data_pb2.HParamsPluginData(session_end_info=end)
-            ),
-            tensor=metadata.NULL_TENSOR,
-        )
-        self._write(wall_time, summary=Summary(value=[value]))
+        end = {"status": "STATUS_SUCCESS", "end_time_secs": wall_time}
+        value = {
+            "tag": metadata.SESSION_END_INFO_TAG,
+            "metadata": metadata.create_summary_metadata(HParamsPluginData(session_end_info=end)),
+            "tensor": metadata.NULL_TENSOR,
+        }
+        self._write(wall_time, summary={"value": [value]})
 
     def close(self) -> None:
         self._writer.close()
@@ -184,19 +180,11 @@ def make_tag(name: str) -> str:
 
 def collect_hyperparameters(recipe: Recipe) -> dict[str, Scalar]:
     """What was set, under full names; what is absent is left out."""
-    values: dict[str, Scalar] = {}
-
-    def collect(table: Mapping[str, Any], prefix: str) -> None:
-        for name, value in table.items():
-            if isinstance(value, Mapping):
-                collect(value, f"{prefix}{name}.")
-            elif isinstance(value, str | bool | int | float):
-                values[prefix + name] = value
-            elif value is not None:
-                values[prefix + name] = str(value)
-
-    collect(recipe.model_dump(mode="json"), "")
-    return values
+    return {
+        name: value if isinstance(value, str | bool | int | float) else str(value)
+        for name, value in nested.flatten(recipe.model_dump(mode="json"))
+        if value not in (None, {})
+    }
 
 
 def _get_wall_s(line: Line | Mapping[str, Any]) -> float:
