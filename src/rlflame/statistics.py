@@ -78,7 +78,7 @@ class MeanStd:
 
 @dataclass(frozen=True, slots=True)
 class Significance:
-    """What two sides' numbers allow to be said, by how much more one of them has."""
+    """The verdicts that two sides' numbers support, from the gain of one over the other."""
 
     #: Numbers on either side.
     counts: tuple[int, int]
