@@ -18,9 +18,9 @@ import numpy as np
 from script import ended
 
 from rlflame.analysis import curves
+from rlflame.analysis.curves import Curve, make_mean_series, make_single_series
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.analysis.plots.chart import Chart, Panels, Series
-from rlflame.analysis.smoothing import Curve, make_mean_series, make_single_series
 from rlflame.config import resolve
 from rlflame.statistics import FEWEST_SEEDS
 from rlflame.storage.safetensors_file import write_atomically

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from fractions import Fraction
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -155,3 +157,46 @@ def test_seeds_in_numbers():
 def test_equal_numbers_have_equal_intervals():
     values = array(1.0, 5.0, 2.0, 9.0)
     assert statistics.compute_iqm_interval([values]) == statistics.compute_iqm_interval([values])
+
+
+def test_bootstrap_intervals_of_few_samples_are_those_of_all_resamples():
+    """All n^n resamples can be listed for small n; the quantiles lie where their means lie."""
+    for samples in ([1.0, 5.0], [0.0, 1.0, 10.0], [2.0, 3.0, 5.0, 8.0], [1, 1, 2, 9, 4.0]):
+        values = np.array(samples)
+        means = sorted(fmean(r) for r in itertools.product(values, repeat=len(values)))
+        low, high = statistics.compute_mean_interval(values)
+        # Ten thousand draws find the quantile up to a few thousandths of the distribution.
+        for found, level in ((low, 0.025), (high, 0.975)):
+            assert means[int((level - 0.006) * len(means))] - 1e-9 <= found
+            assert found <= means[min(len(means) - 1, int((level + 0.006) * len(means)))] + 1e-9
+
+
+def test_bootstrap_intervals_of_many_samples_are_those_of_the_normal_distribution():
+    values = np.random.default_rng(0).exponential(size=4000) * 100
+    low, high = statistics.compute_mean_interval(values)
+    error = values.std() / np.sqrt(len(values))
+    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.1 * error)
+    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.1 * error)
+    assert statistics.compute_mean_interval(values, level=0.5)[0] == pytest.approx(
+        values.mean() - 0.674 * error, abs=0.1 * error
+    )
+
+
+def test_bootstrap_intervals_are_always_the_same_and_hold_still_where_nothing_varies():
+    values = np.random.default_rng(1).normal(size=20)
+    assert statistics.compute_mean_interval(values) == statistics.compute_mean_interval(
+        values.copy()
+    )
+    assert statistics.compute_mean_interval(np.full(7, 3.25)) == (3.25, 3.25)
+    assert statistics.compute_mean_interval(np.array([3.25])) == (3.25, 3.25)
+
+
+def test_the_bootstrap_of_many_episodes_fits_into_memory():
+    values = np.arange(5000.0)
+    tracemalloc.start()
+    try:
+        statistics.compute_mean_interval(values)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64_000_000  # all resamples at once would take 800 MB

@@ -114,6 +114,22 @@ class UnknownEnvironmentError(ConfigError):
     """Nobody has registered an environment of this id."""
 
 
+def check_extra(
+    package: str, consequence: str, extra: str, error_type: type[RlflameError] = ConfigError
+) -> None:
+    """Raise the error with the command to type where a package of an extra is not installed."""
+    from importlib.util import find_spec
+
+    try:
+        missing = find_spec(package) is None
+    except ValueError:  # something else stands in its place
+        missing = True
+    if missing:
+        raise error_type(
+            f"{package} is not installed, so {consequence}.", f"pip install 'rlflame[{extra}]'"
+        )
+
+
 class CheckpointError(RlflameError):
     """A file that cannot be read, verified or written."""
 

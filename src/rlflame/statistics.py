@@ -1,9 +1,8 @@
-"""What a few seeds allow to be said: interquartile means, bootstrap intervals, comparisons.
+"""Interquartile means, bootstrap intervals and comparisons of a few seeds.
 
-Resampling is stratified: seeds are drawn anew within each stratum (one environment's runs), never
-across (Agarwal and others, 2021). Of few seeds every resample is counted, of more some are drawn,
-from keyed streams, so equal numbers give equal intervals.
-Must not know: runs, files, what the numbers measure.
+Resampling is stratified: seeds are drawn within each stratum (one environment's runs), never across
+(Agarwal and others, 2021). Few seeds have every resample counted. More seeds have some drawn, from
+keyed streams, so equal numbers give equal intervals.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class MeanStd:
 
 @dataclass(frozen=True, slots=True)
 class Significance:
-    """What two sides' numbers allow to be said, by how much more one of them has."""
+    """The verdicts that two sides' numbers support, from the gain of one over the other."""
 
     #: Numbers on either side.
     counts: tuple[int, int]
@@ -246,6 +245,16 @@ def compute_median_interval(values: Float64, level: float = 0.95) -> Interval:
     return medians.make_interval(float(np.median(values)), level)
 
 
+def compute_mean_interval(values: Float64, level: float = 0.95) -> tuple[float, float]:
+    """The ends of the mean's bootstrap interval, always from drawn resamples."""
+    if len(values) < 2:
+        return float(values.mean()), float(values.mean())
+    stream = make_stream(0, Role.BOOTSTRAP, len(values))
+    means = _draw_resamples([values], lambda part: part.mean(axis=-1), [stream])
+    interval = means.make_interval(float(values.mean()), level)
+    return interval.low, interval.high
+
+
 def _compute_improvement_probability(a: Float64, b: Float64) -> Float64:
     """P(one of a > one of b) along the last axis, ties counting half (Mann and Whitney)."""
     difference = a[..., :, None] - b[..., None, :]
@@ -275,9 +284,9 @@ class _ResampledStatistic:
 
 
 def _resample(strata: Strata, statistic: Callable[..., Float64]) -> _ResampledStatistic:
-    """The statistic of all resamples, or, where they are too many, of as many as are enough.
+    """The statistic of all resamples, or of `RESAMPLES` where there are more.
 
-    Each stratum's seeds are drawn from a stream of their own.
+    Each stratum is drawn from its own stream.
     """
     combinations = [len(part) ** len(part) for part in strata]
     if math.prod(combinations) <= RESAMPLES:
@@ -285,8 +294,14 @@ def _resample(strata: Strata, statistic: Callable[..., Float64]) -> _ResampledSt
         picks = [_list_picks(len(part))[at] for part, at in zip(strata, places, strict=True)]
         samples = [part[rows] for part, rows in zip(strata, picks, strict=True)]
         return _ResampledStatistic(statistic(*samples), is_exhaustive=True)
-    results = np.empty(RESAMPLES, np.float64)
     streams = [make_stream(0, Role.BOOTSTRAP, i, len(part)) for i, part in enumerate(strata)]
+    return _draw_resamples(strata, statistic, streams)
+
+
+def _draw_resamples(
+    strata: Strata, statistic: Callable[..., Float64], streams: Sequence[np.random.Generator]
+) -> _ResampledStatistic:
+    results = np.empty(RESAMPLES, np.float64)
     chunk_size = max(1, _NUMBERS_AT_ONCE // int(np.prod([len(part) for part in strata])))
     for start in range(0, RESAMPLES, chunk_size):
         stop = min(RESAMPLES, start + chunk_size)

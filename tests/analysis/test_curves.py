@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from run_files import make, write_lines
 
-from rlflame.analysis import curves, smoothing
+from rlflame.analysis import curves
 from rlflame.analysis.grouping import group_runs
 from rlflame.config import toml_io
 from rlflame.config.recipe import RunConfig
@@ -239,9 +239,9 @@ def test_no_processor_time_where_executors_do_not_tell_theirs(tmp_path):
 
 def test_smoothing_is_a_mean_of_the_last_points(tmp_path):
     values = np.array([1.0, 2.0, 6.0, 4.0])
-    assert smoothing.smooth_values(values, 1).tolist() == values.tolist()
-    assert smoothing.smooth_values(values, 3).tolist() == [1.0, 1.5, 3.0, 4.0]
-    assert smoothing.smooth_values(values, 99).tolist() == [1.0, 1.5, 3.0, 3.25]
+    assert curves.smooth_values(values, 1).tolist() == values.tolist()
+    assert curves.smooth_values(values, 3).tolist() == [1.0, 1.5, 3.0, 4.0]
+    assert curves.smooth_values(values, 99).tolist() == [1.0, 1.5, 3.0, 3.25]
     made = run(tmp_path / "a", evaluations=list(zip((1, 2, 3, 4), values, strict=True)))
     chart = curves.make_chart([made], smooth=3)
     assert chart.series[0].y.tolist() == [1.0, 1.5, 3.0, 4.0]
@@ -250,8 +250,8 @@ def test_smoothing_is_a_mean_of_the_last_points(tmp_path):
 
 
 def test_moving_average():
-    assert smoothing.compute_moving_average(np.arange(4.0), 2).tolist() == [0.5, 1.5, 2.5]
-    assert smoothing.compute_moving_average(np.ones(49), 50).size == 0
+    assert curves.compute_moving_average(np.arange(4.0), 2).tolist() == [0.5, 1.5, 2.5]
+    assert curves.compute_moving_average(np.ones(49), 50).size == 0
 
 
 def test_seeds_at_unequal_steps_meet_on_a_grid_that_all_cover(tmp_path):
@@ -346,7 +346,7 @@ def test_a_line_that_shows_little_of_its_runs_says_how_much(tmp_path):
 
 
 def test_a_fine_grid_is_thinned():
-    grid = smoothing.make_common_grid([np.arange(0.0, 1000.0), np.arange(0.5, 900.0)])
+    grid = curves.make_common_grid([np.arange(0.0, 1000.0), np.arange(0.5, 900.0)])
     assert (len(grid), grid[0], grid[-1]) == (200, 0.5, 899.5)
 
 

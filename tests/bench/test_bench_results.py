@@ -219,9 +219,9 @@ def test_a_median_s_interval_is_that_of_all_resamples_together():
 
 
 def _text(result):
-    from rlflame.analysis.report import markdown
+    from rlflame.analysis.report import document
 
-    return markdown.to_markdown(scaling_report.make_document(result))
+    return document.to_markdown(scaling_report.make_document(result))
 
 
 def _advice(cases, cells, cores=2):

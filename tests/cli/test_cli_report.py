@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -204,12 +205,14 @@ def test_the_page_is_complete_in_itself(tmp_path):
     assert (spoken.code, spoken.out) == (0, "r.html\n"), spoken.err
     text = (tmp_path / "r.html").read_text()
     page = Links(text)
-    assert page.loaded == []
+    assert all(link.startswith("#") for link in page.loaded)
     assert "http" not in text
-    assert "url(" not in text
+    assert text.count("url(") == text.count("url(#")
     assert not {"script", "link", "iframe", "img"} & set(page.tags)
     assert page.tags.count("svg") == 2  # over steps and over time
-    assert page.tags.count("polyline") == page.tags.count("polygon") == 4
+    for number in (0, 1):  # the colours of lines and bands are the page's
+        assert text.count(f"stroke: var(--line-{number},") >= 2
+        assert text.count(f"fill: var(--line-{number},") >= 2
     assert "prefers-color-scheme:dark" in text
     assert "width=device-width" in text
     # The words are those of the Markdown.
@@ -229,12 +232,31 @@ def test_what_a_page_holds_is_text_and_never_markup(tmp_path):
 def test_a_curve_lies_where_its_numbers_are(tmp_path):
     side(tmp_path / "a", [1.0])
     rlflame("report", "a", "-o", "r.html")
-    points = re.search(r'<polyline points="([^"]*)"', (tmp_path / "r.html").read_text()).group(1)
-    places = [tuple(map(float, pair.split(","))) for pair in points.split()]
+    text = (tmp_path / "r.html").read_text()
+    points = re.search(r'<path d="([^"]*)"[^>]*stroke: var\(--line-0', text).group(1)
+    places = [tuple(map(float, pair)) for pair in re.findall(r"[ML] (\S+) (\S+)", points)]
     (x0, y0), (x1, y1), (x2, y2) = places
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)  # steps 300, 600, 900
     assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2)  # returns 30, 60, 90: upwards is less
     assert y0 > y2
+
+
+def test_a_page_is_the_same_each_time_it_is_written(tmp_path):
+    side(tmp_path / "a", [1.0])
+    pages = []
+    for name in ("r.html", "s.html"):
+        assert rlflame("report", "a", "-o", name).code == 0
+        pages.append((tmp_path / name).read_bytes())
+    assert pages[0] == pages[1]
+
+
+def test_without_matplotlib_a_page_says_what_draws_its_curves(tmp_path, monkeypatch):
+    side(tmp_path / "a", [1.0])
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert rlflame("report", "a", "-o", "r.html").code == 0
+    page = Links((tmp_path / "r.html").read_text())
+    assert "svg" not in page.tags
+    assert "pip install 'rlflame[plot]'" in "".join(page.texts)
 
 
 # Compared

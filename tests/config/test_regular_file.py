@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from commands import TINY, rlflame
 
-from rlflame.analysis.plots import run_times
+from rlflame.analysis.plots import speedup
 from rlflame.analysis.report import bench_comparison
 from rlflame.config import regular_file, toml_io
 from rlflame.errors import CheckpointError, ConfigError, RlflameError
@@ -63,7 +63,7 @@ READERS = {
     "metrics.jsonl": (run_files.read_lines, CheckpointError),
     "result.json": (run_files.read_result, CheckpointError),
     "scaling.json": (bench_comparison.read_results, CheckpointError),
-    "scaling.csv": (run_times.read_run_times, CheckpointError),
+    "scaling.csv": (speedup.read_run_times, CheckpointError),
 }
 
 

@@ -24,10 +24,16 @@ import pytest
 from commands import TINY, Spoken, finished, process, rlflame
 from rich.console import Console
 
-from rlflame.analysis.plots import matplotlib_backend, svg_backend, terminal_backend
+from rlflame.analysis.plots import matplotlib_backend, terminal_backend
 from rlflame.analysis.plots.chart import Bars, Chart, Series
-from rlflame.analysis.report import html, markdown
-from rlflame.analysis.report.document import Commands, Document, Section, Table
+from rlflame.analysis.report.document import (
+    Commands,
+    Document,
+    Section,
+    Table,
+    to_html,
+    to_markdown,
+)
 from rlflame.config.recipe import RunConfig
 from rlflame.config.toml_io import format_value, parse
 from rlflame.console import output
@@ -445,14 +451,14 @@ DOCUMENT = Document(
 
 
 def test_a_page_runs_no_script_of_a_name():
-    text = html.to_html(DOCUMENT)
+    text = to_html(DOCUMENT)
     assert "<script" not in text
     assert not RAW.search(text)
     text.encode()
 
 
 def test_markdown_takes_no_markup_from_a_name():
-    text = markdown.to_markdown(DOCUMENT)
+    text = to_markdown(DOCUMENT)
     assert not RAW.search(text)
     text.encode()
     fence, outside = "", []
@@ -470,7 +476,7 @@ def test_markdown_takes_no_markup_from_a_name():
 
 
 def test_a_chart_escapes_its_words_wherever_it_is_drawn():
-    assert "<script" not in svg_backend.render_svg(CHART)
+    assert "<script" not in matplotlib_backend.render_svg(CHART)
     bars = Bars(
         title=EVIL, x_label=EVIL, y_label=EVIL, groups=(EVIL,), names=(EVIL,),
         heights=np.array([[1.0]]), ideal=np.array([1.0]), note=EVIL,

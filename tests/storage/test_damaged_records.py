@@ -20,9 +20,9 @@ from commands import TINY, rlflame
 
 from rlflame import statistics
 from rlflame.analysis import curves
-from rlflame.analysis.plots import svg_backend, terminal_backend
+from rlflame.analysis.plots import terminal_backend
 from rlflame.analysis.plots.speedup import make_speedup_chart
-from rlflame.analysis.report import build, html, markdown
+from rlflame.analysis.report import build, document
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.output import as_json_text
 from rlflame.errors import RlflameError
@@ -65,8 +65,8 @@ def look_at(folder: Path) -> None:
 
 def _reported(folder: Path) -> None:
     found = build.build_report([folder], [], 0.1)
-    markdown.to_markdown(found.document)
-    html.to_html(found.document)
+    document.to_markdown(found.document)
+    document.to_html(found.document)
     as_json_text(found.facts)
 
 
@@ -79,7 +79,6 @@ def _drawn(folder: Path) -> None:
         except RlflameError:
             continue
         terminal_backend.render_text(chart, 60)
-        svg_backend.render_svg(chart)
 
 
 def damaged(whole: Path, name: str, stride: int, folder: Path) -> None:
@@ -134,7 +133,7 @@ def test_damaged_results_of_a_benchmark_end_in_a_sentence(tmp_path):
         for sides in (([file], [whole]), ([whole], [file]), ([file], [])):
             with contextlib.suppress(RlflameError):
                 found = build.build_report(*sides, 0.1)
-                markdown.to_markdown(found.document)
+                document.to_markdown(found.document)
                 as_json_text(found.facts)
 
     tried(damage.of_json_file(whole.read_bytes()), file, 3, compare)

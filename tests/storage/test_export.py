@@ -12,7 +12,7 @@ from drawing import begun, policy_file
 
 from rlflame.api import load_policy
 from rlflame.rollout.policy import Policy
-from rlflame.storage import checkpoint, export, onnx_export
+from rlflame.storage import checkpoint, export
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -92,8 +92,8 @@ def test_the_check_replays_what_the_policy_meets_and_finds_a_difference(tmp_path
     policy = Policy(source.policy_spec, source.policy)
     other = dict(source.policy)
     other["actor.1.bias"] = other["actor.1.bias"] + np.float32(0.25)
-    data = onnx_export.build_onnx_model(source.env, source.policy_spec, other, {})
-    inside = onnx_export.measure_largest_difference(data, source.env, policy, met)
+    data = export.build_onnx_model(source.env, source.policy_spec, other, {})
+    inside = export.measure_largest_difference(data, source.env, policy, met)
     assert inside == pytest.approx(0.25, abs=1e-4)
 
 
@@ -105,11 +105,11 @@ def test_a_choice_between_equals_is_no_difference():
     other = dict(equal)
     last = max(name for name in equal if name.endswith("bias"))
     other[last] = np.array([0.0, 0.5], np.float32)
-    data = onnx_export.build_onnx_model(source.env, source.policy_spec, other, {})
+    data = export.build_onnx_model(source.env, source.policy_spec, other, {})
     assert answers(data, rest).tolist() == [1] * 5
-    assert onnx_export.measure_largest_difference(data, source.env, policy, rest) == 0.0
+    assert export.measure_largest_difference(data, source.env, policy, rest) == 0.0
     worse = Policy(source.policy_spec, {**equal, last: np.array([0.75, 0.0], np.float32)})
-    assert onnx_export.measure_largest_difference(data, source.env, worse, rest) == 0.75
+    assert export.measure_largest_difference(data, source.env, worse, rest) == 0.75
 
 
 # The command.

@@ -30,7 +30,7 @@ from rlflame.experiment import run
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning import policy_average
 from rlflame.storage import checkpoint, run_dir, safetensors_file
-from rlflame.storage.machine_log import MachineLog
+from rlflame.storage.machine_info import MachineLog
 from rlflame.storage.metrics import EPISODE_HEADER, LineFile
 from rlflame.storage.run_dir import (
     RunFolder,
@@ -40,7 +40,7 @@ from rlflame.storage.run_dir import (
     report_disk_errors,
 )
 from rlflame.storage.run_recorder import FileRecorder
-from rlflame.storage.tracking.event_file import EventFile
+from rlflame.storage.tracking.tensorboard import EventFile
 
 
 class Watching:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import statistics
-import tracemalloc
 
 import failpoints
 import gymnasium
@@ -23,7 +21,6 @@ from rlflame.rollout.spec import EpisodeStat
 from rlflame.storage.metrics import NAMES
 from rlflame.training.evaluation import (
     EvaluationPlan,
-    compute_bootstrap_interval,
     compute_interquartile_mean,
     compute_paired_difference,
     evaluate,
@@ -171,47 +168,6 @@ def test_the_interquartile_mean_is_that_of_four_copies_of_every_sample(n):
     samples = np.random.default_rng(n).normal(size=n) * 10
     copies = sorted(np.repeat(samples, 4))
     assert compute_interquartile_mean(samples) == pytest.approx(statistics.fmean(copies[n : 3 * n]))
-
-
-def test_bootstrap_intervals_of_few_samples_are_those_of_all_resamples():
-    """All n^n resamples can be listed for small n; the quantiles lie where their means lie."""
-    for samples in ([1.0, 5.0], [0.0, 1.0, 10.0], [2.0, 3.0, 5.0, 8.0], [1, 1, 2, 9, 4.0]):
-        values = np.array(samples)
-        means = sorted(statistics.fmean(r) for r in itertools.product(values, repeat=len(values)))
-        low, high = compute_bootstrap_interval(values)
-        # Ten thousand draws find the quantile up to a few thousandths of the distribution.
-        for found, level in ((low, 0.025), (high, 0.975)):
-            assert means[int((level - 0.006) * len(means))] - 1e-9 <= found
-            assert found <= means[min(len(means) - 1, int((level + 0.006) * len(means)))] + 1e-9
-
-
-def test_bootstrap_intervals_of_many_samples_are_those_of_the_normal_distribution():
-    values = np.random.default_rng(0).exponential(size=4000) * 100
-    low, high = compute_bootstrap_interval(values)
-    error = values.std() / np.sqrt(len(values))
-    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.1 * error)
-    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.1 * error)
-    assert compute_bootstrap_interval(values, level=0.5)[0] == pytest.approx(
-        values.mean() - 0.674 * error, abs=0.1 * error
-    )
-
-
-def test_bootstrap_intervals_are_always_the_same_and_hold_still_where_nothing_varies():
-    values = np.random.default_rng(1).normal(size=20)
-    assert compute_bootstrap_interval(values) == compute_bootstrap_interval(values.copy())
-    assert compute_bootstrap_interval(np.full(7, 3.25)) == (3.25, 3.25)
-    assert compute_bootstrap_interval(np.array([3.25])) == (3.25, 3.25)
-
-
-def test_the_bootstrap_of_many_episodes_fits_into_memory():
-    values = np.arange(5000.0)
-    tracemalloc.start()
-    try:
-        compute_bootstrap_interval(values)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 64_000_000  # all resamples at once would take 800 MB
 
 
 def stats(returns, lengths):

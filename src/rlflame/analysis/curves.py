@@ -1,31 +1,20 @@
-"""From runs to the lines of a chart: which metric, over what, smoothed, seeds taken together.
-
-Must not know: how a chart is drawn.
-"""
+"""From runs to the lines of a chart: which metric, over what, smoothed, seeds taken together."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from rlflame.analysis.grouping import RunGroup, group_runs, split_group
 from rlflame.analysis.plots.chart import Chart, Panels, Series
-from rlflame.analysis.smoothing import (
-    Curve,
-    compute_moving_average,
-    compute_overlap,
-    interpolate,
-    make_mean_series,
-    make_single_series,
-    smooth_values,
-)
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.spec import Float64
+from rlflame.statistics import compute_iqm_band
 from rlflame.storage.metrics import NAMES
 from rlflame.storage.run_reader import RunData
 
@@ -54,6 +43,20 @@ LINE_NOTE = "Line: interquartile mean over seeds."
 _UNITS = ((2.0 * 3600.0, 3600.0, "h"), (180.0, 60.0, "min"), (0.0, 1.0, "s"))
 #: A line that shows less of the longest of its runs says so.
 _SHARE_WITHOUT_REMARK = 0.5
+#: Points of the grid on which seeds are taken together.
+_GRID_POINTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One run's values, with `low` and `high` where each value has an interval."""
+
+    x: Float64
+    y: Float64
+    low: Float64 | None = None
+    high: Float64 | None = None
+    #: What the values were averaged from, where that is drawn too.
+    dots: tuple[Float64, Float64] | None = None
 
 
 def make_figure(
@@ -67,24 +70,18 @@ def make_figure(
     environments = dict.fromkeys(run.environment for run in runs)
     if len(environments) == 1:
         return make_chart(runs, axis, metric, smooth)
-    charts, line_groups, remarks = [], [], _Remarks()
+    charts, panels, remarks = [], [], _Remarks()
     for environment in environments:
         alike = [run for run in runs if run.environment == environment]
         with remarks.skip_errors():
-            panel, panel_groups = _make_chart_and_groups(alike, axis, metric, smooth)
-            charts.append(replace(panel, title=environment, line_note="", band_note="", remark=""))
-            line_groups += panel_groups
-            remarks.add(f"{environment}: {panel.remark}" if panel.remark else "")
+            chart = make_chart(alike, axis, metric, smooth)
+            charts.append(chart)
+            panels.append(replace(chart, title=environment, line_note="", band_note="", remark=""))
+            remarks.add(f"{environment}: {chart.remark}" if chart.remark else "")
     remarks.require_any(charts)
-    notes = _format_line_note(line_groups), _format_band_note(line_groups, metric, smooth)
-    return Panels(tuple(charts), *notes, str(remarks))
-
-
-def make_chart(
-    runs: Sequence[RunData], axis: str | None = None, metric: str | None = None, smooth: int = 1
-) -> Chart:
-    """Of one environment: a line for each group of runs that differ in the seed alone."""
-    return _make_chart_and_groups(runs, axis, metric or choose_metric(runs, axis), smooth)[0]
+    line_note = " ".join(filter(None, dict.fromkeys(chart.line_note for chart in charts)))
+    band_note = " ".join(filter(None, dict.fromkeys(chart.band_note for chart in charts)))
+    return Panels(tuple(panels), line_note, band_note, str(remarks))
 
 
 class _Remarks:
@@ -113,10 +110,11 @@ class _Remarks:
         return " ".join(self._remarks)
 
 
-def _make_chart_and_groups(
-    runs: Sequence[RunData], axis: str | None, metric: str, smooth: int
-) -> tuple[Chart, list[RunGroup]]:
-    """A chart, and whose its lines are."""
+def make_chart(
+    runs: Sequence[RunData], axis: str | None = None, metric: str | None = None, smooth: int = 1
+) -> Chart:
+    """Of one environment: a line for each group of runs that differ in the seed alone."""
+    metric = metric or choose_metric(runs, axis)
     axis = axis or ("episodes" if metric == EPISODE_RETURN else "steps")
     _check_arguments(axis, metric, smooth)
     curves: dict[Path, Curve] = {}
@@ -125,25 +123,23 @@ def _make_chart_and_groups(
         with remarks.skip_errors():
             curves[run.folder] = _make_curve(run, axis, metric, smooth)
     remarks.require_any(curves)
-    series, line_groups = [], []
-    for group in group_runs([run for run in runs if run.folder in curves]):
-        for line, line_group in _make_lines(
-            group, curves, _resolve_window(metric, smooth), remarks
-        ):
-            series.append(replace(line, name=line_group.name))
-            line_groups.append(line_group)
+    window = _resolve_window(metric, smooth)
+    groups = group_runs([run for run in runs if run.folder in curves])
+    lines = [line for group in groups for line in _make_lines(group, curves, window, remarks)]
+    line_groups = [group for _, group in lines]
+    series = [replace(line, name=group.name) for line, group in lines]
     series, axis_label = _apply_units(series, axis, runs)
     averaged = f", mean of {smooth}" if smooth > 1 and metric != EPISODE_RETURN else ""
-    result = Chart(
-        title=_format_title(line_groups),
+    environment = runs[0].environment
+    return Chart(
+        title=f"{environment}: {line_groups[0].label}" if len(line_groups) == 1 else environment,
         x_label=axis_label,
         y_label=_METRIC_LABELS.get(metric, metric) + averaged,
         series=tuple(series),
-        line_note=_format_line_note(line_groups),
+        line_note=LINE_NOTE if any(len(group.runs) > 1 for group in line_groups) else "",
         band_note=_format_band_note(line_groups, metric, smooth),
         remark=str(remarks),
     )
-    return result, line_groups
 
 
 def _make_lines(
@@ -213,7 +209,9 @@ def _make_episode_curve(run: RunData, axis: str, window: int) -> Curve:
     returns, lengths = run.read_episodes()
     if not len(returns):
         raise CheckpointError(f"{run.folder} has finished no episode yet.", "try again when it has")
-    x = compute_episode_positions(run, lengths, axis)
+    # Where each ended.
+    episodes = np.arange(1.0, len(lengths) + 1.0)
+    x = episodes if axis == "episodes" else compute_positions(run, np.cumsum(lengths), axis)
     return Curve(x[window - 1 :], compute_moving_average(returns, window), dots=(x, returns))
 
 
@@ -224,23 +222,19 @@ def compute_positions(run: RunData, steps: Float64, axis: str) -> Float64:
     if axis == "total-steps":
         return steps
     if axis == "episodes":
-        at, episodes = run.read_values("episodes")
-        return interpolate(steps, np.append(0.0, at), np.append(0.0, episodes))
+        return _interpolate_from_zero(steps, *run.read_values("episodes"))
     clock = run.compute_elapsed_s("wall_s") if axis == "wall" else _read_cpu_s(run)
     if clock is None:
         quantity = "wall clock" if axis == "wall" else "workers' processor time"
         raise CheckpointError(
             f"{run.folder} has no record of its {quantity}.", "-x steps draws it over steps"
         )
-    at, seconds = clock
-    return interpolate(steps, np.append(0.0, at), np.append(0.0, seconds))
+    return _interpolate_from_zero(steps, *clock)
 
 
-def compute_episode_positions(run: RunData, lengths: Float64, axis: str) -> Float64:
-    """Where each episode ended."""
-    if axis == "episodes":
-        return np.arange(1.0, len(lengths) + 1.0)
-    return compute_positions(run, np.cumsum(lengths), axis)
+def _interpolate_from_zero(steps: Float64, at: Float64, values: Float64) -> Float64:
+    result: Float64 = np.interp(steps, np.append(0.0, at), np.append(0.0, values))
+    return result
 
 
 def _count_learners(run: RunData) -> int:
@@ -272,15 +266,6 @@ def _apply_units(
     return [line.scale_x(divisor) for line in series], f"{label} ({unit})"
 
 
-def _format_title(line_groups: Sequence[RunGroup]) -> str:
-    environment = line_groups[0].environment
-    return f"{environment}: {line_groups[0].label}" if len(line_groups) == 1 else environment
-
-
-def _format_line_note(line_groups: Sequence[RunGroup]) -> str:
-    return LINE_NOTE if any(len(group.runs) > 1 for group in line_groups) else ""
-
-
 def _format_band_note(line_groups: Sequence[RunGroup], metric: str, smooth: int) -> str:
     notes = []
     if any(len(group.runs) > 1 for group in line_groups):
@@ -288,3 +273,62 @@ def _format_band_note(line_groups: Sequence[RunGroup], metric: str, smooth: int)
     if metric == EVALUATION and smooth == 1 and any(len(group.runs) == 1 for group in line_groups):
         notes.append("of a single run over its evaluation episodes")
     return f"Band: 95% bootstrap interval {', or '.join(notes)}." if notes else ""
+
+
+def smooth_values(values: Float64, window: int) -> Float64:
+    """Each value with those before it, up to `window` in all; the first ones with fewer."""
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - window)
+    means: Float64 = (sums[ends] - sums[starts]) / (ends - starts)
+    return means
+
+
+def compute_moving_average(values: Float64, window: int) -> Float64:
+    """Element i is the mean of `window` values, the last of them values[i + window - 1]."""
+    return smooth_values(values, window)[window - 1 :]
+
+
+def make_common_grid(xs: Sequence[Float64]) -> Float64:
+    """Where all of them have values: their own points if those are few, else evenly spread."""
+    first, last = max(x[0] for x in xs), min(x[-1] for x in xs)
+    if first > last:
+        return np.zeros(0)
+    points: Float64 = np.unique(np.concatenate(xs))
+    points = points[(points >= first) & (points <= last)]
+    if len(points) <= _GRID_POINTS:
+        return points
+    return np.linspace(first, last, _GRID_POINTS)
+
+
+def make_single_series(label: str, curve: Curve, average_of: int = 0) -> Series:
+    """A single run as it is."""
+    return Series(label, curve.x, curve.y, curve.low, curve.high, curve.dots, average_of)
+
+
+def make_mean_series(label: str, curves: Sequence[Curve], average_of: int = 0) -> Series | None:
+    """Several runs as their interquartile mean and its interval.
+
+    None where they have no stretch of the axis in common.
+    """
+    xs, dots = [curve.x for curve in curves], _concatenate_dots(curves)
+    if not all(map(len, xs)):  # too few values for an average of all
+        return Series(label, np.zeros(0), np.zeros(0), dots=dots, average_of=average_of)
+    grid = make_common_grid(xs)
+    if not len(grid) or (len(grid) == 1 and max(map(len, xs)) > 1):
+        return None
+    values = np.stack([np.interp(grid, curve.x, curve.y) for curve in curves])
+    return Series(label, grid, *compute_iqm_band(values), dots, average_of)
+
+
+def _concatenate_dots(curves: Sequence[Curve]) -> tuple[Float64, Float64] | None:
+    dots = [curve.dots for curve in curves if curve.dots is not None]
+    if not dots:
+        return None
+    return np.concatenate([x for x, _ in dots]), np.concatenate([y for _, y in dots])
+
+
+def compute_overlap(curves: Sequence[Curve]) -> float:
+    """How much of the longest curve all of them have, from 0 to 1."""
+    ends = [float(curve.x[-1]) for curve in curves if len(curve.x)]
+    return min(ends) / max(ends) if ends and max(ends) > 0.0 else 1.0

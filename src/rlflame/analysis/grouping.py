@@ -1,7 +1,4 @@
-"""Which runs belong together: those of one recipe that differ in the seed alone.
-
-Must not know: what is drawn or said of them.
-"""
+"""Groups of runs of one recipe that differ in the seed alone."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _UNSET = ("none", None)
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Runs of one recipe, each with a seed of its own.
+    """Runs of one recipe with different seeds.
 
     The label tells it from others; of several runs the name is that without how many they are.
     """

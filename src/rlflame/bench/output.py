@@ -18,8 +18,7 @@ from typing import Any
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.analysis.plots.chart import Plot
 from rlflame.analysis.plots.speedup import make_speedup_chart
-from rlflame.analysis.report import markdown
-from rlflame.analysis.report.document import Document
+from rlflame.analysis.report.document import Document, to_markdown
 from rlflame.console.output import as_json_text
 from rlflame.errors import ConfigError, RlflameError, format_shell
 from rlflame.storage.safetensors_file import write_atomically
@@ -64,7 +63,7 @@ class ResultFolder:
         """The files written; `to_table` begins with its head."""
         contents = {
             "json": as_json_text(facts, indent=1) + "\n",
-            "md": markdown.to_markdown(document),
+            "md": to_markdown(document),
         }
         if table:
             contents["csv"] = _format_csv(table)

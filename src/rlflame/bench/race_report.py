@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from rlflame import __version__
+from rlflame.analysis.curves import compute_moving_average
 from rlflame.analysis.plots.chart import Chart, Panels, Series
 from rlflame.analysis.report.document import Document, Section, Table
-from rlflame.analysis.smoothing import compute_moving_average
 from rlflame.bench.base import MachineConditions
 from rlflame.bench.published_dppo import SOURCE
 from rlflame.bench.race import SB3_NAME, RaceRun, Runner

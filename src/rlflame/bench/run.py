@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 from rlflame.analysis.plots.chart import Plot
 from rlflame.analysis.plots.matplotlib_backend import PlotUnavailableError
-from rlflame.analysis.report import markdown
-from rlflame.analysis.report.document import Document
+from rlflame.analysis.report.document import Document, to_markdown
 from rlflame.bench import scaling_report, scaling_runs
 from rlflame.bench.action_trace import ActionTrace
 from rlflame.bench.base import Case, Cell
@@ -312,7 +311,7 @@ def report_results(
     """Said and written, and each also where the other fails; of a table there is a picture."""
     try:
         print_result_lines(
-            as_json_text(facts, indent=1) if as_json else markdown.to_markdown(document).rstrip()
+            as_json_text(facts, indent=1) if as_json else to_markdown(document).rstrip()
         )
     finally:
         with mark_errors_documented():

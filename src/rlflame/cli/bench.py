@@ -380,7 +380,7 @@ def _parse_lengths(text: str) -> list[float]:
 
 
 def _print_diff(old: Path, new: Path, *, as_json: bool) -> None:
-    from rlflame.analysis.report import bench_comparison, build, markdown
+    from rlflame.analysis.report import bench_comparison, build, document
     from rlflame.console.output import as_json_text, print_result_lines
     from rlflame.errors import ConfigError, format_shell
 
@@ -394,7 +394,7 @@ def _print_diff(old: Path, new: Path, *, as_json: bool) -> None:
             )
     content = build.build_report([new], [old], MARGIN)
     text = (
-        as_json_text(content.facts, indent=1) if as_json else markdown.to_markdown(content.document)
+        as_json_text(content.facts, indent=1) if as_json else document.to_markdown(content.document)
     )
     print_result_lines(text.rstrip())
 

@@ -1,7 +1,4 @@
-"""What there is to choose from: environments with their sizes, and settings with their ranges.
-
-Must not know: display.
-"""
+"""What there is to choose from: environments with their sizes, and settings with their ranges."""
 
 from __future__ import annotations
 

@@ -1,33 +1,40 @@
-"""`rlflame export`. Must not know: what the files look like inside."""
+"""`rlflame export`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlflame.cli.options import AllowModules, Debug, EnvFile, Json
+from rlflame.cli.options import AllowModules, CheckpointFile, Debug, EnvFile, Json
+
+if TYPE_CHECKING:
+    from rlflame.storage.checkpoint import Checkpoint
+
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", "-o", metavar="FILE", help="What to write. [default: ENV-ALGO.safetensors]"
+    ),
+]
+Onnx = Annotated[
+    bool, typer.Option("--onnx", help="An ONNX model, the normaliser and the bounds inside.")
+]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check",
+        help="Compare the model with the policy on 1,000 observations; exit 1 above 1e-5.",
+    ),
+]
 
 
 def export(
-    file: Annotated[Path, typer.Argument(metavar="CKPT", help="A checkpoint or policy file.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="What to write. [default: ENV-ALGO.safetensors]"
-        ),
-    ] = None,
-    onnx: Annotated[
-        bool, typer.Option("--onnx", help="An ONNX model, the normaliser and the bounds inside.")
-    ] = False,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Compare the model with the policy on 1,000 observations; exit 1 above 1e-5.",
-        ),
-    ] = False,
+    file: CheckpointFile,
+    out: Out = None,
+    onnx: Onnx = False,
+    check: Check = False,
     env_file: EnvFile = None,
     allow_modules: AllowModules = None,
     as_json: Json = False,
@@ -37,29 +44,22 @@ def export(
     from rlflame.experiment import run_settings
 
     run_settings.collect_runtime_flags(
-        workers=None,
-        fleet=None,
-        local=False,
-        env_file=env_file,
-        debug=debug,
+        workers=None, fleet=None, local=False, env_file=env_file, debug=debug,
         allow_modules=allow_modules,
-    )
+    )  # fmt: skip
     run_settings.limit_threads(1)
     from rlflame.config import resolve
-    from rlflame.console.formatting import format_pairs
-    from rlflame.console.output import as_json_text, print_note, print_result
-    from rlflame.console.recipe_summary import format_evaluation
+    from rlflame.console.output import print_note
     from rlflame.errors import ConfigError, RlflameError, format_command
     from rlflame.experiment import resume
     from rlflame.storage import export as files
-    from rlflame.storage import onnx_export
     from rlflame.storage.run_dir import load_policy_file
 
     onnx = onnx or (out is not None and out.suffix.lower() == ".onnx")
     if check and not onnx:
         raise ConfigError("--check is for ONNX models.", "add --onnx")
     if onnx:
-        onnx_export.check_available()
+        files.check_onnx_available()
     source = load_policy_file(file)
     name = f"{resolve.make_short_name(source.env.id)}-{source.recipe.learning.algorithm}"
     out = out or Path(f"{name}{'.onnx' if onnx else '.safetensors'}")
@@ -67,34 +67,44 @@ def export(
     difference = None
     if onnx:
         data = files.write_onnx(source, out)
-        size = len(data)
         if check:
             source = resume.check_environment(source)
             difference = files.measure_onnx_difference(source, data)
     else:
-        size = files.write_policy(source, out)
+        files.write_policy(source, out)
         if source.evaluation is None:
             print_note(
                 f"The policy has no recorded evaluation. {format_command('eval', out)} scores it."
             )
     passed = difference is None or difference <= files.TOLERANCE
-    if as_json:
-        fields = {"file": str(out), "bytes": size, "environment": source.env.id,
-                "difference": difference, "passed": passed}  # fmt: skip
-        print_result(as_json_text(fields))
-    else:
-        lines = [("file", f"{out}: {size / 1e3:,.1f} kB")]
-        if source.evaluation is not None and not onnx:
-            lines.append(("recorded", format_evaluation(source.evaluation)))
-        if difference is not None:
-            lines.append(("check", f"the largest difference over {files.OBSERVATION_COUNT:,} "
-                                   "observations "
-                                   f"is {difference:.2g}"))  # fmt: skip
-        for line in format_pairs(lines):
-            print_result(line)
+    _print_file(source, out, difference, passed, as_json=as_json)
     if not passed:
         raise RlflameError(
             f"The model's actions differ from the policy's by {difference:.2g}, more than "
             f"{files.TOLERANCE:g}.",
             "this is a bug in rlflame, or in the onnxruntime that is installed",
         )
+
+
+def _print_file(
+    source: Checkpoint, out: Path, difference: float | None, passed: bool, *, as_json: bool
+) -> None:
+    from rlflame.console.formatting import format_pairs
+    from rlflame.console.output import as_json_text, print_result
+    from rlflame.console.recipe_summary import format_evaluation
+    from rlflame.storage.export import OBSERVATION_COUNT
+
+    size = out.stat().st_size
+    if as_json:
+        fields = {"file": str(out), "bytes": size, "environment": source.env.id,
+                  "difference": difference, "passed": passed}  # fmt: skip
+        print_result(as_json_text(fields))
+        return
+    lines = [("file", f"{out}: {size / 1e3:,.1f} kB")]
+    if source.evaluation is not None and out.suffix.lower() != ".onnx":
+        lines.append(("recorded", format_evaluation(source.evaluation)))
+    if difference is not None:
+        text = f"the largest difference over {OBSERVATION_COUNT:,} observations is {difference:.2g}"
+        lines.append(("check", text))
+    for line in format_pairs(lines):
+        print_result(line)

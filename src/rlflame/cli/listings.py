@@ -1,4 +1,4 @@
-"""`rlflame runs`, `envs` and `config`. Must not know: where what they list comes from."""
+"""`rlflame runs`, `envs` and `config`."""
 
 from __future__ import annotations
 

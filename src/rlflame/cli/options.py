@@ -1,4 +1,4 @@
-"""Options that several commands share, each explained once. Must not know: commands."""
+"""Options as annotated types, each explained once: a command names the type of its parameter."""
 
 from __future__ import annotations
 
@@ -7,6 +7,82 @@ from typing import Annotated
 
 import typer
 
+CheckpointFile = Annotated[
+    Path, typer.Argument(metavar="CKPT", help="A checkpoint or policy file.")
+]
+Env = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ENV",
+        help="An alias of `rlflame envs`, a Gymnasium id, or module:Id. [default: cartpole]",
+    ),
+]
+Algo = Annotated[
+    str | None, typer.Option(metavar="ALGO", help="ppo, reinforce or sac. [default: ppo]")
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="A preset of `rlflame envs`, not the environment's own."),
+]
+Steps = Annotated[
+    int | None, typer.Option(metavar="N", help="Stop after this many environment steps.")
+]
+TotalSteps = Annotated[
+    int | None, typer.Option(metavar="N", help="Train on to this many steps in all.")
+]
+Iterations = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="REINFORCE: stop after this many iterations. [reinforce-classic: 100]"
+    ),
+]
+EpisodesPerIteration = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="REINFORCE: episodes in an iteration. [reinforce-classic: 100]"),
+]
+Seed = Annotated[
+    int | None, typer.Option(metavar="N", help="All randomness follows from it. [default: 0]")
+]
+Seeds = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Several seeds as one job, such as 0-9 or 0,3,7."),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A TOML file of settings, over the preset.")
+]
+EnvKwargs = Annotated[
+    list[str] | None,
+    typer.Option(help="An argument of the environment; repeatable.", metavar="KEY=VALUE"),
+]
+InitFrom = Annotated[
+    Path | None, typer.Option(help="Start from the policy in this file.", metavar="CKPT")
+]
+UntilReturn = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X", help="Stop once an evaluation's 95% interval lies above this return."
+    ),
+]
+RunDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The run folder. [default: runs/ENV-ALGO-SEED]"),
+]
+PlotReturns = Annotated[
+    bool, typer.Option("--plot", help="Draw the episodes' returns into the run folder.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the resolved config as TOML and stop.")
+]
+ExistingRun = Annotated[
+    Path, typer.Argument(help="A run folder, a checkpoint in one, or a folder of --seeds.")
+]
+FreshReplay = Annotated[
+    bool,
+    typer.Option(
+        "--fresh-replay",
+        help="Keep the weights and begin with an empty replay; where its files are lost.",
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(

@@ -1,4 +1,4 @@
-"""`rlflame plot`. Must not know: how curves are made or drawn."""
+"""`rlflame plot`."""
 
 from __future__ import annotations
 
@@ -12,46 +12,52 @@ from rlflame.cli.options import Debug
 if TYPE_CHECKING:
     from rlflame.analysis.plots.chart import Plot
 
+Runs = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...",
+        help="Run folders, folders of them, or one .csv of workers,backend,seconds.",
+    ),
+]
+Axis = Annotated[
+    str | None,
+    typer.Option(
+        "-x",
+        "--x",
+        metavar="AXIS",
+        help="steps, total-steps, wall, cpu or episodes. [default: steps]",
+    ),
+]
+Smooth = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Mean of each point and the N - 1 before it. [default: 1]"),
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A name of metrics.jsonl, or episode_return. [default: the evaluations if there "
+        "are three, else the training return]",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--out",
+        metavar="FILE",
+        help="A .png, .svg or .pdf file; - draws in the terminal. [default: RUN/plot.png, of "
+        "several runs plot.png]",
+    ),
+]
+
 
 def plot(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...",
-            help="Run folders, folders of them, or one .csv of workers,backend,seconds.",
-        ),
-    ],
-    axis: Annotated[
-        str | None,
-        typer.Option(
-            "-x",
-            "--x",
-            metavar="AXIS",
-            help="steps, total-steps, wall, cpu or episodes. [default: steps]",
-        ),
-    ] = None,
-    smooth: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Mean of each point and the N - 1 before it. [default: 1]"),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A name of metrics.jsonl, or episode_return. [default: the evaluations if there "
-            "are three, else the training return]",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FILE",
-            help="A .png, .svg or .pdf file; - draws in the terminal. [default: RUN/plot.png, of "
-            "several runs plot.png]",
-        ),
-    ] = None,
+    runs: Runs,
+    axis: Axis = None,
+    smooth: Smooth = None,
+    metric: Metric = None,
+    out: Out = None,
     debug: Debug = False,
 ) -> None:
     """Draw runs; those that differ in the seed alone become one line with its interval.
@@ -60,12 +66,10 @@ def plot(
     Without matplotlib they are drawn in the terminal.
     """
     del debug
-    from rlflame.analysis import curves
     from rlflame.analysis.plots import matplotlib_backend
     from rlflame.analysis.plots.speedup import make_speedup_chart
     from rlflame.console.output import print_note, print_result
-    from rlflame.storage import run_reader, safetensors_file
-    from rlflame.storage.sweep_dir import is_sweep
+    from rlflame.storage import safetensors_file
 
     if out is not None and str(out) != "-":
         matplotlib_backend.check_suffix(out)
@@ -74,13 +78,7 @@ def plot(
         _check_table(runs, {"-x": axis, "--smooth": smooth, "--metric": metric})
         drawing, target = make_speedup_chart(runs[0]), runs[0].with_suffix(".png")
     else:
-        run_records, notes = run_reader.read_runs(runs)
-        for note in notes:
-            print_note(note)
-        drawing = curves.make_figure(run_records, axis, metric, 1 if smooth is None else smooth)
-        target = Path("plot.png")
-        if len(run_records) == 1 or (len(runs) == 1 and is_sweep(runs[0])):
-            target = (run_records[0].folder if len(run_records) == 1 else runs[0]) / "plot.png"
+        drawing, target = _draw_runs(runs, axis, metric, 1 if smooth is None else smooth)
     if str(out) == "-":
         draw_in_terminal(drawing)
         return
@@ -97,6 +95,24 @@ def plot(
     if drawing.remark:
         print_note(drawing.remark)
     print_result(str(target))
+
+
+def _draw_runs(
+    paths: list[Path], axis: str | None, metric: str | None, smooth: int
+) -> tuple[Plot, Path]:
+    """The curves, and the file for them unless another is named."""
+    from rlflame.analysis import curves
+    from rlflame.console.output import print_note
+    from rlflame.storage import run_reader
+    from rlflame.storage.sweep_dir import is_sweep
+
+    runs, notes = run_reader.read_runs(paths)
+    for note in notes:
+        print_note(note)
+    drawing = curves.make_figure(runs, axis, metric, smooth)
+    if len(runs) == 1:
+        return drawing, runs[0].folder / "plot.png"
+    return drawing, (paths[0] if len(paths) == 1 and is_sweep(paths[0]) else Path()) / "plot.png"
 
 
 def _find_results(path: Path) -> Path | None:

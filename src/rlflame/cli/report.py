@@ -1,4 +1,4 @@
-"""`rlflame report`. Must not know: how runs are read, compared or written about."""
+"""`rlflame report`."""
 
 from __future__ import annotations
 
@@ -14,37 +14,41 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".md", ".html", ".json")
 SEPARATOR = "--vs"
+Runs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN... [--vs RUN...]",
+        help="Run folders, folders of them, or .json results of a benchmark; behind --vs those "
+        "to compare with.",
+    ),
+]
+Require = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CLAIM",
+        help="better, equivalent or not-worse than what is behind --vs; exit 1 unless shown.",
+    ),
+]
+Margin = Annotated[
+    float,
+    typer.Option(metavar="PERCENT", help="A difference within it counts as equivalent."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--out",
+        metavar="FILE",
+        help="A .md, .html or .json file; - is Markdown here. [default: -]",
+    ),
+]
 
 
 def report(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN... [--vs RUN...]",
-            help="Run folders, folders of them, or .json results of a benchmark; behind --vs those "
-            "to compare with.",
-        ),
-    ],
-    require: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CLAIM",
-            help="better, equivalent or not-worse than what is behind --vs; exit 1 unless shown.",
-        ),
-    ] = None,
-    margin: Annotated[
-        float,
-        typer.Option(metavar="PERCENT", help="A difference within it counts as equivalent."),
-    ] = 10.0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FILE",
-            help="A .md, .html or .json file; - is Markdown here. [default: -]",
-        ),
-    ] = None,
+    runs: Runs,
+    require: Require = None,
+    margin: Margin = 10.0,
+    out: Out = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -82,12 +86,10 @@ def report(
         # Beside JSON, where it was written is no part of the result.
         (print_note if as_json else print_result)(str(out))
     if as_json or out is None:
-        text = _format_report(
-            content, ".json" if as_json else ".md", ascii_only=not can_encode("±⣿└")
-        )
-        print_result_lines(text.rstrip())
+        suffix, ascii_only = ".json" if as_json else ".md", not can_encode("±⣿└")
+        print_result_lines(_format_report(content, suffix, ascii_only=ascii_only).rstrip())
     if require is not None:
-        build.require_claim(content, require)
+        content.check_claim(require)
 
 
 def _split_sides(words: list[str]) -> tuple[list[Path], list[Path]]:
@@ -115,11 +117,11 @@ def _split_sides(words: list[str]) -> tuple[list[Path], list[Path]]:
 
 
 def _format_report(content: Report, suffix: str, *, ascii_only: bool = False) -> str:
-    from rlflame.analysis.report import html, markdown
+    from rlflame.analysis.report import document
     from rlflame.console.output import as_json_text
 
     if suffix == ".json":
         return as_json_text(content.facts, indent=2) + "\n"
     if suffix == ".html":
-        return html.to_html(content.document)
-    return markdown.to_markdown(content.document, ascii_only=ascii_only)
+        return document.to_html(content.document)
+    return document.to_markdown(content.document, ascii_only=ascii_only)

@@ -21,6 +21,7 @@ from rlflame.learning.base import Segment
 from rlflame.rollout.machine import read_versions
 from rlflame.storage import checkpoint, replay_segments, run_files
 from rlflame.storage.checkpoint import Checkpoint
+from rlflame.storage.machine_info import find_fingerprint_differences
 from rlflame.storage.run_dir import list_step_files, load_newest_checkpoint
 
 
@@ -140,9 +141,7 @@ def find_machine_differences(
     source: Checkpoint, fingerprint: Mapping[str, str] | None = None
 ) -> list[str]:
     """What differs between this machine and the one a file was made on that can change bits."""
-    differences = checkpoint.find_fingerprint_differences(
-        source.fingerprint, fingerprint or read_versions()
-    )
+    differences = find_fingerprint_differences(source.fingerprint, fingerprint or read_versions())
     expected = source.recipe.learning.environment.file_digest
     loaded = user_env_file.get_loaded_digest()
     if expected is not None and loaded is not None and expected != loaded:

@@ -40,7 +40,7 @@ from rlflame.rendering.clip_recorder import make_clip_recorder
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
 from rlflame.storage import checkpoint, replay_segments, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.storage.machine_log import MachineLog
+from rlflame.storage.machine_info import MachineLog
 from rlflame.storage.run_dir import (
     RunFolder,
     format_resume_hint,
@@ -85,6 +85,8 @@ def train(
     recipe = user_env_file.pin_env_file(recipe, runtime.env_file)
     check_learners(recipe.learning, runtime.learners)
     conditions.check_critic_helper(recipe.learning, runtime)
+    if runtime.tensorboard:
+        tensorboard.check_available()
     show = show or NullView()
     check_start(recipe.learning, init_from)
     if recipe.budget_warning:
@@ -189,6 +191,8 @@ def resume(
             return _make_result(folder, source, runtime, has_trained=False)
         check_learners(source.recipe.learning, runtime.learners)
         conditions.check_critic_helper(source.recipe.learning, runtime)
+        if runtime.tensorboard:
+            tensorboard.check_available()
         fingerprint = compute_environment_fingerprint(source.recipe.learning)
         for difference in find_machine_differences(source, fingerprint):
             show.show_note(

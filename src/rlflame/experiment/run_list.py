@@ -163,8 +163,7 @@ def _read_last_counts(folder: Path) -> dict[str, int]:
         with regular_file.open_to_read(folder / "metrics.jsonl") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
-        value = run_files.parse_json(lines[-1].decode()) if lines else {}
+        line = run_files.parse_line(lines[-1]) if lines else {}
     except (OSError, ValueError):
         return {}
-    counts = value if isinstance(value, dict) else {}
-    return {name: number for name, number in counts.items() if run_files.is_count(number)}
+    return {name: number for name, number in line.items() if isinstance(number, int)}

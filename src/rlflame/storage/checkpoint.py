@@ -1,8 +1,7 @@
-"""One file that holds a run, or a policy alone: what it says, and that it can be true.
+"""One file that holds a run, or a policy alone.
 
-Strings and tensors are checked against what the recipe implies before they are used. What a replay
-will not change any more stands in files beside it (replay_segments.py). Must not know: the loop,
-run folders, display.
+Strings and tensors are checked against what the recipe implies before they are used. The sealed
+segments of a replay stand in files beside it (replay_segments.py).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -25,6 +24,8 @@ from rlflame.rollout import wire
 from rlflame.rollout.policy import compute_array_shapes
 from rlflame.rollout.spec import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec
 from rlflame.storage import replay_segments, safetensors_file
+from rlflame.storage.run_files import MAX_COUNT, Count
+from rlflame.storage.safetensors_file import Layout
 from rlflame.training.evaluation import EvaluationRecord
 from rlflame.training.trainer import EnvStates, Progress, Snapshot
 
@@ -32,17 +33,9 @@ _FIELDS = {
     *("kind", "recipe", "environment", "policy", "progress", "committed", "fingerprint"),
     *("best", "evaluation", "state_digest", "digest"),
 }
-#: As many as anybody would wait for; `final_episodes` and `eval --episodes` are far below.
-_MAX_EPISODES = 10_000_000
-#: Steps, lines and seeds are counted in 64 bits.
-_MAX_COUNT = 2**63
-_Count = Annotated[int, Field(ge=0, lt=_MAX_COUNT)]
+T = TypeVar("T")
 #: Number and digest of each segment that a checkpoint needs.
-_SegmentIds = tuple[tuple[_Count, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]], ...]
-#: Differences that can change bits; the rest of a fingerprint is for the reader.
-_BIT_FIELDS = ("core", "simd", "system", "libc", "numpy", "gymnasium", "mujoco", "box2d")
-#: The same of gradients, where both sides have them: whoever only acts needs neither.
-_GRADIENT_FIELDS = ("torch", "card")
+_SegmentIds = tuple[tuple[Count, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]], ...]
 
 
 @dataclass(frozen=True)
@@ -74,10 +67,12 @@ def save(path: Path, checkpoint: Checkpoint) -> Checkpoint:
     recipe = checkpoint.recipe.model_dump_json()
     state_digest = _hash_state(tensors, checkpoint.progress)
     digest = _hash_recipe(state_digest, recipe)
+    env = asdict(checkpoint.env)
+    del env["modules"]  # every command decides itself what an environment may import
     metadata = {
         "kind": "checkpoint" if checkpoint.resumable else "policy",
         "recipe": recipe,
-        "environment": json.dumps(_make_env_dict(checkpoint.env)),
+        "environment": json.dumps(env),
         "policy": json.dumps(asdict(checkpoint.policy_spec)),
         "progress": json.dumps(asdict(checkpoint.progress)),
         "committed": json.dumps(checkpoint.committed),
@@ -139,15 +134,6 @@ def make_policy_checkpoint(
     )
 
 
-def find_fingerprint_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
-    """What differs between two machines that can change bits, as `name: one -> other`."""
-    return [
-        f"{name}: {a.get(name, '?')} -> {b.get(name, '?')}"
-        for name in (*_BIT_FIELDS, *(name for name in _GRADIENT_FIELDS if name in a and name in b))
-        if a.get(name) != b.get(name)
-    ]
-
-
 def collect_tensors(checkpoint: Checkpoint) -> dict[str, Array]:
     tensors = {f"policy.{name}": array for name, array in checkpoint.policy.items()}
     snapshot = checkpoint.snapshot
@@ -171,13 +157,6 @@ def _hash_state(tensors: Mapping[str, Array], progress: Progress) -> str:
     return digest.hexdigest()
 
 
-def _make_env_dict(env: EnvSpec) -> dict[str, Any]:
-    """The environment without the modules it may import, which are decided in every command."""
-    facts = asdict(env)
-    del facts["modules"]
-    return facts
-
-
 def _hash_recipe(state_digest: str, recipe: str) -> str:
     """Of the recipe's own text: a field that a later version adds leaves older files valid."""
     canonical = json.dumps(json.loads(recipe), sort_keys=True)
@@ -186,12 +165,7 @@ def _hash_recipe(state_digest: str, recipe: str) -> str:
 
 def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts) -> None:
     """Recipe, policy and tensors fit each other, before any tensor is read."""
-    recipe = _parse_recipe(metadata["recipe"])
-    env, spec = (
-        _parse_json(EnvSpec, metadata["environment"]),
-        _parse_json(PolicySpec, metadata["policy"]),
-    )
-    _check_coherent(recipe, env, spec)
+    _, _, spec = _parse_policy(metadata)
     is_checkpoint = metadata["kind"] == "checkpoint"
     prefixes = ("policy.", *(("learner.", "behaviour.") if is_checkpoint else ()))
     unexpected = [
@@ -200,33 +174,24 @@ def _check_header(metadata: Mapping[str, str], layouts: safetensors_file.Layouts
         if not name.startswith(prefixes) and not (is_checkpoint and name == "envs")
     ]
     if unexpected:
-        raise ValueError(f"tensors nobody asked for: {_join_names(unexpected)}")
+        raise ValueError(f"unexpected tensors: {_join_names(unexpected)}")
     expected = compute_array_shapes(spec)
-    for group in ("policy.", "behaviour."):
-        shapes = {
-            name.removeprefix(group): (layout.dtype, layout.shape)
-            for name, layout in layouts.items()
-            if name.startswith(group)
-        }
-        if shapes or group == "policy.":
-            _check_layouts(shapes, expected, group.rstrip("."))
+    for group in ("policy", "behaviour"):
+        group_layouts = _select(layouts, f"{group}.")
+        if group_layouts or group == "policy":
+            _check_layouts(group_layouts, expected, group)
 
 
 def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -> Checkpoint:
-    recipe = _parse_recipe(metadata["recipe"])
-    env, spec = (
-        _parse_json(EnvSpec, metadata["environment"]),
-        _parse_json(PolicySpec, metadata["policy"]),
-    )
-    env = replace(env, modules=())
+    recipe, env, spec = _parse_policy(metadata)
     progress = _parse_json(Progress, metadata["progress"])
     _check_progress(progress, recipe)
-    policy = _select_tensors(tensors, "policy.")
+    policy = _select(tensors, "policy.")
     snapshot = None
     if metadata["kind"] == "checkpoint":
-        behaviour = _select_tensors(tensors, "behaviour.")
+        behaviour = _select(tensors, "behaviour.")
         states = _decode_states(tensors.get("envs"), recipe, env)
-        learner = _select_tensors(tensors, "learner.")
+        learner = _select(tensors, "learner.")
         segment_ids = _parse_json(_SegmentIds, metadata.get("segments", "[]"))
         segments = tuple(
             replay_segments.make_lazy_segment(replay_segments.find_segment_folder(path), *segment)
@@ -242,49 +207,51 @@ def _parse(path: Path, metadata: Mapping[str, str], tensors: dict[str, Array]) -
         fingerprint=_parse_json(dict[str, str], metadata["fingerprint"]),
         best=_parse_record("best", metadata["best"]),
         evaluation=_parse_record("evaluation", metadata["evaluation"]),
-        committed=_parse_json(tuple[_Count, _Count], metadata["committed"]),
+        committed=_parse_json(tuple[Count, Count], metadata["committed"]),
         snapshot=snapshot,
         state_digest=metadata["state_digest"],
         digest=metadata["digest"],
     )
-    expected = collect_tensors(checkpoint)
-    if expected.keys() != tensors.keys():
-        raise ValueError(
-            f"tensors nobody asked for: {_join_names(expected.keys() ^ tensors.keys())}"
-        )
-    if _hash_state(expected, progress) != metadata["state_digest"]:
+    if _hash_state(collect_tensors(checkpoint), progress) != metadata["state_digest"]:
         raise ValueError("its tensors are not those its digest was made of")
     if _hash_recipe(metadata["state_digest"], metadata["recipe"]) != metadata["digest"]:
         raise ValueError("its recipe is not the one its digest was made of")
     return checkpoint
 
 
-def _select_tensors(tensors: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+def _parse_policy(metadata: Mapping[str, str]) -> tuple[Recipe, EnvSpec, PolicySpec]:
+    """Three that fit each other."""
+    recipe = _parse_recipe(metadata["recipe"])
+    env: EnvSpec = _parse_json(EnvSpec, metadata["environment"])
+    spec: PolicySpec = _parse_json(PolicySpec, metadata["policy"])
+    _check_coherent(recipe, env, spec)
+    return recipe, replace(env, modules=()), spec
+
+
+def _select(entries: Mapping[str, T], prefix: str) -> dict[str, T]:
     return {
-        name[len(prefix) :]: array for name, array in tensors.items() if name.startswith(prefix)
+        name[len(prefix) :]: entry for name, entry in entries.items() if name.startswith(prefix)
     }
 
 
 def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
     """Sizes that memory will be asked for, or arrays compared with, must not be free to lie."""
-    names = ("action_kind", "observation_size", "action_size", "action_low", "action_high")
     network = recipe.learning.network
-    bounds = env.action_size if env.action_kind == "continuous" else 0
     _check_environment(recipe.learning.environment, env)
-    if (
-        any(getattr(spec, name) != getattr(env, name) for name in names)
-        or spec.width != recipe.learning.rollout.width
-        or spec.hidden != tuple(network.hidden)
-        or spec.activation != network.activation
-        or spec.normalise != network.normalise_observations
-        or spec.observation_clip != network.observation_clip
-        or spec.squash != (recipe.learning.sac is not None)
-        or spec.exploration != network.exploration
-        or spec.exploration_interval != network.exploration_interval
-        or not _has_valid_action_shape(env)
-        or not _has_valid_action_numbers(env)
-        or not len(env.action_low) == len(env.action_high) == bounds
-    ):
+    names = ("action_kind", "observation_size", "action_size", "action_low", "action_high")
+    expected = {
+        **{name: getattr(env, name) for name in names},
+        "width": recipe.learning.rollout.width,
+        "hidden": tuple(network.hidden),
+        "activation": network.activation,
+        "normalise": network.normalise_observations,
+        "observation_clip": network.observation_clip,
+        "squash": recipe.learning.sac is not None,
+        "exploration": network.exploration,
+        "exploration_interval": network.exploration_interval,
+    }
+    is_expected = all(getattr(spec, name) == value for name, value in expected.items())
+    if not is_expected or not _has_valid_actions(env):
         raise ValueError("its policy is not one for its environment and recipe")
 
 
@@ -306,34 +273,27 @@ def _check_environment(settings: EnvironmentSettings, env: EnvSpec) -> None:
             )
 
 
-def _has_valid_action_shape(env: EnvSpec) -> bool:
-    """Whether the environment's actions can have the shape that they are said to have."""
-    shape = env.action_shape
-    if shape is None or env.action_kind == "discrete":
-        return not shape
-    return min(shape, default=1) > 0 and math.prod(shape) == env.action_size
-
-
-def _has_valid_action_numbers(env: EnvSpec) -> bool:
-    """Whether its discrete actions, from the first on, are numbers of 64 bits."""
-    if env.action_kind == "continuous":
-        return env.action_start == 0
-    return abs(env.action_start) + env.action_size < _MAX_COUNT
+def _has_valid_actions(env: EnvSpec) -> bool:
+    """Whether the actions can have the recorded numbers, bounds and shape."""
+    shape, bounds = env.action_shape, {len(env.action_low), len(env.action_high)}
+    if env.action_kind == "discrete":
+        return bounds == {0} and not shape and abs(env.action_start) + env.action_size < MAX_COUNT
+    is_valid_shape = shape is None or (
+        min(shape, default=1) > 0 and math.prod(shape) == env.action_size
+    )
+    return bounds == {env.action_size} and is_valid_shape and env.action_start == 0
 
 
 def _check_layouts(
-    layouts: Mapping[str, tuple[str, tuple[int, ...]]],
-    expected: Mapping[str, tuple[int, ...]],
-    group: str,
+    layouts: Mapping[str, Layout], expected: Mapping[str, tuple[int, ...]], group: str
 ) -> None:
     if layouts.keys() != expected.keys():
         differing = _join_names(layouts.keys() ^ expected.keys())
         raise ValueError(f"{group} tensors missing or unknown: {differing}")
     for name, shape in expected.items():
-        if layouts[name] != ("F32", shape):
-            dtype, actual_shape = layouts[name]
+        if (layout := layouts[name]) != Layout("F32", shape):
             raise ValueError(
-                f"tensor {group}.{name} is {dtype} {actual_shape}, expected F32 {shape}"
+                f"tensor {group}.{name} is {layout.dtype} {layout.shape}, expected F32 {shape}"
             )
 
 
@@ -344,7 +304,7 @@ def _check_progress(progress: Progress, recipe: Recipe) -> None:
     numbers = {name: getattr(progress, name) for name in counters}
     per_iteration = rollout.columns * rollout.steps
     if (
-        not all(0 <= number < _MAX_COUNT for number in numbers.values())
+        not all(0 <= number < MAX_COUNT for number in numbers.values())
         or not progress.iteration <= progress.steps <= progress.iteration * per_iteration
         or progress.episodes > progress.steps
         or progress.evaluations > (progress.steps // every_steps if every_steps is not None else 0)
@@ -381,27 +341,9 @@ def _is_valid_state(state: EnvState, env: EnvSpec) -> bool:
 
 
 def _parse_record(name: str, text: str) -> EvaluationRecord | None:
-    """What a file says of its scoring; as many episodes will be run again if that is asked for."""
     record: EvaluationRecord | None = _parse_json(EvaluationRecord | None, text)
-    if record is not None:
-        counts = (record.episodes, len(record.returns), len(record.lengths))
-        if len(set(counts)) != 1 or not 0 < record.episodes <= _MAX_EPISODES:
-            raise ValueError(
-                f"its {name} record speaks of {counts[0]} episodes, with {counts[1]} returns and "
-                f"{counts[2]} lengths"
-            )
-        numbers = (*record.to_metrics().values(), record.min, record.max, *record.returns)
-        if not all(map(math.isfinite, numbers)):
-            raise ValueError(f"its {name} record holds NaN or infinity")
-        if (
-            not 0 <= record.seed < _MAX_COUNT
-            or not 1 <= record.max_episode_steps < _MAX_COUNT
-            or not 1 <= min(record.lengths) <= max(record.lengths) <= record.max_episode_steps
-            or record.low > record.high
-            or record.std < 0.0
-            or (record.min, record.max) != (min(record.returns), max(record.returns))
-        ):
-            raise ValueError(f"its {name} record is of episodes that cannot be")
+    if record is not None and (fault := record.find_fault()) is not None:
+        raise ValueError(f"its {name} record {fault}")
     return record
 
 
@@ -416,13 +358,20 @@ def _parse_json(kind: Any, text: str) -> Any:
 def _parse_recipe(text: str) -> Recipe:
     recipe = Recipe.model_validate_json(text)
     safetensors_file.check_names(text)
-    _check_types(json.loads(text), recipe.model_dump(mode="json"), "recipe")
+    _check_types(
+        json.loads(text, parse_int=_parse_integer), recipe.model_dump(mode="json"), "recipe"
+    )
     return recipe
 
 
+def _parse_integer(text: str) -> int:
+    if len(text) > 20 or abs(int(text)) >= MAX_COUNT:
+        raise ValueError(f"its recipe has the number {text:.40}, which is beyond 64 bits")
+    return int(text)
+
+
 def _check_types(raw: Any, parsed: Any, path: str) -> None:
-    """Refuse what was read only because a text or true was taken for a number, or a number for
-    true; and numbers beyond 64 bits."""
+    """Refuse a text or true that was read as a number, and a number that was read as true."""
     if isinstance(raw, dict) and isinstance(parsed, dict):
         for name in raw.keys() & parsed.keys():
             _check_types(raw[name], parsed[name], f"{path}.{name}")
@@ -431,8 +380,6 @@ def _check_types(raw: Any, parsed: Any, path: str) -> None:
             _check_types(raw_item, parsed_item, path)
     elif any(isinstance(raw, kind) != isinstance(parsed, kind) for kind in (str, bool)):
         raise ValueError(f"{path} is {raw!r:.80}, and means {parsed!r:.80}")
-    elif isinstance(parsed, int) and abs(parsed) >= _MAX_COUNT:
-        raise ValueError(f"{path} is {parsed!r:.40}, beyond 64 bits")
 
 
 @cache

@@ -1,27 +1,39 @@
-"""A policy taken out of its checkpoint: a small file of its own, or an ONNX model.
+"""A policy without its run: a small policy file, or an ONNX model.
 
-Must not know: the command line, how anything is shown.
+An ONNX model maps an observation to the deterministic action and needs nothing else: the
+normaliser, the choice or the squashing, and the action bounds are in the graph. The `onnx` and
+`onnxruntime` packages are an extra.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.errors import ConfigError, format_shell, replace_suffix
+from rlflame.errors import ConfigError, check_extra, format_shell, replace_suffix
 from rlflame.fleet import factory
 from rlflame.rollout.policy import Policy
-from rlflame.rollout.spec import Float32
-from rlflame.storage import checkpoint, onnx_export, safetensors_file
+from rlflame.rollout.spec import Array, EnvSpec, Float32, PolicyArrays, PolicySpec
+from rlflame.storage import checkpoint, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan, make_evaluation_task
 
 OBSERVATION_COUNT = 1000
 #: What rounding may come to where another library multiplies.
 TOLERANCE = 1e-5
+INPUT, OUTPUT = "observation", "action"
+#: Old enough for runtimes of several years.
+_OPSET, _IR = 17, 8
+
+
+def check_onnx_available() -> None:
+    for package in ("onnx", "onnxruntime"):
+        check_extra(package, "no ONNX model can be written", "onnx")
 
 
 def check_target(file: Path, out: Path, onnx: bool) -> None:
@@ -39,10 +51,9 @@ def check_target(file: Path, out: Path, onnx: bool) -> None:
         )
 
 
-def write_policy(source: Checkpoint, out: Path) -> int:
-    """The policy with its recipe and its recorded evaluation; how many bytes that is."""
+def write_policy(source: Checkpoint, out: Path) -> None:
+    """The policy with its recipe and its recorded evaluation."""
     checkpoint.save(out, checkpoint.make_policy_checkpoint(source, source.evaluation))
-    return out.stat().st_size
 
 
 def write_onnx(source: Checkpoint, out: Path) -> bytes:
@@ -54,7 +65,7 @@ def write_onnx(source: Checkpoint, out: Path) -> bytes:
         "steps": str(source.progress.steps),
         "digest": source.digest,
     }
-    data = onnx_export.build_onnx_model(source.env, source.policy_spec, source.policy, metadata)
+    data = build_onnx_model(source.env, source.policy_spec, source.policy, metadata)
     safetensors_file.write_atomically(out, data)
     return data
 
@@ -62,7 +73,7 @@ def write_onnx(source: Checkpoint, out: Path) -> bytes:
 def measure_onnx_difference(source: Checkpoint, data: bytes) -> float:
     """The largest one between the model and the policy over observations that it meets."""
     policy = Policy(source.policy_spec, source.policy)
-    return onnx_export.measure_largest_difference(
+    return measure_largest_difference(
         data, source.env, policy, sample_observations(source, OBSERVATION_COUNT)
     )
 
@@ -97,3 +108,118 @@ def sample_observations(source: Checkpoint, count: int) -> Float32:
             number += len(chunks[-1])
     observations: Float32 = np.concatenate(chunks)[:count]
     return observations
+
+
+class _Graph:
+    """Nodes one after the other, each working on what came out of the one before."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.last_output = INPUT
+
+    def add_node(self, operator: str, *constants: Array, **attributes: Any) -> None:
+        from onnx import helper, numpy_helper
+
+        number = len(self.nodes)
+        names = [f"{operator}.{number}.{k}" for k in range(len(constants))]
+        self.constants += [
+            numpy_helper.from_array(np.ascontiguousarray(array), name)
+            for array, name in zip(constants, names, strict=True)
+        ]
+        out = f"{operator}.{number}"
+        self.nodes.append(
+            helper.make_node(operator, [self.last_output, *names], [out], **attributes)
+        )
+        self.last_output = out
+
+
+def build_onnx_model(
+    env: EnvSpec, spec: PolicySpec, arrays: PolicyArrays, metadata: Mapping[str, str]
+) -> bytes:
+    """The file's bytes; `metadata` is text about the policy."""
+    from onnx import TensorProto, checker, helper
+
+    graph = _Graph()
+    if spec.normalise:
+        clip = np.array(spec.observation_clip, np.float32)
+        graph.add_node("Sub", arrays["normaliser.mean"])
+        graph.add_node("Mul", arrays["normaliser.scale"])
+        graph.add_node("Clip", -clip, clip)
+    for layer in range(len(spec.hidden) + 1):
+        graph.add_node("MatMul", arrays[f"actor.{layer}.weight"])
+        graph.add_node("Add", arrays[f"actor.{layer}.bias"])
+        if layer < len(spec.hidden):
+            graph.add_node("Tanh" if spec.activation == "tanh" else "Relu")
+    shape: tuple[int, ...] = ()
+    if spec.action_kind == "discrete":
+        graph.add_node("ArgMax", axis=1, keepdims=0)
+        graph.add_node("Add", np.array(env.action_start, np.int64))
+    else:
+        shape = (spec.action_size,) if env.action_shape is None else env.action_shape
+        _add_action_bounds(graph, spec)
+        graph.add_node("Reshape", np.array((-1, *shape), np.int64))
+    graph.nodes[-1].output[0] = OUTPUT
+    kind = TensorProto.INT64 if spec.action_kind == "discrete" else TensorProto.FLOAT
+    graph_proto = helper.make_graph(
+        graph.nodes,
+        "policy",
+        [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["batch", spec.observation_size])],
+        [helper.make_tensor_value_info(OUTPUT, kind, ["batch", *shape])],
+        graph.constants,
+    )
+    model_proto = helper.make_model(
+        graph_proto,
+        producer_name="rlflame",
+        opset_imports=[helper.make_opsetid("", _OPSET)],
+        ir_version=_IR,
+    )
+    helper.set_model_props(model_proto, dict(metadata))
+    checker.check_model(model_proto, full_check=True)
+    data: bytes = model_proto.SerializeToString()
+    return data
+
+
+def _add_action_bounds(graph: _Graph, spec: PolicySpec) -> None:
+    """From what the network puts out to what the environment takes."""
+    low, high = (np.asarray(bound, np.float32) for bound in (spec.action_low, spec.action_high))
+    if spec.squash:
+        # The means come first, the deviations after them.
+        start, end, axis = (np.array([number], np.int64) for number in (0, spec.action_size, 1))
+        graph.add_node("Slice", start, end, axis)
+        graph.add_node("Tanh")
+        graph.add_node("Mul", (high - low) * np.float32(0.5))
+        graph.add_node("Add", (low + high) * np.float32(0.5))
+    graph.add_node("Max", low)
+    graph.add_node("Min", high)
+
+
+def measure_largest_difference(
+    data: bytes, env: EnvSpec, policy: Policy, observations: Float32
+) -> float:
+    """Between the model's actions and the policy's own, over these observations.
+
+    Relative to the action where that is larger than one. For a choice: by how much the logit of
+    the model's falls short of the best, so that equal logits are no difference.
+    """
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    (model_actions,) = session.run([OUTPUT], {INPUT: observations})
+    width = policy.spec.width
+    batch = np.zeros((width, observations.shape[1]), np.float32)
+    largest = 0.0
+    for first in range(0, len(observations), width):
+        chunk = observations[first : first + width]
+        batch[: len(chunk)], batch[len(chunk) :] = chunk, 0.0
+        chunk_actions = model_actions[first : first + width]
+        if policy.spec.action_kind == "discrete":
+            logits = policy.forward(batch)[: len(chunk)]
+            model_logits = logits[np.arange(len(chunk)), chunk_actions - env.action_start]
+            difference = logits.max(axis=1) - model_logits
+        else:
+            policy_actions = policy.to_environment(policy.mode(batch))[: len(chunk)]
+            gaps = np.abs(policy_actions - chunk_actions.reshape(policy_actions.shape))
+            difference = gaps / np.maximum(1.0, np.abs(policy_actions))
+        largest = max(largest, float(difference.max()))
+    return largest

@@ -1,4 +1,4 @@
-"""How much memory this process can still have. Must not know: for what."""
+"""How much memory this process can still have."""
 
 from __future__ import annotations
 

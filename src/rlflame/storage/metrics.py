@@ -1,7 +1,7 @@
 """The closed list of metric names, each explained, and the sinks they are written to.
 
 Sinks of a run's own record hold no wall clock, so two runs can be compared byte by byte; timing
-goes to a file of its own. Must not know: where numbers come from.
+goes to a separate file.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class JsonLines:
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         unknown = metrics.keys() - NAMES.keys()
         if unknown:
-            raise KeyError(f"metrics that nobody explained: {sorted(unknown)}")
+            raise KeyError(f"metrics without an explanation in NAMES: {sorted(unknown)}")
         line = {"steps": step, **{name: _to_json_number(value) for name, value in metrics.items()}}
         self._file.append(json.dumps(line, allow_nan=False))
 

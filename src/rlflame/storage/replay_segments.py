@@ -1,10 +1,9 @@
-"""The parts of a replay that change no more, on disk: each in a file of its own, written once.
+"""The sealed parts of a replay on disk: one file for each, written once.
 
     RUN/replay/segment-000012-0123456789abcdef.safetensors
 
 The name holds the beginning of the digest, which stands for all that came before: what a run that
-went back has collected anew is never taken for what it had collected at first. Must not know: what
-a transition is, the loop, when a checkpoint is due.
+went back has collected anew is never taken for what it had collected at first.
 """
 
 from __future__ import annotations

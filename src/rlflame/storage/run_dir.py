@@ -1,18 +1,16 @@
 """A run on disk: its lock, its config, its logs and its checkpoints.
 
-    config.toml          recipe and runtime
-    metrics.jsonl        one line an iteration, one an evaluation; no wall clock
-    episodes.csv         one line a training episode; no wall clock
-    timing.jsonl         wall and processor seconds of each iteration by phase, and bytes shipped
-    machines.json        every process that trained here, the machine and the workers it had
-    checkpoints/         step-000100000.safetensors, the newest few
-    replay/              the segments of a replay that these checkpoints name
-    latest.safetensors   the newest checkpoint
-    best.safetensors     the policy with the best evaluation
-    result.json          the final evaluation
-    videos/              short films of the policy, where they were asked for
-
-Must not know: the loop, algorithms, display.
+config.toml          recipe and runtime
+metrics.jsonl        one line an iteration, one an evaluation; no wall clock
+episodes.csv         one line a training episode; no wall clock
+timing.jsonl         wall and processor seconds of each iteration by phase, and bytes shipped
+machines.json        every process that trained here, the machine and the workers it had
+checkpoints/         step-000100000.safetensors, the newest few
+replay/              the segments of a replay that these checkpoints name
+latest.safetensors   the newest checkpoint
+best.safetensors     the policy with the best evaluation
+result.json          the final evaluation
+videos/              short films of the policy, where they were asked for
 """
 
 from __future__ import annotations
@@ -39,20 +37,13 @@ from rlflame.training.trainer import Progress
 
 #: What to type where nothing stands in a folder yet.
 RETRY_HINT = "begin again with the same command"
-#: As long as nobody holds a lock who only looks whether it is held.
+#: Longer than a check of the lock holds it.
 _LOCK_WAIT_S = 0.2
 _LOCK_NAME = ".lock"
 #: Files that are appended to, and folders that files are written into: none may be a link.
 _LINKS_REFUSED = (
-    _LOCK_NAME,
-    "metrics.jsonl",
-    "episodes.csv",
-    "timing.jsonl",
-    "checkpoints",
-    "replay",
-    "videos",
-    "tensorboard",
-    "tensorboard/hparams",
+    *(_LOCK_NAME, "metrics.jsonl", "episodes.csv", "timing.jsonl"),
+    *("checkpoints", "replay", "videos", "tensorboard", "tensorboard/hparams"),
 )
 _STEP_FILE = re.compile(r"step-(\d{9,})\.safetensors")
 
@@ -82,17 +73,15 @@ class RunFolder:
         if self._lock_fd < 0 or _is_same(self.path / _LOCK_NAME, self._lock_fd):
             return
         if self.lock_removed:
-            return  # nobody else has the folder; the recorder saves before it stops
-        if not self.path.exists():
-            raise LostFolderError(
-                f"{self.path} does not exist any more: it was moved or removed during the run.",
-                f"if it was moved: {format_command('resume', 'FOLDER')} goes on there",
+            return  # no other process has the folder; the recorder saves before it stops
+        message = f"{self.path} does not exist any more: it was moved or removed during the run."
+        if self.path.exists():
+            message = (
+                f"{self.path} is not the folder that this run began in: that one was moved or "
+                "removed, and nothing was written into the new one."
             )
-        raise LostFolderError(
-            f"{self.path} is not the folder that this run began in: that one was moved or removed, "
-            "and nothing was written into the new one.",
-            f"if it was moved: {format_command('resume', 'FOLDER')} goes on there",
-        )
+        hint = f"if it was moved: {format_command('resume', 'FOLDER')} goes on there"
+        raise LostFolderError(message, hint)
 
     @property
     def lock_removed(self) -> bool:
@@ -107,9 +96,8 @@ class RunFolder:
     def make_unlocked_error(self) -> LostFolderError:
         """The end of a run whose lock file was removed."""
         return LostFolderError(
-            f"{self.path / _LOCK_NAME} was removed during the run, so another process could "
-            "write into "
-            f"{self.path}. The run was saved and stopped.",
+            f"{self.path / _LOCK_NAME} was removed during the run, so another process could write "
+            f"into {self.path}. The run was saved and stopped.",
             format_command("resume", self.path),
         )
 
@@ -120,12 +108,8 @@ class RunFolder:
             raise self.make_unlocked_error()
 
     def check_all(self) -> None:
-        """Both checks, for a write into a sub-folder."""
+        """A check that also refuses symbolic links that a write would follow out of the folder."""
         self.check()
-        self.check_links()
-
-    def check_links(self) -> None:
-        """Refuse symbolic links that a write would follow out of the folder."""
         refuse_links(self.path)
 
     @classmethod
@@ -172,12 +156,10 @@ class RunFolder:
         return f"{out} is taken and stays as it is; this run is in {self.path}."
 
     def release(self) -> None:
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
-        if self._folder_fd >= 0:
-            os.close(self._folder_fd)
-            self._folder_fd = -1
+        for descriptor in (self._lock_fd, self._folder_fd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._lock_fd = self._folder_fd = -1
 
     @property
     def latest(self) -> Path:
@@ -261,7 +243,7 @@ def find_needed_segments(folder: Path) -> set[str]:
 def is_later(policy: Path, progress: Progress) -> bool:
     try:
         return checkpoint.load(policy).progress.steps > progress.steps
-    except CheckpointError:  # absent, or of no use to anybody
+    except CheckpointError:  # absent, or useless
         return False
 
 
@@ -275,7 +257,6 @@ def load_newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpo
         return checkpoint.load(target)
     latest = target / "latest.safetensors"
     candidates = [*reversed(list_step_files(target)), *([latest] if latest.exists() else ())]
-    config = target / "config.toml"
     first_error: CheckpointError | None = None
     for path in candidates:
         try:
@@ -287,15 +268,18 @@ def load_newest_checkpoint(target: Path, note: Callable[[str], None]) -> Checkpo
     if first_error is not None:
         raise DamagedCheckpointsError(
             f"{target} holds no checkpoint that can be read; of the newest: {first_error.message}",
-            "restore one from a copy, or begin again: "
-            f"{format_command('train', '--config', config)}",
+            f"restore one from a copy, or {_format_restart(target)}",
         ) from first_error
     raise CheckpointError(
         f"{target} holds no checkpoint.",
-        f"begin again: {format_command('train', '--config', config)}"
-        if config.exists()
+        _format_restart(target)
+        if (target / "config.toml").exists()
         else "rlflame runs lists the runs that can be resumed",
     )
+
+
+def _format_restart(folder: Path) -> str:
+    return f"begin again: {format_command('train', '--config', folder / 'config.toml')}"
 
 
 def has_checkpoint_files(folder: Path) -> bool:
@@ -306,14 +290,9 @@ def has_checkpoint_files(folder: Path) -> bool:
 
 def format_resume_hint(folder: Path) -> str:
     """What to type after a run has failed."""
-    paths, config = list_step_files(folder), folder / "config.toml"
-    if paths:
+    if paths := list_step_files(folder):
         return f"{format_command('resume', folder)} goes on from {paths[-1].relative_to(folder)}"
-    return (
-        f"begin again: {format_command('train', '--config', config)}"
-        if config.exists()
-        else RETRY_HINT
-    )
+    return _format_restart(folder) if (folder / "config.toml").exists() else RETRY_HINT
 
 
 def load_policy_file(path: Path) -> Checkpoint:
@@ -329,8 +308,7 @@ def load_policy_file(path: Path) -> Checkpoint:
 
 @contextlib.contextmanager
 def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
-    """A full or read-only disk is a sentence. What to type then is the way on of a run, unless it
-    is said."""
+    """A WriteError for a full or read-only disk; its hint is how to resume, unless one is given."""
     try:
         yield
     except (OSError, CheckpointError) as error:
@@ -351,7 +329,7 @@ def report_disk_errors(folder: Path, hint: str | None = None) -> Iterator[None]:
 def _acquire_lock(path: Path, hint: str) -> int:
     """An exclusive lock that ends with this process, however it ends.
 
-    The `hint` is for whoever may not write there.
+    The `hint` is for a folder that may not be written.
     """
     refuse_links(path, [_LOCK_NAME])
     try:
@@ -382,7 +360,7 @@ def _acquire_lock(path: Path, hint: str) -> int:
 
 
 def _restrict_permissions(lock_fd: int) -> None:
-    """Whoever can open a lock file can hold it."""
+    """A user who can open a lock file can hold it."""
     status = os.fstat(lock_fd)
     if status.st_uid == os.geteuid() and status.st_mode & 0o077:
         with contextlib.suppress(OSError):  # a file system without such rights
@@ -390,7 +368,7 @@ def _restrict_permissions(lock_fd: int) -> None:
 
 
 def _wait_for_lock(lock_fd: int) -> None:
-    """Whoever looks whether it is locked has it for a moment."""
+    """A check of the lock holds it for a moment."""
     deadline = time.monotonic() + _LOCK_WAIT_S
     while True:
         try:

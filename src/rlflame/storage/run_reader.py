@@ -1,7 +1,4 @@
-"""What a run has left in its folder, read for pictures and reports. Never writes.
-
-Must not know: what is made of it.
-"""
+"""A run's folder, read for pictures and reports. Never writes."""
 
 from __future__ import annotations
 
@@ -12,17 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ValidationError
 
 from rlflame.config import nested, regular_file, toml_io
 from rlflame.config.recipe import make_defaults
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.spec import Float64
 from rlflame.storage import run_files
-from rlflame.storage.run_files import Line
+from rlflame.storage.run_files import Count, Line, Text
 from rlflame.storage.sweep_dir import is_sweep, list_seed_runs
 
-#: A sum of as many squares as anybody has episodes is then still a number.
+#: The sum of the squares of all episodes' returns is then still finite.
 _MAX_VALUE = 1e140
+
+
+class _EnvironmentHead(BaseModel):
+    id: Text = "?"
+
+
+class _LearningHead(BaseModel):
+    """The settings by which runs are told apart. The others are only compared."""
+
+    seed: Count = 0
+    algorithm: Text = "ppo"
+    environment: _EnvironmentHead = _EnvironmentHead()
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,9 @@ class RunData:
 
     folder: Path
     config: dict[str, Any]
+    algorithm: str
+    environment: str
+    seed: int
     metrics: tuple[Line, ...]
     timing: tuple[Line, ...]
     #: Every process that trained here and the machine it ran on, in order.
@@ -45,23 +58,6 @@ class RunData:
         return nested.merge(make_defaults(self.algorithm), settings)
 
     @property
-    def learning(self) -> dict[str, Any]:
-        settings: dict[str, Any] = self.config["learning"]
-        return settings
-
-    @property
-    def algorithm(self) -> str:
-        return str(self.learning.get("algorithm", "ppo"))
-
-    @property
-    def environment(self) -> str:
-        return str(self.learning.get("environment", {}).get("id", "?"))
-
-    @property
-    def seed(self) -> int:
-        return int(self.learning.get("seed", 0))
-
-    @property
     def runtime(self) -> dict[str, Any]:
         settings = self.config.get("runtime")
         return settings if isinstance(settings, dict) else {}
@@ -69,13 +65,13 @@ class RunData:
     def get_runtime_count(self, setting: str) -> int:
         """A number among the settings of the runtime; 0 where it is not known."""
         value = self.runtime.get(setting)
-        return value if run_files.is_count(value) else 0
+        return value if type(value) is int and value > 0 else 0
 
     @property
     def init_policy(self) -> str | None:
         """The content hash of the policy that its weights started from, if they did."""
         policy_hash = nested.get_nested(self.config, "learning.init_policy")
-        return policy_hash if run_files.is_text(policy_hash) else None
+        return policy_hash if isinstance(policy_hash, str) else None
 
     @property
     def evaluation(self) -> Line | None:
@@ -153,11 +149,18 @@ def read_run(folder: Path) -> RunData:
         tables = toml_io.read_file(config)
     except ConfigError as error:
         raise CheckpointError(error.message, "restore it from a copy") from error
-    if not _is_run_config(tables.get("learning")):
-        raise CheckpointError(f"{config} is not the config of a run.", "rlflame runs lists them")
+    try:
+        learning = _LearningHead.model_validate(tables.get("learning"))
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{config} is not the config of a run.", "rlflame runs lists them"
+        ) from error
     run = RunData(
         folder=folder,
         config=tables,
+        algorithm=learning.algorithm,
+        environment=learning.environment.id,
+        seed=learning.seed,
         metrics=run_files.read_lines(folder / "metrics.jsonl"),
         timing=run_files.read_valid_lines(folder / "timing.jsonl"),
         machines=run_files.read_machines(folder / "machines.json"),
@@ -182,20 +185,8 @@ def _check_magnitudes(path: Path, name: str, values: Float64) -> None:
         )
 
 
-def _is_run_config(learning: Any) -> bool:
-    """What runs are told apart by has to be of its type; the rest is only compared."""
-    if not isinstance(learning, dict) or not run_files.is_count(learning.get("seed", 0)):
-        return False
-    environment = learning.get("environment", {})
-    return (
-        isinstance(environment, dict)
-        and run_files.is_text(learning.get("algorithm", "ppo"))
-        and run_files.is_text(environment.get("id", "?"))
-    )
-
-
 def read_runs(paths: list[Path]) -> tuple[list[RunData], list[str]]:
-    """The runs named, and those in folders of runs; and what is to be said of those left out.
+    """The runs named and those in folders of runs, and notes on those left out.
 
     A run that was named must be readable; one that merely lies in a folder need not.
     """

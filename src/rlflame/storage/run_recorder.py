@@ -1,7 +1,4 @@
-"""What the trainer tells of a run, written into its folder: logs first, then what counts them.
-
-Must not know: the loop, algorithms, display.
-"""
+"""The record of a run in its folder: logs first, then the checkpoint that counts their lines."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ from rlflame.training.trainer import Progress, Snapshot
 
 
 class RunObserver(Protocol):
-    """Whoever shows a run to people or programs."""
+    """A display of a run."""
 
     def show_iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None: ...
 
@@ -217,14 +214,14 @@ class FileRecorder:
         return timing
 
     def _flush_logs(self) -> None:
-        """Whoever looks at the folder meanwhile, such as `rlflame runs`, sees where it is."""
+        """Readers of the folder, such as `rlflame runs`, then see the progress."""
         for file in (self._metric_file, self._episode_file, self._timing):
             file.flush()
 
     def _save(self, snapshot: Snapshot) -> None:
         """Logs first, then the checkpoint that counts their lines."""
         with self._report_write_errors():
-            self._folder.check_links()
+            self._folder.check_all()
             self._metric_file.sync()
             self._episode_file.sync()
             self._timing.flush()

@@ -1,7 +1,6 @@
 """A .safetensors file of ours: JSON strings and plain tensors, under a checksum of every bit.
 
-Written atomically, verified when read, and nothing in it is ever unpickled or executed. Must not
-know: what the strings and tensors mean.
+Written atomically, verified when read, and nothing in it is ever unpickled or executed.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def read(
         metadata, layouts = _parse_head(path, head, size, mark)
         if check is not None:
             absent = sorted(set(fields) - metadata.keys())
-            if not absent:  # else said below, once the checksum shows that it was written so
+            if not absent:  # else reported below, once the checksum shows that it was written so
                 check(metadata, layouts)
         if 2 * size > measure_available_bytes():
             raise MemoryError

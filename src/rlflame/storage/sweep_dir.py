@@ -1,12 +1,10 @@
 """Many seeds of one recipe as one job: how they are named, and how its folder is laid out.
 
-    job.toml       the recipe and the runtime, and the seeds
-    seed-0/ ...    a run folder a seed, as a lone run of it would leave
-    seeds.csv      a line a seed: how far, how good, digests
-    summary.json   the same and what the seeds say together, as `--json` prints it
-    plot.png       their curves, seeds taken together
-
-Must not know: processes, what a run is made of, display.
+job.toml       the recipe and the runtime, and the seeds
+seed-0/ ...    a run folder a seed, as a lone run of it would leave
+seeds.csv      a line a seed: how far, how good, digests
+summary.json   the same and what the seeds say together, as `--json` prints it
+plot.png       their curves, seeds taken together
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from rlflame.errors import ConfigError
 SWEEP_FILE = "job.toml"
 #: What to do where it is damaged.
 RESTORE_HINT = "restore it from a copy; every seed in it is a run that rlflame resume takes alone"
-#: More seeds than anybody has published of one recipe; a slip of the finger lies beyond.
+#: More is a typing error.
 MAX_SEEDS = 1000
 _PART = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?")
 _EXAMPLE = "--seeds 0-9, or --seeds 0,3,7"

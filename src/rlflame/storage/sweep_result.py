@@ -1,7 +1,4 @@
-"""What became of the seeds of a sweep, each by itself and together.
-
-Must not know: processes, display.
-"""
+"""The results of a sweep's seeds, each by itself and together."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from rlflame.fleet.base import Fleet
-from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.spec import (
     EnvSpec,
     EpisodeStat,
@@ -23,13 +22,12 @@ from rlflame.rollout.spec import (
     PolicySpec,
     RolloutTask,
 )
-from rlflame.statistics import compute_interquartile_means
+from rlflame.statistics import compute_interquartile_means, compute_mean_interval
 
-RESAMPLES = 10_000
+#: As many as anybody would wait for; `final_episodes` and `eval --episodes` are far below.
+_MAX_EPISODES = 10_000_000
 #: A sum of as many squares as there can be episodes is then still a number.
 _LARGEST = 1e140
-#: Bounds the memory of the bootstrap.
-_PICKS_AT_ONCE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +61,25 @@ class EvaluationRecord:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def find_fault(self) -> str | None:
+        """Why a record that was read from a file is of no episodes that can be."""
+        counts = (self.episodes, len(self.returns), len(self.lengths))
+        if len(set(counts)) != 1 or not 0 < self.episodes <= _MAX_EPISODES:
+            return "speaks of {} episodes, with {} returns and {} lengths".format(*counts)
+        numbers = (*self.to_metrics().values(), self.min, self.max, *self.returns)
+        if not all(map(math.isfinite, numbers)):
+            return "holds NaN or infinity"
+        if (
+            not 0 <= self.seed < 2**63
+            or not 1 <= self.max_episode_steps < 2**63
+            or not 1 <= min(self.lengths) <= max(self.lengths) <= self.max_episode_steps
+            or self.low > self.high
+            or self.std < 0.0
+            or (self.min, self.max) != (min(self.returns), max(self.returns))
+        ):
+            return "is of episodes that cannot be"
+        return None
 
     def to_metrics(self) -> dict[str, float]:
         """Under the names of the metrics list."""
@@ -154,7 +171,7 @@ def summarise_episodes(plan: EvaluationPlan, episodes: Sequence[EpisodeStat]) ->
     lengths = [episode.length for episode in episodes]
     scale = _find_scale(returns)
     scaled = returns / scale
-    low, high = compute_bootstrap_interval(scaled)
+    low, high = compute_mean_interval(scaled)
     return EvaluationRecord(
         episodes=len(episodes),
         seed=plan.seed,
@@ -183,21 +200,6 @@ def compute_interquartile_mean(values: Float64) -> float:
     return float(compute_interquartile_means(values))
 
 
-def compute_bootstrap_interval(values: Float64, level: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean, from a stream of its own: always the same."""
-    if len(values) < 2:
-        return float(values.mean()), float(values.mean())
-    generator = make_stream(0, Role.BOOTSTRAP, len(values))
-    means = np.empty(RESAMPLES, np.float64)
-    chunk_size = max(1, _PICKS_AT_ONCE // len(values))
-    for start in range(0, RESAMPLES, chunk_size):
-        part = means[start : start + chunk_size]
-        picks = generator.integers(0, len(values), (len(part), len(values)))
-        part[:] = values[picks].mean(axis=1)
-    tail = (1.0 - level) / 2.0
-    return float(np.quantile(means, tail)), float(np.quantile(means, 1.0 - tail))
-
-
 def compute_paired_difference(a: EvaluationRecord, b: EvaluationRecord) -> dict[str, float]:
     """Mean of a - b over equal episodes, with its interval."""
     if (a.episodes, a.seed, a.stochastic) != (b.episodes, b.seed, b.stochastic):
@@ -205,7 +207,7 @@ def compute_paired_difference(a: EvaluationRecord, b: EvaluationRecord) -> dict[
     a_returns, b_returns = np.array(a.returns, np.float64), np.array(b.returns, np.float64)
     scale = _find_scale(np.concatenate([a_returns, b_returns]))
     difference = a_returns / scale - b_returns / scale
-    low, high = compute_bootstrap_interval(difference)
+    low, high = compute_mean_interval(difference)
     return {
         "mean": scale * float(difference.mean()),
         "low": scale * low,

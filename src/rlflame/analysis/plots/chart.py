@@ -1,7 +1,6 @@
-"""The contract of a picture: what there is to draw, as plain numbers and words.
+"""A picture as plain numbers and words.
 
-plots/matplotlib_backend.py draws it with matplotlib, plots/svg_backend.py as SVG inside a page,
-plots/terminal_backend.py in characters. Must not know: runs, files, how anything is drawn.
+plots/matplotlib_backend.py draws it as an image, plots/terminal_backend.py in characters.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Panels:
-    """Charts with axes of their own, in one picture; what is said of lines holds for all."""
+    """Charts with separate axes in one picture. The notes hold for all of them."""
 
     charts: tuple[Chart, ...]
     line_note: str = ""
@@ -117,7 +116,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class BarGroups:
-    """Bars of several pieces of work, each in a plot of its own, all of the same height."""
+    """Bars of several pieces of work: one plot for each, all equally high."""
 
     title: str
     bars: tuple[Bars, ...]

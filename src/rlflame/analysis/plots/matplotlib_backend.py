@@ -1,12 +1,13 @@
-"""A chart as an image file, by matplotlib, which is an extra. Must not know: runs."""
+"""A chart as an image file, or as SVG inside a page, drawn by matplotlib, which is an extra."""
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import io
 import logging
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,13 @@ from rlflame.analysis.plots.chart import (
     Series,
     format_compact,
 )
-from rlflame.errors import ConfigError, RlflameError, format_shell, replace_suffix
+from rlflame.errors import (
+    ConfigError,
+    RlflameError,
+    check_extra,
+    format_shell,
+    replace_suffix,
+)
 from rlflame.terminal_text import escape_controls
 
 if TYPE_CHECKING:
@@ -49,6 +56,15 @@ _STYLE: Any = {
     "lines.linewidth": 2.2,
     "lines.solid_capstyle": "round",
 }
+_PAGE_INCHES = (5.6, 3.4)
+#: Stands for the colour of the page's text.
+_INK = "#010203"
+_PAGE_STYLE: Any = {
+    "svg.hashsalt": "rlflame",  # equal charts have equal bytes
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "grid.color"), _INK),
+    **dict.fromkeys(("text.color", "xtick.color", "ytick.color"), _INK),
+    "grid.alpha": 0.15,
+}
 #: Beyond as many lines or bars as there are colours, each again with another of these.
 _DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))
 _HATCHES = ("", "//", "xx")
@@ -65,14 +81,7 @@ class PlotUnavailableError(RlflameError):
 
 
 def check_available() -> None:
-    try:
-        missing = importlib.util.find_spec("matplotlib") is None
-    except ValueError:  # somebody has put something else in its place
-        missing = True
-    if missing:
-        raise PlotUnavailableError(
-            "matplotlib is not installed, so there will be no plot.", "pip install 'rlflame[plot]'"
-        )
+    check_extra("matplotlib", "there will be no plot", "plot", PlotUnavailableError)
 
 
 def check_suffix(out: Path) -> None:
@@ -84,16 +93,49 @@ def check_suffix(out: Path) -> None:
 
 
 def render_image(plot: Plot, out: Path) -> bytes:
-    """What the file is to hold, of the kind that its name ends with."""
+    """The content of a file of the kind that its name ends with."""
+    with _use_style(_STYLE):
+        data = io.BytesIO()
+        make_figure(plot).savefig(data, dpi=_DPI, format=out.suffix[1:].lower())
+    return data.getvalue()
+
+
+def render_svg(chart: Chart) -> str:
+    """The plot alone as an element of a page, whose CSS decides the colours of text and lines."""
+    with _use_style(_STYLE | _PAGE_STYLE):
+        from matplotlib.figure import Figure
+
+        figure, data = Figure(figsize=_PAGE_INCHES, layout="constrained"), io.BytesIO()
+        axes = figure.subplots()
+        _draw_lines(axes, chart, range(len(chart.series)), is_single=False)
+        axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
+        _escape_texts(figure)
+        absent = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(data, format="svg", transparent=True, metadata=absent)
+    text = data.getvalue().decode()
+    # Without its prolog, and without names that another figure of the page has too.
+    text = re.sub(r'<g id="[\w.]+">', "<g>", text[text.index("<svg") :])
+    text = re.sub(r'<svg .*?(viewBox="[^"]*").*?>', r'<svg \1 role="img">', text, count=1)
+    for number, colour in enumerate(COLOURS):
+        text = text.replace(colour.lower(), format_css_colour(number))
+    return text.replace(_INK, "currentColor")
+
+
+def format_css_colour(number: int) -> str:
+    """The variable by which a page may give line `number` another colour."""
+    place = number % len(COLOURS)
+    return f"var(--line-{place},{COLOURS[place]})"
+
+
+@contextlib.contextmanager
+def _use_style(style: Any) -> Iterator[None]:
     check_available()
     # It would log where it keeps its caches.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
-        data = io.BytesIO()
-        make_figure(plot).savefig(data, dpi=_DPI, format=out.suffix[1:].lower())
-    return data.getvalue()
+    with matplotlib.rc_context(style):
+        yield
 
 
 def make_figure(plot: Plot) -> Figure:
@@ -105,14 +147,13 @@ def make_figure(plot: Plot) -> Figure:
         _draw_panels(figure, plot)
     elif isinstance(plot, BarGroups):
         _draw_bar_groups(figure, plot)
-    elif isinstance(plot, Bars):
-        axes = figure.subplots()
-        _draw_bars(axes, plot, _WIDTH_LETTERS, plot.highest)
-        _draw_labels(axes, plot, _WIDTH_LETTERS, fewest=2)
     else:
         axes = figure.subplots()
-        lines = len(plot.series)
-        _draw_lines(axes, plot, range(lines), is_single=lines == 1)
+        if isinstance(plot, Bars):
+            _draw_bars(axes, plot, _WIDTH_LETTERS, plot.highest)
+        else:
+            lines = len(plot.series)
+            _draw_lines(axes, plot, range(lines), is_single=lines == 1)
         _draw_labels(axes, plot, _WIDTH_LETTERS, fewest=2)
     if plot.note:
         note = textwrap.fill(plot.note, _NOTE_LETTERS)
@@ -135,11 +176,8 @@ def _escape_texts(figure: Figure) -> None:
 def _draw_panels(figure: Figure, panels: Panels) -> None:
     """In rows, in the order given; each says of itself what its lines are, also of one."""
     across = _count_columns(panels)
-    rows = -(-len(panels.charts) // across)
-    figure.set_figheight(_PANEL_INCHES * rows)
-    numbered = zip(panels.charts, panels.number_lines(), strict=True)
-    for place, (chart, numbers) in enumerate(numbered, start=1):
-        axes = figure.add_subplot(rows, across, place)
+    grid = _make_grid(figure, len(panels.charts), across)
+    for axes, chart, numbers in zip(grid, panels.charts, panels.number_lines(), strict=True):
         _draw_lines(axes, chart, numbers, is_single=False)
         _draw_labels(axes, chart, _WIDTH_LETTERS // across, fewest=1)
 
@@ -147,14 +185,18 @@ def _draw_panels(figure: Figure, panels: Panels) -> None:
 def _draw_bar_groups(figure: Figure, bar_groups: BarGroups) -> None:
     """Side by side, so that what differs from case to case is seen at one height."""
     across = min(_PANELS_ACROSS, len(bar_groups.bars))
-    rows = -(-len(bar_groups.bars) // across)
-    figure.set_figheight(_PANEL_INCHES * rows)
     figure.suptitle(bar_groups.title, x=0.01, ha="left", fontsize=15, fontweight="bold")
-    for place, bars in enumerate(bar_groups.bars, start=1):
-        axes = figure.add_subplot(rows, across, place)
+    grid = _make_grid(figure, len(bar_groups.bars), across)
+    for axes, bars in zip(grid, bar_groups.bars, strict=True):
         _draw_bars(axes, bars, _WIDTH_LETTERS // across, bar_groups.highest)
         axes.set_ylim(0.0, 1.15 * bar_groups.highest)
         _draw_labels(axes, bars, _WIDTH_LETTERS // across, fewest=2)
+
+
+def _make_grid(figure: Figure, count: int, across: int) -> list[Axes]:
+    rows = -(-count // across)
+    figure.set_figheight(_PANEL_INCHES * rows)
+    return [figure.add_subplot(rows, across, place) for place in range(1, count + 1)]
 
 
 def _count_columns(panels: Panels) -> int:
@@ -202,36 +244,28 @@ def _escape_label(label: str) -> str:
 
 
 def _draw_lines(axes: Axes, chart: Chart, numbers: Sequence[int], *, is_single: bool) -> None:
-    """Alone, a line is told from its dots; else lines from each other, by their numbers."""
+    """A single line differs from its dots; several lines differ from each other by number."""
     from matplotlib.ticker import FuncFormatter
 
     for number, series in zip(numbers, chart.series, strict=True):
         _draw_series(axes, series, number, is_single)
     axes.grid(visible=True)
     axes.margins(x=0.01)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_compact(value)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_compact(value)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: format_compact(value)))
 
 
 def _draw_series(axes: Axes, series: Series, number: int, is_single: bool) -> None:
     colour = COLOURS[number % len(COLOURS)]
     label, line_colour = _escape_label(series.label), colour
     if series.dots is not None:
+        size, opacity = (5, 0.6) if is_single else (4, 0.3)
+        # Dots that are too few for a line have its name.
+        name = "Episode" if is_single else None if len(series.x) else label
         axes.plot(
-            *series.dots,
-            linestyle="none",
-            marker=".",
-            markersize=5 if is_single else 4,
-            markeredgewidth=0,
-            color=colour,
-            alpha=0.6 if is_single else 0.3,
-            # Dots that are too few for a line have its name.
-            label="Episode"
-            if is_single
-            else None
-            if len(series.x)
-            else _escape_label(series.label),
-        )
+            *series.dots, linestyle="none", marker=".", markersize=size, markeredgewidth=0,
+            color=colour, alpha=opacity, label=name,
+        )  # fmt: skip
         if is_single:
             label, line_colour = f"Mean of the last {series.average_of}", "red"
     if series.low is not None and series.high is not None:
@@ -240,63 +274,46 @@ def _draw_series(axes: Axes, series: Series, number: int, is_single: bool) -> No
         )
     if len(series.x):
         dashes = _DASHES[number // len(COLOURS) % len(_DASHES)]
-        few = len(series.x) <= 12
+        marker = "o" if len(series.x) <= 12 else None
         axes.plot(
-            series.x,
-            series.y,
-            color=line_colour,
-            linestyle=dashes,
-            marker="o" if few else None,
-            markersize=4.5,
+            series.x, series.y, color=line_colour, linestyle=dashes, marker=marker, markersize=4.5,
             label=label,
-        )
+        )  # fmt: skip
 
 
 def _draw_bars(axes: Axes, bars: Bars, letters: int, highest: float) -> None:
-    """Each with its height above it, upright where `letters` beside each other have no room, and
-    none where that has none either."""
+    """Each bar with its height above it, upright where `letters` beside each other have no room,
+    and without it where there is no room either; each group with its ideal as a dashed line."""
     places = np.arange(len(bars.groups))
     width = 0.8 / len(bars.names)
     room = letters / (len(bars.groups) * len(bars.names))
     tall = _UPRIGHT_SHARE if room < _BAR_LETTERS else _FIGURE_SHARE
+    figure_style: Any = {
+        "fontsize": 10 if room >= _BAR_LETTERS + 1 else 8.5,
+        "rotation": 0 if room >= _BAR_LETTERS else 90,
+    }
     for number, name in enumerate(bars.names):
         at = places + (number - (len(bars.names) - 1) / 2) * width
         heights = bars.heights[number]
         axes.bar(
-            at,
-            np.nan_to_num(heights),
-            width * 0.94,
-            color=COLOURS[number % len(COLOURS)],
-            hatch=_HATCHES[number // len(COLOURS) % len(_HATCHES)],
-            edgecolor="white",
-            linewidth=0,
+            at, np.nan_to_num(heights), width * 0.94, color=COLOURS[number % len(COLOURS)],
+            hatch=_HATCHES[number // len(COLOURS) % len(_HATCHES)], edgecolor="white", linewidth=0,
             label=_escape_label(name),
-        )
+        )  # fmt: skip
         for x, height, ideal in zip(at, heights, bars.ideal, strict=True):
             if np.isnan(height) or room < _FEWEST_LETTERS:
                 continue
             # Above the ideal's dashes where they would go through it.
             near = height <= ideal < height + tall * highest
             axes.annotate(
-                f"{height:.2f}×",
-                (x, ideal if near else height),
-                xytext=(0, 4),
-                textcoords="offset points",
-                ha="center",
-                va="bottom",
-                fontsize=10 if room >= _BAR_LETTERS + 1 else 8.5,
-                rotation=0 if room >= _BAR_LETTERS else 90,
-            )
+                f"{height:.2f}×", (x, ideal if near else height), xytext=(0, 4),
+                textcoords="offset points", ha="center", va="bottom", **figure_style,
+            )  # fmt: skip
     for place, ideal in zip(places, bars.ideal, strict=True):
         axes.hlines(
-            ideal,
-            place - 0.45,
-            place + 0.45,
-            color="#444444",
-            linestyles="--",
-            linewidth=1.4,
+            ideal, place - 0.45, place + 0.45, color="#444444", linestyles="--", linewidth=1.4,
             label="Ideal" if place == 0 else "",
-        )
+        )  # fmt: skip
     axes.set_xticks(places, bars.groups)
     axes.margins(y=0.1)
     axes.grid(visible=True, axis="y")

@@ -1,4 +1,4 @@
-"""A chart in characters, for terminals and for text files. Must not know: runs, terminals.
+"""A chart in characters, for terminals and for text files.
 
 Lines are drawn in Braille dots, two by four to a character. A letter every few columns tells which
 line it is, so that nothing hangs on colour; where the output has no Braille, letters draw it all.
@@ -52,7 +52,7 @@ def render_text(plot: Plot, width: int = 80, height: int = 20, *, braille: bool 
             _render_chart(chart, numbers, width, height, braille)
             for chart, numbers in zip(panels.charts, panels.number_lines(), strict=True)
         ]
-        # Bands are not drawn, and so nothing is said of them.
+        # Bands are not drawn, so their note is left out.
         notes = [panels.line_note, plot.remark]
         parts += [_wrap(note, width, "  ") for note in notes if note]
     return "\n\n".join(parts)
@@ -155,20 +155,18 @@ class _Canvas:
                 self._letters[int(rows[0]), column] = number
 
     def format_rows(self, braille: bool) -> list[str]:
-        lines = []
-        for row in range(self._rows):
-            line = ""
-            for column in range(self._columns):
-                letter = self._letters.get((row, column))
-                if letter is None and not braille and self._bits[row, column]:
-                    letter = int(self._owner[row, column])
-                if letter is not None:
-                    line += _format_letter(letter)
-                else:
-                    bits = int(self._bits[row, column])
-                    line += chr(_BLANK + bits) if bits else " "
-            lines.append(line)
-        return lines
+        return [
+            "".join(self._format_cell(row, column, braille) for column in range(self._columns))
+            for row in range(self._rows)
+        ]
+
+    def _format_cell(self, row: int, column: int, braille: bool) -> str:
+        bits, letter = int(self._bits[row, column]), self._letters.get((row, column))
+        if letter is None and not braille and bits:
+            letter = int(self._owner[row, column])
+        if letter is not None:
+            return _format_letter(letter)
+        return chr(_BLANK + bits) if bits else " "
 
     def _mark(self, across: np.ndarray, down: np.ndarray, number: int) -> None:
         np.bitwise_or.at(self._bits, (down // 4, across // 2), _DOTS[down % 4, across % 2])

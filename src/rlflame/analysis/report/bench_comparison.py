@@ -1,17 +1,15 @@
-"""Results of benchmarks, side by side: medians, and the change in percent (`.json` files).
-
-Must not know: how they were measured.
-"""
+"""Results of benchmarks (`.json` files) side by side: medians, and the change in percent."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+from pydantic import BaseModel, Field, model_validator
 
 from rlflame.analysis.report.document import Section, Table
 from rlflame.analysis.report.text import NOTHING, format_number
@@ -20,13 +18,14 @@ from rlflame.config.toml_io import format_value
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.blas import THREAD_VARIABLES
 from rlflame.statistics import Interval, Significance, compare_medians
-from rlflame.storage import run_files
+from rlflame.storage.run_files import Count
 
 #: Of `rlflame bench`'s files, without their ends.
 NAMES = ("scaling", "rollouts", "replay", "learners", "dppo", "dsac")
 _MACHINE_FIELDS = ("processor", "usable_cores", "blas", "python")
-_MAX_VALUE = 1e100
 _SMALL_VALUE = 1e-6
+#: Finite, and small enough to be averaged.
+_Value = Annotated[float, Field(strict=True, ge=0.0, lt=1e100)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +33,62 @@ class Measurement:
     """One quantity, measured a number of times."""
 
     name: str
-    unit: str
-    higher_is_better: bool
-    values: tuple[float, ...]
+    better: Literal["higher", "lower"]
+    values: Annotated[tuple[_Value, ...], Field(min_length=1)]
+    unit: str = ""
     #: What was done each time, where that is more than the name says: settings by name.
     work: dict[str, Any] = field(default_factory=dict)
     #: Tasks that went to a second worker, of each value; empty where nothing says it.
-    retried: tuple[int, ...] = ()
+    retried: tuple[Count, ...] = ()
 
     @property
     def median(self) -> float:
         return float(np.median(self.values))
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkResults:
-    """All of one file, and what has to be known to read it."""
+class BenchmarkResults(BaseModel):
+    """What a comparison reads of one file."""
 
-    name: str
-    measurements: tuple[Measurement, ...]
-    #: What it ran on and with, by name.
-    conditions: dict[str, str]
-    #: Sentences that begin with who they are of.
-    doubts: tuple[str, ...]
+    measurements: Annotated[tuple[Measurement, ...], Field(min_length=1)]
+    complete: Any = None
+    busy: Any = None
+    machine: dict[str, Any] = {}
+    threads: dict[str, Any] | None = None
+    #: The path of the file.
+    name: str = ""
+
+    @model_validator(mode="after")
+    def _check_measurements(self) -> Self:
+        if len({m.name for m in self.measurements}) < len(self.measurements):
+            raise ValueError("one is there twice")
+        if any(len(m.retried) not in (0, len(m.values)) for m in self.measurements):
+            raise ValueError("not a count of each value")
+        return self
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """What it ran on and with, as far as seconds depend on it, by name."""
+        packages, threads = self.machine.get("packages"), self.threads
+        conditions = {
+            **{n.replace("_", " "): self.machine[n] for n in _MACHINE_FIELDS if n in self.machine},
+            **(packages if isinstance(packages, dict) else {}),
+            **({} if threads is None else {n: threads.get(n, "unset") for n in THREAD_VARIABLES}),
+        }
+        return {name: str(value) for name, value in conditions.items()}
+
+    @property
+    def doubts(self) -> list[str]:
+        """Sentences with which it has to be read."""
+        retried = "; ".join(m.name for m in self.measurements if any(m.retried))
+        sentences = {
+            f"{self.name} was stopped before its end.": self.complete is False,
+            f"{self.name} was measured on a machine that was busy with other work.": (
+                self.busy is True
+            ),
+            f"In {self.name} tasks were collected again, which takes longer, while this was "
+            f"measured: {retried}.": bool(retried),
+        }
+        return [sentence for sentence, holds in sentences.items() if holds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,92 +108,40 @@ class Change:
     def verdict(self) -> Significance:
         return Significance(self.repetitions, self.improvement, self.equivalence, self.margin)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Of fewer repetitions than an interval takes, its ends are null."""
+        fact = {**asdict(self), **self.verdict.as_dict()}
+        if not self.verdict.has_enough_seeds:
+            for interval in ("improvement", "equivalence"):
+                fact[interval] |= {"low": None, "high": None}
+        return fact
+
 
 def read_results(path: Path) -> BenchmarkResults:
     """`{"measurements": [{"name", "unit", "better": "higher" | "lower", "values"}]}`."""
     try:
-        data = run_files.parse_json(regular_file.read_text(path, regular_file.RECORD_BYTES))
-        measurements = [_parse_measurement(entry) for entry in data["measurements"]]
+        text = regular_file.read_text(path, regular_file.RECORD_BYTES)
+        results = BenchmarkResults.model_validate_json(text)
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror or error}.", "check its name"
         ) from error
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+    except ValueError as error:
         raise CheckpointError(
             f"{path} holds no results of a benchmark.",
-            'it needs "measurements", each with name, unit, better (higher or lower) and values',
+            'it needs "measurements", each with its own name, unit, better (higher or lower) and '
+            "values",
         ) from error
-    if not measurements or len({measurement.name for measurement in measurements}) < len(
-        measurements
-    ):
-        raise CheckpointError(f"{path} has no measurements, or one twice.", "check how it was made")
-    doubts = []
-    if data.get("complete") is False:
-        doubts.append(f"{path} was stopped before its end.")
-    if data.get("busy") is True:
-        doubts.append(f"{path} was measured on a machine that was busy with other work.")
-    retried_names = [measurement.name for measurement in measurements if any(measurement.retried)]
-    if retried_names:
-        doubts.append(
-            f"In {path} tasks were collected again, which takes longer, while this was measured: "
-            f"{'; '.join(retried_names)}."
-        )
-    return BenchmarkResults(str(path), tuple(measurements), _read_conditions(data), tuple(doubts))
+    return results.model_copy(update={"name": str(path)})
 
 
 def find_results(path: Path) -> Path | None:
-    """The results of a benchmark that whoever names their folder, or their table, may mean."""
+    """The results of a benchmark that belong to a folder or a table."""
     if path.suffix == ".json" or (path / "config.toml").exists():
         return None
     named = [path / f"{name}.json" for name in NAMES] if path.is_dir() else []
     candidates = [*named, *([path.with_suffix(".json")] if path.suffix == ".csv" else [])]
     return next((file for file in candidates if file.is_file()), None)
-
-
-def _read_conditions(data: dict[str, Any]) -> dict[str, str]:
-    """What seconds depend on, of what the file says."""
-    machine, threads = (_as_dict(data.get(name)) for name in ("machine", "threads"))
-    conditions = {
-        name.replace("_", " "): machine[name] for name in _MACHINE_FIELDS if name in machine
-    }
-    conditions |= _as_dict(machine.get("packages"))
-    conditions |= (
-        {name: threads.get(name, "unset") for name in THREAD_VARIABLES} if "threads" in data else {}
-    )
-    return {name: str(value) for name, value in conditions.items()}
-
-
-def _as_dict(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _parse_measurement(entry: dict[str, object]) -> Measurement:
-    values = entry["values"]
-    if entry["better"] not in ("higher", "lower") or not isinstance(values, list) or not values:
-        raise ValueError("not a measurement")
-    if not all(type(value) in (int, float) for value in values):
-        raise ValueError("not numbers")
-    numbers = tuple(float(value) for value in values)
-    if not all(0.0 <= value < _MAX_VALUE for value in numbers):
-        raise ValueError("not finite, or of nothing that can be measured")
-    higher = entry["better"] == "higher"
-    return Measurement(
-        str(entry["name"]),
-        str(entry.get("unit", "")),
-        higher,
-        numbers,
-        _as_dict(entry.get("work")),
-        _parse_counts(entry.get("retried", []), len(numbers)),
-    )
-
-
-def _parse_counts(counts: object, times: int) -> tuple[int, ...]:
-    """One of each value, or none where nothing says any."""
-    if not isinstance(counts, list) or len(counts) not in (0, times):
-        raise ValueError("not a count of each value")
-    if not all(run_files.is_count(count) for count in counts):
-        raise ValueError("not counts")
-    return tuple(counts)
 
 
 def compare_measurements(
@@ -177,8 +157,7 @@ def compare_measurements(
     if not pairs:
         raise ConfigError(
             "Nothing was measured on both sides: "
-            f"{', '.join(measurement.name for measurement in current)}; "
-            f"{', '.join(before)}.",
+            f"{', '.join(measurement.name for measurement in current)}; {', '.join(before)}.",
             "compare results of the same benchmark",
         )
     return [_make_change(measurement, other, margin) for measurement, other in pairs]
@@ -202,15 +181,8 @@ def find_doubts(current: BenchmarkResults, baseline: BenchmarkResults) -> list[s
             sentences.append(
                 f"{results.name} does not say what work it timed: that may be other work."
             )
-        other_work = {
-            measurement.name: measurement.work for measurement in counterpart.measurements
-        }
-        unmatched = [
-            measurement.name
-            for measurement in results.measurements
-            if measurement.name not in other_work
-        ]
-        if unmatched:
+        other_work = {other.name: other.work for other in counterpart.measurements}
+        if unmatched := [m.name for m in results.measurements if m.name not in other_work]:
             sentences.append(f"In {results.name} alone: {'; '.join(unmatched)}.")
         more = {
             f"{setting} ({format_value(value)})": None
@@ -226,47 +198,41 @@ def find_doubts(current: BenchmarkResults, baseline: BenchmarkResults) -> list[s
 
 
 def _make_change(measurement: Measurement, baseline: Measurement, margin: float) -> Change:
-    # A setting that one of them had not yet may be as it was; `find_doubts` says so.
-    settings = [name for name in baseline.work if name in measurement.work]
-    unlike = [name for name in settings if measurement.work[name] != baseline.work[name]]
-    if unlike:
-        name = unlike[0]
-        raise ConfigError(
-            f"{measurement.name} was measured with {name} {format_value(baseline.work[name])} "
-            "before, and with "
-            f"{format_value(measurement.work[name])} now.",
-            "compare results of the same work",
-        )
-    for before, now in (
-        (f"in {baseline.unit or 'no unit'}", f"in {measurement.unit or 'no unit'}"),
-        (_format_direction(baseline), _format_direction(measurement)),
-    ):
-        if before != now:
-            raise ConfigError(
-                f"{measurement.name} was measured {before} before, and {now} now.",
-                "compare results of the same benchmark",
-            )
-    if 0.0 in baseline.values:
-        raise ConfigError(
-            f"{measurement.name} was 0 before, of which there are no percent.", "measure it again"
-        )
-    sign = 1.0 if measurement.higher_is_better else -1.0
-    current_values, baseline_values = (
-        sign * np.array(side.values, np.float64) for side in (measurement, baseline)
-    )
+    _check_same_quantity(measurement, baseline)
+    sign = 1.0 if measurement.better == "higher" else -1.0
+    values, before = (sign * np.array(side.values) for side in (measurement, baseline))
     return Change(
         measurement.name,
         measurement.unit,
         (measurement.median, baseline.median),
-        (len(measurement.values), len(baseline.values)),
-        compare_medians(current_values, baseline_values),
-        compare_medians(current_values, baseline_values, 0.90),
+        (len(values), len(before)),
+        compare_medians(values, before),
+        compare_medians(values, before, 0.90),
         100.0 * margin,
     )
 
 
-def _format_direction(measurement: Measurement) -> str:
-    return f"with the {'higher' if measurement.higher_is_better else 'lower'} as the better"
+def _check_same_quantity(measurement: Measurement, baseline: Measurement) -> None:
+    # A setting that one of them had not yet may be as it was; `find_doubts` says so.
+    common = [name for name in baseline.work if name in measurement.work]
+    sides = [
+        [
+            *(f"with {name} {format_value(side.work[name])}" for name in common),
+            f"in {side.unit or 'no unit'}",
+            f"with the {side.better} as the better",
+        ]
+        for side in (baseline, measurement)
+    ]
+    unlike = [(before, now) for before, now in zip(*sides, strict=True) if before != now]
+    if unlike:
+        raise ConfigError(
+            f"{measurement.name} was measured {unlike[0][0]} before, and {unlike[0][1]} now.",
+            "compare results of the same work",
+        )
+    if 0.0 in baseline.values:
+        raise ConfigError(
+            f"{measurement.name} was 0 before, of which there are no percent.", "measure it again"
+        )
 
 
 def _format_value(value: float) -> str:
@@ -279,11 +245,14 @@ def _format_value(value: float) -> str:
 
 def make_results_section(results: BenchmarkResults) -> Section:
     rows = tuple(
-        (measurement.name, measurement.unit, str(len(measurement.values)),
-         _format_value(measurement.median),
-         _format_value(min(measurement.values)), _format_value(max(measurement.values)))
-        for measurement in results.measurements
-    )  # fmt: skip
+        (
+            m.name,
+            m.unit,
+            str(len(m.values)),
+            *map(_format_value, (m.median, min(m.values), max(m.values))),
+        )
+        for m in results.measurements
+    )
     head = ("measured", "unit", "times", "median", "least", "most")
     return Section("Benchmark", (Table(head, rows, 2), *results.doubts))
 
@@ -312,8 +281,7 @@ def make_comparison_section(
         "Benchmark, compared",
         (
             f"Before: {baseline.name}; now: {current.name}. An improvement is positive whichever "
-            "way "
-            "is better; its interval is a bootstrap over repetitions, from three on.",
+            "way is better; its interval is a bootstrap over repetitions, from three on.",
             Table(head, rows, 2),
             *doubts,
         ),

@@ -1,7 +1,4 @@
-"""A whole report from the names of runs or of benchmark results, and what it shows.
-
-Must not know: how it is written down.
-"""
+"""A report of runs or of benchmark results: its numbers and blocks, and the evidence for claims."""
 
 from __future__ import annotations
 
@@ -10,17 +7,31 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlflame.analysis import curves
+from rlflame.analysis.grouping import RunGroup, group_runs
 from rlflame.analysis.plots.chart import Chart
 from rlflame.analysis.report import bench_comparison, text
-from rlflame.analysis.report.data import collect_data, compare_environments
 from rlflame.analysis.report.document import Document
-from rlflame.errors import ConfigError, RlflameError, format_command
-from rlflame.statistics import FEWEST_SEEDS, Significance
+from rlflame.errors import CheckpointError, ConfigError, RlflameError, format_command
+from rlflame.rollout.spec import Float64
+from rlflame.statistics import (
+    FEWEST_SEEDS,
+    SeedComparison,
+    Significance,
+    compare,
+    compute_mean_std,
+    compute_tail_mean,
+    find_best_mean,
+    summarise,
+)
 from rlflame.storage import run_reader
 from rlflame.storage.run_reader import RunData
 
 CLAIMS = ("better", "equivalent", "not-worse")
+PHASES = ("collect_s", "transfer_s", "learn_s", "evaluate_s", "checkpoint_s")
+Facts = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -31,8 +42,28 @@ class Evidence:
     verdict: Significance
     unit: str = ""
 
-    def has_support(self, claim: str) -> bool:
-        return self.verdict.as_dict()[claim.replace("-", "_")]
+    def check(self, claim: str) -> None:
+        """Raise an UnsupportedClaimError unless the claim holds."""
+        if self.verdict.as_dict()[claim.replace("-", "_")]:
+            return
+        raise UnsupportedClaimError(
+            f"Not shown: {claim.replace('-', ' ')} in {self.subject}. {self._format_reason(claim)}",
+            "more seeds, or more repetitions, make intervals narrower",
+        )
+
+    def _format_reason(self, claim: str) -> str:
+        verdict, margin = self.verdict, f"{self.verdict.margin:,.4g}{self.unit}"
+        if not verdict.has_enough_seeds:
+            return f"It takes {FEWEST_SEEDS} on each side."
+        level, interval, bound = {
+            "better": ("95%", verdict.gain, "above 0"),
+            "equivalent": ("90%", verdict.equivalence, f"within ±{margin}"),
+            "not-worse": ("90%", verdict.equivalence, f"above -{margin}"),
+        }[claim]
+        return (
+            f"The difference's {level} interval is [{interval.low:,.4g}, {interval.high:,.4g}]"
+            f"{self.unit}; it would have to lie {bound}."
+        )
 
 
 @dataclass(frozen=True)
@@ -40,9 +71,14 @@ class Report:
     """The report as blocks, the same as JSON, and what a comparison has shown."""
 
     document: Document
-    facts: dict[str, Any]
-    evidence: tuple[Evidence, ...]
-    notes: tuple[str, ...]
+    facts: Facts
+    evidence: tuple[Evidence, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def check_claim(self, claim: str) -> None:
+        """Of everything that was compared."""
+        for evidence in self.evidence:
+            evidence.check(claim)
 
 
 class UnsupportedClaimError(RlflameError):
@@ -68,72 +104,21 @@ def build_report(current: Sequence[Path], baseline: Sequence[Path], margin: floa
     return _build_bench_report(current[0], baseline, margin)
 
 
-def require_claim(report: Report, claim: str) -> None:
-    """A NotShown unless the claim holds of everything that was compared."""
-    for evidence in report.evidence:
-        if not evidence.has_support(claim):
-            raise UnsupportedClaimError(
-                f"Not shown: {claim.replace('-', ' ')} in {evidence.subject}. "
-                f"{_format_reason(evidence, claim)}",
-                "more seeds, or more repetitions, make intervals narrower",
-            )
-
-
-def _format_reason(evidence: Evidence, claim: str) -> str:
-    verdict = evidence.verdict
-    if not verdict.has_enough_seeds:
-        return f"It takes {FEWEST_SEEDS} on each side."
-    level, interval = ("95%", verdict.gain) if claim == "better" else ("90%", verdict.equivalence)
-    bound = {
-        "better": "above 0",
-        "equivalent": f"within ±{verdict.margin:,.4g}{evidence.unit}",
-        "not-worse": f"above -{verdict.margin:,.4g}{evidence.unit}",
-    }[claim]
-    return (
-        f"The difference's {level} interval is [{interval.low:,.4g}, {interval.high:,.4g}]"
-        f"{evidence.unit}; it would have to lie {bound}."
-    )
-
-
 def _build_run_report(current: Sequence[Path], baseline: Sequence[Path], margin: float) -> Report:
     runs, notes = run_reader.read_runs(list(current))
     baseline_runs, more = run_reader.read_runs(list(baseline))
-    for run in (*runs, *baseline_runs):
+    everything = [*runs, *baseline_runs]
+    for run in everything:
         if not run.metrics and run.evaluation is None:
             raise RlflameError(
                 f"{run.folder} has nothing to report yet.", "try again after its first iteration"
             )
-    compared = compare_environments(runs, baseline_runs, margin) if baseline else []
-    facts = {
-        **collect_data([*runs, *baseline_runs]),
-        "comparisons": [
-            {"environment": name, **comparison.as_dict()} for name, comparison in compared
-        ],
-    }
-    document = text.make_document(facts, _make_charts([*runs, *baseline_runs]), compared)
-    evidence = tuple(
-        Evidence(name, comparison.significance)
-        for name, comparison in compared
-    )  # fmt: skip
+    compared = _compare_environments(runs, baseline_runs, margin) if baseline else []
+    comparisons = [{"environment": name, **result.as_dict()} for name, result in compared]
+    facts = {**_describe_runs(everything), "comparisons": comparisons}
+    document = text.make_document(facts, _make_charts(everything), compared)
+    evidence = tuple(Evidence(name, result.significance) for name, result in compared)
     return Report(document, facts, evidence, (*notes, *more))
-
-
-def _make_charts(runs: Sequence[RunData]) -> list[Chart]:
-    """Of each environment the curves over steps and, where it was recorded, over time."""
-    charts = []
-    for environment in dict.fromkeys(run.environment for run in runs):
-        alike = [run for run in runs if run.environment == environment]
-        for axis in ("total-steps", "wall"):
-            try:
-                charts.append(curves.make_chart(alike, axis, _choose_metric(alike)))
-            except RlflameError:
-                continue  # a report without a curve is still a report
-    return charts
-
-
-def _choose_metric(runs: Sequence[RunData]) -> str:
-    metric = curves.choose_metric(runs)
-    return curves.TRAINING_RETURN if metric == curves.EPISODE_RETURN else metric
 
 
 def _build_bench_report(
@@ -141,32 +126,190 @@ def _build_bench_report(
 ) -> Report:
     current = bench_comparison.read_results(current_path)
     title = f"Benchmark: {current_path.stem}"
-    facts: dict[str, Any] = {
+    facts: Facts = {
         "measurements": [{**asdict(m), "median": m.median} for m in current.measurements],
-        "doubts": list(current.doubts),
+        "doubts": current.doubts,
     }
     if not baseline_paths:
-        return Report(
-            Document(title, (bench_comparison.make_results_section(current),)), facts, (), ()
-        )
+        return Report(Document(title, (bench_comparison.make_results_section(current),)), facts)
     baseline = bench_comparison.read_results(baseline_paths[0])
     changes = bench_comparison.compare_measurements(
         current.measurements, baseline.measurements, margin
     )
-    doubts = facts["doubts"] = bench_comparison.find_doubts(current, baseline)
-    facts["changes"] = [_make_fact(change) for change in changes]
-    evidence = tuple(
-        Evidence(change.name, change.verdict, "%")
-        for change in changes
-    )  # fmt: skip
+    doubts = bench_comparison.find_doubts(current, baseline)
+    facts |= {"doubts": doubts, "changes": [change.as_dict() for change in changes]}
     section = bench_comparison.make_comparison_section(changes, current, baseline, doubts)
-    return Report(Document(title, (section,)), facts, evidence, ())
+    evidence = tuple(Evidence(change.name, change.verdict, "%") for change in changes)
+    return Report(Document(title, (section,)), facts, evidence)
 
 
-def _make_fact(change: bench_comparison.Change) -> dict[str, Any]:
-    """Of fewer repetitions than an interval takes, its ends are null."""
-    fact = {**asdict(change), **change.verdict.as_dict()}
-    if not change.verdict.has_enough_seeds:
-        for interval in ("improvement", "equivalence"):
-            fact[interval] |= {"low": None, "high": None}
-    return fact
+def _make_charts(runs: Sequence[RunData]) -> list[Chart]:
+    """Of each environment the curves over steps and, where it was recorded, over time."""
+    charts = []
+    for environment in dict.fromkeys(run.environment for run in runs):
+        alike = [run for run in runs if run.environment == environment]
+        metric = curves.choose_metric(alike)
+        metric = curves.TRAINING_RETURN if metric == curves.EPISODE_RETURN else metric
+        for axis in ("total-steps", "wall"):
+            try:
+                charts.append(curves.make_chart(alike, axis, metric))
+            except RlflameError:
+                continue  # a report without a curve is still a report
+    return charts
+
+
+def _compare_environments(
+    current: Sequence[RunData], baseline: Sequence[RunData], margin: float
+) -> list[tuple[str, SeedComparison]]:
+    """Ours beside theirs by final evaluations, environment by environment."""
+    current_groups, baseline_groups = (_group_by_environment(runs) for runs in (current, baseline))
+    if current_groups.keys() != baseline_groups.keys():
+        raise ConfigError(
+            f"The runs are of {', '.join(current_groups)}, and those behind --vs of "
+            f"{', '.join(baseline_groups)}.",
+            "both sides need runs of the same environments",
+        )
+    return [
+        (name, compare(_read_scores(group), _read_scores(baseline_groups[name]), margin))
+        for name, group in current_groups.items()
+    ]
+
+
+def _group_by_environment(runs: Sequence[RunData]) -> dict[str, RunGroup]:
+    groups: dict[str, RunGroup] = {}
+    for group in group_runs(runs):
+        if group.environment in groups:
+            raise ConfigError(
+                f"The runs of {group.environment} are of more than one recipe: "
+                f"{groups[group.environment].label}; {group.label}.",
+                "name the runs of one recipe on either side of --vs",
+            )
+        groups[group.environment] = group
+    return groups
+
+
+def _read_scores(group: RunGroup) -> Float64:
+    for run in group.runs:
+        if run.evaluation is None:
+            raise CheckpointError(
+                f"{run.folder} has no final evaluation yet.", format_command("resume", run.folder)
+            )
+    return np.array([run.evaluation["mean"] for run in group.runs if run.evaluation], np.float64)
+
+
+def _describe_runs(runs: Sequence[RunData]) -> Facts:
+    """`machine` and `cluster` are those of the first run; `runs` name theirs by number."""
+    machines: list[Facts] = []
+    clusters: list[Facts] = []
+    described = []
+    for run in runs:
+        last = run.machines[-1] if run.machines else {}
+        machine = {"rlflame": last.get("rlflame"), **(last.get("machine") or {})}
+        numbers = (
+            _find_number(machines, machine),
+            _find_number(clusters, _describe_cluster(run, last)),
+        )
+        described.append(_describe_run(run, *numbers))
+    return {
+        "machine": machines[0],
+        "cluster": clusters[0],
+        "machines": machines,
+        "clusters": clusters,
+        "runs": described,
+        "groups": [_describe_group(group) for group in group_runs(runs)],
+    }
+
+
+def _find_number(entries: list[Facts], entry: Facts) -> int:
+    if entry not in entries:
+        entries.append(entry)
+    return entries.index(entry)
+
+
+def _describe_cluster(run: RunData, last: Facts) -> Facts:
+    workers = last.get("workers") or []
+    hosts = {worker["host"] for worker in workers if "host" in worker}
+    return {
+        "fleet": last.get("fleet") or run.runtime.get("fleet"),
+        "capacity": last.get("capacity"),
+        "executors": sum(worker.get("number", 1) for worker in workers) or None,
+        "nodes": len(hosts) or None,
+        "workers": workers,
+    }
+
+
+def _describe_run(run: RunData, machine: int, cluster: int) -> Facts:
+    """Time is that of training with all that belongs to it; what was not measured is None."""
+    wall, cpu = run.compute_elapsed_s("wall_s"), None
+    seconds = float(wall[1][-1]) if wall else None
+    if "flame" not in {entry.get("fleet") for entry in run.machines}:
+        cpu = run.compute_elapsed_s("driver_cpu_s", "workers_cpu_s")
+    phases = {phase: round(sum(line.get(phase, 0.0) for line in run.timing), 3) for phase in PHASES}
+    return {
+        "folder": str(run.folder),
+        "environment": run.environment,
+        "algorithm": run.algorithm,
+        "seed": run.seed,
+        "init_policy": run.init_policy,
+        "machine": machine,
+        "cluster": cluster,
+        "starts": len(run.machines) or None,
+        "steps": run.steps,
+        "wall_s": seconds,
+        "steps_per_s": run.steps / seconds if seconds else None,
+        "cpu_s": float(cpu[1][-1]) if cpu else None,
+        "phases": phases if wall else None,
+        "final": _describe_final(run) if run.evaluation is not None else None,
+        "best": _find_best(run),
+        "unfinished": run.evaluation is None,
+    }
+
+
+def _describe_final(run: RunData) -> Facts | None:
+    if run.result is None:
+        return None
+    evaluation = run.result["evaluation"]
+    scores = {name: evaluation.get(name) for name in ("mean", "low", "high", "episodes")}
+    return {"steps": run.result["steps"], **scores}
+
+
+def _find_best(run: RunData) -> Facts | None:
+    """The evaluation with the highest mean, final ones among them, until now."""
+    evaluations = [
+        {
+            "steps": line["steps"],
+            "mean": line[curves.EVALUATION],
+            "low": line.get("eval_return_low"),
+            "high": line.get("eval_return_high"),
+            "episodes": line.get("eval_episodes"),
+        }
+        for line in run.metrics
+        if curves.EVALUATION in line
+    ]
+    final = _describe_final(run)
+    return max(
+        [*evaluations, *([final] if final else [])],
+        key=lambda evaluation: evaluation["mean"],
+        default=None,
+    )
+
+
+def _describe_group(group: RunGroup) -> Facts:
+    """Seeds together: the final ones once all are there, the best that there are until now."""
+    finals = [run.evaluation["mean"] for run in group.runs if run.evaluation]
+    bests = [best["mean"] for run in group.runs if (best := _find_best(run))]
+    unfinished = len(group.runs) - len(finals)
+    evaluations = [run.read_values(curves.EVALUATION) for run in group.runs]
+    highest = find_best_mean(evaluations)
+    tails = [compute_tail_mean(values) for _, values in evaluations if len(values)]
+    is_complete = len(tails) == len(evaluations)
+    return {
+        "label": group.label,
+        "environment": group.environment,
+        "runs": [str(run.folder) for run in group.runs],
+        "unfinished": unfinished,
+        "final": summarise(np.array(finals, np.float64)).as_dict() if not unfinished else None,
+        "best": summarise(np.array(bests, np.float64)).as_dict() if bests else None,
+        "p2": highest and {"steps": highest[0], **highest[1].as_dict()},
+        "p4": compute_mean_std(np.array(tails, np.float64)).as_dict() if is_complete else None,
+    }

@@ -1,4 +1,4 @@
-"""From the numbers of a report to what it says. Must not know: files, formats."""
+"""From the numbers of a report to its blocks."""
 
 from __future__ import annotations
 
@@ -63,17 +63,13 @@ def format_verdict(result: SeedComparison) -> str:
     decision = result.significance
     if not decision.has_enough_seeds:
         return f"fewer than {FEWEST_SEEDS} seeds show nothing"
-    words = [
-        word
-        for word, holds in (
-            ("better", decision.better),
-            ("worse", result.difference.high < 0.0),
-            ("equivalent", decision.equivalent),
-            ("not worse", decision.not_worse and not decision.better and not decision.equivalent),
-        )
-        if holds
-    ]
-    return ", ".join(words) or "undecided"
+    verdicts = {
+        "better": decision.better,
+        "worse": result.difference.high < 0.0,
+        "equivalent": decision.equivalent,
+        "not worse": decision.not_worse and not decision.better and not decision.equivalent,
+    }
+    return ", ".join(word for word, holds in verdicts.items() if holds) or "undecided"
 
 
 def format_number(value: Any, places: int = 1) -> str:
@@ -93,9 +89,7 @@ def _make_run_blocks(facts: Facts) -> list[Block]:
         seeds = ", ".join(str(run["seed"]) for run in runs)
         steps = sorted({run["steps"] for run in runs})
         span = f"{steps[0]:,}" + (f" to {steps[-1]:,}" if len(steps) > 1 else "")
-        fleets = list(
-            dict.fromkeys(_format_fleet(facts["clusters"][run["cluster"]]) for run in runs)
-        )
+        fleets = dict.fromkeys(_format_fleet(facts["clusters"][run["cluster"]]) for run in runs)
         rows.append((group["label"], group["environment"], seeds, span, "; ".join(fleets)))
     return [Table(("recipe", "environment", "seeds", "steps", "rollouts on"), tuple(rows), 5)]
 
@@ -113,34 +107,14 @@ def _format_mean_std(statistic: Facts | None, seeds: int) -> str:
     """A mean over seeds and how far they scatter."""
     if statistic is None:
         return NOTHING
-    return format_number(statistic["mean"]) + (
-        f" ± {format_number(statistic['std'])}" if seeds > 1 else ""
-    )
+    mean, std = (format_number(statistic[name]) for name in ("mean", "std"))
+    return f"{mean} ± {std}" if seeds > 1 else mean
 
 
 def _make_reward_blocks(facts: Facts) -> list[Block]:
     head = ("recipe", "seeds", "IQM [95% interval]", "mean ± std", "worst seed",
             "P2", "P4", "IQM of the best")  # fmt: skip
-    rows = []
-    for group in facts["groups"]:
-        final, best = group["final"], group["best"]
-        if final is None:
-            rows.append(_make_unfinished_row(group))
-            continue
-        spread = f" ± {format_number(final['std'])}" if final["seeds"] > 1 else ""
-        rows.append(
-            (
-                group["label"],
-                str(final["seeds"]),
-                _format_interval(final["iqm"])
-                if final["seeds"] > 1
-                else format_number(final["iqm"]["value"]),
-                format_number(final["mean"]) + spread,
-                format_number(final["worst"]),
-                *(_format_mean_std(group[name], len(group["runs"])) for name in ("p2", "p4")),
-                format_number(best["iqm"]["value"]) if best else NOTHING,
-            )
-        )
+    rows = tuple(map(_make_group_row, facts["groups"]))
     run_rows = tuple(
         (run["folder"], str(run["seed"]),
          "unfinished" if run["unfinished"] else _format_evaluation(run["final"]),
@@ -154,23 +128,34 @@ def _make_reward_blocks(facts: Facts) -> list[Block]:
         "over seeds. P2 is the best mean over seeds that any evaluation in training had, P4 the "
         "mean of the last 5% of these evaluations."
         + (" Fewer than three seeds tell little of the next one." if few else ""),
-        Table(head, tuple(rows)),
+        Table(head, rows),
         "Each run, with 95% bootstrap intervals over episodes. The best is chosen after the fact "
         "from all of a run's evaluations, and so is too good on average.",
         Table(("run", "seed", "final", "episodes", "best", "at step"), run_rows),
     ]
 
 
-def _make_unfinished_row(group: Facts) -> tuple[str, ...]:
-    """The best until now, over those of its seeds that have been evaluated at all."""
-    seeds, best = len(group["runs"]), group["best"]
-    finished = seeds - group["unfinished"]
-    status = f"{finished} of {seeds} finished" if finished else "unfinished"
-    so_far = NOTHING
-    if best is not None:
-        of = f" of {format_count(best['seeds'], 'seed')}" if best["seeds"] < seeds else ""
-        so_far = f"{format_number(best['iqm']['value'])} so far{of}"
-    return (group["label"], str(seeds), status, *[NOTHING] * 4, so_far)
+def _make_group_row(group: Facts) -> tuple[str, ...]:
+    """Of unfinished seeds, the best until now of those that have been evaluated at all."""
+    seeds, final, best = len(group["runs"]), group["final"], group["best"]
+    best_text = format_number(best["iqm"]["value"]) if best else NOTHING
+    if final is None:
+        finished = seeds - group["unfinished"]
+        status = f"{finished} of {seeds} finished" if finished else "unfinished"
+        if best is not None:
+            of = f" of {format_count(best['seeds'], 'seed')}" if best["seeds"] < seeds else ""
+            best_text += f" so far{of}"
+        return (group["label"], str(seeds), status, *[NOTHING] * 4, best_text)
+    iqm = final["iqm"]
+    return (
+        group["label"],
+        str(seeds),
+        _format_interval(iqm) if seeds > 1 else format_number(iqm["value"]),
+        _format_mean_std(final, seeds),
+        format_number(final["worst"]),
+        *(_format_mean_std(group[name], seeds) for name in ("p2", "p4")),
+        best_text,
+    )
 
 
 def _format_evaluation(record: Facts | None) -> str:
@@ -222,10 +207,8 @@ def _format_time(seconds: float | None) -> str:
 def _make_machine_blocks(facts: Facts) -> list[Block]:
     rows = []
     for place, machine in enumerate(facts["machines"], 1):
-        packages = machine.get("packages") or {}
-        components = (("rlflame", machine.get("rlflame")), ("Python", machine.get("python")))
-        versions = [f"{name} {version}" for name, version in components if version]
-        versions += [f"{name} {packages[name]}" for name in _PACKAGES if name in packages]
+        versions = {**(machine.get("packages") or {}), "Python": machine.get("python")}
+        versions["rlflame"] = machine.get("rlflame")
         blas = f" ({machine['blas']})" if "blas" in machine else ""
         cores = [str(machine.get(name, NOTHING)) for name in ("usable_cores", "cores")]
         memory = machine.get("memory_bytes")
@@ -236,7 +219,7 @@ def _make_machine_blocks(facts: Facts) -> list[Block]:
                 " of ".join(cores) if {*cores} != {NOTHING} else NOTHING,
                 NOTHING if memory is None else f"{memory / (1 << 30):.1f} GiB",
                 machine.get("system", NOTHING),
-                ", ".join(versions) or NOTHING,
+                _format_versions(versions, "rlflame", "Python") or NOTHING,
             )
         )
     head = ("", "processor (as the linear algebra sees it)", "cores used", "memory", "system",
@@ -247,9 +230,7 @@ def _make_machine_blocks(facts: Facts) -> list[Block]:
             str(worker.get("host", NOTHING)),
             str(worker.get("number", 1)),
             str(worker.get("core", NOTHING)),
-            ", ".join(
-                f"{name} {worker[name]}" for name in ("python", *_PACKAGES) if name in worker
-            ),
+            _format_versions(worker, "python"),
         )
         for cluster in facts["clusters"]
         if cluster["fleet"] == "flame"
@@ -258,6 +239,10 @@ def _make_machine_blocks(facts: Facts) -> list[Block]:
     if executors:
         blocks += ["Executors:", Table(("host", "number", "processor", "versions"), executors, 4)]
     return blocks
+
+
+def _format_versions(versions: Facts, *names: str) -> str:
+    return ", ".join(f"{n} {versions[n]}" for n in (*names, *_PACKAGES) if versions.get(n))
 
 
 def _make_reproduction_blocks(facts: Facts) -> list[Block]:

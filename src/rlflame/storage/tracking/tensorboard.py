@@ -1,25 +1,30 @@
 """A run's curves for TensorBoard, under RUN/tensorboard.
 
-They are a view of the run's own record: where a run goes on, the file is written anew from the
-lines that count, so curves have neither gaps nor doublings, and a run that began without
-TensorBoard has them from its first step. Must not know: the loop, fleets, display.
+They are a view of the run's own record. A resumed run writes them again from the lines that its
+checkpoint counts, so curves have neither gaps nor duplicates, and a run that started without
+TensorBoard has them from its first step.
+
+Events are framed by the `tensorboard` package's record writer. Its EventFileWriter is not used: it
+imports TensorFlow where that is installed, writes in a thread, and opens files through links.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rlflame.config import nested
 from rlflame.config.recipe import Recipe
+from rlflame.config.regular_file import open_unless_link
+from rlflame.errors import check_extra
 from rlflame.storage.run_files import Line
 from rlflame.storage.run_reader import read_run
-from rlflame.storage.tracking.event_file import EventFile, Scalar
+
+Scalar = str | bool | int | float
 
 FOLDER = "tensorboard"
 #: Hyperparameters are beside the numbers of their own folder alone: here the final score. Beside
@@ -51,15 +56,56 @@ _AXIS_NAMES = ("steps", "iteration")
 
 
 def format_view_hint(folder: Path) -> str:
-    """What to type to see them."""
-    command = f"tensorboard --logdir {folder}"
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        metadata.version("tensorboard")
-        return f"Curves for TensorBoard: {command}"
-    return (
-        "tensorboard is not installed, so its curves are written and cannot be looked at here: "
-        f"pip install 'rlflame[tensorboard]', then {command}"
-    )
+    """The command that shows the curves."""
+    return f"Curves for TensorBoard: tensorboard --logdir {folder}"
+
+
+def check_available() -> None:
+    check_extra("tensorboard", "its event files cannot be written", "tensorboard")
+
+
+class EventFile:
+    """One event file, complete after every write."""
+
+    def __init__(self, path: Path, wall_time: float) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._make_event = Event
+        self._writer = RecordWriter(open(path, "wb", opener=open_unless_link))  # noqa: SIM115
+        self._write(wall_time, file_version="brain.Event:2")
+        # Readers then drop what an earlier file of this folder holds of these steps.
+        self._write(wall_time, session_log={"status": "START"})
+
+    def write_scalars(self, wall_time: float, step: int, values: Mapping[str, float]) -> None:
+        scalars = [{"tag": tag, "simple_value": value} for tag, value in values.items()]
+        self._write(wall_time, step=step, summary={"value": scalars})
+
+    def write_session_start(self, wall_time: float, hyperparameters: Mapping[str, Scalar]) -> None:
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+
+        summary = hparams_pb(dict(hyperparameters), start_time_secs=wall_time)
+        self._write(wall_time, summary=summary)
+
+    def write_session_end(self, wall_time: float) -> None:
+        from tensorboard.plugins.hparams import metadata
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+        end = {"status": "STATUS_SUCCESS", "end_time_secs": wall_time}
+        value = {
+            "tag": metadata.SESSION_END_INFO_TAG,
+            "metadata": metadata.create_summary_metadata(HParamsPluginData(session_end_info=end)),
+            "tensor": metadata.NULL_TENSOR,
+        }
+        self._write(wall_time, summary={"value": [value]})
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write(self, wall_time: float, **content: Any) -> None:
+        event = self._make_event(wall_time=wall_time, **content)
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
 
 
 class TensorBoard:
@@ -134,19 +180,11 @@ def make_tag(name: str) -> str:
 
 def collect_hyperparameters(recipe: Recipe) -> dict[str, Scalar]:
     """What was set, under full names; what is absent is left out."""
-    values: dict[str, Scalar] = {}
-
-    def collect(table: Mapping[str, Any], prefix: str) -> None:
-        for name, value in table.items():
-            if isinstance(value, Mapping):
-                collect(value, f"{prefix}{name}.")
-            elif isinstance(value, str | bool | int | float):
-                values[prefix + name] = value
-            elif value is not None:
-                values[prefix + name] = str(value)
-
-    collect(recipe.model_dump(mode="json"), "")
-    return values
+    return {
+        name: value if isinstance(value, str | bool | int | float) else str(value)
+        for name, value in nested.flatten(recipe.model_dump(mode="json"))
+        if value not in (None, {})
+    }
 
 
 def _get_wall_s(line: Line | Mapping[str, Any]) -> float:
