@@ -144,7 +144,7 @@ def is_command(file: str, node: ast.FunctionDef) -> bool:
 
 #: Commands that share a module.
 COMMANDS = {
-    *("config", "envs", "runs", "resume", "rollouts", "scaling", "learners", "replay", "race"),
+    *("config", "envs", "runs", "resume", "rollouts", "scaling", "learners", "replay"),
     *("add", "remove", "show"),
 }
 

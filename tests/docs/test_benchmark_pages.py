@@ -10,10 +10,11 @@ from statistics import median
 from typing import Any
 
 import pytest
+from published_figures import COMPARISONS
 
-from rlflame.bench import published, scaling_model
-from rlflame.bench.base import Case, Cell, Repetition
-from rlflame.bench.workloads import make_sleeping_cases
+from rlflame.bench import scaling_model
+from rlflame.bench.case import Case, Repetition, make_sleeping_cases
+from rlflame.bench.scaling_model import Cell
 from rlflame.config import resolve
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -191,7 +192,7 @@ def test_scaling_is_as_recorded() -> None:
 
 def test_what_was_published_is_run_again_as_recorded() -> None:
     shown = [*told("| published | theirs: local |").values()]
-    for cells, (name, theirs) in zip(shown, published.RECIPES.items(), strict=True):
+    for cells, (name, theirs) in zip(shown, COMPARISONS.items(), strict=True):
         found = json.loads((RESULTS / "published" / f"{name}.json").read_text("utf-8"))
         assert found["complete"]
         assert found["at_work"] <= 0.1

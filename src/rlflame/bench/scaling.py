@@ -1,128 +1,214 @@
-"""The same work on several fleets with several numbers of workers, in turn.
-
-With one number of workers all fleets are open at once and take turns, so that a machine that
-drifts does so for all of them. Must not know: what fleets there are, what is made of the numbers.
-"""
+"""The same work on several fleets with several numbers of workers, in turn."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from statistics import median
+from typing import Any, ClassVar
 
-from rlflame.bench.base import Case, Cell
-from rlflame.bench.timed_run import Clock, count_answered_workers, run_once, warm
-from rlflame.fleet.base import Fleet
+from rlflame.analysis.report.bench_comparison import Measurement
+from rlflame.analysis.report.document import Block, Section
+from rlflame.bench.case import Case, Stopwatch, count_answered_workers, run_case, warm_up
+from rlflame.bench.machine_load import MachineConditions
+from rlflame.bench.result import BenchResult, format_bits, has_equal_digests, make_table
+from rlflame.bench.runner import BenchSession, OpenFleet
+from rlflame.bench.scaling_model import (
+    Cell,
+    compute_gains,
+    fit_overheads,
+    make_advice,
+    make_rows,
+)
+from rlflame.statistics import FEWEST_SEEDS
 from rlflame.terminal_text import format_count
-from rlflame.training.trainer import Progress, StopRequest
 
-#: Seconds between two words of progress.
-_STATUS_INTERVAL_S = 0.5
-OpenFleet = Callable[[str, int], AbstractContextManager[Fleet]]
-
-
-class _StatusReporter:
-    """How far a repetition is, told at most so often that nobody could measure it."""
-
-    def __init__(
-        self, case: Case, cell: Cell, which: str, show_status: Callable[[str], None], clock: Clock
-    ) -> None:
-        self._name = f"{case.name}, {cell.fleet} with {cell.workers}: {which}"
-        self._total, self._show_status, self._clock = case.iterations, show_status, clock
-        self._start_s = self._last = clock()
-        self.finished = self._episodes = 0
-        show_status(self._name)
-
-    def __call__(self, progress: Progress) -> None:
-        self.finished, self._episodes = progress.iteration, progress.episodes
-        if (now := self._clock()) - self._last >= _STATUS_INTERVAL_S:
-            self._last = now
-            self._show_status(f"{self._name}, iteration {self.finished} of {self._total}")
-
-    def format_interrupted(self) -> str:
-        spent = self._clock() - self._start_s
-        return (
-            f"{self._name}: stopped after {self.finished} of "
-            f"{format_count(self._total, 'iteration')}, "
-            f"{format_count(self._episodes, 'episode')} and {spent:.1f} s"
-        )
+_CELL = (("case", "case", ""), ("fleet", "fleet", ""), ("workers", "workers", ""))
+_SPEEDUPS = (
+    *_CELL,
+    ("times", "times", ""),
+    ("seconds", "seconds", ",.3f"),
+    ("steps/s", "steps_per_s", ",.0f"),
+    ("theoretical", "theoretical", ".2fx"),
+    ("speed-up", "speedup", ".2fx"),
+    ("efficiency", "efficiency", ".2f"),
+)
+_LOSSES = (
+    *_CELL,
+    ("learning", "learning", ".1%"),
+    ("latency and dispatch", "lost", ".1%"),
+    ("start-up, s", "start_s", ".2f"),
+)
+_OVERHEADS = (
+    ("fleet", "fleet", ""),
+    ("ms a task", "task_s", "ms"),
+    ("ms an iteration", "iteration_s", "ms"),
+    ("rows", "cells", ""),
+)
+_GAINS = (
+    ("case", "case", ""),
+    ("workers", "workers", ""),
+    ("local, s", "local_s", ".3f"),
+    ("Flame, s", "flame_s", ".3f"),
+    ("gain, %", "percent", "+.1f"),
+)
+_REPETITION = ("seconds", "steps", "episodes", "collect_s", "learn_s", "retried")
 
 
 @dataclass
 class ScalingBenchmark:
-    """`cells` grows while it runs, and holds what was measured however it ends."""
+    """Cases on several fleets, all open at once, with one number of workers after the other."""
 
     cases: Sequence[Case]
-    kinds: Sequence[str]
+    fleets: Sequence[str]
     workers: Sequence[int]
     repeat: int
-    open: OpenFleet
-    stop: StopRequest
-    #: What is going on now, and what stays to be read.
-    show_status: Callable[[str], None] = lambda text: None
-    note: Callable[[str], None] = lambda text: None
-    save_partial: Callable[[], None] = lambda: None
-    #: Tasks that went to a second worker since the last time.
-    take_retried: Callable[[], int] = lambda: 0
-    clock: Clock = time.perf_counter
     cells: list[Cell] = field(default_factory=list)
+    name: ClassVar[str] = "scaling"
 
-    def run(self) -> bool:
-        """False where somebody asked to stop before the end."""
-        return all(self._run_count(count) for count in self.workers)
+    def measure(self, session: BenchSession) -> Iterator[None]:
+        first, stop, clock = self.cases[0], session.stop, session.clock
+        warm_first = partial(warm_up, first, stop=stop, clock=clock, wait_for_all=True)
+        fewest = min(self.workers)
+        for count in self.workers:
+            with session.open_fleets(self.fleets, count, fewest, warm_first) as opened:
+                for case in self.cases:
+                    if case is not first:
+                        for entry in opened:
+                            warm_up(case, entry.fleet, stop, clock)
+                    self._measure_case(session, case, opened)
+                    yield
 
-    def _run_count(self, count: int) -> bool:
-        with ExitStack() as stack:
-            fleets: dict[str, Fleet] = {}
-            starts: dict[str, float] = {}
-            for kind in self._select_kinds(count):
-                self.show_status(f"{kind} with {count}: starting")
-                start_s = self.clock()
-                fleets[kind] = stack.enter_context(self.open(kind, count))
-                first = self.cases[0]
-                if not warm(first, fleets[kind], self.stop, self.clock, wait_for_all=True):
-                    return False
-                starts[kind] = self.clock() - start_s
-            return all(self._run_case(case, count, fleets, starts) for case in self.cases)
-
-    def _select_kinds(self, count: int) -> list[str]:
-        """This process is one worker, whatever it is asked for."""
-        return [kind for kind in self.kinds if kind != "inline" or count == min(self.workers)]
-
-    def _run_case(
-        self, case: Case, count: int, fleets: dict[str, Fleet], starts: dict[str, float]
-    ) -> bool:
-        first = case is self.cases[0]
-        cells = []
-        for kind, fleet in fleets.items():
-            if not first and not warm(case, fleet, self.stop, self.clock):
-                return False
-            workers = 1 if kind == "inline" else count
-            start_s = starts[kind] if first else None
-            cell = Cell(
-                case.name, kind, workers, fleet.capacity, count_answered_workers(fleet), start_s
+    def _measure_case(self, session: BenchSession, case: Case, opened: Sequence[OpenFleet]) -> None:
+        fleets = {entry.kind: entry.fleet for entry in opened}
+        cells = [
+            Cell(
+                case.name,
+                entry.kind,
+                entry.workers,
+                entry.fleet.capacity,
+                count_answered_workers(entry.fleet),
+                entry.start_s if case is self.cases[0] else None,
             )
-            cells.append(cell)
-        for number in range(self.repeat):
-            for cell in cells:
-                reporter = _StatusReporter(
-                    case, cell, f"{number + 1} of {self.repeat}", self.show_status, self.clock
-                )
-                self.take_retried()
-                repetition = run_once(case, fleets[cell.fleet], self.stop, self.clock, reporter)
-                if repetition is None:
-                    if reporter.finished:
-                        self.note(reporter.format_interrupted())
-                    return False
-                cell.repetitions.append(replace(repetition, retried=self.take_retried()))
-                if number == 0:
-                    self.cells.append(cell)
+            for entry in opened
+        ]
+        for cell in session.take_turns(cells, self.repeat):
+            watch = Stopwatch(session.clock, session.show_progress)
+            repetition = run_case(case, fleets[cell.fleet], session.stop, watch)
+            cell.repetitions.append(replace(repetition, retried=session.take_retried()))
+            if len(cell.repetitions) == 1:
+                self.cells.append(cell)
         for cell in cells:
-            self.note(
-                f"{case.name}, {cell.fleet} with {cell.workers}: "
-                f"{median(cell.seconds):.3f} s (median of {len(cell.repetitions)})"
-            )
-        self.save_partial()
-        return True
+            seconds = f"{median(cell.seconds):.3f} s (median of {len(cell.repetitions)})"
+            session.show_note(f"{cell.name}: {seconds}")
+
+    def make_result(self, conditions: MachineConditions, complete: bool) -> BenchResult | None:
+        if not self.cells:
+            return None
+        rows = make_rows(self.cases, self.cells)
+        overheads = fit_overheads(self.cases, self.cells)
+        cores = int(conditions.machine["usable_cores"])
+        facts = {
+            "cases": [self._describe_case(case) for case in self.cases],
+            "cells": self.cells,
+            "rows": [row.as_dict() for row in rows],
+            "overheads": [asdict(overhead) for overhead in overheads],
+            "gains": compute_gains(self.cells),
+            "advice": make_advice(self.cases, rows, overheads, cores),
+        }
+        work = {case.name: case.work for case in self.cases}
+        return BenchResult(
+            self.name,
+            "Benchmark: scaling",
+            facts,
+            self._make_sections(facts),
+            [
+                Measurement(cell.name, "s", False, cell.seconds, work[cell.case], cell.retried)
+                for cell in self.cells
+            ],
+            conditions,
+            complete,
+            self._make_csv_rows(),
+        )
+
+    def _make_csv_rows(self) -> list[tuple[object, ...]]:
+        """A row for each repetition, below the head."""
+        rows: list[tuple[object, ...]] = [("case", "workers", "backend", *_REPETITION)]
+        for cell in self.cells:
+            for repetition in cell.repetitions:
+                values = (getattr(repetition, name) for name in _REPETITION)
+                rows.append((cell.case, cell.workers, cell.fleet, *values))
+        return rows
+
+    def _describe_case(self, case: Case) -> dict[str, Any]:
+        cells = [cell for cell in self.cells if cell.case == case.name]
+        return {
+            "name": case.name,
+            "environment": case.env.id,
+            "algorithm": case.recipe.learning.algorithm,
+            "episode_ms": case.episode_ms,
+            "tasks": case.tasks,
+            "iterations": case.iterations,
+            "same_bits": has_equal_digests(r.weights for cell in cells for r in cell.repetitions),
+        }
+
+    def _make_sections(self, facts: dict[str, Any]) -> list[Section]:
+        tasks = "; ".join(
+            f"{case.name}: {format_count(case.tasks, 'task')} an iteration, "
+            f"{format_count(case.iterations, 'iteration')}"
+            for case in self.cases
+        )
+        speedups: list[Block] = [
+            "The same work on every side, collecting and learning, through the loop that trains; "
+            f"medians with 95% bootstrap intervals from {FEWEST_SEEDS} repetitions on. Speed-up is "
+            "beside the fastest with the fewest workers; theoretical is what so many tasks allow "
+            "on so many workers.",
+            make_table(facts["rows"], _SPEEDUPS, 2),
+            f"{tasks}.",
+            *format_bits(
+                [case["same_bits"] for case in facts["cases"]],
+                "Every side learned the same weights, to the last bit.",
+                "The sides did not learn the same weights.",
+                elsewhere=any(cell.fleet == "flame" for cell in self.cells),
+            ),
+            *self._format_missing_workers(),
+        ]
+        losses: list[Block] = [
+            "Shares of the measured time. Latency and dispatch is the rest beside learning and the "
+            "episodes themselves, where their length is known. Start-up is from opening the fleet "
+            "to the end of its first iterations, and is in no other figure.",
+            make_table(facts["rows"], _LOSSES, 2),
+        ]
+        if facts["overheads"]:
+            losses += [
+                "Least squares over the rows above: an iteration of T tasks on P workers takes its "
+                "learning, ceil(T / P) times the episodes and the overhead of a task, and its own "
+                "overhead; neither overhead is below 0.",
+                make_table(facts["overheads"], _OVERHEADS),
+            ]
+        gains: list[Block] = [
+            "With as many workers on both sides; the gain is of Flame's throughput over local's. "
+            "Flame can win here only where its executors have more processors than this machine."
+        ]
+        if facts["gains"]:
+            gains.append(make_table(facts["gains"], _GAINS))
+        return [
+            Section("Speed-up", tuple(speedups)),
+            Section("Where the time goes", tuple(losses)),
+            *([Section("Flame beside this machine", tuple(gains))] if facts["gains"] else []),
+            Section("What to do", tuple(facts["advice"])),
+        ]
+
+    def _format_missing_workers(self) -> list[str]:
+        """A sentence for each fleet that had fewer workers than asked for."""
+        sentences = []
+        for cell in self.cells:
+            present = min(cell.capacity, cell.answered)
+            if cell.start_s is not None and present < cell.workers:
+                verb = "was" if present < 2 else "were"
+                sentences.append(
+                    f"Of {format_count(cell.workers, 'worker')} of {cell.fleet}, "
+                    f"{present or 'none'} had tasks or {verb} there."
+                )
+        return sentences
