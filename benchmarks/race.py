@@ -146,7 +146,7 @@ class RaceBenchmark:
         request = {**make_sb3_request(recipe.learning), "steps": recipe.stop_at_steps}
         sb3 = Runner(self._name(SB3_NAME, 1), SB3_NAME, 1, None, sb3_request=request)
         self.runners.append(sb3)
-        for runner in session.take_turns([*self.runners], self.repeat):
+        for runner in session.take_turns({one.name: one for one in self.runners}, self.repeat):
             if runner.variant is not None:
                 runner.races.append(train_variant(session, self.fleet, runner.variant))
             elif runner in self.runners and not self._race_sb3(session, runner):

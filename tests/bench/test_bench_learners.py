@@ -10,7 +10,8 @@ from commands import TINY, rlflame
 from crews import together
 
 from rlflame.bench.case import Stopwatch
-from rlflame.bench.learners import LearnerSide, LearningRun, TimedProcessGroup, find_shard_count
+from rlflame.bench.learners import TimedProcessGroup, describe_side, find_shard_count
+from rlflame.bench.result import Side
 
 
 def test_only_the_exchange_is_counted():
@@ -35,14 +36,15 @@ def test_all_numbers_of_learners_share_the_same_shards(counts, fewest, shards):
 
 
 def side(learners, *learn_s, steps=100):
-    runs = [LearningRun(2 * s, s, 0.25, steps, 5, "w") for s in learn_s]
-    return LearnerSide(f"{learners} learners", learners, runs)
+    counts = {"exchange_s": 0.25, "steps": steps, "updates": 5, "weights": "w"}
+    runs = [{"seconds": 2 * s, "learn_s": s, **counts} for s in learn_s]
+    return Side(f"{learners} learners", {"learners": learners}, runs)
 
 
 def test_a_speed_up_is_of_the_time_for_as_many_steps():
     """Twice the steps in the same time are twice as fast."""
     sides = [side(2, 8.0), side(4, 8.0, steps=200), side(8, 2.0)]
-    facts = [one.as_dict(sides[0]) for one in sides]
+    facts = [describe_side(one, sides[0]) for one in sides]
     assert [one["speedup_learning"].value for one in facts] == pytest.approx([1.0, 2.0, 4.0])
     assert [one["ideal"] for one in facts] == [1.0, 2.0, 4.0]
     # 8 s in 5 updates, of which 0.25 s are exchange.

@@ -397,12 +397,20 @@ def test_a_system_without_a_load_is_not_called_busy():
 def test_processors_at_work_are_counted_between_two_looks(tmp_path, monkeypatch):
     first = "cpu  100 10 50 1000 40 5 5 0 0 0\ncpu0 1 1 1 1\n"
     then = "cpu  130 10 60 1040 60 5 5 0 30 0\ncpu0 1 1 1 1\n"
-    stat = tmp_path / "stat"
+    stat, now = tmp_path / "stat", [0.0]
     stat.write_text(first)
+
+    def sleep(seconds):
+        now[0] += seconds
+        stat.write_text(then)
+
     monkeypatch.setattr(machine_load, "_STAT", stat)
-    monkeypatch.setattr(machine_load.os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(machine_load.time, "sleep", lambda _: stat.write_text(then))
-    assert machine_load.count_busy_processors() == pytest.approx(4 * 40 / 100)
+    monkeypatch.setattr(machine_load.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(machine_load.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(machine_load.time, "sleep", sleep)
+    # 40 ticks of a hundredth of a second in half a second.
+    assert machine_load.count_busy_processors() == pytest.approx(0.4 / 0.5)
+    monkeypatch.setattr(machine_load.time, "sleep", lambda _: None)
     assert machine_load.count_busy_processors() is None, "no time has passed"
     stat.write_text("nothing of the kind")
     assert machine_load.count_busy_processors() is None

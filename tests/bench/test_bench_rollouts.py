@@ -19,15 +19,17 @@ from rlflame.analysis.report.bench_comparison import Measurement, compare_measur
 from rlflame.bench import case as bench_case
 from rlflame.bench import raw_stepping
 from rlflame.bench.case import Case, Stopwatch, run_case, warm_up
-from rlflame.bench.raw_stepping import SteppingProcesses, make_raw_processes, sum_rates
+from rlflame.bench.raw_stepping import SteppingProcesses, make_raw_processes, save_trace, sum_rates
+from rlflame.bench.result import Side
 from rlflame.bench.rollouts import (
-    RolloutRate,
     RolloutRounds,
     RolloutsBenchmark,
+    combine_counts,
+    describe_rate,
     make_collector_case,
     make_collectors,
     measure_rounds,
-    record_trace,
+    record_pieces,
 )
 from rlflame.bench.runner import BenchSession
 from rlflame.bench.scaling import ScalingBenchmark
@@ -224,17 +226,16 @@ def collected(one, rounds):
     times = iter([0.0] * (rounds - 1) + [9.0])
     with InlineFleet() as fleet, RolloutRounds(one, fleet, NullStop(), "sample") as running:
         running.collect = partial(listen, running.collect)
-        trace = record_trace(one, running, times.__next__)
-    return trace, sum(rewards)
+        pieces = record_pieces(running, times.__next__)
+    return pieces, sum(rewards)
 
 
 def test_the_script_is_recorded_until_it_is_long_enough(monkeypatch):
-    monkeypatch.setattr("rlflame.bench.raw_stepping._MAX_STEPS", 4 * 28)
+    monkeypatch.setattr("rlflame.bench.rollouts._MAX_SCRIPT_STEPS", 4 * 28)
     for clock, rounds in ((lambda: 0.0, 4), (ticking(), 4), ((0.0, 9.0).__iter__().__next__, 2)):
-        one = case()
-        with InlineFleet() as fleet, RolloutRounds(one, fleet, NullStop(), "sample") as running:
-            trace = record_trace(one, running, clock)
-        assert sum(len(actions) for _, actions in trace.list_pieces()) == rounds * 28
+        with InlineFleet() as fleet, RolloutRounds(case(), fleet, NullStop(), "sample") as running:
+            pieces = record_pieces(running, clock)
+        assert sum(len(actions) for _, actions in pieces) == rounds * 28
 
 
 @pytest.mark.parametrize("continuous", [True, False])
@@ -245,8 +246,8 @@ def test_the_recorded_steps_lead_to_the_rewards_that_workers_saw(tmp_path, unit,
         env="fakes:Fake-v0", kwargs={"length": 10, "continuous": continuous}, unit=unit,
         steps=7 if unit == "steps" else 40,
     )  # fmt: skip
-    script, rewards = collected(one, 5)
-    script.save(tmp_path / "script.npz")
+    recorded, rewards = collected(one, 5)
+    save_trace(tmp_path / "script.npz", one.env, recorded)
     spec, pieces = raw_stepping.read_trace(tmp_path / "script.npz")
     steps = sum(len(actions) for _, actions in pieces)
     assert steps == 5 * 4 * (7 if unit == "steps" else 10)
@@ -283,9 +284,9 @@ def test_bare_steps_are_counted_until_the_time_is_over():
 
 
 def test_processes_that_step_and_do_nothing_else(tmp_path):
-    written, _ = collected(case(), 2)
-    written.save(tmp_path / "script.npz")
+    recorded, _ = collected(case(), 2)
     script = tmp_path / "script.npz"
+    save_trace(script, case().env, recorded)
     with make_raw_processes(script, "gymnasium", 2, NullStop()) as stepping:
         assert stepping.is_possible
         assert sum_rates(stepping.step(0.001)) > 0.0
@@ -308,15 +309,12 @@ def test_processes_that_collect_each_with_rounds_of_its_own():
 
 
 def test_what_several_processes_did_is_their_steps_in_the_time_of_one():
-    rate = RolloutRate("it", "inline", 2)
-    rate.add(
-        [
-            {"steps": 30, "seconds": 2.0, "episodes": 1, "episode_steps": 9},
-            {"steps": 40, "seconds": 4.0, "episodes": 2, "episode_steps": 31},
-        ]
-    )
-    assert (rate.steps_per_s, rate.steps, rate.episodes) == ([25.0], 70, 3)
-    assert rate.episode_steps == 40
+    counts = [
+        {"steps": 30, "seconds": 2.0, "episodes": 1, "episode_steps": 9},
+        {"steps": 40, "seconds": 4.0, "episodes": 2, "episode_steps": 31},
+    ]
+    together = {"steps_per_s": 25.0, "steps": 70, "episodes": 3, "episode_steps": 40}
+    assert combine_counts(counts) == together
 
 
 def loud(how):
@@ -371,14 +369,19 @@ def test_a_process_ends_with_its_parent_in_the_middle_of_a_measurement():
         process._process.wait(60)
 
 
+def rate(workers, *counts):
+    return Side("it", {"fleet": "local", "workers": workers}, [*counts])
+
+
 def test_shares_are_of_pairs():
-    rate = RolloutRate("it", "local", 2)
-    for steps_per_s in (60.0, 90.0):
-        rate.add([{"steps": steps_per_s, "seconds": 1.0, "episodes": 4, "episode_steps": 300}])
-        rate.limits.setdefault("gymnasium", []).append(100.0)
-    assert rate.compute_shares() == {"gymnasium": [0.6, 0.9]}
+    counts = {"steps": 60, "episodes": 4, "episode_steps": 300, "gymnasium": 100.0}
+    facts = describe_rate(
+        rate(2, *({**counts, "steps_per_s": one} for one in (60.0, 90.0))), ["gymnasium"]
+    )
+    assert facts["shares"] == {"gymnasium": [0.6, 0.9]}
+    assert facts["limits"] == {"gymnasium": [100.0, 100.0]}
     # Episodes of 75 steps, and each of the two workers does half of 75 steps a second.
-    assert rate.ms_per_episode == 2000.0
+    assert facts["ms_per_episode"] == 2000.0
 
 
 def test_rates_and_limits_of_a_fleet():
@@ -387,20 +390,24 @@ def test_rates_and_limits_of_a_fleet():
     benchmark = RolloutsBenchmark(case(), "local", [1, 2], 0.0, 2)
     assert [*benchmark.measure(session)] == [None, None]
     assert session.opened == [("local", 1), ("local", 2)]
-    for rate in benchmark.rates:
-        assert (rate.steps, rate.retried, len(rate.limits["gymnasium"])) == (2 * 28, [0, 0], 2)
-        assert rate.limits.keys() == {"gymnasium"}  # CartPole is no MuJoCo model
+    for side in benchmark.sides:
+        assert side.list_values("steps") == [28, 28]
+        assert side.list_values("retried") == [0, 0]
+        # CartPole is no MuJoCo model.
+        assert [("gymnasium" in one, "mj_step" in one) for one in side.repetitions] == [
+            (True, False)
+        ] * 2
 
 
 def test_episodes_longer_than_what_was_timed_do_not_take_longer_for_that():
     """One of three rounds of seven steps ends the episodes of 21."""
-    rate = RolloutRate("it", "inline", 1)
     one = case(env="fakes:Fake-v0", kwargs={"length": 21}, steps=7)
     with InlineFleet() as fleet, RolloutRounds(one, fleet, NullStop(), "sample") as running:
         running.warm_up()
-        rate.add([measure_rounds(running, 0.5, ticking())])
-    assert rate.steps < rate.episode_steps == 21 * rate.episodes
-    assert rate.ms_per_episode == pytest.approx(1000.0 * 21 / rate.steps_per_s[0])
+        counts = combine_counts([measure_rounds(running, 0.5, ticking())])
+    assert counts["steps"] < counts["episode_steps"] == 21 * counts["episodes"]
+    ms_per_episode = describe_rate(rate(1, counts), [])["ms_per_episode"]
+    assert ms_per_episode == pytest.approx(1000.0 * 21 / counts["steps_per_s"])
 
 
 def test_a_round_counts_its_steps_and_episodes():

@@ -518,13 +518,13 @@ def test_what_was_told_before_a_failure_is_one_document(broken, monkeypatch, tmp
         raise RlflameError("It broke.", "mend it")
 
     if broken == "environment":
-        measure, counts = rollouts.RolloutsBenchmark._measure_rate, []
+        measure, counts = rollouts.RolloutsBenchmark._measure_side, []
 
         def once(*words: object) -> None:
             counts.append(words)
             measure(*words) if len(counts) == 1 else fail()
 
-        monkeypatch.setattr(rollouts.RolloutsBenchmark, "_measure_rate", once)
+        monkeypatch.setattr(rollouts.RolloutsBenchmark, "_measure_side", once)
     else:
         monkeypatch.setattr(result, "write_atomically", fail)
     spoken = rlflame(

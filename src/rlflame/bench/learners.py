@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, ClassVar
 
-from rlflame.analysis.report.bench_comparison import Measurement
 from rlflame.analysis.report.document import Section
 from rlflame.bench.case import Case, Stopwatch, run_case
 from rlflame.bench.machine_load import MachineConditions
 from rlflame.bench.result import (
     BenchResult,
+    Side,
     compute_median,
     compute_speedup,
     format_bits,
@@ -53,59 +53,6 @@ _UPDATES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LearningRun:
-    """One run, without its first iteration, in which everything warms up."""
-
-    seconds: float
-    learn_s: float
-    #: The part of learning that exchanges batches and gradients, waiting for others included.
-    exchange_s: float
-    steps: int
-    updates: int
-    weights: str
-
-
-@dataclass(slots=True)
-class LearnerSide:
-    """One number of learners."""
-
-    name: str
-    learners: int
-    runs: list[LearningRun] = field(default_factory=list)
-
-    def list_values(self, part: str) -> tuple[float, ...]:
-        return tuple(getattr(run, part) for run in self.runs)
-
-    def compute_speedup(self, base: LearnerSide, part: str) -> Interval:
-        """Beside another number of learners, in seconds a step: runs may differ in length."""
-        base_s, own_s = (
-            [getattr(run, part) / run.steps for run in side.runs] for side in (base, self)
-        )
-        return compute_speedup(base_s, own_s)
-
-    def as_dict(self, base: LearnerSide) -> dict[str, Any]:
-        """The facts of this side; the base is the one that others are measured by."""
-        update_ms, exchange_ms = (
-            median(1000.0 * getattr(run, part) / max(1, run.updates) for run in self.runs)
-            for part in ("learn_s", "exchange_s")
-        )
-        return {
-            "learners": self.learners,
-            "times": len(self.runs),
-            "runs": self.runs,
-            "learn_s": compute_median(self.list_values("learn_s")),
-            "speedup_learning": self.compute_speedup(base, "learn_s"),
-            "seconds": compute_median(self.list_values("seconds")),
-            "speedup_whole": self.compute_speedup(base, "seconds"),
-            "ideal": self.learners / base.learners,
-            "update_ms": update_ms,
-            "compute_ms": update_ms - exchange_ms,
-            "exchange_ms": exchange_ms,
-            "exchange_share": exchange_ms / update_ms,
-        }
-
-
 class TimedProcessGroup:
     """A group whose exchanges are a phase of the first learner's stopwatch."""
 
@@ -132,7 +79,7 @@ class LearnersBenchmark:
     case: Case
     learners: Sequence[int]
     repeat: int
-    sides: list[LearnerSide] = field(default_factory=list)
+    sides: list[Side] = field(default_factory=list)
     name: ClassVar[str] = "learners"
     fleets: ClassVar[Sequence[str]] = ("inline",)
 
@@ -140,15 +87,16 @@ class LearnersBenchmark:
         for count in self.learners:
             check_learners(self.case.recipe.learning, count)
         self.sides += [
-            LearnerSide(f"{self.case.name}, {format_count(count, 'learner')}", count)
+            Side(f"{self.case.name}, {format_count(count, 'learner')}", {"learners": count})
             for count in self.learners
         ]
         with session.open_fleet("inline", 1) as fleet:
-            for side in session.take_turns(self.sides, self.repeat):
-                side.runs.append(self._run_once(session, side.learners, fleet))
+            for side in session.take_turns({side.name: side for side in self.sides}, self.repeat):
+                side.repetitions.append(self._run_once(session, side.labels["learners"], fleet))
         yield
 
-    def _run_once(self, session: BenchSession, learners: int, fleet: Fleet) -> LearningRun:
+    def _run_once(self, session: BenchSession, learners: int, fleet: Fleet) -> dict[str, Any]:
+        """Train, and count without the first iteration, in which everything warms up."""
         runtime = session.runtime.model_copy(update={"learners": learners})
         threads = count_blas_threads(self.case.recipe.learning)
         with launcher.start_learners(runtime, threads, lambda: RETRY_HINT, session.stop) as group:
@@ -156,21 +104,23 @@ class LearnersBenchmark:
             timed = TimedProcessGroup(group, watch)
             weights = run_case(self.case, fleet, session.stop, watch, timed).weights
         first, last = watch.marks[0], watch.marks[-1]
-        counts = {name: last.get(name, 0) - first.get(name, 0) for name in last}
-        return LearningRun(
-            counts["clock"],
-            counts["learn"],
-            counts.get("exchange", 0.0),
-            int(counts["steps"]),
-            int(counts["updates"]),
-            weights,
-        )
+        counts = {name: last.get(name, 0) - first.get(name, 0) for name in (*last, "exchange")}
+        return {
+            "seconds": counts["clock"],
+            "learn_s": counts["learn"],
+            # Exchanging batches and gradients, waiting for other learners included.
+            "exchange_s": counts["exchange"],
+            "steps": int(counts["steps"]),
+            "updates": int(counts["updates"]),
+            "weights": weights,
+        }
 
     def make_result(self, conditions: MachineConditions, complete: bool) -> BenchResult | None:
-        sides, learning = [side for side in self.sides if side.runs], self.case.recipe.learning
+        sides = [side for side in self.sides if side.repetitions]
+        learning = self.case.recipe.learning
         if not sides:
             return None
-        same_bits = has_equal_digests(run.weights for side in sides for run in side.runs)
+        same_bits = has_equal_digests(w for side in sides for w in side.list_values("weights"))
         facts: dict[str, Any] = {
             "case": self.case.name,
             "algorithm": learning.algorithm,
@@ -179,7 +129,7 @@ class LearnersBenchmark:
             "samples": learning.samples_per_gradient,
             "hidden": list(learning.network.hidden),
             "same_bits": same_bits,
-            "sides": [side.as_dict(sides[0]) for side in sides],
+            "sides": [describe_side(side, sides[0]) for side in sides],
         }
         speedups = (
             self._describe_work(),
@@ -203,10 +153,7 @@ class LearnersBenchmark:
                 Section("Speed-up", speedups),
                 Section("Where the time of an update goes", updates),
             ],
-            [
-                Measurement(side.name, "s", False, side.list_values("learn_s"), self.case.work)
-                for side in sides
-            ],
+            [side.make_measurement("learn_s", "s", self.case.work) for side in sides],
             conditions,
             complete,
             _make_csv_rows(sides),
@@ -225,14 +172,43 @@ class LearnersBenchmark:
         )
 
 
-def _make_csv_rows(sides: Sequence[LearnerSide]) -> list[tuple[object, ...]]:
+def describe_side(side: Side, base: Side) -> dict[str, Any]:
+    """The facts of a number of learners; the base is the one that others are measured by."""
+    update_ms, exchange_ms = (
+        median(1000.0 * run[part] / max(1, run["updates"]) for run in side.repetitions)
+        for part in ("learn_s", "exchange_s")
+    )
+    return {
+        **side.describe(),
+        "runs": side.repetitions,
+        "learn_s": compute_median(side.list_values("learn_s")),
+        "speedup_learning": _compute_speedup(side, base, "learn_s"),
+        "seconds": compute_median(side.list_values("seconds")),
+        "speedup_whole": _compute_speedup(side, base, "seconds"),
+        "ideal": side.labels["learners"] / base.labels["learners"],
+        "update_ms": update_ms,
+        "compute_ms": update_ms - exchange_ms,
+        "exchange_ms": exchange_ms,
+        "exchange_share": exchange_ms / update_ms,
+    }
+
+
+def _compute_speedup(side: Side, base: Side, part: str) -> Interval:
+    """In seconds a step of the environment: runs may differ in length."""
+    base_s, own_s = (
+        [run[part] / run["steps"] for run in entry.repetitions] for entry in (base, side)
+    )
+    return compute_speedup(base_s, own_s)
+
+
+def _make_csv_rows(sides: Sequence[Side]) -> list[tuple[object, ...]]:
     """A row for each run and part, below the head."""
     rows: list[tuple[object, ...]] = [_CSV_HEAD]
     for name, part in _PARTS.items():
         for side in sides:
-            for run in side.runs:
-                counts = getattr(run, part), run.steps, run.updates, run.exchange_s
-                rows.append((name, side.learners, "measured", *counts))
+            for run in side.repetitions:
+                counts = (run[key] for key in (part, "steps", "updates", "exchange_s"))
+                rows.append((name, side.labels["learners"], "measured", *counts))
     return rows
 
 

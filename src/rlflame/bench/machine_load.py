@@ -91,26 +91,17 @@ class LoadMonitor:
         self, fleets: Collection[str] = (), conditions: MachineConditions | None = None
     ) -> None:
         self._conditions = conditions or read_conditions()
-        self._start_counters = None if "flame" in fleets else self._read_counters()
+        self._start_counters = None if "flame" in fleets else _read_counters()
 
     def finish(self) -> MachineConditions:
         """The conditions until now; correct once all children have been waited for."""
-        conditions, before, now = self._conditions, self._start_counters, self._read_counters()
+        conditions, before, now = self._conditions, self._start_counters, _read_counters()
         if before is None or now is None or now[1] <= before[1]:
             return conditions
         busy_s, seconds, spent_s = (b - a for a, b in zip(before, now, strict=True))
         other_load = max(0.0, (busy_s - spent_s) / seconds)
         busy = conditions.busy or other_load > _compute_busy_limit()
         return replace(conditions, others=other_load, busy=busy)
-
-    def _read_counters(self) -> tuple[float, float, float] | None:
-        """Seconds of all processors, of the clock, and of this process and its children."""
-        try:
-            busy, _ = _parse_ticks(_STAT.read_text())
-            ticks = os.sysconf("SC_CLK_TCK")
-        except (OSError, ValueError, IndexError):
-            return None
-        return busy / ticks, time.monotonic(), sum(os.times()[:4])
 
 
 def _compute_busy_limit() -> float:
@@ -120,20 +111,20 @@ def _compute_busy_limit() -> float:
 
 def count_busy_processors(seconds: float = _SAMPLE_S) -> float | None:
     """How many processors are at work; None where the system does not tell."""
+    before = _read_counters()
+    time.sleep(seconds)
+    after = _read_counters()
+    if before is None or after is None or after[1] <= before[1]:
+        return None
+    return (after[0] - before[0]) / (after[1] - before[1])
+
+
+def _read_counters() -> tuple[float, float, float] | None:
+    """Seconds of all processors, of the clock, and of this process and its children."""
     try:
-        busy, idle = _parse_ticks(_STAT.read_text())
-        time.sleep(seconds)
-        busy_after, idle_after = _parse_ticks(_STAT.read_text())
+        # The fourth and the fifth are idle; those of guests are at work.
+        values = [int(word) for word in _STAT.read_text().splitlines()[0].split()[1:9]]
+        busy_s = (sum(values) - values[3] - values[4]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None
-    spent, waited = busy_after - busy, idle_after - idle
-    if spent + waited <= 0:
-        return None
-    return (os.cpu_count() or 1) * spent / (spent + waited)
-
-
-def _parse_ticks(stat: str) -> tuple[int, int]:
-    """Ticks of all processors, busy (also for the hosts of this machine) and idle."""
-    values = [int(word) for word in stat.splitlines()[0].split()[1:9]]
-    idle = values[3] + values[4]
-    return sum(values) - idle, idle
+    return busy_s, time.monotonic(), sum(os.times()[:4])

@@ -36,8 +36,6 @@ from rlflame.rollout.spec import Array, EnvSpec, Fragment
 from rlflame.training.trainer import StopRequest
 
 WAYS = ("gymnasium", "mj_step")
-#: A script of so many steps is long enough to be repeated.
-_MAX_STEPS = 20_000
 #: Steps between two looks at the clock.
 _CHUNK_STEPS = 100
 #: Signals by which another program, or a system without memory, ends a process.
@@ -49,58 +47,45 @@ _GRACE_S = 1.0
 Pieces = list[tuple[int, Array]]
 
 
-class ActionTrace:
-    """What workers did, as resets and actions, put together from fragments.
+def make_pieces(
+    rounds: Sequence[Sequence[Fragment]], to_environment: Callable[[Array], Array]
+) -> Pieces:
+    """All episodes of some rounds, also those that have not ended, as resets and actions.
 
-    `to_environment` turns a step's recorded actions into what the environments received.
+    `to_environment` turns the recorded actions of a step into what the environments received.
     """
-
-    def __init__(self, env: EnvSpec, to_environment: Callable[[Array], Array]) -> None:
-        self._env, self._to_environment = env, to_environment
-        self._open: dict[tuple[int, int], list[Array]] = {}
-        self._seeds: dict[tuple[int, int], int] = {}
-        self._pieces: Pieces = []
-        self._steps = 0
-
-    def add(self, fragments: Sequence[Fragment]) -> None:
-        """Add a round; the rows of a slot continue where its last fragment left them."""
-        for fragment in fragments:
-            self._add_fragment(fragment)
-
-    def _add_fragment(self, fragment: Fragment) -> None:
+    pieces: Pieces = []
+    for fragments in zip(*rounds, strict=True):  # the same slot in every round
         # Step by step, as it was acted; the returned array may be used again for the next step.
-        actions = np.stack([self._to_environment(step).copy() for step in fragment.actions])
-        for row, length in enumerate(fragment.lengths.tolist()):
-            place, begin = (fragment.slot, row), 0
-            episodes = (episode for episode in fragment.episodes if episode.row == row)
-            for episode in sorted(episodes, key=lambda episode: episode.end):
-                self._open.setdefault(place, []).append(actions[begin : episode.end + 1, row])
-                self._pieces.append((episode.seed, np.concatenate(self._open.pop(place))))
-                begin = episode.end + 1
-            if begin < length:
-                self._open.setdefault(place, []).append(actions[begin:length, row])
-            if fragment.states:
-                self._seeds[place] = fragment.states[row].seed
-            self._steps += length
+        actions = [np.stack([to_environment(a).copy() for a in f.actions]) for f in fragments]
+        for row in range(len(fragments[0].lengths)):
+            parts = [
+                part[: f.lengths[row], row] for part, f in zip(actions, fragments, strict=True)
+            ]
+            begin, script, starts = 0, np.concatenate(parts), np.cumsum([0, *map(len, parts)])
+            ends = [
+                (int(start) + episode.end + 1, episode.seed)
+                for start, fragment in zip(starts, fragments, strict=False)
+                for episode in fragment.episodes
+                if episode.row == row
+            ]
+            for end, seed in sorted(ends):
+                pieces.append((seed, script[begin:end]))
+                begin = end
+            if begin < len(script):
+                pieces.append((fragments[-1].states[row].seed, script[begin:]))
+    return pieces
 
-    @property
-    def is_full(self) -> bool:
-        return self._steps >= _MAX_STEPS
 
-    def list_pieces(self) -> Pieces:
-        """All episodes, also those that have not ended."""
-        unfinished = [(self._seeds[place], np.concatenate(a)) for place, a in self._open.items()]
-        return [*self._pieces, *unfinished]
-
-    def save(self, path: Path) -> None:
-        seeds, parts = zip(*self.list_pieces(), strict=True)
-        np.savez(
-            path,
-            env=np.array(json.dumps(asdict(self._env))),
-            seeds=np.array(seeds, np.uint64),
-            lengths=np.array([len(part) for part in parts], np.int64),
-            actions=np.concatenate(parts),
-        )
+def save_trace(path: Path, env: EnvSpec, pieces: Pieces) -> None:
+    seeds, parts = zip(*pieces, strict=True)
+    np.savez(
+        path,
+        env=np.array(json.dumps(asdict(env))),
+        seeds=np.array(seeds, np.uint64),
+        lengths=np.array([len(part) for part in parts], np.int64),
+        actions=np.concatenate(parts),
+    )
 
 
 def read_trace(path: Path) -> tuple[EnvSpec, Pieces]:

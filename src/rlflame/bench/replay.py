@@ -6,16 +6,15 @@ Nothing is learned, so that no learner hides what moving transitions costs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from statistics import median
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rlflame.analysis.report.bench_comparison import Measurement
 from rlflame.analysis.report.document import Section
 from rlflame.bench.case import Case, Clock, Stopwatch
 from rlflame.bench.machine_load import MachineConditions
 from rlflame.bench.result import (
     BenchResult,
+    Side,
     compute_median,
     format_bits,
     has_equal_digests,
@@ -31,6 +30,7 @@ from rlflame.training.trainer import StopRequest
 
 #: Batches drawn from the full replay, for the time that sampling alone takes.
 _DRAWS = 500
+_MEDIANS = ("collect_share", "added_per_s", "drawn_per_s", "bytes_per_transition")
 _RATES = (
     ("fleet", "fleet", ""),
     ("workers", "workers", ""),
@@ -43,76 +43,14 @@ _RATES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayFill:
-    """One replay, filled; a batch is drawn after each iteration, as learning would."""
-
-    #: Of each: `collect_s`, `add_s`, `sample_s`, the `bytes_in` of the fleet's answers, and the
-    #: transitions that the replay has taken until then, `total_added`.
-    iterations: tuple[dict[str, float], ...]
-    #: Transitions a second, of batches drawn one after the other at the end.
-    drawn_per_s: float
-    #: Names everything in the replay by its content.
-    content: str
-    #: Tasks that went to a second worker meanwhile, which takes longer.
-    retried: int = 0
-
-    @property
-    def transitions(self) -> int:
-        return int(self.iterations[-1]["total_added"])
-
-    @property
-    def transitions_per_s(self) -> float:
-        return self.transitions / self.sum_iterations("collect_s", "add_s", "sample_s")
-
-    @property
-    def added_per_s(self) -> float:
-        return self.transitions / self.sum_iterations("add_s")
-
-    @property
-    def collect_share(self) -> float:
-        return self.sum_iterations("collect_s") * self.transitions_per_s / self.transitions
-
-    @property
-    def bytes_per_transition(self) -> float:
-        return self.sum_iterations("bytes_in") / self.transitions
-
-    def sum_iterations(self, *names: str) -> float:
-        return sum(iteration[name] for iteration in self.iterations for name in names)
-
-    def as_dict(self) -> dict[str, Any]:
-        names = ("transitions", "transitions_per_s", "added_per_s")
-        return {**asdict(self), **{name: getattr(self, name) for name in names}}
-
-
-@dataclass(slots=True)
-class FillSeries:
-    """The fills of a fleet with a number of workers."""
-
-    name: str
-    fleet: str
-    workers: int
-    fills: list[ReplayFill] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        names = ("collect_share", "added_per_s", "drawn_per_s", "bytes_per_transition")
-        return {
-            "fleet": self.fleet,
-            "workers": self.workers,
-            "times": len(self.fills),
-            "transitions_per_s": compute_median([fill.transitions_per_s for fill in self.fills]),
-            **{name: median(getattr(fill, name) for fill in self.fills) for name in names},
-            "fills": [fill.as_dict() for fill in self.fills],
-        }
-
-
-def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> ReplayFill:
-    """Run all iterations of the case into an empty replay."""
+def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> dict[str, Any]:
+    """Run the iterations of the case into an empty replay; a batch is drawn after each of them."""
     replay: Any = factory.make_buffer(case.recipe.learning, case.env)
     traffic, iterations = TrafficCounter(fleet), list[dict[str, float]]()
+    watch = Stopwatch(clock)
     with RolloutRounds(case, fleet, stop, "uniform") as rounds:
         for number in range(case.iterations):
-            watch = Stopwatch(clock)
+            watch.spent_s.clear()
             with watch.time_phase("collect_s"):
                 fragments = rounds.collect()
             with watch.time_phase("add_s"):
@@ -121,12 +59,23 @@ def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> Re
                 replay.draw(number)
             counts = {"bytes_in": traffic.take()["bytes_in"], "total_added": replay.total_added}
             iterations.append({**watch.spent_s, **counts})
-    watch, sample_count = Stopwatch(clock), 0
     with watch.time_phase("draw"):
-        for number in range(_DRAWS):
-            sample_count += len(replay.draw(number).rewards)
-    drawn_per_s = sample_count / watch.spent_s["draw"]
-    return ReplayFill(tuple(iterations), drawn_per_s, compute_digest(replay.get_state()))
+        drawn = sum(len(replay.draw(number).rewards) for number in range(_DRAWS))
+    collect_s, add_s, sample_s, bytes_in = (
+        sum(iteration[key] for iteration in iterations)
+        for key in ("collect_s", "add_s", "sample_s", "bytes_in")
+    )
+    seconds, transitions = collect_s + add_s + sample_s, replay.total_added
+    return {
+        "iterations": iterations,
+        "transitions": transitions,
+        "transitions_per_s": transitions / seconds,
+        "collect_share": collect_s / seconds,
+        "added_per_s": transitions / add_s,
+        "drawn_per_s": drawn / watch.spent_s["draw"],
+        "bytes_per_transition": bytes_in / transitions,
+        "content": compute_digest(replay.get_state()),
+    }
 
 
 @dataclass
@@ -137,7 +86,7 @@ class ReplayBenchmark:
     fleets: Sequence[str]
     workers: Sequence[int]
     repeat: int
-    series: list[FillSeries] = field(default_factory=list)
+    sides: list[Side] = field(default_factory=list)
     name: ClassVar[str] = "replay"
 
     def measure(self, session: BenchSession) -> Iterator[None]:
@@ -149,56 +98,61 @@ class ReplayBenchmark:
             with session.open_fleets(self.fleets, count, min(self.workers), warm_up) as opened:
                 fleets = {entry.kind: entry.fleet for entry in opened}
                 group = [
-                    FillSeries(f"{self.case.name}, {kind} with {workers}", kind, workers)
+                    Side(
+                        f"{self.case.name}, {kind} with {workers}",
+                        {"fleet": kind, "workers": workers},
+                    )
                     for kind, workers, *_ in opened
                 ]
-                self.series += group
-                for series in session.take_turns(group, self.repeat):
-                    fleet = fleets[series.fleet]
+                self.sides += group
+                for side in session.take_turns({side.name: side for side in group}, self.repeat):
+                    fleet = fleets[side.labels["fleet"]]
                     fill = fill_replay(self.case, fleet, session.stop, session.clock)
-                    series.fills.append(replace(fill, retried=session.take_retried()))
+                    side.repetitions.append({**fill, "retried": session.take_retried()})
             yield
 
     def make_result(self, conditions: MachineConditions, complete: bool) -> BenchResult | None:
-        filled = [series for series in self.series if series.fills]
-        if not filled:
+        sides = [side for side in self.sides if side.repetitions]
+        if not sides:
             return None
-        same_bits = has_equal_digests(fill.content for series in filled for fill in series.fills)
-        facts: dict[str, Any] = {
+        same_bits = has_equal_digests(d for side in sides for d in side.list_values("content"))
+        fillings = [
+            {
+                **side.describe(_MEDIANS),
+                "transitions_per_s": compute_median(side.list_values("transitions_per_s")),
+                "fills": side.repetitions,
+            }
+            for side in sides
+        ]
+        facts = {
             "environment": self.case.env.id,
             "case": self.case.name,
             "iterations": self.case.iterations,
             "same_bits": same_bits,
-            "fillings": [series.as_dict() for series in filled],
+            "fillings": fillings,
         }
         blocks = (
-            self._describe_work(filled[0].fills[0].transitions),
-            make_table(facts["fillings"], _RATES, 2),
+            self._describe_work(sides[0].repetitions[0]["transitions"]),
+            make_table(fillings, _RATES, 2),
             *format_bits(
                 [same_bits],
                 "Every replay held the same in the end, to the last bit.",
                 "The replays did not hold the same.",
-                elsewhere=any(series.fleet == "flame" for series in filled),
+                elsewhere="flame" in self.fleets,
             ),
-            *(text for series in filled for text in _format_traffic(series)),
+            *(text for side in sides for text in _format_traffic(side)),
         )
-        measurements = [
-            Measurement(
-                series.name,
-                "transitions/s",
-                True,
-                tuple(fill.transitions_per_s for fill in series.fills),
-                self.case.work,
-                tuple(fill.retried for fill in series.fills),
-            )
-            for series in filled
-        ]
         return BenchResult(
             self.name,
             f"Benchmark: a replay of {self.case.env.id}",
             facts,
             [Section("Rate", blocks)],
-            measurements,
+            [
+                side.make_measurement(
+                    "transitions_per_s", "transitions/s", self.case.work, higher_is_better=True
+                )
+                for side in sides
+            ],
             conditions,
             complete,
         )
@@ -219,14 +173,14 @@ class ReplayBenchmark:
         )
 
 
-def _format_traffic(series: FillSeries) -> list[str]:
+def _format_traffic(side: Side) -> list[str]:
     """Whether what crosses the wire grows with what is stored."""
-    iterations = series.fills[-1].iterations
+    iterations = side.repetitions[-1]["iterations"]
     first, last = iterations[0]["bytes_in"], iterations[-1]["bytes_in"]
     if not first or len(iterations) < 2:
         return []
     reason = "" if last > 1.2 * first else ": what is new crosses, and nothing else"
     return [
-        f"From {series.fleet} came {first:,} bytes in the first iteration and {last:,} in the "
-        f"last{reason}."
+        f"From {side.labels['fleet']} came {first:,} bytes in the first iteration and {last:,} in "
+        f"the last{reason}."
     ]

@@ -9,8 +9,9 @@ import itertools
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,35 @@ from rlflame.errors import ConfigError, RlflameError, format_shell
 from rlflame.statistics import FEWEST_SEEDS, Interval, compare_medians, compute_median_interval
 from rlflame.storage.safetensors_file import write_atomically
 from rlflame.terminal_text import format_count
+
+
+@dataclass
+class Side:
+    """One of the things that a benchmark measures in turn: a fleet, or a number of learners."""
+
+    name: str
+    #: The facts that tell it from other sides.
+    labels: dict[str, Any]
+    #: The facts of each repetition.
+    repetitions: list[dict[str, Any]] = field(default_factory=list)
+
+    def list_values(self, key: str) -> list[Any]:
+        return [repetition[key] for repetition in self.repetitions]
+
+    def sum(self, key: str) -> Any:
+        return sum(self.list_values(key))
+
+    def describe(self, medians: Sequence[str] = ()) -> dict[str, Any]:
+        """Its labels, how often it was measured, and medians of repetitions."""
+        values = {key: median(self.list_values(key)) for key in medians}
+        return {**self.labels, "times": len(self.repetitions), **values}
+
+    def make_measurement(
+        self, key: str, unit: str, work: dict[str, Any], *, higher_is_better: bool = False
+    ) -> Measurement:
+        retried = tuple(repetition.get("retried", 0) for repetition in self.repetitions)
+        values = tuple(self.list_values(key))
+        return Measurement(self.name, unit, higher_is_better, values, work, retried)
 
 
 @dataclass(frozen=True)

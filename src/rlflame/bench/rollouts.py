@@ -5,7 +5,6 @@ Rounds are iterations of the case's recipe: its slots, its environments, its fra
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -15,19 +14,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar, Literal
 
-from rlflame.analysis.report.bench_comparison import Measurement
-from rlflame.analysis.report.document import Section, Table
+from rlflame.analysis.report.document import Section
 from rlflame.bench.case import Case, Clock
 from rlflame.bench.machine_load import MachineConditions
 from rlflame.bench.raw_stepping import (
     WAYS,
-    ActionTrace,
+    Pieces,
     SteppingProcesses,
     StepServer,
+    make_pieces,
     make_raw_processes,
+    save_trace,
     sum_rates,
 )
-from rlflame.bench.result import BenchResult, compute_median, make_table
+from rlflame.bench.result import BenchResult, Side, compute_median, make_table
 from rlflame.bench.runner import BenchSession
 from rlflame.config.recipe import Recipe
 from rlflame.config.runtime import RuntimeSettings
@@ -42,48 +42,8 @@ from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import Progress, StopRequest, make_initial_states, make_tasks
 
 _WARM_ROUNDS = 2
-#: A script ends after these seconds and two rounds, if it is not long enough before.
-_RECORD_S = 5.0
-
-
-@dataclass(slots=True)
-class RolloutRate:
-    """What one number of workers did, repetition by repetition."""
-
-    name: str
-    fleet: str
-    workers: int
-    steps_per_s: list[float] = field(default_factory=list)
-    #: Bare stepping after each repetition, by its way.
-    limits: dict[str, list[float]] = field(default_factory=dict)
-    #: Tasks that went to a second worker, of each repetition.
-    retried: list[int] = field(default_factory=list)
-    steps: int = 0
-    episodes: int = 0
-    #: The steps of these episodes, also of those before the time was taken.
-    episode_steps: int = 0
-
-    @property
-    def ms_per_episode(self) -> float | None:
-        """The time of one worker for an episode as long as those that ended."""
-        if not self.episodes:
-            return None
-        return 1000.0 * self.workers * self.episode_steps / self.episodes / median(self.steps_per_s)
-
-    def compute_shares(self) -> dict[str, list[float]]:
-        """The share of each limit that the repetition before it reached."""
-        return {
-            way: [rate / most for rate, most in zip(self.steps_per_s, limits, strict=False)]
-            for way, limits in self.limits.items()
-        }
-
-    def add(self, counts: Sequence[dict[str, Any]], retried: int = 0) -> None:
-        """Add a repetition: what each of the processes counted."""
-        self.steps_per_s.append(sum_rates(counts))
-        self.retried.append(retried)
-        self.steps += sum(count["steps"] for count in counts)
-        self.episodes += sum(count["episodes"] for count in counts)
-        self.episode_steps += sum(count["episode_steps"] for count in counts)
+#: A script ends after so many steps, or after these seconds and two rounds.
+_MAX_SCRIPT_STEPS, _RECORD_S = 20_000, 5.0
 
 
 class RolloutRounds(ContextManagerMixin):
@@ -128,19 +88,22 @@ class RolloutRounds(ContextManagerMixin):
         self._fleet.release(self._policy_id)
 
 
-def record_trace(case: Case, rounds: RolloutRounds, clock: Clock) -> ActionTrace:
+def record_pieces(rounds: RolloutRounds, clock: Clock) -> Pieces:
     """Record rounds until the script is long enough, which also warms up."""
-    trace = ActionTrace(case.env, Policy(rounds.spec, rounds.policy).to_environment)
-    start_s = clock()
-    for number in itertools.count():
-        if number >= _WARM_ROUNDS and (trace.is_full or clock() - start_s >= _RECORD_S):
-            break
-        trace.add(rounds.collect())
-    return trace
+    start_s, steps, recorded = clock(), 0, list[list[Fragment]]()
+    while len(recorded) < _WARM_ROUNDS or (
+        steps < _MAX_SCRIPT_STEPS and clock() - start_s < _RECORD_S
+    ):
+        recorded.append(rounds.collect())
+        steps += sum(int(fragment.lengths.sum()) for fragment in recorded[-1])
+    return make_pieces(recorded, Policy(rounds.spec, rounds.policy).to_environment)
 
 
 def measure_rounds(rounds: RolloutRounds, seconds: float, clock: Clock) -> dict[str, Any]:
-    """Collect whole rounds for at least this time, and count."""
+    """Collect whole rounds for at least this time, and count.
+
+    `episode_steps` are the steps of the episodes that ended, also of those before the time.
+    """
     start_s, steps, lengths = clock(), 0, list[int]()
     while (elapsed := clock() - start_s) < seconds or not steps:
         fragments = rounds.collect()
@@ -170,6 +133,13 @@ def make_collector_case(recipe_json: str, number: int) -> Case:
     return Case("alone", recipe.model_copy(update={"learning": learning}), env)
 
 
+def combine_counts(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The counts of processes that worked at the same time, and their rate."""
+    names = ("steps", "episodes", "episode_steps")
+    totals = {name: sum(count[name] for count in counts) for name in names}
+    return {"steps_per_s": sum_rates(counts), **totals}
+
+
 @dataclass
 class RolloutsBenchmark:
     """The rates of one fleet with several numbers of workers."""
@@ -181,7 +151,7 @@ class RolloutsBenchmark:
     repeat: int
     #: Whether bare stepping is measured too, after each repetition.
     has_limits: bool = True
-    rates: list[RolloutRate] = field(default_factory=list)
+    sides: list[Side] = field(default_factory=list)
     name: ClassVar[str] = "rollouts"
 
     @property
@@ -191,102 +161,120 @@ class RolloutsBenchmark:
     def measure(self, session: BenchSession) -> Iterator[None]:
         for count in self.workers:
             name = f"{self.case.name}, {self.fleet} with {count}"
-            rate = RolloutRate(name, self.fleet, count)
-            self.rates.append(rate)
+            self.sides.append(Side(name, {"fleet": self.fleet, "workers": count}))
             with ExitStack() as stack:
-                self._measure_rate(session, rate, stack)
-            message = f"{median(rate.steps_per_s):,.0f} steps/s"
-            session.show_note(f"{name}: {message} (median of {len(rate.steps_per_s)})")
+                self._measure_side(session, self.sides[-1], count, stack)
+            rate = median(self.sides[-1].list_values("steps_per_s"))
+            session.show_note(f"{name}: {rate:,.0f} steps/s (median of {self.repeat})")
             yield
 
-    def _measure_rate(self, session: BenchSession, rate: RolloutRate, stack: ExitStack) -> None:
+    def _measure_side(
+        self, session: BenchSession, side: Side, workers: int, stack: ExitStack
+    ) -> None:
         stop, clock = session.stop, session.clock
-        fleet = stack.enter_context(session.open_fleet(rate.fleet, rate.workers))
+        fleet = stack.enter_context(session.open_fleet(self.fleet, workers))
         # The policy acts, also where training would begin with random actions.
         rounds = stack.enter_context(RolloutRounds(self.case, fleet, stop, "sample"))
         limits = dict[str, SteppingProcesses]()
         if self.has_limits:
-            trace = record_trace(self.case, rounds, clock)
             script = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "script.npz"
-            trace.save(script)
+            save_trace(script, self.case.env, record_pieces(rounds, clock))
             for way in WAYS:
-                processes = stack.enter_context(make_raw_processes(script, way, rate.workers, stop))
+                processes = stack.enter_context(make_raw_processes(script, way, workers, stop))
                 if processes.is_possible:
                     limits[way] = processes
         collectors = None
-        if rate.fleet == "inline" and rate.workers > 1:
-            collectors = stack.enter_context(make_collectors(self.case, rate.workers, stop))
+        if self.fleet == "inline" and workers > 1:
+            collectors = stack.enter_context(make_collectors(self.case, workers, stop))
         elif not self.has_limits:
             rounds.warm_up()
-        for _ in session.take_turns([rate], self.repeat):
+        for _ in session.take_turns({side.name: side}, self.repeat):
             if collectors is None:
-                counts = [measure_rounds(rounds, self.seconds, clock)]
+                counts = combine_counts([measure_rounds(rounds, self.seconds, clock)])
             else:
-                counts = collectors.step(self.seconds)
-            rate.add(counts, session.take_retried())
+                counts = combine_counts(collectors.step(self.seconds))
+            counts["retried"] = session.take_retried()
             for way, processes in limits.items():
-                rate.limits.setdefault(way, []).append(sum_rates(processes.step(self.seconds)))
+                counts[way] = sum_rates(processes.step(self.seconds))
+            side.repetitions.append(counts)
 
     def make_result(self, conditions: MachineConditions, complete: bool) -> BenchResult | None:
-        rates = [rate for rate in self.rates if rate.steps_per_s]
-        if not rates:
+        sides = [side for side in self.sides if side.repetitions]
+        if not sides:
             return None
-        keys = ("fleet", "workers", "steps_per_s", "limits", "ms_per_episode", "steps", "episodes")
-        facts = [
-            {**{key: getattr(rate, key) for key in keys}, "shares": rate.compute_shares()}
+        ways = [way for way in WAYS if way in sides[0].repetitions[0]]
+        columns = [("fleet", "fleet", ""), ("workers", "workers", ""), ("times", "times", "")]
+        columns.append(("steps/s", "rate", ",.0f"))
+        for way in ways:
+            columns += [(f"bare {way}", f"{way}_limit", ",.0f"), ("share", f"{way}_share", ".3f")]
+        columns.append(("ms an episode", "ms_per_episode", ",.2f"))
+        rates = [describe_rate(side, ways) for side in sides]
+        rows = [
+            {
+                **rate,
+                "rate": compute_median(rate["steps_per_s"]),
+                **{f"{way}_limit": median(values) for way, values in rate["limits"].items()},
+                **{f"{way}_share": median(values) for way, values in rate["shares"].items()},
+            }
             for rate in rates
         ]
         work = self.case.rollout_work
         return BenchResult(
             self.name,
             f"Benchmark: rollouts of {self.case.env.id}",
-            {"environment": self.case.env.id, "case": self.case.name, "rates": facts},
-            [Section("Rate", (*self._format_notes(rates), _make_rate_table(rates)))],
+            {"environment": self.case.env.id, "case": self.case.name, "rates": rates},
+            [Section("Rate", (*self._format_notes(), make_table(rows, columns)))],
             [
-                Measurement(
-                    rate.name, "steps/s", True, tuple(rate.steps_per_s), work, tuple(rate.retried)
-                )
-                for rate in rates
+                side.make_measurement("steps_per_s", "steps/s", work, higher_is_better=True)
+                for side in sides
             ],
             conditions,
             complete,
         )
 
-    def _format_notes(self, rates: Sequence[RolloutRate]) -> list[str]:
+    def _format_notes(self) -> list[str]:
         notes = [
             f"{self.case.name}: environment steps a second, with an untrained policy that does "
             f"not learn, in rounds of {self.case.tasks} tasks. The limits are bare stepping: as "
             "many processes repeat recorded resets and actions, in turn with the workers. A share "
             "is the median over these pairs."
         ]
-        if any(rate.fleet == "inline" and rate.workers > 1 for rate in rates):
+        most = max(self.workers)
+        if self.fleet == "inline" and most > 1:
             notes.append(
                 "One worker inline is this process; several are as many processes, each with "
                 "rounds of its own, as several seeds have them."
             )
-        return notes + [
-            f"Of {rate.workers} workers of {rate.fleet} {rate.workers - self.case.tasks} never "
-            f"had a task: --set rollout.num_slots={rate.workers} has one for each."
-            for rate in rates
-            if rate.fleet != "inline" and rate.workers > self.case.tasks
-        ]
+        if self.fleet != "inline" and most > self.case.tasks:
+            notes.append(
+                f"Of {most} workers of {self.fleet} {most - self.case.tasks} never had a task: "
+                f"--set rollout.num_slots={most} has one for each."
+            )
+        return notes
 
 
-def _make_rate_table(rates: Sequence[RolloutRate]) -> Table:
-    columns = [("fleet", "fleet", ""), ("workers", "workers", ""), ("times", "times", "")]
-    columns.append(("steps/s", "rate", ",.0f"))
-    for way in dict.fromkeys(way for rate in rates for way in rate.limits):
-        columns += [(f"bare {way}", f"{way}_limit", ",.0f"), ("share", f"{way}_share", ".3f")]
-    columns.append(("ms an episode", "ms_per_episode", ",.2f"))
-    rows = []
-    for rate in rates:
-        row = dict.fromkeys((key for _, key, _ in columns), None)
-        row |= {key: getattr(rate, key) for key in ("fleet", "workers", "ms_per_episode")}
-        row |= {"times": len(rate.steps_per_s), "rate": compute_median(rate.steps_per_s)}
-        row |= {f"{way}_limit": median(limits) for way, limits in rate.limits.items()}
-        row |= {f"{way}_share": median(shares) for way, shares in rate.compute_shares().items()}
-        rows.append(row)
-    return make_table(rows, columns)
+def describe_rate(side: Side, ways: Sequence[str]) -> dict[str, Any]:
+    """The facts of a number of workers, with the share of each limit that it reached."""
+    rates, limits = side.list_values("steps_per_s"), {way: side.list_values(way) for way in ways}
+    workers, steps, episodes = (
+        side.labels["workers"],
+        side.sum("episode_steps"),
+        side.sum("episodes"),
+    )
+    # The time of one worker for an episode as long as those that ended.
+    ms_per_episode = 1000.0 * workers * steps / episodes / median(rates) if episodes else None
+    return {
+        **side.describe(),
+        "steps_per_s": rates,
+        "limits": limits,
+        "shares": {
+            way: [rate / limit for rate, limit in zip(rates, values, strict=True)]
+            for way, values in limits.items()
+        },
+        "ms_per_episode": ms_per_episode,
+        "steps": side.sum("steps"),
+        "episodes": episodes,
+    }
 
 
 def main() -> None:

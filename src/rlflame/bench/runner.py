@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -33,14 +33,7 @@ from rlflame.training.trainer import Progress, StopInterrupt, StopRequest
 _STATUS_INTERVAL_S = 0.5
 
 
-class Side(Protocol):
-    """One of the things that a benchmark measures in turn."""
-
-    @property
-    def name(self) -> str: ...
-
-
-SideT = TypeVar("SideT", bound=Side)
+SideT = TypeVar("SideT")
 
 
 class OpenFleet(NamedTuple):
@@ -94,11 +87,11 @@ class BenchSession:
                     opened.append(OpenFleet(kind, count, fleet, self.clock() - start_s))
             yield opened
 
-    def take_turns(self, sides: Sequence[SideT], repeat: int) -> Iterator[SideT]:
+    def take_turns(self, sides: Mapping[str, SideT], repeat: int) -> Iterator[SideT]:
         """Every side in turn, so that a machine that drifts does so for all of them."""
         for number in range(repeat):
-            for side in sides:
-                self.turn = f"{side.name}: {number + 1} of {repeat}"
+            for name, side in sides.items():
+                self.turn = f"{name}: {number + 1} of {repeat}"
                 self.show_status(self.turn)
                 self.take_retried()
                 yield side

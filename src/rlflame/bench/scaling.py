@@ -93,7 +93,7 @@ class ScalingBenchmark:
             )
             for entry in opened
         ]
-        for cell in session.take_turns(cells, self.repeat):
+        for cell in session.take_turns({cell.name: cell for cell in cells}, self.repeat):
             watch = Stopwatch(session.clock, session.show_progress)
             repetition = run_case(case, fleets[cell.fleet], session.stop, watch)
             cell.repetitions.append(replace(repetition, retried=session.take_retried()))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,11 +11,6 @@ from rlflame.cli.errors import handle_errors
 from rlflame.cli.options import Debug, Json, Sets
 from rlflame.errors import ConfigError, format_shell
 
-if TYPE_CHECKING:
-    from rlflame.bench.runner import Benchmark
-    from rlflame.config.runtime import RuntimeSettings
-
-Measurement = tuple["Benchmark", "RuntimeSettings"]
 FLEETS = ("local", "flame", "inline")
 _MAX_COUNT = 4096
 _MAX_TRANSITIONS, _MAX_EPISODE_MS = 1_000_000_000, 600_000.0
@@ -39,9 +32,7 @@ Counts = Annotated[
 Compare = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME,NAME,...",
-        help="Fleets to compare: local, flame, inline. [default: local, and flame where one is "
-        "configured]",
+        metavar="NAME,...", help="local, flame, inline. [default: local, and a configured flame]"
     ),
 ]
 Out = Annotated[
@@ -76,8 +67,6 @@ def bench(
 
     What was measured is kept when it is interrupted.
     """
-    from rlflame.experiment import run_settings
-
     if (name := context.invoked_subcommand) is not None:
         if diff or as_json or debug:
             raise ConfigError(
@@ -90,53 +79,16 @@ def bench(
             "bench needs one thing to do, and has options alone.",
             "rlflame bench rollouts, scaling, replay or learners, or --diff OLD NEW",
         )
-    run_settings.limit_threads(1)
+    _prepare(None)
     _print_diff(*diff, as_json=as_json)
 
 
-group = typer.Typer(invoke_without_command=True, no_args_is_help=True, rich_markup_mode=None)
-group.callback()(handle_errors(bench))
-
-
-def _add_command(make: Callable[..., Measurement]) -> Callable[..., Measurement]:
-    """Add the command that runs what `make` returns, with the options that all of them have."""
-
-    def command(
-        *, sets: Sets = None, out: Out = None, as_json: Json = False, debug: Debug = False,
-        **options: Any,
-    ) -> None:  # fmt: skip
-        from rlflame.experiment import run_settings
-
-        run_settings.limit_threads(1)
-        from rlflame.bench.runner import BenchRunner
-
-        folder = parse_folder(out)
-        benchmark, runtime = make(**options, sets=sets or [])
-        BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
-
-    shared = dict(inspect.signature(command, eval_str=True).parameters)
-    del shared["options"]
-    own = inspect.signature(make, eval_str=True).parameters
-    parameters = {name: value for name, value in own.items() if name != "sets"} | shared
-    keywords = [value.replace(kind=value.KEYWORD_ONLY) for value in parameters.values()]
-    command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-    command.__annotations__ = {value.name: value.annotation for value in keywords}
-    command.__doc__ = make.__doc__
-    group.command(make.__name__)(handle_errors(command))
-    return make
-
-
-@_add_command
 def scaling(
     workers: Counts = None,
     compare: Compare = None,
     episode_ms: Annotated[
         str | None,
-        typer.Option(
-            "--episode-ms",
-            metavar="MS,MS,...",
-            help="Episodes that sleep so long, one a task. [default: 1,15,50,100]",
-        ),
+        typer.Option(metavar="MS,MS,...", help="Sleeping episodes. [default: 1,15,50,100]"),
     ] = None,
     env: Annotated[
         str | None,
@@ -146,21 +98,22 @@ def scaling(
     preset: Preset = None,
     episodes: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Episodes an iteration. [default: some 5 s of one worker, at most 100]",
-        ),
+        typer.Option(metavar="N", min=1, help="Episodes an iteration. [default: 5 s of work]"),
     ] = None,
     iterations: Iterations = None,
     repeat: Repeat = 5,
-    sets: Sequence[str] = (),
-) -> Measurement:
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Time the same work with several numbers of workers and fleets.
 
     Theoretical and actual speed-up, what a task costs, where Flame pays, and what to do.
     """
+    folder = _prepare(out)
     from rlflame.bench.case import make_env_case, make_sleeping_cases
+    from rlflame.bench.runner import BenchRunner
     from rlflame.bench.scaling import ScalingBenchmark
 
     if env is not None and episode_ms is not None:
@@ -171,28 +124,24 @@ def scaling(
     if env is not None:
         case, runtime = make_env_case(
             env, algorithm=algo, preset=preset, episodes=episodes, iterations=iterations,
-            sets=sets,
+            sets=sets or (),
         )  # fmt: skip
         cases = [case]
     else:
         lengths_ms = _parse_lengths(episode_ms or "1,15,50,100")
         cases, runtime = make_sleeping_cases(
-            lengths_ms, max(counts), episodes=episodes, iterations=iterations, sets=sets
+            lengths_ms, max(counts), episodes=episodes, iterations=iterations, sets=sets or ()
         )
-    return ScalingBenchmark(cases, fleets, counts, repeat), runtime
+    benchmark = ScalingBenchmark(cases, fleets, counts, repeat)
+    BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
 
 
-@_add_command
 def rollouts(
     env: Env = "hopper",
     workers: Counts = None,
     fleet: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="Where: local, flame, or inline: this process, or several that each have rounds "
-            "of their own, as seeds side by side have.",
-        ),
+        typer.Option(metavar="NAME", help="local, flame, or inline: processes without workers."),
     ] = "local",
     seconds: Annotated[
         float, typer.Option(metavar="S", min=0.0, max=3600.0, help="Of each measurement.")
@@ -200,40 +149,37 @@ def rollouts(
     repeat: Repeat = 3,
     limit: Annotated[
         bool,
-        typer.Option(
-            "--limit/--no-limit", help="Measure bare stepping beside it; where local or inline."
-        ),
+        typer.Option("--limit/--no-limit", help="Measure bare stepping too; not on flame."),
     ] = True,
     algo: Algo = None,
     preset: Preset = None,
-    sets: Sequence[str] = (),
-) -> Measurement:
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Environment steps a second, beside what the physics alone could do.
 
     And the milliseconds of an episode.
     """
+    folder = _prepare(out)
     from rlflame.bench.case import make_env_case
     from rlflame.bench.rollouts import RolloutsBenchmark
+    from rlflame.bench.runner import BenchRunner
 
     (kind,) = _check_fleets([fleet])
     counts = parse_counts(workers, [1, _count_cores()])
-    case, runtime = make_env_case(env, algorithm=algo, preset=preset, sets=sets)
+    case, runtime = make_env_case(env, algorithm=algo, preset=preset, sets=sets or ())
     benchmark = RolloutsBenchmark(
         case, kind, counts, seconds, repeat, has_limits=limit and kind != "flame"
     )
-    return benchmark, runtime
+    BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
 
 
-@_add_command
 def replay(
     transitions: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=_MAX_TRANSITIONS,
-            help="Taken into the replay, in whole rounds.",
-        ),
+        typer.Option(metavar="N", min=1, max=_MAX_TRANSITIONS, help="Added, in whole rounds."),
     ] = 500_000,
     env: Annotated[
         str, typer.Option(metavar="ENV", help="One whose actions are numbers.")
@@ -241,18 +187,23 @@ def replay(
     workers: Counts = None,
     compare: Compare = None,
     repeat: Repeat = 3,
-    sets: Sequence[str] = (),
-) -> Measurement:
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Transitions a second into a replay and out of it, random actions, nothing learned."""
+    folder = _prepare(out)
     from rlflame.bench.case import make_replay_case
     from rlflame.bench.replay import ReplayBenchmark
+    from rlflame.bench.runner import BenchRunner
 
     fleets, counts = parse_fleets(compare), parse_counts(workers, [_count_cores()])
-    case, runtime = make_replay_case(env, transitions, sets=sets)
-    return ReplayBenchmark(case, fleets, counts, repeat), runtime
+    case, runtime = make_replay_case(env, transitions, sets=sets or ())
+    benchmark = ReplayBenchmark(case, fleets, counts, repeat)
+    BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
 
 
-@_add_command
 def learners(
     learners: Annotated[
         str, typer.Option(metavar="N,N,...", help="Numbers of learners, in turn.")
@@ -264,24 +215,38 @@ def learners(
         int, typer.Option(metavar="N", min=1, help="Of each run, after one to warm up.")
     ] = 2,
     repeat: Repeat = 5,
-    sets: Sequence[str] = (),
-) -> Measurement:
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Time the same training with several numbers of learners.
 
     An update's computing and exchanging apart. PPO is measured where it is most of the work:
     256x256 units and minibatches of 8,192 samples, unless --set says otherwise.
     """
+    folder = _prepare(out)
     from rlflame.bench.case import make_env_case
     from rlflame.bench.learners import LearnersBenchmark, find_shard_count
+    from rlflame.bench.runner import BenchRunner
     from rlflame.config.recipe import DEFAULT_SHARDS
 
     counts = parse_counts(learners, [], "--learners")
     shards = f"learning.gradient_shards={find_shard_count(counts, DEFAULT_SHARDS)}"
-    settings = [shards, *(LARGE_UPDATES if algo in (None, "ppo") else ()), *sets]
+    settings = [shards, *(LARGE_UPDATES if algo in (None, "ppo") else ()), *(sets or ())]
     case, runtime = make_env_case(
         env, algorithm=algo, preset=preset, iterations=iterations + 1, sets=settings
     )
-    return LearnersBenchmark(case, counts, repeat), runtime
+    benchmark = LearnersBenchmark(case, counts, repeat)
+    BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
+
+
+def _prepare(out: str | None) -> Path | None:
+    """Limit threads before numpy is loaded, and check the folder of results."""
+    from rlflame.experiment import run_settings
+
+    run_settings.limit_threads(1)
+    return parse_folder(out)
 
 
 def parse_folder(out: str | None) -> Path | None:
@@ -318,27 +283,27 @@ def _check_fleets(names: list[str]) -> list[str]:
 
 
 def parse_counts(text: str | None, default: list[int], flag: str = "--workers") -> list[int]:
-    if text is None:
-        return sorted(set(default))
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and 0 < int(word) <= _MAX_COUNT for word in words):
-        raise ConfigError(
-            f"{flag} {text!r} is no list of numbers from 1 to {_MAX_COUNT:,}.", f"{flag} 1,2,4"
-        )
-    return sorted({int(word) for word in words})
+    values = default if text is None else [*map(_parse_number, text.split(","))]
+    if not all(value.is_integer() and 1 <= value <= _MAX_COUNT for value in map(float, values)):
+        message = f"{flag} {text!r} is no list of numbers from 1 to {_MAX_COUNT:,}."
+        raise ConfigError(message, f"{flag} 1,2,4")
+    return sorted({int(value) for value in values})
 
 
 def _parse_lengths(text: str) -> list[float]:
+    values = [*map(_parse_number, text.split(","))]
+    if not all(0.0 <= value <= _MAX_EPISODE_MS for value in values):
+        limits = f"from 0 to {_MAX_EPISODE_MS:,.0f}"
+        message = f"--episode-ms {text!r} is no list of milliseconds {limits}."
+        raise ConfigError(message, "--episode-ms 1,15,50,100")
+    return sorted(set(values))
+
+
+def _parse_number(word: str) -> float:
     try:
-        lengths_ms = sorted({float(word) for word in text.split(",")})
+        return float(word)
     except ValueError:
-        lengths_ms = [-1.0]
-    if not all(0.0 <= length_ms <= _MAX_EPISODE_MS for length_ms in lengths_ms):
-        raise ConfigError(
-            f"--episode-ms {text!r} is no list of milliseconds from 0 to {_MAX_EPISODE_MS:,.0f}.",
-            "--episode-ms 1,15,50,100",
-        )
-    return lengths_ms
+        return -1.0
 
 
 def _print_diff(old: Path, new: Path, *, as_json: bool) -> None:
@@ -358,3 +323,9 @@ def _print_diff(old: Path, new: Path, *, as_json: bool) -> None:
         as_json_text(content.facts, indent=1) if as_json else markdown.to_markdown(content.document)
     )
     print_result_lines(text.rstrip())
+
+
+group = typer.Typer(invoke_without_command=True, no_args_is_help=True, rich_markup_mode=None)
+group.callback()(handle_errors(bench))
+for command in (rollouts, scaling, replay, learners):
+    group.command(command.__name__)(handle_errors(command))
