@@ -95,7 +95,7 @@ def run_race(options: argparse.Namespace) -> None:
     run(benchmark, variants[0].config.runtime, options)
 
 
-def run(benchmark: Benchmark, runtime: Any, options: argparse.Namespace) -> None:
+def run(benchmark: Benchmark[Any], runtime: Any, options: argparse.Namespace) -> None:
     from rlflame.bench.runner import BenchRunner
 
     out = parse_folder(options.out)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, ClassVar
 
 from rlflame.analysis.report.document import Block, Section
-from rlflame.bench.machine_load import MachineConditions
 from rlflame.bench.result import BenchResult, compute_speedup, format_value, make_table
 from rlflame.bench.runner import BenchSession
 from rlflame.bench.scaling import ScalingBenchmark
+from rlflame.bench.scaling_model import Cell
 from rlflame.errors import ConfigError
+from rlflame.storage import machine_info
 from rlflame.terminal_text import format_count
 
 
@@ -103,24 +104,26 @@ class FlameComparison:
     name: ClassVar[str] = "scaling"
 
     @property
-    def fleets(self) -> list[str]:
-        return [*self.scaling.fleets]
+    def fleets(self) -> Sequence[str]:
+        return self.scaling.fleets
 
-    def measure(self, session: BenchSession) -> Iterator[None]:
+    @property
+    def sides(self) -> Sequence[Cell]:
+        return self.scaling.sides
+
+    def measure(self, session: BenchSession) -> Generator[None, None, None]:
         return self.scaling.measure(session)
 
-    def make_result(self, conditions: MachineConditions, complete: bool) -> BenchResult | None:
-        result = self.scaling.make_result(conditions, complete)
-        if result is None:
-            return None
+    def make_result(self, sides: Sequence[Cell]) -> BenchResult:
+        result = self.scaling.make_result(sides)
         *sections, advice = result.sections
-        blocks = self._make_blocks(result.facts, conditions)
+        blocks = self._make_blocks(result.facts)
         section = Section("Beside what was published", tuple(blocks))
         facts = {**result.facts, "published": asdict(self.published)}
         return replace(result, facts=facts, sections=[*sections, section, advice])
 
-    def _make_blocks(self, facts: dict[str, Any], conditions: MachineConditions) -> list[Block]:
-        published, machine = self.published, conditions.machine
+    def _make_blocks(self, facts: dict[str, Any]) -> list[Block]:
+        published, machine = self.published, machine_info.describe_machine()
         rows = [
             {
                 "run": f"{published.source}, {side}",
@@ -132,7 +135,7 @@ class FlameComparison:
             for side, run in (("local", published.local), ("Flame", published.flame))
         ]
         cores = format_count(machine["usable_cores"], "core")
-        for cell in self.scaling.cells:
+        for cell in facts["cells"]:
             seconds, repetition = median(cell.seconds), cell.repetitions[-1]
             rows.append(
                 {

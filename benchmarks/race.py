@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -21,7 +21,6 @@ from rlflame.analysis.report.document import Section
 from rlflame.analysis.smoothing import compute_moving_average
 from rlflame.bench.case import Case, Clock, Stopwatch, run_case, warm_up
 from rlflame.bench.learners import RETRY_HINT, TimedProcessGroup
-from rlflame.bench.machine_load import MachineConditions
 from rlflame.bench.result import BenchResult, has_equal_digests, make_table
 from rlflame.bench.runner import BenchSession
 from rlflame.config.nested import flatten
@@ -80,7 +79,7 @@ class Runner:
     kind: str
     learners: int
     variant: Variant | None
-    races: list[RaceRun] = field(default_factory=list)
+    repetitions: list[RaceRun] = field(default_factory=list)
     version: str = ""
     sb3_request: dict[str, Any] = field(default_factory=dict)
 
@@ -95,7 +94,7 @@ class Runner:
 
     @property
     def seconds_per_step(self) -> float:
-        return median(race.seconds / race.steps for race in self.races)
+        return median(race.seconds / race.steps for race in self.repetitions)
 
 
 class EpisodeStopwatch(Stopwatch):
@@ -130,14 +129,14 @@ class RaceBenchmark:
     variants: Sequence[Variant]
     fleet: str
     repeat: int
-    runners: list[Runner] = field(default_factory=list)
+    sides: list[Runner] = field(default_factory=list)
 
     @property
     def fleets(self) -> list[str]:
         return [self.fleet]
 
-    def measure(self, session: BenchSession) -> Iterator[None]:
-        self.runners += [
+    def measure(self, session: BenchSession) -> Generator[None, None, None]:
+        self.sides += [
             Runner(self._name(variant.kind, variant.learners), variant.kind, variant.learners,
                    variant)
             for variant in self.variants
@@ -145,12 +144,12 @@ class RaceBenchmark:
         recipe = self.variants[0].case.recipe
         request = {**make_sb3_request(recipe.learning), "steps": recipe.stop_at_steps}
         sb3 = Runner(self._name(SB3_NAME, 1), SB3_NAME, 1, None, sb3_request=request)
-        self.runners.append(sb3)
-        for runner in session.take_turns({one.name: one for one in self.runners}, self.repeat):
+        self.sides.append(sb3)
+        for runner in session.take_turns({one.name: one for one in self.sides}, self.repeat):
             if runner.variant is not None:
-                runner.races.append(train_variant(session, self.fleet, runner.variant))
-            elif runner in self.runners and not self._race_sb3(session, runner):
-                self.runners.remove(runner)
+                runner.repetitions.append(train_variant(session, self.fleet, runner.variant))
+            elif runner in self.sides and not self._race_sb3(session, runner):
+                self.sides.remove(runner)
                 session.show_note(f"{SB3_NAME} is not installed, so its curve is left out.")
             yield
 
@@ -161,32 +160,29 @@ class RaceBenchmark:
         runner.version = answer["version"]
         episodes = [(int(a), float(b), float(c)) for a, b, c in answer["episodes"]]
         race = RaceRun(answer["seconds"], None, None, answer["steps"], episodes, "")
-        runner.races.append(race)
+        runner.repetitions.append(race)
         return True
 
     def _name(self, kind: str, learners: int) -> str:
         return f"{self.name}, {kind} with {learners}"
 
-    def make_result(self, conditions: MachineConditions, complete: bool) -> BenchResult | None:
-        runners = [runner for runner in self.runners if runner.races]
-        if not runners:
-            return None
-        rows = [describe_runner(runner, runners[0]) for runner in runners]
-        same_bits = has_same_bits(runners)
+    def make_result(self, sides: Sequence[Runner]) -> BenchResult:
+        rows = [describe_runner(runner, sides[0]) for runner in sides]
+        same_bits = has_same_bits(sides)
         blocks = [
             f"After {SOURCE}: as many workers as learners. Speed-up is of the time for as many "
-            f"steps, beside {runners[0].learners} of {runners[0].kind}; the final return is the "
+            f"steps, beside {sides[0].learners} of {sides[0].kind}; the final return is the "
             f"mean of the newest training episodes, {EPISODES} at most. Medians of "
-            f"{len(runners[0].races)}.",
+            f"{len(sides[0].repetitions)}.",
             make_table(rows, COLUMNS),
-            *format_weights_comparison(runners),
+            *format_weights_comparison(sides),
             *(
                 f"{SB3_NAME} {runner.version}, one process with one thread."
-                for runner in runners
+                for runner in sides
                 if runner.variant is None
             ),
         ]
-        curves = make_panels(runners)
+        curves = make_panels(sides)
         if curves is None:
             blocks.append("No episode has ended, so there are no curves of returns.")
         return BenchResult(
@@ -199,15 +195,13 @@ class RaceBenchmark:
                     runner.name,
                     "s",
                     False,
-                    tuple(race.seconds for race in runner.races),
+                    tuple(race.seconds for race in runner.repetitions),
                     runner.work,
-                    tuple(race.retried for race in runner.races),
+                    tuple(race.retried for race in runner.repetitions),
                 )
-                for runner in runners
+                for runner in sides
             ],
-            conditions,
-            complete,
-            make_csv_rows(runners),
+            make_csv_rows(sides),
             curves,
         )
 
@@ -275,10 +269,10 @@ def run_sb3(request: dict[str, Any], stop: StopRequest) -> dict[str, Any] | None
 def describe_runner(runner: Runner, first: Runner) -> dict[str, Any]:
     """The facts of a runner beside the first one."""
     variant = runner.variant or first.variant  # stable-baselines3 has the recipe of the first
-    returns = [race.final_return for race in runner.races]
+    returns = [race.final_return for race in runner.repetitions]
     known = [value for value in returns if value is not None]
     shares = [
-        race.exchange_s / race.seconds for race in runner.races if race.exchange_s is not None
+        race.exchange_s / race.seconds for race in runner.repetitions if race.exchange_s is not None
     ]
     batch, rate = find_batch_and_rate(variant.case.recipe.learning) if variant else (None, None)
     return {
@@ -287,14 +281,14 @@ def describe_runner(runner: Runner, first: Runner) -> dict[str, Any]:
         "version": runner.version,
         "batch": batch,
         "learning_rate": rate,
-        "seconds": median(race.seconds for race in runner.races),
-        "steps": runner.races[0].steps,
+        "seconds": median(race.seconds for race in runner.repetitions),
+        "steps": runner.repetitions[0].steps,
         "speedup": first.seconds_per_step / runner.seconds_per_step,
         "ideal": runner.learners / first.learners,
         "exchange_share": median(shares) if shares else None,
         "final_return": median(known) if known else None,
         "final_returns": returns,
-        "races": runner.races,
+        "races": runner.repetitions,
     }
 
 
@@ -308,7 +302,7 @@ def find_batch_and_rate(learning: LearningSettings) -> tuple[int, float]:
 def has_same_bits(runners: Sequence[Runner]) -> bool | None:
     """Whether the exact recipe learned the same weights by every number of learners."""
     return has_equal_digests(
-        race.weights for runner in runners if runner.kind == "exact" for race in runner.races
+        race.weights for runner in runners if runner.kind == "exact" for race in runner.repetitions
     )
 
 
@@ -326,7 +320,7 @@ def make_csv_rows(runners: Sequence[Runner]) -> list[tuple[object, ...]]:
     """stable-baselines3 is its own case, so that ours is measured by one learner of ours."""
     rows: list[tuple[object, ...]] = [CSV_HEAD]
     for runner in runners:
-        for race in runner.races:
+        for race in runner.repetitions:
             case = SB3_NAME if runner.variant is None else "rlflame"
             final_return = "" if race.final_return is None else race.final_return
             rows.append((runner.learners, runner.kind, race.seconds, race.steps, case,
@@ -336,13 +330,13 @@ def make_csv_rows(runners: Sequence[Runner]) -> list[tuple[object, ...]]:
 
 def make_panels(runners: Sequence[Runner]) -> Panels | None:
     """Return by all steps, by those of one learner, and by time; None where no episode ended."""
-    if not any(runner.races[0].episodes for runner in runners):
+    if not any(runner.repetitions[0].episodes for runner in runners):
         return None
     charts = []
     for label in ("Steps, all learners together", "Steps per learner", "Seconds"):
         lines = []
         for runner in runners:
-            ends = np.array(runner.races[0].episodes, np.float64).reshape(-1, 3)
+            ends = np.array(runner.repetitions[0].episodes, np.float64).reshape(-1, 3)
             window = max(1, min(EPISODES, len(ends)))
             x = ends[window - 1 :, 1 if label == "Seconds" else 0]
             if label == "Steps per learner":

@@ -47,8 +47,8 @@ def cell(seconds, *, case="15 ms", fleet="local", workers=1, learn_s=0.0, weight
 
 def scaling(cases, cells, complete=True, conditions=None):
     """The result of what was measured."""
-    benchmark = ScalingBenchmark(cases, ["local", "flame"], [1], 1, cells)
-    return benchmark.make_result(conditions or read_conditions(sample=lambda: 0.0), complete)
+    found = ScalingBenchmark(cases, ["local", "flame"], [1], 1).make_result(cells)
+    return dataclasses.replace(found, conditions=conditions, complete=complete)
 
 
 def facts(result):

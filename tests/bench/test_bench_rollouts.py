@@ -172,7 +172,7 @@ def scaling(stop):
     )
     try:
         for _ in benchmark.measure(session):
-            kept.append(len(benchmark.cells))
+            kept.append(len(benchmark.sides))
     except StopInterrupt:
         kept.append("stopped")
     return benchmark, session, kept
@@ -186,17 +186,17 @@ def test_fleets_of_one_size_take_turns_and_all_learn_the_same():
     begun = [text for text in session.statuses if text.startswith("a, ") and text.endswith("of 2")]
     turns = [text.partition(" with")[0] for text in begun][:6]
     assert turns == ["a, local", "a, flame", "a, inline"] * 2
-    assert [(c.case, c.fleet, c.workers) for c in found.cells] == [
+    assert [(c.case, c.fleet, c.workers) for c in found.sides] == [
         (name, fleet, 1 if fleet == "inline" else workers)
         for workers, fleets in ((2, ("local", "flame", "inline")), (3, ("local", "flame")))
         for name in ("a", "b")
         for fleet in fleets
     ]
     assert kept == [3, 6, 8, 10]
-    assert {len(cell.repetitions) for cell in found.cells} == {2}
-    assert len({one.weights for c in found.cells if c.case == "a" for one in c.repetitions}) == 1
+    assert {len(cell.repetitions) for cell in found.sides} == {2}
+    assert len({one.weights for c in found.sides if c.case == "a" for one in c.repetitions}) == 1
     # Starting is of a fleet's first case; this process counts as one worker whatever is asked.
-    assert [cell.start_s is not None for cell in found.cells[:6]] == [True] * 3 + [False] * 3
+    assert [cell.start_s is not None for cell in found.sides[:6]] == [True] * 3 + [False] * 3
 
 
 def test_what_was_measured_before_a_stop_is_kept():
@@ -205,7 +205,7 @@ def test_what_was_measured_before_a_stop_is_kept():
     assert kept == ["stopped"]
     assert "a, inline with 1: 1 of 2, 2 iterations" in session.statuses
     assert session.turn == "a, local with 2: 2 of 2"
-    assert [(c.fleet, len(c.repetitions)) for c in found.cells] == [
+    assert [(c.fleet, len(c.repetitions)) for c in found.sides] == [
         ("local", 1), ("flame", 1), ("inline", 1),
     ]  # fmt: skip
 

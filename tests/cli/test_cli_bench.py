@@ -17,7 +17,6 @@ from flame_stub import FlameStub
 
 from rlflame.analysis.report.document import Section
 from rlflame.bench import result, rollouts, runner, scaling
-from rlflame.bench.machine_load import read_conditions
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import RlflameError
 from rlflame.fleet.base import FleetEvent
@@ -449,9 +448,7 @@ def test_what_was_measured_outlives_an_interruption(words, tmp_path):
 
 
 def test_a_folder_is_there_when_something_is_in_it(tmp_path):
-    empty = result.BenchResult(
-        "scaling", "none", {}, [Section("none", ())], [], read_conditions(), True
-    )
+    empty = result.BenchResult("scaling", "none", {}, [Section("none", ())], [])
     folder = result.ResultFolder(tmp_path / "a" / "b", "scaling")
     assert not list(tmp_path.iterdir())
     folder.write(empty)

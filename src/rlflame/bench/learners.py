@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, ClassVar
 
-from rlflame.analysis.report.document import Section
+from rlflame.analysis.report.document import Block, Section
 from rlflame.bench.case import Case, Stopwatch, run_case
-from rlflame.bench.machine_load import MachineConditions
 from rlflame.bench.result import (
     BenchResult,
     Side,
@@ -83,7 +82,7 @@ class LearnersBenchmark:
     name: ClassVar[str] = "learners"
     fleets: ClassVar[Sequence[str]] = ("inline",)
 
-    def measure(self, session: BenchSession) -> Iterator[None]:
+    def measure(self, session: BenchSession) -> Generator[None, None, None]:
         for count in self.learners:
             check_learners(self.case.recipe.learning, count)
         self.sides += [
@@ -115,11 +114,8 @@ class LearnersBenchmark:
             "weights": weights,
         }
 
-    def make_result(self, conditions: MachineConditions, complete: bool) -> BenchResult | None:
-        sides = [side for side in self.sides if side.repetitions]
+    def make_result(self, sides: Sequence[Side]) -> BenchResult:
         learning = self.case.recipe.learning
-        if not sides:
-            return None
         same_bits = has_equal_digests(w for side in sides for w in side.list_values("weights"))
         facts: dict[str, Any] = {
             "case": self.case.name,
@@ -131,7 +127,7 @@ class LearnersBenchmark:
             "same_bits": same_bits,
             "sides": [describe_side(side, sides[0]) for side in sides],
         }
-        speedups = (
+        speedups: tuple[Block, ...] = (
             self._describe_work(),
             make_table(facts["sides"], _SPEEDUPS),
             *format_bits(
@@ -140,7 +136,7 @@ class LearnersBenchmark:
                 "They did not learn the same weights.",
             ),
         )
-        updates = (
+        updates: tuple[Block, ...] = (
             "On the first learner's clock. Exchange takes a smaller share of larger minibatches "
             "and wider networks.",
             make_table(facts["sides"], _UPDATES),
@@ -154,8 +150,6 @@ class LearnersBenchmark:
                 Section("Where the time of an update goes", updates),
             ],
             [side.make_measurement("learn_s", "s", self.case.work) for side in sides],
-            conditions,
-            complete,
             _make_csv_rows(sides),
         )
 

@@ -5,13 +5,12 @@ Nothing is learned, so that no learner hides what moving transitions costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rlflame.analysis.report.document import Section
+from rlflame.analysis.report.document import Block, Section
 from rlflame.bench.case import Case, Clock, Stopwatch
-from rlflame.bench.machine_load import MachineConditions
 from rlflame.bench.result import (
     BenchResult,
     Side,
@@ -89,7 +88,7 @@ class ReplayBenchmark:
     sides: list[Side] = field(default_factory=list)
     name: ClassVar[str] = "replay"
 
-    def measure(self, session: BenchSession) -> Iterator[None]:
+    def measure(self, session: BenchSession) -> Generator[None, None, None]:
         def warm_up(fleet: Fleet) -> None:
             with RolloutRounds(self.case, fleet, session.stop, "uniform") as rounds:
                 rounds.collect()
@@ -111,10 +110,7 @@ class ReplayBenchmark:
                     side.repetitions.append({**fill, "retried": session.take_retried()})
             yield
 
-    def make_result(self, conditions: MachineConditions, complete: bool) -> BenchResult | None:
-        sides = [side for side in self.sides if side.repetitions]
-        if not sides:
-            return None
+    def make_result(self, sides: Sequence[Side]) -> BenchResult:
         same_bits = has_equal_digests(d for side in sides for d in side.list_values("content"))
         fillings = [
             {
@@ -131,7 +127,7 @@ class ReplayBenchmark:
             "same_bits": same_bits,
             "fillings": fillings,
         }
-        blocks = (
+        blocks: tuple[Block, ...] = (
             self._describe_work(sides[0].repetitions[0]["transitions"]),
             make_table(fillings, _RATES, 2),
             *format_bits(
@@ -153,8 +149,6 @@ class ReplayBenchmark:
                 )
                 for side in sides
             ],
-            conditions,
-            complete,
         )
 
     def _describe_work(self, transitions: int) -> str:

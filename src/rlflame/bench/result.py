@@ -71,19 +71,20 @@ class BenchResult:
     sections: Sequence[Section]
     #: What `rlflame report` and `rlflame bench --diff` compare.
     measurements: Sequence[Measurement]
-    conditions: MachineConditions
-    complete: bool
     #: A table of repetitions below its head, for `rlflame plot`.
     table: Sequence[Sequence[object]] = ()
     #: A second picture beside the bars of the table.
     curves: Plot | None = None
+    #: What the runner adds: the machine, and whether the benchmark came to its end.
+    conditions: MachineConditions | None = None
+    complete: bool = True
 
     def to_json(self) -> str:
         facts = {
             "benchmark": self.name,
             "rlflame": __version__,
             "complete": self.complete,
-            **self.conditions.as_dict(),
+            **(self.conditions.as_dict() if self.conditions else {}),
             **self.facts,
             "measurements": [_describe_measurement(entry) for entry in self.measurements],
         }
@@ -92,7 +93,7 @@ class BenchResult:
     def to_markdown(self) -> str:
         first, *rest = self.sections
         first = Section(first.title, (*first.blocks, *self._format_retried()))
-        last = self.conditions.format_sentences()
+        last = self.conditions.format_sentences() if self.conditions else []
         if not self.complete:
             last.append("Stopped before the end: this is what was measured until then.")
         sections = (first, *rest, Section("Measured on", tuple(last)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal
 
 from rlflame.analysis.report.document import Section
 from rlflame.bench.case import Case, Clock
-from rlflame.bench.machine_load import MachineConditions
 from rlflame.bench.raw_stepping import (
     WAYS,
     Pieces,
@@ -158,7 +157,7 @@ class RolloutsBenchmark:
     def fleets(self) -> list[str]:
         return [self.fleet]
 
-    def measure(self, session: BenchSession) -> Iterator[None]:
+    def measure(self, session: BenchSession) -> Generator[None, None, None]:
         for count in self.workers:
             name = f"{self.case.name}, {self.fleet} with {count}"
             self.sides.append(Side(name, {"fleet": self.fleet, "workers": count}))
@@ -198,10 +197,7 @@ class RolloutsBenchmark:
                 counts[way] = sum_rates(processes.step(self.seconds))
             side.repetitions.append(counts)
 
-    def make_result(self, conditions: MachineConditions, complete: bool) -> BenchResult | None:
-        sides = [side for side in self.sides if side.repetitions]
-        if not sides:
-            return None
+    def make_result(self, sides: Sequence[Side]) -> BenchResult:
         ways = [way for way in WAYS if way in sides[0].repetitions[0]]
         columns = [("fleet", "fleet", ""), ("workers", "workers", ""), ("times", "times", "")]
         columns.append(("steps/s", "rate", ",.0f"))
@@ -228,8 +224,6 @@ class RolloutsBenchmark:
                 side.make_measurement("steps_per_s", "steps/s", work, higher_is_better=True)
                 for side in sides
             ],
-            conditions,
-            complete,
         )
 
     def _format_notes(self) -> list[str]:

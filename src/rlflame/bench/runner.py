@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rlflame.analysis.plots.matplotlib_backend import PlotUnavailableError
 from rlflame.bench.case import Clock
-from rlflame.bench.machine_load import LoadMonitor, MachineConditions
+from rlflame.bench.machine_load import LoadMonitor
 from rlflame.bench.result import BenchResult, ResultFolder, find_free_name
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.output import print_note, print_result_lines
@@ -118,8 +119,8 @@ class BenchSession:
             )
 
 
-class Benchmark(Protocol):
-    """A measurement of several sides. It keeps what it has measured, however it ends."""
+class Benchmark(Protocol[SideT]):
+    """A measurement of several sides, which keep their repetitions however it ends."""
 
     @property
     def name(self) -> str: ...
@@ -127,14 +128,17 @@ class Benchmark(Protocol):
     @property
     def fleets(self) -> Sequence[str]: ...
 
-    def measure(self, session: BenchSession) -> Iterator[None]:
+    @property
+    def sides(self) -> Sequence[SideT]: ...
+
+    def measure(self, session: BenchSession) -> Generator[None, None, None]:
         """Measure everything; yield whenever a part is complete.
 
         Raises StopInterrupt where the user asks to stop.
         """
 
-    def make_result(self, conditions: MachineConditions, complete: bool) -> BenchResult | None:
-        """The result so far; None where nothing has been measured."""
+    def make_result(self, sides: Sequence[SideT]) -> BenchResult:
+        """The result of the sides that have been measured."""
 
 
 class BenchRunner:
@@ -142,7 +146,7 @@ class BenchRunner:
 
     def __init__(
         self,
-        benchmark: Benchmark,
+        benchmark: Benchmark[Any],
         runtime: RuntimeSettings,
         out: Path | None,
         *,
@@ -191,7 +195,12 @@ class BenchRunner:
             session.show_note(f"Nothing is kept yet: {error}")
 
     def _make_result(self, complete: bool) -> BenchResult | None:
-        return self._benchmark.make_result(self._monitor.finish(), complete)
+        """The result so far; None where nothing has been measured."""
+        sides = [side for side in self._benchmark.sides if side.repetitions]
+        if not sides:
+            return None
+        result, conditions = self._benchmark.make_result(sides), self._monitor.finish()
+        return replace(result, conditions=conditions, complete=complete)
 
     def _report(self, complete: bool) -> bool:
         """Print and write the result, each also where the other fails."""

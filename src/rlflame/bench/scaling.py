@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from statistics import median
@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from rlflame.analysis.report.bench_comparison import Measurement
 from rlflame.analysis.report.document import Block, Section
 from rlflame.bench.case import Case, Stopwatch, count_answered_workers, run_case, warm_up
-from rlflame.bench.machine_load import MachineConditions
 from rlflame.bench.result import BenchResult, format_bits, has_equal_digests, make_table
 from rlflame.bench.runner import BenchSession, OpenFleet
 from rlflame.bench.scaling_model import (
@@ -21,6 +20,7 @@ from rlflame.bench.scaling_model import (
     make_advice,
     make_rows,
 )
+from rlflame.rollout import blas
 from rlflame.statistics import FEWEST_SEEDS
 from rlflame.terminal_text import format_count
 
@@ -64,10 +64,10 @@ class ScalingBenchmark:
     fleets: Sequence[str]
     workers: Sequence[int]
     repeat: int
-    cells: list[Cell] = field(default_factory=list)
+    sides: list[Cell] = field(default_factory=list)
     name: ClassVar[str] = "scaling"
 
-    def measure(self, session: BenchSession) -> Iterator[None]:
+    def measure(self, session: BenchSession) -> Generator[None, None, None]:
         first, stop, clock = self.cases[0], session.stop, session.clock
         warm_first = partial(warm_up, first, stop=stop, clock=clock, wait_for_all=True)
         fewest = min(self.workers)
@@ -93,122 +93,120 @@ class ScalingBenchmark:
             )
             for entry in opened
         ]
+        self.sides += cells
         for cell in session.take_turns({cell.name: cell for cell in cells}, self.repeat):
             watch = Stopwatch(session.clock, session.show_progress)
             repetition = run_case(case, fleets[cell.fleet], session.stop, watch)
             cell.repetitions.append(replace(repetition, retried=session.take_retried()))
-            if len(cell.repetitions) == 1:
-                self.cells.append(cell)
         for cell in cells:
             seconds = f"{median(cell.seconds):.3f} s (median of {len(cell.repetitions)})"
             session.show_note(f"{cell.name}: {seconds}")
 
-    def make_result(self, conditions: MachineConditions, complete: bool) -> BenchResult | None:
-        if not self.cells:
-            return None
-        rows = make_rows(self.cases, self.cells)
-        overheads = fit_overheads(self.cases, self.cells)
-        cores = int(conditions.machine["usable_cores"])
-        facts = {
-            "cases": [self._describe_case(case) for case in self.cases],
-            "cells": self.cells,
+    def make_result(self, sides: Sequence[Cell]) -> BenchResult:
+        rows, overheads = make_rows(self.cases, sides), fit_overheads(self.cases, sides)
+        advice = make_advice(self.cases, rows, overheads, blas.count_usable_cores())
+        facts: dict[str, Any] = {
+            "cases": [_describe_case(case, sides) for case in self.cases],
+            "cells": sides,
             "rows": [row.as_dict() for row in rows],
             "overheads": [asdict(overhead) for overhead in overheads],
-            "gains": compute_gains(self.cells),
-            "advice": make_advice(self.cases, rows, overheads, cores),
+            "gains": compute_gains(sides),
+            "advice": advice,
         }
         work = {case.name: case.work for case in self.cases}
         return BenchResult(
             self.name,
             "Benchmark: scaling",
             facts,
-            self._make_sections(facts),
+            _make_sections(facts),
             [
                 Measurement(cell.name, "s", False, cell.seconds, work[cell.case], cell.retried)
-                for cell in self.cells
+                for cell in sides
             ],
-            conditions,
-            complete,
-            self._make_csv_rows(),
+            _make_csv_rows(sides),
         )
 
-    def _make_csv_rows(self) -> list[tuple[object, ...]]:
-        """A row for each repetition, below the head."""
-        rows: list[tuple[object, ...]] = [("case", "workers", "backend", *_REPETITION)]
-        for cell in self.cells:
-            for repetition in cell.repetitions:
-                values = (getattr(repetition, name) for name in _REPETITION)
-                rows.append((cell.case, cell.workers, cell.fleet, *values))
-        return rows
 
-    def _describe_case(self, case: Case) -> dict[str, Any]:
-        cells = [cell for cell in self.cells if cell.case == case.name]
-        return {
-            "name": case.name,
-            "environment": case.env.id,
-            "algorithm": case.recipe.learning.algorithm,
-            "episode_ms": case.episode_ms,
-            "tasks": case.tasks,
-            "iterations": case.iterations,
-            "same_bits": has_equal_digests(r.weights for cell in cells for r in cell.repetitions),
-        }
+def _make_csv_rows(sides: Sequence[Cell]) -> list[tuple[object, ...]]:
+    """A row for each repetition, below the head."""
+    rows: list[tuple[object, ...]] = [("case", "workers", "backend", *_REPETITION)]
+    for cell in sides:
+        for repetition in cell.repetitions:
+            values = (getattr(repetition, name) for name in _REPETITION)
+            rows.append((cell.case, cell.workers, cell.fleet, *values))
+    return rows
 
-    def _make_sections(self, facts: dict[str, Any]) -> list[Section]:
-        tasks = "; ".join(
-            f"{case.name}: {format_count(case.tasks, 'task')} an iteration, "
-            f"{format_count(case.iterations, 'iteration')}"
-            for case in self.cases
-        )
-        speedups: list[Block] = [
-            "The same work on every side, collecting and learning, through the loop that trains; "
-            f"medians with 95% bootstrap intervals from {FEWEST_SEEDS} repetitions on. Speed-up is "
-            "beside the fastest with the fewest workers; theoretical is what so many tasks allow "
-            "on so many workers.",
-            make_table(facts["rows"], _SPEEDUPS, 2),
-            f"{tasks}.",
-            *format_bits(
-                [case["same_bits"] for case in facts["cases"]],
-                "Every side learned the same weights, to the last bit.",
-                "The sides did not learn the same weights.",
-                elsewhere=any(cell.fleet == "flame" for cell in self.cells),
-            ),
-            *self._format_missing_workers(),
-        ]
-        losses: list[Block] = [
-            "Shares of the measured time. Latency and dispatch is the rest beside learning and the "
-            "episodes themselves, where their length is known. Start-up is from opening the fleet "
-            "to the end of its first iterations, and is in no other figure.",
-            make_table(facts["rows"], _LOSSES, 2),
-        ]
-        if facts["overheads"]:
-            losses += [
-                "Least squares over the rows above: an iteration of T tasks on P workers takes its "
-                "learning, ceil(T / P) times the episodes and the overhead of a task, and its own "
-                "overhead; neither overhead is below 0.",
-                make_table(facts["overheads"], _OVERHEADS),
-            ]
-        gains: list[Block] = [
-            "With as many workers on both sides; the gain is of Flame's throughput over local's. "
-            "Flame can win here only where its executors have more processors than this machine."
-        ]
-        if facts["gains"]:
-            gains.append(make_table(facts["gains"], _GAINS))
-        return [
-            Section("Speed-up", tuple(speedups)),
-            Section("Where the time goes", tuple(losses)),
-            *([Section("Flame beside this machine", tuple(gains))] if facts["gains"] else []),
-            Section("What to do", tuple(facts["advice"])),
-        ]
 
-    def _format_missing_workers(self) -> list[str]:
-        """A sentence for each fleet that had fewer workers than asked for."""
-        sentences = []
-        for cell in self.cells:
-            present = min(cell.capacity, cell.answered)
-            if cell.start_s is not None and present < cell.workers:
-                verb = "was" if present < 2 else "were"
-                sentences.append(
-                    f"Of {format_count(cell.workers, 'worker')} of {cell.fleet}, "
-                    f"{present or 'none'} had tasks or {verb} there."
-                )
-        return sentences
+def _describe_case(case: Case, sides: Sequence[Cell]) -> dict[str, Any]:
+    cells = [cell for cell in sides if cell.case == case.name]
+    return {
+        "name": case.name,
+        "environment": case.env.id,
+        "algorithm": case.recipe.learning.algorithm,
+        "episode_ms": case.episode_ms,
+        "tasks": case.tasks,
+        "iterations": case.iterations,
+        "same_bits": has_equal_digests(r.weights for cell in cells for r in cell.repetitions),
+    }
+
+
+def _make_sections(facts: dict[str, Any]) -> list[Section]:
+    tasks = "; ".join(
+        f"{case['name']}: {format_count(case['tasks'], 'task')} an iteration, "
+        f"{format_count(case['iterations'], 'iteration')}"
+        for case in facts["cases"]
+    )
+    speedups: list[Block] = [
+        "The same work on every side, collecting and learning, through the loop that trains; "
+        f"medians with 95% bootstrap intervals from {FEWEST_SEEDS} repetitions on. Speed-up is "
+        "beside the fastest with the fewest workers; theoretical is what so many tasks allow "
+        "on so many workers.",
+        make_table(facts["rows"], _SPEEDUPS, 2),
+        f"{tasks}.",
+        *format_bits(
+            [case["same_bits"] for case in facts["cases"]],
+            "Every side learned the same weights, to the last bit.",
+            "The sides did not learn the same weights.",
+            elsewhere=any(cell.fleet == "flame" for cell in facts["cells"]),
+        ),
+        *_format_missing_workers(facts["cells"]),
+    ]
+    losses: list[Block] = [
+        "Shares of the measured time. Latency and dispatch is the rest beside learning and the "
+        "episodes themselves, where their length is known. Start-up is from opening the fleet "
+        "to the end of its first iterations, and is in no other figure.",
+        make_table(facts["rows"], _LOSSES, 2),
+    ]
+    if facts["overheads"]:
+        losses += [
+            "Least squares over the rows above: an iteration of T tasks on P workers takes its "
+            "learning, ceil(T / P) times the episodes and the overhead of a task, and its own "
+            "overhead; neither overhead is below 0.",
+            make_table(facts["overheads"], _OVERHEADS),
+        ]
+    gains: list[Block] = [
+        "With as many workers on both sides; the gain is of Flame's throughput over local's. "
+        "Flame can win here only where its executors have more processors than this machine."
+    ]
+    if facts["gains"]:
+        gains.append(make_table(facts["gains"], _GAINS))
+    return [
+        Section("Speed-up", tuple(speedups)),
+        Section("Where the time goes", tuple(losses)),
+        *([Section("Flame beside this machine", tuple(gains))] if facts["gains"] else []),
+        Section("What to do", tuple(facts["advice"])),
+    ]
+
+
+def _format_missing_workers(sides: Sequence[Cell]) -> list[str]:
+    """A sentence for each fleet that had fewer workers than asked for."""
+    sentences = []
+    for cell in sides:
+        present = min(cell.capacity, cell.answered)
+        if cell.start_s is not None and present < cell.workers:
+            verb = "was" if present < 2 else "were"
+            sentences.append(
+                f"Of {format_count(cell.workers, 'worker')} of {cell.fleet}, "
+                f"{present or 'none'} had tasks or {verb} there."
+            )
+    return sentences
