@@ -8,10 +8,9 @@ from statistics import median
 from typing import Any, ClassVar
 
 from rlflame.analysis.report.document import Block, Section
-from rlflame.bench.result import BenchResult, compute_speedup, format_value, make_table
+from rlflame.bench.result import BenchResult, Side, compute_speedup, format_value, make_table
 from rlflame.bench.runner import BenchSession
 from rlflame.bench.scaling import ScalingBenchmark
-from rlflame.bench.scaling_model import Cell
 from rlflame.errors import ConfigError
 from rlflame.storage import machine_info
 from rlflame.terminal_text import format_count
@@ -108,13 +107,13 @@ class FlameComparison:
         return self.scaling.fleets
 
     @property
-    def sides(self) -> Sequence[Cell]:
+    def sides(self) -> Sequence[Side]:
         return self.scaling.sides
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
         return self.scaling.measure(session)
 
-    def make_result(self, sides: Sequence[Cell]) -> BenchResult:
+    def make_result(self, sides: Sequence[Side]) -> BenchResult:
         result = self.scaling.make_result(sides)
         *sections, advice = result.sections
         blocks = self._make_blocks(result.facts)
@@ -136,14 +135,15 @@ class FlameComparison:
         ]
         cores = format_count(machine["usable_cores"], "core")
         for cell in facts["cells"]:
-            seconds, repetition = median(cell.seconds), cell.repetitions[-1]
+            seconds = median(run["seconds"] for run in cell["repetitions"])
+            last, workers = cell["repetitions"][-1], format_count(cell["workers"], "worker")
             rows.append(
                 {
-                    "run": f"rlflame, {cell.fleet}, {format_count(cell.workers, 'worker')}",
+                    "run": f"rlflame, {cell['fleet']}, {workers}",
                     "hardware": f"{machine['processor']}, {cores}",
                     "seconds": seconds,
-                    "episodes_per_s": repetition.episodes / seconds,
-                    "reward": repetition.final_return,
+                    "episodes_per_s": last["episodes"] / seconds,
+                    "reward": last["final_return"],
                 }
             )
         (case,) = self.scaling.cases

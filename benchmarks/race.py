@@ -221,12 +221,12 @@ def train_variant(session: BenchSession, fleet_kind: str, variant: Variant) -> R
         result = run_case(case, fleet, session.stop, watch, timed)
     exchange_s = watch.spent_s.get("exchange", 0.0)
     return RaceRun(
-        result.seconds,
-        result.learn_s,
+        result["seconds"],
+        result["learn_s"],
         exchange_s,
-        result.steps,
+        result["steps"],
         watch.episodes,
-        result.weights,
+        result["weights"],
         session.take_retried(),
     )
 

@@ -30,7 +30,7 @@ BANNED_PARTS = {"found", "told", "said", "theirs", "mine", "whoever", "somebody"
 #: The first words of functions and methods. A new one is a verb, or a term that is read as one.
 VERBS = set(
     """
-    abandon abort accumulate acquire act adapt add allow alternate announce answer append
+    abandon abort accumulate acquire act adapt add allow announce answer append
     apply ask assemble await backward broadcast build cache call can cancel capture catch
     check choose classify clean clip close collect commit compare complete compute
     concatenate conclude connect convert copy count create decide decode defer delete

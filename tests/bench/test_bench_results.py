@@ -13,10 +13,10 @@ import pytest
 
 from rlflame import statistics
 from rlflame.bench import machine_load, result, scaling_model
-from rlflame.bench.case import Case, Repetition
+from rlflame.bench.case import Case
 from rlflame.bench.machine_load import read_conditions
+from rlflame.bench.result import Side
 from rlflame.bench.scaling import ScalingBenchmark
-from rlflame.bench.scaling_model import Cell
 from rlflame.config.recipe import Recipe
 from rlflame.rollout.spec import EnvSpec
 
@@ -38,11 +38,11 @@ def case(name="15 ms", tasks=8, episode_ms=15.0, iterations=1, rows=1):
 
 def cell(seconds, *, case="15 ms", fleet="local", workers=1, learn_s=0.0, weights="w", there=None):
     there = workers if there is None else there
-    found = Cell(case, fleet, workers, there, there, 1.0)
-    found.repetitions += [
-        Repetition(s, s - learn_s, learn_s, 100, 10, -1.0, weights) for s in seconds
-    ]
-    return found
+    labels = {"case": case, "fleet": fleet, "workers": workers, "capacity": there,
+              "answered": there, "start_s": 1.0}  # fmt: skip
+    counts = {"steps": 100, "episodes": 10, "final_return": -1.0, "weights": weights, "retried": 0}
+    runs = [{"seconds": s, "collect_s": s - learn_s, "learn_s": learn_s, **counts} for s in seconds]
+    return Side(f"{case}, {fleet} with {workers}", labels, runs)
 
 
 def scaling(cases, cells, complete=True, conditions=None):
@@ -70,18 +70,18 @@ def test_speed_up_is_beside_the_fastest_with_the_fewest_workers():
         cell([4.0, 4.0, 5.0], workers=4, learn_s=1.0),
     ]
     first, flame, wide = scaling_model.make_rows([case(tasks=10)], cells)
-    assert first.speedup.value == 1.0
-    assert flame.speedup.value == pytest.approx(10 / 21)
-    assert wide.speedup.value == 2.5
+    assert first["speedup"].value == 1.0
+    assert flame["speedup"].value == pytest.approx(10 / 21)
+    assert wide["speedup"].value == 2.5
     # Ten tasks on four workers: one of them has three in a row.
-    assert wide.theoretical == pytest.approx(10 / 3)
-    assert wide.efficiency == pytest.approx(0.75)
-    assert wide.learning == 0.25
+    assert wide["theoretical"] == pytest.approx(10 / 3)
+    assert wide["efficiency"] == pytest.approx(0.75)
+    assert wide["learning"] == 0.25
     # Three of 15 ms in 4 s, a quarter of which is learning.
-    assert wide.lost == pytest.approx(1 - 0.25 - 0.045 / 4)
-    assert wide.speedup.low <= 2.5 <= wide.speedup.high
-    assert wide.speedup.low == pytest.approx(9 / 5)
-    assert wide.speedup.high == pytest.approx(12 / 4)
+    assert wide["lost"] == pytest.approx(1 - 0.25 - 0.045 / 4)
+    assert wide["speedup"].low <= 2.5 <= wide["speedup"].high
+    assert wide["speedup"].low == pytest.approx(9 / 5)
+    assert wide["speedup"].high == pytest.approx(12 / 4)
 
 
 def test_one_repetition_each_shows_no_difference():
@@ -143,7 +143,7 @@ def test_real_environments_have_no_overhead_that_anybody_knows():
     one = case("ant", episode_ms=None)
     assert scaling_model.fit_overheads([one], [cell([1.0], case="ant")]) == []
     (row,) = scaling_model.make_rows([one], [cell([1.0], case="ant")])
-    assert row.lost is None
+    assert row["lost"] is None
 
 
 @pytest.mark.parametrize("workers", [(1, 2), (1, 20), (2, 20), (2, 3)])
@@ -209,6 +209,7 @@ def _advice(cases, cells, cores=2):
     return " ".join(
         scaling_model.make_advice(
             cases,
+            cells,
             scaling_model.make_rows(cases, cells),
             scaling_model.fit_overheads(cases, cells),
             cores,
@@ -337,7 +338,7 @@ def test_losses_that_fall_with_tasks_are_those_of_an_iteration():
 def test_a_task_of_several_episodes_sleeps_for_each():
     one = case(tasks=4, rows=4)
     (row,) = scaling_model.make_rows([one], [cell([0.3])])
-    assert row.lost == pytest.approx(1.0 - 4 * 4 * 0.015 / 0.3)
+    assert row["lost"] == pytest.approx(1.0 - 4 * 4 * 0.015 / 0.3)
 
 
 @pytest.mark.parametrize(

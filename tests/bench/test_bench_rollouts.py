@@ -24,12 +24,12 @@ from rlflame.bench.result import Side
 from rlflame.bench.rollouts import (
     RolloutRounds,
     RolloutsBenchmark,
-    combine_counts,
     describe_rate,
     make_collector_case,
     make_collectors,
     measure_rounds,
     record_pieces,
+    sum_counts,
 )
 from rlflame.bench.runner import BenchSession
 from rlflame.bench.scaling import ScalingBenchmark
@@ -123,13 +123,13 @@ def test_a_repetition_is_a_training_run_and_its_phases_are_told_apart():
     # The clock is asked at the beginning (0), twice for each phase (handing over 1 and 2,
     # collecting 3 and 4, learning 5 and 6), at the end of the iteration (7), and so on, and at the
     # end (17).
-    assert found.seconds == 17 * 17
-    assert found.collect_s == (16 - 9) + (121 - 100)
-    assert found.learn_s == (36 - 25) + (169 - 144)
-    assert found.steps == 2 * 2 * 2 * 7
+    assert found["seconds"] == 17 * 17
+    assert found["collect_s"] == (16 - 9) + (121 - 100)
+    assert found["learn_s"] == (36 - 25) + (169 - 144)
+    assert found["steps"] == 2 * 2 * 2 * 7
     trained = tiny_runs.run(recipe())
-    assert found.weights == again.weights == make_policy_id(trained.last.policy)
-    assert found.weights != make_policy_id(trained.first)
+    assert found["weights"] == again["weights"] == make_policy_id(trained.last.policy)
+    assert found["weights"] != make_policy_id(trained.first)
 
 
 def test_the_last_reward_is_the_mean_of_the_last_iteration_s_episodes():
@@ -137,8 +137,8 @@ def test_the_last_reward_is_the_mean_of_the_last_iteration_s_episodes():
     found = run_once(case(**words))
     last = tiny_runs.run(recipe(**words)).recorded.fragments[-1]
     # CartPole pays one for each step.
-    assert found.final_return == np.mean([fragment.lengths for fragment in last])
-    assert found.episodes == 8
+    assert found["final_return"] == np.mean([fragment.lengths for fragment in last])
+    assert found["episodes"] == 8
 
 
 def test_what_is_stopped_is_no_repetition():
@@ -186,17 +186,20 @@ def test_fleets_of_one_size_take_turns_and_all_learn_the_same():
     begun = [text for text in session.statuses if text.startswith("a, ") and text.endswith("of 2")]
     turns = [text.partition(" with")[0] for text in begun][:6]
     assert turns == ["a, local", "a, flame", "a, inline"] * 2
-    assert [(c.case, c.fleet, c.workers) for c in found.sides] == [
-        (name, fleet, 1 if fleet == "inline" else workers)
+    assert [[c.labels[key] for key in ("case", "fleet", "workers")] for c in found.sides] == [
+        [name, fleet, 1 if fleet == "inline" else workers]
         for workers, fleets in ((2, ("local", "flame", "inline")), (3, ("local", "flame")))
         for name in ("a", "b")
         for fleet in fleets
     ]
     assert kept == [3, 6, 8, 10]
     assert {len(cell.repetitions) for cell in found.sides} == {2}
-    assert len({one.weights for c in found.sides if c.case == "a" for one in c.repetitions}) == 1
+    first = [c for c in found.sides if c.labels["case"] == "a"]
+    assert len({weights for c in first for weights in c.list_values("weights")}) == 1
     # Starting is of a fleet's first case; this process counts as one worker whatever is asked.
-    assert [cell.start_s is not None for cell in found.sides[:6]] == [True] * 3 + [False] * 3
+    assert [cell.labels["start_s"] is not None for cell in found.sides[:6]] == [True] * 3 + [
+        False
+    ] * 3
 
 
 def test_what_was_measured_before_a_stop_is_kept():
@@ -205,7 +208,7 @@ def test_what_was_measured_before_a_stop_is_kept():
     assert kept == ["stopped"]
     assert "a, inline with 1: 1 of 2, 2 iterations" in session.statuses
     assert session.turn == "a, local with 2: 2 of 2"
-    assert [(c.fleet, len(c.repetitions)) for c in found.sides] == [
+    assert [(c.labels["fleet"], len(c.repetitions)) for c in found.sides] == [
         ("local", 1), ("flame", 1), ("inline", 1),
     ]  # fmt: skip
 
@@ -314,7 +317,7 @@ def test_what_several_processes_did_is_their_steps_in_the_time_of_one():
         {"steps": 40, "seconds": 4.0, "episodes": 2, "episode_steps": 31},
     ]
     together = {"steps_per_s": 25.0, "steps": 70, "episodes": 3, "episode_steps": 40}
-    assert combine_counts(counts) == together
+    assert sum_counts(counts) == together
 
 
 def loud(how):
@@ -375,9 +378,7 @@ def rate(workers, *counts):
 
 def test_shares_are_of_pairs():
     counts = {"steps": 60, "episodes": 4, "episode_steps": 300, "gymnasium": 100.0}
-    facts = describe_rate(
-        rate(2, *({**counts, "steps_per_s": one} for one in (60.0, 90.0))), ["gymnasium"]
-    )
+    facts = describe_rate(rate(2, *({**counts, "steps_per_s": one} for one in (60.0, 90.0))))
     assert facts["shares"] == {"gymnasium": [0.6, 0.9]}
     assert facts["limits"] == {"gymnasium": [100.0, 100.0]}
     # Episodes of 75 steps, and each of the two workers does half of 75 steps a second.
@@ -404,9 +405,9 @@ def test_episodes_longer_than_what_was_timed_do_not_take_longer_for_that():
     one = case(env="fakes:Fake-v0", kwargs={"length": 21}, steps=7)
     with InlineFleet() as fleet, RolloutRounds(one, fleet, NullStop(), "sample") as running:
         running.warm_up()
-        counts = combine_counts([measure_rounds(running, 0.5, ticking())])
+        counts = sum_counts([measure_rounds(running, 0.5, ticking())])
     assert counts["steps"] < counts["episode_steps"] == 21 * counts["episodes"]
-    ms_per_episode = describe_rate(rate(1, counts), [])["ms_per_episode"]
+    ms_per_episode = describe_rate(rate(1, counts))["ms_per_episode"]
     assert ms_per_episode == pytest.approx(1000.0 * 21 / counts["steps_per_s"])
 
 

@@ -160,21 +160,6 @@ def make_replay_case(
     return replace(case, recipe=recipe), runtime
 
 
-@dataclass(frozen=True, slots=True)
-class Repetition:
-    """One run of a case, learning included; `weights` names the learned weights."""
-
-    seconds: float
-    collect_s: float
-    learn_s: float
-    steps: int
-    episodes: int
-    final_return: float | None
-    weights: str
-    #: Tasks that went to a second worker meanwhile, which takes longer.
-    retried: int = 0
-
-
 class Stopwatch:
     """A recorder that keeps where the time of a run went, and writes nothing."""
 
@@ -221,8 +206,8 @@ def run_case(
     stop: StopRequest,
     watch: Stopwatch,
     group: ProcessGroup | None = None,
-) -> Repetition:
-    """Train from the beginning of the case to its end.
+) -> dict[str, Any]:
+    """Train from the beginning of the case to its end; `weights` names the learned weights.
 
     Raises StopInterrupt where the user asks to stop before the end.
     """
@@ -233,12 +218,15 @@ def run_case(
         complete = trainer.run()
     if not complete:
         raise StopInterrupt
-    seconds, collect_s, learn_s = (
-        watch.spent_s.get(phase, 0.0) for phase in ("run", "collect", "learn")
-    )
-    steps, episodes = watch.progress.steps, watch.progress.episodes
-    weights = make_policy_id(trainer.take_snapshot().policy)
-    return Repetition(seconds, collect_s, learn_s, steps, episodes, watch.mean_return, weights)
+    return {
+        "seconds": watch.spent_s["run"],
+        "collect_s": watch.spent_s.get("collect", 0.0),
+        "learn_s": watch.spent_s.get("learn", 0.0),
+        "steps": watch.progress.steps,
+        "episodes": watch.progress.episodes,
+        "final_return": watch.mean_return,
+        "weights": make_policy_id(trainer.take_snapshot().policy),
+    }
 
 
 def warm_up(

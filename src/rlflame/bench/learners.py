@@ -101,7 +101,7 @@ class LearnersBenchmark:
         with launcher.start_learners(runtime, threads, lambda: RETRY_HINT, session.stop) as group:
             watch = Stopwatch(session.clock, session.show_progress)
             timed = TimedProcessGroup(group, watch)
-            weights = run_case(self.case, fleet, session.stop, watch, timed).weights
+            weights = run_case(self.case, fleet, session.stop, watch, timed)["weights"]
         first, last = watch.marks[0], watch.marks[-1]
         counts = {name: last.get(name, 0) - first.get(name, 0) for name in (*last, "exchange")}
         return {

@@ -59,7 +59,7 @@ def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> di
             counts = {"bytes_in": traffic.take()["bytes_in"], "total_added": replay.total_added}
             iterations.append({**watch.spent_s, **counts})
     with watch.time_phase("draw"):
-        drawn = sum(len(replay.draw(number).rewards) for number in range(_DRAWS))
+        num_samples = sum(len(replay.draw(number).rewards) for number in range(_DRAWS))
     collect_s, add_s, sample_s, bytes_in = (
         sum(iteration[key] for iteration in iterations)
         for key in ("collect_s", "add_s", "sample_s", "bytes_in")
@@ -71,7 +71,7 @@ def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> di
         "transitions_per_s": transitions / seconds,
         "collect_share": collect_s / seconds,
         "added_per_s": transitions / add_s,
-        "drawn_per_s": drawn / watch.spent_s["draw"],
+        "drawn_per_s": num_samples / watch.spent_s["draw"],
         "bytes_per_transition": bytes_in / transitions,
         "content": compute_digest(replay.get_state()),
     }

@@ -143,7 +143,7 @@ def make_table(
     The first `words` columns are text. `times` of a row is how often it was measured.
     """
     cells = tuple(
-        tuple(format_value(row[key], spec, row.get("times", 0)) for _, key, spec in columns)
+        tuple(format_value(row.get(key), spec, row.get("times", 0)) for _, key, spec in columns)
         for row in rows
     )
     return Table(tuple(head for head, _, _ in columns), cells, words)

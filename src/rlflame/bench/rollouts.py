@@ -40,6 +40,13 @@ from rlflame.rollout.spec import Fragment, RolloutTask
 from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import Progress, StopRequest, make_initial_states, make_tasks
 
+_COLUMNS = (
+    ("fleet", "fleet", ""),
+    ("workers", "workers", ""),
+    ("times", "times", ""),
+    ("steps/s", "rate", ",.0f"),
+    ("ms an episode", "ms_per_episode", ",.2f"),
+)
 _WARM_ROUNDS = 2
 #: A script ends after so many steps, or after these seconds and two rounds.
 _MAX_SCRIPT_STEPS, _RECORD_S = 20_000, 5.0
@@ -89,13 +96,13 @@ class RolloutRounds(ContextManagerMixin):
 
 def record_pieces(rounds: RolloutRounds, clock: Clock) -> Pieces:
     """Record rounds until the script is long enough, which also warms up."""
-    start_s, steps, recorded = clock(), 0, list[list[Fragment]]()
-    while len(recorded) < _WARM_ROUNDS or (
+    start_s, steps, script = clock(), 0, list[list[Fragment]]()
+    while len(script) < _WARM_ROUNDS or (
         steps < _MAX_SCRIPT_STEPS and clock() - start_s < _RECORD_S
     ):
-        recorded.append(rounds.collect())
-        steps += sum(int(fragment.lengths.sum()) for fragment in recorded[-1])
-    return make_pieces(recorded, Policy(rounds.spec, rounds.policy).to_environment)
+        script.append(rounds.collect())
+        steps += sum(int(fragment.lengths.sum()) for fragment in script[-1])
+    return make_pieces(script, Policy(rounds.spec, rounds.policy).to_environment)
 
 
 def measure_rounds(rounds: RolloutRounds, seconds: float, clock: Clock) -> dict[str, Any]:
@@ -132,7 +139,7 @@ def make_collector_case(recipe_json: str, number: int) -> Case:
     return Case("alone", recipe.model_copy(update={"learning": learning}), env)
 
 
-def combine_counts(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def sum_counts(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The counts of processes that worked at the same time, and their rate."""
     names = ("steps", "episodes", "episode_steps")
     totals = {name: sum(count[name] for count in counts) for name in names}
@@ -189,22 +196,18 @@ class RolloutsBenchmark:
             rounds.warm_up()
         for _ in session.take_turns({side.name: side}, self.repeat):
             if collectors is None:
-                counts = combine_counts([measure_rounds(rounds, self.seconds, clock)])
+                counts = sum_counts([measure_rounds(rounds, self.seconds, clock)])
             else:
-                counts = combine_counts(collectors.step(self.seconds))
-            counts["retried"] = session.take_retried()
+                counts = sum_counts(collectors.step(self.seconds))
+            side.repetitions.append({**counts, "retried": session.take_retried()})
             for way, processes in limits.items():
-                counts[way] = sum_rates(processes.step(self.seconds))
-            side.repetitions.append(counts)
+                side.repetitions[-1][way] = sum_rates(processes.step(self.seconds))
 
     def make_result(self, sides: Sequence[Side]) -> BenchResult:
-        ways = [way for way in WAYS if way in sides[0].repetitions[0]]
-        columns = [("fleet", "fleet", ""), ("workers", "workers", ""), ("times", "times", "")]
-        columns.append(("steps/s", "rate", ",.0f"))
-        for way in ways:
+        rates = [describe_rate(side) for side in sides]
+        columns = [*_COLUMNS]
+        for way in rates[0]["limits"]:
             columns += [(f"bare {way}", f"{way}_limit", ",.0f"), ("share", f"{way}_share", ".3f")]
-        columns.append(("ms an episode", "ms_per_episode", ",.2f"))
-        rates = [describe_rate(side, ways) for side in sides]
         rows = [
             {
                 **rate,
@@ -247,25 +250,22 @@ class RolloutsBenchmark:
         return notes
 
 
-def describe_rate(side: Side, ways: Sequence[str]) -> dict[str, Any]:
+def describe_rate(side: Side) -> dict[str, Any]:
     """The facts of a number of workers, with the share of each limit that it reached."""
-    rates, limits = side.list_values("steps_per_s"), {way: side.list_values(way) for way in ways}
-    workers, steps, episodes = (
-        side.labels["workers"],
-        side.sum("episode_steps"),
-        side.sum("episodes"),
-    )
-    # The time of one worker for an episode as long as those that ended.
-    ms_per_episode = 1000.0 * workers * steps / episodes / median(rates) if episodes else None
+    rates, episodes = side.list_values("steps_per_s"), side.sum("episodes")
+    limits = {way: [run[way] for run in side.repetitions if way in run] for way in WAYS}
+    limits = {way: values for way, values in limits.items() if values}
+    # The time of one worker; an episode is as long as those that ended.
+    ms_per_step = 1000.0 * side.labels["workers"] / median(rates)
     return {
         **side.describe(),
         "steps_per_s": rates,
         "limits": limits,
         "shares": {
-            way: [rate / limit for rate, limit in zip(rates, values, strict=True)]
+            way: [rate / limit for rate, limit in zip(rates, values, strict=False)]
             for way, values in limits.items()
         },
-        "ms_per_episode": ms_per_episode,
+        "ms_per_episode": ms_per_step * side.sum("episode_steps") / episodes if episodes else None,
         "steps": side.sum("steps"),
         "episodes": episodes,
     }

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from statistics import median
 from typing import Any, ClassVar
 
-from rlflame.analysis.report.bench_comparison import Measurement
 from rlflame.analysis.report.document import Block, Section
 from rlflame.bench.case import Case, Stopwatch, count_answered_workers, run_case, warm_up
-from rlflame.bench.result import BenchResult, format_bits, has_equal_digests, make_table
+from rlflame.bench.result import BenchResult, Side, format_bits, has_equal_digests, make_table
 from rlflame.bench.runner import BenchSession, OpenFleet
 from rlflame.bench.scaling_model import (
-    Cell,
     compute_gains,
     fit_overheads,
     make_advice,
@@ -64,7 +62,7 @@ class ScalingBenchmark:
     fleets: Sequence[str]
     workers: Sequence[int]
     repeat: int
-    sides: list[Cell] = field(default_factory=list)
+    sides: list[Side] = field(default_factory=list)
     name: ClassVar[str] = "scaling"
 
     def measure(self, session: BenchSession) -> Generator[None, None, None]:
@@ -82,33 +80,35 @@ class ScalingBenchmark:
 
     def _measure_case(self, session: BenchSession, case: Case, opened: Sequence[OpenFleet]) -> None:
         fleets = {entry.kind: entry.fleet for entry in opened}
-        cells = [
-            Cell(
-                case.name,
-                entry.kind,
-                entry.workers,
-                entry.fleet.capacity,
-                count_answered_workers(entry.fleet),
-                entry.start_s if case is self.cases[0] else None,
-            )
-            for entry in opened
-        ]
+        cells = [self._make_cell(case, entry) for entry in opened]
         self.sides += cells
         for cell in session.take_turns({cell.name: cell for cell in cells}, self.repeat):
             watch = Stopwatch(session.clock, session.show_progress)
-            repetition = run_case(case, fleets[cell.fleet], session.stop, watch)
-            cell.repetitions.append(replace(repetition, retried=session.take_retried()))
+            repetition = run_case(case, fleets[cell.labels["fleet"]], session.stop, watch)
+            cell.repetitions.append({**repetition, "retried": session.take_retried()})
         for cell in cells:
-            seconds = f"{median(cell.seconds):.3f} s (median of {len(cell.repetitions)})"
+            seconds = f"{median(cell.list_values('seconds')):.3f} s (median of {self.repeat})"
             session.show_note(f"{cell.name}: {seconds}")
 
-    def make_result(self, sides: Sequence[Cell]) -> BenchResult:
+    def _make_cell(self, case: Case, entry: OpenFleet) -> Side:
+        labels = {
+            "case": case.name,
+            "fleet": entry.kind,
+            "workers": entry.workers,
+            # How many tasks the fleet can run at one moment, and workers that have answered.
+            "capacity": entry.fleet.capacity,
+            "answered": count_answered_workers(entry.fleet),
+            "start_s": entry.start_s if case is self.cases[0] else None,
+        }
+        return Side(f"{case.name}, {entry.kind} with {entry.workers}", labels)
+
+    def make_result(self, sides: Sequence[Side]) -> BenchResult:
         rows, overheads = make_rows(self.cases, sides), fit_overheads(self.cases, sides)
-        advice = make_advice(self.cases, rows, overheads, blas.count_usable_cores())
+        advice = make_advice(self.cases, sides, rows, overheads, blas.count_usable_cores())
         facts: dict[str, Any] = {
             "cases": [_describe_case(case, sides) for case in self.cases],
-            "cells": sides,
-            "rows": [row.as_dict() for row in rows],
+            "cells": [{**cell.labels, "repetitions": cell.repetitions} for cell in sides],
+            "rows": rows,
             "overheads": [asdict(overhead) for overhead in overheads],
             "gains": compute_gains(sides),
             "advice": advice,
@@ -119,26 +119,22 @@ class ScalingBenchmark:
             "Benchmark: scaling",
             facts,
             _make_sections(facts),
-            [
-                Measurement(cell.name, "s", False, cell.seconds, work[cell.case], cell.retried)
-                for cell in sides
-            ],
+            [cell.make_measurement("seconds", "s", work[cell.labels["case"]]) for cell in sides],
             _make_csv_rows(sides),
         )
 
 
-def _make_csv_rows(sides: Sequence[Cell]) -> list[tuple[object, ...]]:
+def _make_csv_rows(cells: Sequence[Side]) -> list[tuple[object, ...]]:
     """A row for each repetition, below the head."""
     rows: list[tuple[object, ...]] = [("case", "workers", "backend", *_REPETITION)]
-    for cell in sides:
-        for repetition in cell.repetitions:
-            values = (getattr(repetition, name) for name in _REPETITION)
-            rows.append((cell.case, cell.workers, cell.fleet, *values))
+    for cell in cells:
+        labels = [cell.labels[key] for key in ("case", "workers", "fleet")]
+        rows += [(*labels, *(run[key] for key in _REPETITION)) for run in cell.repetitions]
     return rows
 
 
-def _describe_case(case: Case, sides: Sequence[Cell]) -> dict[str, Any]:
-    cells = [cell for cell in sides if cell.case == case.name]
+def _describe_case(case: Case, cells: Sequence[Side]) -> dict[str, Any]:
+    case_cells = [cell for cell in cells if cell.labels["case"] == case.name]
     return {
         "name": case.name,
         "environment": case.env.id,
@@ -146,7 +142,9 @@ def _describe_case(case: Case, sides: Sequence[Cell]) -> dict[str, Any]:
         "episode_ms": case.episode_ms,
         "tasks": case.tasks,
         "iterations": case.iterations,
-        "same_bits": has_equal_digests(r.weights for cell in cells for r in cell.repetitions),
+        "same_bits": has_equal_digests(
+            w for cell in case_cells for w in cell.list_values("weights")
+        ),
     }
 
 
@@ -167,7 +165,7 @@ def _make_sections(facts: dict[str, Any]) -> list[Section]:
             [case["same_bits"] for case in facts["cases"]],
             "Every side learned the same weights, to the last bit.",
             "The sides did not learn the same weights.",
-            elsewhere=any(cell.fleet == "flame" for cell in facts["cells"]),
+            elsewhere=any(cell["fleet"] == "flame" for cell in facts["cells"]),
         ),
         *_format_missing_workers(facts["cells"]),
     ]
@@ -198,15 +196,15 @@ def _make_sections(facts: dict[str, Any]) -> list[Section]:
     ]
 
 
-def _format_missing_workers(sides: Sequence[Cell]) -> list[str]:
+def _format_missing_workers(cells: Sequence[dict[str, Any]]) -> list[str]:
     """A sentence for each fleet that had fewer workers than asked for."""
     sentences = []
-    for cell in sides:
-        present = min(cell.capacity, cell.answered)
-        if cell.start_s is not None and present < cell.workers:
+    for cell in cells:
+        present, workers = min(cell["capacity"], cell["answered"]), cell["workers"]
+        if cell["start_s"] is not None and present < workers:
             verb = "was" if present < 2 else "were"
             sentences.append(
-                f"Of {format_count(cell.workers, 'worker')} of {cell.fleet}, "
-                f"{present or 'none'} had tasks or {verb} there."
+                f"Of {format_count(workers, 'worker')} of {cell['fleet']}, {present or 'none'} had "
+                f"tasks or {verb} there."
             )
     return sentences

@@ -8,19 +8,20 @@ an iteration.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from rlflame.bench.case import Case, Repetition
-from rlflame.bench.result import compute_gain, compute_median, compute_speedup
+from rlflame.bench.case import Case
+from rlflame.bench.result import Side, compute_gain, compute_median, compute_speedup
 from rlflame.rollout.spec import Float64
 from rlflame.statistics import FEWEST_SEEDS, Interval
 from rlflame.terminal_text import format_count
 
+Row = dict[str, Any]
 #: A line through two points says nothing about how well it fits.
 _FEWEST_ROWS = 3
 #: The number of episodes an iteration for which break-even times are given.
@@ -29,65 +30,6 @@ _EPISODES = 100
 _POOR, _MUCH_LATENCY, _MUCH_LEARNING = 0.6, 0.25, 0.3
 #: Fewer tasks than this for each worker share the cost of an iteration badly.
 _FEW_TURNS = 4
-
-
-@dataclass(slots=True)
-class Cell:
-    """One case on one fleet with one number of workers."""
-
-    case: str
-    fleet: str
-    workers: int
-    #: How many tasks the fleet can run at one moment, and workers that have answered.
-    capacity: int
-    answered: int
-    #: From opening the fleet to the end of its first iteration; for its first case alone.
-    start_s: float | None
-    repetitions: list[Repetition] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return f"{self.case}, {self.fleet} with {self.workers}"
-
-    @property
-    def seconds(self) -> tuple[float, ...]:
-        return tuple(repetition.seconds for repetition in self.repetitions)
-
-    @property
-    def retried(self) -> tuple[int, ...]:
-        return tuple(repetition.retried for repetition in self.repetitions)
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingRow:
-    """A cell beside the fastest one with the fewest workers."""
-
-    cell: Cell
-    seconds: Interval
-    #: The most that so many tasks allow on so many workers.
-    theoretical: float
-    speedup: Interval
-    #: Shares of the time: learning, and collecting beyond the episodes themselves, if known.
-    learning: float
-    lost: float | None
-
-    @property
-    def efficiency(self) -> float:
-        return self.speedup.value / self.theoretical
-
-    @property
-    def label(self) -> str:
-        return f"{self.cell.case} on {self.cell.fleet}"
-
-    def as_dict(self) -> dict[str, Any]:
-        cell = self.cell
-        return {
-            **{name: getattr(cell, name) for name in ("case", "fleet", "workers", "start_s")},
-            **{name: getattr(self, name) for name in self.__slots__ if name != "cell"},
-            "efficiency": self.efficiency,
-            "times": len(cell.repetitions),
-            "steps_per_s": cell.repetitions[0].steps / self.seconds.value,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,38 +46,56 @@ class FleetOverhead:
     misses_s: float = 0.0
 
 
-def make_rows(cases: Sequence[Case], cells: Sequence[Cell]) -> list[ScalingRow]:
-    """Case by case, in the order measured."""
-    result = []
+def make_rows(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
+    """Each cell beside the fastest one of its case with the fewest workers, in the order measured.
+
+    `theoretical` is the most that so many tasks allow on so many workers. `learning` and `lost` are
+    shares of the time; what is lost is beyond learning and the episodes, if their length is known.
+    """
+    rows = []
     for case in cases:
-        case_cells = [cell for cell in cells if cell.case == case.name]
-        # The fastest with the fewest workers, so that no fleet is beside its own overhead.
-        base = min(case_cells, key=lambda cell: (cell.workers, median(cell.seconds)), default=None)
+        case_cells = [cell for cell in cells if cell.labels["case"] == case.name]
+        # A fleet with more workers is never the base: its overhead would hide in the speed-up.
+        base = min(
+            case_cells,
+            key=lambda cell: (cell.labels["workers"], _compute_median_s(cell)),
+            default=None,
+        )
         if base is not None:
-            result += [_make_row(case, cell, base) for cell in case_cells]
-    return result
+            rows += [_make_row(case, cell, base) for cell in case_cells]
+    return rows
 
 
-def _make_row(case: Case, cell: Cell, base: Cell) -> ScalingRow:
-    total, turns = median(cell.seconds), _count_turns(case, cell)
-    learning = median(repetition.learn_s for repetition in cell.repetitions) / total
+def _make_row(case: Case, cell: Side, base: Side) -> Row:
+    seconds, total_s = cell.list_values("seconds"), _compute_median_s(cell)
+    turns = _count_turns(case, cell)
+    theoretical = _count_turns(case, base) / turns
+    speedup = compute_speedup(base.list_values("seconds"), seconds)
+    learning = median(cell.list_values("learn_s")) / total_s
     lost = None
     if case.episode_ms is not None:
         work_s = case.iterations * turns * _compute_task_s(case)
-        lost = max(0.0, 1.0 - learning - work_s / total)
-    return ScalingRow(
-        cell,
-        compute_median(cell.seconds),
-        _count_turns(case, base) / turns,
-        compute_speedup(base.seconds, cell.seconds),
-        learning,
-        lost,
-    )
+        lost = max(0.0, 1.0 - learning - work_s / total_s)
+    return {
+        **{key: cell.labels[key] for key in ("case", "fleet", "workers", "start_s")},
+        "times": len(seconds),
+        "seconds": compute_median(seconds),
+        "steps_per_s": cell.repetitions[0]["steps"] / total_s,
+        "theoretical": theoretical,
+        "speedup": speedup,
+        "efficiency": speedup.value / theoretical,
+        "learning": learning,
+        "lost": lost,
+    }
 
 
-def _count_turns(case: Case, cell: Cell) -> int:
+def _compute_median_s(cell: Side) -> float:
+    return float(median(cell.list_values("seconds")))
+
+
+def _count_turns(case: Case, cell: Side) -> int:
     """The tasks that the busiest worker has one after the other."""
-    return ceil(case.tasks / max(1, min(cell.workers, cell.capacity)))
+    return ceil(case.tasks / max(1, min(cell.labels["workers"], cell.labels["capacity"])))
 
 
 def _compute_task_s(case: Case) -> float:
@@ -144,16 +104,20 @@ def _compute_task_s(case: Case) -> float:
     return case.recipe.learning.rollout.envs_per_slot * case.episode_ms / 1000.0
 
 
-def fit_overheads(cases: Sequence[Case], cells: Sequence[Cell]) -> list[FleetOverhead]:
+def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[FleetOverhead]:
     """The overheads of every fleet whose cells tell those of a task and of an iteration apart.
 
     That takes rows with different numbers of tasks in a row, and one row more than two.
     """
     case_by_name = {case.name: case for case in cases if case.episode_ms is not None}
     result = []
-    for fleet in dict.fromkeys(cell.fleet for cell in cells):
-        fleet_cells = [cell for cell in cells if cell.fleet == fleet and cell.case in case_by_name]
-        points = [_compute_lost_s(case_by_name[cell.case], cell) for cell in fleet_cells]
+    for fleet in dict.fromkeys(cell.labels["fleet"] for cell in cells):
+        points = [
+            _compute_lost_s(case, cell)
+            for cell in cells
+            if cell.labels["fleet"] == fleet
+            and (case := case_by_name.get(cell.labels["case"])) is not None
+        ]
         if len(points) >= _FEWEST_ROWS and len({turns for turns, _ in points}) > 1:
             task_s, iteration_s, clamped = _fit(np.array(points, np.float64))
             misses_s = max(abs(lost - iteration_s - turns * task_s) for turns, lost in points)
@@ -161,9 +125,9 @@ def fit_overheads(cases: Sequence[Case], cells: Sequence[Cell]) -> list[FleetOve
     return result
 
 
-def _compute_lost_s(case: Case, cell: Cell) -> tuple[int, float]:
+def _compute_lost_s(case: Case, cell: Side) -> tuple[int, float]:
     """An iteration's tasks in a row, and its seconds that were neither work nor learning."""
-    times_s = (repetition.seconds - repetition.learn_s for repetition in cell.repetitions)
+    times_s = [run["seconds"] - run["learn_s"] for run in cell.repetitions]
     turns = _count_turns(case, cell)
     return turns, median(times_s) / case.iterations - turns * _compute_task_s(case)
 
@@ -197,21 +161,23 @@ def compute_break_even_s(
     return Interval(value, low, high)
 
 
-def compute_gains(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def compute_gains(cells: Sequence[Side]) -> list[Row]:
     """The throughput of Flame over that of as many local workers, wherever both were measured."""
-    local = {(cell.case, cell.workers): cell for cell in cells if cell.fleet == "local"}
+    sides = {
+        tuple(cell.labels[key] for key in ("case", "workers", "fleet")): cell for cell in cells
+    }
     gains = []
-    for cell in cells:
-        base = local.get((cell.case, cell.workers))
-        if cell.fleet == "flame" and base is not None:
-            percent = compute_gain(base.seconds, cell.seconds)
+    for (case, workers, fleet), flame in sides.items():
+        local = sides.get((case, workers, "local"))
+        if fleet == "flame" and local is not None:
+            percent = compute_gain(local.list_values("seconds"), flame.list_values("seconds"))
             gains.append(
                 {
-                    "case": cell.case,
-                    "workers": cell.workers,
-                    "times": min(len(base.repetitions), len(cell.repetitions)),
-                    "local_s": median(base.seconds),
-                    "flame_s": median(cell.seconds),
+                    "case": case,
+                    "workers": workers,
+                    "times": min(len(local.repetitions), len(flame.repetitions)),
+                    "local_s": _compute_median_s(local),
+                    "flame_s": _compute_median_s(flame),
                     "percent": percent,
                     "gain_pct": percent.value,
                 }
@@ -221,20 +187,21 @@ def compute_gains(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 def make_advice(
     cases: Sequence[Case],
-    rows: Sequence[ScalingRow],
+    cells: Sequence[Side],
+    rows: Sequence[Row],
     overheads: Sequence[FleetOverhead],
     usable_cores: int,
 ) -> list[str]:
     """Sentences: which fleet was faster, from when Flame pays, what keeps workers from helping."""
     by_fleet = {overhead.fleet: overhead for overhead in overheads}
-    sentences = _compare_fleets(cases, rows)
+    sentences = _compare_fleets(cases, cells)
     if {"local", "flame"} <= by_fleet.keys():
         local, flame = by_fleet["local"], by_fleet["flame"]
-        sentences += _advise_break_even(rows, local, flame, usable_cores)
-    return sentences + _advise_workers({case.name: case.tasks for case in cases}, rows)
+        sentences += _describe_break_even(rows, local, flame, usable_cores)
+    return sentences + _suggest_remedies({case.name: case.tasks for case in cases}, rows)
 
 
-def _compare_fleets(cases: Sequence[Case], rows: Sequence[ScalingRow]) -> list[str]:
+def _compare_fleets(cases: Sequence[Case], cells: Sequence[Side]) -> list[str]:
     """The faster fleet of each case that was measured on both."""
     texts = {
         "flame": "Flame was faster for {}: --fleet flame.",
@@ -243,11 +210,15 @@ def _compare_fleets(cases: Sequence[Case], rows: Sequence[ScalingRow]) -> list[s
         f"apart, {FEWEST_SEEDS} or more.",
     }
     names: dict[str, list[str]] = {key: [] for key in texts}
-    slowest_first = sorted(rows, key=lambda row: -row.seconds.value)
+    slowest_first = sorted(cells, key=_compute_median_s, reverse=True)
     for case in cases:
-        best = {row.cell.fleet: row.cell for row in slowest_first if row.cell.case == case.name}
+        best = {
+            cell.labels["fleet"]: cell.list_values("seconds")
+            for cell in slowest_first
+            if cell.labels["case"] == case.name
+        }
         if {"local", "flame"} <= best.keys():
-            local, flame = best["local"].seconds, best["flame"].seconds
+            local, flame = best["local"], best["flame"]
             speedup = compute_speedup(local, flame)
             winner = "flame" if speedup.low > 1.0 else "local" if speedup.high < 1.0 else "none"
             is_known = min(len(local), len(flame)) >= FEWEST_SEEDS
@@ -255,18 +226,18 @@ def _compare_fleets(cases: Sequence[Case], rows: Sequence[ScalingRow]) -> list[s
     return [text.format(", ".join(names[key])) for key, text in texts.items() if names[key]]
 
 
-def _advise_break_even(
-    rows: Sequence[ScalingRow], local: FleetOverhead, flame: FleetOverhead, usable_cores: int
+def _describe_break_even(
+    rows: Sequence[Row], local: FleetOverhead, flame: FleetOverhead, usable_cores: int
 ) -> list[str]:
     """Episode times from which executors pay, beside one worker and beside all cores here."""
-    times = (len(row.cell.repetitions) for row in rows if row.lost is not None)
+    times = (row["times"] for row in rows if row["lost"] is not None)
     if flame.clamped or min(times) < FEWEST_SEEDS:
         return [
             "The cost of a task on Flame is lost in the differences between repetitions, so it is "
             f"unknown from when executors pay: --repeat {FEWEST_SEEDS} or more, or more of "
             "--episode-ms."
         ]
-    executors = max(row.cell.workers for row in rows if row.cell.fleet == "flame")
+    executors = max(row["workers"] for row in rows if row["fleet"] == "flame")
     lines = []
     for workers in dict.fromkeys((1, usable_cores)):
         seconds = compute_break_even_s(local, flame, (workers, executors))
@@ -285,21 +256,21 @@ def _advise_break_even(
     return lines
 
 
-def _advise_workers(tasks: dict[str, int], rows: Sequence[ScalingRow]) -> list[str]:
+def _suggest_remedies(tasks: dict[str, int], rows: Sequence[Row]) -> list[str]:
     """What keeps the most workers from their theoretical speed-up, and what helps."""
-    most = max(row.cell.workers for row in rows)
-    if most == min(row.cell.workers for row in rows):
+    most = max(row["workers"] for row in rows)
+    if most == min(row["workers"] for row in rows):
         return ["One number of workers does not say how work is shared: --workers 1,2, and "
                 "--compare local where this process was measured."]  # fmt: skip
-    widest = [row for row in rows if row.cell.workers == most]
-    poor = [row for row in widest if row.efficiency < _POOR]
-    learning = [row for row in poor if row.learning > _MUCH_LEARNING]
-    waiting = [row for row in widest if row not in poor and (row.lost or 0.0) > _MUCH_LATENCY]
+    widest = [row for row in rows if row["workers"] == most]
+    poor = [row for row in widest if row["efficiency"] < _POOR]
+    learning = [row for row in poor if row["learning"] > _MUCH_LEARNING]
+    waiting = [row for row in widest if row not in poor and (row["lost"] or 0.0) > _MUCH_LATENCY]
     if not poor and not waiting:
-        least = min(row.efficiency for row in widest)
+        least = min(row["efficiency"] for row in widest)
         return [f"{most} workers do at least {least:.0%} of what they could."]
-    lost_share = max((row.lost or 0.0 for row in waiting), default=0.0)
-    learning_share = max((row.learning for row in learning), default=0.0)
+    lost_share = max((row["lost"] or 0.0 for row in waiting), default=0.0)
+    learning_share = max((row["learning"] for row in learning), default=0.0)
     texts = {
         f"Latency and dispatch take up to {lost_share:.0%} of {{}}: an environment whose episodes "
         "take longer, or several in a task (rollout.envs_per_slot).": waiting,
@@ -309,11 +280,11 @@ def _advise_workers(tasks: dict[str, int], rows: Sequence[ScalingRow]) -> list[s
         "workers.": [row for row in poor if row not in learning],
         f"Fewer than {_FEW_TURNS} tasks for each worker of {{}}: more episodes an iteration (100 "
         "or more on a cluster) share its cost.": [
-            row for row in poor if tasks[row.cell.case] < _FEW_TURNS * most
+            row for row in poor if tasks[row["case"]] < _FEW_TURNS * most
         ],
     }
     return [
-        text.format(", ".join(dict.fromkeys(row.label for row in group)))
+        text.format(", ".join(dict.fromkeys(f"{row['case']} on {row['fleet']}" for row in group)))
         for text, group in texts.items()
         if group
     ]
