@@ -81,8 +81,8 @@ EPISODE_MS = {"CartPole-v1": 1.0, "Hopper-v5": 15.0, "HalfCheetah-v5": 20.0, "An
 TASK_MS = 100.0
 
 RUNS = (
-    ("run", "run", ""),
-    ("hardware", "hardware", ""),
+    "run",
+    "hardware",
     ("seconds", "seconds", ",.2f"),
     ("episodes/s", "episodes_per_s", ",.1f"),
     ("last mean reward", "reward", ",.1f"),
@@ -193,9 +193,7 @@ def beside_scaling(facts: dict[str, Any]) -> list[Block]:
         blocks.append(make_table(speedups, [*columns, ("Flame's README", "published", "")], 2))
     if benefits:
         blocks.append("What distribution does for episodes of this length.")
-        blocks.append(
-            make_table(benefits, [("case", "case", ""), ("Flame's README", "published", "")], 2)
-        )
+        blocks.append(make_table(benefits, ["case", ("Flame's README", "published", "")], 2))
     costs = [f"{1000.0 * o['task_s']:.2f} ms on {o['fleet']}" for o in facts["overheads"]]
     if costs:
         text = f"A task costs some {TASK_MS:.0f} ms there, and here {', '.join(costs)}."
@@ -207,8 +205,8 @@ def beside_rollouts(facts: dict[str, Any]) -> list[Block]:
     quoted = EPISODE_MS.get(facts["environment"])
     rows = [{**rate, "published": quoted} for rate in facts["rates"]]
     columns = [
-        ("fleet", "fleet", ""),
-        ("workers", "workers", ""),
+        "fleet",
+        "workers",
         ("ms an episode", "ms_per_episode", ",.2f"),
         ("Flame's README", "published", ",.0f"),
     ]

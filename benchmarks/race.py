@@ -39,8 +39,8 @@ SB3_SIDE = Path(__file__).with_name("sb3_side.py")
 EPISODES = 20
 CSV_HEAD = ("learners", "recipe", "seconds", "steps", "case", "final_return", "retried")
 COLUMNS = (
-    ("recipe", "recipe", ""),
-    ("learners", "learners", ""),
+    "recipe",
+    "learners",
     ("batch", "batch", ","),
     ("learning rate", "learning_rate", "g"),
     ("seconds", "seconds", ",.2f"),

@@ -25,7 +25,6 @@ from rlflame.bench.rollouts import (
     RolloutRounds,
     RolloutsBenchmark,
     describe_rate,
-    make_collector_case,
     make_collectors,
     measure_rounds,
     record_pieces,
@@ -307,8 +306,16 @@ def test_processes_that_collect_each_with_rounds_of_its_own():
         for _ in range(2):
             assert [one["steps"] for one in beside.step(0.0)] == [28, 28]
     assert [process.has_exited for process in processes] == [True, True]
-    text = case().recipe.model_dump_json()
-    assert [make_collector_case(text, n).recipe.learning.seed for n in range(2)] == [0, 1]
+
+
+def test_processes_that_collect_have_seeds_of_their_own(monkeypatch):
+    orders = []
+    monkeypatch.setattr(
+        "rlflame.bench.rollouts.SteppingProcesses", lambda module, given, *_: orders.extend(given)
+    )
+    make_collectors(case(), 3, NullStop())
+    recipes = [Recipe.model_validate_json(order["recipe"]) for order in orders]
+    assert [one.learning.seed for one in recipes] == [0, 1, 2]
 
 
 def test_what_several_processes_did_is_their_steps_in_the_time_of_one():

@@ -35,8 +35,7 @@ _CSV_HEAD = ("case", "learners", "backend", "seconds", "steps", "updates", "exch
 #: The parts of a run that are timed, as the table names them.
 _PARTS = {"learning": "learn_s", "whole run": "seconds"}
 _SPEEDUPS = (
-    ("learners", "learners", ""),
-    ("times", "times", ""),
+    *("learners", "times"),
     ("learning, s", "learn_s", ",.3f"),
     ("speed-up", "speedup_learning", ",.2fx"),
     ("ideal", "ideal", ".3gx"),
@@ -44,7 +43,7 @@ _SPEEDUPS = (
     ("speed-up", "speedup_whole", ",.2fx"),
 )
 _UPDATES = (
-    ("learners", "learners", ""),
+    "learners",
     ("ms an update", "update_ms", ".2f"),
     ("computing", "compute_ms", ".2f"),
     ("exchanging and waiting", "exchange_ms", ".2f"),

@@ -31,9 +31,7 @@ from rlflame.training.trainer import StopRequest
 _DRAWS = 500
 _MEDIANS = ("collect_share", "added_per_s", "drawn_per_s", "bytes_per_transition")
 _RATES = (
-    ("fleet", "fleet", ""),
-    ("workers", "workers", ""),
-    ("times", "times", ""),
+    *("fleet", "workers", "times"),
     ("transitions/s", "transitions_per_s", ",.0f"),
     ("collecting", "collect_share", ".1%"),
     ("adding alone, /s", "added_per_s", ",.0f"),

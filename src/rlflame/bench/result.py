@@ -135,18 +135,23 @@ def _describe_measurement(entry: Measurement) -> dict[str, Any]:
     return {**values, **({"retried": entry.retried} if entry.retried else {}), "work": entry.work}
 
 
-def make_table(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str, str]], words: int = 1
-) -> Table:
-    """A table of facts. A column is its head, the name of a fact, and how the fact is formatted.
+#: The head of a column, the name of a fact, and how it is formatted; or the name alone.
+Column = str | tuple[str, str, str]
 
-    The first `words` columns are text. `times` of a row is how often it was measured.
+
+def make_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], words: int = 1
+) -> Table:
+    """A table of facts, whose first `words` columns are text.
+
+    `times` of a row is how often it was measured.
     """
+    triples = [(column, column, "") if isinstance(column, str) else column for column in columns]
     cells = tuple(
-        tuple(format_value(row.get(key), spec, row.get("times", 0)) for _, key, spec in columns)
+        tuple(format_value(row.get(key), spec, row.get("times", 0)) for _, key, spec in triples)
         for row in rows
     )
-    return Table(tuple(head for head, _, _ in columns), cells, words)
+    return Table(tuple(head for head, _, _ in triples), cells, words)
 
 
 def format_value(value: Any, spec: str = "", times: int = 0) -> str:

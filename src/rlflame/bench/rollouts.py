@@ -26,7 +26,7 @@ from rlflame.bench.raw_stepping import (
     save_trace,
     sum_rates,
 )
-from rlflame.bench.result import BenchResult, Side, compute_median, make_table
+from rlflame.bench.result import BenchResult, Column, Side, compute_median, make_table
 from rlflame.bench.runner import BenchSession
 from rlflame.config.recipe import Recipe
 from rlflame.config.runtime import RuntimeSettings
@@ -41,9 +41,7 @@ from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import Progress, StopRequest, make_initial_states, make_tasks
 
 _COLUMNS = (
-    ("fleet", "fleet", ""),
-    ("workers", "workers", ""),
-    ("times", "times", ""),
+    *("fleet", "workers", "times"),
     ("steps/s", "rate", ",.0f"),
     ("ms an episode", "ms_per_episode", ",.2f"),
 )
@@ -121,22 +119,16 @@ def measure_rounds(rounds: RolloutRounds, seconds: float, clock: Clock) -> dict[
 
 def make_collectors(case: Case, workers: int, stop: StopRequest) -> SteppingProcesses:
     """Processes that each collect their own rounds, as several seeds side by side do."""
-    recipe = case.recipe.model_dump_json()
+    learning = case.recipe.learning
+    seeds = [learning.model_copy(update={"seed": learning.seed + n}) for n in range(workers)]
+    recipes = [case.recipe.model_copy(update={"learning": learning}) for learning in seeds]
     return SteppingProcesses(
         "rlflame.bench.rollouts",
-        [{"recipe": recipe, "number": number} for number in range(workers)],
+        [{"recipe": recipe.model_dump_json()} for recipe in recipes],
         "A process could not collect on its own.",
         "the same command with --workers 1 is this process alone",
         stop,
     )
-
-
-def make_collector_case(recipe_json: str, number: int) -> Case:
-    """The case of one of several collecting processes: each has another seed."""
-    recipe = Recipe.model_validate_json(recipe_json)
-    learning = recipe.learning.model_copy(update={"seed": recipe.learning.seed + number})
-    env = components.make_env_spec(learning.environment)
-    return Case("alone", recipe.model_copy(update={"learning": learning}), env)
 
 
 def sum_counts(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -205,7 +197,7 @@ class RolloutsBenchmark:
 
     def make_result(self, sides: Sequence[Side]) -> BenchResult:
         rates = [describe_rate(side) for side in sides]
-        columns = [*_COLUMNS]
+        columns: list[Column] = [*_COLUMNS]
         for way in rates[0]["limits"]:
             columns += [(f"bare {way}", f"{way}_limit", ",.0f"), ("share", f"{way}_share", ".3f")]
         rows = [
@@ -274,7 +266,8 @@ def describe_rate(side: Side) -> dict[str, Any]:
 def main() -> None:
     server = StepServer()
     user_file.load_from_environment()
-    case = make_collector_case(server.order["recipe"], server.order["number"])
+    recipe = Recipe.model_validate_json(server.order["recipe"])
+    case = Case("alone", recipe, components.make_env_spec(recipe.learning.environment))
     with (
         fleet_factory.make_fleet(RuntimeSettings(fleet="inline")) as fleet,
         RolloutRounds(case, fleet, NullStop(), "sample") as rounds,

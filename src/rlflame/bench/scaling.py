@@ -22,10 +22,8 @@ from rlflame.rollout import blas
 from rlflame.statistics import FEWEST_SEEDS
 from rlflame.terminal_text import format_count
 
-_CELL = (("case", "case", ""), ("fleet", "fleet", ""), ("workers", "workers", ""))
 _SPEEDUPS = (
-    *_CELL,
-    ("times", "times", ""),
+    *("case", "fleet", "workers", "times"),
     ("seconds", "seconds", ",.3f"),
     ("steps/s", "steps_per_s", ",.0f"),
     ("theoretical", "theoretical", ".2fx"),
@@ -33,20 +31,19 @@ _SPEEDUPS = (
     ("efficiency", "efficiency", ".2f"),
 )
 _LOSSES = (
-    *_CELL,
+    *("case", "fleet", "workers"),
     ("learning", "learning", ".1%"),
     ("latency and dispatch", "lost", ".1%"),
     ("start-up, s", "start_s", ".2f"),
 )
 _OVERHEADS = (
-    ("fleet", "fleet", ""),
+    "fleet",
     ("ms a task", "task_s", "ms"),
     ("ms an iteration", "iteration_s", "ms"),
     ("rows", "cells", ""),
 )
 _GAINS = (
-    ("case", "case", ""),
-    ("workers", "workers", ""),
+    *("case", "workers"),
     ("local, s", "local_s", ".3f"),
     ("Flame, s", "flame_s", ".3f"),
     ("gain, %", "percent", "+.1f"),
