@@ -95,7 +95,8 @@ def _compute_median_s(cell: Side) -> float:
 
 def _count_turns(case: Case, cell: Side) -> int:
     """The tasks that the busiest worker has one after the other."""
-    return ceil(case.tasks / max(1, min(cell.labels["workers"], cell.labels["capacity"])))
+    workers: int = min(cell.labels["workers"], cell.labels["capacity"])
+    return ceil(case.tasks / max(1, workers))
 
 
 def _compute_task_s(case: Case) -> float:
