@@ -73,10 +73,8 @@ GUESTS = {
         "rollout.envs.vector_env",
         "rollout.mujoco.mujoco_env",
         "experiment.env_spec",
-        "bench.shipped.sleeping",
-        "bench.sb3_main",
+        "bench.sleeping",
     },
-    "stable_baselines3": {"bench.sb3_main"},
     "mujoco": {"rollout.envs.gymnasium_env", "rollout.mujoco.simulation", "bench.raw_stepping"},
     "cloudpickle": {"fleet.flame.requests"},
     "pyarrow": {"fleet.flame.raw_object", "fleet.flame.executor_bootstrap"},
@@ -492,7 +490,6 @@ PRINTERS = {
     "console.rich_console": "makes the console of the live displays, which escapes them too",
     "rollout.process.worker_process": "relays a worker's output to sys.stderr, which escapes it",
     "experiment.learners.replica_main": "a child process, whose output its parent relays or keeps",
-    "bench.sb3_main": "a child process, whose output its parent reads",
 }
 
 

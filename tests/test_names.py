@@ -30,8 +30,8 @@ BANNED_PARTS = {"found", "told", "said", "theirs", "mine", "whoever", "somebody"
 #: The first words of functions and methods. A new one is a verb, or a term that is read as one.
 VERBS = set(
     """
-    abandon abort accumulate acquire act adapt add allow alternate announce answer append apply
-    ask assemble await backward broadcast build cache call can cancel capture catch check choose
+    abandon abort accumulate acquire act adapt add allow announce answer append apply ask
+    assemble await backward broadcast build cache call can cancel capture catch check choose
     classify clean clip close collect commit compare complete compute concatenate conclude
     connect convert copy count create decide decode defer delete deliver describe diagnose die
     disable discard dispatch dispose do draw drop dump encode enlarge ensure escape estimate
@@ -142,7 +142,7 @@ def is_command(file: str, node: ast.FunctionDef) -> bool:
 
 #: Commands that share a module.
 COMMANDS = {
-    *("config", "envs", "runs", "resume", "rollouts", "scaling", "learners", "replay", "race"),
+    *("config", "envs", "runs", "resume", "rollouts", "scaling", "learners", "replay"),
     *("add", "remove", "show"),
 }
 

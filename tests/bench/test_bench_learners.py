@@ -9,9 +9,9 @@ import pytest
 from commands import TINY, rlflame
 from crews import together
 
-from rlflame.bench import workloads
-from rlflame.bench.learners import LearnerSide, LearningRun, TimedProcessGroup, find_shard_count
-from rlflame.bench.learners_report import LearnersResult
+from rlflame.bench.case import Stopwatch
+from rlflame.bench.learners import TimedProcessGroup, describe_side, find_shard_count
+from rlflame.bench.result import Side
 
 
 def test_only_the_exchange_is_counted():
@@ -19,10 +19,11 @@ def test_only_the_exchange_is_counted():
 
     def work(seat):
         ticks = iter(range(100))
-        timed = TimedProcessGroup(seat, lambda: float(next(ticks)))
+        watch = Stopwatch(lambda: float(next(ticks)))
+        timed = TimedProcessGroup(seat, watch)
         timed.gather(np.ones(2, np.float32))
         shared = timed.broadcast({"a": 1} if seat.rank == 0 else None)
-        return timed.spent_s, shared
+        return watch.spent_s["exchange"], shared
 
     assert together(2, work) == [(2.0, {"a": 1})] * 2
 
@@ -35,25 +36,20 @@ def test_all_numbers_of_learners_share_the_same_shards(counts, fewest, shards):
 
 
 def side(learners, *learn_s, steps=100):
-    return LearnerSide(learners, [LearningRun(2 * s, s, 0.25, steps, 5, "w") for s in learn_s])
+    counts = {"exchange_s": 0.25, "steps": steps, "updates": 5, "weights": "w"}
+    runs = [{"seconds": 2 * s, "learn_s": s, **counts} for s in learn_s]
+    return Side(f"{learners} learners", {"learners": learners}, runs)
 
 
 def test_a_speed_up_is_of_the_time_for_as_many_steps():
     """Twice the steps in the same time are twice as fast."""
     sides = [side(2, 8.0), side(4, 8.0, steps=200), side(8, 2.0)]
-    result = LearnersResult(None, sides, None, True)
-    speedups = [result.compute_speedup(one, lambda run: run.learn_s).value for one in sides]
-    assert speedups == pytest.approx([1.0, 2.0, 4.0])
-    assert [result.compute_ideal(one) for one in sides] == [1.0, 2.0, 4.0]
-
-
-def test_an_ideal_that_is_no_whole_number_is_said():
-    sides = [side(4, 2.0), side(1, 8.0), side(6, 2.0)]
-    case, _ = workloads.make_env_case(
-        "cartpole", algorithm=None, preset=None, iterations=2, sets=[]
-    )
-    found = LearnersResult(case, sides, None, True)._make_speedup_blocks()[1]
-    assert [row[4] for row in found.rows] == ["1x", "0.25x", "1.5x"]
+    facts = [describe_side(one, sides[0]) for one in sides]
+    assert [one["speedup_learning"].value for one in facts] == pytest.approx([1.0, 2.0, 4.0])
+    assert [one["ideal"] for one in facts] == [1.0, 2.0, 4.0]
+    # 8 s in 5 updates, of which 0.25 s are exchange.
+    assert (facts[0]["update_ms"], facts[0]["exchange_ms"]) == (1600.0, 50.0)
+    assert facts[0]["exchange_share"] == 50.0 / 1600.0
 
 
 def test_learners_are_timed_and_the_files_agree(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import re
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 
 from rlflame import statistics
-from rlflame.bench import advice, machine_load, scaling_model, scaling_report, scaling_runs
-from rlflame.bench.base import Case, Cell, Repetition
+from rlflame.bench import machine_load, result, scaling_model
+from rlflame.bench.case import Case
 from rlflame.bench.machine_load import read_conditions
-from rlflame.bench.published import RECIPES, find_benefit
+from rlflame.bench.result import Side
+from rlflame.bench.scaling import ScalingBenchmark
 from rlflame.config.recipe import Recipe
 from rlflame.rollout.spec import EnvSpec
 
@@ -36,19 +38,29 @@ def case(name="15 ms", tasks=8, episode_ms=15.0, iterations=1, rows=1):
 
 def cell(seconds, *, case="15 ms", fleet="local", workers=1, learn_s=0.0, weights="w", there=None):
     there = workers if there is None else there
-    found = Cell(case, fleet, workers, there, there, 1.0)
-    found.repetitions += [
-        Repetition(s, s - learn_s, learn_s, 100, 10, -1.0, weights) for s in seconds
-    ]
-    return found
+    labels = {"case": case, "fleet": fleet, "workers": workers, "capacity": there,
+              "answered": there, "start_s": 1.0}  # fmt: skip
+    counts = {"steps": 100, "episodes": 10, "final_return": -1.0, "weights": weights, "retried": 0}
+    runs = [{"seconds": s, "collect_s": s - learn_s, "learn_s": learn_s, **counts} for s in seconds]
+    return Side(f"{case}, {fleet} with {workers}", labels, runs)
+
+
+def scaling(cases, cells, complete=True, conditions=None):
+    """The result of what was measured."""
+    found = ScalingBenchmark(cases, ["local", "flame"], [1], 1).make_result(cells)
+    return dataclasses.replace(found, conditions=conditions, complete=complete)
+
+
+def facts(result):
+    return json.loads(result.to_json())
 
 
 def test_weights_that_differ_may_be_other_machines_where_there_are_some():
-    assert scaling_report.format_bits([None], "same", "Other.") == []
-    assert scaling_report.format_bits([True, None], "same", "Other.", elsewhere=True) == ["same"]
-    assert scaling_report.format_bits([True, False], "same", "Other.") == ["Other."]
+    assert result.format_bits([None], "same", "Other.") == []
+    assert result.format_bits([True, None], "same", "Other.", elsewhere=True) == ["same"]
+    assert result.format_bits([True, False], "same", "Other.") == ["Other."]
     why = "Other. Executors on other machines may be why."
-    assert scaling_report.format_bits([False], "same", "Other.", elsewhere=True) == [why]
+    assert result.format_bits([False], "same", "Other.", elsewhere=True) == [why]
 
 
 def test_speed_up_is_beside_the_fastest_with_the_fewest_workers():
@@ -58,38 +70,33 @@ def test_speed_up_is_beside_the_fastest_with_the_fewest_workers():
         cell([4.0, 4.0, 5.0], workers=4, learn_s=1.0),
     ]
     first, flame, wide = scaling_model.make_rows([case(tasks=10)], cells)
-    assert first.speedup.value == 1.0
-    assert flame.speedup.value == pytest.approx(10 / 21)
-    assert wide.speedup.value == 2.5
+    assert first["speedup"].value == 1.0
+    assert flame["speedup"].value == pytest.approx(10 / 21)
+    assert wide["speedup"].value == 2.5
     # Ten tasks on four workers: one of them has three in a row.
-    assert wide.theoretical == pytest.approx(10 / 3)
-    assert wide.efficiency == pytest.approx(0.75)
-    assert wide.learning == 0.25
+    assert wide["theoretical"] == pytest.approx(10 / 3)
+    assert wide["efficiency"] == pytest.approx(0.75)
+    assert wide["learning"] == 0.25
     # Three of 15 ms in 4 s, a quarter of which is learning.
-    assert wide.lost == pytest.approx(1 - 0.25 - 0.045 / 4)
-    assert wide.speedup.low <= 2.5 <= wide.speedup.high
-    assert wide.speedup.low == pytest.approx(9 / 5)
-    assert wide.speedup.high == pytest.approx(12 / 4)
+    assert wide["lost"] == pytest.approx(1 - 0.25 - 0.045 / 4)
+    assert wide["speedup"].low <= 2.5 <= wide["speedup"].high
+    assert wide["speedup"].low == pytest.approx(9 / 5)
+    assert wide["speedup"].high == pytest.approx(12 / 4)
 
 
 def test_one_repetition_each_shows_no_difference():
-    cells = [cell([10.0]), cell([1.0], fleet="flame")]
-    found = scaling_report.ScalingResult([case()], cells, read_conditions(), True)
-    assert "No difference was shown for 15 ms" in " ".join(found.make_advice())
-    assert "+900.0%" in _text(found)
-    assert "[+900.0%" not in _text(found)
+    found = scaling([case()], [cell([10.0]), cell([1.0], fleet="flame")])
+    assert "No difference was shown for 15 ms" in " ".join(found.facts["advice"])
+    text = found.to_markdown()
+    assert "+900.0" in text
+    assert "[+900.0" not in text
 
 
 def test_workers_that_did_not_come_are_not_counted_on():
-    (row,) = scaling_model.make_rows([case(tasks=8)], [cell([1.0], workers=4, there=2)])
-    found = scaling_report.ScalingResult(
-        [case()], [cell([1.0], workers=4, there=2)], read_conditions(), True
-    )
-    assert scaling_model._compute_lost_s(case(tasks=8), row.cell) == (
-        4,
-        pytest.approx(1.0 - 4 * 0.015),
-    )
-    assert "Of 4 workers of local, 2 had tasks or were there." in _text(found)
+    few = cell([1.0], workers=4, there=2)
+    assert scaling_model._compute_lost_s(case(tasks=8), few) == (4, pytest.approx(1.0 - 4 * 0.015))
+    text = scaling([case()], [few]).to_markdown()
+    assert "Of 4 workers of local, 2 had tasks or were there." in text
 
 
 def test_the_overhead_of_a_task_and_of_an_iteration_are_found_again():
@@ -136,7 +143,7 @@ def test_real_environments_have_no_overhead_that_anybody_knows():
     one = case("ant", episode_ms=None)
     assert scaling_model.fit_overheads([one], [cell([1.0], case="ant")]) == []
     (row,) = scaling_model.make_rows([one], [cell([1.0], case="ant")])
-    assert row.lost is None
+    assert row["lost"] is None
 
 
 @pytest.mark.parametrize("workers", [(1, 2), (1, 20), (2, 20), (2, 3)])
@@ -181,28 +188,8 @@ def test_gains_are_of_throughput_and_only_at_equal_workers():
         cell([1.0] * 3, fleet="flame", workers=8),
     ]
     (found,) = scaling_model.compute_gains(cells)
-    assert (found.workers, found.seconds) == (1, (10.0, 8.0))
-    assert found.percent.value == pytest.approx(25.0)
-    assert found.is_significant
-
-
-@pytest.mark.parametrize(
-    ("name", "percent"),
-    [("flame-readme-ant", 25.0), ("flame-report-ant", 43.3), ("flame-report-cartpole", 138.3)],
-)
-def test_what_others_published_agrees_with_itself(name, percent):
-    """Their percentages are of episodes a second, rounded to a tenth."""
-    theirs = RECIPES[name]
-    rates = [round(theirs.episodes / side.seconds, 1) for side in (theirs.flame, theirs.local)]
-    assert 100 * (rates[0] / rates[1] - 1) == pytest.approx(percent, abs=0.05)
-
-
-def test_what_their_readme_says_of_episode_times():
-    said = [find_benefit(ms) for ms in (1, 15, 20, 50, 99, 100, 1000)]
-    assert said == [
-        "overhead dominates", "marginal", "marginal", "from 50 episodes on",
-        "from 50 episodes on", "near-linear", "essential",
-    ]  # fmt: skip
+    assert (found["workers"], found["local_s"], found["flame_s"]) == (1, 10.0, 8.0)
+    assert found["gain_pct"] == pytest.approx(25.0)
 
 
 def test_a_median_s_interval_is_that_of_all_resamples_together():
@@ -218,16 +205,11 @@ def test_a_median_s_interval_is_that_of_all_resamples_together():
 # What is said
 
 
-def _text(result):
-    from rlflame.analysis.report import document
-
-    return document.to_markdown(scaling_report.make_document(result))
-
-
 def _advice(cases, cells, cores=2):
     return " ".join(
-        advice.make_sentences(
+        scaling_model.make_advice(
             cases,
+            cells,
             scaling_model.make_rows(cases, cells),
             scaling_model.fit_overheads(cases, cells),
             cores,
@@ -265,10 +247,10 @@ def test_from_when_executors_pay_is_said_only_where_it_was_seen(lost, times, tol
             seconds = 0.015 * turns + beside + 0.001 * (ms if workers == 1 else lost[0])
             cells.append(cell([seconds] * times, case=one.name, fleet=fleet, workers=workers))
     said = _advice(cases, cells)
-    assert ("8 executors win against 1 worker here from" in said) == told
-    assert ("8 executors win against 2 workers here from" in said) == told
-    assert "so far beside the line" not in said
-    assert ("is lost in what differs" in said) != told
+    for workers in ("1 worker", "2 workers"):
+        assert (f"8 executors against {workers} here win from" in said) == told
+    assert "the rows allow anything" not in said
+    assert ("is unknown from when executors pay" in said) != told
 
 
 def test_a_turning_point_that_nobody_knows_well_is_said_with_how_far_it_may_lie():
@@ -280,7 +262,7 @@ def test_a_turning_point_that_nobody_knows_well_is_said_with_how_far_it_may_lie(
             seconds = 0.015 * turns + beside + 0.001 * (ms if workers == 1 else 3)
             cells.append(cell([seconds] * 3, case=one.name, fleet=fleet, workers=workers))
     said = _advice(cases, cells)
-    told = r"2 workers here from (\S+) ms an episode on; rows .* any length from (\S+) to (\S+)\."
+    told = r"2 workers here win from (\S+) ms .* anything from (\S+) to (\S+) ms\."
     found = re.search(told, said)
     value, low, high = map(float, found.groups())
     assert low < value < high
@@ -292,7 +274,7 @@ def test_executors_that_are_no_more_than_the_cores_here_cannot_win():
     cases = [case(), case("30 ms", episode_ms=30.0)]
     cells += [cell([2 * s] * 3, case="30 ms", workers=2, fleet=f) for f, s in fleets]
     said = _advice(cases, cells)
-    assert "2 executors cannot win against 2 workers here" in said
+    assert "2 executors against 2 workers here cannot win" in said
 
 
 def test_what_keeps_workers_from_helping_is_named():
@@ -300,37 +282,31 @@ def test_what_keeps_workers_from_helping_is_named():
     assert "Learning takes 75%" in _advice([case(tasks=100)], learning)
     short = [cell([1.0] * 3), cell([0.9] * 3, workers=4)]
     assert "More workers gain little for 15 ms on local" in _advice([case(tasks=100)], short)
-    assert "fewer than 4 tasks" not in _advice([case(tasks=100)], short)
-    assert "fewer than 4 tasks" in _advice([case(tasks=8)], short)
+    assert "Fewer than 4 tasks" not in _advice([case(tasks=100)], short)
+    assert "Fewer than 4 tasks" in _advice([case(tasks=8)], short)
     fine = [cell([1.0] * 3), cell([0.26] * 3, workers=4)]
     assert _advice([case(tasks=100)], fine) == "4 workers do at least 96% of what they could."
     # 100 tasks of 15 ms take 1.5 s, so of 6 s three quarters are spent between driver and workers.
     waiting = [cell([6.0] * 3), cell([1.5] * 3, workers=4)]
     said = _advice([case(tasks=100)], waiting)
-    assert "Of 15 ms on local up to 75% is latency and dispatch" in said
+    assert "Latency and dispatch take up to 75% of 15 ms on local" in said
     assert "One number of workers does not say" in _advice([case(tasks=100)], waiting[:1])
 
 
 def test_other_weights_somewhere_are_said():
-    same = scaling_report.ScalingResult(
-        [case()], [cell([1.0]), cell([1.0], fleet="flame")], read_conditions(), True
-    )
-    assert "the same weights, to the last bit" in _text(same)
-    other = [cell([1.0]), cell([1.0], fleet="flame", weights="x")]
-    assert "did not learn the same weights" in _text(
-        scaling_report.ScalingResult([case()], other, read_conditions(), True)
-    )
+    same = scaling([case()], [cell([1.0]), cell([1.0], fleet="flame")])
+    assert "the same weights, to the last bit" in same.to_markdown()
+    other = scaling([case()], [cell([1.0]), cell([1.0], fleet="flame", weights="x")])
+    assert "did not learn the same weights" in other.to_markdown()
 
 
 def test_of_what_was_not_measured_twice_nothing_is_said():
     """As where it was interrupted before there was a second."""
     cases = [case(), case("100 ms", episode_ms=100.0)]
-    one = scaling_report.ScalingResult(cases, [cell([1.0])], read_conditions(), False)
-    assert "the same weights" not in _text(one)
-    assert [each["same_bits"] for each in scaling_runs.make_facts(one)["cases"]] == [None, None]
-    two = scaling_report.ScalingResult(cases, [cell([1.0, 1.1])], read_conditions(), False)
-    assert "the same weights, to the last bit" in _text(two)
-    assert [each["same_bits"] for each in scaling_runs.make_facts(two)["cases"]] == [True, None]
+    for seconds, same_bits in (([1.0], None), ([1.0, 1.1], True)):
+        found = scaling(cases, [cell(seconds)], complete=False)
+        assert ("the same weights" in found.to_markdown()) == bool(same_bits)
+        assert [each["same_bits"] for each in facts(found)["cases"]] == [same_bits, None]
 
 
 @pytest.mark.parametrize(
@@ -346,13 +322,10 @@ def test_a_line_is_fitted_where_both_its_numbers_can_be_told(workers, shown):
         for n in workers
         for fleet in fleets
     ]
-    result = scaling_report.ScalingResult([case(tasks=tasks)], cells, read_conditions(), True)
-    assert ("ms a task" in _text(result)) == shown
-    assert bool(scaling_runs.make_facts(result)["overheads"]) == shown
-    assert (
-        any("With 100 episodes" in said or "cannot win" in said for said in result.make_advice())
-        == shown
-    )
+    found = scaling([case(tasks=tasks)], cells)
+    assert ("ms a task" in found.to_markdown()) == shown
+    assert bool(facts(found)["overheads"]) == shown
+    assert any("executors against" in said for said in facts(found)["advice"]) == shown
 
 
 def test_losses_that_fall_with_tasks_are_those_of_an_iteration():
@@ -365,7 +338,7 @@ def test_losses_that_fall_with_tasks_are_those_of_an_iteration():
 def test_a_task_of_several_episodes_sleeps_for_each():
     one = case(tasks=4, rows=4)
     (row,) = scaling_model.make_rows([one], [cell([0.3])])
-    assert row.lost == pytest.approx(1.0 - 4 * 4 * 0.015 / 0.3)
+    assert row["lost"] == pytest.approx(1.0 - 4 * 4 * 0.015 / 0.3)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +354,7 @@ def test_a_task_of_several_episodes_sleeps_for_each():
 def test_a_busy_machine_is_called_busy(load, at_work, busy):
     found = read_conditions(lambda: load, lambda: at_work)
     assert found.busy == busy
-    text = _text(scaling_report.ScalingResult([case()], [cell([1.0])], found, True))
+    text = scaling([case()], [cell([1.0])], conditions=found).to_markdown()
     assert ("busy with other work" in text) == busy
     assert " ".join(f"{value:.2f}" for value in load) in text
     assert found.at_work == at_work
@@ -406,7 +379,7 @@ def test_work_of_others_that_begins_later_is_seen_too(tmp_path, monkeypatch, spe
     found = watch.finish()
     assert beside.finish() == begun, "executors are nobody's children here"
     assert (found.others, found.busy) == (pytest.approx(others), busy)
-    text = _text(scaling_report.ScalingResult([case()], [cell([1.0])], found, True))
+    text = scaling([case()], [cell([1.0])], conditions=found).to_markdown()
     assert f"{others:.1f} at work for others meanwhile." in text
     assert ("busy with other work" in text) == busy
     stat.unlink()
@@ -425,27 +398,22 @@ def test_a_system_without_a_load_is_not_called_busy():
 def test_processors_at_work_are_counted_between_two_looks(tmp_path, monkeypatch):
     first = "cpu  100 10 50 1000 40 5 5 0 0 0\ncpu0 1 1 1 1\n"
     then = "cpu  130 10 60 1040 60 5 5 0 30 0\ncpu0 1 1 1 1\n"
-    stat = tmp_path / "stat"
+    stat, now = tmp_path / "stat", [0.0]
     stat.write_text(first)
+
+    def sleep(seconds):
+        now[0] += seconds
+        stat.write_text(then)
+
     monkeypatch.setattr(machine_load, "_STAT", stat)
-    monkeypatch.setattr(machine_load.os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(machine_load.time, "sleep", lambda _: stat.write_text(then))
-    assert machine_load.count_busy_processors() == pytest.approx(4 * 40 / 100)
+    monkeypatch.setattr(machine_load.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(machine_load.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(machine_load.time, "sleep", sleep)
+    # 40 ticks of a hundredth of a second in half a second.
+    assert machine_load.count_busy_processors() == pytest.approx(0.4 / 0.5)
+    monkeypatch.setattr(machine_load.time, "sleep", lambda _: None)
     assert machine_load.count_busy_processors() is None, "no time has passed"
     stat.write_text("nothing of the kind")
     assert machine_load.count_busy_processors() is None
     stat.unlink()
     assert machine_load.count_busy_processors() is None
-
-
-def test_theirs_stand_beside_ours_with_the_hardware_of_each():
-    theirs = RECIPES["flame-report-ant"]
-    ours = scaling_report.ScalingResult(
-        [case(iterations=7)], [cell([20.0] * 3)], read_conditions(), True, theirs
-    )
-    text = _text(ours)
-    assert "481.70" in text
-    assert "335.71" in text
-    assert "Apple M4" in text
-    assert ours.conditions.machine["processor"] in text
-    assert "Ours ran 7 iterations only." in text

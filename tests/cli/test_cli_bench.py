@@ -15,8 +15,9 @@ import pytest
 from commands import finished, process, rlflame
 from flame_stub import FlameStub
 
-from rlflame.analysis.report.document import Document
-from rlflame.bench import output, published, run, scaling, session
+from rlflame.analysis.report.document import Section
+from rlflame.bench import result, rollouts, runner, scaling
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import RlflameError
 from rlflame.fleet.base import FleetEvent
 
@@ -90,21 +91,24 @@ def test_without_matplotlib_all_but_the_picture_is_there(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("broken", "failure"),
-    [("rlflame.bench.output.ResultFolder.draw_table", OSError("no room")),
-     ("rlflame.bench.output.ResultFolder.write", RuntimeError("a bug")),
-     ("rlflame.bench.scaling.ScalingBenchmark.run", RuntimeError("a bug"))],
+    [("rlflame.bench.result.ResultFolder.draw", OSError("no room")),
+     ("rlflame.bench.result.ResultFolder.write", RuntimeError("a bug")),
+     ("rlflame.bench.scaling.ScalingBenchmark.measure", RuntimeError("a bug"))],
 )  # fmt: skip
 def test_what_fails_after_results_says_no_second_document(broken, failure, monkeypatch):
-    whole = scaling.ScalingBenchmark.run
+    measure = scaling.ScalingBenchmark.measure
 
     def fails(self, *words):
         if isinstance(self, scaling.ScalingBenchmark):
-            whole(self)
+            yield from measure(self, *words)
         raise failure
 
-    monkeypatch.setattr(broken, fails)
+    def fails_at_once(self, *words):
+        raise failure
+
+    monkeypatch.setattr(broken, fails if broken.endswith("measure") else fails_at_once)
     few = ("--compare", "inline", "--workers", "1", "--repeat", "1", "--episode-ms", "0")
-    out = () if broken.endswith("run") else ("-o", "it")
+    out = () if broken.endswith("measure") else ("-o", "it")
     spoken = rlflame("bench", "scaling", *few, "--episodes", "2", *out, "--json")
     assert spoken.code == 1
     assert str(failure) in spoken.err
@@ -227,12 +231,13 @@ def test_results_that_do_not_say_what_they_are_of_are_said_to(tmp_path):
 def test_rates_of_workers(tmp_path, monkeypatch):
     beside = []
 
-    class Recorded(run.CollectorProcesses):
-        def __init__(self, case, workers, stop):
-            super().__init__(case, workers, stop)
-            beside.append(workers)
+    make_collectors = rollouts.make_collectors
 
-    monkeypatch.setattr(run, "CollectorProcesses", Recorded)
+    def recorded(case, workers, stop):
+        beside.append(workers)
+        return make_collectors(case, workers, stop)
+
+    monkeypatch.setattr(rollouts, "make_collectors", recorded)
     spoken = rlflame(
         "bench", "rollouts", "--env", "cartpole", "--fleet", "inline", "--seconds", "0",
         "--workers", "1,2", "--repeat", "2", "--set", "rollout.steps=32", "--json",
@@ -249,22 +254,7 @@ def test_rates_of_workers(tmp_path, monkeypatch):
         assert len(rate["steps_per_s"]) == len(rate["shares"]["gymnasium"]) == 2
     assert json.loads((tmp_path / "it" / "rollouts.json").read_text()) == facts
     written = (tmp_path / "it" / "rollouts.md").read_text()
-    assert "Flame's README" in written
     assert "several are as many processes" in written
-
-
-def test_a_published_comparison_again():
-    spoken = rlflame(
-        "bench", "--recipe", "flame-report-cartpole", "--iterations", "1", "--compare", "inline",
-        "--set", "rollout.steps=5", "--workers", "1",
-    )  # fmt: skip
-    assert spoken.code == 0, spoken.err
-    theirs = published.RECIPES["flame-report-cartpole"]
-    assert f"{theirs.local.seconds:,.2f}" in spoken.out
-    assert theirs.hardware in spoken.out
-    assert "Ours ran 1 iteration only." in spoken.out
-    assert "where no --set says otherwise" in spoken.out
-    assert "100 tasks an iteration, 1 iteration." in spoken.out
 
 
 def test_a_real_environment_is_timed_by_its_preset():
@@ -304,9 +294,6 @@ def test_a_replay_is_filled_and_drawn_from():
     for fill in local:
         first, _, last = (one["bytes_in"] for one in fill["iterations"])
         assert last == pytest.approx(first, rel=0.2)
-    said = (pathlib.Path("it") / "replay.md").read_text()
-    for theirs in ("223,376", "76,016", "6,960", "0.34 of their local rate", "not stated"):
-        assert theirs in said
     assert facts["measurements"][1]["unit"] == "transitions/s"
 
 
@@ -329,25 +316,14 @@ def test_without_a_cluster_flame_is_unreachable():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--recipe", "mine"), "no recipe 'mine'"),
-        (
-            ("--recipe", "flame-readme-ant", "--diff", "a", "b"),
-            "ant measures, and --diff a b compares",
-        ),
-        (("--workers", "2"), "one thing to do"),
-        (("--recipe", "flame-report-cartpole", "--steps", "5"), "--iterations 100 in its place"),
-        (("--recipe", "flame-report-ant", "--learners", "1,2"), "learners --learners 1,2"),
+        (("--debug",), "one thing to do"),
         (("scaling", "-o", "-"), "-o is '-', and results go into a folder"),
         (("rollouts", "--out", ""), "-o is '', and results go into a folder"),
         (("replay", "-o", " "), "results go into a folder"),
         (("replay", "-o", "a\nb"), "results go into a folder"),
         (("scaling", "-o", "/dev/null", *QUICK), "/dev/null is no folder"),
         (("learners", "-o", "-"), "results go into a folder"),
-        (("--recipe", "flame-report-ant", "-o", ""), "results go into a folder"),
-        (("--recipe", "dppo", "-o", ""), "results go into a folder"),
-        (("-o", "", "rollouts"), "Options before rollouts"),
-        (("--recipe", "flame-readme-ant", "scaling"), "Options before scaling"),
-        (("--workers", "2", "rollouts"), "Options before rollouts"),
+        (("--debug", "rollouts"), "Options before rollouts"),
         (("scaling", "--workers", "1,two"), "--workers '1,two'"),
         (("scaling", "--workers", "0"), "--workers '0'"),
         (("scaling", "--episode-ms", "1,-5"), "--episode-ms '1,-5'"),
@@ -367,8 +343,6 @@ def test_without_a_cluster_flame_is_unreachable():
         (("scaling", "--set", "environment.kwargs.episode_ms=50"), "--episode-ms 50 in its place"),
         (("scaling", "--env", "cartpole", "--episodes", "4"), "collects steps, not whole episodes"),
         (("--diff", "runs/a", "runs/b"), "runs/a is no result of a benchmark"),
-        (("--diff", "runs/a", "runs/b", "--workers", "3"), "takes two results alone"),
-        (("--diff", "runs/a", "runs/b", "--repeat", "9"), "rlflame bench --diff runs/a runs/b"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_words(words, sentence):
@@ -399,7 +373,7 @@ def test_rates_are_kept_as_they_come(tmp_path):
 
 
 def test_a_disk_that_is_full_for_a_while_ends_nothing(tmp_path, monkeypatch):
-    write, failed = output.write_atomically, []
+    write, failed = result.write_atomically, []
 
     def full_at_first(path, data):
         if not failed:
@@ -407,7 +381,7 @@ def test_a_disk_that_is_full_for_a_while_ends_nothing(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         write(path, data)
 
-    monkeypatch.setattr(output, "write_atomically", full_at_first)
+    monkeypatch.setattr(result, "write_atomically", full_at_first)
     spoken = rlflame(
         "bench", "rollouts", "--no-limit", "--seconds", "0.05", "--repeat", "1", "--fleet",
         "inline", "--workers", "1", "-o", tmp_path / "it",
@@ -474,21 +448,23 @@ def test_what_was_measured_outlives_an_interruption(words, tmp_path):
 
 
 def test_a_folder_is_there_when_something_is_in_it(tmp_path):
-    folder = output.ResultFolder(tmp_path / "a" / "b", "scaling")
+    empty = result.BenchResult("scaling", "none", {}, [Section("none", ())], [])
+    folder = result.ResultFolder(tmp_path / "a" / "b", "scaling")
     assert not list(tmp_path.iterdir())
-    folder.write({}, Document("none"))
+    folder.write(empty)
     assert (tmp_path / "a" / "b" / "scaling.json").exists()
-    output.ResultFolder(tmp_path / "a", "scaling")  # which was there before, and stays
+    result.ResultFolder(tmp_path / "a", "scaling")  # which was there before, and stays
     assert (tmp_path / "a" / "b" / "scaling.json").exists()
 
 
-def test_where_results_are_is_not_said_by_dots(tmp_path):
+@pytest.mark.parametrize("name", [".", "..", "a/..", "it"])
+def test_where_results_are_is_not_said_by_dots(name, tmp_path):
     """As a sentence ends in one."""
-    said = {
-        name: str(session._resolve_dots(pathlib.Path(name))) for name in (".", "..", "a/..", "it")
-    }
-    here, above = str(tmp_path), str(tmp_path.parent)
-    assert said == {".": here, "..": above, "a/..": here, "it": "it"}
+    benchmark = scaling.ScalingBenchmark([], ["local"], [1], 1)
+    run = runner.BenchRunner(benchmark, RuntimeSettings(), pathlib.Path(name))
+    said = str(run._make_interruption(True, signal.SIGINT))
+    expected = {".": tmp_path, "..": tmp_path.parent, "a/..": tmp_path, "it": "it"}[name]
+    assert said.endswith(f"in {expected}.")
 
 
 @pytest.mark.parametrize(
@@ -539,15 +515,15 @@ def test_what_was_told_before_a_failure_is_one_document(broken, monkeypatch, tmp
         raise RlflameError("It broke.", "mend it")
 
     if broken == "environment":
-        measure, counts = run._measure_rate, []
+        measure, counts = rollouts.RolloutsBenchmark._measure_side, []
 
-        def once(*words: object) -> bool:
+        def once(*words: object) -> None:
             counts.append(words)
-            return measure(*words) if len(counts) == 1 else fail()
+            measure(*words) if len(counts) == 1 else fail()
 
-        monkeypatch.setattr(run, "_measure_rate", once)
+        monkeypatch.setattr(rollouts.RolloutsBenchmark, "_measure_side", once)
     else:
-        monkeypatch.setattr(output, "write_atomically", fail)
+        monkeypatch.setattr(result, "write_atomically", fail)
     spoken = rlflame(
         "bench", "rollouts", "--no-limit", "--seconds", "0.05", "--repeat", "1", "--fleet",
         "inline", "--workers", "1,2", "--json", "-o", tmp_path / "it",
@@ -582,7 +558,7 @@ def test_a_worker_lost_while_it_is_measured_is_said():
     class Ear:
         show_note, show_status = told.append, told.append
 
-    here = session.BenchSession(None, Ear(), None)
+    here = runner.BenchSession(None, Ear(), None)
     here._show_event(FleetEvent("retried", "", 3, "killed by signal 9"))
     assert told == [
         "Slot 3 is collected again; its worker: killed by signal 9. A measurement that it falls "
@@ -594,11 +570,11 @@ def test_a_worker_lost_while_it_is_measured_is_said():
     ("words", "patched", "file"),
     [
         (("scaling", "--algo", "reinforce", "--episodes", "4", "--compare", "local", "--repeat",
-          "2", "--iterations", "1"), "scaling.run_once", "scaling"),
+          "2", "--iterations", "1"), "scaling.run_case", "scaling"),
         (("replay", "--compare", "local", "--repeat", "2", "--transitions", "80", "--set",
-          "rollout.num_slots=4", "--set", "rollout.steps=10"), "replay.fill", "replay"),
+          "rollout.num_slots=4", "--set", "rollout.steps=10"), "replay.fill_replay", "replay"),
         (("rollouts", "--fleet", "local", "--no-limit", "--seconds", "0", "--repeat", "2"),
-         "rollouts.TimedRounds.measure", "rollouts"),
+         "rollouts.measure_rounds", "rollouts"),
     ],
 )  # fmt: skip
 def test_a_repetition_in_which_a_worker_died_is_marked_wherever_it_is_written(

@@ -10,10 +10,11 @@ from statistics import median
 from typing import Any
 
 import pytest
+from published_figures import COMPARISONS
 
-from rlflame.bench import published, scaling_model
-from rlflame.bench.base import Case, Cell, Repetition
-from rlflame.bench.workloads import make_sleeping_cases
+from rlflame.bench import scaling_model
+from rlflame.bench.case import Case, make_sleeping_cases
+from rlflame.bench.result import Side
 from rlflame.config import resolve
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -191,7 +192,7 @@ def test_scaling_is_as_recorded() -> None:
 
 def test_what_was_published_is_run_again_as_recorded() -> None:
     shown = [*told("| published | theirs: local |").values()]
-    for cells, (name, theirs) in zip(shown, published.RECIPES.items(), strict=True):
+    for cells, (name, theirs) in zip(shown, COMPARISONS.items(), strict=True):
         found = json.loads((RESULTS / "published" / f"{name}.json").read_text("utf-8"))
         assert found["complete"]
         assert found["at_work"] <= 0.1
@@ -288,7 +289,7 @@ def test_several_learners_are_those_of_their_record() -> None:
 def test_what_a_task_costs_is_fitted_to_the_record() -> None:
     """And from when executors would pay, as far as that is known."""
     cases: dict[str, Case] = {}
-    cells: dict[tuple[str, str, int], Cell] = {}
+    cells: dict[tuple[str, str, int], Side] = {}
     with (RESULTS / "scaling.csv").open(newline="") as file:
         for row in csv.DictReader(file):
             name, fleet, workers = row["case"], row["backend"], int(row["workers"])
@@ -296,11 +297,9 @@ def test_what_a_task_costs_is_fitted_to_the_record() -> None:
                 (cases[name],), _ = make_sleeping_cases(
                     [float(name.split()[0])], 8, episodes=int(row["episodes"])
                 )
-            cell = cells.setdefault(
-                (name, fleet, workers), Cell(name, fleet, workers, workers, workers, None)
-            )
-            spent = (float(row[part]) for part in ("seconds", "collect_s", "learn_s"))
-            cell.repetitions.append(Repetition(*spent, 0, 0, None, ""))
+            labels = {"case": name, "fleet": fleet, "workers": workers, "capacity": workers}
+            cell = cells.setdefault((name, fleet, workers), Side("", labels))
+            cell.repetitions.append({part: float(row[part]) for part in ("seconds", "learn_s")})
     local, flame = scaling_model.fit_overheads([*cases.values()], [*cells.values()])
     found = scaling_model.compute_break_even_s(local, flame, (2, 8), 100)
     assert found is not None

@@ -19,7 +19,8 @@ import gymnasium
 import pytest
 from commands import rlflame
 
-from rlflame.bench import run as bench_run
+from rlflame.bench.rollouts import RolloutsBenchmark
+from rlflame.bench.scaling import ScalingBenchmark
 from rlflame.config.recipe import RunConfig
 from rlflame.experiment import resume as experiment_resume
 from rlflame.experiment import run, run_settings
@@ -92,17 +93,17 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     def extended_little(found: Any, steps: int | None, policy: Path) -> Any:
         return extended(found, None if steps is None else found.progress.steps + STEPS, policy)
 
-    def scaled(work: Any, runtime: Any, kinds: Any, counts: Any, repeat: int, *rest: Any,
-               **words: Any) -> None:  # fmt: skip
-        scale(work[:1], runtime, kinds, counts[:1], 1, *rest, **words)
+    scale, collect = ScalingBenchmark.__init__, RolloutsBenchmark.__init__
 
-    def collected(case: Any, runtime: Any, kind: str, counts: Any, seconds: float, *rest: Any,
+    def scaled(self: Any, cases: Any, fleets: Any, counts: Any, repeat: int) -> None:
+        scale(self, cases[:1], fleets, counts[:1], 1)
+
+    def collected(self: Any, case: Any, fleet: str, counts: Any, seconds: float, *rest: Any,
                   **words: Any) -> None:  # fmt: skip
-        collect(case, runtime, kind, counts[:1], 0.0, *rest, **words)
+        collect(self, case, fleet, counts[:1], 0.0, *rest, **words)
 
-    scale, collect = bench_run.run_scaling, bench_run.run_rollouts
-    monkeypatch.setattr(bench_run, "run_scaling", scaled)
-    monkeypatch.setattr(bench_run, "run_rollouts", collected)
+    monkeypatch.setattr(ScalingBenchmark, "__init__", scaled)
+    monkeypatch.setattr(RolloutsBenchmark, "__init__", collected)
     monkeypatch.setattr(run_settings, "resolve", resolved)
     monkeypatch.setattr(run, "extend_budget", extended_little)
 

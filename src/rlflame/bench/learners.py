@@ -1,146 +1,208 @@
-"""The same training by one learner and by several, timed: what is computed, what is exchanged.
-
-The rollouts are the same on every side and are timed apart. Must not know: words, files.
-"""
+"""The same training by one learner and by several: what is computed, and what is exchanged."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from statistics import median
+from typing import Any, ClassVar
 
-from rlflame.bench.base import Case
-from rlflame.bench.timed_run import Clock, Stopwatch
-from rlflame.config.runtime import RuntimeSettings
-from rlflame.experiment import components
+from rlflame.analysis.report.document import Block, Section
+from rlflame.bench.case import Case, Stopwatch, run_case
+from rlflame.bench.result import (
+    BenchResult,
+    Side,
+    compute_median,
+    compute_speedup,
+    format_bits,
+    has_equal_digests,
+    make_table,
+)
+from rlflame.bench.runner import BenchSession
 from rlflame.experiment.learners import launcher
 from rlflame.experiment.run_settings import check_learners
-from rlflame.fleet.base import Fleet, make_policy_id
+from rlflame.fleet.base import Fleet
 from rlflame.learning.factory import count_blas_threads
 from rlflame.learning.parallel.process_group import ProcessGroup
-from rlflame.rollout.spec import Float32, Fragment
+from rlflame.rollout.spec import Float32
+from rlflame.statistics import Interval
 from rlflame.terminal_text import format_count
-from rlflame.training.trainer import Progress, StopRequest
 
 #: What to do when a learner was lost.
 RETRY_HINT = "the same command measures anew"
-
-
-@dataclass(frozen=True, slots=True)
-class LearningRun:
-    """One run, without its first iteration, in which everybody warms up."""
-
-    seconds: float
-    learn_s: float
-    #: Of learning: giving and taking batches and gradients, waiting for the others included.
-    exchange_s: float
-    steps: int
-    updates: int
-    weights: str
-
-
-@dataclass(slots=True)
-class LearnerSide:
-    """One number of learners."""
-
-    learners: int
-    runs: list[LearningRun] = field(default_factory=list)
+_CSV_HEAD = ("case", "learners", "backend", "seconds", "steps", "updates", "exchange_s")
+#: The parts of a run that are timed, as the table names them.
+_PARTS = {"learning": "learn_s", "whole run": "seconds"}
+_SPEEDUPS = (
+    *("learners", "times"),
+    ("learning, s", "learn_s", ",.3f"),
+    ("speed-up", "speedup_learning", ",.2fx"),
+    ("ideal", "ideal", ".3gx"),
+    ("whole run, s", "seconds", ",.3f"),
+    ("speed-up", "speedup_whole", ",.2fx"),
+)
+_UPDATES = (
+    "learners",
+    ("ms an update", "update_ms", ".2f"),
+    ("computing", "compute_ms", ".2f"),
+    ("exchanging and waiting", "exchange_ms", ".2f"),
+    ("share", "exchange_share", ".1%"),
+)
 
 
 class TimedProcessGroup:
-    """A group whose exchanges are timed, on the first learner's clock."""
+    """A group whose exchanges are a phase of the first learner's stopwatch."""
 
-    def __init__(self, group: ProcessGroup, clock: Clock) -> None:
-        self._group = group
-        self._clock = clock
+    def __init__(self, group: ProcessGroup, watch: Stopwatch) -> None:
+        self._group, self._watch = group, watch
         self.rank, self.size = group.rank, group.size
-        self.spent_s = 0.0
 
     def gather(self, values: Float32) -> Float32:
-        start_s = self._clock()
-        result = self._group.gather(values)
-        self.spent_s += self._clock() - start_s
-        return result
+        with self._watch.time_phase("exchange"):
+            return self._group.gather(values)
 
     def use_device(self, device: str) -> None:
         self._group.use_device(device)
 
     def broadcast(self, value: Any) -> Any:
-        start_s = self._clock()
-        result = self._group.broadcast(value)
-        self.spent_s += self._clock() - start_s
-        return result
-
-
-class _LearningStopwatch(Stopwatch):
-    """A stopwatch that says how things stood when the first iteration was over."""
-
-    def __init__(self, clock: Clock, exchanged_s: Callable[[], float]) -> None:
-        super().__init__(clock)
-        self._exchanged_s = exchanged_s
-        self.marks: list[tuple[float, float, float, int, float]] = []
-
-    def record_iteration(
-        self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
-    ) -> None:
-        super().record_iteration(progress, metrics, fragments)
-        learn_s = self.spent_s.get("learn", 0.0)
-        updates = float(metrics.get("n_updates", 0.0))
-        mark = (self._clock(), learn_s, self._exchanged_s(), progress.steps, updates)
-        self.marks.append(mark)
+        with self._watch.time_phase("exchange"):
+            return self._group.broadcast(value)
 
 
 @dataclass
 class LearnersBenchmark:
-    """`sides` grows while it runs; the numbers of learners take turns."""
+    """The same training by several numbers of learners, in turn, on one fleet in this process."""
 
     case: Case
-    counts: Sequence[int]
+    learners: Sequence[int]
     repeat: int
-    runtime: RuntimeSettings
-    open: Callable[[], AbstractContextManager[Fleet]]
-    stop: StopRequest
-    show_status: Callable[[str], None] = lambda text: None
-    clock: Clock = time.perf_counter
-    sides: list[LearnerSide] = field(default_factory=list)
+    sides: list[Side] = field(default_factory=list)
+    name: ClassVar[str] = "learners"
+    fleets: ClassVar[Sequence[str]] = ("inline",)
 
-    def run(self) -> bool:
-        """False where somebody asked to stop before the end."""
-        for learners in self.counts:
-            check_learners(self.case.recipe.learning, learners)
-        self.sides += [LearnerSide(learners) for learners in self.counts]
-        with self.open() as fleet:
-            for number in range(self.repeat):
-                for side in self.sides:
-                    self.show_status(
-                        f"{format_count(side.learners, 'learner')}: {number + 1} of {self.repeat}"
-                    )
-                    learning_run = self._run_once(side.learners, fleet)
-                    if learning_run is None:
-                        return False
-                    side.runs.append(learning_run)
-        return True
+    def measure(self, session: BenchSession) -> Generator[None, None, None]:
+        for count in self.learners:
+            check_learners(self.case.recipe.learning, count)
+        self.sides += [
+            Side(f"{self.case.name}, {format_count(count, 'learner')}", {"learners": count})
+            for count in self.learners
+        ]
+        with session.open_fleet("inline", 1) as fleet:
+            for side in session.take_turns({side.name: side for side in self.sides}, self.repeat):
+                side.repetitions.append(self._run_once(session, side.labels["learners"], fleet))
+        yield
 
-    def _run_once(self, learners: int, fleet: Fleet) -> LearningRun | None:
-        recipe = self.case.recipe
-        runtime = self.runtime.model_copy(update={"learners": learners})
-        threads = count_blas_threads(recipe.learning)
-        with launcher.start_learners(runtime, threads, lambda: RETRY_HINT, self.stop) as group:
-            timed = TimedProcessGroup(group, self.clock)
-            watch = _LearningStopwatch(self.clock, lambda: timed.spent_s)
-            initial = components.make_initial_checkpoint(recipe, self.case.env)
-            trainer = components.make_trainer(
-                initial, fleet, watch, self.stop, "bench", None, timed
-            )
-            if not trainer.run():
-                return None
-            weights = make_policy_id(trainer.take_snapshot().policy)
-        (start_s, *before), (ended, *after) = watch.marks[0], watch.marks[-1]
-        learn_s, exchange_s, steps, updates = (b - a for a, b in zip(before, after, strict=True))
-        return LearningRun(ended - start_s, learn_s, exchange_s, int(steps), int(updates), weights)
+    def _run_once(self, session: BenchSession, learners: int, fleet: Fleet) -> dict[str, Any]:
+        """Train, and count without the first iteration, in which everything warms up."""
+        runtime = session.runtime.model_copy(update={"learners": learners})
+        threads = count_blas_threads(self.case.recipe.learning)
+        with launcher.start_learners(runtime, threads, lambda: RETRY_HINT, session.stop) as group:
+            watch = Stopwatch(session.clock, session.show_progress)
+            timed = TimedProcessGroup(group, watch)
+            weights = run_case(self.case, fleet, session.stop, watch, timed)["weights"]
+        first, last = watch.marks[0], watch.marks[-1]
+        counts = {name: last.get(name, 0) - first.get(name, 0) for name in (*last, "exchange")}
+        return {
+            "seconds": counts["clock"],
+            "learn_s": counts["learn"],
+            # Exchanging batches and gradients, waiting for other learners included.
+            "exchange_s": counts["exchange"],
+            "steps": int(counts["steps"]),
+            "updates": int(counts["updates"]),
+            "weights": weights,
+        }
+
+    def make_result(self, sides: Sequence[Side]) -> BenchResult:
+        learning = self.case.recipe.learning
+        same_bits = has_equal_digests(w for side in sides for w in side.list_values("weights"))
+        facts: dict[str, Any] = {
+            "case": self.case.name,
+            "algorithm": learning.algorithm,
+            "provider": learning.provider,
+            "gradient_shards": learning.gradient_shards,
+            "samples": learning.samples_per_gradient,
+            "hidden": list(learning.network.hidden),
+            "same_bits": same_bits,
+            "sides": [describe_side(side, sides[0]) for side in sides],
+        }
+        speedups: tuple[Block, ...] = (
+            self._describe_work(),
+            make_table(facts["sides"], _SPEEDUPS),
+            *format_bits(
+                [same_bits],
+                "All learned the same weights, to the last bit.",
+                "They did not learn the same weights.",
+            ),
+        )
+        updates: tuple[Block, ...] = (
+            "On the first learner's clock. Exchange takes a smaller share of larger minibatches "
+            "and wider networks.",
+            make_table(facts["sides"], _UPDATES),
+        )
+        return BenchResult(
+            self.name,
+            "Benchmark: learners",
+            facts,
+            [
+                Section("Speed-up", speedups),
+                Section("Where the time of an update goes", updates),
+            ],
+            [side.make_measurement("learn_s", "s", self.case.work) for side in sides],
+            _make_csv_rows(sides),
+        )
+
+    def _describe_work(self) -> str:
+        learning = self.case.recipe.learning
+        units = "x".join(map(str, learning.network.hidden))
+        return (
+            f"{self.case.name}: {learning.algorithm.upper()} by {learning.provider}, {units} "
+            f"units, {learning.samples_per_gradient:,} samples an update in "
+            f"{format_count(learning.gradient_shards, 'shard')}, "
+            f"{format_count(self.case.iterations - 1, 'iteration')} after one to warm up. Rollouts "
+            "are the same on all sides and count in the whole run only. Speed-up is of the time "
+            "for as many steps."
+        )
+
+
+def describe_side(side: Side, base: Side) -> dict[str, Any]:
+    """The facts of a number of learners; the base is the one that others are measured by."""
+    update_ms, exchange_ms = (
+        median(1000.0 * run[part] / max(1, run["updates"]) for run in side.repetitions)
+        for part in ("learn_s", "exchange_s")
+    )
+    return {
+        **side.describe(),
+        "runs": side.repetitions,
+        "learn_s": compute_median(side.list_values("learn_s")),
+        "speedup_learning": _compute_speedup(side, base, "learn_s"),
+        "seconds": compute_median(side.list_values("seconds")),
+        "speedup_whole": _compute_speedup(side, base, "seconds"),
+        "ideal": side.labels["learners"] / base.labels["learners"],
+        "update_ms": update_ms,
+        "compute_ms": update_ms - exchange_ms,
+        "exchange_ms": exchange_ms,
+        "exchange_share": exchange_ms / update_ms,
+    }
+
+
+def _compute_speedup(side: Side, base: Side, part: str) -> Interval:
+    """In seconds a step of the environment: runs may differ in length."""
+    base_s, own_s = (
+        [run[part] / run["steps"] for run in entry.repetitions] for entry in (base, side)
+    )
+    return compute_speedup(base_s, own_s)
+
+
+def _make_csv_rows(sides: Sequence[Side]) -> list[tuple[object, ...]]:
+    """A row for each run and part, below the head."""
+    rows: list[tuple[object, ...]] = [_CSV_HEAD]
+    for name, part in _PARTS.items():
+        for side in sides:
+            for run in side.repetitions:
+                counts = (run[key] for key in (part, "steps", "updates", "exchange_s"))
+                rows.append((name, side.labels["learners"], "measured", *counts))
+    return rows
 
 
 def find_shard_count(counts: Sequence[int], fewest: int) -> int:

@@ -1,110 +1,130 @@
-"""What a benchmark runs on, and whether it has the machine to itself.
-
-Must not know: what is measured.
-"""
+"""The machine that a benchmark runs on, and whether other programs use it meanwhile."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from rlflame.bench.base import MachineConditions
 from rlflame.rollout import machine
 from rlflame.rollout.blas import THREAD_VARIABLES
 from rlflame.storage import machine_info
+from rlflame.terminal_text import format_size
 
-#: Processors' worth of other work above which a machine counts as busy, of those usable.
+#: The share of the usable processors at work above which a machine counts as busy.
 _BUSY_SHARE = 0.25
-#: How long the processors are looked at.
 _SAMPLE_S = 0.5
 _STAT = Path("/proc/stat")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineConditions:
+    """What a measured number has to be read with."""
+
+    machine: dict[str, Any]
+    threads: dict[str, str]
+    load_before: tuple[float, float, float] | None
+    #: Processors at work before the benchmark began; None where the system does not tell.
+    at_work: float | None
+    busy: bool
+    #: Processors that other programs kept at work during the benchmark.
+    others: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def format_sentences(self) -> list[str]:
+        machine, load = self.machine, self.load_before
+        packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+        threads = ", ".join(f"{name}={value}" for name, value in self.threads.items())
+        loads = " ".join(f"{value:.2f}" for value in load) if load else "unknown"
+        parts = [f"Load before: {loads} (1, 5 and 15 minutes)"]
+        if self.at_work is not None:
+            parts.append(f"{self.at_work:.1f} processors at work when it began")
+        if self.others is not None:
+            parts.append(f"{self.others:.1f} at work for others meanwhile")
+        sentences = [
+            f"{machine['processor']}, {machine['usable_cores']} of {machine['cores']} cores "
+            f"usable, {format_size(machine['memory_bytes'])}; {machine['system']}, "
+            f"{machine['libc']}, Python {machine['python']}; {packages}; BLAS {machine['blas']}.",
+            f"Threads: {threads or 'as the libraries choose'}; one in each worker.",
+            "; ".join(parts) + ".",
+        ]
+        if self.busy:
+            sentences.append(
+                "This machine was busy with other work: measure again when it is idle."
+            )
+        return sentences
 
 
 def read_conditions(
     load: Callable[[], tuple[float, float, float]] = os.getloadavg,
     sample: Callable[[], float | None] | None = None,
 ) -> MachineConditions:
-    """Before anything is measured, so that what works is others.
+    """The conditions before anything is measured, when all work is that of other programs.
 
-    A load comes and goes minutes after the work: it is asked only where processors cannot be seen.
+    A load average changes minutes after the work; it decides only where processors cannot be seen.
     """
     try:
         load_average: tuple[float, float, float] | None = load()
     except OSError:
         load_average = None
-    most = _compute_busy_limit()
-    now = (sample or count_busy_processors)()
+    at_work = (sample or count_busy_processors)()
+    decisive = at_work if at_work is not None else load_average[0] if load_average else 0.0
     return MachineConditions(
         machine=machine_info.describe_machine(),
         threads={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         load_before=load_average,
-        at_work=now,
-        busy=now > most if now is not None else load_average is not None and load_average[0] > most,
+        at_work=at_work,
+        busy=decisive > _compute_busy_limit(),
     )
 
 
 class LoadMonitor:
-    """The surroundings, and what others do from now on beside these fleets.
-
-    That is what all processors do, less this process and its children. Executors of Flame are
-    nobody's children here, so beside them it cannot be told.
-    """
+    """Measures the work of other programs: that of all processors, less that of this process and
+    its children. Executors of Flame are no children, so with that fleet there is no such figure."""
 
     def __init__(
         self, fleets: Collection[str] = (), conditions: MachineConditions | None = None
     ) -> None:
         self._conditions = conditions or read_conditions()
-        self._start_counters = None if "flame" in fleets else self._read_counters()
+        self._start_counters = None if "flame" in fleets else _read_counters()
 
     def finish(self) -> MachineConditions:
-        """Once all children have been waited for, without which their work is that of others."""
-        conditions, before, now = self._conditions, self._start_counters, self._read_counters()
+        """The conditions until now; correct once all children have been waited for."""
+        conditions, before, now = self._conditions, self._start_counters, _read_counters()
         if before is None or now is None or now[1] <= before[1]:
             return conditions
-        seconds = now[1] - before[1]
-        other_load = max(0.0, (now[0] - before[0] - (now[2] - before[2])) / seconds)
-        return replace(
-            conditions,
-            others=other_load,
-            busy=conditions.busy or other_load > _compute_busy_limit(),
-        )
-
-    def _read_counters(self) -> tuple[float, float, float] | None:
-        """Seconds of all processors, by the clock, and of this process and its children."""
-        try:
-            busy, _ = _parse_ticks(_STAT.read_text())
-            ticks = os.sysconf("SC_CLK_TCK")
-        except (OSError, ValueError, IndexError):
-            return None
-        times = os.times()
-        spent = times.user + times.system + times.children_user + times.children_system
-        return busy / ticks, time.monotonic(), spent
+        busy_s, seconds, spent_s = (b - a for a, b in zip(before, now, strict=True))
+        other_load = max(0.0, (busy_s - spent_s) / seconds)
+        busy = conditions.busy or other_load > _compute_busy_limit()
+        return replace(conditions, others=other_load, busy=busy)
 
 
 def _compute_busy_limit() -> float:
-    """Processors that others may have before the machine counts as busy."""
+    """How many processors other programs may use before the machine counts as busy."""
     return max(0.5, _BUSY_SHARE * machine.count_usable_cores())
 
 
 def count_busy_processors(seconds: float = _SAMPLE_S) -> float | None:
-    """How many processors work while this one looks on, where the system says so."""
+    """How many processors are at work; None where the system does not tell."""
+    before = _read_counters()
+    time.sleep(seconds)
+    after = _read_counters()
+    if before is None or after is None or after[1] <= before[1]:
+        return None
+    return (after[0] - before[0]) / (after[1] - before[1])
+
+
+def _read_counters() -> tuple[float, float, float] | None:
+    """Seconds of all processors, of the clock, and of this process and its children."""
     try:
-        busy, rest = _parse_ticks(_STAT.read_text())
-        time.sleep(seconds)
-        busy_after, rest_after = _parse_ticks(_STAT.read_text())
+        # The fourth and the fifth are idle; those of guests are at work.
+        values = [int(word) for word in _STAT.read_text().splitlines()[0].split()[1:9]]
+        busy_s = (sum(values) - values[3] - values[4]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None
-    spent, waited = busy_after - busy, rest_after - rest
-    if spent + waited <= 0:
-        return None
-    return (os.cpu_count() or 1) * spent / (spent + waited)
-
-
-def _parse_ticks(stat: str) -> tuple[int, int]:
-    """Of all processors: at work, also for the hosts of this machine, and at rest."""
-    values = [int(word) for word in stat.splitlines()[0].split()[1:9]]
-    rest = values[3] + values[4]
-    return sum(values) - rest, rest
+    return busy_s, time.monotonic(), sum(os.times()[:4])

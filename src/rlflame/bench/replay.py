@@ -1,152 +1,178 @@
-"""How fast transitions come into a replay from a fleet, and out of it again in samples.
+"""How fast transitions come from a fleet into a replay, and out of it again in samples.
 
-Only what is new crosses the wire: the replay is where learning is. Nothing is learned, so that no
-learner hides what moving transitions costs. Must not know: how anything is shown.
+Nothing is learned, so that no learner hides what moving transitions costs.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from rlflame.bench.base import Case
+from rlflame.analysis.report.document import Block, Section
+from rlflame.bench.case import Case, Clock, Stopwatch
+from rlflame.bench.result import (
+    BenchResult,
+    Side,
+    compute_median,
+    format_bits,
+    has_equal_digests,
+    make_table,
+)
 from rlflame.bench.rollouts import RolloutRounds
-from rlflame.bench.timed_run import Clock, Stopwatch
+from rlflame.bench.runner import BenchSession
 from rlflame.fleet.base import Fleet, TrafficCounter
 from rlflame.learning import factory
 from rlflame.learning.base import compute_digest
-from rlflame.training.trainer import StopInterrupt, StopRequest
+from rlflame.terminal_text import format_count
+from rlflame.training.trainer import StopRequest
 
-#: Batches drawn from the full replay, for what sampling alone takes.
+#: Batches drawn from the full replay, for the time that sampling alone takes.
 _DRAWS = 500
+_MEDIANS = ("collect_share", "added_per_s", "drawn_per_s", "bytes_per_transition")
+_RATES = (
+    *("fleet", "workers", "times"),
+    ("transitions/s", "transitions_per_s", ",.0f"),
+    ("collecting", "collect_share", ".1%"),
+    ("adding alone, /s", "added_per_s", ",.0f"),
+    ("sampling alone, /s", "drawn_per_s", ",.0f"),
+    ("bytes a transition", "bytes_per_transition", ",.1f"),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class FillIteration:
-    """One iteration, and what the replay had taken by then; `bytes_in` are the fleet's answers."""
-
-    collect_s: float
-    add_s: float
-    sample_s: float
-    bytes_in: int
-    total_added: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayFill:
-    """One replay, filled; a batch is drawn after each iteration, as learning would."""
-
-    iterations: tuple[FillIteration, ...]
-    #: Transitions a second, of batches drawn one after the other at the end.
-    drawn_per_s: float
-    #: Names all that is in the replay by its content.
-    content: str
-    #: Tasks that went to a second worker meanwhile, which takes longer.
-    retried: int = 0
-
-    @property
-    def transitions(self) -> int:
-        return self.iterations[-1].total_added
-
-    @property
-    def collect_s(self) -> float:
-        return sum(iteration.collect_s for iteration in self.iterations)
-
-    @property
-    def add_s(self) -> float:
-        return sum(iteration.add_s for iteration in self.iterations)
-
-    @property
-    def sample_s(self) -> float:
-        return sum(iteration.sample_s for iteration in self.iterations)
-
-    @property
-    def bytes_in(self) -> int:
-        return sum(iteration.bytes_in for iteration in self.iterations)
-
-    @property
-    def seconds(self) -> float:
-        return self.collect_s + self.add_s + self.sample_s
-
-    @property
-    def per_s(self) -> float:
-        return self.transitions / self.seconds
-
-    @property
-    def added_per_s(self) -> float:
-        return self.transitions / self.add_s
-
-
-@dataclass(slots=True)
-class FillSeries:
-    """A fleet with a number of workers."""
-
-    fleet: str
-    workers: int
-    fills: list[ReplayFill] = field(default_factory=list)
-
-
-def fill(
-    case: Case, fleet: Fleet, stop: StopRequest, clock: Clock = time.perf_counter
-) -> ReplayFill | None:
-    """All iterations of the case; None where somebody asked to stop."""
-    # As wide as a learner's experience; this one is of a case that draws from it.
+def fill_replay(case: Case, fleet: Fleet, stop: StopRequest, clock: Clock) -> dict[str, Any]:
+    """Run the iterations of the case into an empty replay; a batch is drawn after each of them."""
     replay: Any = factory.make_buffer(case.recipe.learning, case.env)
-    traffic, passes = TrafficCounter(fleet), []
+    traffic, iterations = TrafficCounter(fleet), list[dict[str, float]]()
+    watch = Stopwatch(clock)
     with RolloutRounds(case, fleet, stop, "uniform") as rounds:
-        for iteration in range(case.iterations):
-            watch = Stopwatch(clock)
-            try:
-                with watch.time_phase("collect"):
-                    fragments = rounds.collect()
-            except StopInterrupt:
-                return None
-            with watch.time_phase("add"):
+        for number in range(case.iterations):
+            watch.spent_s.clear()
+            with watch.time_phase("collect_s"):
+                fragments = rounds.collect()
+            with watch.time_phase("add_s"):
                 replay.add(fragments, rounds.policy)
-            with watch.time_phase("sample"):
-                replay.draw(iteration)
-            collect_s, add_s, sample_s = watch.spent_s.values()
-            came = traffic.take()["bytes_in"]
-            passes.append(FillIteration(collect_s, add_s, sample_s, came, replay.total_added))
-    watch, sample_count = Stopwatch(clock), 0
+            with watch.time_phase("sample_s"):
+                replay.draw(number)
+            counts = {"bytes_in": traffic.take()["bytes_in"], "total_added": replay.total_added}
+            iterations.append({**watch.spent_s, **counts})
     with watch.time_phase("draw"):
-        for number in range(_DRAWS):
-            sample_count += len(replay.draw(number).rewards)
-    return ReplayFill(
-        tuple(passes),
-        sample_count / watch.spent_s["draw"],
-        compute_digest(replay.get_state()),
+        num_samples = sum(len(replay.draw(number).rewards) for number in range(_DRAWS))
+    collect_s, add_s, sample_s, bytes_in = (
+        sum(iteration[key] for iteration in iterations)
+        for key in ("collect_s", "add_s", "sample_s", "bytes_in")
     )
+    seconds, transitions = collect_s + add_s + sample_s, replay.total_added
+    return {
+        "iterations": iterations,
+        "transitions": transitions,
+        "transitions_per_s": transitions / seconds,
+        "collect_share": collect_s / seconds,
+        "added_per_s": transitions / add_s,
+        "drawn_per_s": num_samples / watch.spent_s["draw"],
+        "bytes_per_transition": bytes_in / transitions,
+        "content": compute_digest(replay.get_state()),
+    }
 
 
-def fill_in_turn(
-    case: Case,
-    fleets: Mapping[str, Fleet],
-    workers: int,
-    repeat: int,
-    stop: StopRequest,
-    into: list[FillSeries],
-    show_status: Callable[[str], None],
-    take_retried: Callable[[], int] = lambda: 0,
-) -> bool:
-    """Repetition by repetition, each fleet in turn; False where somebody asked to stop."""
-    for kind, fleet in fleets.items():
-        show_status(f"{kind} with {workers}: starting")
-        try:
-            with RolloutRounds(case, fleet, stop, "uniform") as rounds:
+@dataclass
+class ReplayBenchmark:
+    """Replays filled by several fleets, in turn, with one number of workers after the other."""
+
+    case: Case
+    fleets: Sequence[str]
+    workers: Sequence[int]
+    repeat: int
+    sides: list[Side] = field(default_factory=list)
+    name: ClassVar[str] = "replay"
+
+    def measure(self, session: BenchSession) -> Generator[None, None, None]:
+        def warm_up(fleet: Fleet) -> None:
+            with RolloutRounds(self.case, fleet, session.stop, "uniform") as rounds:
                 rounds.collect()
-        except StopInterrupt:
-            return False
-        into.append(FillSeries(kind, 1 if kind == "inline" else workers))
-    series = into[-len(fleets) :]
-    for number in range(repeat):
-        for filling in series:
-            show_status(f"{filling.fleet} with {filling.workers}: {number + 1} of {repeat}")
-            take_retried()
-            replay_fill = fill(case, fleets[filling.fleet], stop)
-            if replay_fill is None:
-                return False
-            filling.fills.append(replace(replay_fill, retried=take_retried()))
-    return True
+
+        for count in self.workers:
+            with session.open_fleets(self.fleets, count, min(self.workers), warm_up) as opened:
+                fleets = {entry.kind: entry.fleet for entry in opened}
+                group = [
+                    Side(
+                        f"{self.case.name}, {kind} with {workers}",
+                        {"fleet": kind, "workers": workers},
+                    )
+                    for kind, workers, *_ in opened
+                ]
+                self.sides += group
+                for side in session.take_turns({side.name: side for side in group}, self.repeat):
+                    fleet = fleets[side.labels["fleet"]]
+                    fill = fill_replay(self.case, fleet, session.stop, session.clock)
+                    side.repetitions.append({**fill, "retried": session.take_retried()})
+            yield
+
+    def make_result(self, sides: Sequence[Side]) -> BenchResult:
+        same_bits = has_equal_digests(d for side in sides for d in side.list_values("content"))
+        fillings = [
+            {
+                **side.describe(_MEDIANS),
+                "transitions_per_s": compute_median(side.list_values("transitions_per_s")),
+                "fills": side.repetitions,
+            }
+            for side in sides
+        ]
+        facts = {
+            "environment": self.case.env.id,
+            "case": self.case.name,
+            "iterations": self.case.iterations,
+            "same_bits": same_bits,
+            "fillings": fillings,
+        }
+        blocks: tuple[Block, ...] = (
+            self._describe_work(sides[0].repetitions[0]["transitions"]),
+            make_table(fillings, _RATES, 2),
+            *format_bits(
+                [same_bits],
+                "Every replay held the same in the end, to the last bit.",
+                "The replays did not hold the same.",
+                elsewhere="flame" in self.fleets,
+            ),
+            *(text for side in sides for text in _format_traffic(side)),
+        )
+        return BenchResult(
+            self.name,
+            f"Benchmark: a replay of {self.case.env.id}",
+            facts,
+            [Section("Rate", blocks)],
+            [
+                side.make_measurement(
+                    "transitions_per_s", "transitions/s", self.case.work, higher_is_better=True
+                )
+                for side in sides
+            ],
+        )
+
+    def _describe_work(self, transitions: int) -> str:
+        rollout, settings = self.case.recipe.learning.rollout, self.case.recipe.learning.sac
+        assert settings is not None
+        room = ""
+        if settings.buffer_size < transitions:
+            round_steps = rollout.columns * rollout.steps
+            room = f" (room is for {settings.buffer_size:,}, and a round is {round_steps:,})"
+        return (
+            f"{transitions:,} transitions of random actions{room}: "
+            f"{format_count(self.case.iterations, 'iteration')} of "
+            f"{format_count(rollout.num_slots, 'fragment')} of "
+            f"{format_count(rollout.steps, 'step')}, from the fleet into the replay, and a batch "
+            f"of {settings.batch_size} out of it after each. Start-up is in no figure."
+        )
+
+
+def _format_traffic(side: Side) -> list[str]:
+    """Whether what crosses the wire grows with what is stored."""
+    iterations = side.repetitions[-1]["iterations"]
+    first, last = iterations[0]["bytes_in"], iterations[-1]["bytes_in"]
+    if not first or len(iterations) < 2:
+        return []
+    reason = "" if last > 1.2 * first else ": what is new crosses, and nothing else"
+    return [
+        f"From {side.labels['fleet']} came {first:,} bytes in the first iteration and {last:,} in "
+        f"the last{reason}."
+    ]

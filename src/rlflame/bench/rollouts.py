@@ -1,68 +1,53 @@
 """How fast a fleet collects with a policy that acts and does not learn, beside bare stepping.
 
-Rounds are iterations of the case's recipe: its slots, its environments, its fragments. Must not
-know: how a limit is measured, how anything is shown.
+Rounds are iterations of the case's recipe: its slots, its environments, its fragments.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
-from rlflame.bench.action_trace import ActionTrace
-from rlflame.bench.base import Case
-from rlflame.bench.stepping_processes import SteppingProcesses, sum_rates
-from rlflame.bench.timed_run import Clock
-from rlflame.experiment import components
-from rlflame.fleet.base import ContextManagerMixin, Fleet
-from rlflame.learning import factory
-from rlflame.rollout.policy import Policy
-from rlflame.rollout.spec import EnvState, Fragment, RolloutTask
-from rlflame.training.trainer import (
-    Progress,
-    StopInterrupt,
-    StopRequest,
-    make_initial_states,
-    make_tasks,
+from rlflame.analysis.report.document import Section
+from rlflame.bench.case import Case, Clock
+from rlflame.bench.raw_stepping import (
+    WAYS,
+    Pieces,
+    SteppingProcesses,
+    StepServer,
+    make_pieces,
+    make_raw_processes,
+    save_trace,
+    sum_rates,
 )
+from rlflame.bench.result import BenchResult, Column, Side, compute_median, make_table
+from rlflame.bench.runner import BenchSession
+from rlflame.config.recipe import Recipe
+from rlflame.config.runtime import RuntimeSettings
+from rlflame.experiment import components
+from rlflame.fleet import factory as fleet_factory
+from rlflame.fleet.base import ContextManagerMixin, Fleet
+from rlflame.learning import factory as learning_factory
+from rlflame.rollout.envs import user_code
+from rlflame.rollout.policy import Policy
+from rlflame.rollout.spec import Fragment, RolloutTask
+from rlflame.training.stop_signal import NullStop
+from rlflame.training.trainer import Progress, StopRequest, make_initial_states, make_tasks
 
-#: Steps a second of as many bare processes as there are workers.
-Limit = Callable[[], float]
+_COLUMNS = (
+    *("fleet", "workers", "times"),
+    ("steps/s", "rate", ",.0f"),
+    ("ms an episode", "ms_per_episode", ",.2f"),
+)
 _WARM_ROUNDS = 2
-#: No longer than this, and two rounds, for a script that is long enough.
-_RECORD_S = 5.0
-
-
-@dataclass(slots=True)
-class RolloutRate:
-    """What one number of workers did, repetition by repetition."""
-
-    fleet: str
-    workers: int
-    steps_per_s: list[float] = field(default_factory=list)
-    #: Bare stepping in between, by its way; of the same processors.
-    limits: dict[str, list[float]] = field(default_factory=dict)
-    #: Tasks that went to a second worker meanwhile, which takes longer; of each repetition.
-    retried: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    steps: int = 0
-    episodes: int = 0
-    #: Of those episodes, from their beginnings on, which may lie before what was timed.
-    episode_steps: int = 0
-
-    @property
-    def ms_per_episode(self) -> float | None:
-        """Of one worker's time, for an episode as long as those that ended."""
-        if not self.episodes:
-            return None
-        return 1000.0 * self.workers * self.episode_steps / self.episodes / median(self.steps_per_s)
-
-    def compute_shares(self, way: str) -> list[float]:
-        """Of the limit measured next to it, pair by pair."""
-        return [rate / most for rate, most in zip(self.steps_per_s, self.limits[way], strict=False)]
+#: A script ends after so many steps, or after these seconds and two rounds.
+_MAX_SCRIPT_STEPS, _RECORD_S = 20_000, 5.0
 
 
 class RolloutRounds(ContextManagerMixin):
@@ -73,8 +58,8 @@ class RolloutRounds(ContextManagerMixin):
     ) -> None:
         self._fleet, self._stop = fleet, stop
         plan = components.make_plan(case.recipe, case.env, "bench")
-        self.policy = factory.make_algorithm(case.recipe.learning, plan.policy).get_policy()
-        self.spec = plan.policy
+        algorithm = learning_factory.make_algorithm(case.recipe.learning, plan.policy)
+        self.spec, self.policy = plan.policy, algorithm.get_policy()
         self._policy_id = fleet.put(self.policy)
         self._tasks: list[RolloutTask] = [
             replace(task, policy_id=self._policy_id, acting=acting)
@@ -82,7 +67,7 @@ class RolloutRounds(ContextManagerMixin):
         ]
 
     def collect(self) -> list[Fragment]:
-        """By slot; StopNow where somebody asks to stop meanwhile."""
+        """The fragments of the next round, by slot."""
         with self._stop.allow_interrupt():
             submission = self._fleet.submit(self._tasks)
             try:
@@ -90,103 +75,206 @@ class RolloutRounds(ContextManagerMixin):
             finally:
                 submission.cancel()
         self._tasks = [
-            replace(task, iteration=task.iteration + 1, states=_find_next_states(task, fragment))
+            replace(
+                task,
+                iteration=task.iteration + 1,
+                states=fragment.states if task.unit == "steps" else (),
+            )
             for task, fragment in zip(self._tasks, fragments, strict=True)
         ]
         return fragments
+
+    def warm_up(self) -> None:
+        for _ in range(_WARM_ROUNDS):
+            self.collect()
 
     def close(self) -> None:
         self._fleet.release(self._policy_id)
 
 
-class TimedRounds(ContextManagerMixin):
-    """Rounds that are timed and remembered."""
+def record_pieces(rounds: RolloutRounds, clock: Clock) -> Pieces:
+    """Record rounds until the script is long enough, which also warms up."""
+    start_s, steps, script = clock(), 0, list[list[Fragment]]()
+    while len(script) < _WARM_ROUNDS or (
+        steps < _MAX_SCRIPT_STEPS and clock() - start_s < _RECORD_S
+    ):
+        script.append(rounds.collect())
+        steps += sum(int(fragment.lengths.sum()) for fragment in script[-1])
+    return make_pieces(script, Policy(rounds.spec, rounds.policy).to_environment)
 
-    def __init__(
-        self, case: Case, fleet: Fleet, stop: StopRequest, clock: Clock = time.perf_counter
+
+def measure_rounds(rounds: RolloutRounds, seconds: float, clock: Clock) -> dict[str, Any]:
+    """Collect whole rounds for at least this time, and count.
+
+    `episode_steps` are the steps of the episodes that ended, also of those before the time.
+    """
+    start_s, steps, lengths = clock(), 0, list[int]()
+    while (elapsed := clock() - start_s) < seconds or not steps:
+        fragments = rounds.collect()
+        steps += sum(int(fragment.lengths.sum()) for fragment in fragments)
+        lengths += [episode.length for fragment in fragments for episode in fragment.episodes]
+    counts = {"episodes": len(lengths), "episode_steps": sum(lengths)}
+    return {"steps": steps, "seconds": elapsed, **counts}
+
+
+def make_collectors(case: Case, workers: int, stop: StopRequest) -> SteppingProcesses:
+    """Processes that each collect their own rounds, as several seeds side by side do."""
+    learning = case.recipe.learning
+    seeds = [learning.model_copy(update={"seed": learning.seed + n}) for n in range(workers)]
+    recipes = [case.recipe.model_copy(update={"learning": learning}) for learning in seeds]
+    return SteppingProcesses(
+        "rlflame.bench.rollouts",
+        [{"recipe": recipe.model_dump_json()} for recipe in recipes],
+        "A process could not collect on its own.",
+        "the same command with --workers 1 is this process alone",
+        stop,
+    )
+
+
+def sum_counts(counts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The counts of processes that worked at the same time, and their rate."""
+    names = ("steps", "episodes", "episode_steps")
+    totals = {name: sum(count[name] for count in counts) for name in names}
+    return {"steps_per_s": sum_rates(counts), **totals}
+
+
+@dataclass
+class RolloutsBenchmark:
+    """The rates of one fleet with several numbers of workers."""
+
+    case: Case
+    fleet: str
+    workers: Sequence[int]
+    seconds: float
+    repeat: int
+    #: Whether bare stepping is measured too, after each repetition.
+    has_limits: bool = True
+    sides: list[Side] = field(default_factory=list)
+    name: ClassVar[str] = "rollouts"
+
+    @property
+    def fleets(self) -> list[str]:
+        return [self.fleet]
+
+    def measure(self, session: BenchSession) -> Generator[None, None, None]:
+        for count in self.workers:
+            name = f"{self.case.name}, {self.fleet} with {count}"
+            self.sides.append(Side(name, {"fleet": self.fleet, "workers": count}))
+            with ExitStack() as stack:
+                self._measure_side(session, self.sides[-1], count, stack)
+            rate = median(self.sides[-1].list_values("steps_per_s"))
+            session.show_note(f"{name}: {rate:,.0f} steps/s (median of {self.repeat})")
+            yield
+
+    def _measure_side(
+        self, session: BenchSession, side: Side, workers: int, stack: ExitStack
     ) -> None:
-        self._clock = clock
+        stop, clock = session.stop, session.clock
+        fleet = stack.enter_context(session.open_fleet(self.fleet, workers))
         # The policy acts, also where training would begin with random actions.
-        self._rounds = RolloutRounds(case, fleet, stop, "sample")
-        to_environment = Policy(self._rounds.spec, self._rounds.policy).to_environment
-        self.trace = ActionTrace(case.env, to_environment)
+        rounds = stack.enter_context(RolloutRounds(self.case, fleet, stop, "sample"))
+        limits = dict[str, SteppingProcesses]()
+        if self.has_limits:
+            script = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "script.npz"
+            save_trace(script, self.case.env, record_pieces(rounds, clock))
+            for way in WAYS:
+                processes = stack.enter_context(make_raw_processes(script, way, workers, stop))
+                if processes.is_possible:
+                    limits[way] = processes
+        collectors = None
+        if self.fleet == "inline" and workers > 1:
+            collectors = stack.enter_context(make_collectors(self.case, workers, stop))
+        elif not self.has_limits:
+            rounds.warm_up()
+        for _ in session.take_turns({side.name: side}, self.repeat):
+            if collectors is None:
+                counts = sum_counts([measure_rounds(rounds, self.seconds, clock)])
+            else:
+                counts = sum_counts(collectors.step(self.seconds))
+            side.repetitions.append({**counts, "retried": session.take_retried()})
+            for way, processes in limits.items():
+                side.repetitions[-1][way] = sum_rates(processes.step(self.seconds))
 
-    def record_trace(self) -> None:
-        """Some rounds, written down as the script, which takes time that is not measured."""
-        start_s = self._clock()
-        self.warm_up()
-        while not self.trace.is_full and self._clock() - start_s < _RECORD_S:
-            self.record_round()
-
-    def warm_up(self) -> None:
-        """The first rounds, in which everything is made."""
-        for _ in range(_WARM_ROUNDS):
-            self.record_round()
-
-    def measure(self, seconds: float, into: RolloutRate) -> None:
-        """Whole rounds for at least so long."""
-        start_s, steps = self._clock(), 0
-        while (elapsed := self._clock() - start_s) < seconds or not steps:
-            fragments = self._rounds.collect()
-            steps += sum(int(fragment.lengths.sum()) for fragment in fragments)
-            ended = [episode.length for fragment in fragments for episode in fragment.episodes]
-            into.episodes += len(ended)
-            into.episode_steps += sum(ended)
-        into.steps_per_s.append(steps / elapsed)
-        into.seconds += elapsed
-        into.steps += steps
-
-    def close(self) -> None:
-        self._rounds.close()
-
-    def record_round(self) -> None:
-        """A round, as part of the script."""
-        self.trace.add(self._rounds.collect())
-
-
-def _find_next_states(task: RolloutTask, fragment: Fragment) -> tuple[EnvState, ...]:
-    return fragment.states if task.unit == "steps" else ()
-
-
-class CollectorProcesses(SteppingProcesses):
-    """As many processes as workers, each with rounds and a fleet of its own, as seeds have them."""
-
-    def __init__(self, case: Case, workers: int, stop: StopRequest) -> None:
-        recipe = case.recipe.model_dump_json()
-        super().__init__(
-            "rlflame.bench.policy_process",
-            [{"recipe": recipe, "number": number} for number in range(workers)],
-            "A process could not collect on its own.",
-            "the same command with --workers 1 is this process alone",
-            stop,
+    def make_result(self, sides: Sequence[Side]) -> BenchResult:
+        rates = [describe_rate(side) for side in sides]
+        columns: list[Column] = [*_COLUMNS]
+        for way in rates[0]["limits"]:
+            columns += [(f"bare {way}", f"{way}_limit", ",.0f"), ("share", f"{way}_share", ".3f")]
+        rows = [
+            {
+                **rate,
+                "rate": compute_median(rate["steps_per_s"]),
+                **{f"{way}_limit": median(values) for way, values in rate["limits"].items()},
+                **{f"{way}_share": median(values) for way, values in rate["shares"].items()},
+            }
+            for rate in rates
+        ]
+        work = self.case.rollout_work
+        return BenchResult(
+            self.name,
+            f"Benchmark: rollouts of {self.case.env.id}",
+            {"environment": self.case.env.id, "case": self.case.name, "rates": rates},
+            [Section("Rate", (*self._format_notes(), make_table(rows, columns)))],
+            [
+                side.make_measurement("steps_per_s", "steps/s", work, higher_is_better=True)
+                for side in sides
+            ],
         )
 
-    def measure(self, seconds: float, into: RolloutRate) -> None:
-        answers = self.step(seconds)
-        into.steps_per_s.append(sum_rates(answers))
-        into.seconds += sum(answer["seconds"] for answer in answers) / len(answers)
-        into.steps += sum(answer["steps"] for answer in answers)
-        into.episodes += sum(answer["episodes"] for answer in answers)
-        into.episode_steps += sum(answer["episode_steps"] for answer in answers)
+    def _format_notes(self) -> list[str]:
+        notes = [
+            f"{self.case.name}: environment steps a second, with an untrained policy that does "
+            f"not learn, in rounds of {self.case.tasks} tasks. The limits are bare stepping: as "
+            "many processes repeat recorded resets and actions, in turn with the workers. A share "
+            "is the median over these pairs."
+        ]
+        most = max(self.workers)
+        if self.fleet == "inline" and most > 1:
+            notes.append(
+                "One worker inline is this process; several are as many processes, each with "
+                "rounds of its own, as several seeds have them."
+            )
+        if self.fleet != "inline" and most > self.case.tasks:
+            notes.append(
+                f"Of {most} workers of {self.fleet} {most - self.case.tasks} never had a task: "
+                f"--set rollout.num_slots={most} has one for each."
+            )
+        return notes
 
 
-def alternate(
-    measure: Callable[[], None],
-    rate: RolloutRate,
-    limits: Mapping[str, Limit],
-    repeat: int,
-    show_status: Callable[[str], None],
-    take_retried: Callable[[], int] = lambda: 0,
-) -> bool:
-    """Workers and bare stepping in turn; False where somebody asked to stop."""
-    try:
-        for number in range(repeat):
-            show_status(f"{rate.fleet} with {rate.workers}: {number + 1} of {repeat}")
-            take_retried()
-            measure()
-            rate.retried.append(take_retried())
-            for way, limit in limits.items():
-                rate.limits.setdefault(way, []).append(limit())
-    except StopInterrupt:
-        return False
-    return True
+def describe_rate(side: Side) -> dict[str, Any]:
+    """The facts of a number of workers, with the share of each limit that it reached."""
+    rates, episodes = side.list_values("steps_per_s"), side.sum("episodes")
+    limits = {way: [run[way] for run in side.repetitions if way in run] for way in WAYS}
+    limits = {way: values for way, values in limits.items() if values}
+    # The time of one worker; an episode is as long as those that ended.
+    ms_per_step = 1000.0 * side.labels["workers"] / median(rates)
+    return {
+        **side.describe(),
+        "steps_per_s": rates,
+        "limits": limits,
+        "shares": {
+            way: [rate / limit for rate, limit in zip(rates, values, strict=False)]
+            for way, values in limits.items()
+        },
+        "ms_per_episode": ms_per_step * side.sum("episode_steps") / episodes if episodes else None,
+        "steps": side.sum("steps"),
+        "episodes": episodes,
+    }
+
+
+def main() -> None:
+    server = StepServer()
+    user_code.load_from_environment()
+    recipe = Recipe.model_validate_json(server.order["recipe"])
+    case = Case("alone", recipe, components.make_env_spec(recipe.learning.environment))
+    with (
+        fleet_factory.make_fleet(RuntimeSettings(fleet="inline")) as fleet,
+        RolloutRounds(case, fleet, NullStop(), "sample") as rounds,
+    ):
+        rounds.warm_up()
+        server.serve(lambda seconds: measure_rounds(rounds, seconds, time.perf_counter))
+
+
+if __name__ == "__main__":
+    main()

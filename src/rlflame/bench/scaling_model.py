@@ -1,136 +1,124 @@
-"""What timings say: speed-up, what a task costs beside its work, where distribution pays.
+"""What timings mean: speed-up, what a task costs beside its work, where Flame pays, what to do.
 
-The model: an iteration of T episodes of d seconds on P workers takes a + ceil(T/P) (d + o) and the
-learning. `o` is the overhead of a task, `a` that of an iteration, both by least squares over all
-that a fleet was measured on. Must not know: how it was timed, how it is worded.
+The model: an iteration of T tasks of d seconds on P workers takes a + ceil(T/P) (d + o) and the
+learning. Least squares over the cells of a fleet give `o`, the overhead of a task, and `a`, that of
+an iteration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
+from typing import Any
 
 import numpy as np
 
-from rlflame.bench.base import Case, Cell
+from rlflame.bench.case import Case
+from rlflame.bench.result import Side, compute_gain, compute_median, compute_speedup
 from rlflame.rollout.spec import Float64
-from rlflame.statistics import Interval, compare_medians, compute_median_interval
+from rlflame.statistics import FEWEST_SEEDS, Interval
+from rlflame.terminal_text import format_count
 
-#: A line through two points says nothing of how well it fits.
+Row = dict[str, Any]
+#: A line through two points says nothing about how well it fits.
 _FEWEST_ROWS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingRow:
-    """A cell beside the fastest one with the fewest workers."""
-
-    cell: Cell
-    seconds: Interval
-    #: At most, with so many tasks on so many workers.
-    theoretical: float
-    speedup: Interval
-    #: Shares of an iteration: learning, and collecting beyond what the episodes themselves take;
-    #: absent where nobody knows how long those are.
-    learning: float
-    lost: float | None
-
-    @property
-    def efficiency(self) -> float:
-        return self.speedup.value / self.theoretical
+#: The number of episodes an iteration for which break-even times are given.
+_EPISODES = 100
+#: An efficiency below this is poor; latency or learning above these shares of the time is much.
+_POOR, _MUCH_LATENCY, _MUCH_LEARNING = 0.6, 0.25, 0.3
+#: Fewer tasks than this for each worker share the cost of an iteration badly.
+_FEW_TURNS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOverhead:
-    """Of a fleet."""
+    """What a fleet costs."""
 
     fleet: str
     task_s: float
     iteration_s: float
     cells: int
-    #: Whether one of the two came out below 0, and is 0 for want of anything better.
+    #: Whether one of the two came out below 0, and is 0 instead.
     clamped: bool = False
-    #: Of an iteration, by how much the farthest row misses the line.
+    #: By how much the farthest row misses the line, of an iteration.
     misses_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class FleetGain:
-    """Of a fleet beside another with as many workers, in percent of the other's throughput."""
+def make_rows(cases: Sequence[Case], cells: Sequence[Side]) -> list[Row]:
+    """Each cell beside the fastest one of its case with the fewest workers, in the order measured.
 
-    case: str
-    workers: int
-    seconds: tuple[float, float]
-    percent: Interval
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the interval leaves no doubt on which side it is."""
-        return self.percent.low > 0.0 or self.percent.high < 0.0
-
-
-def make_rows(cases: Sequence[Case], cells: Sequence[Cell]) -> list[ScalingRow]:
-    """Case by case, in the order measured."""
-    result = []
+    `theoretical` is the most that so many tasks allow on so many workers. `learning` and `lost` are
+    shares of the time; what is lost is beyond learning and the episodes, if their length is known.
+    """
+    rows = []
     for case in cases:
-        case_cells = [cell for cell in cells if cell.case == case.name]
-        if case_cells:
-            base = find_reference(case_cells)
-            result += [_make_row(case, cell, base) for cell in case_cells]
-    return result
+        case_cells = [cell for cell in cells if cell.labels["case"] == case.name]
+        # A fleet with more workers is never the base: its overhead would hide in the speed-up.
+        base = min(
+            case_cells,
+            key=lambda cell: (cell.labels["workers"], _compute_median_s(cell)),
+            default=None,
+        )
+        if base is not None:
+            rows += [_make_row(case, cell, base) for cell in case_cells]
+    return rows
 
 
-def find_reference(cells: Sequence[Cell]) -> Cell:
-    """The fastest with the fewest workers: nobody is measured against his own overhead."""
-    fewest = min(cell.workers for cell in cells)
-    return min((c for c in cells if c.workers == fewest), key=lambda c: median(c.seconds))
-
-
-def _make_row(case: Case, cell: Cell, base: Cell) -> ScalingRow:
-    seconds, base_seconds = make_seconds_array(cell), make_seconds_array(base)
-    change = compare_medians(base_seconds, seconds)
-    total = float(np.median(seconds))
-    learning = median(repetition.learn_s for repetition in cell.repetitions) / total
+def _make_row(case: Case, cell: Side, base: Side) -> Row:
+    seconds, total_s = cell.list_values("seconds"), _compute_median_s(cell)
+    turns = _count_turns(case, cell)
+    theoretical = _count_turns(case, base) / turns
+    speedup = compute_speedup(base.list_values("seconds"), seconds)
+    learning = median(cell.list_values("learn_s")) / total_s
     lost = None
     if case.episode_ms is not None:
-        work = case.iterations * _count_turns(case, cell) * _compute_task_s(case)
-        lost = max(0.0, 1.0 - learning - work / total)
-    return ScalingRow(
-        cell,
-        compute_median_interval(seconds),
-        _count_turns(case, base) / _count_turns(case, cell),
-        Interval(*(1.0 + value / 100.0 for value in (change.value, change.low, change.high))),
-        learning,
-        lost,
-    )
+        work_s = case.iterations * turns * _compute_task_s(case)
+        lost = max(0.0, 1.0 - learning - work_s / total_s)
+    return {
+        **{key: cell.labels[key] for key in ("case", "fleet", "workers", "start_s")},
+        "times": len(seconds),
+        "seconds": compute_median(seconds),
+        "steps_per_s": cell.repetitions[0]["steps"] / total_s,
+        "theoretical": theoretical,
+        "speedup": speedup,
+        "efficiency": speedup.value / theoretical,
+        "learning": learning,
+        "lost": lost,
+    }
 
 
-def _count_turns(case: Case, cell: Cell) -> int:
-    """Tasks that the busiest worker has one after the other."""
-    return ceil(case.tasks / max(1, min(cell.workers, cell.capacity)))
+def _compute_median_s(cell: Side) -> float:
+    return float(median(cell.list_values("seconds")))
 
 
-def make_seconds_array(cell: Cell) -> Float64:
-    return np.array(cell.seconds, np.float64)
+def _count_turns(case: Case, cell: Side) -> int:
+    """The tasks that the busiest worker has one after the other."""
+    workers: int = min(cell.labels["workers"], cell.labels["capacity"])
+    return ceil(case.tasks / max(1, workers))
 
 
 def _compute_task_s(case: Case) -> float:
-    """Of a task whose episodes sleep, one after the other."""
+    """The time of a task whose episodes sleep one after the other."""
     assert case.episode_ms is not None
     return case.recipe.learning.rollout.envs_per_slot * case.episode_ms / 1000.0
 
 
-def fit_overheads(cases: Sequence[Case], cells: Sequence[Cell]) -> list[FleetOverhead]:
-    """Of every fleet that slept often enough to tell what a task costs from what an iteration does.
+def fit_overheads(cases: Sequence[Case], cells: Sequence[Side]) -> list[FleetOverhead]:
+    """The overheads of every fleet whose cells tell those of a task and of an iteration apart.
 
     That takes rows with different numbers of tasks in a row, and one row more than two.
     """
     case_by_name = {case.name: case for case in cases if case.episode_ms is not None}
     result = []
-    for fleet in dict.fromkeys(cell.fleet for cell in cells):
-        fleet_cells = [cell for cell in cells if cell.fleet == fleet and cell.case in case_by_name]
-        points = [_compute_lost_s(case_by_name[cell.case], cell) for cell in fleet_cells]
+    for fleet in dict.fromkeys(cell.labels["fleet"] for cell in cells):
+        points = [
+            _compute_lost_s(case, cell)
+            for cell in cells
+            if cell.labels["fleet"] == fleet
+            and (case := case_by_name.get(cell.labels["case"])) is not None
+        ]
         if len(points) >= _FEWEST_ROWS and len({turns for turns, _ in points}) > 1:
             task_s, iteration_s, clamped = _fit(np.array(points, np.float64))
             misses_s = max(abs(lost - iteration_s - turns * task_s) for turns, lost in points)
@@ -138,18 +126,15 @@ def fit_overheads(cases: Sequence[Case], cells: Sequence[Cell]) -> list[FleetOve
     return result
 
 
-def _compute_lost_s(case: Case, cell: Cell) -> tuple[float, float]:
+def _compute_lost_s(case: Case, cell: Side) -> tuple[int, float]:
     """An iteration's tasks in a row, and its seconds that were neither work nor learning."""
-    spent = (
-        median(repetition.seconds - repetition.learn_s for repetition in cell.repetitions)
-        / case.iterations
-    )
+    times_s = [run["seconds"] - run["learn_s"] for run in cell.repetitions]
     turns = _count_turns(case, cell)
-    return turns, spent - turns * _compute_task_s(case)
+    return turns, median(times_s) / case.iterations - turns * _compute_task_s(case)
 
 
 def _fit(points: Float64) -> tuple[float, float, bool]:
-    """Seconds a task and seconds an iteration, neither below 0, and whether one would have been."""
+    """Seconds a task, seconds an iteration, and whether one of them was below 0."""
     turns, lost = points[:, 0], points[:, 1]
     (slope, level), *_ = np.linalg.lstsq(np.stack([turns, np.ones_like(turns)], 1), lost)
     if slope < 0.0:
@@ -160,48 +145,147 @@ def _fit(points: Float64) -> tuple[float, float, bool]:
 
 
 def compute_break_even_s(
-    base: FleetOverhead, other: FleetOverhead, workers: tuple[int, int], episodes: int
+    base: FleetOverhead, other: FleetOverhead, workers: tuple[int, int], episodes: int = _EPISODES
 ) -> Interval | None:
-    """Seconds an episode from which `there` is the faster; None where it never is.
+    """Seconds an episode from which the other fleet is faster; None where it never is.
 
-    Between as little and as much as rows allow that lie from their lines as far as the farthest.
+    The interval is that of rows which lie as far from their lines as the farthest.
     """
     few, many = (ceil(episodes / count) for count in workers)
     if many >= few:
         return None
-    more = (other.iteration_s + many * other.task_s) - (base.iteration_s + few * base.task_s)
-    missed = base.misses_s + other.misses_s
+    more_s = (other.iteration_s + many * other.task_s) - (base.iteration_s + few * base.task_s)
+    missed_s = base.misses_s + other.misses_s
     low, value, high = (
-        max(0.0, lost / (few - many)) for lost in (more - missed, more, more + missed)
+        max(0.0, lost_s / (few - many)) for lost_s in (more_s - missed_s, more_s, more_s + missed_s)
     )
     return Interval(value, low, high)
 
 
-def compute_gains(
-    cells: Sequence[Cell], base_fleet: str = "local", other_fleet: str = "flame"
-) -> list[FleetGain]:
-    """Wherever both were measured with as many workers."""
-    base_cells = {(c.case, c.workers): c for c in cells if c.fleet == base_fleet}
-    return [
-        FleetGain(
-            cell.case,
-            cell.workers,
-            (median(other.seconds), median(cell.seconds)),
-            compare_medians(make_seconds_array(other), make_seconds_array(cell)),
+def compute_gains(cells: Sequence[Side]) -> list[Row]:
+    """The throughput of Flame over that of as many local workers, wherever both were measured."""
+    sides = {
+        tuple(cell.labels[key] for key in ("case", "workers", "fleet")): cell for cell in cells
+    }
+    gains = []
+    for (case, workers, fleet), flame in sides.items():
+        local = sides.get((case, workers, "local"))
+        if fleet == "flame" and local is not None:
+            percent = compute_gain(local.list_values("seconds"), flame.list_values("seconds"))
+            gains.append(
+                {
+                    "case": case,
+                    "workers": workers,
+                    "times": min(len(local.repetitions), len(flame.repetitions)),
+                    "local_s": _compute_median_s(local),
+                    "flame_s": _compute_median_s(flame),
+                    "percent": percent,
+                    "gain_pct": percent.value,
+                }
+            )
+    return gains
+
+
+def make_advice(
+    cases: Sequence[Case],
+    cells: Sequence[Side],
+    rows: Sequence[Row],
+    overheads: Sequence[FleetOverhead],
+    usable_cores: int,
+) -> list[str]:
+    """Sentences: which fleet was faster, from when Flame pays, what keeps workers from helping."""
+    by_fleet = {overhead.fleet: overhead for overhead in overheads}
+    sentences = _compare_fleets(cases, cells)
+    if {"local", "flame"} <= by_fleet.keys():
+        local, flame = by_fleet["local"], by_fleet["flame"]
+        sentences += _describe_break_even(rows, local, flame, usable_cores)
+    return sentences + _suggest_remedies({case.name: case.tasks for case in cases}, rows)
+
+
+def _compare_fleets(cases: Sequence[Case], cells: Sequence[Side]) -> list[str]:
+    """The faster fleet of each case that was measured on both."""
+    texts = {
+        "flame": "Flame was faster for {}: --fleet flame.",
+        "local": "This machine was faster for {}: --local.",
+        "none": "No difference was shown for {}: --local needs no cluster, and --repeat tells them "
+        f"apart, {FEWEST_SEEDS} or more.",
+    }
+    names: dict[str, list[str]] = {key: [] for key in texts}
+    slowest_first = sorted(cells, key=_compute_median_s, reverse=True)
+    for case in cases:
+        best = {
+            cell.labels["fleet"]: cell.list_values("seconds")
+            for cell in slowest_first
+            if cell.labels["case"] == case.name
+        }
+        if {"local", "flame"} <= best.keys():
+            local, flame = best["local"], best["flame"]
+            speedup = compute_speedup(local, flame)
+            winner = "flame" if speedup.low > 1.0 else "local" if speedup.high < 1.0 else "none"
+            is_known = min(len(local), len(flame)) >= FEWEST_SEEDS
+            names[winner if is_known else "none"].append(case.name)
+    return [text.format(", ".join(names[key])) for key, text in texts.items() if names[key]]
+
+
+def _describe_break_even(
+    rows: Sequence[Row], local: FleetOverhead, flame: FleetOverhead, usable_cores: int
+) -> list[str]:
+    """Episode times from which executors pay, beside one worker and beside all cores here."""
+    times = (row["times"] for row in rows if row["lost"] is not None)
+    if flame.clamped or min(times) < FEWEST_SEEDS:
+        return [
+            "The cost of a task on Flame is lost in the differences between repetitions, so it is "
+            f"unknown from when executors pay: --repeat {FEWEST_SEEDS} or more, or more of "
+            "--episode-ms."
+        ]
+    executors = max(row["workers"] for row in rows if row["fleet"] == "flame")
+    lines = []
+    for workers in dict.fromkeys((1, usable_cores)):
+        seconds = compute_break_even_s(local, flame, (workers, executors))
+        pair = f"{format_count(executors, 'executor')} against {format_count(workers, 'worker')}"
+        if seconds is None:
+            lines.append(f"{pair} here cannot win: Flame pays with more executors than that.")
+            continue
+        value, low, high = (
+            f"{1000.0 * bound_s:.3g}" for bound_s in (seconds.value, seconds.low, seconds.high)
         )
-        for cell in cells
-        if cell.fleet == other_fleet and (other := base_cells.get((cell.case, cell.workers)))
+        lines.append(
+            f"{pair} here win from {value} ms an episode on, with {_EPISODES} episodes an iteration"
+            + f"; the rows allow anything from {low} to {high} ms" * (not low == value == high)
+            + "."
+        )
+    return lines
+
+
+def _suggest_remedies(tasks: dict[str, int], rows: Sequence[Row]) -> list[str]:
+    """What keeps the most workers from their theoretical speed-up, and what helps."""
+    most = max(row["workers"] for row in rows)
+    if most == min(row["workers"] for row in rows):
+        return ["One number of workers does not say how work is shared: --workers 1,2, and "
+                "--compare local where this process was measured."]  # fmt: skip
+    widest = [row for row in rows if row["workers"] == most]
+    poor = [row for row in widest if row["efficiency"] < _POOR]
+    learning = [row for row in poor if row["learning"] > _MUCH_LEARNING]
+    waiting = [row for row in widest if row not in poor and (row["lost"] or 0.0) > _MUCH_LATENCY]
+    if not poor and not waiting:
+        least = min(row["efficiency"] for row in widest)
+        return [f"{most} workers do at least {least:.0%} of what they could."]
+    lost_share = max((row["lost"] or 0.0 for row in waiting), default=0.0)
+    learning_share = max((row["learning"] for row in learning), default=0.0)
+    texts = {
+        f"Latency and dispatch take up to {lost_share:.0%} of {{}}: an environment whose episodes "
+        "take longer, or several in a task (rollout.envs_per_slot).": waiting,
+        f"Learning takes {learning_share:.0%} of {{}}, and workers do not shorten it: --set "
+        "rollout.staleness=1 overlaps it where the algorithm allows.": learning,
+        "More workers gain little for {}: an environment whose episodes take longer, or fewer "
+        "workers.": [row for row in poor if row not in learning],
+        f"Fewer than {_FEW_TURNS} tasks for each worker of {{}}: more episodes an iteration (100 "
+        "or more on a cluster) share its cost.": [
+            row for row in poor if tasks[row["case"]] < _FEW_TURNS * most
+        ],
+    }
+    return [
+        text.format(", ".join(dict.fromkeys(f"{row['case']} on {row['fleet']}" for row in group)))
+        for text, group in texts.items()
+        if group
     ]
-
-
-def has_same_bits(cells: Sequence[Cell], case: str) -> bool | None:
-    """Whether every fleet and every repetition of a case learned the same weights."""
-    return has_equal_digests(
-        repetition.weights for c in cells if c.case == case for repetition in c.repetitions
-    )
-
-
-def has_equal_digests(digests: Iterable[str]) -> bool | None:
-    """Whether all are one; None where there are no two to compare."""
-    values = [*digests]
-    return None if len(values) < 2 else len(set(values)) == 1

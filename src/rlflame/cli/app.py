@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlflame import __version__
-from rlflame.cli import bench, bench_learners, trust
+from rlflame.cli import bench, trust
 from rlflame.cli.cluster_check import cluster_check
 from rlflame.cli.errors import handle_errors
 from rlflame.cli.eval import evaluate
@@ -70,7 +70,6 @@ app.command("inspect")(handle_errors(inspect))
 app.command("plot")(handle_errors(plot))
 # Whatever looks like an option and is none, such as --vs, stays among the arguments, in its place.
 app.command("report", context_settings={"ignore_unknown_options": True})(handle_errors(report))
-bench.group.command("learners")(handle_errors(bench_learners.learners))
 app.add_typer(bench.group, name="bench")
 app.command("runs")(handle_errors(runs))
 app.command("envs")(handle_errors(envs))

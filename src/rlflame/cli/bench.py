@@ -1,4 +1,4 @@
-"""`rlflame bench`. Must not know: how anything is timed or worded."""
+"""`rlflame bench`: rollouts, scaling, replay, learners, and the comparison of two results."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ import typer
 
 from rlflame.cli.errors import handle_errors
 from rlflame.cli.options import Debug, Json, Sets
+from rlflame.errors import ConfigError, format_shell
 
 FLEETS = ("local", "flame", "inline")
 _MAX_COUNT = 4096
 _MAX_TRANSITIONS, _MAX_EPISODE_MS = 1_000_000_000, 600_000.0
-#: As rlflame.bench.published_dppo has them.
-RACES = ("dppo", "dsac")
-#: In comparing results, what still counts as equal.
+#: The difference of two results that still counts as none.
 MARGIN = 0.1
+#: PPO's updates where they are large enough to be worth sharing among learners.
+LARGE_UPDATES = (
+    "network.hidden=[256,256]",
+    "ppo.minibatch_size=8192",
+    "rollout.num_slots=8",
+    "rollout.envs_per_slot=8",
+    "rollout.steps=256",
+)
 
 Counts = Annotated[
     str | None,
@@ -25,20 +32,16 @@ Counts = Annotated[
 Compare = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME,NAME,...",
-        help="Fleets to compare: local, flame, inline. [default: local, and flame where one is "
-        "configured]",
+        metavar="NAME,...", help="local, flame, inline. [default: local, and a configured flame]"
     ),
 ]
 Out = Annotated[
     str | None,
     typer.Option(
-        "-o",
-        "--out",
-        metavar="DIR",
-        help="A folder for JSON and Markdown, and what has a table has it and its picture.",
+        "-o", "--out", metavar="DIR", help="A folder for JSON, Markdown, tables and pictures."
     ),
 ]
+Env = Annotated[str, typer.Option(metavar="ENV", help="An alias of `rlflame envs`, or an id.")]
 Algo = Annotated[
     str | None, typer.Option(metavar="ALGO", help="ppo, reinforce or sac. [default: ppo]")
 ]
@@ -46,37 +49,17 @@ Preset = Annotated[
     str | None, typer.Option(metavar="NAME", help="A preset, not the environment's own.")
 ]
 Iterations = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Of each repetition; less is sooner over.")
+    int | None, typer.Option(metavar="N", min=1, help="The length of each repetition.")
 ]
+Repeat = Annotated[int, typer.Option(metavar="N", min=1, help="Repetitions of each, in turn.")]
 
 
 def bench(
     context: typer.Context,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Run a published comparison again: flame-readme-ant, flame-report-ant, "
-            "flame-report-cartpole; dppo or dsac, by several learners.",
-        ),
-    ] = None,
     diff: Annotated[
         tuple[Path, Path] | None,
         typer.Option(metavar="OLD.json NEW.json", help="Medians of two results, and percent."),
     ] = None,
-    workers: Counts = None,
-    compare: Compare = None,
-    iterations: Iterations = None,
-    steps: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="dppo, dsac: of each training.")
-    ] = None,
-    learners: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,...", help="dppo, dsac: numbers of learners. [default: 1,2,4,8]"),
-    ] = None,
-    repeat: Annotated[int, typer.Option(metavar="N", min=1, help="Repetitions.")] = 1,
-    sets: Sets = None,
-    out: Out = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -84,80 +67,20 @@ def bench(
 
     What was measured is kept when it is interrupted.
     """
-    from rlflame.errors import ConfigError, format_shell
-    from rlflame.experiment import run_settings
-
     if (name := context.invoked_subcommand) is not None:
-        options = (recipe, diff, workers, compare, iterations, steps, learners, sets)
-        if any((*options, out is not None, as_json, debug, repeat > 1)):
+        if diff or as_json or debug:
             raise ConfigError(
                 f"Options before {name} are of bench itself, and would not count.",
                 f"rlflame bench {name} --help, and options behind {name}",
             )
         return
-    if recipe is None and diff is None:
+    if diff is None:
         raise ConfigError(
             "bench needs one thing to do, and has options alone.",
-            "rlflame bench rollouts, scaling, replay or learners, --recipe NAME or --diff OLD NEW",
+            "rlflame bench rollouts, scaling, replay or learners, or --diff OLD NEW",
         )
-    if recipe is not None and diff is not None:
-        raise ConfigError(
-            f"--recipe {recipe} measures, and {format_shell('--diff', *diff)} compares two "
-            "results.",
-            "leave one of them out",
-        )
-    if diff is not None and (
-        any((workers, compare, iterations, steps, learners, sets, out is not None, repeat > 1))
-    ):
-        raise ConfigError(
-            "--diff measures nothing, and takes two results alone.",
-            format_shell("rlflame", "bench", "--diff", *diff),
-        )
-    run_settings.limit_threads(1)
-    if diff is not None:
-        _print_diff(*diff, as_json=as_json)
-        return
-    if recipe in RACES:
-        from rlflame.cli.bench_race import race
-
-        if (workers, iterations) != (None, None):
-            raise ConfigError(
-                f"--recipe {recipe} has as many workers as learners, and counts steps.",
-                "--learners 1,2 --steps 10000",
-            )
-        counts = parse_counts(learners, [1, 2, 4, 8], "--learners")
-        kinds = _check_fleets((compare or "local").split(","))
-        race(
-            recipe, counts, kinds, steps, repeat, sets or (), parse_folder(out), as_json=as_json,
-            debug=debug,
-        )  # fmt: skip
-        return
-    from rlflame.bench import run, workloads
-    from rlflame.bench.published import RECIPES
-
-    published_recipe = RECIPES.get(recipe or "")
-    if published_recipe is None:
-        raise ConfigError(
-            f"There is no recipe {recipe!r}.", f"--recipe {', '.join((*RECIPES, *RACES))}"
-        )
-    if steps is not None:
-        raise ConfigError(
-            f"--steps is {steps}, and {recipe} counts iterations of whole episodes.",
-            f"--iterations {published_recipe.iterations} in its place, or fewer",
-        )
-    if learners is not None:
-        raise ConfigError(
-            f"--learners is {learners}, and {recipe} is learned by one.",
-            f"leave it out, or rlflame bench learners --learners {learners}",
-        )
-    case, runtime = workloads.make_published_case(
-        published_recipe, iterations=iterations, sets=sets or ()
-    )
-    run.run_scaling(
-        [case], runtime, _parse_fleets(compare), parse_counts(workers, [_count_cores()]), repeat,
-        parse_folder(out),
-        published=published_recipe, as_json=as_json, debug=debug,
-    )  # fmt: skip
+    _prepare(None)
+    _print_diff(*diff, as_json=as_json)
 
 
 def scaling(
@@ -165,11 +88,7 @@ def scaling(
     compare: Compare = None,
     episode_ms: Annotated[
         str | None,
-        typer.Option(
-            "--episode-ms",
-            metavar="MS,MS,...",
-            help="Episodes that sleep so long, one a task. [default: 1,15,50,100]",
-        ),
+        typer.Option(metavar="MS,MS,...", help="Sleeping episodes. [default: 1,15,50,100]"),
     ] = None,
     env: Annotated[
         str | None,
@@ -179,16 +98,10 @@ def scaling(
     preset: Preset = None,
     episodes: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Episodes an iteration. [default: some 5 s of one worker, at most 100]",
-        ),
+        typer.Option(metavar="N", min=1, help="Episodes an iteration. [default: 5 s of work]"),
     ] = None,
     iterations: Iterations = None,
-    repeat: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Repetitions of each, in turn.")
-    ] = 5,
+    repeat: Repeat = 5,
     sets: Sets = None,
     out: Out = None,
     as_json: Json = False,
@@ -198,56 +111,45 @@ def scaling(
 
     Theoretical and actual speed-up, what a task costs, where Flame pays, and what to do.
     """
-    from rlflame.errors import ConfigError
-    from rlflame.experiment import run_settings
-
-    run_settings.limit_threads(1)
-    from rlflame.bench import run, workloads
+    folder = _prepare(out)
+    from rlflame.bench.case import make_env_case, make_sleeping_cases
+    from rlflame.bench.runner import BenchRunner
+    from rlflame.bench.scaling import ScalingBenchmark
 
     if env is not None and episode_ms is not None:
         raise ConfigError("--env and --episode-ms exclude each other.", "leave one out")
     if env is None and (algo, preset) != (None, None):
         raise ConfigError("--algo and --preset are for --env.", "--env ant")
-    counts = parse_counts(workers, list(dict.fromkeys((1, _count_cores()))))
-    kinds = _parse_fleets(compare)
+    counts, fleets = parse_counts(workers, [1, _count_cores()]), parse_fleets(compare)
     if env is not None:
-        case, runtime = workloads.make_env_case(
+        case, runtime = make_env_case(
             env, algorithm=algo, preset=preset, episodes=episodes, iterations=iterations,
             sets=sets or (),
         )  # fmt: skip
-        work = [case]
+        cases = [case]
     else:
-        work, runtime = workloads.make_sleeping_cases(
-            _parse_lengths(episode_ms or "1,15,50,100"), max(counts), episodes=episodes,
-            iterations=iterations, sets=sets or (),
-        )  # fmt: skip
-    run.run_scaling(
-        work, runtime, kinds, counts, repeat, parse_folder(out), as_json=as_json, debug=debug
-    )
+        lengths_ms = _parse_lengths(episode_ms or "1,15,50,100")
+        cases, runtime = make_sleeping_cases(
+            lengths_ms, max(counts), episodes=episodes, iterations=iterations, sets=sets or ()
+        )
+    benchmark = ScalingBenchmark(cases, fleets, counts, repeat)
+    BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
 
 
 def rollouts(
-    env: Annotated[
-        str, typer.Option(metavar="ENV", help="An alias of `rlflame envs`, or an id.")
-    ] = "hopper",
+    env: Env = "hopper",
     workers: Counts = None,
     fleet: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="Where: local, flame, or inline: this process, or several that each have rounds "
-            "of their own, as seeds side by side have.",
-        ),
+        typer.Option(metavar="NAME", help="local, flame, or inline: processes without workers."),
     ] = "local",
     seconds: Annotated[
         float, typer.Option(metavar="S", min=0.0, max=3600.0, help="Of each measurement.")
     ] = 2.0,
-    repeat: Annotated[int, typer.Option(metavar="N", min=1, help="Measurements, in turn.")] = 3,
+    repeat: Repeat = 3,
     limit: Annotated[
         bool,
-        typer.Option(
-            "--limit/--no-limit", help="Measure bare stepping beside it; where local or inline."
-        ),
+        typer.Option("--limit/--no-limit", help="Measure bare stepping too; not on flame."),
     ] = True,
     algo: Algo = None,
     preset: Preset = None,
@@ -260,64 +162,95 @@ def rollouts(
 
     And the milliseconds of an episode.
     """
-    from rlflame.experiment import run_settings
-
-    run_settings.limit_threads(1)
-    from rlflame.bench import run, workloads
+    folder = _prepare(out)
+    from rlflame.bench.case import make_env_case
+    from rlflame.bench.rollouts import RolloutsBenchmark
+    from rlflame.bench.runner import BenchRunner
 
     (kind,) = _check_fleets([fleet])
-    counts = parse_counts(workers, list(dict.fromkeys((1, _count_cores()))))
-    case, runtime = workloads.make_env_case(env, algorithm=algo, preset=preset, sets=sets or ())
-    run.run_rollouts(
-        case, runtime, kind, counts, seconds, repeat, parse_folder(out),
-        limited=limit and kind != "flame", as_json=as_json, debug=debug,
-    )  # fmt: skip
+    counts = parse_counts(workers, [1, _count_cores()])
+    case, runtime = make_env_case(env, algorithm=algo, preset=preset, sets=sets or ())
+    benchmark = RolloutsBenchmark(
+        case, kind, counts, seconds, repeat, has_limits=limit and kind != "flame"
+    )
+    BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
 
 
 def replay(
     transitions: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=_MAX_TRANSITIONS,
-            help="Taken into the replay, in whole rounds.",
-        ),
+        typer.Option(metavar="N", min=1, max=_MAX_TRANSITIONS, help="Added, in whole rounds."),
     ] = 500_000,
     env: Annotated[
-        str,
-        typer.Option(metavar="ENV", help="One whose actions are numbers."),
+        str, typer.Option(metavar="ENV", help="One whose actions are numbers.")
     ] = "Pendulum-v1",
     workers: Counts = None,
     compare: Compare = None,
-    repeat: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Repetitions of each, in turn.")
-    ] = 3,
+    repeat: Repeat = 3,
     sets: Sets = None,
     out: Out = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Transitions a second into a replay and out of it, random actions, nothing learned.
+    """Transitions a second into a replay and out of it, random actions, nothing learned."""
+    folder = _prepare(out)
+    from rlflame.bench.case import make_replay_case
+    from rlflame.bench.replay import ReplayBenchmark
+    from rlflame.bench.runner import BenchRunner
 
-    Cut as the published example of Flame's has it, whose figures stand beside.
+    fleets, counts = parse_fleets(compare), parse_counts(workers, [_count_cores()])
+    case, runtime = make_replay_case(env, transitions, sets=sets or ())
+    benchmark = ReplayBenchmark(case, fleets, counts, repeat)
+    BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
+
+
+def learners(
+    learners: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Numbers of learners, in turn.")
+    ] = "1,2",
+    env: Env = "hopper",
+    algo: Algo = None,
+    preset: Preset = None,
+    iterations: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Of each run, after one to warm up.")
+    ] = 2,
+    repeat: Repeat = 5,
+    sets: Sets = None,
+    out: Out = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Time the same training with several numbers of learners.
+
+    An update's computing and exchanging apart. PPO is measured where it is most of the work:
+    256x256 units and minibatches of 8,192 samples, unless --set says otherwise.
     """
+    folder = _prepare(out)
+    from rlflame.bench.case import make_env_case
+    from rlflame.bench.learners import LearnersBenchmark, find_shard_count
+    from rlflame.bench.runner import BenchRunner
+    from rlflame.config.recipe import DEFAULT_SHARDS
+
+    counts = parse_counts(learners, [], "--learners")
+    shards = f"learning.gradient_shards={find_shard_count(counts, DEFAULT_SHARDS)}"
+    settings = [shards, *(LARGE_UPDATES if algo in (None, "ppo") else ()), *(sets or ())]
+    case, runtime = make_env_case(
+        env, algorithm=algo, preset=preset, iterations=iterations + 1, sets=settings
+    )
+    benchmark = LearnersBenchmark(case, counts, repeat)
+    BenchRunner(benchmark, runtime, folder, as_json=as_json, debug=debug).run()
+
+
+def _prepare(out: str | None) -> Path | None:
+    """Limit threads before numpy is loaded, and check the folder of results."""
     from rlflame.experiment import run_settings
 
     run_settings.limit_threads(1)
-    from rlflame.bench import run, workloads
-
-    kinds, counts = _parse_fleets(compare), parse_counts(workers, [_count_cores()])
-    case, runtime = workloads.make_replay_case(env, transitions, sets=sets or ())
-    run.run_replay(
-        case, runtime, kinds, counts, repeat, parse_folder(out), as_json=as_json, debug=debug
-    )
+    return parse_folder(out)
 
 
 def parse_folder(out: str | None) -> Path | None:
-    """Where results go; an empty name is a variable of the shell that was never set."""
-    from rlflame.errors import ConfigError
-
+    """The folder of `-o`; an empty name is a variable of the shell that was never set."""
     if out is not None and (not out.strip(" -") or not out.isprintable()):
         raise ConfigError(
             f"-o is {out!r}, and results go into a folder.",
@@ -332,8 +265,8 @@ def _count_cores() -> int:
     return machine.count_usable_cores()
 
 
-def _parse_fleets(compare: str | None) -> list[str]:
-    """What is compared; Flame is never left out silently where it was asked for."""
+def parse_fleets(compare: str | None) -> list[str]:
+    """The fleets to compare: by default local, and Flame where one is configured."""
     if compare is not None:
         return _check_fleets(compare.split(","))
     from rlflame.fleet.flame.client import find_configuration
@@ -342,8 +275,6 @@ def _parse_fleets(compare: str | None) -> list[str]:
 
 
 def _check_fleets(names: list[str]) -> list[str]:
-    from rlflame.errors import ConfigError
-
     fleets = list(dict.fromkeys(name.strip() for name in names))
     for name in fleets:
         if name not in FLEETS:
@@ -352,37 +283,32 @@ def _check_fleets(names: list[str]) -> list[str]:
 
 
 def parse_counts(text: str | None, default: list[int], flag: str = "--workers") -> list[int]:
-    from rlflame.errors import ConfigError
-
-    if text is None:
-        return default
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and 0 < int(word) <= _MAX_COUNT for word in words):
-        raise ConfigError(
-            f"{flag} {text!r} is no list of numbers from 1 to {_MAX_COUNT:,}.", f"{flag} 1,2,4"
-        )
-    return sorted({int(word) for word in words})
+    values = default if text is None else [*map(_parse_number, text.split(","))]
+    if not all(value.is_integer() and 1 <= value <= _MAX_COUNT for value in map(float, values)):
+        message = f"{flag} {text!r} is no list of numbers from 1 to {_MAX_COUNT:,}."
+        raise ConfigError(message, f"{flag} 1,2,4")
+    return sorted({int(value) for value in values})
 
 
 def _parse_lengths(text: str) -> list[float]:
-    from rlflame.errors import ConfigError
+    values = [*map(_parse_number, text.split(","))]
+    if not all(0.0 <= value <= _MAX_EPISODE_MS for value in values):
+        limits = f"from 0 to {_MAX_EPISODE_MS:,.0f}"
+        message = f"--episode-ms {text!r} is no list of milliseconds {limits}."
+        raise ConfigError(message, "--episode-ms 1,15,50,100")
+    return sorted(set(values))
 
+
+def _parse_number(word: str) -> float:
     try:
-        lengths_ms = sorted({float(word) for word in text.split(",")})
+        return float(word)
     except ValueError:
-        lengths_ms = [-1.0]
-    if not all(0.0 <= length_ms <= _MAX_EPISODE_MS for length_ms in lengths_ms):
-        raise ConfigError(
-            f"--episode-ms {text!r} is no list of milliseconds from 0 to {_MAX_EPISODE_MS:,.0f}.",
-            "--episode-ms 1,15,50,100",
-        )
-    return lengths_ms
+        return -1.0
 
 
 def _print_diff(old: Path, new: Path, *, as_json: bool) -> None:
     from rlflame.analysis.report import bench_comparison, build, document
     from rlflame.console.output import as_json_text, print_result_lines
-    from rlflame.errors import ConfigError, format_shell
 
     results = [bench_comparison.find_results(path) or path for path in (old, new)]
     for path, file in zip((old, new), results, strict=True):
@@ -401,6 +327,5 @@ def _print_diff(old: Path, new: Path, *, as_json: bool) -> None:
 
 group = typer.Typer(invoke_without_command=True, no_args_is_help=True, rich_markup_mode=None)
 group.callback()(handle_errors(bench))
-group.command("rollouts")(handle_errors(rollouts))
-group.command("scaling")(handle_errors(scaling))
-group.command("replay")(handle_errors(replay))
+for command in (rollouts, scaling, replay, learners):
+    group.command(command.__name__)(handle_errors(command))

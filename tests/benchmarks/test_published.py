@@ -1,4 +1,4 @@
-"""`rlflame bench --recipe dppo|dsac`: which recipes run, what is counted, said and written."""
+"""`benchmarks/published.py`: which recipes run, what is counted, printed and written."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import json
 import gloo
 import pytest
 from commands import rlflame
+from published import FLAME, RACES, main
+from published_figures import COMPARISONS, find_benefit, make_section
+from race import RaceRun, Runner, describe_runner, format_weights_comparison
+from race_recipes import SETUPS, make_sb3_request, make_variants
 
-from rlflame.bench.published_dppo import SETUPS, make_sb3_request, make_variants
-from rlflame.bench.race import RaceRun, Runner
-from rlflame.bench.race_report import RaceResult, compute_final_return
+from rlflame.bench.machine_load import read_conditions
+from rlflame.errors import ConfigError
 from rlflame.learning.parallel.process_group import release_replicas
 
 SMALL = tuple(
@@ -55,20 +58,18 @@ def race(seconds, steps=100, returns=()):
 
 def test_a_speed_up_is_of_the_time_for_as_many_steps_and_a_return_of_the_newest_episodes():
     runners = [
-        Runner("exact", 1, None, [race(8.0), race(8.0), race(80.0)]),
-        Runner("exact", 2, None, [race(8.0, steps=200)]),
-        Runner("scaled", 4, None, [race(2.0)]),
+        Runner("a", "exact", 1, None, [race(8.0), race(8.0), race(80.0)]),
+        Runner("b", "exact", 2, None, [race(8.0, steps=200)]),
+        Runner("c", "scaled", 4, None, [race(2.0)]),
     ]
-    result = RaceResult("dppo", runners, None, True)
-    assert [result.compute_speedup(one) for one in runners] == [1.0, 2.0, 4.0]
-    said = "The exact recipe learned the same weights by 1, 2 learners, to the last bit."
-    assert result.format_weights_comparison() == [said]
-    assert (
-        RaceResult("dppo", runners[:1], None, False).format_weights_comparison() == []
-    )  # stopped before the second
+    facts = [describe_runner(one, runners[0]) for one in runners]
+    assert [one["speedup"] for one in facts] == [1.0, 2.0, 4.0]
+    (said,) = format_weights_comparison(runners)
+    assert "by 1, 2 learners" in said
+    assert format_weights_comparison(runners[:1]) == []  # stopped before the second
     # Thirty episodes, of which the newest twenty earned 11 to 30.
-    assert compute_final_return(race(1.0, returns=range(1, 31))) == pytest.approx(20.5)
-    assert compute_final_return(race(1.0)) is None
+    assert race(1.0, returns=range(1, 31)).final_return == pytest.approx(20.5)
+    assert race(1.0).final_return is None
 
 
 #: In the place of stable-baselines3: an episode of return 7 for every eight steps.
@@ -86,6 +87,12 @@ class PPO:
 """
 
 
+def published(capsys, *words):
+    """What a command prints: results, and notes."""
+    main([str(word) for word in words])
+    return capsys.readouterr()
+
+
 def with_library(folder, monkeypatch, text):
     (folder / "stable_baselines3.py").write_text(text)
     monkeypatch.syspath_prepend(str(folder))
@@ -99,16 +106,15 @@ def forked(runtime, threads, hint, stop):
         release_replicas(group)
 
 
-def test_a_race_is_told_and_written(tmp_path, monkeypatch):
+def test_a_race_is_told_and_written(tmp_path, monkeypatch, capsys):
     with_library(tmp_path, monkeypatch, STAND_IN)
     monkeypatch.setattr("rlflame.experiment.learners.launcher.start_learners", forked)
     # As if two tasks had gone to a second worker in each training.
-    monkeypatch.setattr("rlflame.bench.session.BenchSession.take_retried", lambda session: 2)
-    spoken = rlflame(
-        "bench", "--recipe", "dppo", "--learners", "1,2", "--steps", "300", *SMALL,
+    monkeypatch.setattr("rlflame.bench.runner.BenchSession.take_retried", lambda session: 2)
+    spoken = published(
+        capsys, "race", "dppo", "--learners", "1,2", "--steps", "300", *SMALL,
         "--compare", "inline", "-o", tmp_path / "new",
     )  # fmt: skip
-    assert spoken.code == 0, spoken.err
     assert spoken.out.strip() == (tmp_path / "new/dppo.md").read_text().strip()
     facts = json.loads((tmp_path / "new/dppo.json").read_text())
     assert facts["same_bits"]
@@ -141,7 +147,7 @@ def test_a_race_is_told_and_written(tmp_path, monkeypatch):
     assert "Learners" in rlflame("plot", tmp_path / "new/dppo.csv", "-o", "-").out
 
 
-def test_without_stable_baselines3_its_curve_is_left_out_in_a_line(tmp_path, monkeypatch):
+def test_without_stable_baselines3_its_curve_is_left_out(tmp_path, monkeypatch, capsys):
     with_library(tmp_path, monkeypatch, "raise ImportError('not here')")
     # Files in the current folder stand in for nothing.
     trace, folder = tmp_path / "trace", tmp_path / "current"
@@ -150,15 +156,14 @@ def test_without_stable_baselines3_its_curve_is_left_out_in_a_line(tmp_path, mon
         (folder / f"{name}.py").write_text(f"open({str(trace)!r}, 'w')")
     monkeypatch.chdir(folder)
     words = ("--set", "sac.batch_size=16", "--set", "sac.learning_starts=16")
-    spoken = rlflame(
-        "bench", "--recipe", "dsac", "--learners", "1", "--steps", "32", *words,
+    spoken = published(
+        capsys, "race", "dsac", "--learners", "1", "--steps", "32", *words,
         "--set", "network.hidden=[8]", "--compare", "inline", "--json", "-o", tmp_path / "new",
     )  # fmt: skip
-    assert spoken.code == 0, spoken.err
     # Pendulum's episodes have 200 steps.
-    assert "No episode has ended, so there are no curves of returns." in spoken.err
+    assert "No episode has ended" in (tmp_path / "new/dsac.md").read_text()
     assert not (tmp_path / "new/dsac.curves.png").exists()
-    assert [one["recipe"] for one in spoken.json()["runners"]] == ["exact"]
+    assert [one["recipe"] for one in json.loads(spoken.out)["runners"]] == ["exact"]
     assert "stable-baselines3 is not installed, so its curve is left out." in spoken.err
     assert not trace.exists()
 
@@ -166,15 +171,84 @@ def test_without_stable_baselines3_its_curve_is_left_out_in_a_line(tmp_path, mon
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--recipe", "dppo", "--workers", "2"), "as many workers as learners"),
-        (("--recipe", "dppo", "--compare", "local,inline"), "collects in one place"),
-        (("--recipe", "flame-readme-ant", "--steps", "5"), "flame-readme-ant counts iterations"),
-        (("--recipe", "dsac", "--learners", "0"), "--learners '0'"),
-        (("--recipe", "dppo", "--learners", "3", "--set", "gradient_shards=8"), "cannot share"),
-        (("--learners", "2", "scaling"), "Options before scaling"),
+        (("dppo", "--compare", "local,inline"), "collects in one place"),
+        (("dsac", "--learners", "0"), "--learners '0'"),
+        (("dppo", "--learners", "3", "--set", "gradient_shards=8"), "cannot share"),
+        (("dppo", "-o", ""), "results go into a folder"),
     ],
 )
 def test_what_cannot_be_raced_is_refused(words, sentence):
-    spoken = rlflame("bench", *words)
-    assert spoken.code == 2
-    assert sentence in " ".join(spoken.err.split())
+    with pytest.raises(ConfigError, match=sentence):
+        main(["race", *words])
+
+
+def test_the_commands_name_what_there_is():
+    assert (tuple(COMPARISONS), tuple(SETUPS)) == (FLAME, RACES)
+
+
+@pytest.mark.parametrize(
+    ("name", "percent"),
+    [("flame-readme-ant", 25.0), ("flame-report-ant", 43.3), ("flame-report-cartpole", 138.3)],
+)
+def test_what_others_published_agrees_with_itself(name, percent):
+    """Their percentages are of episodes a second, rounded to a tenth."""
+    theirs = COMPARISONS[name]
+    rates = [round(theirs.episodes / side.seconds, 1) for side in (theirs.flame, theirs.local)]
+    assert 100 * (rates[0] / rates[1] - 1) == pytest.approx(percent, abs=0.05)
+
+
+def test_what_their_readme_says_of_episode_times():
+    said = [find_benefit(ms) for ms in (1, 15, 20, 50, 99, 100, 1000)]
+    assert said == [
+        "overhead dominates", "marginal", "marginal", "from 50 episodes on",
+        "from 50 episodes on", "near-linear", "essential",
+    ]  # fmt: skip
+
+
+def test_a_published_comparison_again(capsys):
+    spoken = published(
+        capsys, "flame", "flame-report-cartpole", "--iterations", "1", "--compare", "inline",
+        "--set", "rollout.steps=5", "--workers", "1",
+    )  # fmt: skip
+    theirs = COMPARISONS["flame-report-cartpole"]
+    assert f"{theirs.local.seconds:,.2f}" in spoken.out
+    assert theirs.hardware in spoken.out
+    assert "Ours ran 1 iteration only." in spoken.out
+    assert "100 tasks an iteration, 1 iteration." in spoken.out
+
+
+def test_a_result_stands_beside_what_flame_s_readmes_say(tmp_path, capsys):
+    """Rates of the replay, as of 2 workers on both sides, and those of others beside them."""
+    fills = [{"transitions": 100, "transitions_per_s": rate} for rate in (50.0, 100.0, 25.0)]
+    facts = {
+        "benchmark": "replay",
+        "environment": "Pendulum-v1",
+        "machine": read_conditions(sample=lambda: 0.0).machine,
+        "fillings": [
+            {"fleet": fleet, "workers": 2, "fills": [{**f, "transitions": n} for f in fills]}
+            for fleet, n in (("local", 100), ("flame", 200))
+        ],
+    }
+    (tmp_path / "replay.json").write_text(json.dumps(facts))
+    spoken = published(capsys, "beside", tmp_path / "replay.json")
+    for theirs in ("223,376", "76,016", "6,960", "0.34 of their local rate", "not stated"):
+        assert theirs in spoken.out
+    # As many transitions a second, but twice as many: half as fast.
+    assert "Ours, with 2: 0.50 " in spoken.out
+
+
+def test_readmes_of_other_work_stand_beside_it_too():
+    rows = [{"case": "15 ms", "fleet": "flame", "workers": n, "speedup": {"value": 3.0}}
+            for n in (5, 6)]  # fmt: skip
+    cases = [{"name": "15 ms", "episode_ms": 15.0}, {"name": "ant", "episode_ms": None}]
+    overheads = [{"fleet": "flame", "task_s": 0.002}]
+    scaling = {"benchmark": "scaling", "rows": rows, "cases": cases, "overheads": overheads}
+    _, speedups, _, benefits, cost = make_section(scaling).blocks
+    assert speedups.rows == (("15 ms", "flame", "5", "3.00x", "~4x"),)
+    assert benefits.rows == (("15 ms", "marginal"),)
+    assert "2.00 ms on flame" in cost
+    rates = [{"fleet": "local", "workers": 1, "ms_per_episode": 2.5}]
+    rollouts = {"benchmark": "rollouts", "environment": "Hopper-v5", "rates": rates}
+    assert make_section(rollouts).blocks[1].rows == (("local", "1", "2.50", "15"),)
+    with pytest.raises(ConfigError, match="learners"):
+        make_section({"benchmark": "learners"})

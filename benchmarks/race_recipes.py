@@ -1,7 +1,7 @@
 """The two set-ups of the article on distributed PPO and SAC, for any number of learners.
 
-Each with the batch and the learning rate multiplied by the learners, as the article has it, and
-exactly as it is for one. Must not know: fleets, clocks, words.
+Each recipe exists exactly as for one learner, and with the batch and the learning rate multiplied
+by the number of learners, as in the article.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlflame.bench.base import Case
+from rlflame.bench.case import Case
 from rlflame.bench.learners import find_shard_count
 from rlflame.config import resolve
 from rlflame.config.recipe import DEFAULT_SHARDS, LearningSettings, RunConfig
-from rlflame.errors import ConfigError
 from rlflame.experiment import components, run_settings
 
 SOURCE = "the article on distributed PPO and SAC by Horovod on Spark"
@@ -22,9 +21,9 @@ SOURCE = "the article on distributed PPO and SAC by Horovod on Spark"
 
 @dataclass(frozen=True, slots=True)
 class PublishedSetup:
-    """What a single process has there; all else is as in stable-baselines3, which it is built on.
+    """The settings of the article's single process; the rest is as in stable-baselines3.
 
-    Eight environments collect what one does there, so that eight workers have work.
+    Eight environments collect what one collects there, so that eight workers have work.
     """
 
     environment: str
@@ -95,8 +94,7 @@ def make_variants(
     steps: int | None = None,
     sets: Sequence[str] = (),
 ) -> list[Variant]:
-    """The exact recipe by every number of learners, and the scaled ones; of one learner nothing is
-    scaled."""
+    """The exact recipe by every number of learners, and the scaled one by each above 1."""
     result = []
     shards = f"learning.gradient_shards={find_shard_count(counts, DEFAULT_SHARDS)}"
     for kind in ("exact", "scaled"):
@@ -128,14 +126,8 @@ def _make_case(kind: str, config: RunConfig) -> Case:
     return Case(kind, recipe, components.make_env_spec(recipe.learning.environment))
 
 
-def find_setup(name: str) -> PublishedSetup:
-    if name not in SETUPS:
-        raise ConfigError(f"There is no set-up {name!r}.", f"--recipe {', '.join(SETUPS)}")
-    return SETUPS[name]
-
-
 def make_sb3_request(learning: LearningSettings) -> dict[str, Any]:
-    """The same recipe in the words of stable-baselines3, by one environment."""
+    """The arguments of stable-baselines3 for the same recipe with one environment."""
     hidden, environment = list(learning.network.hidden), learning.environment
     common = {"policy_kwargs": {"net_arch": hidden}, "seed": learning.seed}
     if learning.ppo is not None:

@@ -1,9 +1,7 @@
-"""A process that trains by stable-baselines3, where it is installed, and does nothing else.
+"""A process that trains with stable-baselines3 and does nothing else, for a race.
 
-    python -m rlflame.bench.sb3_main '{"algorithm": "PPO", "environment": "CartPole-v1", ...}'
-
-It says one line of JSON: the seconds, the steps, and each episode's end and return; or `absent`.
-Must not know: how anything of ours trains.
+It prints one line of JSON: the seconds, the steps, and the end and return of each episode; or
+`absent` where stable-baselines3 is not installed.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from rlflame.rollout.process.worker_main import die_with_parent, read_parent_pid
 
 
 def train(request: dict[str, Any]) -> dict[str, Any] | None:
-    """One training on the processor; None where it is not installed."""
+    """One training on the processor; None where stable-baselines3 is not installed."""
     try:
         import stable_baselines3
     except ImportError:

@@ -1,0 +1,117 @@
+"""What others have published, run again by rlflame or printed beside its results.
+
+    python benchmarks/published.py flame flame-report-cartpole --compare local,flame -o folder
+    python benchmarks/published.py race dppo --learners 1,2 -o dppo
+    python benchmarks/published.py beside scaling/scaling.json
+
+`flame` runs a comparison of Flame's REINFORCE example (20 x 100 episodes of Ant in its README,
+100 x 100 of Ant and of CartPole in the report on it) and prints the published figures beside.
+`race` trains the two set-ups of an article on distributed PPO and SAC by several learners, and by
+stable-baselines3 where it is installed. `beside` reads a result of `rlflame bench scaling`,
+`rollouts` or `replay` and prints what Flame's READMEs say of the same. Hardware differs, so seconds
+across machines compare nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from script import ended, positive
+
+from rlflame.cli.bench import parse_counts, parse_fleets, parse_folder
+from rlflame.errors import ConfigError
+from rlflame.experiment import run_settings
+
+if TYPE_CHECKING:
+    from rlflame.bench.runner import Benchmark
+
+FLAME = ("flame-readme-ant", "flame-report-ant", "flame-report-cartpole")
+RACES = ("dppo", "dsac")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    flame = commands.add_parser("flame", help="a comparison of Flame's REINFORCE example")
+    flame.add_argument("name", choices=FLAME)
+    flame.add_argument("--workers", metavar="N,N,...", help="numbers of workers, or of executors")
+    flame.add_argument("--compare", metavar="NAME,...", help="local, flame, inline")
+    flame.add_argument("--iterations", type=positive, help="less is sooner over")
+    flame.set_defaults(run=run_flame)
+    race = commands.add_parser("race", help="distributed PPO or SAC beside stable-baselines3")
+    race.add_argument("name", choices=RACES)
+    race.add_argument("--learners", metavar="N,N,...", help="numbers of learners (1,2,4,8)")
+    race.add_argument("--steps", type=positive, help="of each training")
+    race.add_argument("--compare", metavar="NAME", default="local", help="local, flame or inline")
+    race.set_defaults(run=run_race)
+    for command in (flame, race):
+        command.add_argument("--repeat", type=positive, default=1)
+        command.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+        command.add_argument("-o", "--out", help="a folder for JSON, Markdown, table and pictures")
+        command.add_argument("--json", action="store_true")
+        command.add_argument("--debug", action="store_true")
+    beside = commands.add_parser("beside", help="published figures beside those of a result")
+    beside.add_argument("file", type=Path, help="a result of `rlflame bench`")
+    beside.set_defaults(run=print_beside)
+    options = parser.parse_args(arguments)
+    run_settings.limit_threads(1)  # before numpy is loaded
+    options.run(options)
+
+
+def run_flame(options: argparse.Namespace) -> None:
+    from published_figures import COMPARISONS, FlameComparison
+
+    from rlflame.bench.case import make_env_case
+    from rlflame.bench.scaling import ScalingBenchmark
+
+    published = COMPARISONS[options.name]
+    case, runtime = make_env_case(
+        published.environment,
+        algorithm="reinforce",
+        preset="reinforce-classic",
+        episodes=published.episodes_per_iteration,
+        iterations=options.iterations or published.iterations,
+        sets=options.set,
+    )
+    counts = parse_counts(options.workers, [machine.count_usable_cores()])
+    scaling = ScalingBenchmark([case], parse_fleets(options.compare), counts, options.repeat)
+    run(FlameComparison(published, scaling), runtime, options)
+
+
+def run_race(options: argparse.Namespace) -> None:
+    from race import RaceBenchmark
+    from race_recipes import SETUPS, make_variants
+
+    fleet, *others = parse_fleets(options.compare)
+    if others:
+        raise ConfigError(f"{options.name} collects in one place.", f"--compare {fleet}")
+    counts = parse_counts(options.learners, [1, 2, 4, 8], "--learners")
+    variants = make_variants(SETUPS[options.name], counts, steps=options.steps, sets=options.set)
+    benchmark = RaceBenchmark(options.name, variants, fleet, options.repeat)
+    run(benchmark, variants[0].config.runtime, options)
+
+
+def run(benchmark: Benchmark[Any], runtime: Any, options: argparse.Namespace) -> None:
+    from rlflame.bench.runner import BenchRunner
+
+    out = parse_folder(options.out)
+    BenchRunner(benchmark, runtime, out, as_json=options.json, debug=options.debug).run()
+
+
+def print_beside(options: argparse.Namespace) -> None:
+    from published_figures import make_section
+
+    from rlflame.analysis.report import markdown
+    from rlflame.analysis.report.document import Document
+    from rlflame.console.output import print_result_lines
+
+    section = make_section(json.loads(options.file.read_text("utf-8")))
+    document = Document("Beside what was published", (section,))
+    print_result_lines(markdown.to_markdown(document).rstrip())
+
+
+if __name__ == "__main__":
+    ended(main)

@@ -1,0 +1,255 @@
+"""What Flame's READMEs and the report on its example have published, beside results of rlflame."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any, ClassVar
+
+from rlflame.analysis.report.document import Block, Section
+from rlflame.bench.result import BenchResult, Side, compute_speedup, format_value, make_table
+from rlflame.bench.runner import BenchSession
+from rlflame.bench.scaling import ScalingBenchmark
+from rlflame.errors import ConfigError
+from rlflame.storage import machine_info
+from rlflame.terminal_text import format_count
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRun:
+    """A run of theirs: seconds in all, and the mean reward of its last iteration."""
+
+    seconds: float
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedComparison:
+    """Theirs, one trial a side; the two sides are two programs, not one on two fleets."""
+
+    source: str
+    hardware: str
+    environment: str
+    iterations: int
+    episodes_per_iteration: int
+    local: PublishedRun
+    flame: PublishedRun
+
+    @property
+    def episodes(self) -> int:
+        return self.iterations * self.episodes_per_iteration
+
+
+REPORT = (
+    "the report on Flame's RL example",
+    "Apple M4, 8 cores; Podman with 5 virtual processors and 8 GB; 3 executor managers",
+)
+COMPARISONS = {
+    "flame-readme-ant": PublishedComparison(
+        "the README of Flame's RL example",
+        "not stated",
+        "ant", 20, 100, PublishedRun(106.45, -91.6), PublishedRun(85.23, -122.4),
+    ),
+    "flame-report-ant": PublishedComparison(
+        *REPORT, "ant", 100, 100, PublishedRun(481.70, -166.1), PublishedRun(335.71, -252.6)
+    ),
+    "flame-report-cartpole": PublishedComparison(
+        *REPORT, "cartpole", 100, 100, PublishedRun(1230.12, 193.4), PublishedRun(517.94, 499.8)
+    ),
+}  # fmt: skip
+#: Transitions a second of Flame's replay buffer example, whose hardware is not stated.
+REPLAY_SOURCE, REPLAY_ENVIRONMENT = "the README of Flame's replay buffer example", "CartPole-v1"
+REPLAY_RATES = {
+    "local, one process": 223_376.4,
+    "Flame, incremental reads": 76_016.1,
+    "Flame, forced full reads": 6_959.5,
+}
+#: Their speed-up at 100 episodes an iteration, by executors.
+SPEEDUPS = {1: "1x", 5: "~4x", 10: "7-8x", 20: "12-15x"}
+#: What they say distribution does, from so many milliseconds an episode on.
+BENEFITS = (
+    (1000.0, "essential"),
+    (100.0, "near-linear"),
+    (50.0, "from 50 episodes on"),
+    (15.0, "marginal"),
+    (0.0, "overhead dominates"),
+)
+#: Milliseconds an episode.
+EPISODE_MS = {"CartPole-v1": 1.0, "Hopper-v5": 15.0, "HalfCheetah-v5": 20.0, "Ant-v5": 50.0}
+#: Milliseconds that a task costs on Flame.
+TASK_MS = 100.0
+
+RUNS = (
+    "run",
+    "hardware",
+    ("seconds", "seconds", ",.2f"),
+    ("episodes/s", "episodes_per_s", ",.1f"),
+    ("last mean reward", "reward", ",.1f"),
+)
+
+
+def find_benefit(episode_ms: float) -> str:
+    """What their README says distribution does for episodes of this length."""
+    return next(text for least, text in BENEFITS if episode_ms >= least)
+
+
+@dataclass
+class FlameComparison:
+    """The work of a published comparison, with the published figures behind the result."""
+
+    published: PublishedComparison
+    scaling: ScalingBenchmark
+    name: ClassVar[str] = "scaling"
+
+    @property
+    def fleets(self) -> Sequence[str]:
+        return self.scaling.fleets
+
+    @property
+    def sides(self) -> Sequence[Side]:
+        return self.scaling.sides
+
+    def measure(self, session: BenchSession) -> Generator[None, None, None]:
+        return self.scaling.measure(session)
+
+    def make_result(self, sides: Sequence[Side]) -> BenchResult:
+        result = self.scaling.make_result(sides)
+        *sections, advice = result.sections
+        blocks = self._make_blocks(result.facts)
+        section = Section("Beside what was published", tuple(blocks))
+        facts = {**result.facts, "published": asdict(self.published)}
+        return replace(result, facts=facts, sections=[*sections, section, advice])
+
+    def _make_blocks(self, facts: dict[str, Any]) -> list[Block]:
+        published, machine = self.published, machine_info.describe_machine()
+        rows = [
+            {
+                "run": f"{published.source}, {side}",
+                "hardware": published.hardware,
+                "seconds": run.seconds,
+                "episodes_per_s": published.episodes / run.seconds,
+                "reward": run.reward,
+            }
+            for side, run in (("local", published.local), ("Flame", published.flame))
+        ]
+        cores = format_count(machine["usable_cores"], "core")
+        for cell in facts["cells"]:
+            seconds = median(run["seconds"] for run in cell["repetitions"])
+            last, workers = cell["repetitions"][-1], format_count(cell["workers"], "worker")
+            rows.append(
+                {
+                    "run": f"rlflame, {cell['fleet']}, {workers}",
+                    "hardware": f"{machine['processor']}, {cores}",
+                    "seconds": seconds,
+                    "episodes_per_s": last["episodes"] / seconds,
+                    "reward": last["final_return"],
+                }
+            )
+        (case,) = self.scaling.cases
+        gain = 100.0 * (published.local.seconds / published.flame.seconds - 1.0)
+        blocks: list[Block] = [
+            f"{published.environment}, {published.iterations} iterations of "
+            f"{published.episodes_per_iteration} episodes, REINFORCE, by us with their "
+            "hyperparameters where no --set says otherwise. The hardware is not the same, so "
+            "seconds across it compare nothing; and their two sides are two programs, of one trial "
+            "each.",
+            make_table(rows, RUNS, 2),
+            f"Their gain, (distributed - local) / local of the throughput, is {gain:+.1f}%"
+            + ("; ours is in the section above." if facts["gains"] else "."),
+        ]
+        if case.iterations < published.iterations:
+            blocks.append(f"Ours ran {format_count(case.iterations, 'iteration')} only.")
+        return blocks
+
+
+def make_section(facts: dict[str, Any]) -> Section:
+    """What Flame's READMEs say of the work of a result."""
+    makers = {"scaling": beside_scaling, "rollouts": beside_rollouts, "replay": beside_replay}
+    if (name := facts.get("benchmark")) not in makers:
+        raise ConfigError(
+            f"Nothing is published beside a result of {name!r}.",
+            "scaling.json, rollouts.json or replay.json of `rlflame bench`",
+        )
+    return Section(f"Beside Flame's README: {name}", tuple(makers[name](facts)))
+
+
+def beside_scaling(facts: dict[str, Any]) -> list[Block]:
+    speedups = [
+        {**row, "speedup": f"{row['speedup']['value']:.2f}x", "published": SPEEDUPS[row["workers"]]}
+        for row in facts["rows"]
+        if row["workers"] in SPEEDUPS
+    ]
+    benefits = [
+        {"case": case["name"], "published": find_benefit(case["episode_ms"])}
+        for case in facts["cases"]
+        if case["episode_ms"] is not None
+    ]
+    names = ("case", "fleet", "workers")
+    columns = [*((name, name, "") for name in names), ("speed-up", "speedup", "")]
+    blocks: list[Block] = []
+    if speedups:
+        blocks.append("Speed-up by executors, at 100 episodes an iteration.")
+        blocks.append(make_table(speedups, [*columns, ("Flame's README", "published", "")], 2))
+    if benefits:
+        blocks.append("What distribution does for episodes of this length.")
+        blocks.append(make_table(benefits, ["case", ("Flame's README", "published", "")], 2))
+    costs = [f"{1000.0 * o['task_s']:.2f} ms on {o['fleet']}" for o in facts["overheads"]]
+    if costs:
+        text = f"A task costs some {TASK_MS:.0f} ms there, and here {', '.join(costs)}."
+        blocks.append(text)
+    return blocks
+
+
+def beside_rollouts(facts: dict[str, Any]) -> list[Block]:
+    quoted = EPISODE_MS.get(facts["environment"])
+    rows = [{**rate, "published": quoted} for rate in facts["rates"]]
+    columns = [
+        "fleet",
+        "workers",
+        ("ms an episode", "ms_per_episode", ",.2f"),
+        ("Flame's README", "published", ",.0f"),
+    ]
+    return [f"An episode of {facts['environment']}.", make_table(rows, columns)]
+
+
+def beside_replay(facts: dict[str, Any]) -> list[Block]:
+    machine = facts["machine"]
+    rows: list[dict[str, Any]] = [
+        {"source": REPLAY_SOURCE, "run": mode, "environment": REPLAY_ENVIRONMENT,
+         "hardware": "not stated", "rate": rate}
+        for mode, rate in REPLAY_RATES.items()
+    ]  # fmt: skip
+    cores = format_count(machine["usable_cores"], "core")
+    rows += [
+        {"source": "rlflame", "run": f"{f['fleet']}, {format_count(f['workers'], 'worker')}",
+         "environment": facts["environment"], "hardware": f"{machine['processor']}, {cores}",
+         "rate": median(fill["transitions_per_s"] for fill in f["fills"])}
+        for f in facts["fillings"]
+    ]  # fmt: skip
+    columns = [(name, name, "") for name in ("source", "run", "environment", "hardware")]
+    share = REPLAY_RATES["Flame, incremental reads"] / REPLAY_RATES["local, one process"]
+    return [
+        "Another environment (SAC's replay is for actions that are numbers) on other hardware: "
+        "rates across it compare nothing, the relation of one side's own rows does.",
+        make_table(rows, [*columns, ("transitions/s", "rate", ",.0f")], 4),
+        f"Their Flame with incremental reads has {share:.2f} of their local rate.",
+        *relate_fleets(facts["fillings"]),
+    ]
+
+
+def relate_fleets(fillings: list[dict[str, Any]]) -> list[str]:
+    """The share of the local rate that is left on Flame, with as many workers."""
+    seconds = {
+        (f["fleet"], f["workers"]): [
+            fill["transitions"] / fill["transitions_per_s"] for fill in f["fills"]
+        ]
+        for f in fillings
+    }
+    lines = []
+    for (fleet, workers), own_s in seconds.items():
+        base_s = seconds.get(("local", workers))
+        if fleet == "flame" and base_s is not None:
+            share = format_value(compute_speedup(base_s, own_s), ".2f", len(own_s))
+            lines.append(f"Ours, with {workers}: {share}.")
+    return lines

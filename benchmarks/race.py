@@ -1,0 +1,348 @@
+"""Whole trainings by several recipes and numbers of learners, in turn, beside stable-baselines3."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from race_recipes import SOURCE, Variant, make_sb3_request
+
+from rlflame.analysis.curves import compute_moving_average
+from rlflame.analysis.plots.chart import Chart, Panels, Series
+from rlflame.analysis.report.bench_comparison import Measurement
+from rlflame.analysis.report.document import Section
+from rlflame.bench.case import Case, Clock, Stopwatch, run_case, warm_up
+from rlflame.bench.learners import RETRY_HINT, TimedProcessGroup
+from rlflame.bench.result import BenchResult, has_equal_digests, make_table
+from rlflame.bench.runner import BenchSession
+from rlflame.config.nested import flatten
+from rlflame.config.recipe import LearningSettings
+from rlflame.errors import RlflameError
+from rlflame.experiment.learners import launcher
+from rlflame.learning.factory import count_blas_threads
+from rlflame.rollout import blas
+from rlflame.rollout.search_path import make_child_path
+from rlflame.rollout.spec import Fragment
+from rlflame.training.trainer import Progress, StopRequest
+
+SB3_NAME = "stable-baselines3"
+SB3_SIDE = Path(__file__).with_name("sb3_side.py")
+#: A return is the mean of so many episodes, at the end and along a line.
+EPISODES = 20
+CSV_HEAD = ("learners", "recipe", "seconds", "steps", "case", "final_return", "retried")
+COLUMNS = (
+    "recipe",
+    "learners",
+    ("batch", "batch", ","),
+    ("learning rate", "learning_rate", "g"),
+    ("seconds", "seconds", ",.2f"),
+    ("total steps", "steps", ","),
+    ("speed-up", "speedup", ".2fx"),
+    ("ideal", "ideal", ".3gx"),
+    ("exchanging", "exchange_share", ".1%"),
+    ("final return", "final_return", ",.1f"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RaceRun:
+    """One training from its beginning to its end; an episode is its last step, when, its return."""
+
+    seconds: float
+    learn_s: float | None
+    exchange_s: float | None
+    steps: int
+    episodes: list[tuple[int, float, float]]
+    weights: str
+    #: Tasks that went to a second worker meanwhile, which takes longer.
+    retried: int = 0
+
+    @property
+    def final_return(self) -> float | None:
+        newest = [episode_return for _, _, episode_return in self.episodes[-EPISODES:]]
+        return sum(newest) / len(newest) if newest else None
+
+
+@dataclass(slots=True)
+class Runner:
+    """One recipe by one number of learners; without a variant it is stable-baselines3."""
+
+    name: str
+    kind: str
+    learners: int
+    variant: Variant | None
+    repetitions: list[RaceRun] = field(default_factory=list)
+    version: str = ""
+    sb3_request: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def work(self) -> dict[str, Any]:
+        """All that a race does, by name; seeds are no part of it."""
+        if self.variant:
+            return self.variant.case.work
+        settings = dict(flatten(self.sb3_request, leaves=("kwargs",)))
+        del settings["arguments.seed"]
+        return settings
+
+    @property
+    def seconds_per_step(self) -> float:
+        return median(race.seconds / race.steps for race in self.repetitions)
+
+
+class EpisodeStopwatch(Stopwatch):
+    """A stopwatch that keeps every episode, its time read off its place in the iteration."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.episodes: list[tuple[int, float, float]] = []
+        self._start_s = self._iteration_start_s = clock()
+
+    def record_iteration(
+        self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
+    ) -> None:
+        before, now = self.progress.steps, self.clock()
+        episodes = []
+        for fragment in fragments:
+            for episode in fragment.episodes:
+                share = (episode.end + 1) / len(fragment.rewards)
+                steps = before + round(share * (progress.steps - before))
+                end_s = self._iteration_start_s + share * (now - self._iteration_start_s)
+                episodes.append((steps, end_s - self._start_s, episode.episode_return))
+        self.episodes += sorted(episodes)
+        self._iteration_start_s = now
+        super().record_iteration(progress, metrics, fragments)
+
+
+@dataclass
+class RaceBenchmark:
+    """The variants of a recipe, and stable-baselines3, each trained several times in turn."""
+
+    name: str
+    variants: Sequence[Variant]
+    fleet: str
+    repeat: int
+    sides: list[Runner] = field(default_factory=list)
+
+    @property
+    def fleets(self) -> list[str]:
+        return [self.fleet]
+
+    def measure(self, session: BenchSession) -> Generator[None, None, None]:
+        self.sides += [
+            Runner(self._name(variant.kind, variant.learners), variant.kind, variant.learners,
+                   variant)
+            for variant in self.variants
+        ]  # fmt: skip
+        recipe = self.variants[0].case.recipe
+        request = {**make_sb3_request(recipe.learning), "steps": recipe.stop_at_steps}
+        sb3 = Runner(self._name(SB3_NAME, 1), SB3_NAME, 1, None, sb3_request=request)
+        self.sides.append(sb3)
+        for runner in session.take_turns({one.name: one for one in self.sides}, self.repeat):
+            if runner.variant is not None:
+                runner.repetitions.append(train_variant(session, self.fleet, runner.variant))
+            elif runner in self.sides and not self._race_sb3(session, runner):
+                self.sides.remove(runner)
+                session.show_note(f"{SB3_NAME} is not installed, so its curve is left out.")
+            yield
+
+    def _race_sb3(self, session: BenchSession, runner: Runner) -> bool:
+        answer = run_sb3(runner.sb3_request, session.stop)
+        if answer is None:
+            return False
+        runner.version = answer["version"]
+        episodes = [(int(a), float(b), float(c)) for a, b, c in answer["episodes"]]
+        race = RaceRun(answer["seconds"], None, None, answer["steps"], episodes, "")
+        runner.repetitions.append(race)
+        return True
+
+    def _name(self, kind: str, learners: int) -> str:
+        return f"{self.name}, {kind} with {learners}"
+
+    def make_result(self, sides: Sequence[Runner]) -> BenchResult:
+        rows = [describe_runner(runner, sides[0]) for runner in sides]
+        same_bits = has_same_bits(sides)
+        blocks = [
+            f"After {SOURCE}: as many workers as learners. Speed-up is of the time for as many "
+            f"steps, beside {sides[0].learners} of {sides[0].kind}; the final return is the "
+            f"mean of the newest training episodes, {EPISODES} at most. Medians of "
+            f"{len(sides[0].repetitions)}.",
+            make_table(rows, COLUMNS),
+            *format_weights_comparison(sides),
+            *(
+                f"{SB3_NAME} {runner.version}, one process with one thread."
+                for runner in sides
+                if runner.variant is None
+            ),
+        ]
+        curves = make_panels(sides)
+        if curves is None:
+            blocks.append("No episode has ended, so there are no curves of returns.")
+        return BenchResult(
+            self.name,
+            f"Benchmark: {self.name}",
+            {"same_bits": same_bits, "runners": rows},
+            [Section("Races", tuple(blocks))],
+            [
+                Measurement(
+                    runner.name,
+                    "s",
+                    False,
+                    tuple(race.seconds for race in runner.repetitions),
+                    runner.work,
+                    tuple(race.retried for race in runner.repetitions),
+                )
+                for runner in sides
+            ],
+            make_csv_rows(sides),
+            curves,
+        )
+
+
+def train_variant(session: BenchSession, fleet_kind: str, variant: Variant) -> RaceRun:
+    case, learners = variant.case, variant.learners
+    runtime = session.runtime.model_copy(update={"learners": learners})
+    threads = count_blas_threads(case.recipe.learning)
+    with (
+        session.open_fleet(fleet_kind, learners) as fleet,
+        launcher.start_learners(runtime, threads, lambda: RETRY_HINT, session.stop) as group,
+    ):
+        warm_up(make_warmup_case(case), fleet, session.stop, session.clock)
+        watch = EpisodeStopwatch(session.clock)
+        session.take_retried()
+        timed = TimedProcessGroup(group, watch)
+        result = run_case(case, fleet, session.stop, watch, timed)
+    exchange_s = watch.spent_s.get("exchange", 0.0)
+    return RaceRun(
+        result["seconds"],
+        result["learn_s"],
+        exchange_s,
+        result["steps"],
+        watch.episodes,
+        result["weights"],
+        session.take_retried(),
+    )
+
+
+def make_warmup_case(case: Case) -> Case:
+    """A step of every environment, so that workers are there; nothing is shared."""
+    learning = case.recipe.learning
+    rollout = learning.rollout.model_copy(update={"steps": 1})
+    changes = {"rollout": rollout, "gradient_shards": 1}
+    recipe = case.recipe.model_copy(
+        update={"learning": learning.model_copy(update=changes), "stop_at_steps": None}
+    )
+    return replace(case, recipe=recipe)
+
+
+def run_sb3(request: dict[str, Any], stop: StopRequest) -> dict[str, Any] | None:
+    """What stable-baselines3 did, in its own process; None where it is not installed."""
+    # One thread, as each of our learners has; more of them wait for each other in such networks.
+    threads = blas.make_child_environment()
+    environment = {**os.environ, **threads, "PYTHONPATH": make_child_path()}
+    child = subprocess.Popen(
+        [sys.executable, "-P", SB3_SIDE, json.dumps(request), str(os.getpid())],
+        env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for its parent, which ends it
+    )  # fmt: skip
+    try:
+        with stop.allow_interrupt():
+            out, err = child.communicate()
+    finally:
+        child.kill()
+        child.wait()
+    answer = (out.strip().splitlines() or [""])[-1]
+    if answer == "absent":
+        return None
+    if child.returncode:
+        raise RlflameError(f"{SB3_NAME} could not train.", "see what it printed", err)
+    return dict(json.loads(answer))
+
+
+def describe_runner(runner: Runner, first: Runner) -> dict[str, Any]:
+    """The facts of a runner beside the first one."""
+    variant = runner.variant or first.variant  # stable-baselines3 has the recipe of the first
+    returns = [race.final_return for race in runner.repetitions]
+    known = [value for value in returns if value is not None]
+    shares = [
+        race.exchange_s / race.seconds for race in runner.repetitions if race.exchange_s is not None
+    ]
+    batch, rate = find_batch_and_rate(variant.case.recipe.learning) if variant else (None, None)
+    return {
+        "recipe": runner.kind,
+        "learners": runner.learners,
+        "version": runner.version,
+        "batch": batch,
+        "learning_rate": rate,
+        "seconds": median(race.seconds for race in runner.repetitions),
+        "steps": runner.repetitions[0].steps,
+        "speedup": first.seconds_per_step / runner.seconds_per_step,
+        "ideal": runner.learners / first.learners,
+        "exchange_share": median(shares) if shares else None,
+        "final_return": median(known) if known else None,
+        "final_returns": returns,
+        "races": runner.repetitions,
+    }
+
+
+def find_batch_and_rate(learning: LearningSettings) -> tuple[int, float]:
+    if learning.ppo is not None:
+        return learning.ppo.minibatch_size, learning.ppo.learning_rate
+    assert learning.sac is not None
+    return learning.sac.batch_size, learning.sac.learning_rate
+
+
+def has_same_bits(runners: Sequence[Runner]) -> bool | None:
+    """Whether the exact recipe learned the same weights by every number of learners."""
+    return has_equal_digests(
+        race.weights for runner in runners if runner.kind == "exact" for race in runner.repetitions
+    )
+
+
+def format_weights_comparison(runners: Sequence[Runner]) -> list[str]:
+    counts = [str(runner.learners) for runner in runners if runner.kind == "exact"]
+    if len(counts) < 2:
+        return []
+    if not has_same_bits(runners):
+        return ["The exact recipe did not learn the same weights."]
+    text = f"The exact recipe learned the same weights by {', '.join(counts)} learners"
+    return [f"{text}, to the last bit."]
+
+
+def make_csv_rows(runners: Sequence[Runner]) -> list[tuple[object, ...]]:
+    """stable-baselines3 is its own case, so that ours is measured by one learner of ours."""
+    rows: list[tuple[object, ...]] = [CSV_HEAD]
+    for runner in runners:
+        for race in runner.repetitions:
+            case = SB3_NAME if runner.variant is None else "rlflame"
+            final_return = "" if race.final_return is None else race.final_return
+            rows.append((runner.learners, runner.kind, race.seconds, race.steps, case,
+                         final_return, race.retried))  # fmt: skip
+    return rows
+
+
+def make_panels(runners: Sequence[Runner]) -> Panels | None:
+    """Return by all steps, by those of one learner, and by time; None where no episode ended."""
+    if not any(runner.repetitions[0].episodes for runner in runners):
+        return None
+    charts = []
+    for label in ("Steps, all learners together", "Steps per learner", "Seconds"):
+        lines = []
+        for runner in runners:
+            ends = np.array(runner.repetitions[0].episodes, np.float64).reshape(-1, 3)
+            window = max(1, min(EPISODES, len(ends)))
+            x = ends[window - 1 :, 1 if label == "Seconds" else 0]
+            if label == "Steps per learner":
+                x = x / runner.learners
+            y = compute_moving_average(ends[:, 2], window)
+            if len(y):
+                lines.append(Series(f"{runner.kind}, {runner.learners}", x, y))
+        charts.append(Chart("", label, "Return", tuple(lines)))
+    return Panels(tuple(charts), f"Lines: means of {EPISODES} episodes, or of all.")

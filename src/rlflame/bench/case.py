@@ -1,0 +1,253 @@
+"""The pieces of training that benchmarks time: how they are made, and how one of them runs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlflame.config import resolve, user_env_file
+from rlflame.config.nested import flatten
+from rlflame.config.recipe import Recipe
+from rlflame.config.runtime import RuntimeSettings
+from rlflame.errors import ConfigError
+from rlflame.experiment import components, run_settings
+from rlflame.fleet.base import Fleet, make_policy_id
+from rlflame.learning.parallel.process_group import ProcessGroup
+from rlflame.rollout.spec import EnvSpec, Fragment
+from rlflame.training.trainer import Progress, StopInterrupt, StopRequest
+
+Clock = Callable[[], float]
+SLEEPING = str(Path(__file__).with_name("sleeping.py"))
+#: Sleeping episodes of an iteration: what takes one worker about so long, between two bounds.
+_ITERATION_MS, _FEWEST_EPISODES, _MOST_EPISODES = 5000.0, 8, 100
+#: A replay is filled in rounds of 20 fragments of 500 steps, and gives batches of 64.
+_REPLAY_SETTINGS = ("rollout.num_slots=20", "rollout.envs_per_slot=1", "rollout.steps=500",
+                    "sac.batch_size=64")  # fmt: skip
+#: How long a fleet may take until all its workers have answered.
+_COMPLETE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A recipe cut to some iterations: the same work wherever it runs, to the last bit."""
+
+    name: str
+    recipe: Recipe
+    env: EnvSpec
+    #: How long an episode sleeps; None for a real environment.
+    episode_ms: float | None = None
+
+    @property
+    def tasks(self) -> int:
+        """The tasks of an iteration, and so the most workers that can be busy."""
+        return self.recipe.learning.rollout.num_slots
+
+    @property
+    def iterations(self) -> int:
+        assert self.recipe.stop_at_iterations is not None
+        return self.recipe.stop_at_iterations
+
+    @property
+    def work(self) -> dict[str, Any]:
+        """Every setting that changes what a repetition does; seeds and horizons do not."""
+        settings = self.recipe.learning.model_dump(
+            mode="json", exclude={"seed", "horizon_steps", "horizon_iterations"}
+        )
+        # The kwargs are one value, so that an argument of one side alone is a difference.
+        return {
+            **self.recipe.model_dump(include={"stop_at_iterations", "stop_at_steps"}),
+            **dict(flatten(settings, leaves=("environment.kwargs",))),
+        }
+
+    @property
+    def rollout_work(self) -> dict[str, Any]:
+        """The part of `work` that decides how long rollouts take."""
+        parts = ("environment.", "rollout.", "network.")
+        return {name: value for name, value in self.work.items() if name.startswith(parts)}
+
+
+def make_env_case(
+    environment: str,
+    *,
+    algorithm: str | None = None,
+    preset: str | None = None,
+    episodes: int | None = None,
+    iterations: int | None = None,
+    sets: Sequence[str] = (),
+) -> tuple[Case, RuntimeSettings]:
+    """Some iterations of an environment's preset."""
+    config, name = resolve.resolve(
+        environment=environment,
+        algorithm=algorithm,
+        preset=preset,
+        sets=sets,
+        continuous=components.has_continuous_actions,
+    )
+    defaults = RuntimeSettings()
+    for setting, options in (("fleet", "--fleet or --compare"), ("workers", "--workers")):
+        value = getattr(config.runtime, setting)
+        if value != getattr(defaults, setting):
+            raise ConfigError(
+                f"runtime.{setting} is {value}, and a benchmark has its own option for it.",
+                f"{options} in its place",
+            )
+    if episodes is not None:
+        if config.learning.rollout.unit != "episodes":
+            raise ConfigError(
+                f"--episodes is {episodes}, and {name} collects steps, not whole episodes.",
+                "leave it out, or --algo reinforce",
+            )
+        config = run_settings.copy_with_episodes(config, episodes)
+    recipe = config.recipe.copy_with_horizon()
+    evaluation = recipe.evaluation.model_copy(update={"every_steps": None, "until_return": None})
+    ends = {"stop_at_steps": None, "stop_at_iterations": iterations or 3, "evaluation": evaluation}
+    env = components.make_env_spec(recipe.learning.environment)
+    return Case(f"{environment} {name}", recipe.model_copy(update=ends), env), config.runtime
+
+
+def make_sleeping_cases(
+    episode_ms: Sequence[float],
+    most_workers: int,
+    *,
+    episodes: int | None = None,
+    iterations: int | None = None,
+    sets: Sequence[str] = (),
+) -> tuple[list[Case], RuntimeSettings]:
+    """REINFORCE on episodes that sleep, each a task of its own."""
+    for name, _, value in (text.partition("=") for text in sets):
+        if name.strip().endswith("kwargs.episode_ms"):
+            raise ConfigError(
+                f"{name} is {value}, and the length of episodes has its own option.",
+                f"--episode-ms {value} in its place",
+            )
+    user_env_file.load_env_file(SLEEPING)
+    cases, runtime = [], RuntimeSettings()
+    for length_ms in episode_ms:
+        fitting = min(_MOST_EPISODES, int(_ITERATION_MS / max(length_ms, 1.0)))
+        case, runtime = make_env_case(
+            "sleeping:Sleeping-v0",
+            algorithm="reinforce",
+            preset="reinforce-classic",
+            episodes=episodes or max(_FEWEST_EPISODES, 2 * most_workers, fitting),
+            iterations=iterations or 1,
+            sets=[*sets, f"environment.kwargs.episode_ms={float(length_ms)!r}"],
+        )
+        name = f"{float(length_ms)} ms".replace(".0 ", " ")
+        cases.append(replace(case, name=name, episode_ms=length_ms))
+    return cases, runtime.model_copy(update={"env_file": SLEEPING})
+
+
+def make_replay_case(
+    environment: str, transitions: int, *, sets: Sequence[str] = ()
+) -> tuple[Case, RuntimeSettings]:
+    """SAC's rollouts into a replay that holds all of them."""
+    settings = [*_REPLAY_SETTINGS, f"sac.buffer_size={transitions}", *sets]
+    case, runtime = make_env_case(environment, algorithm="sac", sets=settings)
+    rollout = case.recipe.learning.rollout
+    iterations = max(1, -(-transitions // (rollout.columns * rollout.steps)))
+    recipe = case.recipe.model_copy(update={"stop_at_iterations": iterations})
+    hint = "--env pendulum, or another whose actions are numbers with bounds"
+    try:
+        components.make_policy_spec(recipe.learning, case.env)
+        hint = "fewer --transitions"
+        components.check_memory(recipe, case.env, resumed=False)
+    except ConfigError as error:
+        raise ConfigError(error.message, hint) from error
+    return replace(case, recipe=recipe), runtime
+
+
+class Stopwatch:
+    """A recorder that keeps where the time of a run went, and writes nothing."""
+
+    def __init__(
+        self,
+        clock: Clock = time.perf_counter,
+        show_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        self.clock, self._show_progress = clock, show_progress
+        self.spent_s: dict[str, float] = {}
+        self.progress = Progress()
+        self.mean_return: float | None = None
+        #: What was spent and done by the end of each iteration.
+        self.marks: list[dict[str, float]] = []
+
+    def record_iteration(
+        self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
+    ) -> None:
+        returns = [e.episode_return for fragment in fragments for e in fragment.episodes]
+        self.progress = progress
+        self.mean_return = sum(returns) / len(returns) if returns else None
+        counts = {"steps": progress.steps, "updates": metrics.get("n_updates", 0)}
+        self.marks.append({"clock": self.clock(), **self.spent_s, **counts})
+        self._show_progress(progress)
+
+    def record_evaluation(self, *_: Any) -> None:
+        """A case has no evaluations."""
+
+    def record_snapshot(self, *_: Any, final: bool = False) -> None:
+        """Nothing is written."""
+
+    @contextlib.contextmanager
+    def time_phase(self, name: str) -> Iterator[None]:
+        start_s = self.clock()
+        try:
+            yield
+        finally:
+            self.spent_s[name] = self.spent_s.get(name, 0.0) + self.clock() - start_s
+
+
+def run_case(
+    case: Case,
+    fleet: Fleet,
+    stop: StopRequest,
+    watch: Stopwatch,
+    group: ProcessGroup | None = None,
+) -> dict[str, Any]:
+    """Train from the beginning of the case to its end; `weights` names the learned weights.
+
+    Raises StopInterrupt where the user asks to stop before the end.
+    """
+    initial = components.make_initial_checkpoint(case.recipe, case.env)
+    trainer = components.make_trainer(initial, fleet, watch, stop, "bench", None, group)
+    watch.spent_s.clear()
+    with watch.time_phase("run"):
+        complete = trainer.run()
+    if not complete:
+        raise StopInterrupt
+    return {
+        "seconds": watch.spent_s["run"],
+        "collect_s": watch.spent_s.get("collect", 0.0),
+        "learn_s": watch.spent_s.get("learn", 0.0),
+        "steps": watch.progress.steps,
+        "episodes": watch.progress.episodes,
+        "final_return": watch.mean_return,
+        "weights": make_policy_id(trainer.take_snapshot().policy),
+    }
+
+
+def warm_up(
+    case: Case,
+    fleet: Fleet,
+    stop: StopRequest,
+    clock: Clock = time.perf_counter,
+    *,
+    wait_for_all: bool = False,
+) -> None:
+    """Run an iteration that does not count, and more until every worker has answered."""
+    start_s, recipe = clock(), case.recipe.model_copy(update={"stop_at_iterations": 1})
+    short = replace(case, recipe=recipe)
+    run_case(short, fleet, stop, Stopwatch(clock))
+    while (
+        wait_for_all
+        and count_answered_workers(fleet) < min(fleet.capacity, case.tasks)
+        and clock() - start_s <= _COMPLETE_S
+    ):
+        run_case(short, fleet, stop, Stopwatch(clock))
+
+
+def count_answered_workers(fleet: Fleet) -> int:
+    return len(fleet.probe().workers)

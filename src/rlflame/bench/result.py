@@ -1,0 +1,260 @@
+"""The result of a benchmark, as JSON, as Markdown and as a table, and the files that keep it."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import itertools
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from rlflame import __version__
+from rlflame.analysis.plots import matplotlib_backend
+from rlflame.analysis.plots.chart import Plot
+from rlflame.analysis.plots.speedup import make_speedup_chart
+from rlflame.analysis.report import markdown
+from rlflame.analysis.report.bench_comparison import Measurement
+from rlflame.analysis.report.document import Document, Section, Table
+from rlflame.bench.machine_load import MachineConditions
+from rlflame.console.output import as_json_text
+from rlflame.errors import ConfigError, RlflameError, format_shell
+from rlflame.statistics import FEWEST_SEEDS, Interval, compare_medians, compute_median_interval
+from rlflame.storage.safetensors_file import write_atomically
+from rlflame.terminal_text import format_count
+
+
+@dataclass
+class Side:
+    """One of the things that a benchmark measures in turn: a fleet, or a number of learners."""
+
+    name: str
+    #: The facts that tell it from other sides.
+    labels: dict[str, Any]
+    #: The facts of each repetition.
+    repetitions: list[dict[str, Any]] = field(default_factory=list)
+
+    def list_values(self, key: str) -> list[Any]:
+        return [repetition[key] for repetition in self.repetitions]
+
+    def sum(self, key: str) -> Any:
+        return sum(self.list_values(key))
+
+    def describe(self, medians: Sequence[str] = ()) -> dict[str, Any]:
+        """Its labels, how often it was measured, and medians of repetitions."""
+        values = {key: median(self.list_values(key)) for key in medians}
+        return {**self.labels, "times": len(self.repetitions), **values}
+
+    def make_measurement(
+        self, key: str, unit: str, work: dict[str, Any], *, higher_is_better: bool = False
+    ) -> Measurement:
+        retried = tuple(repetition.get("retried", 0) for repetition in self.repetitions)
+        values = tuple(self.list_values(key))
+        return Measurement(self.name, unit, higher_is_better, values, work, retried)
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """Everything that a benchmark has measured so far."""
+
+    name: str
+    title: str
+    #: What --json holds besides the machine and the measurements.
+    facts: dict[str, Any]
+    sections: Sequence[Section]
+    #: What `rlflame report` and `rlflame bench --diff` compare.
+    measurements: Sequence[Measurement]
+    #: A table of repetitions below its head, for `rlflame plot`.
+    table: Sequence[Sequence[object]] = ()
+    #: A second picture beside the bars of the table.
+    curves: Plot | None = None
+    #: What the runner adds: the machine, and whether the benchmark came to its end.
+    conditions: MachineConditions | None = None
+    complete: bool = True
+
+    def to_json(self) -> str:
+        facts = {
+            "benchmark": self.name,
+            "rlflame": __version__,
+            "complete": self.complete,
+            **(self.conditions.as_dict() if self.conditions else {}),
+            **self.facts,
+            "measurements": [_describe_measurement(entry) for entry in self.measurements],
+        }
+        return as_json_text(_as_plain(facts), indent=1)
+
+    def to_markdown(self) -> str:
+        first, *rest = self.sections
+        first = Section(first.title, (*first.blocks, *self._format_retried()))
+        last = self.conditions.format_sentences() if self.conditions else []
+        if not self.complete:
+            last.append("Stopped before the end: this is what was measured until then.")
+        sections = (first, *rest, Section("Measured on", tuple(last)))
+        return markdown.to_markdown(Document(self.title, sections))
+
+    def to_csv(self) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(self.table)
+        return text.getvalue()
+
+    def _format_retried(self) -> list[str]:
+        """A sentence on repetitions in which tasks went to a second worker."""
+        names = [
+            f"{entry.name}, {number} of {len(entry.retried)} ({format_count(tasks, 'task')})"
+            for entry in self.measurements
+            for number, tasks in enumerate(entry.retried, 1)
+            if tasks
+        ]
+        if not names:
+            return []
+        return [
+            "Workers were lost or slow and their tasks were collected again, which takes longer, "
+            f"in {'; '.join(names)}: measure again for figures without."
+        ]
+
+
+def _as_plain(value: Any) -> Any:
+    """Facts without dataclasses."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {key: _as_plain(inner) for key, inner in value.items()}
+    return [*map(_as_plain, value)] if isinstance(value, list | tuple) else value
+
+
+def _describe_measurement(entry: Measurement) -> dict[str, Any]:
+    better = "higher" if entry.higher_is_better else "lower"
+    values = {"name": entry.name, "unit": entry.unit, "better": better, "values": entry.values}
+    return {**values, **({"retried": entry.retried} if entry.retried else {}), "work": entry.work}
+
+
+#: The head of a column, the name of a fact, and how it is formatted; or the name alone.
+Column = str | tuple[str, str, str]
+
+
+def make_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], words: int = 1
+) -> Table:
+    """A table of facts, whose first `words` columns are text.
+
+    `times` of a row is how often it was measured.
+    """
+    triples = [(column, column, "") if isinstance(column, str) else column for column in columns]
+    cells = tuple(
+        tuple(format_value(row.get(key), spec, row.get("times", 0)) for _, key, spec in triples)
+        for row in rows
+    )
+    return Table(tuple(head for head, _, _ in triples), cells, words)
+
+
+def format_value(value: Any, spec: str = "", times: int = 0) -> str:
+    """A value by its format; an interval where there were enough `times`.
+
+    The format `ms` shows seconds as milliseconds, and one that ends in `x` a factor.
+    """
+    if spec == "ms":
+        return f"{1000.0 * value:.2f}"
+    if isinstance(value, Interval):
+        text = format_value(value.value, spec)
+        if times < FEWEST_SEEDS:
+            return text
+        return f"{text} [{format_value(value.low, spec)}, {format_value(value.high, spec)}]"
+    unit = "x" if spec.endswith("x") else ""
+    return "-" if value is None else f"{value:{spec.removesuffix('x')}}{unit}"
+
+
+def compute_median(values: Sequence[float]) -> Interval:
+    return compute_median_interval(np.array(values, np.float64))
+
+
+def compute_gain(base_s: Sequence[float], seconds: Sequence[float]) -> Interval:
+    """By how many percent the throughput is above that of the base, of medians of seconds."""
+    return compare_medians(np.array(base_s, np.float64), np.array(seconds, np.float64))
+
+
+def compute_speedup(base_s: Sequence[float], seconds: Sequence[float]) -> Interval:
+    """How many times as fast as the base, of medians of seconds."""
+    gain = compute_gain(base_s, seconds)
+    return Interval(*(1.0 + percent / 100.0 for percent in (gain.value, gain.low, gain.high)))
+
+
+def has_equal_digests(digests: Iterable[str]) -> bool | None:
+    """Whether all are equal; None where there are no two to compare."""
+    values = [*digests]
+    return None if len(values) < 2 else len(set(values)) == 1
+
+
+def format_bits(
+    results: Iterable[bool | None], same: str, different: str, *, elsewhere: bool = False
+) -> list[str]:
+    """A sentence on whether digests were equal, and none where nothing was compared."""
+    values = [value for value in results if value is not None]
+    if not values:
+        return []
+    if all(values):
+        return [same]
+    return [different + " Executors on other machines may be why." * elsewhere]
+
+
+class ResultFolder:
+    """The files of a result. Each is complete or absent at any moment."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path, self._name = path, name
+        hint = format_shell("-o", find_free_name(path))
+        if os.path.lexists(path) and not path.is_dir():
+            raise ConfigError(f"{path} is no folder, and results go into one.", hint)
+        if (file := self._make_path("json")).exists():
+            raise ConfigError(f"{file} is there already, and stays as it is.", hint)
+        # Fail before anything is measured, and leave no folder where nothing is written.
+        new = [folder for folder in (path, *path.parents) if not folder.exists()]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            message = f"{path} cannot be written: {error.strerror or error}."
+            raise RlflameError(message, "another folder: -o DIR") from error
+        with contextlib.suppress(OSError):
+            for folder in new:
+                folder.rmdir()
+
+    def write(self, result: BenchResult) -> list[Path]:
+        """Write everything but the pictures; returns the files."""
+        contents = {"json": result.to_json() + "\n", "md": result.to_markdown()}
+        if result.table:
+            contents["csv"] = result.to_csv()
+        self._path.mkdir(parents=True, exist_ok=True)
+        for suffix, text in contents.items():
+            write_atomically(self._make_path(suffix), text.encode())
+        return [self._make_path(suffix) for suffix in contents]
+
+    def draw(self, result: BenchResult) -> list[Path]:
+        """Draw the table and the curves; raises PlotUnavailableError without matplotlib."""
+        matplotlib_backend.check_available()
+        files = [self._make_path("png")]
+        plots: list[Plot] = [make_speedup_chart(self._make_path("csv"))]
+        if result.curves is not None:
+            files.append(self._make_path("curves.png"))
+            plots.append(result.curves)
+        for file, plot in zip(files, plots, strict=True):
+            write_atomically(file, matplotlib_backend.render_image(plot, file))
+        return files
+
+    def _make_path(self, suffix: str) -> Path:
+        return self._path / f"{self._name}.{suffix}"
+
+
+def find_free_name(path: Path) -> Path:
+    """A free name beside the folder, also where it is the current one."""
+    resolved = path.resolve()
+    names = (resolved.with_name(f"{resolved.name}-{number}") for number in itertools.count(2))
+    free = next(name for name in names if not name.exists())
+    return Path(os.path.relpath(free)) if not path.is_absolute() else free

@@ -1,1 +1,0 @@
-"""Environment files that benchmarks ship to workers."""
