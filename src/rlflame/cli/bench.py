@@ -336,7 +336,7 @@ def _parse_fleets(compare: str | None) -> list[str]:
     """What is compared; Flame is never left out silently where it was asked for."""
     if compare is not None:
         return _check_fleets(compare.split(","))
-    from rlflame.fleet.flame.client import find_configuration
+    from rlflame.fleet.flame.endpoint import find_configuration
 
     return ["local", "flame"] if find_configuration() else ["local"]
 
