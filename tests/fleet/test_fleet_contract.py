@@ -235,7 +235,7 @@ def test_who_waits_in_another_thread_is_told_of_a_cancellation() -> None:
             asked.set()
             return super().get(*words)
 
-    submission: Any = JobSubmission(Forgetful(), [object()], Answers())  # type: ignore
+    submission = JobSubmission(Forgetful(), [object()], Answers())
     waiting = threading.Thread(target=lambda: list(submission), daemon=True)
     waiting.start()
     assert asked.wait(20.0)

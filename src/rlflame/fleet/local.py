@@ -6,14 +6,16 @@ algorithms, files.
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from rlflame.errors import RlflameError
 from rlflame.rollout import wire
 from rlflame.rollout.process.worker_process import WorkerProcess
-from rlflame.rollout.spec import PolicyArrays, RolloutTask
+from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
 from rlflame.rollout.task_batching import merge_tasks
 
 from .base import (
@@ -28,7 +30,7 @@ from .base import (
 )
 from .dispatcher import Dispatcher
 from .jobs import FleetJob
-from .submission import AnswerQueue, JobSubmission
+from .submission import JobSubmission
 
 
 class LocalFleet(ContextManagerMixin):
@@ -90,7 +92,7 @@ class LocalFleet(ContextManagerMixin):
                 self._dispatcher.forget_policy(policy_id)
 
     def submit(self, tasks: Sequence[RolloutTask]) -> JobSubmission:
-        answers = AnswerQueue()
+        answers: queue.SimpleQueue[Fragment | RlflameError | None] = queue.SimpleQueue()
         with self._lock:
             # Weights are bound now: releasing a policy never pulls it from under a submission.
             weights = {task.policy_id: self._policies[task.policy_id] for task in tasks}
@@ -122,3 +124,4 @@ class LocalFleet(ContextManagerMixin):
 
     def close(self) -> None:
         self._dispatcher.close()
+

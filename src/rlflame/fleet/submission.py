@@ -1,4 +1,4 @@
-"""Tasks under way together, whose answers a dispatcher's threads put into one queue."""
+"""Tasks under way together, and their fragments in the order in which they finish."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from rlflame.rollout.task_batching import split_fragment
 
 from .jobs import FleetJob
 
-AnswerQueue = queue.SimpleQueue[Fragment | RlflameError | None]
 
+class JobRunner(Protocol):
+    """The part of a fleet that works through jobs."""
 
-class JobDispatcher(Protocol):
     def cancel(self, jobs: Sequence[FleetJob]) -> None: ...
 
 
 class JobSubmission:
-    """Yields each task's fragment once; calls `on_finish` once, with whether all came."""
+    """Yields the fragment of each slot once.
+
+    `on_finish` is called once, with whether every job was answered.
+    """
 
     def __init__(
         self,
-        dispatcher: JobDispatcher,
+        runner: JobRunner,
         jobs: list[FleetJob],
-        answers: AnswerQueue,
+        answers: queue.SimpleQueue[Fragment | RlflameError | None],
         on_finish: Callable[[bool], None] = lambda complete: None,
     ) -> None:
-        self._dispatcher = dispatcher
+        self._runner = runner
         self._jobs = jobs
         self._answers = answers
         self._waiting = len(jobs)
@@ -52,8 +55,8 @@ class JobSubmission:
     def cancel(self) -> None:
         if self._waiting:
             self._waiting = 0
-            self._dispatcher.cancel(self._jobs)
-            self._answers.put(None)  # for a consumer in another thread
+            self._runner.cancel(self._jobs)
+            self._answers.put(None)  # for an iteration that waits in another thread
         self._finish(complete=False)
 
     def _finish(self, *, complete: bool) -> None:

@@ -316,13 +316,12 @@ def test_whoever_waits_is_told_who_has_the_executors() -> None:
             return [SimpleNamespace(status=status) for status in states]
 
     starter = SessionStarter(Held(), "app", {}, RuntimeSettings(), print)  # type: ignore[arg-type]
-    said = starter.format_situation("mine", 12.0, [], installed=False)
+    said = starter.format_situation("mine", 12.0)
     assert "12 s: other sessions have 3 of 5, a alone 2; " in said
     assert "cluster-check --clean" in said
-    assert starter.format_situation("b", 12.0, [], installed=False) == "starting 1 executor, 12 s"
-    assert (
-        starter.format_situation("a", 3.0, [], installed=True) == "installing on 2 executors, 3 s"
-    )
+    assert starter.format_situation("b", 12.0) == "starting 1 executor, 12 s"
+    starter._installs = True
+    assert starter.format_situation("a", 3.0) == "installing on 2 executors, 3 s"
 
 
 @pytest.mark.parametrize("asked", [{"cpu": 3}, {"memory": "9g"}])

@@ -25,15 +25,7 @@ from rlflame.rollout import wire
 
 from . import object_cache
 from .bundle import make_request
-from .client import (
-    CLOSED,
-    FAILED,
-    FINAL_STATES,
-    RUNNING,
-    SUCCEED,
-    FlameClient,
-    TaskStatus,
-)
+from .client import CLOSED, FAILED, FINAL_STATES, RUNNING, SUCCEED, FlameClient, TaskStatus
 from .object_cache import Reference
 from .policy_store import PolicyStore
 from .session_start import SessionStarter
@@ -78,7 +70,7 @@ class Attempt:
 
 
 class JobBoard:
-    """Whoever reads or changes `jobs`, `attempts` or `closing` holds `lock`."""
+    """Callers hold `lock` while they read or change `jobs`, `attempts` or `closing`."""
 
     def __init__(self, observer: Observer) -> None:
         self.lock = threading.Condition()

@@ -21,11 +21,11 @@ from .bundle import add_supervisor, make_request
 from .endpoint import (
     CACHE,
     MANAGER,
+    FlameConnectError,
     FlameServer,
     check_endpoint,
     find_configuration,
     is_local,
-    make_connect_error,
     make_import_error,
     make_unconfigured_error,
     make_unreadable_error,
@@ -91,18 +91,18 @@ class FlameClient:
     def check_port(self, server: FlameServer, endpoint: str) -> None:
         """Find out fast whether anything listens at all."""
 
-        def knock() -> None:
+        def open_socket() -> None:
             address = urlsplit(endpoint)
             target = address.hostname or "", address.port or server.port
             socket.create_connection(target, _PORT_CHECK_S).close()
 
         try:
-            call_with_timeout(knock, _NAME_LOOKUP_S, "knock")
+            call_with_timeout(open_socket, _NAME_LOOKUP_S, "connect")
         except FleetError as error:
             cause = error.__cause__
             reason = (cause.strerror if isinstance(cause, OSError) else None) or cause
             start = server.start_command if is_local(endpoint) else "there"
-            raise make_connect_error(
+            raise FlameConnectError(
                 server,
                 endpoint,
                 f"Nobody answers at {endpoint}, the {server.role} ({reason or error.message}).",
@@ -133,7 +133,7 @@ class FlameClient:
         except ClusterCallError as error:
             self.close()
             advice = f"{self.format_tls_hint(self.endpoint)}; clients' port is 8080, not 8081"
-            raise make_connect_error(
+            raise FlameConnectError(
                 MANAGER,
                 self.endpoint,
                 f"Something listens at {self.endpoint}, but does not answer as a session manager.",
@@ -218,18 +218,14 @@ class FlameClient:
                 f"The cluster has no application {template} to model ours on.",
                 "rlflame cluster-check; a session manager registers it when it starts",
             )
+        copied = ("image", "command", "labels", "max_instances", "schema", "installer")
         attributes = ApplicationAttributes(
-            image=model.image,
-            command=model.command,
+            **{field: getattr(model, field) for field in copied},
             description="rlflame",
-            labels=model.labels,
             arguments=add_supervisor(list(model.arguments or [])),
             environments={**(model.environments or {}), **(environment or {})},
-            max_instances=model.max_instances,
             delay_release=runtime.flame.delay_release_s,
-            schema=model.schema,
             url=url,
-            installer=model.installer,
         )
         self._call("register_application", name, attributes)
 

@@ -54,7 +54,21 @@ class FlameConfigError(ConfigError):
 class FlameConnectError(FleetUnreachableError):
     """A server that does not answer; `fixes` are the advice of cluster-check."""
 
-    def __init__(self, message: str, hint: str, fixes: Sequence[str], detail: str = "") -> None:
+    def __init__(
+        self,
+        server: FlameServer,
+        endpoint: str,
+        message: str,
+        hint: str,
+        fixes: Sequence[str],
+        detail: str = "",
+    ) -> None:
+        source = find_source(server, endpoint)
+        if source == DEFAULT:
+            message += f" It is {source}: {server.variable} is not set."
+            hint = f"export {server.variable}={server.example}; {hint}"
+        else:
+            message += f" It is configured in {source}."
         super().__init__(message, hint, detail)
         self.fixes = tuple(fixes)
 
@@ -153,23 +167,4 @@ def make_unreadable_error(error: Exception) -> FlameConfigError:
     return FlameConfigError(
         f"{path} cannot be read: {cause}.",
         f"correct it, or put it away: {format_shell('mv', path, f'{path}.old')}; and {EXPORT}",
-    )
-
-
-def make_connect_error(
-    server: FlameServer,
-    endpoint: str,
-    message: str,
-    hint: str,
-    fixes: Sequence[str],
-    detail: str = "",
-) -> FlameConnectError:
-    source = find_source(server, endpoint)
-    if source != DEFAULT:
-        return FlameConnectError(f"{message} It is configured in {source}.", hint, fixes, detail)
-    return FlameConnectError(
-        f"{message} It is {source}: {server.variable} is not set.",
-        f"export {server.variable}={server.example}; {hint}",
-        fixes,
-        detail,
     )

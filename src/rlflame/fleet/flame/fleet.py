@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import threading
 import time
 import uuid
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.errors import FleetError, FleetUnreachableError
+from rlflame.errors import FleetError, FleetUnreachableError, RlflameError
 from rlflame.fleet.base import (
     ContextManagerMixin,
     FleetEvent,
@@ -21,9 +22,9 @@ from rlflame.fleet.base import (
     ignore_event,
 )
 from rlflame.fleet.jobs import FleetJob
-from rlflame.fleet.submission import AnswerQueue, JobSubmission
+from rlflame.fleet.submission import JobSubmission
 from rlflame.rollout import blas, wire
-from rlflame.rollout.spec import PolicyArrays, RolloutTask
+from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
 
 from .attempt import JobBoard
 from .client import FlameClient, remove_run
@@ -109,7 +110,7 @@ class FlameFleet(ContextManagerMixin):
         self._policies.release(policy_id)
 
     def submit(self, tasks: Sequence[RolloutTask]) -> JobSubmission:
-        answers = AnswerQueue()
+        answers: queue.SimpleQueue[Fragment | RlflameError | None] = queue.SimpleQueue()
         jobs = [FleetJob(task, wire.encode(task), b"", answers) for task in tasks]
         self._policies.keep([task.policy_id for task in tasks])
         for task in tasks:

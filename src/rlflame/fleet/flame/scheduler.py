@@ -19,13 +19,7 @@ from rlflame.fleet.jobs import FleetJob
 from rlflame.fleet.retry_policy import Retry, classify_answer, count_delay
 
 from . import object_cache
-from .attempt import (
-    Attempt,
-    AttemptRunner,
-    AttemptTimeout,
-    ClusterUnreachableError,
-    JobBoard,
-)
+from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableError, JobBoard
 from .client import EXECUTOR_STATES, FlameClient, close_quietly
 from .monitor import Monitor
 from .policy_store import PolicyStore

@@ -7,13 +7,14 @@ package of dependencies takes its place.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +82,8 @@ class SessionStarter:
         self._runtime = runtime
         self._observer = observer
         self._clock = clock
+        #: Whether executors install a package in the session that is being started.
+        self._installs = False
         self._stopped = threading.Event()
         self._finished = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rlflame-start", daemon=True)
@@ -130,38 +133,29 @@ class SessionStarter:
 
     def start(self) -> FlameSession:
         dependencies = self._runtime.flame.dependencies
-        if dependencies != "install":
-            try:
-                session = self.start_prepared()
+        if dependencies == "prepared":
+            return _check_packages(self.start_session(installs=False))
+        if dependencies == "auto":
+            with contextlib.suppress(SessionPausedError):
+                session = self.start_session(installs=False)
                 local = describe_host()["packages"]
                 if not any(compare_packages(session.greeting["packages"], local)):
                     return session
-            except SessionPausedError:
-                if dependencies == "prepared":
-                    raise
-            else:
-                if dependencies == "prepared":
-                    return _check_packages(session)
-            self._report_phase(
-                "the executors lack the right packages: installing them for this run"
-            )
+            self._report_phase("the executors lack the right packages: installing them")
             self._remove_last()
-        return _check_packages(self._start_session(installed=True))
+        return _check_packages(self.start_session(installs=True))
 
-    def start_prepared(self) -> FlameSession:
-        """A session on the executors as they are, even if a run needs other packages."""
-        return self._start_session(installed=False)
-
-    def _start_session(self, *, installed: bool) -> FlameSession:
-        """Register, open, and wait for a first answer."""
+    def start_session(self, *, installs: bool) -> FlameSession:
+        """Register, open, and wait for a first answer, with the packages that there are."""
+        self._installs = installs
         runtime, client = self._runtime, self._client
-        name = f"{self._application}-i" if installed else self._application
+        name = f"{self._application}-i" if installs else self._application
         package, url, environment = b"", None, {}
-        if installed:
+        if installs:
             requirements = bundle.list_dependencies(runtime.flame.extra_dependencies)
             package = bundle.make_package(name, requirements)
             url = object_cache.upload(f"{self._application}/pkg/{name}.tar.gz", package)
-        if installed or runtime.flame.python_version:
+        if installs or runtime.flame.python_version:
             minor = ".".join(platform.python_version_tuple()[:2])
             environment["FLAME_PYTHON_VERSION"] = runtime.flame.python_version or minor
         archive = bundle.make_archive(runtime.env_file)
@@ -175,8 +169,8 @@ class SessionStarter:
             raise _make_closed_error()
         client.register_application(name, runtime, url, environment)
         session = client.open_session(session_id, name, context, runtime)
-        greeting = self._wait_for_greeting(session, installed=installed)
-        return FlameSession(session, greeting, installed, len(archive) + len(package))
+        greeting = self._wait_for_greeting(session)
+        return FlameSession(session, greeting, installs, len(archive) + len(package))
 
     def _remove_last(self) -> None:
         """Remove the application that lacks the packages."""
@@ -188,7 +182,7 @@ class SessionStarter:
             return  # it is tried again at the end
         self.opened.pop()
 
-    def _wait_for_greeting(self, session: Any, *, installed: bool) -> dict[str, Any]:
+    def _wait_for_greeting(self, session: Any) -> dict[str, Any]:
         """Ask until an executor answers; report meanwhile what stands in the way."""
         started_at = reported_at = self._clock()
         refusals, waited_s = 0, 0.0
@@ -215,29 +209,23 @@ class SessionStarter:
                 interval_s = _REPORT_INTERVAL_S if waited_s < _LONG_WAIT_S else _LONG_WAIT_S
                 if started_at + waited_s - reported_at >= interval_s and status.state != RUNNING:
                     reported_at = started_at + waited_s
-                    self._report_phase(
-                        self.format_situation(session.id, waited_s, failures, installed=installed)
-                    )
+                    self._report_phase(self.format_situation(session.id, waited_s, failures))
             except ClusterCallError:
                 pass  # it is asked again until the deadline
             waited_s = self._clock() - started_at
             if waited_s > self._runtime.flame.start_deadline_s:
-                raise self._make_timeout_error(session.id, installed=installed)
+                raise self._make_timeout_error(session.id)
             self._stopped.wait(_POLL_INTERVAL_S if waited_s > 1.0 else 0.02)
         raise _make_closed_error()
 
     def handle_stall(self, waited_s: float) -> None:
         """No task runs in the middle of a run: report why, or raise what makes it hopeless."""
-        flame = self.wait()
+        session_id = self.wait().session.id
         try:
-            failures = self._list_bind_failures(flame.session.id)
+            failures = self._list_bind_failures(session_id)
             if waited_s > self._runtime.flame.start_deadline_s:
-                raise self._make_timeout_error(flame.session.id, installed=flame.installed)
-            self._report_phase(
-                self.format_situation(
-                    flame.session.id, waited_s, failures, installed=flame.installed
-                )
-            )
+                raise self._make_timeout_error(session_id)
+            self._report_phase(self.format_situation(session_id, waited_s, failures))
         except ClusterCallError:
             return  # the attempts find out whether the session manager comes back
 
@@ -253,7 +241,7 @@ class SessionStarter:
         return texts
 
     def format_situation(
-        self, session_id: str, waited_s: float, failures: list[str], *, installed: bool
+        self, session_id: str, waited_s: float, failures: Sequence[str] = ()
     ) -> str:
         """One line for a user who waits for the first executor."""
         if failures:
@@ -264,7 +252,7 @@ class SessionStarter:
         counts.pop("", None)
         waited = f"{waited_s:.0f} s"
         if number:
-            activity = "installing on" if installed else "starting"
+            activity = "installing on" if self._installs else "starting"
             return f"{activity} {number} executor{'' if number == 1 else 's'}, {waited}"
         if counts:
             holder, most = counts.most_common(1)[0]
@@ -288,10 +276,10 @@ class SessionStarter:
         sizes = [node.status.capacity for node in nodes if node.status.state == 1]
         return not sizes or any(size.cpu >= cpu and size.memory >= memory for size in sizes)
 
-    def _make_timeout_error(self, session_id: str, *, installed: bool) -> RlflameError:
+    def _make_timeout_error(self, session_id: str) -> RlflameError:
         deadline_s = self._runtime.flame.start_deadline_s
         try:
-            situation = self.format_situation(session_id, deadline_s, [], installed=installed)
+            situation = self.format_situation(session_id, deadline_s)
         except FleetError as error:
             situation = error.message
         return FleetUnreachableError(
@@ -348,8 +336,7 @@ def parse_greeting(content: memoryview) -> dict[str, Any]:
         ) from error
     if not isinstance(greeting, dict) or not isinstance(greeting.get("packages"), dict):
         raise FleetError(
-            "An executor's answer about itself does not list its packages.",
-            "rlflame cluster-check",
+            "An executor's answer about itself does not list its packages.", "rlflame cluster-check"
         )
     return greeting
 

@@ -51,71 +51,60 @@ class ClusterCheck:
     clean: bool = False
     debug: bool = False
     timeouts: CheckTimeouts = field(default_factory=CheckTimeouts)
+    _findings: list[Finding] = field(default_factory=list, init=False)
+    _snapshots: list[ClusterSnapshot] = field(default_factory=list, init=False)
+    #: Those up to when no executor had answered the probe, its session still open.
+    _silent_snapshots: list[ClusterSnapshot] = field(default_factory=list, init=False)
+    #: The session manager answers no more.
+    _is_lost: bool = field(default=False, init=False)
 
     def run(self) -> Diagnosis:
         # flamepy's log would stand between our lines.
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
-        self._findings: list[Finding] = []
-        self.deadline_s = self.timeouts.clock() + self.timeouts.total_s
+        self._deadline_s = self.timeouts.clock() + self.timeouts.total_s
         reachable = False
         client, finding = connection.check_configuration()
-        self.add(finding)
+        self._add(finding)
         if client is not None:
             try:
                 reachable = self._check_cluster(client)
             finally:
                 client.close()
-        self.add(check_machine())
+        self._add(check_machine())
         # Not earlier: it would take the time that the probe measures.
         graphics = self.make_graphics()
         try:
-            self.add(graphics.make_finding())
+            self._add(graphics.make_finding())
         finally:
             graphics.close()
         return Diagnosis(tuple(self._findings), find_configuration() is not None, reachable)
 
-    def add(self, finding: Finding) -> None:
+    def _add(self, finding: Finding) -> None:
         self._findings.append(finding)
         self.show(finding)
 
     def _check_cluster(self, client: FlameClient) -> bool:
         """Ask every question; whether both servers answered to the end."""
         manager = connection.check_session_manager(client)
-        self.add(manager)
+        self._add(manager)
         cache = connection.check_object_cache(client)
-        self.add(cache)
+        self._add(cache)
         if manager.status == "failed":
             return False
-        sequence = _CheckSequence(self, client, cache)
-        sequence.run()
-        return bool(cache.facts.get("answers", True)) and not sequence.is_lost
-
-
-class _CheckSequence:
-    """The questions to a cluster whose session manager answers."""
-
-    def __init__(self, cluster_check: ClusterCheck, client: FlameClient, cache: Finding) -> None:
-        self._cluster_check = cluster_check
-        self._timeouts = cluster_check.timeouts
-        self._client = client
+        self._client, self._leases = client, stale_runs.RunLeases(client)
         self._cache_serves = cache.status != "failed"
         self._cache = str(cache.facts.get("hands_out", ""))
-        self._leases = stale_runs.RunLeases(client)
-        self._snapshots: list[ClusterSnapshot] = []
-        #: Those up to when no executor had answered the probe, its session still open.
-        self._silent_snapshots: list[ClusterSnapshot] = []
-        self._failed_checks: set[str] = set()
-        #: The session manager answers no more.
-        self.is_lost = False
-
-    def run(self) -> None:
-        self._run_step("template", lambda: connection.check_template(self._client))
+        self._run_step("template", lambda: connection.check_template(client))
         self._run_step("nodes", lambda: cluster_state.check_nodes(self._take_snapshot()))
-        if not self._snapshots:
-            return
+        if self._snapshots:
+            self._run_steps()
+        return bool(cache.facts.get("answers", True)) and not self._is_lost
+
+    def _run_steps(self) -> None:
+        """The questions to a session manager that answers."""
         if self._cache_serves:
-            self._scan = stale_runs.RunScan(self._snapshots[0], self._leases, self._timeouts)
-        if self._cluster_check.clean:
+            self._scan = stale_runs.RunScan(self._snapshots[0], self._leases, self.timeouts)
+        if self.clean:
             self._run_step("cleaning", self._clean)
         self._run_step("capacity", self._check_capacity)
         self._run_step("probe", self._probe_executors)
@@ -127,22 +116,20 @@ class _CheckSequence:
     def _run_step(self, name: str, make_finding: Callable[[], Finding | None]) -> None:
         """One question, unless the session manager is away or the time is over."""
         check = Check(name)
-        if self.is_lost or self._timeouts.clock() > self._cluster_check.deadline_s:
-            reason = "the cluster no longer answers" if self.is_lost else "the time for it was over"
-            finding = check.make_failure(f"not looked at: {reason}", _RETRY_COMMAND)
-            self._cluster_check.add(finding)
+        if self._is_lost or self.timeouts.clock() > self._deadline_s:
+            reason = "the cluster no longer answers" if self._is_lost else "the time for it is over"
+            self._add(check.make_failure(f"not looked at: {reason}", _RETRY_COMMAND))
             return
         try:
-            result = make_finding()
+            finding = make_finding()
         except FleetError as error:
-            if self._cluster_check.debug:
+            if self.debug:
                 for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
-                    self._cluster_check.report_progress(line)
-            self.is_lost = isinstance(error, ClusterCallError) and not self._is_reachable()
-            result = check.make_failure(shorten_error(error.message), _RETRY_COMMAND)
-        if result is not None:
-            self._cluster_check.add(result)
-            self._failed_checks |= {name} if result.status == "failed" else set()
+                    self.report_progress(line)
+            self._is_lost = isinstance(error, ClusterCallError) and not self._is_reachable()
+            finding = check.make_failure(shorten_error(error.message), _RETRY_COMMAND)
+        if finding is not None:
+            self._add(finding)
 
     def _is_reachable(self) -> bool:
         try:
@@ -152,11 +139,11 @@ class _CheckSequence:
         return True
 
     def _take_snapshot(self) -> ClusterSnapshot:
-        self._snapshots.append(take_snapshot(self._client, self._timeouts.clock()))
+        self._snapshots.append(take_snapshot(self._client, self.timeouts.clock()))
         return self._snapshots[-1]
 
     def _settle_runs(self) -> list[stale_runs.ClusterRunStatus]:
-        return self._scan.settle(self._take_snapshot, self._cluster_check.report_progress)
+        return self._scan.settle(self._take_snapshot, self.report_progress)
 
     def _clean(self) -> Finding:
         if not self._cache_serves:
@@ -165,71 +152,58 @@ class _CheckSequence:
                 "see the check of the object cache above",
             )
         return stale_runs.remove_dead_runs(
-            self._client, self._settle_runs(), self._leases, self._take_snapshot(), self._timeouts
+            self._client, self._settle_runs(), self._leases, self._take_snapshot(), self.timeouts
         )
 
     def _check_capacity(self) -> Finding:
         if not self._take_snapshot().room:
             # Executors of a session that has just been closed are on their way out.
-            self._timeouts.sleep(self._timeouts.still_s)
+            self.timeouts.sleep(self.timeouts.still_s)
             self._take_snapshot()
         return cluster_state.check_capacity(self._snapshots[-1])
 
     def _probe_executors(self) -> Finding | None:
         snapshot = self._snapshots[-1]
-        obstacles = (
-            (
-                not self._cache_serves,
-                "results come through the object cache",
-                "see the check of the object cache above",
-            ),
-            (
-                "template" in self._failed_checks,
-                "there is nothing to run on it",
-                "see the template above",
-            ),
-            (not snapshot.ready_nodes, "no node is ready", "see the check of nodes above"),
-            (
-                not snapshot.room,
-                "there is no room for one",
-                f"once a run has ended: {_RETRY_COMMAND}",
-            ),
-        )
-        for is_in_the_way, reason, fix in obstacles:
-            if is_in_the_way:
-                return workers.make_skipped_finding(reason, fix)
-        target = min(self._cluster_check.workers or _MAX_EXECUTORS, snapshot.room)
-        probe = workers.Probe(
-            self._client, self._timeouts, self._cluster_check.report_progress, self._record_silence
-        )
-        for finding in workers.make_findings(probe.run(target), describe_host(), self._cache):
-            self._cluster_check.add(finding)
+        skip = workers.make_skipped_finding
+        if not self._cache_serves:
+            return skip("results come through the object cache", "object cache")
+        if any(f.check == "template" and f.status == "failed" for f in self._findings):
+            return skip("there is nothing to run on it", "template")
+        if not snapshot.ready_nodes:
+            return skip("no node is ready", "nodes")
+        if not snapshot.room:
+            return skip("there is no room for one, until a run has ended", "capacity")
+        target = min(self.workers or _MAX_EXECUTORS, snapshot.room)
+        probe = workers.Probe(self._client, self.timeouts, self.report_progress)
+        result = probe.run(target, self._record_silence)
+        for finding in workers.make_findings(result, describe_host(), self._cache):
+            self._add(finding)
         return None
 
     def _record_silence(self) -> None:
         """Snapshots while a session waits in vain, far enough apart to see what stands still."""
         self._take_snapshot()
-        self._timeouts.sleep(self._timeouts.still_s)
+        self.timeouts.sleep(self.timeouts.still_s)
         self._take_snapshot()
         self._silent_snapshots = list(self._snapshots)
 
     def _check_executors(self) -> Finding:
         started_s = self._take_snapshot().at_s
         elapsed_s = started_s - self._snapshots[0].at_s
-        if self._snapshots[-1].executors and elapsed_s < self._timeouts.still_s:
-            self._timeouts.sleep(self._timeouts.still_s - elapsed_s)
+        if self._snapshots[-1].executors and elapsed_s < self.timeouts.still_s:
+            self.timeouts.sleep(self.timeouts.still_s - elapsed_s)
             self._take_snapshot()
         while (
-            cluster_state.is_undecided(self._snapshots, self._timeouts)
-            and self._snapshots[-1].at_s - started_s < self._timeouts.binding_s
+            cluster_state.is_undecided(self._snapshots, self.timeouts)
+            and self._snapshots[-1].at_s - started_s < self.timeouts.binding_s
         ):
-            self._timeouts.sleep(min(_SNAPSHOT_INTERVAL_S, self._timeouts.still_s))
+            self.timeouts.sleep(min(_SNAPSHOT_INTERVAL_S, self.timeouts.still_s))
             self._take_snapshot()
-        return cluster_state.check_executors(self._snapshots, self._timeouts)
+        return cluster_state.check_executors(self._snapshots, self.timeouts)
 
     def _check_scheduling(self) -> Finding:
         snapshots = self._silent_snapshots or self._snapshots
-        return cluster_state.check_scheduling(snapshots, self._timeouts)
+        return cluster_state.check_scheduling(snapshots, self.timeouts)
 
     def _check_sessions(self) -> Finding:
         statuses, snapshot = self._settle_runs(), self._take_snapshot()

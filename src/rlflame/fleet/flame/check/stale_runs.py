@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,43 +114,52 @@ def check_process(pid: int) -> ProcessState:
     return "driver" if is_rlflame and not is_other else "doubtful"
 
 
-@dataclass
 class RunScan:
     """Begins with the first snapshot, and is settled once each run is known to live or not."""
 
-    snapshot: ClusterSnapshot
-    leases: RunLeases
-    timeouts: CheckTimeouts
-    host: str = field(default_factory=socket.gethostname)
-    find_process_state: Callable[[int], ProcessState] = check_process
-    _first_leases: dict[str, dict[str, Any] | None] = field(default_factory=dict)
-    _statuses: dict[str, ClusterRunStatus] = field(default_factory=dict)
-    #: Runs whose process on this machine has ended.
-    _gone: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self._started_s = self.timeouts.clock()
-        self._runs = find_runs(self.snapshot)
+    def __init__(
+        self,
+        snapshot: ClusterSnapshot,
+        leases: RunLeases,
+        timeouts: CheckTimeouts,
+        host: str = "",
+        find_process_state: Callable[[int], ProcessState] = check_process,
+    ) -> None:
+        self._leases = leases
+        self._timeouts = timeouts
+        self._started_s = timeouts.clock()
+        self._runs = find_runs(snapshot)
+        self._statuses: dict[str, ClusterRunStatus] = {}
+        self._first_leases = {run.name: self._read_lease(run) for run in self._runs}
+        #: When a run that has not moved is dead.
+        self._due_s = {run.name: self._started_s + timeouts.lease_s for run in self._runs}
+        #: The processes of drivers, for users.
+        self._locations: dict[str, str] = {}
         for run in self._runs:
-            contents = self._first_leases[run.name] = self._read_lease(run)
-            if contents is None or contents["host"] != self.host:
+            contents = self._first_leases[run.name]
+            if contents is None:
                 continue
-            process_state = self.find_process_state(int(contents["pid"]))
+            self._locations[run.name] = f"process {contents['pid']} on {contents['host']}"
+            if contents["host"] != (host or socket.gethostname()):
+                continue
+            process_state = find_process_state(int(contents["pid"]))
             if process_state == "driver":
                 reason = f"its process {contents['pid']} on this machine lives"
                 self._set_status(run, "alive", reason)
             elif process_state == "gone":
-                self._gone.add(run.name)
+                self._due_s[run.name] = self._started_s + min(timeouts.gone_s, timeouts.lease_s)
+                self._locations[run.name] += ", which is gone"
 
     def _read_lease(self, run: ClusterRun) -> dict[str, Any] | None:
         try:
-            return self.leases.read(run.name)
+            return self._leases.read(run.name)
         except FleetError as error:
-            self._set_status(run, "unknown", f"its lease cannot be read: {error.message}")
+            reason = f"its lease cannot be read: {error.message}"
+            self._statuses[run.name] = ClusterRunStatus(run, "unknown", reason)
             return None
 
     def _set_status(self, run: ClusterRun, state: RunState, reason: str) -> None:
-        beat = (self._first_leases.get(run.name) or {}).get("beat")
+        beat = (self._first_leases[run.name] or {}).get("beat")
         self._statuses[run.name] = ClusterRunStatus(run, state, reason, beat)
 
     def _list_undecided(self) -> list[ClusterRun]:
@@ -161,9 +170,9 @@ class RunScan:
     ) -> list[ClusterRunStatus]:
         """Wait until every live run has shown it, or long enough to say that the rest are dead."""
         self._compare_leases()
-        clock = self.timeouts.clock
+        clock = self._timeouts.clock
         if undecided := self._list_undecided():
-            longest_s = max(map(self._compute_due_s, undecided)) - clock()
+            longest_s = max(self._due_s[run.name] for run in undecided) - clock()
             report_progress(
                 f"waiting up to {max(0.0, longest_s):.0f} s to see whether "
                 f"{format_count(len(undecided), 'run')} of rlflame on the cluster still live; "
@@ -171,20 +180,15 @@ class RunScan:
             )
         while undecided := self._list_undecided():
             now_s = clock()
-            if due := [run for run in undecided if self._compute_due_s(run) <= now_s]:
+            if due := [run for run in undecided if self._due_s[run.name] <= now_s]:
                 last = {run.name: run for run in find_runs(take_snapshot())}
                 for run in due:
                     self._conclude(run, last.get(run.name))
                 continue
-            next_s = min(map(self._compute_due_s, undecided))
-            self.timeouts.sleep(min(_POLL_INTERVAL_S, next_s - now_s))
+            next_s = min(self._due_s[run.name] for run in undecided)
+            self._timeouts.sleep(min(_POLL_INTERVAL_S, next_s - now_s))
             self._compare_leases()
         return [self._statuses[run.name] for run in self._runs]
-
-    def _compute_due_s(self, run: ClusterRun) -> float:
-        """When a run that has not moved is dead."""
-        lease_s, gone_s = self.timeouts.lease_s, self.timeouts.gone_s
-        return self._started_s + (min(gone_s, lease_s) if run.name in self._gone else lease_s)
 
     def _compare_leases(self) -> None:
         for run in self._list_undecided():
@@ -193,13 +197,10 @@ class RunScan:
                 self._set_status(run, "alive", f"its lease moves, beat {now['beat']}")
 
     def _conclude(self, run: ClusterRun, now: ClusterRun | None) -> None:
-        stood_s = self.timeouts.clock() - self._started_s
-        contents = self._first_leases[run.name]
+        stood_s = self._timeouts.clock() - self._started_s
         if now is None:
             self._set_status(run, "alive", "it has just ended by itself")
-        elif contents is not None:
-            location = f"process {contents['pid']} on {contents['host']}"
-            location += ", which is gone" if run.name in self._gone else ""
+        elif location := self._locations.get(run.name):
             self._set_status(run, "dead", f"no beat for {stood_s:.0f} s; it was {location}")
         elif [session.counts for session in now.sessions] != [s.counts for s in run.sessions]:
             self._set_status(run, "unknown", "it has no lease, but its tasks move")

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +15,7 @@ from rlflame.errors import FleetError
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.flame.check.findings import Check, CheckTimeouts, Finding, shorten_error
 from rlflame.fleet.flame.check.stale_runs import CLEAN_COMMAND
-from rlflame.fleet.flame.client import (
-    FINAL_STATES,
-    SUCCEED,
-    FlameClient,
-    TaskStatus,
-    remove_run,
-)
+from rlflame.fleet.flame.client import FINAL_STATES, SUCCEED, FlameClient, remove_run
 from rlflame.fleet.flame.lease import Lease
 from rlflame.fleet.flame.session_start import (
     PREFIX,
@@ -30,12 +24,13 @@ from rlflame.fleet.flame.session_start import (
     format_versions,
     parse_greeting,
 )
-from rlflame.fleet.flame.timed_call import CALL_S, ClusterCallError, call_with_timeout
+from rlflame.fleet.flame.timed_call import ClusterCallError, call_with_timeout
 from rlflame.terminal_text import format_count
 
 _LEASE_S = 10.0
 _PING_COUNT = 20
-_POLL_INTERVAL_S = 0.05
+#: How often an answer is looked for, and the empty task's, whose round trip is measured.
+_POLL_S, _PING_POLL_S = 0.05, 0.001
 #: A task lasts at least this long, so that each executor that is up takes one.
 _WAIT_S = 0.4
 _DELAY_RELEASE_S = 30
@@ -91,19 +86,18 @@ class Probe:
     client: FlameClient
     timeouts: CheckTimeouts
     report_progress: Callable[[str], None]
-    #: Called with the session still open if no executor answers, to look at the cluster then.
-    on_silence: Callable[[], None]
 
-    def run(self, target: int) -> ProbeResult:
+    def run(self, target: int, on_silence: Callable[[], None]) -> ProbeResult:
+        """`on_silence` looks at the cluster, with the session still open, if none answers."""
         result = ProbeResult(target)
         try:
             with self._open_application(result) as starter:
                 sent_at, started_at = time.time(), self.timeouts.clock()
                 try:
-                    flame = starter.start_prepared()
+                    flame = starter.start_session(installs=False)
                 except FleetError:
                     result.is_silent = True
-                    self.on_silence()
+                    on_silence()
                     raise
                 result.cold_start_s = self.timeouts.clock() - started_at
                 result.reports.append(ExecutorReport(flame.greeting, sent_at, time.time()))
@@ -147,78 +141,63 @@ class Probe:
 
     def _ask_executors(self, session: Any, result: ProbeResult) -> None:
         """Ask in rounds until every executor that comes has answered once."""
-        known = {report.executor for report in result.reports}
+        executors = {report.executor for report in result.reports}
         deadline_s = self.timeouts.clock() + self.timeouts.all_answers_s
-        while len(known) < result.target and self.timeouts.clock() < deadline_s:
-            number = len(known)
+        while len(executors) < result.target and self.timeouts.clock() < deadline_s:
+            number = len(executors)
             for report in self._run_round(session, result):
-                if report.executor not in known:
-                    known.add(report.executor)
+                if report.executor not in executors:
+                    executors.add(report.executor)
                     result.reports.append(report)
-            if len(known) == number and not self._has_more_executors(session.id, number):
+            states = [
+                executor.status.state
+                for executor in self.client.list_executors()
+                if executor.status.session_id == session.id
+            ]
+            has_more = len(states) > number or any(state in _STARTING_STATES for state in states)
+            if len(executors) == number and not has_more:
                 break
 
-    def _has_more_executors(self, session_id: str, known_count: int) -> bool:
-        executors = [e for e in self.client.list_executors() if e.status.session_id == session_id]
-        return len(executors) > known_count or any(
-            executor.status.state in _STARTING_STATES for executor in executors
-        )
-
-    def _run_round(self, session: Any, result: ProbeResult) -> list[ExecutorReport]:
-        reports, open_tasks = [], {}
+    def _run_round(self, session: Any, result: ProbeResult) -> Iterator[ExecutorReport]:
+        sent_at = {}
         for _ in range(result.target):
-            sent_at = time.time()
-            open_tasks[self.client.send_request(session, "greet", _WAIT_S)] = sent_at
-        limit_s = self.timeouts.all_answers_s
+            now = time.time()
+            sent_at[self.client.send_request(session, "greet", _WAIT_S)] = now
+        for task, answered_at, content in self._await_results(session, sent_at, _POLL_S, result):
+            yield ExecutorReport(parse_greeting(content), sent_at[task], answered_at)
+
+    def _ping(self, session: Any, result: ProbeResult) -> float:
+        started_at = time.time()
+        task = self.client.send_request(session, "ping")
+        ((_, ended_at, _),) = self._await_results(session, [task], _PING_POLL_S, result)
+        return ended_at - started_at
+
+    def _await_results(
+        self, session: Any, tasks: Iterable[str], interval_s: float, result: ProbeResult
+    ) -> Iterator[tuple[str, float, memoryview]]:
+        """Each task with its result and when that was seen."""
+        open_tasks, limit_s = list(tasks), self.timeouts.all_answers_s
         deadline_s = self.timeouts.clock() + limit_s
         while open_tasks:
             if self.timeouts.clock() > deadline_s:
                 raise ClusterCallError(
-                    f"{len(open_tasks)} of {result.target} small tasks were not answered within "
-                    f"{limit_s:g} s."
+                    f"{format_count(len(open_tasks), 'small task')} not answered in {limit_s:g} s."
                 )
-            for task, sent_at in list(open_tasks.items()):
+            for task in list(open_tasks):
                 status = self.client.poll_task(session, task)
-                if status.state in FINAL_STATES:
-                    del open_tasks[task]
-                    greeting = parse_greeting(self._fetch(session, status, result))
-                    reports.append(ExecutorReport(greeting, sent_at, time.time()))
-            self.timeouts.sleep(_POLL_INTERVAL_S)
-        return reports
-
-    def _ping(self, session: Any, result: ProbeResult) -> float:
-        started_at = time.perf_counter()
-        task = self.client.send_request(session, "ping")
-        status = call_with_timeout(lambda: self._watch(session, task), CALL_S, "small task")
-        while status.state not in FINAL_STATES or status.output is None:
-            status = self.client.poll_task(session, task)
-            if status.state in FINAL_STATES:
-                break
-            if time.perf_counter() - started_at > CALL_S:
-                raise ClusterCallError(f"A small task did not end within {CALL_S:g} s.")
-            self.timeouts.sleep(_POLL_INTERVAL_S)
-        took_s = time.perf_counter() - started_at
-        self._fetch(session, status, result)
-        return took_s
-
-    def _watch(self, session: Any, task: str) -> TaskStatus:
-        """The task's end as soon as it is there, or its last status if the watch ends early."""
-        status = TaskStatus(0)
-        with contextlib.suppress(Exception):
-            for status in self.client.watch_task(session, task):
-                if status.state in FINAL_STATES:
-                    break
-        return status
-
-    def _fetch(self, session: Any, status: TaskStatus, result: ProbeResult) -> memoryview:
-        if status.state != SUCCEED:
-            raise FleetError(
-                f"A small task failed ({status.message or 'no reason given'}).",
-                "the executor's log is under FLAME_HOME; rlflame cluster-check again",
-            )
-        reference, content = self.client.fetch_result(session, status)
-        result.caches.add(reference.endpoint)
-        return content
+                now = time.time()
+                if status.state not in FINAL_STATES:
+                    continue
+                if status.state != SUCCEED:
+                    raise FleetError(
+                        f"A small task failed ({status.message or 'no reason given'}).",
+                        "the executor's log is under FLAME_HOME; rlflame cluster-check again",
+                    )
+                open_tasks.remove(task)
+                reference, content = self.client.fetch_result(session, status)
+                result.caches.add(reference.endpoint)
+                yield task, now, content
+            self.timeouts.sleep(interval_s)
 
 
 def make_findings(result: ProbeResult, local: Mapping[str, Any], cache: str = "") -> list[Finding]:
@@ -246,8 +225,10 @@ def make_findings(result: ProbeResult, local: Mapping[str, Any], cache: str = ""
     return findings
 
 
-def make_skipped_finding(reason: str, *fixes: str) -> Finding:
-    return Check("probe").make_warning(f"no executor was asked: {reason}", *fixes)
+def make_skipped_finding(reason: str, check: str) -> Finding:
+    return Check("probe").make_warning(
+        f"no executor was asked: {reason}", f"see the check of {check} above"
+    )
 
 
 def _check_answers(result: ProbeResult) -> Finding:
