@@ -124,4 +124,3 @@ class LocalFleet(ContextManagerMixin):
 
     def close(self) -> None:
         self._dispatcher.close()
-

@@ -259,7 +259,7 @@ class FlameClient:
             raise make_call_error(error, "create task") from error
 
     def watch_task(
-        self, session: Any, task: str, on_open: Callable[[Any], None] = lambda stream: None
+        self, session: Any, task: str, on_open: Callable[[Any], None]
     ) -> Iterator[TaskStatus]:
         """The task's changes as they come, without a deadline. Ends silently with the stream."""
         watcher = session.watch_task(task)

@@ -107,23 +107,18 @@ def is_local(endpoint: str) -> bool:
 
 def check_endpoint(server: FlameServer, endpoint: str) -> None:
     """Raises FlameConfigError if this is not an address of such a server."""
-    location = f"in {find_source(server, endpoint)}"
-    name = "Flame endpoint" if server is MANAGER else "Flame cache endpoint"
-    if endpoint and "://" not in endpoint:
-        suggestion = f"{server.schemes[0]}://{endpoint}"
-        raise FlameConfigError(
-            f"The {name} {endpoint!r} {location} has no scheme.",
-            f"write {suggestion}",
-            f"export {server.variable}={suggestion}",
-        )
     try:
         parts = urlsplit(endpoint)
         host, scheme = parts.hostname, parts.scheme
         port_is_good = parts.port != 0
     except ValueError:  # brackets that do not close, or a port that is no number up to 65535
         host, scheme, port_is_good = None, endpoint.partition("://")[0], False
-    expected = f"{server.schemes[0]}:// or {server.schemes[1]}://"
-    if endpoint and scheme not in server.schemes:
+    suggestion = server.example
+    if endpoint and "://" not in endpoint:
+        problem = "has no scheme"
+        suggestion = f"{server.schemes[0]}://{endpoint}"
+    elif endpoint and scheme not in server.schemes:
+        expected = f"{server.schemes[0]}:// or {server.schemes[1]}://"
         problem = f"begins with {scheme}://, where the {server.role}'s begins with {expected}"
     elif endpoint and not port_is_good:
         problem = "has no good port: a number from 1 to 65535 is wanted"
@@ -131,10 +126,11 @@ def check_endpoint(server: FlameServer, endpoint: str) -> None:
         problem = "names no host"
     else:
         return
+    name = "Flame endpoint" if server is MANAGER else "Flame cache endpoint"
     raise FlameConfigError(
-        f"The {name} {endpoint!r} {location} {problem}.",
-        f"write one like {server.example}",
-        f"export {server.variable}={server.example}",
+        f"The {name} {endpoint!r} in {find_source(server, endpoint)} {problem}.",
+        f"write {suggestion}",
+        f"export {server.variable}={suggestion}",
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.errors import FleetError, FleetUnreachableError, RlflameError
+from rlflame.errors import FleetUnreachableError, RlflameError
 from rlflame.fleet.base import (
     ContextManagerMixin,
     FleetEvent,
@@ -74,9 +74,7 @@ class FlameFleet(ContextManagerMixin):
         }
         self._starter = SessionStarter(self._client, self._application, settings, runtime, observer)
         self._policies = PolicyStore(f"{self._application}/shared", self._client.meter)
-        self._workers = WorkerRegistry(
-            room, partial(_count_room_safely, self._client, runtime), observer
-        )
+        self._workers = WorkerRegistry(room, partial(count_room, self._client, runtime), observer)
         self._scheduler = Scheduler(
             self._client,
             self._starter,
@@ -196,11 +194,3 @@ def count_room(client: FlameClient, runtime: RuntimeSettings) -> int:
         return max(room, 1)
     # Executors without processors are not bounded by the nodes'.
     return runtime.workers if runtime.flame.cpu == 0 else min(runtime.workers, max(room, 1))
-
-
-def _count_room_safely(client: FlameClient, runtime: RuntimeSettings) -> int:
-    """At least the one worker that has just answered, even if the cluster does not."""
-    try:
-        return count_room(client, runtime)
-    except FleetError:
-        return 1

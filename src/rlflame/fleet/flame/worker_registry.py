@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from rlflame.errors import FleetError
 from rlflame.fleet.base import FleetEvent, Observer
 from rlflame.rollout.process.worker_main import read_versions
 
@@ -37,7 +39,10 @@ class WorkerRegistry:
         name = worker["name"]
         with self._lock:
             is_full = name not in self._workers and len(self._workers) >= self._max_workers
-        room = self._count_room() if is_full else 0
+        room = 0
+        if is_full:
+            with contextlib.suppress(FleetError):
+                room = self._count_room()
         with self._lock:
             self._max_workers = max(self._max_workers, room)
             is_known = self._workers.pop(name, None) is not None

@@ -167,7 +167,7 @@ def test_a_session_manager_that_is_down(stub):
     assert (diagnosis.verdict, diagnosis.exit_code) == ("unreachable", 3)
     assert diagnosis.list_checks("failed") == ["session manager"]
     found = finding(diagnosis, "session manager")
-    assert f"Nobody answers at {stub.environment()['FLAME_ENDPOINT']} (" in found.seen
+    assert f"Nobody answers at {stub.environment()['FLAME_ENDPOINT']}, " in found.seen
     assert "up -d" in found.fixes[0]
     assert finding(diagnosis, "object cache").status == "ok"
 

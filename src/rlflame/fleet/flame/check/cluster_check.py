@@ -10,21 +10,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlflame.errors import FleetError
-from rlflame.fleet.flame.check import cluster_state, connection, stale_runs, workers
-from rlflame.fleet.flame.check.cluster_state import ClusterSnapshot, take_snapshot
-from rlflame.fleet.flame.check.findings import (
-    Check,
-    CheckTimeouts,
-    Diagnosis,
-    Finding,
-    shorten_error,
-)
-from rlflame.fleet.flame.client import FlameClient
-from rlflame.fleet.flame.endpoint import find_configuration
-from rlflame.fleet.flame.timed_call import ClusterCallError
 from rlflame.rollout import blas
 from rlflame.rollout.machine import describe_host
 from rlflame.terminal_text import format_count
+
+from ..client import FlameClient
+from ..endpoint import find_configuration
+from ..timed_call import ClusterCallError
+from . import cluster_state, connection, stale_runs, workers
+from .cluster_state import ClusterSnapshot, take_snapshot
+from .findings import Check, CheckTimeouts, Diagnosis, Finding, shorten_error
 
 #: The most executors that are asked by default.
 _MAX_EXECUTORS = 32

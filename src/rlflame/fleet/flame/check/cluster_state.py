@@ -8,15 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlflame.fleet.flame.check.findings import Check, CheckTimeouts, Finding
-from rlflame.fleet.flame.client import (
-    BIND_FAILED,
-    EXECUTOR_STATES,
-    OPEN,
-    SESSION_PAUSED,
-    FlameClient,
-)
 from rlflame.terminal_text import format_count
+
+from ..client import BIND_FAILED, EXECUTOR_STATES, OPEN, SESSION_PAUSED, FlameClient
+from .findings import Check, CheckTimeouts, Finding
 
 NODE_STATES = ("Unknown", "Ready", "NotReady")
 GIB = 1 << 30

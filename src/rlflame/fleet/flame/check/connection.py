@@ -9,10 +9,10 @@ from itertools import pairwise
 from urllib.parse import urlsplit
 
 from rlflame.errors import FleetError
-from rlflame.fleet.flame import object_cache
-from rlflame.fleet.flame.check.findings import Check, Finding, shorten_error
-from rlflame.fleet.flame.client import FlameClient
-from rlflame.fleet.flame.endpoint import (
+
+from .. import object_cache
+from ..client import FlameClient
+from ..endpoint import (
     CACHE,
     EXPORT,
     UP,
@@ -21,8 +21,9 @@ from rlflame.fleet.flame.endpoint import (
     find_configuration,
     is_local,
 )
-from rlflame.fleet.flame.session_start import PREFIX
-from rlflame.fleet.flame.timed_call import ClusterCallError
+from ..session_start import PREFIX
+from ..timed_call import ClusterCallError
+from .findings import Check, Finding, shorten_error
 
 _MEGABYTES = 8
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlflame.errors import FleetError
-from rlflame.fleet.flame import lease
-from rlflame.fleet.flame.check.cluster_state import ClusterSession, ClusterSnapshot
-from rlflame.fleet.flame.check.findings import Check, CheckTimeouts, Finding
-from rlflame.fleet.flame.client import FlameClient, remove_run
-from rlflame.fleet.flame.session_start import PREFIX
-from rlflame.fleet.flame.timed_call import call_with_timeout
 from rlflame.terminal_text import format_count
+
+from .. import lease
+from ..client import FlameClient, remove_run
+from ..session_start import PREFIX
+from ..timed_call import call_with_timeout
+from .cluster_state import ClusterSession, ClusterSnapshot
+from .findings import Check, CheckTimeouts, Finding
 
 CLEAN_COMMAND = "rlflame cluster-check --clean"
 _LEASE_S = 10.0

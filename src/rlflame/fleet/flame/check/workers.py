@@ -13,19 +13,20 @@ from typing import Any
 from rlflame.config.runtime import FlameSettings, RuntimeSettings
 from rlflame.errors import FleetError
 from rlflame.fleet.base import FleetEvent
-from rlflame.fleet.flame.check.findings import Check, CheckTimeouts, Finding, shorten_error
-from rlflame.fleet.flame.check.stale_runs import CLEAN_COMMAND
-from rlflame.fleet.flame.client import FINAL_STATES, SUCCEED, FlameClient, remove_run
-from rlflame.fleet.flame.lease import Lease
-from rlflame.fleet.flame.session_start import (
+from rlflame.terminal_text import format_count
+
+from ..client import FINAL_STATES, SUCCEED, FlameClient, remove_run
+from ..lease import Lease
+from ..session_start import (
     PREFIX,
     SessionStarter,
     compare_packages,
     format_versions,
     parse_greeting,
 )
-from rlflame.fleet.flame.timed_call import ClusterCallError, call_with_timeout
-from rlflame.terminal_text import format_count
+from ..timed_call import ClusterCallError, call_with_timeout
+from .findings import Check, CheckTimeouts, Finding, shorten_error
+from .stale_runs import CLEAN_COMMAND
 
 _LEASE_S = 10.0
 _PING_COUNT = 20
