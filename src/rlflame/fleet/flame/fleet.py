@@ -75,12 +75,13 @@ class FlameFleet(ContextManagerMixin):
         self._starter = SessionStarter(self._client, self._application, settings, runtime, observer)
         self._policies = PolicyStore(f"{self._application}/shared", self._client.meter)
         self._workers = WorkerRegistry(room, partial(count_room, self._client, runtime), observer)
+        self._board = JobBoard(observer)
         self._scheduler = Scheduler(
             self._client,
             self._starter,
             self._policies,
             self._workers,
-            JobBoard(observer),
+            self._board,
             runtime,
             self.capacity,
         )
@@ -122,7 +123,7 @@ class FlameFleet(ContextManagerMixin):
                 self._finish_round(time.monotonic() - started_at, len(tasks))
 
         self._scheduler.add(jobs)
-        return JobSubmission(self._scheduler, jobs, answers, finish)
+        return JobSubmission(self._board, jobs, answers, finish)
 
     def _finish_round(self, wall_s: float, tasks: int) -> None:
         statistics = self._scheduler.statistics

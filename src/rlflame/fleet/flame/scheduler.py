@@ -120,7 +120,7 @@ class Scheduler:
         self._policies = policies
         self._workers = workers
         self._runtime = runtime
-        self._threads: list[threading.Thread] = []
+        self._thread_count = 0
         self._max_threads = min(_MAX_ATTEMPTS, _ATTEMPTS_PER_EXECUTOR * capacity + _SPARE_ATTEMPTS)
         self._idle_count = 0
         self._monitor = Monitor(self)
@@ -135,9 +135,6 @@ class Scheduler:
                 self.board.lock.notify(len(jobs))
         if error is not None:
             self.board.fail_all(error)
-
-    def cancel(self, jobs: Sequence[FleetJob]) -> None:
-        self.board.cancel(jobs)
 
     def speculate(self, attempt: Attempt, jobs: list[FleetJob]) -> None:
         """Give jobs of an attempt a second one, unless the first has just ended."""
@@ -165,12 +162,9 @@ class Scheduler:
     def _start_threads(self) -> None:
         """One thread per possible attempt; jobs that wait here can still be grouped."""
         missing = len(self.board.jobs) - self._idle_count
-        for _ in range(max(0, min(missing, self._max_threads - len(self._threads)))):
-            thread = threading.Thread(
-                target=self._run_attempts, name="rlflame-attempt", daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
+        for _ in range(min(missing, self._max_threads - self._thread_count)):
+            self._thread_count += 1
+            threading.Thread(target=self._run_attempts, name="rlflame-attempt", daemon=True).start()
 
     def _run_attempts(self) -> None:
         board = self.board
