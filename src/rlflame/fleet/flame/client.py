@@ -101,16 +101,13 @@ class FlameClient:
         except FleetError as error:
             cause = error.__cause__
             reason = (cause.strerror if isinstance(cause, OSError) else None) or cause
-            start = server.start_command if is_local(endpoint) else "there"
+            start = f"start it: {server.start_command}" if is_local(endpoint) else "start it there"
             raise FlameConnectError(
                 server,
                 endpoint,
                 f"Nobody answers at {endpoint}, the {server.role} ({reason or error.message}).",
                 "rlflame cluster-check tells what is wrong; --local runs it here",
-                (
-                    f"start it: {start}",
-                    f"or lead to another: export {server.variable}={server.example}",
-                ),
+                (start, f"or lead to another: export {server.variable}={server.example}"),
             ) from error
 
     def connect(self) -> float:
