@@ -26,10 +26,10 @@ from script import ended, positive
 
 from rlflame import api
 from rlflame.config import resolve
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.experiment import components
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.flame.fleet import FlameFleet
-from rlflame.fleet.flame.session_start import FlameOptions
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def main() -> int:
             if event.kind in ("note", "retried") and event.text:
                 print(f"  {event.kind}: {event.text[:120]}", flush=True)
 
-        with FlameFleet(None, FlameOptions(max_executors=2), observer=observe) as fleet:
+        with FlameFleet(None, RuntimeSettings(workers=2), observer=observe) as fleet:
             over = threading.Event()
             wild = threading.Thread(target=rampage, args=(fleet, options, over), daemon=True)
             wild.start()

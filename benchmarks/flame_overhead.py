@@ -36,8 +36,8 @@ from script import ended, positive
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+from rlflame.config.runtime import RuntimeSettings  # noqa: E402
 from rlflame.fleet.flame.fleet import FlameFleet  # noqa: E402
-from rlflame.fleet.flame.session_start import FlameOptions  # noqa: E402
 from rlflame.rollout.envs.make import read_env_spec  # noqa: E402
 from rlflame.rollout.policy import compute_array_shapes  # noqa: E402
 from rlflame.rollout.spec import (  # noqa: E402
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def fleet(most: int, **wishes: Any) -> FlameFleet:
-    return FlameFleet(None, FlameOptions(max_executors=most, env_file=FILE, **wishes))
+    return FlameFleet(None, RuntimeSettings(workers=most, env_file=FILE, flame=wishes))
 
 
 def tasks(count: int, seconds: float = 0.0, hidden: tuple[int, ...] = (8,)) -> list[RolloutTask]:
@@ -124,9 +124,9 @@ def cold(options: argparse.Namespace) -> None:
 def fragments(options: argparse.Namespace) -> None:
     with fleet(2) as opened:
         once(opened, tasks(20), 0)
-        begun = len(opened._scheduler.durations.busy_s)
+        begun = len(opened._scheduler.statistics.busy_s)
         rounds = [once(opened, tasks(20), seed) for seed in range(1, 31)]
-        busy = list(opened._scheduler.durations.busy_s)[begun:]
+        busy = list(opened._scheduler.statistics.busy_s)[begun:]
     each = [1000.0 * seconds / 20 for seconds in rounds]
     inside = 1000.0 * statistics.median(busy)
     print(f"fragments: {middle(each)} ms each with 20 in flight; {inside:.1f} ms of it in the "
@@ -142,9 +142,9 @@ def iteration(options: argparse.Namespace) -> None:
     size = sum(array.nbytes for array in weights(wanted[0].policy).values())
     with fleet(2) as opened:
         once(opened, wanted, 0)
-        begun = len(opened._scheduler.durations.busy_s)
+        begun = len(opened._scheduler.statistics.busy_s)
         ours = [1000.0 * once(opened, wanted, seed) for seed in range(1, 21)]
-        inside = 1000.0 * statistics.median(list(opened._scheduler.durations.busy_s)[begun:])
+        inside = 1000.0 * statistics.median(list(opened._scheduler.statistics.busy_s)[begun:])
     print(
         f"iteration: {middle(ours)} ms for 8 fragments with {size / 1e6:.1f} MB of new weights; "
         f"{inside:.1f} ms of each fragment is its environment's process, policy included"
@@ -182,7 +182,7 @@ def plain_runner(arrays: PolicyArrays) -> list[float]:
 
 
 def executors(options: argparse.Namespace) -> None:
-    with fleet(20, cpu=0, memory_bytes=1 << 20, least=20) as opened:
+    with fleet(20, cpu=0, memory="1m", min_executors=20) as opened:
         deadline = time.monotonic() + 240.0
         while len(opened.probe().workers) < 20 and time.monotonic() < deadline:
             once(opened, tasks(40, 0.2), 0)

@@ -13,8 +13,8 @@ from typing import Any
 
 from flame_stub import FlameStub
 
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.flame.fleet import FlameFleet
-from rlflame.fleet.flame.session_start import FlameOptions
 
 #: Where conftest keeps the variables of a real cluster, out of reach of all other tests.
 KEPT = "RLFLAME_TEST_"
@@ -45,10 +45,12 @@ def settle(variables: dict[str, str]) -> None:
     os.environ.update(variables)
 
 
-def fleet(observer: Any, workers: int = 2, **options: Any) -> FlameFleet:
-    """A fleet on the Flame that this process points at."""
-    wanted: dict[str, Any] = {"delay_release_s": 5, **options.pop("wishes", {})}
+def fleet(observer: Any, workers: int = 2, **flame: Any) -> FlameFleet:
+    """A fleet on the Flame that this process points at, with such settings."""
+    common = {"max_retries", "step_deadline_s"} & flame.keys()
+    runtime: dict[str, Any] = {name: flame.pop(name) for name in common}
+    flame = {"delay_release_s": 5, **flame}
     if REAL:  # a small cluster has room for all fleets of a test run if no processors are asked for
-        wanted = {"cpu": 0, "memory_bytes": 1 << 20, **wanted}
-    wishes = FlameOptions(max_executors=workers, env_file=FAKES, **wanted)
-    return FlameFleet(workers, wishes, observer=observer, **options)
+        flame = {"cpu": 0, "memory": "1m", **flame}
+    settings = RuntimeSettings(workers=workers, env_file=FAKES, flame=flame, **runtime)
+    return FlameFleet(workers, settings, observer=observer)

@@ -76,8 +76,8 @@ GUESTS = {
         "bench.sleeping",
     },
     "mujoco": {"rollout.envs.gymnasium_env", "rollout.mujoco.simulation", "bench.raw_stepping"},
-    "cloudpickle": {"fleet.flame.requests"},
-    "pyarrow": {"fleet.flame.raw_object", "fleet.flame.executor_bootstrap"},
+    "cloudpickle": {"fleet.flame.bundle"},
+    "pyarrow": {"fleet.flame.object_cache", "fleet.flame.executor_bootstrap"},
     "numpy": {"*"},
 }
 
@@ -152,7 +152,7 @@ CONCRETE = {
 SEEDING, TORCH_NETWORKS, PARCEL = (
     "rollout.seeding",
     "learning.torch_gradients",
-    "fleet.flame.requests",
+    "fleet.flame.bundle",
 )
 
 #: What a worker runs, and the package that all of it lies in.

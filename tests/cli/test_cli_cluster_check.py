@@ -13,7 +13,7 @@ from flame_stub import FlameStub
 
 from rlflame.fleet.flame.check import cluster_check
 from rlflame.fleet.flame.check.cluster_check import ClusterCheck
-from rlflame.fleet.flame.check.findings import CheckTimeouts, make_failure, make_ok, make_warning
+from rlflame.fleet.flame.check.findings import Check, CheckTimeouts
 
 PATIENCE_S = 60
 
@@ -22,7 +22,7 @@ class OneRenderer:
     """Renderers are tried elsewhere."""
 
     def make_finding(self):
-        return make_ok("graphics", "one works")
+        return Check("graphics").make_ok("one works")
 
     def close(self):
         pass
@@ -81,11 +81,11 @@ def test_a_newcomer_s_program_gets_the_same_as_json(quick):
 def test_the_screen_line_by_line(monkeypatch):
     """Status first, then what was asked; below it what was seen besides, and what to type."""
     findings = [
-        make_ok("configuration", "FLAME_ENDPOINT: there"),
-        make_ok("workers", "like this one", notes=["a: 2 executors"]),
-        make_warning("packages", "numpy absent", "install it"),
-        make_failure(
-            "executors", "1 of 2 stuck", "stop it", "or start it", notes=["e1 on a: Void"]
+        Check("configuration").make_ok("FLAME_ENDPOINT: there"),
+        Check("workers").make_ok("like this one", notes=["a: 2 executors"]),
+        Check("packages").make_warning("numpy absent", "install it"),
+        Check("executors").make_failure(
+            "1 of 2 stuck", "stop it", "or start it", notes=["e1 on a: Void"]
         ),
     ]
 

@@ -264,10 +264,6 @@ class FlameStub:
         self.stop_cache()
         self.start_cache(lose)
 
-    def evict_all(self) -> None:
-        """What storage `none` and a full memory do to every object."""
-        self._cache.store.clear()
-
     def lose_node(self, name: str, noticed: bool = True) -> None:
         """The node goes away with its processes; its executors go when that is noticed."""
         with self._state.lock:

@@ -21,8 +21,6 @@ class Faults:
 
     #: A dead worker's executor goes on taking tasks and failing them, then sticks in Unbinding.
     black_hole: bool = False
-    #: Nothing survives a lost node: its running tasks stay Running for ever (storage `none`).
-    storage_none: bool = False
     #: No executor is ever created.
     no_executors: bool = False
     #: New executors stay Void, and each of them takes up one session's turn.
@@ -37,8 +35,6 @@ class Faults:
     fail_text: str = "failed on demand"
     #: Tasks are cancelled (state 4) instead of running.
     cancel_tasks: Times = False
-    #: GetTask, GetSession and ListSession answer without their events.
-    hide_events: bool = False
     #: WatchTask ends well after Running, without a terminal state.
     watch_ends: Times = False
     #: WatchTask ends well without a single message.
@@ -47,8 +43,6 @@ class Faults:
     get_task_errors: Times = False
     #: CloseSession is refused as if tasks were running.
     close_refused: Times = False
-    #: CreateTask takes this long.
-    create_task_s: float = 0.0
     #: The template application `flmrun` is not there.
     flmrun_missing: bool = False
     #: The name of a node of a former container, listed as NotReady.

@@ -303,7 +303,7 @@ class State:
             self.nodes[name].state = pb.NotReady
             for executor in [e for e in self.executors.values() if e.node == name]:
                 task, executor.task = executor.task, None
-                if task is not None and not self.faults.storage_none:
+                if task is not None:
                     self.requeue(task)
                 self.drop(executor)
 

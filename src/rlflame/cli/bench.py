@@ -269,7 +269,7 @@ def parse_fleets(compare: str | None) -> list[str]:
     """The fleets to compare: by default local, and Flame where one is configured."""
     if compare is not None:
         return _check_fleets(compare.split(","))
-    from rlflame.fleet.flame.client import find_configuration
+    from rlflame.fleet.flame.endpoint import find_configuration
 
     return ["local", "flame"] if find_configuration() else ["local"]
 

@@ -1,4 +1,4 @@
-"""`rlflame cluster-check`. Must not know: how a cluster is examined."""
+"""`rlflame cluster-check`."""
 
 from __future__ import annotations
 
@@ -43,9 +43,8 @@ def cluster_check(
     Says what is wrong and what to type. Exit code 0 healthy, 1 degraded, 3 unreachable.
     """
     from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
-    from rlflame.fleet.flame.check import connection
     from rlflame.fleet.flame.check.cluster_check import ClusterCheck
-    from rlflame.fleet.flame.client import find_configuration
+    from rlflame.fleet.flame.endpoint import EXPORT, UP, find_configuration
     from rlflame.rendering.graphics_check import GraphicsCheck
     from rlflame.training.stop_signal import exit_on_signal
 
@@ -64,7 +63,7 @@ def cluster_check(
     if as_json:
         print_result_lines(as_json_text(diagnosis.as_dict(), indent=2))
     elif not diagnosis.configured:
-        print_result_lines(_NO_CLUSTER_TEXT.format(up=connection.UP, export=connection.EXPORT))
+        print_result_lines(_NO_CLUSTER_TEXT.format(up=UP, export=EXPORT))
         for finding in diagnosis.findings[1:]:
             for line in _format_finding(finding):
                 print_result(line)
@@ -75,7 +74,7 @@ def cluster_check(
 
 
 def _format_finding(finding: Finding) -> list[str]:
-    """Whoever reads the first column and the fixes knows what to do."""
+    """Status, question and answer, then details, then what to type."""
     return [
         f"{finding.status:7}  {finding.check:15}  {finding.seen}",
         *(f"{'':26}{note}" for note in finding.notes),

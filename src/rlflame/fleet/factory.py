@@ -116,35 +116,5 @@ def _make_flame_fleet(
     runtime: RuntimeSettings, tasks: int | None, observer: Observer, *, advises: bool = True
 ) -> Fleet:
     from rlflame.fleet.flame.fleet import FlameFleet
-    from rlflame.fleet.flame.session_start import FlameOptions
 
-    settings = runtime.flame
-    return FlameFleet(
-        tasks,
-        FlameOptions(
-            max_executors=runtime.workers,
-            min_executors=settings.min_executors,
-            cpu=settings.cpu,
-            memory_bytes=_parse_bytes(settings.memory) if settings.memory else None,
-            python_version=settings.python_version,
-            dependencies=settings.dependencies,
-            extra_dependencies=settings.extra_dependencies,
-            template=settings.template,
-            env_file=runtime.env_file,
-            start_deadline_s=settings.start_deadline_s,
-            delay_release_s=settings.delay_release_s,
-        ),
-        step_deadline_s=runtime.step_deadline_s,
-        task_deadline_s=settings.task_deadline_s,
-        reconnect_s=settings.reconnect_s,
-        max_retries=runtime.max_retries,
-        observer=observer,
-        advises=advises,
-    )
-
-
-def _parse_bytes(text: str) -> int:
-    """`512m` in bytes, with binary units as Flame has them."""
-    units = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-    unit = units.get(text[-1].lower(), 1)
-    return int(text.rstrip("kmgtKMGT")) * unit
+    return FlameFleet(tasks, runtime, observer=observer, advises=advises)

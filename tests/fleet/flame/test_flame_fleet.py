@@ -22,14 +22,13 @@ import rollouts
 from flame_stub import FlameStub
 from test_fleet_contract import alone, eventually, slots
 
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, EnvironmentFailure, FleetError, FleetUnreachableError
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.flame import bundle, object_cache
 from rlflame.fleet.flame.client import FlameClient
-from rlflame.fleet.flame.overhead import ClusterOverhead
-from rlflame.fleet.flame.session_start import FlameOptions, SessionStarter
+from rlflame.fleet.flame.session_start import SessionStarter
 from rlflame.rollout import wire
-from rlflame.rollout.machine import read_versions
 from rlflame.rollout.spec import RolloutTask
 
 
@@ -105,7 +104,7 @@ def test_the_cache_does_not_grow(bench: Bench) -> None:
 
 
 def test_a_package_of_dependencies_is_installed_where_it_is_asked_for(bench: Bench) -> None:
-    with bench.fleet(wishes={"dependencies": "install"}) as fleet:
+    with bench.fleet(dependencies="install") as fleet:
         assert run(fleet, slots(3)) == expected(slots(3))
         assert [name for name in bench.ours()[0] if name.endswith("-i")]
         assert any("with its packages" in text for text in bench.kinds("note"))
@@ -222,7 +221,7 @@ def test_a_cache_that_forgets_everything_gets_the_weights_again(bench: Bench) ->
         named = [dataclasses.replace(task, policy_id=name) for task in slots(2)]
         assert len(list(fleet.submit(named))) == 2
         other = fleet.put(rollouts.weights(slots(1)[0].policy, seed=8))
-        fleet._put_policy(other)
+        fleet._policies.find_reference(other)
         bench.stub.restart_cache(lose=True)
         named = [dataclasses.replace(task, policy_id=other) for task in slots(3)]
         found = {wire.encode(fragment) for fragment in fleet.submit(named)}
@@ -292,7 +291,7 @@ def test_a_start_that_fails_is_told_in_the_cluster_s_words(bench: Bench) -> None
 def test_no_executor_within_the_deadline_is_an_end(bench: Bench) -> None:
     bench.stub.faults.no_executors = True
     with (
-        bench.fleet(wishes={"start_deadline_s": 1.0}) as fleet,
+        bench.fleet(start_deadline_s=1.0) as fleet,
         pytest.raises(FleetUnreachableError, match="No executor answered within 1 s"),
     ):
         run(fleet, slots(1))
@@ -316,36 +315,25 @@ def test_whoever_waits_is_told_who_has_the_executors() -> None:
             states = [SimpleNamespace(session_id=name) for name in ("a", "", "b", "a", "")]
             return [SimpleNamespace(status=status) for status in states]
 
-    starter = SessionStarter(Held(), "app", {}, FlameOptions(), print, lambda: False)  # type: ignore[arg-type]
-    said = starter.format_situation("mine", 12.0, [], installed=False)
+    starter = SessionStarter(Held(), "app", {}, RuntimeSettings(), print)  # type: ignore[arg-type]
+    said = starter.format_situation("mine", 12.0)
     assert "12 s: other sessions have 3 of 5, a alone 2; " in said
     assert "cluster-check --clean" in said
-    assert starter.format_situation("b", 12.0, [], installed=False) == "starting 1 executor, 12 s"
-    assert (
-        starter.format_situation("a", 3.0, [], installed=True) == "installing on 2 executors, 3 s"
-    )
+    assert starter.format_situation("b", 12.0) == "starting 1 executor, 12 s"
+    starter._installs = True
+    assert starter.format_situation("a", 3.0) == "installing on 2 executors, 3 s"
 
 
-@pytest.mark.parametrize("asked", [{"cpu": 3}, {"memory_bytes": 9 << 30}])
+@pytest.mark.parametrize("asked", [{"cpu": 3}, {"memory": "9g"}])
 def test_whoever_asks_for_more_than_any_node_has_is_told_so(
-    bench: Bench, asked: dict[str, int]
+    bench: Bench, asked: dict[str, Any]
 ) -> None:
     """The stub's node has two processors and 8 GiB."""
     with (
-        bench.fleet(wishes={**asked, "start_deadline_s": 1.0}) as fleet,
+        bench.fleet(**asked, start_deadline_s=1.0) as fleet,
         pytest.raises(FleetUnreachableError, match=r"no node is as large as runtime\.flame\.cpu"),
     ):
         run(fleet, slots(1))
-
-
-def test_another_python_of_a_worker_is_said_once(bench: Bench) -> None:
-    with bench.fleet() as fleet:
-        for name in ("one", "two"):
-            fleet._workers.add({**read_versions(), "python": "3.99.1", "name": name, "host": "far"})
-        fleet._workers.add({**read_versions(), "name": "three", "host": "near"})
-        said = [text for text in bench.kinds("note") if "Python" in text]
-    assert len(said) == 1
-    assert said[0].startswith("the worker on far runs Python 3.99 (here 3.")
 
 
 # Ending.
@@ -406,32 +394,6 @@ def _alive(pid: int) -> bool:
     return not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-# What it costs.
-
-
-def test_overhead_is_what_is_left_when_the_work_is_taken_off() -> None:
-    """Four tasks of 0.1 s on two workers need 0.2 s; rounds of 0.5 s have lost 60% of them."""
-    overhead = ClusterOverhead()
-    for _ in range(5):
-        for _ in range(4):
-            overhead.add_task(0.1)
-        overhead.finish_round(0.5, tasks=4, capacity=2)
-        assert overhead.format_advice() == ""
-    for _ in range(4):
-        overhead.add_task(0.1)
-    overhead.finish_round(0.5, tasks=4, capacity=2)
-    assert overhead.share == pytest.approx(0.6)
-    assert "100 ms of work, and 60% of the collecting time" in overhead.format_advice()
-
-
-def test_a_busy_cluster_is_not_complained_of() -> None:
-    overhead = ClusterOverhead()
-    for _ in range(10):
-        overhead.add_task(1.0)
-        overhead.finish_round(1.1, tasks=1, capacity=8)
-    assert overhead.format_advice() == ""
-
-
 def test_a_service_whose_executor_manager_died_ends_itself_once_its_run_is_over() -> None:
     script = """if True:
         import time
@@ -486,7 +448,7 @@ def test_a_session_that_somebody_closed_is_said_to_be(bench: Bench) -> None:
     """And not that the session manager is away: it answers."""
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
-        fleet._client.close_session(fleet._flame_session.session_id)
+        fleet._client.close_session(fleet._starter.wait().session.id)
         with pytest.raises(FleetError, match="session no more, or as closed"):
             run(fleet, slots(1))
 
@@ -522,7 +484,7 @@ def test_a_cache_that_is_away_is_waited_for_as_long_as_a_session_manager(
         assert run(fleet, slots(1)) == expected(slots(1))
         bench.stub.stop_cache()
         submission = send(fleet, slots(2))
-        assert eventually(lambda: fleet._scheduler._saw_outage)
+        assert eventually(lambda: fleet._scheduler.breaker.saw_outage)
         bench.stub.start_cache()
         assert {wire.encode(fragment) for fragment in submission} == expected(slots(2))
     with bench.fleet(1, reconnect_s=0.1) as fleet:
@@ -548,10 +510,10 @@ def test_an_answer_that_comes_when_nobody_waits_any_more_is_deleted(
         submission = send(fleet, slots(1, env))
         assert eventually(gate.with_suffix(".here").exists)
         submission.cancel()
-        assert eventually(lambda: not fleet._scheduler._attempts)
-        assert len(fleet._scheduler._runner._abandoned) == 1
+        assert eventually(lambda: not fleet._scheduler.board.attempts)
+        assert len(fleet._scheduler.runner.abandoned) == 1
         gate.touch()
-        assert eventually(lambda: not fleet._scheduler._runner._abandoned)
+        assert eventually(lambda: not fleet._scheduler.runner.abandoned)
         # The code that executors load and the lease.
         assert eventually(lambda: len(bench.ours()[1]) == 2)
 
@@ -560,12 +522,12 @@ def test_weights_are_forgotten_where_they_were_missed_and_nowhere_else(bench: Be
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
         name = fleet.put(rollouts.weights(slots(1)[0].policy, seed=3))
-        first = fleet._put_policy(name)
-        fleet._forget_reference(name, first)
-        second = fleet._put_policy(name)
+        first = fleet._policies.find_reference(name)
+        fleet._policies.forget_reference(name, first)
+        second = fleet._policies.find_reference(name)
         assert second != first
-        fleet._forget_reference(name, first)  # somebody else comes late with the same news
-        assert fleet._put_policy(name) == second
+        fleet._policies.forget_reference(name, first)  # somebody else comes late with the same news
+        assert fleet._policies.find_reference(name) == second
         assert eventually(lambda: first.key not in bench.ours()[1])
         assert second.key in bench.ours()[1]
 
@@ -585,7 +547,7 @@ def test_weights_that_are_released_while_they_are_put_do_not_stay(
         with monkeypatch.context() as patch:
             patch.setattr(object_cache, "put", slow)
             with pytest.raises(FleetError, match="Nobody holds these weights"):
-                fleet._put_policy(name)
+                fleet._policies.find_reference(name)
         assert eventually(lambda: len(bench.ours()[1]) == 2)
 
 

@@ -15,12 +15,10 @@ from test_fleet_contract import FAKE, alone, slots
 
 from rlflame.errors import FleetError
 from rlflame.fleet.flame import service
-from rlflame.fleet.flame.raw_object import view_array
-from rlflame.fleet.flame.worker_versions import WorkerRegistry
+from rlflame.fleet.flame.object_cache import view_array
 from rlflame.fleet.jobs import FleetJob
 from rlflame.fleet.retry_policy import classify_answer
 from rlflame.rollout import wire
-from rlflame.rollout.machine import read_versions
 from rlflame.rollout.spec import RolloutTask
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -92,47 +90,3 @@ def test_a_death_before_any_word_names_no_place(run: Run) -> None:
     known = classify_answer(job, {**answer, "position": (0, 1, 5, 7)}, 0, 1.0)
     assert isinstance(known, FleetError)
     assert known.message.endswith("SIGKILL (near slot 0, row 1, seed 5, step 7).")
-
-
-def test_who_could_not_start_a_child_is_not_compared() -> None:
-    told: list[Any] = []
-    workers = WorkerRegistry(2, lambda: 2, told.append, lambda topic, text: told.append(text))
-    workers.add({"name": "a", "host": "far", "pid": 1, "child": 0})
-    assert (told, workers.list_workers()) == ([], [])
-    workers.add({**read_versions(), "name": "a", "host": "far"})
-    assert told == [1]
-
-
-def test_of_more_workers_than_there_can_be_those_not_heard_of_for_longest_are_gone() -> None:
-    told: list[Any] = []
-    workers = WorkerRegistry(2, lambda: 2, told.append, lambda topic, text: told.append(text))
-    for name in ("a", "b", "a", "c", "a", "c"):
-        workers.add({**read_versions(), "name": name, "host": "here"})
-    assert [worker["name"] for worker in workers.list_workers()] == ["a", "c"]
-    assert told == [1, 2]
-    workers.add({**read_versions(), "name": "d", "host": "here", "numpy": "1.0.0"})
-    assert [worker["name"] for worker in workers.list_workers()] == ["c", "d"]
-    assert len(told) == 3  # that one is compared as all are
-
-
-def test_where_room_is_made_all_are_counted() -> None:
-    """It is asked for only when it seems to be full, and once it was there it may be used."""
-    told: list[int] = []
-    rooms = iter([3, 1])
-    workers = WorkerRegistry(2, lambda: next(rooms), told.append, lambda topic, text: None)
-    for name in ("a", "b", "a", "c", "b", "c", "d", "d"):
-        workers.add({**read_versions(), "name": name, "host": "here"})
-    assert told == [1, 2, 3]
-    assert [worker["name"] for worker in workers.list_workers()] == ["b", "c", "d"]
-    assert next(rooms, None) is None
-
-
-def test_a_package_that_one_of_two_machines_lacks_changes_no_bit() -> None:
-    told: list[Any] = []
-    workers = WorkerRegistry(
-        2, lambda: 2, lambda count: None, lambda topic, text: told.append(text)
-    )
-    workers.add({**read_versions(), "name": "a", "host": "far", "box2d": "absent"})
-    assert told == []
-    workers.add({**read_versions(), "name": "b", "host": "far", "mujoco": "1.0.0"})
-    assert [text.split(" (")[0] for text in told] == ["the worker on far differs in mujoco 1.0.0"]

@@ -24,7 +24,7 @@ from test_fleet_contract import slots
 
 from rlflame.errors import FleetError
 from rlflame.fleet.flame import lease, object_cache
-from rlflame.fleet.flame.raw_object import make_array, read_object
+from rlflame.fleet.flame.object_cache import make_array, read_object
 from rlflame.rollout import wire
 
 #: How flamepy marks its own pickles; what has no mark is unpickled, too.

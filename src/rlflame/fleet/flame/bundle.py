@@ -1,22 +1,26 @@
-"""What is shipped to a cluster: kilobytes of source, and the names of what to install.
+"""What is shipped to a cluster: kilobytes of source, calls, and the names of packages to install.
 
-Code goes by value, so that a prepared executor installs nothing; the package that other executors
-install holds nothing but its dependencies, pinned to what this machine has. Must not know:
-sessions, connections, tasks.
+Code goes by value, so that a prepared executor installs nothing. The package that other executors
+install holds nothing but its dependencies, pinned to the versions of this machine. Flame takes
+pickles; no answer is ever loaded as one.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import io
 import os
 import tarfile
 import zipfile
 from collections.abc import Sequence
 from importlib import metadata
+from typing import Any
 
 import rlflame
 from rlflame.errors import ConfigError
+
+from . import executor_bootstrap
 
 _MODULES = (
     "rlflame",
@@ -25,12 +29,12 @@ _MODULES = (
     "rlflame.fleet.flame",
     "rlflame.fleet.flame.timed_call",
     "rlflame.fleet.flame.lease",
-    "rlflame.fleet.flame.raw_object",
+    "rlflame.fleet.flame.object_cache",
     "rlflame.fleet.flame.service",
 )
-#: Shipped with all that is below it.
+#: Shipped with all modules below it.
 _PACKAGE = "rlflame.rollout"
-#: What environments are made of; each is pinned to this machine's version.
+#: The packages that environments use; each is pinned to this machine's version.
 PINNED = {
     "numpy": "numpy",
     "gymnasium": "gymnasium[box2d,classic-control,mujoco]",
@@ -63,6 +67,49 @@ def make_archive(env_file: str | None = None) -> bytes:
     return buffer.getvalue()
 
 
+def make_request(method: str, *arguments: Any) -> bytes:
+    """A call of a method of the object that executors hold, in flamepy's encoding."""
+    import cloudpickle
+    from flamepy.runner.types import RunnerRequest
+
+    packed: bytes = cloudpickle.dumps(RunnerRequest(method, tuple(arguments)))
+    return packed
+
+
+def make_context(archive: bytes, settings: dict[str, Any]) -> bytes:
+    """The class that executors load: a loader as text, which every Python reads.
+
+    Bytecode of another version would crash the worker process, and with it wedge its executor.
+    """
+    import cloudpickle
+    from flamepy.runner.types import RunnerContext
+
+    text = inspect.getsource(executor_bootstrap)
+    loader = executor_bootstrap.Loader
+    service = type("RlflameWorker", (loader,), {"archive": archive, "settings": settings})
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if obj is loader:
+                scope = {"__name__": "rlflame_loader"}
+                return eval, (f"(lambda own: exec({text!r}, own) or own['Loader'])({scope!r})",)
+            if obj is service:
+                attributes = {"archive": archive, "settings": settings}
+                return type, (service.__name__, service.__bases__, attributes)
+            return super().reducer_override(obj)
+
+    packed = io.BytesIO()
+    Pickler(packed).dump(RunnerContext(service))
+    return packed.getvalue()
+
+
+def add_supervisor(arguments: list[str]) -> list[str]:
+    """The template's command line with our service in the place of flamepy's."""
+    if arguments[-2:] == ["-m", "flamepy.runner.runpy"]:
+        return [*arguments[:-2], "-c", read_source("rlflame.fleet.flame.supervisor")]
+    return arguments  # a template of the user's: its command line stays
+
+
 def read_source(module: str) -> str:
     """A module of ours as text."""
     spec = importlib.util.find_spec(module)
@@ -82,7 +129,7 @@ def _read(path: str) -> bytes:
 
 
 def list_dependencies(extra: Sequence[str] = ()) -> list[str]:
-    """What a worker installs: numpy and Gymnasium as they are here, and what the user adds."""
+    """The packages that a worker installs: those of environments, and the user's."""
     requirements = []
     for package, requirement in PINNED.items():
         try:
@@ -93,7 +140,7 @@ def list_dependencies(extra: Sequence[str] = ()) -> list[str]:
 
 
 def make_package(name: str, requirements: Sequence[str]) -> bytes:
-    """A source package that is nothing but its dependencies, and builds without a download."""
+    """A source package of dependencies alone, which builds without a download."""
     files = {
         "pyproject.toml": f"""[build-system]
 requires = []

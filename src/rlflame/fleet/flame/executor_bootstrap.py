@@ -1,7 +1,6 @@
-"""The one class that travels to a Flame worker by value: it unpacks the rest and steps aside.
+"""The class that travels to a Flame worker by value, and unpacks the modules that it needs.
 
-Pickled with its code, by flamepy, so it imports nothing of rlflame and nothing at all when it is
-loaded. Must not know: what it unpacks.
+Sent as text, so it imports nothing of rlflame and nothing at all when it is loaded.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Loader:
         return self._make_array(b"")
 
     def _make_array(self, content: bytes) -> Any:
-        """As `raw_object.make_array`, which cannot be imported without numpy."""
+        """As `object_cache.make_array`, which cannot be imported without numpy."""
         import pyarrow as pa
 
         return pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])

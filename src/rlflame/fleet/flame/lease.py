@@ -1,7 +1,7 @@
-"""A run's sign of life in the object cache: an object that changes while the run lives.
+"""A run's lease: an object in the cache that changes while the run lives.
 
-Who looks twice and finds it unchanged knows that the run is dead, whatever the clocks of the two
-machines say. Must not know: applications, sessions, tasks.
+A reader that finds it unchanged twice knows that the run is dead, whatever the clocks of the two
+machines say. Shipped to workers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from rlflame.rollout import wire
 
-from .raw_object import make_array, read_object
+from .object_cache import make_array, read_object
 from .timed_call import call_with_timeout
 
 BEAT_INTERVAL_S = 5.0
@@ -25,7 +25,7 @@ def make_key(application: str) -> str:
 
 
 def read(endpoint: str, key: str) -> dict[str, Any] | None:
-    """What the lease says now; None where there is none. Raises what `read_object` raises."""
+    """The content of a lease; None if there is none. Raises what `read_object` raises."""
     try:
         content = read_object(endpoint, key)
     except KeyError:
@@ -34,15 +34,12 @@ def read(endpoint: str, key: str) -> dict[str, Any] | None:
     return value
 
 
-def close_lease(endpoint: str, key: str, contents: dict[str, Any]) -> None:
-    """Tell the workers of a run that is dead that nobody waits for them; its beat stays as it is.
-
-    Raises what flamepy raises.
-    """
+def write(endpoint: str, key: str, content: dict[str, Any]) -> str:
+    """Store the content; returns the address where executors read it. Raises what flamepy does."""
     from flamepy.core import ObjectRef, update_object
 
-    content = make_array(wire.encode({**contents, "closing": True}))
-    update_object(ObjectRef(endpoint, key, 0), content)
+    stored = update_object(ObjectRef(endpoint, key, 0), make_array(wire.encode(content)))
+    return str(stored.endpoint)
 
 
 class Lease:
@@ -55,37 +52,34 @@ class Lease:
         self._beat = 0
         self._closing = False
         self._closed = threading.Event()
-        self.write()
+        self._write()
         self._thread = threading.Thread(target=self._keep_alive, name="rlflame-lease", daemon=True)
         self._thread.start()
 
-    def write(self) -> None:
-        from flamepy.core import ObjectRef, update_object
-
-        self._beat += 1
-        value = {
-            "beat": self._beat,
-            "closing": self._closing,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        }
-        content = make_array(wire.encode(value))
-        reference = ObjectRef(self._endpoint, self._key, 0)
-        stored = call_with_timeout(lambda: update_object(reference, content), _WRITE_S, "lease")
-        self.reference = {"endpoint": str(stored.endpoint), "key": self._key}
-
     def announce_closing(self) -> None:
-        """Workers that look see that nobody waits for their tasks any more."""
+        """Tell the workers that their tasks are no longer needed."""
         self._closing = True
-        self.write()
+        self._write()
 
     def close(self) -> None:
         self._closed.set()
         self._thread.join(timeout=_WRITE_S + 1.0)
 
+    def _write(self) -> None:
+        self._beat += 1
+        content = {
+            "beat": self._beat,
+            "closing": self._closing,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        self.reference["endpoint"] = call_with_timeout(
+            lambda: write(self._endpoint, self._key, content), _WRITE_S, "lease"
+        )
+
     def _keep_alive(self) -> None:
         while not self._closed.wait(BEAT_INTERVAL_S):
             try:
-                self.write()
+                self._write()
             except Exception:  # the cache is away; the next beat may reach it
                 continue

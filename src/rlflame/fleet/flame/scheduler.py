@@ -1,36 +1,98 @@
-"""Sees every job to its one end: hands out attempts, tries again, doubles stragglers, gives up.
+"""Schedules jobs: starts attempts, retries failures, doubles stragglers, and knows when to stop.
 
-One thread attends one attempt, so that an attempt (`errand`) reads from top to bottom; the
-`monitor` looks for attempts that stand still; where one is lost another is made, which by design
-comes to the same fragment. Must not know: how applications start, what is displayed.
+One thread attends one attempt, so that an attempt reads from top to bottom. A lost attempt is
+replaced by another, which by design yields the same fragment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import FleetError, RlflameError
-from rlflame.fleet.base import FleetEvent, Observer, ignore_event
-from rlflame.fleet.jobs import FleetJob, JobQueue, deliver_notifications
+from rlflame.fleet.base import FleetEvent
+from rlflame.fleet.jobs import FleetJob
+from rlflame.fleet.retry_policy import Retry, classify_answer, count_delay
 
-from ..retry_policy import Retry, classify_answer, count_delay
-from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableError
-from .client import FlameClient, close_quietly
+from . import object_cache
+from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableError, JobBoard
+from .client import EXECUTOR_STATES, FlameClient, close_quietly
 from .monitor import Monitor
-from .object_cache import DeferredDeleter, Reference
-from .overhead import ClusterOverhead
-from .task_durations import TaskDurations
+from .policy_store import PolicyStore
+from .session_start import SessionStarter
+from .task_statistics import TaskStatistics
 from .timed_call import format_error
+from .worker_registry import WorkerRegistry
 
-#: Failures without a single answer between them, over such a time, that end the run.
+#: Failures without an answer between them, and over this time, that end the run.
 _BREAKER_FAILURES = 24
 _BREAKER_S = 45.0
 #: Attempts under way: every executor has one and another in line, and there are some to spare.
 _ATTEMPTS_PER_EXECUTOR, _SPARE_ATTEMPTS, _MAX_ATTEMPTS = 2, 4, 96
+
+
+class CircuitBreaker:
+    """Counts failures in a row, and says when another attempt has no point."""
+
+    def __init__(self, reconnect_s: float) -> None:
+        self._reconnect_s = reconnect_s
+        self._since = 0.0
+        self.failures = 0
+        #: The failures are those of a server that did not answer.
+        self.saw_outage = False
+
+    def record_answer(self) -> None:
+        self.failures, self.saw_outage = 0, False
+
+    def record_failure(self, now: float) -> None:
+        self._since = self._since if self.failures else now
+        self.failures += 1
+
+    def is_tripped(self, now: float) -> bool:
+        return self.failures >= _BREAKER_FAILURES and now - self._since > _BREAKER_S
+
+    def choose_error(self, diagnosis: RlflameError, now: float) -> RlflameError | None:
+        """The error that ends the run; None if the cluster may recover."""
+        if isinstance(diagnosis, ClusterUnreachableError):
+            self.saw_outage = True
+            return diagnosis if now - self._since > self._reconnect_s else None
+        if self.saw_outage:  # the server is back: failures during the outage no longer count
+            self.record_answer()
+        return diagnosis if self.failures >= _BREAKER_FAILURES else None
+
+
+def diagnose_failures(client: FlameClient, session: Any, reason: str) -> RlflameError:
+    """Why every task fails: a server is away, or an executor's worker process died."""
+    prefix = f"{session.application}/shared"
+    for server, check in (
+        ("session manager", client.list_nodes),
+        ("object cache", lambda: object_cache.put(prefix, b"?")),
+    ):
+        try:
+            check()
+        except FleetError as error:
+            return ClusterUnreachableError(
+                f"The {server} does not answer any more: {error.message}",
+                "rlflame cluster-check, then rlflame resume",
+            )
+    executors = ""
+    with contextlib.suppress(FleetError):
+        names = sorted(
+            f"{executor.spec.node} ({EXECUTOR_STATES[executor.status.state]})"
+            for executor in client.list_executors()
+            if executor.status.session_id == session.id
+        )
+        executors = f" Executors of this run: {', '.join(names) or 'none'}."
+    return FleetError(
+        f"Task after task failed on the cluster, the last with: {reason}.{executors} A worker "
+        "process that died makes its executor fail everything it is given.",
+        "stop the executor manager of that node for more than 30 s, start it again, and "
+        "rlflame resume; rlflame cluster-check names the node",
+    )
 
 
 class Scheduler:
@@ -39,295 +101,181 @@ class Scheduler:
     def __init__(
         self,
         client: FlameClient,
-        get_session: Callable[[], Any],
-        find_weights: Callable[[str], Reference],
-        forget_weights: Callable[[str, Reference | None], None],
-        *,
+        starter: SessionStarter,
+        policies: PolicyStore,
+        workers: WorkerRegistry,
+        board: JobBoard,
+        runtime: RuntimeSettings,
         capacity: int,
-        max_retries: int,
-        step_deadline_s: float,
-        task_deadline_s: float,
-        reconnect_s: float,
-        observer: Observer,
-        on_worker: Callable[[dict[str, Any]], None],
-        overhead: ClusterOverhead,
-        diagnose: Callable[[str], RlflameError],
-        on_stall: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.starter = starter
+        self.board = board
+        self.capacity = capacity
+        self.clock = clock
+        self.statistics = TaskStatistics(capacity)
+        self.runner = AttemptRunner(client, starter, policies, board, runtime, clock)
+        self.breaker = CircuitBreaker(runtime.flame.reconnect_s)
         self._client = client
-        self._forget_weights = forget_weights
-        self._capacity = capacity
-        self._max_retries = max_retries
-        self._step_deadline_s = step_deadline_s
-        self._task_deadline_s = task_deadline_s
-        self._observer = observer
-        self._on_worker = on_worker
-        self._diagnose = diagnose
-        self._reconnect_s = reconnect_s
-        self._clock = clock
-        self._lock = threading.Condition()
-        self._jobs = JobQueue()
-        self._attempts: list[Attempt] = []
-        self._threads: list[threading.Thread] = []
+        self._policies = policies
+        self._workers = workers
+        self._runtime = runtime
+        self._thread_count = 0
         self._max_threads = min(_MAX_ATTEMPTS, _ATTEMPTS_PER_EXECUTOR * capacity + _SPARE_ATTEMPTS)
         self._idle_count = 0
-        self._failures_in_row = 0
-        self._failing_since = 0.0
-        self._breaker_s = _BREAKER_S
-        #: The failures are those of a server that did not answer.
-        self._saw_outage = False
-        self._closing = False
-        self._final_error: RlflameError | None = None
-        self._deleter = DeferredDeleter()
-        # An observer may ask the fleet for something that is told of in turn.
-        self._notify_lock = threading.RLock()
-        self._runner = AttemptRunner(
-            client,
-            get_session,
-            find_weights,
-            self._deleter.delete,
-            self._mark_running,
-            lambda: self._closing,
-            task_deadline_s,
-            reconnect_s,
-            clock,
-        )
-        self._overhead = overhead
-        self.durations = TaskDurations(capacity)
-        self._monitor = Monitor(
-            self, self._runner, self.durations, capacity=capacity, on_stall=on_stall, clock=clock
-        )
-
-    # From any thread.
+        self._monitor = Monitor(self)
 
     def add(self, jobs: Sequence[FleetJob]) -> None:
-        with self._lock:
-            self._jobs.add(jobs)
-            if self._final_error is not None:
-                self._fail_jobs(self._final_error)
-            else:
+        with self.board.lock:
+            self.board.jobs.add(jobs)
+            error = self.board.final_error
+            if error is None:
                 self._start_threads()
-                # No more than there is work for: attendants that wake in vain cost time.
-                self._lock.notify(len(jobs))
-        self._notify_observer()
-
-    def cancel(self, jobs: Sequence[FleetJob]) -> None:
-        with self._lock:
-            self._jobs.cancel(jobs)
-        self._notify_observer()
-
-    def fail_all(self, error: RlflameError) -> None:
-        """Nothing will be run any more, for this reason."""
-        with self._lock:
-            self._fail_jobs(error)
-        self._notify_observer()
-
-    # For the monitor.
-
-    def list_attempts(self) -> tuple[list[Attempt], int]:
-        with self._lock:
-            return list(self._attempts), len(self._jobs)
+                # No more than there is work for: threads that wake in vain cost time.
+                self.board.lock.notify(len(jobs))
+        if error is not None:
+            self.board.fail_all(error)
 
     def speculate(self, attempt: Attempt, jobs: list[FleetJob]) -> None:
-        second = Attempt(jobs, self._clock(), speculative=True)
-        with self._lock:
-            if attempt not in self._attempts or attempt.has_failed:
+        """Give jobs of an attempt a second one, unless the first has just ended."""
+        second = Attempt(jobs, self.clock(), speculative=True)
+        with self.board.lock:
+            if attempt not in self.board.attempts or attempt.has_failed:
                 return
-            self._attempts.append(second)
-        self.notify(*(FleetEvent("speculated", job.task.purpose, job.task.slot) for job in jobs))
+            self.board.attempts.append(second)
+        self.board.notify(
+            *(FleetEvent("speculated", job.task.purpose, job.task.slot) for job in jobs)
+        )
         threading.Thread(target=self._run_attempt, args=(second,), daemon=True).start()
 
-    # Of the cache.
-
-    def delete_object(self, key: str) -> None:
-        """Delete an object of the cache, some time soon."""
-        self._deleter.delete(key)
-
     def close(self) -> None:
-        """Take nothing new and let go of all there is; threads that still wait for the cluster
-        are daemons, and cut loose."""
-        with self._lock:
-            self._closing = True
-            self._fail_jobs(FleetError("The fleet was closed."))
-            self._lock.notify_all()
-            streams = [attempt.stream for attempt in self._attempts]
-        self._notify_observer()
+        """End all jobs. Threads that still wait for the cluster are daemons, and are abandoned."""
+        self.board.fail_all(FleetError("The fleet was closed."))
+        with self.board.lock:
+            self.board.closing = True
+            self.board.lock.notify_all()
+            streams = [attempt.stream for attempt in self.board.attempts]
         self._monitor.close()
         for stream in streams:
             close_quietly(stream)
-        self._deleter.close()
-
-    # Threads that attend attempts.
 
     def _start_threads(self) -> None:
-        """As many attendants as there can be attempts; what waits here can still be grouped."""
-        count = min(len(self._jobs) - self._idle_count, self._max_threads - len(self._threads))
-        for _ in range(max(0, count)):
-            thread = threading.Thread(
-                target=self._run_attempts, name="rlflame-attempt", daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
+        """One thread per possible attempt; jobs that wait here can still be grouped."""
+        missing = len(self.board.jobs) - self._idle_count
+        for _ in range(min(missing, self._max_threads - self._thread_count)):
+            self._thread_count += 1
+            threading.Thread(target=self._run_attempts, name="rlflame-attempt", daemon=True).start()
 
     def _run_attempts(self) -> None:
+        board = self.board
         while True:
-            with self._lock:
+            with board.lock:
                 self._idle_count += 1
-                while not self._jobs and not self._closing:
-                    self._lock.wait()
+                while not board.jobs and not board.closing:
+                    board.lock.wait()
                 self._idle_count -= 1
-                if self._closing:
+                if board.closing:
                     return
-                attempt = Attempt(self._take_group(), self._clock())
-                self._attempts.append(attempt)
-            self._notify_observer()
+                attempt = Attempt(self._take_group(), self.clock())
+                board.attempts.append(attempt)
+            board.deliver()
             self._run_attempt(attempt)
 
     def _take_group(self) -> list[FleetJob]:
         """What goes to the cluster next: a job, and with a short one others of its kind."""
-        waiting, first = len(self._jobs), self._jobs.take(None)
-        group_size = self.durations.compute_group_size(
-            first.task.purpose, waiting, len(self._attempts)
+        jobs = self.board.jobs
+        waiting, first = len(jobs), jobs.take(None)
+        size = self.statistics.compute_group_size(
+            first.task.purpose, waiting, len(self.board.attempts)
         )
-        return [first, *self._jobs.take_similar(first, group_size - 1)]
+        return [first, *jobs.take_similar(first, size - 1)]
 
     def _run_attempt(self, attempt: Attempt) -> None:
-        """From jobs to their answers; whatever goes wrong becomes another attempt, or an error."""
+        """From jobs to their answers; every failure becomes another attempt, or an error."""
         try:
-            self._handle_reply(attempt, self._runner.run(attempt))
-        except ClusterUnreachableError as error:
-            self.fail_all(error)
+            self._handle_reply(attempt, self.runner.run(attempt))
         except AttemptTimeout as error:
             self._count_delays(attempt)
             self._handle_loss(attempt, error.message)
         except RlflameError as error:
-            self._handle_loss(attempt, error.message)
+            if isinstance(error, ClusterUnreachableError) or error is self.starter.error:
+                self.board.fail_all(error)
+            else:
+                self._handle_loss(attempt, error.message)
         except Exception as error:
             self._handle_loss(attempt, format_error(error))
         finally:
-            with self._lock:
-                self._attempts.remove(attempt)
-            self._notify_observer()
-
-    def _mark_running(self, attempt: Attempt) -> None:
-        with self._lock:
-            for job in attempt.jobs:
-                self._jobs.mark_running(job)
-        self._notify_observer()
-
-    # What comes of an attempt.
+            with self.board.lock:
+                self.board.attempts.remove(attempt)
+            self.board.deliver()
 
     def _handle_reply(self, attempt: Attempt, reply: dict[str, Any]) -> None:
-        self._on_worker(reply["worker"])
+        self._workers.add(reply["worker"])
         retries: list[tuple[FleetJob, Retry]] = []
         for job, answer in zip(attempt.jobs, reply["answers"], strict=True):
-            busy_s = float(answer["busy_s"])
-            with self._lock:
-                self._failures_in_row, self._saw_outage = 0, False
-                if job.ended:  # somebody else was faster
+            with self.board.lock:
+                self.breaker.record_answer()
+                if job.ended:  # another attempt was faster
                     continue
-                if answer["kind"] == "result":  # what came to nothing says nothing of the work
-                    self.durations.add(job.task.purpose, busy_s)
-                    self._overhead.add_task(busy_s)
-            outcome = classify_answer(job, answer, self._max_retries, self._step_deadline_s)
+                if answer["kind"] == "result":  # a failure says nothing of the work
+                    self.statistics.add(job.task.purpose, float(answer["busy_s"]))
+            runtime = self._runtime
+            outcome = classify_answer(job, answer, runtime.max_retries, runtime.step_deadline_s)
             if isinstance(outcome, Retry):
                 retries.append((job, outcome))
                 continue
-            with self._lock:
-                self._jobs.finish(job, outcome)
+            with self.board.lock:
+                self.board.jobs.finish(job, outcome)
         if not retries:
             return
-        self._notify_observer()  # of those that have come through, before the pause
+        self.board.deliver()  # the outcomes, before the pause
         for job, outcome in retries:
             if outcome.weights_lost:
-                self._forget_weights(job.task.policy_id, attempt.weights)
+                self._policies.forget_reference(job.task.policy_id, attempt.weights)
         time.sleep(max(outcome.pause_s for _, outcome in retries))
         self._requeue(attempt, [(job, outcome.reason) for job, outcome in retries])
 
     def _requeue(self, attempt: Attempt, failed: Sequence[tuple[FleetJob, str]]) -> None:
-        with self._lock:
-            # Where a second attempt goes on, it is that one's turn; the last of them decides.
+        board = self.board
+        with board.lock:
+            # A job that another attempt still runs is left to it; the last attempt decides.
             attempt.has_failed = True
-            other_jobs = [
-                job for other in self._attempts if not other.has_failed for job in other.jobs
-            ]
+            active = [job for other in board.attempts if not other.has_failed for job in other.jobs]
             for job, reason in reversed(failed):
-                if job not in other_jobs and not job.ended and self._final_error is None:
-                    self._jobs.requeue(job, reason)
+                if job not in active and not job.ended and board.final_error is None:
+                    board.jobs.requeue(job, reason)
             self._start_threads()
-            self._lock.notify(len(failed))
+            board.lock.notify(len(failed))
 
     def _count_delays(self, attempt: Attempt) -> None:
-        """What one of a group took says nothing of the others."""
-        with self._lock:
-            for job in attempt.jobs if len(attempt.jobs) == 1 else ():
-                if error := count_delay(job, self._max_retries, self._task_deadline_s):
-                    self._jobs.finish(job, error)
+        """The duration of a group says nothing of a single job in it."""
+        if len(attempt.jobs) > 1:
+            return
+        with self.board.lock:
+            (job,) = attempt.jobs
+            limit_s = self._runtime.flame.task_deadline_s
+            if error := count_delay(job, self._runtime.max_retries, limit_s):
+                self.board.jobs.finish(job, error)
 
     def _handle_loss(self, attempt: Attempt, reason: str) -> None:
         """The cluster, and not an environment, failed the attempt."""
-        if not attempt.is_awaited or self._closing:
+        if not attempt.is_awaited or self.board.closing:
             return
-        now = self._clock()
-        with self._lock:
-            if not self._failures_in_row:
-                self._failing_since = now
-            self._failures_in_row += 1
-            failures = self._failures_in_row
+        now = self.clock()
+        with self.board.lock:
+            self.breaker.record_failure(now)
+            failures, is_tripped = self.breaker.failures, self.breaker.is_tripped(now)
             for job in attempt.jobs:
                 job.losses += 1
-        final_error = self._find_final_error(reason, now)
-        if final_error is not None:
-            self.fail_all(final_error)
-            return
-        # One executor may be failing all that it is given: leave others time to take something,
+        if is_tripped:
+            diagnosis = diagnose_failures(self._client, self.starter.wait().session, reason)
+            with self.board.lock:
+                error = self.breaker.choose_error(diagnosis, now)
+            if error is not None:
+                self.board.fail_all(error)
+                return
+        # One executor may fail every task that it is given: leave the others time to take some,
         # and that one time to recover.
         time.sleep(min(2.0, 0.05 * 2 ** min(failures, 6)))
         first_reason = reason if failures == 1 else ""
         self._requeue(attempt, [(job, first_reason) for job in attempt.jobs])
-
-    def _find_final_error(self, reason: str, now: float) -> RlflameError | None:
-        """Why there is no point in trying again, after failures without an answer between them."""
-        with self._lock:
-            since = self._failing_since
-            if self._failures_in_row < _BREAKER_FAILURES or now - since <= self._breaker_s:
-                return None
-        error = self._diagnose(reason)
-        with self._lock:
-            if isinstance(error, ClusterUnreachableError):  # who is away may come back
-                self._saw_outage = True
-                return error if now - since > self._reconnect_s else None
-            if self._saw_outage:  # and has: what failed meanwhile counts no more
-                self._saw_outage, self._failures_in_row = False, 0
-            return error if self._failures_in_row >= _BREAKER_FAILURES else None
-
-    def _fail_jobs(self, error: RlflameError) -> None:
-        self._final_error = self._final_error or error
-        self._jobs.fail_all(self._final_error, self._list_running_jobs())
-
-    def _list_running_jobs(self) -> list[FleetJob]:
-        return [job for attempt in self._attempts for job in attempt.jobs]
-
-    def _notify_observer(self) -> None:
-        """Tell the observer, one thread at a time and without the lock."""
-        with self._notify_lock:
-            try:
-                deliver_notifications(self._jobs, self._lock, self._observer)
-            except Exception as error:
-                self._handle_observer_failure(error)
-
-    def notify(self, *events: FleetEvent) -> None:
-        with self._notify_lock:
-            try:
-                for event in events:
-                    self._observer(event)
-            except Exception as error:
-                self._handle_observer_failure(error)
-
-    def _handle_observer_failure(self, error: Exception) -> None:
-        """Whoever waits must hear that the observer failed, rather than wait for ever."""
-        self._observer = ignore_event
-        self.fail_all(
-            FleetError(f"Telling what happens failed: {error!r}.", "", traceback.format_exc())
-        )

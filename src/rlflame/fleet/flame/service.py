@@ -1,8 +1,7 @@
-"""On a Flame worker: one child process that steps environments, watched and spoken for.
+"""On a Flame worker: one child process that steps environments, and answers in its name.
 
 The environment's crash, hang or hunger for memory ends the child and is an answer like any other;
-the worker itself must never die, because Flame would fail every queued task with it. Must not
-know: sessions, retries, who asks.
+the worker itself must never die, because Flame would fail every queued task with it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 import rlflame
-from rlflame.fleet.flame.raw_object import make_array, read_object, view_array
+from rlflame.fleet.flame.object_cache import make_array, read_object, view_array
 from rlflame.rollout import blas, wire
 from rlflame.rollout.envs import user_code
 from rlflame.rollout.process.worker_main import FrameKind

@@ -1,9 +1,9 @@
-"""What an executor runs in place of `flamepy.runner.runpy`: the same service, which survives death.
+"""Runs on an executor in place of `flamepy.runner.runpy`: the same service, restarted on death.
 
 Flame does not replace a worker process that died: its executor would fail every task it is given
 and could never be released. So a parent that does nothing else forks the service again, and the
 new one takes the session up where the old one was. Sent as text, for `python -c`, hence no
-dollar sign and no other module of ours. Must not know: tasks, environments.
+dollar sign and no other module of ours.
 """
 
 import base64

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from flame_stub import FlameStub
 
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.flame import bundle, lease, object_cache
+from rlflame.fleet.flame.bundle import make_request
 from rlflame.fleet.flame.check.cluster_check import ClusterCheck
-from rlflame.fleet.flame.check.findings import CheckTimeouts, Diagnosis, make_ok
+from rlflame.fleet.flame.check.findings import Check, CheckTimeouts, Diagnosis
 from rlflame.fleet.flame.client import FlameClient
-from rlflame.fleet.flame.executor_bootstrap import Loader
-from rlflame.fleet.flame.requests import make_request
 from rlflame.rollout.machine import describe_host
 
 PATIENCE_S = 30
@@ -43,7 +43,7 @@ class NoGraphics:
     """Renderers are tried elsewhere."""
 
     def make_finding(self):
-        return make_ok("graphics", "not tried")
+        return Check("graphics").make_ok("not tried")
 
     def close(self):
         pass
@@ -167,7 +167,7 @@ def test_a_session_manager_that_is_down(stub):
     assert (diagnosis.verdict, diagnosis.exit_code) == ("unreachable", 3)
     assert diagnosis.list_checks("failed") == ["session manager"]
     found = finding(diagnosis, "session manager")
-    assert f"nobody answers at {stub.environment()['FLAME_ENDPOINT']} (" in found.seen
+    assert f"Nobody answers at {stub.environment()['FLAME_ENDPOINT']}, " in found.seen
     assert "up -d" in found.fixes[0]
     assert finding(diagnosis, "object cache").status == "ok"
 
@@ -342,18 +342,11 @@ def test_a_full_cluster_is_not_ill(stub):
 
 def opened(cluster: FlameClient, application: str, most: int) -> Any:
     """An open session of an application that ships our loader."""
-    shipped = type("Shipped", (Loader,), {"archive": bundle.make_archive(), "settings": {}})
-    place = object_cache.put_context(f"{application}/shared", shipped)
-    cluster.register_application(application, url=None, environment={}, delay_release_s=5)
-    return cluster.open_session(
-        f"{application}-s",
-        application,
-        place,
-        min_executors=0,
-        max_executors=most,
-        cpu=None,
-        memory_bytes=None,
-    )
+    context = bundle.make_context(bundle.make_archive(), {})
+    place = object_cache.put_value(f"{application}/shared", context)
+    options = RuntimeSettings(workers=most, flame={"delay_release_s": 5})
+    cluster.register_application(application, options)
+    return cluster.open_session(f"{application}-s", application, place, options)
 
 
 # What dead runs leave.
@@ -361,16 +354,17 @@ def opened(cluster: FlameClient, application: str, most: int) -> Any:
 DRIVER = """
 import sys, time
 from rlflame.fleet.flame import object_cache
+from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.flame.client import FlameClient
 from rlflame.fleet.flame.lease import Lease
 cluster = FlameClient().open()
+options = RuntimeSettings(workers=1, flame={"delay_release_s": 5})
 for name in sys.argv[2:]:
     if name == sys.argv[2]:
         lease = Lease(cluster.cache_endpoint, name)
     place = object_cache.put(f"{name}/shared", b"weights")
-    cluster.register_application(name, url=None, environment={}, delay_release_s=5)
-    cluster.open_session(f"{name}-s", name, place,
-                         min_executors=0, max_executors=1, cpu=None, memory_bytes=None)
+    cluster.register_application(name, options)
+    cluster.open_session(f"{name}-s", name, place, options)
 print("up", flush=True)
 time.sleep(3600)
 """

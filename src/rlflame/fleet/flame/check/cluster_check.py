@@ -1,33 +1,27 @@
-"""A check-up from the first question to the last: what is asked when, and when to stop asking.
-
-Must not know: what findings look like, how any one question is answered.
-"""
+"""ClusterCheck: the order of the questions, and when to stop asking."""
 
 from __future__ import annotations
 
 import logging
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlflame.errors import FleetError
-from rlflame.fleet.flame.check import connection, executors, run_removal, stale_runs, worker_check
-from rlflame.fleet.flame.check.driver_machine import check_machine
-from rlflame.fleet.flame.check.findings import (
-    CheckTimeouts,
-    Diagnosis,
-    Finding,
-    make_failure,
-    shorten_error,
-)
-from rlflame.fleet.flame.check.probe import Probe
-from rlflame.fleet.flame.check.snapshot import ClusterSnapshot, take_snapshot
-from rlflame.fleet.flame.client import FlameClient, find_configuration
-from rlflame.fleet.flame.timed_call import ClusterCallError
-from rlflame.rollout.machine import describe_host
+from rlflame.rollout import blas
+from rlflame.rollout.machine import count_usable_cores, describe_host
+from rlflame.terminal_text import format_count
 
-#: Asked at most, where nobody says how many.
+from ..client import FlameClient
+from ..endpoint import find_configuration
+from ..timed_call import ClusterCallError
+from . import cluster_state, connection, stale_runs, workers
+from .cluster_state import ClusterSnapshot, take_snapshot
+from .findings import Check, CheckTimeouts, Diagnosis, Finding, shorten_error
+
+#: The most executors that are asked by default.
 _MAX_EXECUTORS = 32
 _SNAPSHOT_INTERVAL_S = 2.0
 _RETRY_COMMAND = "rlflame cluster-check"
@@ -43,7 +37,7 @@ class Graphics(Protocol):
 
 @dataclass
 class ClusterCheck:
-    """One check-up; every finding is handed over as soon as it is made."""
+    """One check; every finding is shown as soon as it is made."""
 
     show: Callable[[Finding], None]
     report_progress: Callable[[str], None]
@@ -52,103 +46,85 @@ class ClusterCheck:
     clean: bool = False
     debug: bool = False
     timeouts: CheckTimeouts = field(default_factory=CheckTimeouts)
+    _findings: list[Finding] = field(default_factory=list, init=False)
+    _snapshots: list[ClusterSnapshot] = field(default_factory=list, init=False)
+    #: Those up to when no executor had answered the probe, its session still open.
+    _silent_snapshots: list[ClusterSnapshot] = field(default_factory=list, init=False)
+    #: The session manager answers no more.
+    _is_lost: bool = field(default=False, init=False)
 
     def run(self) -> Diagnosis:
-        # What flamepy logs would stand between our lines.
+        # flamepy's log would stand between our lines.
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
-        self._findings: list[Finding] = []
-        self.deadline_s = self.timeouts.clock() + self.timeouts.total_s
+        self._deadline_s = self.timeouts.clock() + self.timeouts.total_s
         reachable = False
         client, finding = connection.check_configuration()
-        self.add(finding)
+        self._add(finding)
         if client is not None:
             try:
                 reachable = self._check_cluster(client)
             finally:
                 client.close()
-        self.add(check_machine())
-        graphics_check = (
-            self.make_graphics()
-        )  # not before: it would take the time that the probe measures
+        self._add(check_machine())
+        # Not earlier: it would take the time that the probe measures.
+        graphics = self.make_graphics()
         try:
-            self.add(graphics_check.make_finding())
+            self._add(graphics.make_finding())
         finally:
-            graphics_check.close()
+            graphics.close()
         return Diagnosis(tuple(self._findings), find_configuration() is not None, reachable)
 
-    def add(self, finding: Finding) -> None:
-        """One more finding."""
+    def _add(self, finding: Finding) -> None:
         self._findings.append(finding)
         self.show(finding)
 
     def _check_cluster(self, client: FlameClient) -> bool:
-        """All that can be asked; whether both servers were there to the end."""
+        """Ask every question; whether both servers answered to the end."""
         manager = connection.check_session_manager(client)
-        self.add(manager)
+        self._add(manager)
         cache = connection.check_object_cache(client)
-        self.add(cache)
+        self._add(cache)
         if manager.status == "failed":
             return False
-        sequence = _CheckSequence(self, client, cache)
-        sequence.run()
-        return bool(cache.facts.get("answers", True)) and not sequence.is_lost
-
-
-class _CheckSequence:
-    """A cluster whose session manager answers."""
-
-    def __init__(self, cluster_check: ClusterCheck, client: FlameClient, cache: Finding) -> None:
-        self._cluster_check = cluster_check
-        self._timeouts = cluster_check.timeouts
-        self._client = client
+        self._client, self._leases = client, stale_runs.RunLeases(client)
         self._cache_serves = cache.status != "failed"
         self._cache = str(cache.facts.get("hands_out", ""))
-        self._leases = stale_runs.RunLeases(client)
-        self._snapshots: list[ClusterSnapshot] = []
-        #: The looks up to when nobody had answered the probe, its session still open.
-        self._silent_snapshots: list[ClusterSnapshot] = []
-        self._failed_checks: set[str] = set()
-        #: It answers no more.
-        self.is_lost = False
+        self._run_step("template", lambda: connection.check_template(client))
+        self._run_step("nodes", lambda: cluster_state.check_nodes(self._take_snapshot()))
+        if self._snapshots:
+            self._run_steps()
+        return bool(cache.facts.get("answers", True)) and not self._is_lost
 
-    def run(self) -> None:
-        self._run_step("template", lambda: connection.check_template(self._client))
-        self._run_step("nodes", lambda: executors.check_nodes(self._take_snapshot()))
-        if not self._snapshots:
-            return
+    def _run_steps(self) -> None:
+        """The questions to a session manager that answers."""
         if self._cache_serves:
-            self._scan = stale_runs.RunScan(self._snapshots[0], self._leases, self._timeouts)
-        if self._cluster_check.clean:
+            self._scan = stale_runs.RunScan(self._snapshots[0], self._leases, self.timeouts)
+        if self.clean:
             self._run_step("cleaning", self._clean)
         self._run_step("capacity", self._check_capacity)
         self._run_step("probe", self._probe_executors)
         self._run_step("executors", self._check_executors)
-        self._run_step(
-            "scheduling",
-            lambda: executors.check_scheduling(
-                self._silent_snapshots or self._snapshots, self._timeouts
-            ),
-        )
+        self._run_step("scheduling", self._check_scheduling)
         if self._cache_serves:
             self._run_step("sessions", self._check_sessions)
 
-    def _run_step(self, check: str, make_finding: Callable[[], Finding | None]) -> None:
-        """One question, unless nobody is there any more or the time is over."""
-        if self.is_lost or self._timeouts.clock() > self._cluster_check.deadline_s:
-            reason = "the cluster no longer answers" if self.is_lost else "the time for it was over"
-            self._cluster_check.add(make_failure(check, f"not looked at: {reason}", _RETRY_COMMAND))
+    def _run_step(self, name: str, make_finding: Callable[[], Finding | None]) -> None:
+        """One question, unless the session manager is away or the time is over."""
+        check = Check(name)
+        if self._is_lost or self.timeouts.clock() > self._deadline_s:
+            reason = "the cluster no longer answers" if self._is_lost else "the time for it is over"
+            self._add(check.make_failure(f"not looked at: {reason}", _RETRY_COMMAND))
             return
         try:
             finding = make_finding()
         except FleetError as error:
-            if self._cluster_check.debug:
+            if self.debug:
                 for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
-                    self._cluster_check.report_progress(line)
-            self.is_lost = isinstance(error, ClusterCallError) and not self._is_reachable()
-            finding = make_failure(check, shorten_error(error.message), _RETRY_COMMAND)
+                    self.report_progress(line)
+            self._is_lost = isinstance(error, ClusterCallError) and not self._is_reachable()
+            finding = check.make_failure(shorten_error(error.message), _RETRY_COMMAND)
         if finding is not None:
-            self._cluster_check.add(finding)
-            self._failed_checks |= {check} if finding.status == "failed" else set()
+            self._add(finding)
 
     def _is_reachable(self) -> bool:
         try:
@@ -158,79 +134,92 @@ class _CheckSequence:
         return True
 
     def _take_snapshot(self) -> ClusterSnapshot:
-        self._snapshots.append(take_snapshot(self._client, self._timeouts.clock()))
+        self._snapshots.append(take_snapshot(self._client, self.timeouts.clock()))
         return self._snapshots[-1]
+
+    def _settle_runs(self) -> list[stale_runs.ClusterRunStatus]:
+        return self._scan.settle(self._take_snapshot, self.report_progress)
 
     def _clean(self) -> Finding:
         if not self._cache_serves:
-            return make_failure(
-                "cleaning",
+            return Check("cleaning").make_failure(
                 "nothing was removed: without the object cache nobody can tell which runs live",
                 "see the check of the object cache above",
             )
-        statuses = self._scan.settle(self._take_snapshot, self._cluster_check.report_progress)
-        return run_removal.remove_dead_runs(
-            self._client, statuses, self._leases, self._take_snapshot(), self._timeouts
+        return stale_runs.remove_dead_runs(
+            self._client, self._settle_runs(), self._leases, self._take_snapshot(), self.timeouts
         )
 
     def _check_capacity(self) -> Finding:
         if not self._take_snapshot().room:
             # Executors of a session that has just been closed are on their way out.
-            self._timeouts.sleep(self._timeouts.still_s)
+            self.timeouts.sleep(self.timeouts.still_s)
             self._take_snapshot()
-        return executors.check_capacity(self._snapshots[-1])
+        return cluster_state.check_capacity(self._snapshots[-1])
 
     def _probe_executors(self) -> Finding | None:
         snapshot = self._snapshots[-1]
+        skip = workers.make_skipped_finding
         if not self._cache_serves:
-            return worker_check.make_skipped_finding(
-                "results come through the object cache", "see the check of the object cache above"
-            )
-        if "template" in self._failed_checks:
-            return worker_check.make_skipped_finding(
-                "there is nothing to run on it", "see the template above"
-            )
+            return skip("results come through the object cache", "object cache")
+        if any(f.check == "template" and f.status == "failed" for f in self._findings):
+            return skip("there is nothing to run on it", "template")
         if not snapshot.ready_nodes:
-            return worker_check.make_skipped_finding(
-                "no node is ready", "see the check of nodes above"
-            )
+            return skip("no node is ready", "nodes")
         if not snapshot.room:
-            return worker_check.make_skipped_finding(
-                "there is no room for one", f"once a run has ended: {_RETRY_COMMAND}"
-            )
-        target = min(self._cluster_check.workers or _MAX_EXECUTORS, snapshot.room)
-        probe = Probe(
-            self._client, self._timeouts, self._cluster_check.report_progress, self._record_silence
-        )
-        for finding in worker_check.make_findings(probe.run(target), describe_host(), self._cache):
-            self._cluster_check.add(finding)
+            return skip("there is no room for one, until a run has ended", "capacity")
+        target = min(self.workers or _MAX_EXECUTORS, snapshot.room)
+        probe = workers.Probe(self._client, self.timeouts, self.report_progress)
+        result = probe.run(target, self._record_silence)
+        for finding in workers.make_findings(result, describe_host(), self._cache):
+            self._add(finding)
         return None
 
     def _record_silence(self) -> None:
-        """Looks while a session waits in vain, far enough apart to tell what stands still."""
+        """Snapshots while a session waits in vain, far enough apart to see what stands still."""
         self._take_snapshot()
-        self._timeouts.sleep(self._timeouts.still_s)
+        self.timeouts.sleep(self.timeouts.still_s)
         self._take_snapshot()
         self._silent_snapshots = list(self._snapshots)
 
     def _check_executors(self) -> Finding:
         started_s = self._take_snapshot().at_s
         elapsed_s = started_s - self._snapshots[0].at_s
-        if self._snapshots[-1].executors and elapsed_s < self._timeouts.still_s:
-            self._timeouts.sleep(self._timeouts.still_s - elapsed_s)
+        if self._snapshots[-1].executors and elapsed_s < self.timeouts.still_s:
+            self.timeouts.sleep(self.timeouts.still_s - elapsed_s)
             self._take_snapshot()
         while (
-            executors.is_undecided(self._snapshots, self._timeouts)
-            and self._snapshots[-1].at_s - started_s < self._timeouts.binding_s
+            cluster_state.is_undecided(self._snapshots, self.timeouts)
+            and self._snapshots[-1].at_s - started_s < self.timeouts.binding_s
         ):
-            self._timeouts.sleep(min(_SNAPSHOT_INTERVAL_S, self._timeouts.still_s))
+            self.timeouts.sleep(min(_SNAPSHOT_INTERVAL_S, self.timeouts.still_s))
             self._take_snapshot()
-        return executors.check_executors(self._snapshots, self._timeouts)
+        return cluster_state.check_executors(self._snapshots, self.timeouts)
+
+    def _check_scheduling(self) -> Finding:
+        snapshots = self._silent_snapshots or self._snapshots
+        return cluster_state.check_scheduling(snapshots, self.timeouts)
 
     def _check_sessions(self) -> Finding:
-        statuses = self._scan.settle(self._take_snapshot, self._cluster_check.report_progress)
-        snapshot = self._take_snapshot()
-        run_names = {run.name for run in stale_runs.find_runs(snapshot)}
-        return stale_runs.make_finding(
-            [status for status in statuses if status.run.name in run_names], snapshot
+        statuses, snapshot = self._settle_runs(), self._take_snapshot()
+        names = {run.name for run in stale_runs.find_runs(snapshot)}
+        return stale_runs.check_sessions(
+            [status for status in statuses if status.run.name in names], snapshot
         )
+
+
+def check_machine() -> Finding:
+    machine = describe_host()
+    usable, processors = count_usable_cores(), os.cpu_count() or 1
+    check = Check("this machine", **machine, usable_processors=usable, processors=processors)
+    check.facts["blas"] = blas.read_core_name()
+    total = f"{usable} of " if usable != processors else ""
+    packages = ", ".join(
+        f"{name} {machine['packages'].get(name, 'absent')}"
+        for name in ("numpy", "gymnasium", "mujoco")
+    )
+    return check.make_ok(
+        f"{machine['host']}: {total}{format_count(processors, 'processor')}, "
+        f"{machine['memory_bytes'] / (1 << 30):.1f} GiB, {machine['processor']}, Python "
+        f"{machine['python']}, {packages}"
+    )

@@ -1,17 +1,15 @@
-"""What a check-up finds: one finding for each question, and what to type where it is not well.
-
-Must not know: Flame, how findings are come by, how they are shown.
-"""
+"""The findings of cluster-check: one for each question, with what to type if it is not well."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-#: A warning is worth knowing, yet runs are right and get executors; what has failed they meet.
+#: Runs work in spite of a warning; a failure stops them.
 Status = Literal["ok", "warning", "failed"]
 CheckVerdict = Literal["healthy", "degraded", "unreachable"]
 #: Longer errors are cut off.
@@ -33,34 +31,29 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "check": self.check,
-            "status": self.status,
-            "seen": self.seen,
-            "fixes": list(self.fixes),
-            "notes": list(self.notes),
-            "facts": dict(self.facts),
-        }
+        lists = {"fixes": list(self.fixes), "notes": list(self.notes)}
+        return {**dataclasses.asdict(self), **lists}
 
 
-def make_ok(check: str, seen: str, *, notes: Sequence[str] = (), **facts: Any) -> Finding:
-    return Finding(check, "ok", seen, (), tuple(notes), facts)
+class Check:
+    """One question to the cluster, with the facts for programs that its finding carries."""
 
+    def __init__(self, name: str, /, **facts: Any) -> None:
+        self.name = name
+        self.facts = facts
 
-def make_warning(
-    check: str, seen: str, *fixes: str, notes: Sequence[str] = (), **facts: Any
-) -> Finding:
-    return Finding(check, "warning", seen, fixes, tuple(notes), facts)
+    def make_ok(self, seen: str, *, notes: Sequence[str] = ()) -> Finding:
+        return Finding(self.name, "ok", seen, (), tuple(notes), self.facts)
 
+    def make_warning(self, seen: str, *fixes: str, notes: Sequence[str] = ()) -> Finding:
+        return Finding(self.name, "warning", seen, fixes, tuple(notes), self.facts)
 
-def make_failure(
-    check: str, seen: str, *fixes: str, notes: Sequence[str] = (), **facts: Any
-) -> Finding:
-    return Finding(check, "failed", seen, fixes, tuple(notes), facts)
+    def make_failure(self, seen: str, *fixes: str, notes: Sequence[str] = ()) -> Finding:
+        return Finding(self.name, "failed", seen, fixes, tuple(notes), self.facts)
 
 
 def shorten_error(text: str) -> str:
-    """An error of a library without its innards."""
+    """A library's error without its internals."""
     text = re.split(r"\. gRPC client debug context|\(code: \d+\)", " ".join(text.split()))[0]
     return (text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} ...").rstrip(" .")
 
@@ -70,7 +63,7 @@ class Diagnosis:
     """All findings, in the order in which they were made."""
 
     findings: tuple[Finding, ...]
-    #: False: no Flame is configured at all, which is no illness.
+    #: False if no Flame is configured at all, which is no illness.
     configured: bool
     #: Whether session manager and object cache both answered to the end.
     reachable: bool
@@ -99,19 +92,19 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class CheckTimeouts:
-    """How long things may take, and whose clock says so."""
+    """How long the steps of a check may take, and the clock that measures them."""
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    #: The whole check-up; what was not begun by then is not looked at.
+    #: The whole check; steps that have not begun by then are left out.
     total_s: float = 300.0
-    #: An executor that has not moved for so long in a state that others pass in no time is stuck.
+    #: An executor that stays this long in a state that others pass at once is stuck.
     still_s: float = 6.0
-    #: In Binding, where a worker process is started, it may be for so long.
+    #: The same for Binding, where a worker process is started.
     binding_s: float = 30.0
-    #: A lease that stands still for so long is that of a dead run: its workers give up after 90 s.
+    #: A lease that stands still this long is of a dead run: its workers give up after 90 s.
     lease_s: float = 100.0
-    #: The same where the driver's process on this machine is gone, too. Not at once: containers may
+    #: The same if the driver's process on this machine is gone, too. Not at once: containers may
     #: share a host's name and not its processes, so two beats have to be missed.
     gone_s: float = 11.0
     #: Until an executor has answered for the first time.

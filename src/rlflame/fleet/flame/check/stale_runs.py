@@ -1,7 +1,7 @@
-"""Runs of rlflame on a cluster: which of them live.
+"""The runs of rlflame on a cluster: which of them live, and the removal of those that are dead.
 
-A run keeps a lease that changes every few seconds; who looks long enough knows, whatever the
-clocks of the machines say. Must not know: what becomes of dead ones.
+A run keeps a lease that changes every few seconds, so a reader that looks long enough knows,
+whatever the clocks of the machines say. A run that is not certain to be dead is left alone.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rlflame.errors import FleetError
-from rlflame.fleet.flame import lease
-from rlflame.fleet.flame.check.findings import CheckTimeouts, Finding, make_ok, make_warning
-from rlflame.fleet.flame.check.snapshot import ClusterSession, ClusterSnapshot
-from rlflame.fleet.flame.client import FlameClient
-from rlflame.fleet.flame.session_start import PREFIX
-from rlflame.fleet.flame.timed_call import call_with_timeout
 from rlflame.terminal_text import format_count
+
+from .. import lease
+from ..client import FlameClient, remove_run
+from ..session_start import PREFIX
+from ..timed_call import call_with_timeout
+from .cluster_state import ClusterSession, ClusterSnapshot
+from .findings import Check, CheckTimeouts, Finding
 
 CLEAN_COMMAND = "rlflame cluster-check --clean"
 _LEASE_S = 10.0
 _POLL_INTERVAL_S = 2.0
-#: What applications of ours are described as; another with a like name is none of ours.
+_MAX_FOREIGN = 4
+#: The description of our applications; another with a like name is not ours.
 _DESCRIPTION = "rlflame"
 RunState = Literal["alive", "dead", "unknown"]
 _STATE_NAMES: dict[RunState, str] = {
@@ -33,11 +35,12 @@ _STATE_NAMES: dict[RunState, str] = {
     "dead": "dead run",
     "unknown": "doubtful run",
 }
+ProcessState = Literal["driver", "gone", "doubtful"]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRun:
-    """What one run has on the cluster; a run that installs has two applications."""
+    """The part of one run on the cluster; a run that installs has two applications."""
 
     name: str
     applications: tuple[str, ...]
@@ -49,7 +52,7 @@ class ClusterRunStatus:
     run: ClusterRun
     state: RunState
     reason: str
-    #: Where its lease stood when that was concluded.
+    #: The beat of its lease when that was concluded.
     beat: int | None = None
 
 
@@ -69,7 +72,7 @@ def find_runs(snapshot: ClusterSnapshot) -> list[ClusterRun]:
 
 
 def find_foreign_sessions(snapshot: ClusterSnapshot) -> list[ClusterSession]:
-    """Open sessions of others."""
+    """Open sessions of other programs."""
     run_session_ids = {session.id for run in find_runs(snapshot) for session in run.sessions}
     return [session for session in snapshot.sessions if session.id not in run_session_ids]
 
@@ -78,26 +81,24 @@ class RunLeases:
     """The leases of a cluster's runs."""
 
     def __init__(self, client: FlameClient) -> None:
-        self._client = client
+        self._endpoint = client.cache_endpoint
 
     def read(self, run: str) -> dict[str, Any] | None:
-        """What it says now, or None where there is none; FleetError where nobody can say."""
-        endpoint, key = self._client.cache_endpoint, lease.make_key(run)
-        contents = call_with_timeout(lambda: lease.read(endpoint, key), _LEASE_S, "lease")
+        """The content of a lease, or None if there is none; FleetError if it cannot be read."""
+        key = lease.make_key(run)
+        contents = call_with_timeout(lambda: lease.read(self._endpoint, key), _LEASE_S, "lease")
         if contents is not None and not {"beat", "host", "pid"} <= contents.keys():
             raise FleetError("It is not of the kind that runs keep.")
         return contents
 
     def close(self, run: str, contents: dict[str, Any]) -> None:
-        endpoint, key = self._client.cache_endpoint, lease.make_key(run)
-        call_with_timeout(lambda: lease.close_lease(endpoint, key, contents), _LEASE_S, "lease")
-
-
-ProcessState = Literal["driver", "gone", "doubtful"]
+        """Tell workers that still compute for a dead run to give up; its beat stays as it is."""
+        key, closing = lease.make_key(run), {**contents, "closing": True}
+        call_with_timeout(lambda: lease.write(self._endpoint, key, closing), _LEASE_S, "lease")
 
 
 def check_process(pid: int) -> ProcessState:
-    """What this machine knows of a driver by its number, which may be another's by now."""
+    """What this machine knows of a driver by its number, which may be another process's by now."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -114,103 +115,93 @@ def check_process(pid: int) -> ProcessState:
     return "driver" if is_rlflame and not is_other else "doubtful"
 
 
-@dataclass
 class RunScan:
-    """Begun at the first look, and settled once every run has shown whether it lives."""
+    """Begins with the first snapshot, and is settled once each run is known to live or not."""
 
-    snapshot: ClusterSnapshot
-    leases: RunLeases
-    timeouts: CheckTimeouts
-    host: str = field(default_factory=socket.gethostname)
-    find_process_state: Callable[[int], ProcessState] = check_process
-    _first_leases: dict[str, dict[str, Any] | None] = field(default_factory=dict)
-    _statuses: dict[str, ClusterRunStatus] = field(default_factory=dict)
-    #: Runs whose process on this machine is no more.
-    _gone: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.started_s = self.timeouts.clock()
-        self.runs = find_runs(self.snapshot)
-        for run in self.runs:
-            try:
-                contents = self._first_leases[run.name] = self.leases.read(run.name)
-            except FleetError as error:
-                self._set_status(run, "unknown", f"its lease cannot be read: {error.message}")
+    def __init__(
+        self,
+        snapshot: ClusterSnapshot,
+        leases: RunLeases,
+        timeouts: CheckTimeouts,
+        host: str = "",
+        find_process_state: Callable[[int], ProcessState] = check_process,
+    ) -> None:
+        self._leases = leases
+        self._timeouts = timeouts
+        self._started_s = timeouts.clock()
+        self._runs = find_runs(snapshot)
+        self._statuses: dict[str, ClusterRunStatus] = {}
+        self._first_leases = {run.name: self._read_lease(run) for run in self._runs}
+        #: When a run that has not moved is dead.
+        self._due_s = {run.name: self._started_s + timeouts.lease_s for run in self._runs}
+        #: The processes of drivers, for users.
+        self._locations: dict[str, str] = {}
+        for run in self._runs:
+            contents = self._first_leases[run.name]
+            if contents is None:
                 continue
-            if contents is None or contents["host"] != self.host:
+            self._locations[run.name] = f"process {contents['pid']} on {contents['host']}"
+            if contents["host"] != (host or socket.gethostname()):
                 continue
-            process_state = self.find_process_state(int(contents["pid"]))
+            process_state = find_process_state(int(contents["pid"]))
             if process_state == "driver":
-                self._set_status(
-                    run, "alive", f"its process {contents['pid']} on this machine lives"
-                )
+                reason = f"its process {contents['pid']} on this machine lives"
+                self._set_status(run, "alive", reason)
             elif process_state == "gone":
-                self._gone.add(run.name)
+                self._due_s[run.name] = self._started_s + min(timeouts.gone_s, timeouts.lease_s)
+                self._locations[run.name] += ", which is gone"
+
+    def _read_lease(self, run: ClusterRun) -> dict[str, Any] | None:
+        try:
+            return self._leases.read(run.name)
+        except FleetError as error:
+            reason = f"its lease cannot be read: {error.message}"
+            self._statuses[run.name] = ClusterRunStatus(run, "unknown", reason)
+            return None
 
     def _set_status(self, run: ClusterRun, state: RunState, reason: str) -> None:
-        beat = (self._first_leases.get(run.name) or {}).get("beat")
+        beat = (self._first_leases[run.name] or {}).get("beat")
         self._statuses[run.name] = ClusterRunStatus(run, state, reason, beat)
 
-    @property
-    def undecided(self) -> list[ClusterRun]:
-        """Runs of which nothing is known yet."""
-        return [run for run in self.runs if run.name not in self._statuses]
+    def _list_undecided(self) -> list[ClusterRun]:
+        return [run for run in self._runs if run.name not in self._statuses]
 
     def settle(
         self, take_snapshot: Callable[[], ClusterSnapshot], report_progress: Callable[[str], None]
     ) -> list[ClusterRunStatus]:
-        """Wait until all that live have shown it, or long enough to say that the rest are dead."""
-        self._read_leases()
-        if self.undecided:
-            longest_s = (
-                max(self._compute_due_s(run) for run in self.undecided) - self.timeouts.clock()
-            )
+        """Wait until every live run has shown it, or long enough to say that the rest are dead."""
+        self._compare_leases()
+        clock = self._timeouts.clock
+        if undecided := self._list_undecided():
+            longest_s = max(self._due_s[run.name] for run in undecided) - clock()
             report_progress(
                 f"waiting up to {max(0.0, longest_s):.0f} s to see whether "
-                f"{format_count(len(self.undecided), 'run')} of rlflame on the cluster still live; "
+                f"{format_count(len(undecided), 'run')} of rlflame on the cluster still live; "
                 "a live one mostly shows it within 5 s"
             )
-        while self.undecided:
-            now_s = self.timeouts.clock()
-            due = [run for run in self.undecided if self._compute_due_s(run) <= now_s]
-            if due:
+        while undecided := self._list_undecided():
+            now_s = clock()
+            if due := [run for run in undecided if self._due_s[run.name] <= now_s]:
                 last = {run.name: run for run in find_runs(take_snapshot())}
                 for run in due:
                     self._conclude(run, last.get(run.name))
                 continue
-            next_s = min(self._compute_due_s(run) for run in self.undecided)
-            self.timeouts.sleep(min(_POLL_INTERVAL_S, next_s - now_s))
-            self._read_leases()
-        return [self._statuses[run.name] for run in self.runs]
+            next_s = min(self._due_s[run.name] for run in undecided)
+            self._timeouts.sleep(min(_POLL_INTERVAL_S, next_s - now_s))
+            self._compare_leases()
+        return [self._statuses[run.name] for run in self._runs]
 
-    def _compute_due_s(self, run: ClusterRun) -> float:
-        """When a run that has not moved by then is dead."""
-        gone = run.name in self._gone
-        patience_s = (
-            min(self.timeouts.gone_s, self.timeouts.lease_s) if gone else self.timeouts.lease_s
-        )
-        return self.started_s + patience_s
-
-    def _read_leases(self) -> None:
-        for run in self.undecided:
-            try:
-                self._compare(run, self.leases.read(run.name))
-            except FleetError as error:
-                self._set_status(run, "unknown", f"its lease cannot be read: {error.message}")
-
-    def _compare(self, run: ClusterRun, now: dict[str, Any] | None) -> None:
-        before = self._first_leases[run.name]
-        if now and (before is None or now["beat"] != before["beat"]):
-            self._set_status(run, "alive", f"its lease moves, beat {now['beat']}")
+    def _compare_leases(self) -> None:
+        for run in self._list_undecided():
+            before, now = self._first_leases[run.name], self._read_lease(run)
+            if now and (before is None or now["beat"] != before["beat"]):
+                self._set_status(run, "alive", f"its lease moves, beat {now['beat']}")
 
     def _conclude(self, run: ClusterRun, now: ClusterRun | None) -> None:
-        stood_s = self.timeouts.clock() - self.started_s
-        contents = self._first_leases[run.name]
+        stood_s = self._timeouts.clock() - self._started_s
         if now is None:
             self._set_status(run, "alive", "it has just ended by itself")
-        elif contents is not None:
-            location = f"process {contents['pid']} on {contents['host']}"
-            location += ", which is gone" if run.name in self._gone else ""
+        elif location := self._locations.get(run.name):
             self._set_status(run, "dead", f"no beat for {stood_s:.0f} s; it was {location}")
         elif [session.counts for session in now.sessions] != [s.counts for s in run.sessions]:
             self._set_status(run, "unknown", "it has no lease, but its tasks move")
@@ -220,27 +211,12 @@ class RunScan:
             self._set_status(run, "dead", f"it has no lease, and nothing moved for {stood_s:.0f} s")
 
 
-def make_finding(statuses: Sequence[ClusterRunStatus], snapshot: ClusterSnapshot) -> Finding:
+def check_sessions(statuses: Sequence[ClusterRunStatus], snapshot: ClusterSnapshot) -> Finding:
     """Whose sessions are open."""
-    foreign_sessions = find_foreign_sessions(snapshot)
-    states = {
-        state: [status for status in statuses if status.state == state] for state in _STATE_NAMES
-    }
-    parts = [
-        f"{format_count(len(states[s]), word)} of rlflame"
-        for s, word in _STATE_NAMES.items()
-        if states[s]
-    ]
-    parts += (
-        [f"{format_count(len(foreign_sessions), 'session')} of others"] if foreign_sessions else []
-    )
-    notes = [f"{status.run.name} ({status.state}): {status.reason}" for status in statuses]
-    notes += [
-        f"{session.id}: {session.pending} waiting, {session.running} running, of others"
-        for session in foreign_sessions[:4]
-    ] + ([f"and {len(foreign_sessions) - 4} more of others"] if len(foreign_sessions) > 4 else [])
-    facts: dict[str, Any] = {
-        "runs": [
+    foreign = find_foreign_sessions(snapshot)
+    check = Check(
+        "sessions",
+        runs=[
             {
                 "name": status.run.name,
                 "state": status.state,
@@ -249,15 +225,94 @@ def make_finding(statuses: Sequence[ClusterRunStatus], snapshot: ClusterSnapshot
             }
             for status in statuses
         ],
-        "others": [session.id for session in foreign_sessions],
-    }
-    seen = ", ".join(parts) or "none open"
-    if not states["dead"]:
-        return make_ok("sessions", seen, notes=notes, **facts)
-    return make_warning(
-        "sessions",
-        f"{seen}; dead ones take their share from others",
-        CLEAN_COMMAND,
-        notes=notes,
-        **facts,
+        others=[session.id for session in foreign],
     )
+    counts = {s: sum(status.state == s for status in statuses) for s in _STATE_NAMES}
+    parts = [f"{format_count(counts[s], _STATE_NAMES[s])} of rlflame" for s in counts if counts[s]]
+    parts += [f"{format_count(len(foreign), 'session')} of others"] if foreign else []
+    notes = [f"{status.run.name} ({status.state}): {status.reason}" for status in statuses]
+    notes += [
+        f"{session.id}: {session.pending} waiting, {session.running} running, of others"
+        for session in foreign[:_MAX_FOREIGN]
+    ]
+    if len(foreign) > _MAX_FOREIGN:
+        notes.append(f"and {len(foreign) - _MAX_FOREIGN} more of others")
+    seen = ", ".join(parts) or "none open"
+    if counts["dead"]:
+        seen += "; dead ones take their share from others"
+        return check.make_warning(seen, CLEAN_COMMAND, notes=notes)
+    return check.make_ok(seen, notes=notes)
+
+
+def remove_dead_runs(
+    client: FlameClient,
+    statuses: Sequence[ClusterRunStatus],
+    leases: RunLeases,
+    snapshot: ClusterSnapshot,
+    timeouts: CheckTimeouts,
+) -> Finding:
+    """Remove dead runs, and say of every other why it was left alone."""
+    removed, spared, failures = [], [], []
+    for status in statuses:
+        name, run = status.run.name, status.run
+        if status.state != "dead":
+            spared.append(f"left alone: {name}, {status.reason}")
+            continue
+        try:
+            problem = _remove_dead_run(client, status, leases, timeouts)
+        except _RunAliveError:
+            spared.append(f"left alone: {name}, its lease moves again")
+            continue
+        except FleetError as error:
+            problem = error.message.rstrip(".")
+        if problem:
+            failures.append(f"not removed: {name}, {problem}{_format_nodes(run, snapshot)}")
+            continue
+        removed.append(
+            f"removed: {name}, {format_count(len(run.sessions), 'open session')}, "
+            f"{format_count(len(run.applications), 'application')} and its objects; {status.reason}"
+        )
+    check = Check("cleaning", removed=removed, left_alone=spared, not_removed=failures)
+    notes = [*removed, *spared, *failures]
+    if not statuses:
+        return check.make_ok("nothing of rlflame was there")
+    seen = f"{format_count(len(removed), 'dead run')} removed, {len(spared)} left alone"
+    if not failures:
+        return check.make_ok(seen, notes=notes)
+    return check.make_failure(
+        f"{seen}, {format_count(len(failures), 'dead run')} could not be removed",
+        "an executor that never finishes its task keeps a session open: see executors above or "
+        "below, free the node; if objects are not deleted, see the check of the object cache, "
+        f"restart it if it hangs; then {CLEAN_COMMAND}",
+        notes=notes,
+    )
+
+
+class _RunAliveError(Exception):
+    """It has moved after all."""
+
+
+def _remove_dead_run(
+    client: FlameClient, status: ClusterRunStatus, leases: RunLeases, timeouts: CheckTimeouts
+) -> str:
+    run = status.run
+    contents = leases.read(run.name)
+    if contents is not None:
+        if contents["beat"] != status.beat:
+            raise _RunAliveError
+        leases.close(run.name, contents)
+    return remove_run(
+        client,
+        run.name,
+        run.applications,
+        [session.id for session in run.sessions],
+        timeout_s=timeouts.closing_s,
+        clock=timeouts.clock,
+        sleep=timeouts.sleep,
+    )
+
+
+def _format_nodes(run: ClusterRun, snapshot: ClusterSnapshot) -> str:
+    session_ids = {session.id for session in run.sessions}
+    nodes = {executor.node for executor in snapshot.executors if executor.session in session_ids}
+    return f" (on {', '.join(sorted(nodes))})" if nodes else ""

@@ -11,7 +11,7 @@ import rollouts
 from test_flame_fleet import Bench, bench, expected, run
 from test_fleet_contract import FAKE, slots
 
-from rlflame.fleet.flame.task_durations import TaskDurations
+from rlflame.fleet.flame.task_statistics import TaskStatistics
 from rlflame.fleet.jobs import FleetJob, JobQueue
 
 __all__ = ["bench"]
@@ -20,8 +20,8 @@ __all__ = ["bench"]
 BUSY = 40
 
 
-def told(capacity: int, **busy_s: float) -> TaskDurations:
-    pace = TaskDurations(capacity)
+def told(capacity: int, **busy_s: float) -> TaskStatistics:
+    pace = TaskStatistics(capacity)
     for purpose, seconds in busy_s.items():
         for _ in range(3):
             pace.add(purpose, seconds)
@@ -29,7 +29,7 @@ def told(capacity: int, **busy_s: float) -> TaskDurations:
 
 
 def test_tasks_of_unknown_length_travel_alone() -> None:
-    assert TaskDurations(2).compute_group_size("train", 100, BUSY) == 1
+    assert TaskStatistics(2).compute_group_size("train", 100, BUSY) == 1
     assert told(2, evaluate=0.001).compute_group_size("train", 100, BUSY) == 1
 
 
@@ -66,7 +66,7 @@ def test_executors_that_begin_together_do_not_end_together() -> None:
 
 def test_a_change_of_pace_is_soon_believed() -> None:
     """After hundreds of short tasks, one round of 40 long ones is enough."""
-    pace = TaskDurations(20)
+    pace = TaskStatistics(20)
     for _ in range(320):
         pace.add("train", 0.1)
     for _ in range(40):
@@ -80,6 +80,30 @@ def test_stragglers_are_three_times_as_slow_but_never_quick() -> None:
     assert pace.compute_slow_s("train", 2) == pytest.approx(12.0)
     assert pace.compute_slow_s("evaluate", 4) == 1.0
     assert pace.compute_slow_s("other", 1) is None
+
+
+def rounds(statistics: TaskStatistics, number: int, busy_s: float, wall_s: float) -> None:
+    """Rounds of four tasks each."""
+    for _ in range(number):
+        for _ in range(4):
+            statistics.add("train", busy_s)
+        statistics.finish_round(wall_s, tasks=4)
+
+
+def test_overhead_is_what_is_left_when_the_work_is_taken_off() -> None:
+    """Four tasks of 0.1 s on two workers need 0.2 s; rounds of 0.5 s have lost 60% of them."""
+    statistics = TaskStatistics(2)
+    rounds(statistics, 5, 0.1, 0.5)
+    assert statistics.format_advice() == ""
+    rounds(statistics, 1, 0.1, 0.5)
+    assert statistics.overhead_share == pytest.approx(0.6)
+    assert "100 ms of work, and 60% of the collecting time" in statistics.format_advice()
+
+
+def test_a_busy_cluster_gets_no_advice() -> None:
+    statistics = TaskStatistics(8)
+    rounds(statistics, 10, 1.0, 1.1)
+    assert statistics.format_advice() == ""
 
 
 def jobs(*kinds: tuple[str, str]) -> list[FleetJob]:
@@ -122,12 +146,12 @@ def test_a_task_that_went_wrong_travels_alone(what: str) -> None:
 @pytest.fixture
 def sociable(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is at the moment, tasks count as short."""
-    monkeypatch.setattr("rlflame.fleet.flame.task_durations._GROUP_WORK_S", 1e9)
+    monkeypatch.setattr("rlflame.fleet.flame.task_statistics._GROUP_WORK_S", 1e9)
 
 
 def ended_there(fleet: Any) -> int:
     """How many tasks the cluster has answered."""
-    return int(fleet._client.get_session(fleet._flame_session.session_id).succeed)
+    return int(fleet._client.get_session(fleet._starter.wait().session.id).succeed)
 
 
 def test_eight_short_tasks_are_four_of_the_cluster_s(bench: Bench, sociable: None) -> None:
@@ -171,7 +195,7 @@ def test_weights_that_are_gone_are_put_again_for_a_whole_group(
     with bench.fleet(1) as fleet:
         assert run(fleet, slots(2)) == expected(slots(2))
         name = fleet.put(rollouts.weights(slots(1)[0].policy, seed=8))
-        fleet._put_policy(name)
+        fleet._policies.find_reference(name)
         bench.stub.restart_cache(lose=True)
         tasks = [rollouts.task(FAKE, slot=slot, policy_id=name) for slot in range(4)]
         assert len(list(fleet.submit(tasks))) == 4
@@ -185,4 +209,4 @@ def test_what_came_to_nothing_says_nothing_of_the_pace(bench: Bench, tmp_path: P
         assert run(fleet, slots(2)) == expected(slots(2))
         assert run(fleet, slots(1, env)) == expected(slots(1, env))
         assert len(bench.kinds("retried")) == 1
-        assert len(fleet._scheduler.durations.busy_s) == 3
+        assert len(fleet._scheduler.statistics.busy_s) == 3

@@ -1,0 +1,345 @@
+"""The probe: executors are asked what they are, and compared with this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlflame.config.runtime import FlameSettings, RuntimeSettings
+from rlflame.errors import FleetError
+from rlflame.fleet.base import FleetEvent
+from rlflame.terminal_text import format_count
+
+from ..client import FINAL_STATES, SUCCEED, FlameClient, remove_run
+from ..lease import Lease
+from ..session_start import (
+    PREFIX,
+    SessionStarter,
+    compare_packages,
+    format_versions,
+    parse_greeting,
+)
+from ..timed_call import ClusterCallError, call_with_timeout
+from .findings import Check, CheckTimeouts, Finding, shorten_error
+from .stale_runs import CLEAN_COMMAND
+
+_LEASE_S = 10.0
+_PING_COUNT = 20
+#: How often an answer is looked for, and the empty task's, whose round trip is measured.
+_POLL_S, _PING_POLL_S = 0.05, 0.001
+#: A task lasts at least this long, so that each executor that is up takes one.
+_WAIT_S = 0.4
+_DELAY_RELEASE_S = 30
+#: Void, Idle and Binding on the wire.
+_STARTING_STATES = (1, 2, 3)
+#: Clocks are compared by the seconds that files and logs show.
+_SKEW_S = 1.0
+_SLOW_MS = 100.0
+_MAX_LINES = 8
+
+
+@dataclass(frozen=True)
+class ExecutorReport:
+    """The answer of an executor, with the times of question and answer by this machine's clock."""
+
+    greeting: dict[str, Any]
+    sent_at: float
+    answered_at: float
+
+    @property
+    def executor(self) -> tuple[Any, ...]:
+        """Identifies the worker process."""
+        return (self.greeting["host"], self.greeting["pid"], self.greeting["folder"])
+
+    @property
+    def skew_s(self) -> float:
+        """The least error of its clock, which it read between question and answer."""
+        clock = float(self.greeting["clock"])
+        return max(0.0, clock - self.answered_at) or min(0.0, clock - self.sent_at)
+
+
+@dataclass
+class ProbeResult:
+    target: int
+    cold_start_s: float | None = None
+    reports: list[ExecutorReport] = field(default_factory=list)
+    round_trips_s: list[float] = field(default_factory=list)
+    #: The error that ended the probe, and its hint.
+    problem: str = ""
+    hint: str = ""
+    #: No executor answered the very first question in time.
+    is_silent: bool = False
+    #: The caches that held results.
+    caches: set[str] = field(default_factory=set)
+    #: Why not everything could be removed afterwards.
+    cleanup_problem: str = ""
+
+
+@dataclass
+class Probe:
+    """Asks executors in a session of its own, and leaves nothing behind."""
+
+    client: FlameClient
+    timeouts: CheckTimeouts
+    report_progress: Callable[[str], None]
+
+    def run(self, target: int, on_silence: Callable[[], None]) -> ProbeResult:
+        """`on_silence` looks at the cluster, with the session still open, if none answers."""
+        result = ProbeResult(target)
+        try:
+            with self._open_application(result) as starter:
+                sent_at, started_at = time.time(), self.timeouts.clock()
+                try:
+                    flame = starter.start_session(installs=False)
+                except FleetError:
+                    result.is_silent = True
+                    on_silence()
+                    raise
+                result.cold_start_s = self.timeouts.clock() - started_at
+                result.reports.append(ExecutorReport(flame.greeting, sent_at, time.time()))
+                self._ask_executors(flame.session, result)
+                for _ in range(_PING_COUNT):
+                    result.round_trips_s.append(self._ping(flame.session, result))
+        except FleetError as error:
+            result.problem, result.hint = error.message, error.hint
+        return result
+
+    @contextlib.contextmanager
+    def _open_application(self, result: ProbeResult) -> Iterator[SessionStarter]:
+        """With a lease, so that a check that is killed can be told from one that lives."""
+        client, name = self.client, f"{PREFIX}check-{uuid.uuid4().hex[:12]}"
+        lease = call_with_timeout(lambda: Lease(client.cache_endpoint, name), _LEASE_S, "lease")
+        settings = FlameSettings(
+            start_deadline_s=self.timeouts.first_answer_s, delay_release_s=_DELAY_RELEASE_S
+        )
+        runtime = RuntimeSettings(workers=result.target, flame=settings)
+
+        def observe(event: FleetEvent) -> None:
+            self.report_progress(event.text)
+
+        starter = SessionStarter(client, name, {}, runtime, observe, self.timeouts.clock)
+        try:
+            yield starter
+        finally:
+            with contextlib.suppress(FleetError):
+                call_with_timeout(lease.announce_closing, _LEASE_S, "lease")
+            result.cleanup_problem = remove_run(
+                client,
+                name,
+                [name],
+                [session_id for _, session_id in starter.opened],
+                timeout_s=self.timeouts.closing_s,
+                stop_lease=lease.close,
+                clock=self.timeouts.clock,
+                sleep=self.timeouts.sleep,
+            )
+            lease.close()
+
+    def _ask_executors(self, session: Any, result: ProbeResult) -> None:
+        """Ask in rounds until every executor that comes has answered once."""
+        executors = {report.executor for report in result.reports}
+        deadline_s = self.timeouts.clock() + self.timeouts.all_answers_s
+        while len(executors) < result.target and self.timeouts.clock() < deadline_s:
+            number = len(executors)
+            for report in self._run_round(session, result):
+                if report.executor not in executors:
+                    executors.add(report.executor)
+                    result.reports.append(report)
+            states = [
+                executor.status.state
+                for executor in self.client.list_executors()
+                if executor.status.session_id == session.id
+            ]
+            has_more = len(states) > number or any(state in _STARTING_STATES for state in states)
+            if len(executors) == number and not has_more:
+                break
+
+    def _run_round(self, session: Any, result: ProbeResult) -> Iterator[ExecutorReport]:
+        sent_at = {}
+        for _ in range(result.target):
+            now = time.time()
+            sent_at[self.client.send_request(session, "greet", _WAIT_S)] = now
+        for task, answered_at, content in self._await_results(session, sent_at, _POLL_S, result):
+            yield ExecutorReport(parse_greeting(content), sent_at[task], answered_at)
+
+    def _ping(self, session: Any, result: ProbeResult) -> float:
+        started_at = time.time()
+        task = self.client.send_request(session, "ping")
+        ((_, ended_at, _),) = self._await_results(session, [task], _PING_POLL_S, result)
+        return ended_at - started_at
+
+    def _await_results(
+        self, session: Any, tasks: Iterable[str], interval_s: float, result: ProbeResult
+    ) -> Iterator[tuple[str, float, memoryview]]:
+        """Each task with its result and when that was seen."""
+        open_tasks, limit_s = list(tasks), self.timeouts.all_answers_s
+        deadline_s = self.timeouts.clock() + limit_s
+        while open_tasks:
+            if self.timeouts.clock() > deadline_s:
+                raise ClusterCallError(
+                    f"{format_count(len(open_tasks), 'small task')} not answered in {limit_s:g} s."
+                )
+            for task in list(open_tasks):
+                status = self.client.poll_task(session, task)
+                now = time.time()
+                if status.state not in FINAL_STATES:
+                    continue
+                if status.state != SUCCEED:
+                    raise FleetError(
+                        f"A small task failed ({status.message or 'no reason given'}).",
+                        "the executor's log is under FLAME_HOME; rlflame cluster-check again",
+                    )
+                open_tasks.remove(task)
+                reference, content = self.client.fetch_result(session, status)
+                result.caches.add(reference.endpoint)
+                yield task, now, content
+            self.timeouts.sleep(interval_s)
+
+
+def make_findings(result: ProbeResult, local: Mapping[str, Any], cache: str = "") -> list[Finding]:
+    """Findings of a probe; `local` describes this machine, and `cache` is the address in
+    references that this machine makes."""
+    findings = [_check_answers(result)]
+    other_caches = sorted(result.caches - {cache})
+    if cache and other_caches:
+        check = Check("results", caches=[*other_caches, cache])
+        findings.append(
+            check.make_warning(
+                f"executors put theirs into {', '.join(other_caches)}, this machine puts weights "
+                f"into {cache} and fetches results from there alone",
+                f"export FLAME_CACHE_ENDPOINT={other_caches[0]}",
+            )
+        )
+    if result.reports:
+        findings += [
+            _check_machines(result.reports, local),
+            _check_packages(result.reports, local["packages"]),
+            _check_clocks(result.reports),
+        ]
+    if result.round_trips_s:
+        findings.append(_check_round_trips(result.round_trips_s))
+    return findings
+
+
+def make_skipped_finding(reason: str, check: str) -> Finding:
+    return Check("probe").make_warning(
+        f"no executor was asked: {reason}", f"see the check of {check} above"
+    )
+
+
+def _check_answers(result: ProbeResult) -> Finding:
+    hosts = sorted({report.greeting["host"] for report in result.reports})
+    number = len(result.reports)
+    check = Check("probe", executors=number, hosts=hosts)
+    check.facts |= {"wanted": result.target, "cold_start_s": result.cold_start_s}
+    if result.problem:
+        fixes = [result.hint] if result.hint and "cluster-check" not in result.hint else []
+        if result.is_silent:
+            fixes.append(
+                "the checks of nodes, executors and scheduling say why, where they can; else see "
+                "the executor manager's log under FLAME_HOME/logs; its Python must be of the same "
+                "minor version as here"
+            )
+        fixes = fixes or ["rlflame cluster-check again"]
+        return check.make_failure(shorten_error(result.problem), *fixes)
+    seen = f"{format_count(number, 'executor')} on {format_count(len(hosts), 'host')} answered"
+    if number < result.target and not result.cleanup_problem:
+        seen += f" of {result.target} that there is room for"
+    seen += f", the first after {result.cold_start_s or 0.0:.1f} s"
+    if result.cleanup_problem:
+        return check.make_warning(
+            f"{seen}; its session could not be removed: {result.cleanup_problem}",
+            f"in half a minute: {CLEAN_COMMAND}",
+        )
+    return check.make_ok(seen)
+
+
+def _check_machines(reports: Sequence[ExecutorReport], local: Mapping[str, Any]) -> Finding:
+    facts = [{**report.greeting, "skew_s": report.skew_s} for report in reports]
+    check = Check("workers", executors=facts)
+    by_host: dict[str, list[ExecutorReport]] = {}
+    for report in reports:
+        by_host.setdefault(report.greeting["host"], []).append(report)
+    notes, differing = [], set()
+    for host, group in by_host.items():
+        greeting = group[0].greeting
+        notes.append(
+            f"{host}: {format_count(len(group), 'executor')}, Python {greeting['python']}, "
+            f"{greeting['processor']}, {greeting['cores']} processors, "
+            f"{greeting['memory_bytes'] / (1 << 30):.1f} GiB, "
+            f"renderers: {', '.join(greeting.get('graphics', [])) or 'none'}"
+        )
+        differing |= {
+            f"{word}{greeting[name]} (here {local[name]}) on {host}"
+            for name, word in (("processor", ""), ("libc", "libc "), ("system", "system "))
+            if greeting[name] != local[name]
+        }
+    if len(notes) > _MAX_LINES:
+        notes[_MAX_LINES:] = [f"and {len(notes) - _MAX_LINES} more"]
+    if not differing:
+        return check.make_ok("machines like this one", notes=notes)
+    return check.make_warning(
+        f"differ in {', '.join(sorted(differing))}; results can differ in their last bits from "
+        "those of this machine",
+        "none needed where bits may differ; for equal bits use machines of one kind",
+        notes=notes,
+    )
+
+
+def _check_packages(reports: Sequence[ExecutorReport], local: Mapping[str, str]) -> Finding:
+    """The packages that environments use, as a run compares them."""
+    hosts: dict[str, list[str]] = {}
+    can_change_bits = False
+    for host, greeting in {report.greeting["host"]: report.greeting for report in reports}.items():
+        remote = greeting["packages"]
+        absent, different = compare_packages(remote, local)
+        can_change_bits |= bool(different)
+        if absent:
+            hosts.setdefault(f"{', '.join(absent)} absent", []).append(host)
+        if different:
+            hosts.setdefault(format_versions(different, remote, local), []).append(host)
+    check = Check("packages", differ=hosts)
+    if not hosts:
+        return check.make_ok("as on this machine: a run installs nothing")
+    seen = "; ".join(f"{text} on {', '.join(names)}" for text, names in hosts.items())
+    bits = "; used as they are, they can change the last bits of results" if can_change_bits else ""
+    return check.make_warning(
+        f"{seen}: each run installs them first{bits}",
+        "none needed where executors reach a package index; to spare runs the wait, give the "
+        "executors an image like compose/executor.Dockerfile",
+    )
+
+
+def _check_clocks(reports: Sequence[ExecutorReport]) -> Finding:
+    worst = max(reports, key=lambda report: abs(report.skew_s))
+    skew_s, host = worst.skew_s, worst.greeting["host"]
+    check = Check("clocks", skew_s=skew_s)
+    if abs(skew_s) < _SKEW_S:
+        return check.make_ok("agree to the second")
+    return check.make_warning(
+        f"that of {host} is {abs(skew_s):.0f} s {'ahead' if skew_s > 0 else 'behind'}; results do "
+        "not depend on it, logs and certificates do",
+        f"on {host}: timedatectl set-ntp true",
+    )
+
+
+def _check_round_trips(round_trips_s: Sequence[float]) -> Finding:
+    p50_ms, p95_ms = (1000 * compute_percentile(round_trips_s, share) for share in (0.5, 0.95))
+    check = Check("tasks", number=len(round_trips_s), p50_ms=p50_ms, p95_ms=p95_ms)
+    seen = f"round trip of an empty task {p50_ms:.0f} ms, 95% within {p95_ms:.0f} ms"
+    if p50_ms <= _SLOW_MS:
+        return check.make_ok(seen)
+    return check.make_warning(
+        f"{seen}: the cluster is far away, or busy",
+        "bigger tasks hide it: more rollout.steps or rollout.envs_per_slot",
+    )
+
+
+def compute_percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of all do not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]

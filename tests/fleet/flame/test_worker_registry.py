@@ -1,0 +1,72 @@
+"""The registry of workers: how many there are, and in what they differ from this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rlflame.fleet.base import FleetEvent
+from rlflame.fleet.flame.worker_registry import WorkerRegistry
+from rlflame.rollout.process.worker_main import read_versions
+
+
+class Registry:
+    """For two workers, with what its observer was told."""
+
+    def __init__(self, rooms: Iterable[int] = ()) -> None:
+        self.events: list[FleetEvent] = []
+        left = iter(rooms)
+        self.workers = WorkerRegistry(2, lambda: next(left, 2), self.events.append)
+
+    def add(self, name: str, **more: str) -> None:
+        self.workers.add({**read_versions(), "name": name, "host": "far", **more})
+
+    def names(self) -> list[str]:
+        return [worker["name"] for worker in self.workers.list_workers()]
+
+    def told(self, kind: str) -> list[str]:
+        return [event.text for event in self.events if event.kind == kind]
+
+
+def test_a_worker_that_could_not_start_a_child_is_not_compared() -> None:
+    registry = Registry()
+    registry.workers.add({"name": "a", "host": "far", "pid": 1, "child": 0})
+    assert (registry.events, registry.names()) == ([], [])
+    registry.add("a")
+    assert registry.told("workers") == ["1"]
+
+
+def test_of_more_workers_than_there_can_be_those_not_heard_of_for_longest_are_gone() -> None:
+    registry = Registry()
+    for name in ("a", "b", "a", "c", "a", "c"):
+        registry.add(name)
+    assert registry.names() == ["a", "c"]
+    assert registry.told("workers") == ["1", "2"]
+    registry.add("d", numpy="1.0.0")
+    assert registry.names() == ["c", "d"]
+    assert len(registry.told("note")) == 1  # that one is compared as all are
+
+
+def test_where_room_is_made_all_are_counted() -> None:
+    """It is asked for only when it seems to be full, and once it was there it may be used."""
+    registry = Registry([3, 1])
+    for name in ("a", "b", "a", "c", "b", "c", "d", "d"):
+        registry.add(name)
+    assert registry.told("workers") == ["1", "2", "3"]
+    assert registry.names() == ["b", "c", "d"]
+
+
+def test_a_package_that_one_of_two_machines_lacks_changes_no_bit() -> None:
+    registry = Registry()
+    registry.add("a", box2d="absent")
+    assert registry.told("note") == []
+    registry.add("b", mujoco="1.0.0")
+    (note,) = registry.told("note")
+    assert note.startswith("the worker on far differs in mujoco 1.0.0 (")
+
+
+def test_another_python_of_a_worker_is_said_once() -> None:
+    registry = Registry()
+    for name in ("one", "two", "three"):
+        registry.add(name, python="3.99.1" if name != "three" else read_versions()["python"])
+    (note,) = registry.told("note")
+    assert note.startswith("the worker on far runs Python 3.99 (here 3.")
