@@ -108,7 +108,5 @@ class BenchSession:
         elif event.kind == "phase":
             self.show_status(event.text)
         elif event.kind == "retried" and event.text:
-            self.note(
-                f"{format_retry(event)} A measurement that it falls into takes longer, and is "
-                "marked."
-            )
+            retry = format_retry(event.slot, event.text)
+            self.note(f"{retry} A measurement that it falls into takes longer, and is marked.")

@@ -2,7 +2,7 @@
 
 A report goes to standard output; notes, warnings and errors go to standard error. Control
 characters in any text are escaped here, so that no file, name or environment can drive the
-terminal. Loads nothing heavy. Must not know: runs.
+terminal. Loads nothing heavy.
 """
 
 from __future__ import annotations
@@ -12,15 +12,27 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any, cast
 
-from rlflame.console.tracebacks import shorten_traceback
+import rlflame
 from rlflame.errors import RlflameError
 from rlflame.terminal_text import EscapingStream, escape_controls, escape_line, escape_unicode
+
+#: A traceback, and the words between it and the one that it led to.
+_TRACEBACK = re.compile(
+    r"^Traceback \(most recent call last\):\n(?P<frames>(?: .*\n)+)(?P<error>.*(?:\n.+)*)"
+    r"(?P<chain>\n\n(?:During handling of|The above exception was) .*:\n\n(?=Traceback))?",
+    re.MULTILINE,
+)
+_FRAME = re.compile(r'  File "(?P<path>.*)", line \d+, in .*\n(?:    .*\n)?')
+#: Of this machine, and of others, whose workers send their tracebacks.
+_RLFLAME_PATHS = (str(Path(rlflame.__file__).parent), "/rlflame/rollout/")
 
 
 def is_interactive(stream: IO[str] | None) -> bool:
@@ -54,6 +66,11 @@ def print_result_lines(text: str) -> None:
         mute(sys.stdout)
 
 
+def print_report(text: str) -> None:
+    """Lines of a run's report. The run goes on when the reader is gone."""
+    _print_unless_closed(sys.stdout, text)
+
+
 def print_note(text: str) -> None:
     """One line that is not part of the result; a reader that is gone is no error."""
     print_note_lines(escape_line(text))
@@ -82,7 +99,31 @@ def print_error(error: RlflameError, *, debug: bool = False, as_json: bool = Fal
 def print_json_error(error: RlflameError) -> None:
     """The last line of what a program reads."""
     fields = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-    _print_unless_closed(sys.stdout, as_json_text({"event": "error", **fields}))
+    print_report(as_json_text({"event": "error", **fields}))
+
+
+def shorten_traceback(text: str, message: str) -> str:
+    """The text with less of each traceback in it.
+
+    What stays is the innermost frame that is not rlflame's, and the error if the message does not
+    say it; of a traceback that led to another one, the error alone.
+    """
+    message = " ".join(message.split())
+
+    def shorten(match: re.Match[str]) -> str:
+        frames = [*_FRAME.finditer(match["frames"])]
+        error = [
+            line for line in match["error"].splitlines() if " ".join(line.split()) not in message
+        ]
+        if match["chain"]:
+            return "".join(f"  {line}\n" for line in error)
+        foreign = [
+            frame for frame in frames if not any(path in frame["path"] for path in _RLFLAME_PATHS)
+        ]
+        frame = (foreign or frames)[-1][0].splitlines() if frames else []
+        return "\n".join([*frame, *error])
+
+    return _TRACEBACK.sub(shorten, text)
 
 
 def _print_unless_closed(stream: IO[str] | None, text: str) -> None:
@@ -165,11 +206,6 @@ def can_encode(text: str) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
-
-
-def print_report(text: str) -> None:
-    """Lines of a run's report."""
-    _print_unless_closed(sys.stdout, text)
 
 
 def as_json_text(value: Any, indent: int | None = None) -> str:

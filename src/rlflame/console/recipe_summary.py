@@ -70,10 +70,11 @@ class RecipeSummary:
             f"{format_count(env.action_size, f'{kind} action')}{kwargs}"
         )
 
-    def format_algorithm(self) -> str:
+    def format_algorithm(self, seeds: str = "") -> str:
         learning = self.recipe.learning
         preset = f", preset {self.preset}" if self.preset else ""
-        return f"{learning.algorithm.upper()}{preset}, seed {learning.seed}"
+        seed = f"seeds {seeds}" if "-" in seeds or "," in seeds else f"seed {learning.seed}"
+        return f"{learning.algorithm.upper()}{preset}, {seed}"
 
     def format_budget(self) -> str:
         recipe, iterations = self.recipe, self.iterations
@@ -151,12 +152,12 @@ class RecipeSummary:
             text += ": none in this run, unless sac.learning_starts is less"
         return text
 
-    def format_lines(self) -> list[tuple[str, str]]:
-        """The recipe as pairs of a word and what there is to say about it."""
+    def format_lines(self, seeds: str = "") -> list[tuple[str, str]]:
+        """The recipe as pairs of a word and its text; `seeds` as `--seeds` names them."""
         replay, starts = self.replay, self.format_learning_starts()
         return [
             ("environment", self.format_environment()),
-            ("algorithm", self.format_algorithm()),
+            ("algorithm", self.format_algorithm(seeds)),
             ("budget", self.format_budget()),
             ("batch", self.format_batch()),
             ("policy", self.format_policy()),

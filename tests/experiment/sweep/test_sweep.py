@@ -26,13 +26,13 @@ from test_cli_processes import alive, children_of, until
 from rlflame import api, statistics
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.config import resolve
-from rlflame.console.sweep_base import SweepResources
+from rlflame.console.base import SweepResources
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.experiment import components, run
 from rlflame.experiment.sweep import job as jobs
 from rlflame.experiment.sweep import seed_processes, sweep
 from rlflame.experiment.sweep.job import Sweep
-from rlflame.experiment.sweep.resources import split_resources
+from rlflame.experiment.sweep.sweep import split_resources
 from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.storage import checkpoint
 from rlflame.storage.machine_memory import PROCESS_BYTES

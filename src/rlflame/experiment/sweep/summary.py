@@ -1,8 +1,8 @@
-"""What a job's seeds have come to, each by itself and together, read from their folders.
+"""The results of a sweep's seeds, each by itself and together, read from their folders.
 
 P2 and P4 are two protocols under which returns are published: the best mean over seeds that any
-evaluation in training had, and the mean of the last twentieth of these evaluations. Neither may be
-held against the other. Must not know: processes, display.
+evaluation in training had, and the mean of the last twentieth of these evaluations. They cannot be
+compared with each other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from rlflame.analysis.curves import EVALUATION
 from rlflame.errors import CheckpointError
-from rlflame.experiment.sweep.job import SeedStatus, Sweep, read_seed_status
+from rlflame.experiment.sweep.job import SeedStatus, Sweep, read_seed_statuses
 from rlflame.rollout.spec import Float64
 from rlflame.statistics import compute_mean_std, compute_tail_mean, find_best_mean, summarise
 from rlflame.storage import run_reader
@@ -24,7 +24,7 @@ from rlflame.storage.sweep_result import SeedOutcome, SeedResult, SweepSummary
 def summarise_sweep(
     folder: Path, sweep: Sweep, outcomes: Mapping[int, SeedOutcome] | None = None
 ) -> SweepSummary:
-    statuses = [read_seed_status(folder, sweep, seed) for seed in sweep.seeds]
+    statuses = read_seed_statuses(folder, sweep)
     curves = {status.seed: _read_curve(status.folder) for status in statuses if status.started}
     results = tuple(
         _make_seed_result(status, curves.get(status.seed), (outcomes or {}).get(status.seed))
