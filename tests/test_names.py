@@ -34,7 +34,7 @@ VERBS = set(
     apply ask assemble await backward broadcast build cache call can cancel capture catch
     check choose classify clean clip close collect commit compare complete compute
     concatenate conclude connect convert copy count create decide decode defer delete
-    deliver describe diagnose die disable discard dispatch dispose do draw drop dump encode
+    deliver describe diagnose die discard dispatch dispose do draw drop dump encode
     enlarge ensure escape estimate evaluate exchange exclude exit explain extend extract
     fail fence fetch fill find finish fit flatten flush forget format forward gather
     generate get give greet group grow guard halve handle has hash ignore import

@@ -59,3 +59,11 @@ def test_a_sweep_is_one_document_and_its_notes_go_to_standard_error(golden, capf
     display.show_result(make_sweep_result(has_trained=False))
     document = json.loads(capfd.readouterr().out)
     assert (document["seconds"], document["steps_per_s"]) == (None, None)
+
+
+def test_a_run_that_was_finished_has_an_end_and_no_start():
+    lines: list[str] = []
+    JsonDisplay(lines.append, Clock()).show_result(make_result(2048, 9, has_trained=False))
+    (end,) = map(json.loads, lines)
+    assert (end["event"], end["began"], end["steps_per_s"]) == ("end", False, 0.0)
+    assert end["final_mean_reward"] is None

@@ -7,6 +7,7 @@ from screens import Clock, make_event, make_start, make_sweep_start, play_seeds
 
 from rlflame.console.display import Display
 from rlflame.console.run_progress import FleetProgress, RunProgress
+from rlflame.console.run_text import format_interquartile_mean
 from rlflame.fleet.base import FleetEvent
 from rlflame.storage.sweep_result import SeedOutcome
 
@@ -50,7 +51,7 @@ def test_the_seeds_add_up():
         assert progress.fraction_done == (0.5 + 0.0 + 1.0 + 0.0) / 4
         assert progress.steps_per_s == 100.0
         # Of 10 and 30; the middle half of two is half of each.
-        assert progress.interquartile_mean == (20.0, 2)
+        assert format_interquartile_mean(progress) == "20.0 of 2 seeds"
         # 500 steps of seed 0 and 1,000 of seed 3 at 100 steps/s.
         assert progress.remaining_s == pytest.approx(15.0)
         end = {"event": "end", "complete": True, "steps": 1000, "evaluation": {"mean": 50.0}}

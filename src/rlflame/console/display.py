@@ -12,22 +12,32 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlflame.console.base import NullView, RunStart, RunView
+from rlflame.console.base import RunView
 from rlflame.console.output import is_interactive, print_note, print_note_lines
 from rlflame.console.run_progress import RunProgress
-from rlflame.console.run_text import format_failure, format_note
+from rlflame.console.run_text import (
+    Pairs,
+    format_failure,
+    format_headline,
+    format_note,
+    format_result_lines,
+    format_seeds_table,
+    format_start_lines,
+    format_status,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rlflame.console.base import RunResult, RunStart, SweepResult
     from rlflame.fleet.base import FleetEvent
     from rlflame.storage.sweep_result import SeedOutcome
     from rlflame.training.evaluation import EvaluationRecord
     from rlflame.training.trainer import Progress
 
 
-class Display(NullView):
-    """What the displays share; each adds `show_event` and `show_result`."""
+class Display(RunView):
+    """What the displays share; each shows events and blocks of lines in its own way."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress = RunProgress(clock)
@@ -35,10 +45,21 @@ class Display(NullView):
     @contextlib.contextmanager
     def open(self, start: RunStart) -> Iterator[None]:
         self.progress.start(start)
+        self.show_start(start)
         try:
             yield
         finally:
             self.progress.stop()
+
+    def show_start(self, start: RunStart) -> None:
+        self.show_block(format_headline(start), [], format_start_lines(start, self.progress))
+
+    def show_result(self, result: RunResult | SweepResult) -> None:
+        lines = format_result_lines(result, self.progress)
+        self.show_block(format_status(result), format_seeds_table(result), lines)
+
+    def show_block(self, title: str, table: list[str], pairs: Pairs) -> None:
+        """A title, lines of a table, and words with their texts."""
 
     def show_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
         """Called after the progress has changed; `seed` is None for a run in this process."""

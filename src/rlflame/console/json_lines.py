@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlflame import __version__
@@ -27,22 +26,18 @@ class JsonDisplay(Display):
         self._write = write
         self._sweep = sweep
 
-    @contextlib.contextmanager
-    def open(self, start: RunStart) -> Iterator[None]:
-        with super().open(start):
-            self.show_event(
-                {
-                    "event": "start",
-                    "version": __version__,
-                    "folder": str(start.folder),
-                    "resumed": start.resumed,
-                    "steps": self.progress.steps,
-                    "fleet": start.fleet,
-                    "workers": start.workers,
-                    **start.summary.as_dict(),
-                }
-            )
-            yield
+    def show_start(self, start: RunStart) -> None:
+        event = {
+            "event": "start",
+            "version": __version__,
+            "folder": str(start.folder),
+            "resumed": start.resumed,
+            "steps": self.progress.steps,
+            "fleet": start.fleet,
+            "workers": start.workers,
+            **start.summary.as_dict(),
+        }
+        self.show_event(event)
 
     def show_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
         if self._sweep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +18,12 @@ from rlflame.console.display import Display
 from rlflame.console.formatting import format_pairs, format_table, is_command
 from rlflame.console.output import make_display_stream
 from rlflame.console.run_progress import RECENT_EPISODES, SeedProgress
-from rlflame.console.run_text import (
-    format_headline,
-    format_interquartile_mean,
-    format_result_lines,
-    format_seed_counts,
-    format_seeds_table,
-    format_start_lines,
-    format_status,
-)
+from rlflame.console.run_text import Pairs, format_interquartile_mean, format_seed_counts
 from rlflame.storage.metrics import LIVE_METRICS
 from rlflame.terminal_text import escape_controls, escape_line, format_count, format_duration
 
 if TYPE_CHECKING:
-    from rlflame.console.base import RunResult, RunStart, SweepResult
+    from rlflame.console.base import RunStart
 
 _REFRESHES_PER_S = 4
 #: So wide that a line which appears later moves no other.
@@ -56,8 +48,6 @@ class LiveDisplay(Display):
     @contextlib.contextmanager
     def open(self, start: RunStart) -> Iterator[None]:
         with super().open(start):
-            self._console.print(Text(format_headline(start), style="bold"))
-            self._console.print(KeyValueTable(format_start_lines(start, self.progress)))
             live = Live(
                 get_renderable=self.render_view,
                 console=self._console,
@@ -77,11 +67,11 @@ class LiveDisplay(Display):
                     live.transient = False
                     raise
 
-    def show_result(self, result: RunResult | SweepResult) -> None:
-        self._console.print(Text(format_status(result), style="bold"))
-        for line in format_seeds_table(result):
+    def show_block(self, title: str, table: list[str], pairs: Pairs) -> None:
+        self._console.print(Text(title, style="bold"))
+        for line in table:
             self._console.print(Text(line))
-        self._console.print(KeyValueTable(format_result_lines(result, self.progress)), crop=False)
+        self._console.print(KeyValueTable(pairs), crop=False)
 
     def render_view(self) -> RenderableType:
         """The seeds of a sweep, and the totals; of one run its details."""
@@ -91,16 +81,16 @@ class LiveDisplay(Display):
 
     def _make_bar(self) -> Text:
         progress, console = self.progress, self._console
-        done, rest = "=-" if console.options.ascii_only else "━─"
+        full, empty = "=-" if console.options.ascii_only else "━─"
         width = max(0, min(28, console.width - 32))
-        num_done = int(progress.fraction_done * width)
+        num_full = int(progress.fraction_done * width)
         times = f"{format_duration(progress.elapsed_s)} gone"
         if progress.remaining_s is not None:
             times += f", {format_duration(progress.remaining_s)} left"
         return Text.assemble(
             (f"  {progress.fraction_done:4.0%}  ", "bold"),
-            (done * num_done, "green"),
-            (rest * (width - num_done), "dim"),
+            (full * num_full, "green"),
+            (empty * (width - num_full), "dim"),
             f"  {times}",
         )
 
@@ -113,7 +103,7 @@ class LiveDisplay(Display):
         if len(rows) < len(self.progress.rows):
             yield Text(f"  and {len(self.progress.rows) - len(rows)} more")
 
-    def _format_totals(self) -> list[tuple[str, str]]:
+    def _format_totals(self) -> Pairs:
         progress = self.progress
         return [
             ("progress", f"step {progress.steps:,}, {progress.steps_per_s:,.0f} steps/s"),
@@ -122,12 +112,12 @@ class LiveDisplay(Display):
             ("IQM so far", format_interquartile_mean(progress)),
         ]
 
-    def _format_cluster(self) -> list[tuple[str, str]]:
+    def _format_cluster(self) -> Pairs:
         fleet = self.progress.fleet
         workers = f"{format_count(fleet.workers, 'executor')} at work" if fleet.workers else ""
         return [("cluster", fleet.phase or workers)] if fleet.phase or workers else []
 
-    def _format_details(self) -> list[tuple[str, str]]:
+    def _format_details(self) -> Pairs:
         row, fleet = self.progress.row, self.progress.fleet
         position = f"step {row.steps:,}, iteration {row.iteration:,}, episode {row.episodes:,}"
         tasks = (
@@ -143,14 +133,14 @@ class LiveDisplay(Display):
             ("evaluating" if fleet.purpose == "evaluate" else "rollouts", tasks),
             ("return", "-" if mean is None else f"{mean:,.2f} (last {RECENT_EPISODES} episodes)"),
         ]
-        if row.metrics:
-            lines.append(("learning", _format_learning(row.metrics)))
-        if record := row.evaluation:
+        if metrics := row.events.get("iteration"):
+            lines.append(("learning", _format_learning(metrics)))
+        if record := row.events.get("evaluation"):
             score = f"{record['mean']:,.1f} [{record['low']:,.1f}, {record['high']:,.1f}]"
             mark = ", the best so far" if record["best"] else ""
             lines.append(("evaluation", f"{score} at step {record['steps']:,}{mark}"))
-        if row.checkpoint:
-            lines.append(("saved", f"step {row.checkpoint['steps']:,}"))
+        if checkpoint := row.events.get("checkpoint"):
+            lines.append(("saved", f"step {checkpoint['steps']:,}"))
         return lines
 
 
@@ -182,7 +172,7 @@ def _format_cells(seed: int, row: SeedProgress) -> tuple[str, ...]:
 class KeyValueTable:
     """Words and their texts. A command stays in one line; print it uncropped."""
 
-    lines: Sequence[tuple[str, str]]
+    lines: Pairs
     word_columns: int = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import re
 import stat
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -163,23 +161,20 @@ class _DisplayStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with self._mute_on_error():
-            self._stream.write(text)
-        return len(text)
+        try:
+            return self._stream.write(text)
+        except OSError:
+            mute(self._stream)
+            return len(text)
 
     def flush(self) -> None:
-        with self._mute_on_error():
+        try:
             self._stream.flush()
+        except OSError:
+            mute(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-    @contextlib.contextmanager
-    def _mute_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError:
-            mute(self._stream)
 
 
 def mute(stream: IO[str]) -> None:
@@ -213,14 +208,5 @@ def as_json_text(value: Any, indent: int | None = None) -> str:
 
     All of it is ASCII; json leaves DEL alone of the control characters.
     """
-    return escape_unicode(json.dumps(_replace_nonfinite(value), indent=indent))
-
-
-def _replace_nonfinite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _replace_nonfinite(inner) for key, inner in value.items()}
-    return (
-        [_replace_nonfinite(inner) for inner in value] if isinstance(value, list | tuple) else value
-    )
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    return escape_unicode(json.dumps(finite, indent=indent))

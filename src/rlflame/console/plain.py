@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlflame.console.display import Display
 from rlflame.console.formatting import format_pairs, wrap_text
 from rlflame.console.output import print_report
 from rlflame.console.recipe_summary import format_evaluation
-from rlflame.console.run_text import (
-    format_headline,
-    format_interquartile_mean,
-    format_result_lines,
-    format_seed_counts,
-    format_seeds_table,
-    format_start_lines,
-    format_status,
-)
+from rlflame.console.run_text import Pairs, format_interquartile_mean, format_seed_counts
 from rlflame.terminal_text import format_duration
 
 if TYPE_CHECKING:
-    from rlflame.console.base import RunResult, RunStart, SweepResult
+    from rlflame.console.base import RunStart
     from rlflame.storage.sweep_result import SeedOutcome
     from rlflame.training.evaluation import EvaluationRecord
 
@@ -42,13 +33,13 @@ class PlainDisplay(Display):
         self._clock = clock
         self._last_part, self._last_line_s = 0, clock()
 
-    @contextlib.contextmanager
-    def open(self, start: RunStart) -> Iterator[None]:
-        with super().open(start):
-            self._mark_line()
-            print_report(wrap_text(format_headline(start)))
-            self._print_pairs(format_start_lines(start, self.progress))
-            yield
+    def show_start(self, start: RunStart) -> None:
+        super().show_start(start)
+        self._mark_line()
+
+    def show_block(self, title: str, table: list[str], pairs: Pairs) -> None:
+        lines = [*table, *([""] if table else []), *format_pairs(pairs)]
+        print_report("\n".join([wrap_text(title), *lines]))
 
     def show_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
         super().show_event(event, seed)
@@ -68,15 +59,6 @@ class PlainDisplay(Display):
             row = self.progress.rows[seed]
             score = "-" if row.score is None else f"{row.score:,.1f}"
             print_report(f"Seed {seed} {outcome.end}: step {row.steps:,}, evaluation {score}")
-
-    def show_result(self, result: RunResult | SweepResult) -> None:
-        print_report(format_status(result))
-        if table := format_seeds_table(result):
-            print_report("\n".join([*table, ""]))
-        self._print_pairs(format_result_lines(result, self.progress))
-
-    def _print_pairs(self, pairs: list[tuple[str, str]]) -> None:
-        print_report("\n".join(format_pairs(pairs)))
 
     def _mark_line(self) -> None:
         self._last_part = int(self.progress.fraction_done * _BUDGET_PARTS)
@@ -107,18 +89,17 @@ class PlainDisplay(Display):
             cells.append(f"{format_duration(remaining_s)} left")
         if progress.is_sweep:
             iqm = format_interquartile_mean(progress)
-            cells.append(f"{format_seed_counts(progress)}; IQM so far {iqm}")
+            cells.append(f"{format_seed_counts(progress)}; IQM {iqm}")
         return "  ".join(cells)
 
     def _format_episode_line(self) -> str:
         row, total = self.progress.row, self.progress.summary.iterations
         position = f"{row.iteration}/{total}" if total else str(row.iteration)
-        mean = _format_number(row.metrics.get("episode_return_mean"), "10,.2f")
-        loss = _format_number(row.metrics.get("loss"), "10.4f")
-        return (
-            f"Iteration {position:>7}  mean reward {mean}  loss {loss}  {row.steps_per_s:,.0f} "
-            "steps/s"
-        )
+        metrics = row.events["iteration"]
+        mean = _format_number(metrics.get("episode_return_mean"), "10,.2f")
+        loss = _format_number(metrics.get("loss"), "10.4f")
+        cells = [f"Iteration {position:>7}", f"mean reward {mean}", f"loss {loss}"]
+        return "  ".join([*cells, f"{row.steps_per_s:,.0f} steps/s"])
 
 
 def _format_number(value: float | None, form: str) -> str:

@@ -9,10 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from rlflame.statistics import compute_interquartile_means
-
 if TYPE_CHECKING:
     from rlflame.console.base import RunStart
     from rlflame.console.recipe_summary import RecipeSummary
@@ -44,12 +40,9 @@ class FleetProgress:
             self.phase = event.text
         elif event.kind == "workers":
             self.workers = event.count
-        elif event.kind == "speculated":
-            self.speculated += 1
-        elif event.purpose:
-            self._add_task_event(event)
-
-    def _add_task_event(self, event: FleetEvent) -> None:
+        self.speculated += event.kind == "speculated"
+        if event.kind == "speculated" or not event.purpose:
+            return
         with self._lock:
             self.purpose, states = event.purpose, self._states[event.purpose]
             self.retried += event.kind == "retried"
@@ -77,10 +70,8 @@ class SeedProgress:
     fraction_done: float = 0.0
     #: Steps and episodes before this process.
     initial_counts: tuple[int, int] = (0, 0)
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    #: The newest `evaluation` and `checkpoint` events of this process.
-    evaluation: Mapping[str, Any] | None = None
-    checkpoint: Mapping[str, Any] | None = None
+    #: The newest event of each kind.
+    events: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     #: Mean return of the newest evaluation, the final one once there is one.
     score: float | None = None
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
@@ -89,18 +80,12 @@ class SeedProgress:
         default_factory=lambda: deque(maxlen=_RECENT_ITERATIONS + 1)
     )
 
-    def add_sample(self, now_s: float) -> None:
-        self.samples.append((now_s, self.steps, self.fraction_done))
-
     @property
     def steps_per_s(self) -> float:
-        return self._compute_rate(1)
+        return self.compute_rate(1)
 
-    @property
-    def fraction_per_s(self) -> float:
-        return self._compute_rate(2)
-
-    def _compute_rate(self, column: int) -> float:
+    def compute_rate(self, column: int) -> float:
+        """The recent speed in steps (column 1) or in parts of the budget (column 2)."""
         if self.state != "running" or len(self.samples) < 2:
             return 0.0
         first, last = self.samples[0], self.samples[-1]
@@ -138,9 +123,8 @@ class RunProgress:
                 row.score = None if record is None else record.mean
             if seed in start.finished:
                 row.state, row.fraction_done = "finished", 1.0
-            elif not self.is_sweep:
-                row.state = "running"
-                row.add_sample(self._start_s)
+        if not self.is_sweep:
+            self.add_event({"event": "start"})
 
     def stop(self) -> None:
         """Let the elapsed time stand still."""
@@ -153,19 +137,17 @@ class RunProgress:
     def add_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
         """An event of `rlflame train --json`; without a seed, of the only one there is."""
         row, name = self.row if seed is None else self.rows[seed], event["event"]
+        row.events[name] = event
         if name == "start":
             row.state = "running"
-            row.add_sample(self._clock())
         elif name == "iteration":
-            row.metrics = event
             self._move(row, event["steps"], event["iteration"], event["episodes"])
-            row.add_sample(self._clock())
         elif name == "evaluation":
-            row.evaluation, row.score = event, event["mean"]
-        elif name == "checkpoint":
-            row.checkpoint = event
+            row.score = event["mean"]
         elif name == "end" and event["complete"] and event["evaluation"]:
             row.score, row.fraction_done = event["evaluation"]["mean"], 1.0
+        if name in ("start", "iteration"):
+            row.samples.append((self._clock(), row.steps, row.fraction_done))
 
     def add_outcome(self, seed: int, outcome: SeedOutcome) -> None:
         self.rows[seed].state = outcome.end
@@ -213,7 +195,7 @@ class RunProgress:
     @property
     def remaining_s(self) -> float | None:
         """Until the budget is spent, at the recent speed of the seeds that run."""
-        rate = sum(row.fraction_per_s for row in self.rows.values())
+        rate = sum(row.compute_rate(2) for row in self.rows.values())
         remaining = sum(
             1.0 - row.fraction_done
             for row in self.rows.values()
@@ -224,15 +206,9 @@ class RunProgress:
     @property
     def final_return(self) -> float | None:
         """Of whole-episode iterations the newest one's mean return; else of recent episodes."""
+        if not self.rows:
+            return None
         if self.summary.episodes_per_iteration:
-            mean: float | None = self.row.metrics.get("episode_return_mean")
+            mean: float | None = self.row.events.get("iteration", {}).get("episode_return_mean")
             return mean
         return self.row.recent_return
-
-    @property
-    def interquartile_mean(self) -> tuple[float, int] | None:
-        """Of the newest evaluations of the seeds, and of how many seeds."""
-        scores = [row.score for row in self.rows.values() if row.score is not None]
-        if not scores:
-            return None
-        return float(compute_interquartile_means(np.array(scores, np.float64))), len(scores)

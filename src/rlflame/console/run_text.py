@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlflame import __version__
 from rlflame.console.base import RunResult, RunStart, SweepResult
 from rlflame.console.formatting import format_table
 from rlflame.console.output import shorten_traceback
 from rlflame.console.recipe_summary import format_evaluation
 from rlflame.errors import RlflameError, format_command
-from rlflame.statistics import FEWEST_SEEDS
+from rlflame.statistics import FEWEST_SEEDS, compute_interquartile_means
 from rlflame.storage.sweep_dir import format_seeds
 from rlflame.terminal_text import escape_line, format_count, format_duration
 
@@ -98,8 +100,12 @@ def format_seed_counts(progress: RunProgress) -> str:
 
 
 def format_interquartile_mean(progress: RunProgress) -> str:
-    estimate = progress.interquartile_mean
-    return f"{estimate[0]:,.1f} of {format_count(estimate[1], 'seed')}" if estimate else "-"
+    """Of the newest evaluations of the seeds."""
+    scores = [row.score for row in progress.rows.values() if row.score is not None]
+    if not scores:
+        return "-"
+    mean = float(compute_interquartile_means(np.array(scores, np.float64)))
+    return f"{mean:,.1f} of {format_count(len(scores), 'seed')}"
 
 
 def format_status(result: RunResult | SweepResult) -> str:
