@@ -475,14 +475,14 @@ def test_seeds_whose_folder_was_moved_write_nothing_at_its_path(moment, tmp_path
     class Moving:
         """A crew during whose work the folder is moved and another job begins."""
 
-        def __init__(self, orders, listener, *_, **__):
-            self._listener = listener
+        def __init__(self, orders, folder, *_, **__):
+            self._folder = folder
 
         def run(self):
             out.rename(tmp_path / "old")
             self.second = RunFolder.create(out)
             if moment == "begun":
-                self._listener.handle_start(0)
+                self._folder.check_held()
             return {}
 
     monkeypatch.setattr(sweep, "SeedProcesses", Moving)

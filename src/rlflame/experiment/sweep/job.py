@@ -1,11 +1,20 @@
-"""A sweep on disk: what its seeds run, and where each of them stands."""
+"""A sweep on disk: what its seeds run, where each of them stands, and their results together.
+
+P2 and P4 are two protocols under which returns are published: the best mean over seeds that any
+evaluation in training had, and the mean of the last twentieth of these evaluations. They cannot be
+compared with each other.
+"""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from rlflame.analysis.curves import EVALUATION
 from rlflame.config import resolve, toml_io
 from rlflame.config.nested import find_first_difference
 from rlflame.config.recipe import RunConfig
@@ -17,7 +26,9 @@ from rlflame.experiment.resume import (
     has_final_evaluation,
     is_finished,
 )
-from rlflame.storage import safetensors_file
+from rlflame.rollout.spec import Float64
+from rlflame.statistics import compute_mean_std, compute_tail_mean, find_best_mean, summarise
+from rlflame.storage import run_reader, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.run_dir import (
     RETRY_HINT,
@@ -37,6 +48,7 @@ from rlflame.storage.sweep_dir import (
     is_sweep,
     parse_seeds,
 )
+from rlflame.storage.sweep_result import SeedOutcome, SeedResult, SweepSummary
 
 
 @dataclass(frozen=True)
@@ -210,3 +222,70 @@ def open_sweep_folder(folder: Path) -> RunFolder:
         raise CheckpointError(f"{folder} is no folder of seeds.", "rlflame runs lists them")
     refuse_links(folder, (entry.name for entry in folder.glob("seed-*")))
     return RunFolder.open(folder)
+
+
+def summarise_sweep(
+    folder: Path, sweep: Sweep, outcomes: Mapping[int, SeedOutcome]
+) -> SweepSummary:
+    statuses = read_seed_statuses(folder, sweep)
+    curves = {status.seed: _read_curve(status) for status in statuses}
+    results = [
+        _make_seed_result(status, curves[status.seed], outcomes.get(status.seed))
+        for status in statuses
+    ]
+    finals = {
+        result.seed: float(result.evaluation["mean"])
+        for result in results
+        if result.evaluation is not None
+    }
+    scored_curves = [curves[seed] for seed in finals]
+    tails = [result.last_evaluations for result in results if result.seed in finals]
+    learning = sweep.config.learning
+    # P2 and P4 are of all seeds that have a final evaluation: none with a damaged record is left
+    # out of a mean.
+    return SweepSummary(
+        environment=learning.environment.id,
+        algorithm=learning.algorithm,
+        seeds=tuple(results),
+        final=summarise(np.array([*finals.values()], np.float64)) if finals else None,
+        worst_seed=min(finals, key=lambda seed: finals[seed]) if finals else None,
+        p2=find_best_mean([curve for curve in scored_curves if curve is not None])
+        if None not in scored_curves
+        else None,
+        p4=compute_mean_std(np.array(tails, np.float64)) if tails and None not in tails else None,
+    )
+
+
+def _read_curve(status: SeedStatus) -> tuple[Float64, Float64] | None:
+    """Steps and returns of the evaluations in training."""
+    try:
+        return run_reader.read_run(status.folder).read_values(EVALUATION)
+    except CheckpointError:
+        return None
+
+
+def _make_seed_result(
+    status: SeedStatus, curve: tuple[Float64, Float64] | None, outcome: SeedOutcome | None
+) -> SeedResult:
+    error = outcome.error if outcome is not None else None
+    message = error.message if error is not None else ""
+    state = "finished" if status.finished else "failed" if error is not None else "stopped"
+    checkpoint = status.checkpoint
+    if checkpoint is None:
+        state = state if status.started or error is not None else "waiting"
+        return SeedResult(status.seed, status.folder, state, error=message)
+    final = checkpoint.evaluation if status.finished else None
+    return SeedResult(
+        seed=status.seed,
+        folder=status.folder,
+        state=state,
+        steps=checkpoint.progress.steps,
+        iterations=checkpoint.progress.iteration,
+        episodes=checkpoint.progress.episodes,
+        evaluation=None if final is None else final.as_dict(),
+        best_return=None if checkpoint.best is None else checkpoint.best.mean,
+        last_evaluations=compute_tail_mean(curve[1]) if curve and len(curve[1]) else None,
+        state_digest=checkpoint.state_digest,
+        digest=checkpoint.digest,
+        error=message,
+    )

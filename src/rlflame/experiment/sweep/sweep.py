@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rlflame.analysis import curves
 from rlflame.analysis.plots import matplotlib_backend
@@ -23,7 +21,6 @@ from rlflame.experiment import components, run
 from rlflame.experiment.sweep import job as jobs
 from rlflame.experiment.sweep.job import SeedStatus, Sweep
 from rlflame.experiment.sweep.seed_processes import SeedProcesses
-from rlflame.experiment.sweep.summary import summarise_sweep
 from rlflame.fleet import factory
 from rlflame.fleet.base import Fleet
 from rlflame.learning.factory import count_blas_threads
@@ -154,22 +151,6 @@ def _open_shared_fleet(sweep: Sweep, show: RunView) -> Iterator[Fleet | None]:
         yield fleet
 
 
-@dataclass(frozen=True)
-class _SeedListener:
-    folder: RunFolder
-    show: RunView
-
-    def handle_start(self, seed: int) -> None:
-        del seed
-        self.folder.check_held()
-
-    def handle_event(self, seed: int, event: Mapping[str, Any]) -> None:
-        self.show.show_seed_event(seed, event)
-
-    def handle_end(self, seed: int, outcome: SeedOutcome) -> None:
-        self.show.show_seed_end(seed, outcome)
-
-
 def _run_seeds(
     folder: RunFolder,
     sweep: Sweep,
@@ -204,7 +185,8 @@ def _run_seeds(
     with show.open(start):
         outcomes = SeedProcesses(
             orders,
-            _SeedListener(folder, show),
+            folder,
+            show,
             stop,
             at_once=resources.concurrent_seeds,
             threads=count_blas_threads(sweep.config.learning),
@@ -259,7 +241,7 @@ def _make_result(
     folder: Path, sweep: Sweep, outcomes: Mapping[int, SeedOutcome], *, has_trained: bool = True
 ) -> SweepResult:
     """The summary of the seeds, which is also written beside them."""
-    summary = summarise_sweep(folder, sweep, outcomes)
+    summary = jobs.summarise_sweep(folder, sweep, outcomes)
     with report_disk_errors(folder, format_command("resume", folder)):
         safetensors_file.write_atomically(folder / "seeds.csv", summary.as_csv().encode())
         text = as_json_text({"folder": str(folder), **summary.as_dict()}, indent=2) + "\n"
