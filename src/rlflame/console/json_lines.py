@@ -27,7 +27,7 @@ class JsonDisplay(Display):
         self._sweep = sweep
 
     def show_start(self, start: RunStart) -> None:
-        event = {
+        start_event = {
             "event": "start",
             "version": __version__,
             "folder": str(start.folder),
@@ -37,7 +37,7 @@ class JsonDisplay(Display):
             "workers": start.workers,
             **start.summary.as_dict(),
         }
-        self.show_event(event)
+        self.show_event(start_event)
 
     def show_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
         if self._sweep:
@@ -52,15 +52,22 @@ class JsonDisplay(Display):
             self.show_event({"event": "note", "text": text})
 
     def show_result(self, result: RunResult | SweepResult) -> None:
-        if isinstance(result, SweepResult):
-            self._write(as_json_text(self._make_document(result), indent=2))
-        else:
-            self.show_event(self._make_end(result))
-
-    def _make_end(self, result: RunResult) -> dict[str, Any]:
         progress = self.progress
         elapsed_s = max(progress.elapsed_s, 1e-9)
-        return {
+        seconds, speed = round(elapsed_s, 3), round(progress.steps_since_start / elapsed_s, 1)
+        if isinstance(result, SweepResult):
+            document = {
+                "version": __version__,
+                "folder": str(result.folder),
+                "began": result.has_trained,
+                "seconds": seconds if result.has_trained else None,
+                "steps_per_s": speed if result.has_trained else None,
+                "plot": result.plot and str(result.plot),
+                **result.summary.as_dict(),
+            }
+            self._write(as_json_text(document, indent=2))
+            return
+        end = {
             "event": "end",
             "folder": str(result.folder),
             "complete": result.complete,
@@ -68,8 +75,8 @@ class JsonDisplay(Display):
             "steps": result.progress.steps,
             "iterations": result.progress.iteration,
             "episodes": result.progress.episodes,
-            "seconds": round(elapsed_s, 3),
-            "steps_per_s": round(progress.steps_since_start / elapsed_s, 1),
+            "seconds": seconds,
+            "steps_per_s": speed,
             "episodes_per_s": round(progress.episodes_since_start / elapsed_s, 2),
             "final_mean_reward": progress.final_return,
             "state_digest": result.state_digest,
@@ -77,19 +84,4 @@ class JsonDisplay(Display):
             "evaluation": result.evaluation and result.evaluation.as_dict(),
             "best": result.best and result.best.as_dict(),
         }
-
-    def _make_document(self, result: SweepResult) -> dict[str, Any]:
-        seconds = speed = None
-        if result.has_trained:
-            elapsed_s = max(self.progress.elapsed_s, 1e-9)
-            seconds = round(elapsed_s, 3)
-            speed = round(self.progress.steps_since_start / elapsed_s, 1)
-        return {
-            "version": __version__,
-            "folder": str(result.folder),
-            "began": result.has_trained,
-            "seconds": seconds,
-            "steps_per_s": speed,
-            "plot": result.plot and str(result.plot),
-            **result.summary.as_dict(),
-        }
+        self.show_event(end)

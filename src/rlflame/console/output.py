@@ -80,24 +80,18 @@ def print_note_lines(text: str) -> None:
 
 
 def print_error(error: RlflameError, *, debug: bool = False, as_json: bool = False) -> None:
-    """What ended a command, and what to type next."""
+    """What ended a command and what to type next; as JSON it is the last line of the output."""
     if debug:
         print_note_lines("".join(traceback.format_exception(error)).rstrip())
     if error.detail:
-        print_note_lines(
-            (error.detail if debug else shorten_traceback(error.detail, error.message)).rstrip()
-        )
+        detail = error.detail if debug else shorten_traceback(error.detail, error.message)
+        print_note_lines(detail.rstrip())
     print_note(f"rlflame: {error.message}")
     if error.hint:
         print_note(f"  hint: {error.hint}")
     if as_json:
-        print_json_error(error)
-
-
-def print_json_error(error: RlflameError) -> None:
-    """The last line of what a program reads."""
-    fields = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-    print_report(as_json_text({"event": "error", **fields}))
+        fields = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        print_report(as_json_text({"event": "error", **fields}))
 
 
 def shorten_traceback(text: str, message: str) -> str:

@@ -5,29 +5,21 @@ from __future__ import annotations
 import sys
 from typing import IO, TYPE_CHECKING
 
-from rlflame.console.base import NullView, RunResult, SweepResult
-from rlflame.console.output import (
-    is_interactive,
-    overwrite_line,
-    print_note,
-    print_note_lines,
-    print_report,
-)
+from rlflame.console.base import NullView
+from rlflame.console.display import Display
+from rlflame.console.output import is_interactive, overwrite_line, print_note, print_report
 from rlflame.console.run_progress import FleetProgress
-from rlflame.console.run_text import format_failure
 from rlflame.terminal_text import escape_line, format_count
 
 if TYPE_CHECKING:
+    from rlflame.console.base import RunResult, SweepResult
     from rlflame.fleet.base import FleetEvent
-    from rlflame.storage.sweep_result import SeedOutcome
 
 
-class QuietDisplay(NullView):
+class QuietDisplay(Display):
     """The folder at the end, for scripts, and on standard error the seeds that failed."""
 
-    def show_seed_end(self, seed: int, outcome: SeedOutcome) -> None:
-        if outcome.error is not None:
-            print_note_lines(format_failure(seed, outcome.error))
+    def show_note(self, text: str) -> None: ...
 
     def show_result(self, result: RunResult | SweepResult) -> None:
         print_report(escape_line(str(result.folder)))

@@ -94,7 +94,7 @@ def format_seed_counts(progress: RunProgress) -> str:
     states = [row.state for row in progress.rows.values()]
     return ", ".join(
         f"{states.count(state)} {state}"
-        for state in ("running", "finished", "failed")
+        for state in ("running", "waiting", "finished", "stopped", "failed")
         if state in states
     )
 
