@@ -124,7 +124,7 @@ class RunProgress:
             if seed in start.finished:
                 row.state, row.fraction_done = "finished", 1.0
         if not self.is_sweep:
-            self.add_event({"event": "start"})
+            self.add_event({"event": "start", "steps": self.row.steps})
 
     def stop(self) -> None:
         """Let the elapsed time stand still."""
@@ -139,7 +139,9 @@ class RunProgress:
         row, name = self.row if seed is None else self.rows[seed], event["event"]
         row.events[name] = event
         if name == "start":
-            row.state = "running"
+            # The process may continue an older checkpoint than the newest, which is damaged.
+            row.state, row.steps = "running", event["steps"]
+            row.initial_counts = (row.steps, row.episodes)
         elif name == "iteration":
             self._move(row, event["steps"], event["iteration"], event["episodes"])
         elif name == "evaluation":
