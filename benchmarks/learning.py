@@ -23,13 +23,14 @@ import csv
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from script import ended, positive, table
+
+from rlflame.console.base import NullView, RunStart
 
 COLUMNS = ["study", "env", "algo", "preset", "seed", "step", "return_mean", "return_std",
            "episodes", "train_seconds", "final", "exploring_return"]  # fmt: skip
@@ -189,8 +190,8 @@ def run(study: Study, seeds: list[int], jobs: int, path: Path) -> None:
         api.train_seeds(config, wanted, preset=preset, show=Keeper(study, preset, path))
 
 
-class Keeper:
-    """Hears of each seed as it ends, and puts its curve into the CSV."""
+class Keeper(NullView):
+    """Puts the curve of each seed into the CSV when the seed ends."""
 
     def __init__(self, study: Study, preset: str, path: Path) -> None:
         self._study = study
@@ -201,14 +202,11 @@ class Keeper:
     def show_note(self, text: str) -> None:
         print(text, file=sys.stderr)
 
-    def open(self, start: Any, progress: Any) -> AbstractContextManager[None]:
-        del progress
+    def open(self, start: RunStart) -> AbstractContextManager[None]:
         self._folder = start.folder
-        return nullcontext()
+        return super().open(start)
 
-    def show_event(self, seed: int, event: Mapping[str, Any]) -> None: ...
-
-    def show_outcome(self, seed: int, outcome: Any) -> None:
+    def show_seed_end(self, seed: int, outcome: Any) -> None:
         name = f"{self._study.name} seed {seed}"
         if outcome.end != "finished":
             said = f"{outcome.error.message}\n{outcome.error.detail}" if outcome.error else ""

@@ -66,6 +66,7 @@ def run_flame(options: argparse.Namespace) -> None:
 
     from rlflame.bench.case import make_env_case
     from rlflame.bench.scaling import ScalingBenchmark
+    from rlflame.rollout import machine
 
     published = COMPARISONS[options.name]
     case, runtime = make_env_case(

@@ -291,7 +291,8 @@ def test_starting_from_a_policy_starts_with_its_very_weights():
 
     class First(NullView):
         def open(self, run):
-            self.policy = run.checkpoint.policy
+            (checkpoint,) = run.checkpoints.values()
+            self.policy = checkpoint.policy
             return super().open(run)
 
     show = First()

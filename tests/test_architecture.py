@@ -46,7 +46,7 @@ GUESTS = {
     },
     "flamepy": {"fleet.flame.*"},
     "typer": {"cli.*"},
-    "rich": {"console.rich_console", "console.live", "console.sweep_live"},
+    "rich": {"console.live"},
     "matplotlib": {"analysis.plots.matplotlib_backend"},
     "tensorboard": {"storage.tracking.tensorboard"},
     "onnx": {"storage.export"},
@@ -487,7 +487,7 @@ def test_files_say_what_they_are_for() -> None:
 #: The modules that may write to a stream themselves, and why.
 PRINTERS = {
     "console.output": "prints, and escapes control characters",
-    "console.rich_console": "makes the console of the live displays, which escapes them too",
+    "console.live": "makes the console of the live display, which escapes text too",
     "rollout.process.worker_process": "relays a worker's output to sys.stderr, which escapes it",
     "experiment.learners.replica_main": "a child process, whose output its parent relays or keeps",
 }

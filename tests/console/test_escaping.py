@@ -37,8 +37,7 @@ from rlflame.analysis.report.document import (
 from rlflame.config.recipe import RunConfig
 from rlflame.config.toml_io import format_value, parse
 from rlflame.console import output
-from rlflame.console.live import KeyValueTable
-from rlflame.console.rich_console import EscapingConsole
+from rlflame.console.live import EscapingConsole, KeyValueTable
 from rlflame.errors import RlflameError, format_shell
 from rlflame.terminal_text import EscapingStream, escape_controls, escape_line
 

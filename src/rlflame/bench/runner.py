@@ -114,7 +114,7 @@ class BenchSession:
             self.show_status(event.text)
         elif event.kind == "retried" and event.text:
             self.show_note(
-                f"{format_retry(event)} A measurement that it falls into takes longer, and is "
+                f"{format_retry(event.slot, event.text)} A measurement that it falls into takes longer, and is "
                 "marked."
             )
 

@@ -1,7 +1,4 @@
-"""`rlflame train --seeds` and `rlflame resume` of a folder of seeds.
-
-Must not know: how seeds run or are shown.
-"""
+"""`rlflame train --seeds` and `rlflame resume` of a folder of seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
     from rlflame.config.runtime import RuntimeSettings
-    from rlflame.console.sweep_base import SweepDisplay, SweepResult
+    from rlflame.console.base import RunView, SweepResult
     from rlflame.errors import RlflameError
     from rlflame.training.stop_signal import SignalStop
 
@@ -66,11 +63,11 @@ def _check_no_torchrun(hint: str) -> None:
 
 
 def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Path | None) -> None:
-    from rlflame.console.sweep_views import make_sweep_display
+    from rlflame.console.display import make_display
     from rlflame.experiment.sweep import sweep
     from rlflame.training.stop_signal import SignalStop
 
-    display = make_sweep_display(config.runtime.progress)
+    display = make_display(config.runtime.progress, sweep=True)
     with SignalStop() as stop:
         result = sweep.train(
             config, seeds, preset=preset, init_from=init_from, show=display, stop=stop
@@ -81,7 +78,7 @@ def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Pat
 def resume(
     folder: Path, runtime: RuntimeSettings, steps: int | None, *, fresh_replay: bool
 ) -> None:
-    from rlflame.console.sweep_views import make_sweep_display
+    from rlflame.console.display import make_display
     from rlflame.errors import ConfigError, format_command
     from rlflame.experiment.sweep import sweep
     from rlflame.training.stop_signal import SignalStop
@@ -94,14 +91,14 @@ def resume(
             "the seed that needs it: "
             + format_command("resume", f"{folder}/seed-0", "--fresh-replay"),
         )
-    display = make_sweep_display(runtime.progress)
+    display = make_display(runtime.progress, sweep=True)
     with SignalStop() as stop:
         result = sweep.resume(folder, runtime, steps=steps, show=display, stop=stop)
     _finish_sweep(result, runtime, display, stop)
 
 
 def _finish_sweep(
-    result: SweepResult, runtime: RuntimeSettings, display: SweepDisplay, stop: SignalStop
+    result: SweepResult, runtime: RuntimeSettings, display: RunView, stop: SignalStop
 ) -> None:
     from rlflame.errors import mark_documented
 
@@ -121,12 +118,11 @@ def _make_failure(result: SweepResult, stop: SignalStop) -> RlflameError | None:
     from rlflame.terminal_text import format_count
 
     resume_command = format_command("resume", result.folder)
+    seeds = format_count(len(result.summary.seeds), "seed")
     if not result.complete and stop.signal_number is not None:
         finished = sum(entry.state == "finished" for entry in result.summary.seeds)
         return Interruption(
-            f"Stopped with {finished} of {format_count(len(result.summary.seeds), 'seed')} "
-            "finished; "
-            "everything is saved.",
+            f"Stopped with {finished} of {seeds} finished; everything is saved.",
             resume_command,
             stop.signal_number,
         )
@@ -138,8 +134,7 @@ def _make_failure(result: SweepResult, stop: SignalStop) -> RlflameError | None:
     first_seed, error = next(iter(failures.items()))
     more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
     failure = RlflameError(
-        f"{len(failures)} of {format_count(len(result.summary.seeds), 'seed')} failed: seed "
-        f"{first_seed} "
+        f"{len(failures)} of {seeds} failed: seed {first_seed} "
         f"({error.message.rstrip('.')}){more}.",
         resume_command if not error.hint else f"{error.hint}; then {resume_command}",
     )

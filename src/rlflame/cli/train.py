@@ -29,7 +29,7 @@ from rlflame.cli.options import (
 
 if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
-    from rlflame.console.base import RunDisplay, RunResult
+    from rlflame.console.base import RunResult, RunView
     from rlflame.fleet.prestart import PrestartPool
     from rlflame.training.stop_signal import SignalStop
 
@@ -150,7 +150,7 @@ def train(
     if seed_list:
         cli_sweep.train(resolved, preset_name, seed_list, init_from)
         return
-    from rlflame.console.views import make_display
+    from rlflame.console.display import make_display
     from rlflame.fleet import factory
     from rlflame.fleet.base import EventCounter
 
@@ -229,7 +229,7 @@ def resume(
     if is_sweep(run):
         cli_sweep.resume(run, runtime, steps, fresh_replay=fresh_replay)
         return
-    from rlflame.console.views import make_display
+    from rlflame.console.display import make_display
     from rlflame.experiment import run as experiment_run
     from rlflame.training.stop_signal import SignalStop
 
@@ -316,7 +316,7 @@ def _print_dry_run(
     print_result_lines(toml_io.to_toml(config).rstrip())
 
 
-def _draw_returns(result: RunResult, config: RunConfig, display: RunDisplay) -> None:
+def _draw_returns(result: RunResult, config: RunConfig, display: RunView) -> None:
     from dataclasses import replace
 
     from rlflame.analysis import curves

@@ -1,4 +1,4 @@
-"""Words in lines and columns, as wide as a terminal is. Must not know: what they say."""
+"""Words in lines and columns, as wide as the terminal."""
 
 from __future__ import annotations
 
@@ -9,36 +9,34 @@ from collections.abc import Sequence
 
 from rlflame.terminal_text import escape_line
 
-#: What is said beside a word needs so much room, or it stands below it.
+#: A text that has less room beside its word stands below it.
 _MIN_TEXT_COLUMNS = 28
 
 
-def format_pairs(pairs: Sequence[tuple[str, str]], columns: int | None = None) -> list[str]:
-    """Words, and beside them what there is to say; below them where that has no room."""
+def format_pairs(
+    pairs: Sequence[tuple[str, str]], columns: int | None = None, word_columns: int = 0
+) -> list[str]:
+    """Words with their texts beside them, or below them where there is no room."""
     columns = columns or find_terminal_columns()
     pairs = [(escape_line(word), escape_line(text)) for word, text in pairs]
-    width = max(len(word) for word, _ in pairs)
-    has_two_columns = columns is None or columns - width - 4 >= _MIN_TEXT_COLUMNS
-    indent = " " * (width + 4 if has_two_columns else 4)
-    output_lines = []
+    width = max(word_columns, *(len(word) for word, _ in pairs))
+    is_beside = columns is None or columns - width - 4 >= _MIN_TEXT_COLUMNS
+    indent = " " * (width + 4 if is_beside else 4)
+    lines = []
     for word, text in pairs:
         # A command stays in one line, so that it can be copied.
-        text_lines = indent + text if is_command(text) else wrap_text(text, columns, indent)
-        output_lines += (
-            [f"  {word:{width}}  {text_lines.lstrip()}"]
-            if has_two_columns
-            else [f"  {word}", text_lines]
-        )
-    return output_lines
+        block = indent + text if is_command(text) else wrap_text(text, columns, indent)
+        lines += [f"  {word:{width}}  {block.lstrip()}"] if is_beside else [f"  {word}", block]
+    return lines
 
 
 def is_command(text: str) -> bool:
-    """What is there to be typed."""
+    """Whether the text is there to be typed."""
     return text.startswith("rlflame ")
 
 
 def wrap_text(text: str, columns: int | None = None, indent: str = "") -> str:
-    """In lines no longer than a terminal is wide, all but the first further in."""
+    """The text in lines no longer than the terminal is wide, all but the first further in."""
     columns = columns or find_terminal_columns()
     text = escape_line(text)
     if columns is None or len(indent + text) <= columns:
@@ -55,17 +53,19 @@ def wrap_text(text: str, columns: int | None = None, indent: str = "") -> str:
 
 
 def find_terminal_columns() -> int | None:
-    """How wide the terminal is that standard output goes to; None where it goes elsewhere."""
+    """The width of the terminal that standard output goes to; None where it goes elsewhere."""
     if sys.stdout is None or not sys.stdout.isatty():
         return None
     return shutil.get_terminal_size().columns
 
 
-def format_table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns as wide as they need to be, and each row a line, whatever folders are called."""
+def format_table(rows: Sequence[tuple[str, ...]], columns: int | None = None) -> list[str]:
+    """A line for each row; of a table that is too wide for the columns, the first cells alone."""
     rows = [tuple(escape_line(cell) for cell in row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    while columns is not None and sum(widths) + 2 * (len(widths) - 1) > columns:
+        widths.pop()
     return [
-        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)).rstrip()
         for row in rows
     ]

@@ -1,218 +1,202 @@
-"""The live view of a run on a terminal. Must not know: what runs, where numbers come from."""
+"""The live view of a run or a sweep on a terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
-from rich.padding import Padding
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.segment import Segment
 from rich.text import Text
 
-from rlflame.console.formatting import is_command
-from rlflame.console.output import print_note
-from rlflame.console.rich_console import make_console
-from rlflame.console.run_progress import LatestEvaluation, RunProgress
-from rlflame.console.run_text import (
-    format_headline,
-    format_result_lines,
-    format_retry,
-    format_start_lines,
-    format_status,
-)
-from rlflame.terminal_text import escape_line, format_count, format_duration
+from rlflame.console.display import Display
+from rlflame.console.formatting import format_pairs, format_table, is_command
+from rlflame.console.output import make_display_stream
+from rlflame.console.run_progress import RECENT_EPISODES, SeedProgress
+from rlflame.console.run_text import Pairs, format_interquartile_mean, format_seed_counts
+from rlflame.storage.metrics import LIVE_METRICS
+from rlflame.terminal_text import escape_controls, escape_line, format_count, format_duration
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rlflame.console.base import RunResult, RunStart
-    from rlflame.fleet.base import FleetEvent
-    from rlflame.training.evaluation import EvaluationRecord
-    from rlflame.training.trainer import Progress
+    from rlflame.console.base import RunStart
 
 _REFRESHES_PER_S = 4
-#: Below so many columns there is no bar, and text stands below its word.
-_NARROW_COLUMNS, _ELAPSED_TIME_COLUMNS = 40, 60
+#: So wide that a line which appears later moves no other.
+_WORD_COLUMNS = 11
+#: Lines of the view of a sweep that are not seeds.
+_OTHER_LINES = 8
+#: The last columns go first where there is no room for all.
+_SEED_COLUMNS = ("  seed", "state", "evaluation", "steps", "done", "steps/s")
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """A banner, a view that moves while the run goes on, and an end block."""
 
     def __init__(
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._console = console or make_console()
-        self.progress = RunProgress(clock)
-        self._checkpoint_text = ""
-
-    def show_iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None:
-        self.progress.add_iteration(metrics, returns)
-
-    def show_evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None:
-        self.progress.latest_evaluation = LatestEvaluation(steps, record, best)
-
-    def show_checkpoint(self, path: Path, progress: Progress) -> None:
-        self._checkpoint_text = f"step {progress.steps:,}"
-
-    def show_fleet_event(self, event: FleetEvent) -> None:
-        self.progress.add_fleet_event(event)
-        if event.kind == "retried" and event.text:
-            self.show_note(format_retry(event))
-        elif event.kind == "note":
-            self.show_note(event.text)
-
-    def show_note(self, text: str) -> None:
-        print_note(text)
+        super().__init__(clock)
+        self._console = console or EscapingConsole(
+            markup=False, emoji=False, highlight=False, file=make_display_stream()
+        )
 
     @contextlib.contextmanager
-    def open(self, run: RunStart) -> Iterator[None]:
-        self.progress.start(run)
-        self._console.print(Text(format_headline(run), style="bold"))
-        self._console.print(KeyValueTable(format_start_lines(run, self.progress)))
-        live = Live(
-            get_renderable=self.render_view,
-            console=self._console,
-            refresh_per_second=_REFRESHES_PER_S,
-            # The end block takes the view's place; after a failure the last view stays.
-            transient=True,
-            redirect_stdout=False,
-            # Notes appear above the view, unless they go somewhere else anyway.
-            redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
-        )
-        with live:
-            # However a process ends, the terminal it leaves behind has a cursor.
-            self._console.show_cursor(True)
-            try:
-                yield
-            except BaseException:
-                live.transient = False
-                raise
+    def open(self, start: RunStart) -> Iterator[None]:
+        with super().open(start):
+            live = Live(
+                get_renderable=self.render_view,
+                console=self._console,
+                refresh_per_second=_REFRESHES_PER_S,
+                # The end block takes the view's place; after a failure the last view stays.
+                transient=True,
+                redirect_stdout=False,
+                # Notes appear above the view, unless they go somewhere else anyway.
+                redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
+            )
+            with live:
+                # However a process ends, the terminal it leaves behind has a cursor.
+                self._console.show_cursor(True)
+                try:
+                    yield
+                except BaseException:
+                    live.transient = False
+                    raise
 
-    def show_result(self, result: RunResult) -> None:
-        self._console.print(Text(format_status(result), style="bold"))
-        self._console.print(KeyValueTable(format_result_lines(result, self.progress)), crop=False)
+    def show_block(self, title: str, table: list[str], pairs: Pairs) -> None:
+        self._console.print(Text(title, style="bold"))
+        for line in table:
+            self._console.print(Text(line))
+        self._console.print(KeyValueTable(pairs), crop=False)
 
     def render_view(self) -> RenderableType:
-        """The run now."""
-        progress = self.progress
-        return Group(Text(), self._make_bar(), KeyValueTable(self._format_lines(progress)))
+        """The seeds of a sweep, and the totals; of one run its details."""
+        seeds = self._make_seeds_table() if self.progress.is_sweep else ()
+        lines = self._format_totals() if self.progress.is_sweep else self._format_details()
+        return Group(Text(), *seeds, self._make_bar(), KeyValueTable(lines, _WORD_COLUMNS))
 
-    def _make_bar(self) -> RenderableType:
-        progress, columns = self.progress, self._console.width
-        remaining_s = progress.remaining_s
-        cells: list[RenderableType] = [Text(f"  {progress.fraction_done:4.0%}", style="bold")]
-        if columns >= _NARROW_COLUMNS:
-            cells.append(
-                ProgressBar(
-                    total=1.0, completed=progress.fraction_done, width=min(28, columns - 30)
-                )
-            )
-        if columns >= _ELAPSED_TIME_COLUMNS:
-            cells.append(Text(f"{format_duration(progress.elapsed_s)} gone"))
-        cells.append(
-            Text(f"{format_duration(remaining_s)} left" if remaining_s is not None else "")
+    def _make_bar(self) -> Text:
+        progress, console = self.progress, self._console
+        full, empty = "=-" if console.options.ascii_only else "━─"
+        width = max(0, min(28, console.width - 32))
+        num_full = int(progress.fraction_done * width)
+        times = f"{format_duration(progress.elapsed_s)} gone"
+        if progress.remaining_s is not None:
+            times += f", {format_duration(progress.remaining_s)} left"
+        return Text.assemble(
+            (f"  {progress.fraction_done:4.0%}  ", "bold"),
+            (full * num_full, "green"),
+            (empty * (width - num_full), "dim"),
+            f"  {times}",
         )
-        grid = Table.grid(padding=(0, 2), expand=False)
-        grid.add_row(*cells)
-        return grid
 
-    def _format_lines(self, progress: RunProgress) -> list[tuple[str, str]]:
-        mean, task_counts = progress.recent_return, progress.task_counts
-        lines = [
-            (
-                "progress",
-                f"step {progress.steps:,}, iteration {progress.iteration:,}, "
-                f"episode {progress.episodes:,}, {progress.steps_per_s:,.0f} steps/s",
-            ),
-            (
-                "evaluating" if progress.is_evaluating else "rollouts",
-                f"{task_counts.submitted} submitted, {task_counts.running} running, "
-                f"{task_counts.finished} done, {task_counts.retried} retried"
-                + (f" ({progress.total_retried} in all)" if progress.total_retried else "")
-                + (f", {task_counts.speculated} speculated" if task_counts.speculated else ""),
-            ),
-            ("return", f"{mean:,.2f} (last 100 episodes)" if mean is not None else "-"),
+    def _make_seeds_table(self) -> Iterator[RenderableType]:
+        """A line for each seed that there is room for."""
+        rows = select_rows(self.progress.rows, self._console.height - _OTHER_LINES)
+        cells = [_SEED_COLUMNS, *(_format_cells(seed, row) for seed, row in rows.items())]
+        for line in format_table(cells, self._console.width):
+            yield Text(line)
+        if len(rows) < len(self.progress.rows):
+            yield Text(f"  and {len(self.progress.rows) - len(rows)} more")
+
+    def _format_totals(self) -> Pairs:
+        progress = self.progress
+        return [
+            ("progress", f"step {progress.steps:,}, {progress.steps_per_s:,.0f} steps/s"),
+            *self._format_cluster(),
+            ("seeds", format_seed_counts(progress)),
+            ("IQM so far", format_interquartile_mean(progress)),
         ]
-        if progress.phase or progress.workers:
-            workers = (
-                f"{format_count(progress.workers, 'executor')} at work" if progress.workers else ""
-            )
-            lines.insert(1, ("cluster", progress.phase or workers))
-        if progress.metrics:
-            lines.append(("learning", format_learning(progress.metrics)))
-        latest_evaluation = progress.latest_evaluation
-        if latest_evaluation is not None:
-            record = latest_evaluation.record
-            lines.append(
-                (
-                    "evaluation",
-                    f"{record.mean:,.1f} [{record.low:,.1f}, {record.high:,.1f}] at step "
-                    f"{latest_evaluation.steps:,}"
-                    f"{', the best so far' if latest_evaluation.best else ''}",
-                )
-            )
-        if self._checkpoint_text:
-            lines.append(("saved", self._checkpoint_text))
+
+    def _format_cluster(self) -> Pairs:
+        fleet = self.progress.fleet
+        workers = f"{format_count(fleet.workers, 'executor')} at work" if fleet.workers else ""
+        return [("cluster", fleet.phase or workers)] if fleet.phase or workers else []
+
+    def _format_details(self) -> Pairs:
+        row, fleet = self.progress.row, self.progress.fleet
+        position = f"step {row.steps:,}, iteration {row.iteration:,}, episode {row.episodes:,}"
+        tasks = (
+            f"{fleet.count_tasks()} submitted, {fleet.count_tasks('running')} running, "
+            f"{fleet.count_tasks('done')} done, {fleet.retried} retried"
+        )
+        if fleet.speculated:
+            tasks += f", {fleet.speculated} speculated"
+        mean = row.recent_return
+        lines = [
+            ("progress", f"{position}, {row.steps_per_s:,.0f} steps/s"),
+            *self._format_cluster(),
+            ("evaluating" if fleet.purpose == "evaluate" else "rollouts", tasks),
+            ("return", "-" if mean is None else f"{mean:,.2f} (last {RECENT_EPISODES} episodes)"),
+        ]
+        if metrics := row.events.get("iteration"):
+            lines.append(("learning", _format_learning(metrics)))
+        if record := row.events.get("evaluation"):
+            score = f"{record['mean']:,.1f} [{record['low']:,.1f}, {record['high']:,.1f}]"
+            mark = ", the best so far" if record["best"] else ""
+            lines.append(("evaluation", f"{score} at step {record['steps']:,}{mark}"))
+        if checkpoint := row.events.get("checkpoint"):
+            lines.append(("saved", f"step {checkpoint['steps']:,}"))
         return lines
 
 
-def format_learning(metrics: Mapping[str, Any]) -> str:
+def _format_learning(metrics: Mapping[str, Any]) -> str:
     """What tells at a glance whether learning is sound."""
-    metric_formats = (
-        ("loss", "loss", ".3g"),
-        ("approx_kl", "kl", ".4f"),
-        ("clip_fraction", "clipped", ".0%"),
-        ("explained_variance", "explained variance", ".2f"),
-        ("actor_loss", "actor", ".3g"),
-        ("critic_loss", "critic", ".3g"),
-        ("ent_coef", "entropy coefficient", ".3g"),
+    values = ((label, metrics.get(name), form) for name, (label, form) in LIVE_METRICS.items())
+    return ", ".join(
+        f"{label} {value:{form}}" for label, value, form in values if value is not None
     )
-    values = ((word, metrics.get(name), form) for name, word, form in metric_formats)
-    return ", ".join(f"{word} {value:{form}}" for word, value, form in values if value is not None)
+
+
+def select_rows(rows: Mapping[int, SeedProgress], limit: int) -> dict[int, SeedProgress]:
+    """The seeds there is room for, in their order; those that run come before others."""
+    if len(rows) <= limit:
+        return dict(rows)
+    order = {"running": 0, "failed": 1, "waiting": 2}
+    ranked = sorted(rows, key=lambda seed: order.get(rows[seed].state, 3))
+    visible = ranked[: max(1, limit - 1)]
+    return {seed: row for seed, row in rows.items() if seed in visible}
+
+
+def _format_cells(seed: int, row: SeedProgress) -> tuple[str, ...]:
+    score = "-" if row.score is None else f"{row.score:,.1f}"
+    speed = f"{row.steps_per_s:,.0f}" if row.state == "running" else ""
+    return (f"  {seed}", row.state, score, f"{row.steps:,}", f"{row.fraction_done:.0%}", speed)
 
 
 @dataclass(frozen=True)
 class KeyValueTable:
-    """Words and what there is to say of them: beside them, or below where there is no room.
+    """Words and their texts. A command stays in one line; print it uncropped."""
 
-    A command stays in one line, so that it can be copied; print them uncropped.
-    """
-
-    lines: Sequence[tuple[str, str]]
+    lines: Pairs
+    word_columns: int = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # Escaped before the layout, which measures text.
-        lines = [(escape_line(word), escape_line(text)) for word, text in self.lines]
-        if options.max_width < _NARROW_COLUMNS:
-            for word, text in lines:
-                yield Text(f"  {word}", style="dim")
-                if is_command(text):
-                    yield _disable_wrapping(Text(f"    {text}"))
-                else:
-                    yield Padding(Text(text, overflow="fold"), (0, 0, 0, 4))
-            return
-        width = max(13, *(len(word) + 2 for word, _ in lines))
-        for word, text in lines:
-            if is_command(text):
-                yield _disable_wrapping(
-                    Text.assemble((f"{'  ' + word:{width}}", "dim"), f"  {text}")
-                )
-                continue
-            grid = Table.grid(padding=(0, 2))
-            grid.add_column(no_wrap=True, style="dim", width=width)
-            grid.add_column(overflow="fold")
-            grid.add_row(Text(f"  {word}"), Text(text))  # a str would be read as markup
-            yield grid
+        word_columns = max(self.word_columns, *(len(escape_line(word)) for word, _ in self.lines))
+        for word, text in self.lines:
+            block = "\n".join(format_pairs([(word, text)], options.max_width, word_columns))
+            is_whole = is_command(text)
+            line = Text(block, no_wrap=is_whole, overflow="ignore" if is_whole else "fold")
+            line.stylize("dim", 0, 2 + len(escape_line(word)))
+            yield line
 
 
-def _disable_wrapping(line: Text) -> Text:
-    """In one line, which a terminal may break, but not whoever copies it."""
-    line.no_wrap, line.overflow = True, "ignore"
-    return line
+class EscapingConsole(Console):
+    """A console that escapes control characters in text, and keeps those that Rich adds.
+
+    Rich marks its cursor movements as control segments and adds colours when it writes segments,
+    so a control character in the text of any other segment comes from a value.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(escape_controls(segment.text), segment.style)

@@ -2,7 +2,7 @@
 
 A report goes to standard output; notes, warnings and errors go to standard error. Control
 characters in any text are escaped here, so that no file, name or environment can drive the
-terminal. Loads nothing heavy. Must not know: runs.
+terminal. Loads nothing heavy.
 """
 
 from __future__ import annotations
@@ -10,17 +10,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
+import re
 import stat
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any, cast
 
-from rlflame.console.tracebacks import shorten_traceback
+import rlflame
 from rlflame.errors import RlflameError
 from rlflame.terminal_text import EscapingStream, escape_controls, escape_line, escape_unicode
+
+#: A traceback, and the words between it and the one that it led to.
+_TRACEBACK = re.compile(
+    r"^Traceback \(most recent call last\):\n(?P<frames>(?: .*\n)+)(?P<error>.*(?:\n.+)*)"
+    r"(?P<chain>\n\n(?:During handling of|The above exception was) .*:\n\n(?=Traceback))?",
+    re.MULTILINE,
+)
+_FRAME = re.compile(r'  File "(?P<path>.*)", line \d+, in .*\n(?:    .*\n)?')
+#: Of this machine, and of others, whose workers send their tracebacks.
+_RLFLAME_PATHS = (str(Path(rlflame.__file__).parent), "/rlflame/rollout/")
 
 
 def is_interactive(stream: IO[str] | None) -> bool:
@@ -54,6 +64,11 @@ def print_result_lines(text: str) -> None:
         mute(sys.stdout)
 
 
+def print_report(text: str) -> None:
+    """Lines of a run's report. The run goes on when the reader is gone."""
+    _print_unless_closed(sys.stdout, text)
+
+
 def print_note(text: str) -> None:
     """One line that is not part of the result; a reader that is gone is no error."""
     print_note_lines(escape_line(text))
@@ -65,24 +80,42 @@ def print_note_lines(text: str) -> None:
 
 
 def print_error(error: RlflameError, *, debug: bool = False, as_json: bool = False) -> None:
-    """What ended a command, and what to type next."""
+    """What ended a command and what to type next; as JSON it is the last line of the output."""
     if debug:
         print_note_lines("".join(traceback.format_exception(error)).rstrip())
     if error.detail:
-        print_note_lines(
-            (error.detail if debug else shorten_traceback(error.detail, error.message)).rstrip()
-        )
+        detail = error.detail if debug else shorten_traceback(error.detail, error.message)
+        print_note_lines(detail.rstrip())
     print_note(f"rlflame: {error.message}")
     if error.hint:
         print_note(f"  hint: {error.hint}")
     if as_json:
-        print_json_error(error)
+        fields = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        print_report(as_json_text({"event": "error", **fields}))
 
 
-def print_json_error(error: RlflameError) -> None:
-    """The last line of what a program reads."""
-    fields = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-    _print_unless_closed(sys.stdout, as_json_text({"event": "error", **fields}))
+def shorten_traceback(text: str, message: str) -> str:
+    """The text with less of each traceback in it.
+
+    What stays is the innermost frame that is not rlflame's, and the error if the message does not
+    say it; of a traceback that led to another one, the error alone.
+    """
+    message = " ".join(message.split())
+
+    def shorten(match: re.Match[str]) -> str:
+        frames = [*_FRAME.finditer(match["frames"])]
+        error = [
+            line for line in match["error"].splitlines() if " ".join(line.split()) not in message
+        ]
+        if match["chain"]:
+            return "".join(f"  {line}\n" for line in error)
+        foreign = [
+            frame for frame in frames if not any(path in frame["path"] for path in _RLFLAME_PATHS)
+        ]
+        frame = (foreign or frames)[-1][0].splitlines() if frames else []
+        return "\n".join([*frame, *error])
+
+    return _TRACEBACK.sub(shorten, text)
 
 
 def _print_unless_closed(stream: IO[str] | None, text: str) -> None:
@@ -122,23 +155,20 @@ class _DisplayStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with self._mute_on_error():
-            self._stream.write(text)
-        return len(text)
+        try:
+            return self._stream.write(text)
+        except OSError:
+            mute(self._stream)
+            return len(text)
 
     def flush(self) -> None:
-        with self._mute_on_error():
+        try:
             self._stream.flush()
+        except OSError:
+            mute(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-    @contextlib.contextmanager
-    def _mute_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError:
-            mute(self._stream)
 
 
 def mute(stream: IO[str]) -> None:
@@ -167,24 +197,10 @@ def can_encode(text: str) -> bool:
     return True
 
 
-def print_report(text: str) -> None:
-    """Lines of a run's report."""
-    _print_unless_closed(sys.stdout, text)
-
-
 def as_json_text(value: Any, indent: int | None = None) -> str:
     """JSON that every reader takes: NaN and infinity become null.
 
     All of it is ASCII; json leaves DEL alone of the control characters.
     """
-    return escape_unicode(json.dumps(_replace_nonfinite(value), indent=indent))
-
-
-def _replace_nonfinite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _replace_nonfinite(inner) for key, inner in value.items()}
-    return (
-        [_replace_nonfinite(inner) for inner in value] if isinstance(value, list | tuple) else value
-    )
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    return escape_unicode(json.dumps(finite, indent=indent))

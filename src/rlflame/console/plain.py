@@ -1,138 +1,105 @@
-"""A run as lines that read well in a log. Must not know: what runs, where numbers come from."""
+"""A run or a sweep as lines that read well in a log."""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlflame.console.display import Display
 from rlflame.console.formatting import format_pairs, wrap_text
-from rlflame.console.output import print_note, print_report
+from rlflame.console.output import print_report
 from rlflame.console.recipe_summary import format_evaluation
-from rlflame.console.run_progress import RunProgress
-from rlflame.console.run_text import (
-    format_headline,
-    format_result_lines,
-    format_retry,
-    format_start_lines,
-    format_status,
-)
+from rlflame.console.run_text import Pairs, format_interquartile_mean, format_seed_counts
 from rlflame.terminal_text import format_duration
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rlflame.console.base import RunResult, RunStart
-    from rlflame.fleet.base import FleetEvent
+    from rlflame.console.base import RunStart
+    from rlflame.storage.sweep_result import SeedOutcome
     from rlflame.training.evaluation import EvaluationRecord
-    from rlflame.training.trainer import Progress
 
-#: A line is due with every such part of the budget...
+#: A line is due with every such part of the budget, or after so long a silence.
 _BUDGET_PARTS = 20
-#: ...or when nothing has been said for so long.
 _SILENCE_S = 300.0
-_REINFORCE_LINE_ITERATIONS = 10
+#: Of iterations that are whole episodes, every tenth has a line, as in Flame's example.
+_EPISODE_LINE_ITERATIONS = 10
 
 
-class PlainDisplay:
-    """Lines that read well in a log: a banner, one now and then, and an end block."""
+class PlainDisplay(Display):
+    """A banner, a line now and then, and an end block."""
 
-    def __init__(
-        self,
-        write: Callable[[str], None] = print_report,
-        write_note: Callable[[str], None] = print_note,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._write = write
-        self._write_note = write_note
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self._clock = clock
-        self.progress = RunProgress(clock)
-        self._last_line_at_s, self._last_line_part, self._last_line_iteration = clock(), 0, 0
+        self._last_part, self._last_line_s = 0, clock()
 
-    def show_iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None:
-        progress = self.progress
-        progress.add_iteration(metrics, returns)
-        assert progress.recipe_summary is not None
-        if progress.recipe_summary.recipe.learning.algorithm == "reinforce":
-            if (
-                progress.iteration % _REINFORCE_LINE_ITERATIONS == 0
-                or progress.fraction_done >= 1.0
-            ):
-                self._write_progress(self._format_reinforce_line())
-        elif (
-            progress.fraction_done >= 1.0
-            or int(progress.fraction_done * _BUDGET_PARTS) > self._last_line_part
-            or self._clock() >= self._last_line_at_s + _SILENCE_S
-        ):
-            self._write_progress(self._format_line())
+    def show_start(self, start: RunStart) -> None:
+        super().show_start(start)
+        self._mark_line()
+
+    def show_block(self, title: str, table: list[str], pairs: Pairs) -> None:
+        lines = [*table, *([""] if table else []), *format_pairs(pairs)]
+        print_report("\n".join([wrap_text(title), *lines]))
+
+    def show_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
+        super().show_event(event, seed)
+        if event["event"] == "phase" and event["text"]:
+            self.show_note(event["text"])
+        elif event["event"] == "iteration":
+            self._show_progress()
 
     def show_evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None:
+        super().show_evaluation(steps, record, best)
         mark = ", the best so far" if best else ""
-        self._write(wrap_text(f"Evaluation at step {steps:,}: {format_evaluation(record)}{mark}"))
+        print_report(wrap_text(f"Evaluation at step {steps:,}: {format_evaluation(record)}{mark}"))
 
-    def show_checkpoint(self, path: Path, progress: Progress) -> None: ...
+    def show_seed_end(self, seed: int, outcome: SeedOutcome) -> None:
+        super().show_seed_end(seed, outcome)
+        if outcome.error is None:
+            row = self.progress.rows[seed]
+            score = "-" if row.score is None else f"{row.score:,.1f}"
+            print_report(f"Seed {seed} {outcome.end}: step {row.steps:,}, evaluation {score}")
 
-    def show_fleet_event(self, event: FleetEvent) -> None:
-        self.progress.add_fleet_event(event)
-        if event.kind == "retried" and event.text:
-            self.show_note(format_retry(event))
-        elif event.kind in ("phase", "note") and event.text:
-            self.show_note(event.text)
+    def _mark_line(self) -> None:
+        self._last_part = int(self.progress.fraction_done * _BUDGET_PARTS)
+        self._last_line_s = self._clock()
 
-    def show_note(self, text: str) -> None:
-        self._write_note(text)
-
-    @contextlib.contextmanager
-    def open(self, run: RunStart) -> Iterator[None]:
-        self.progress.start(run)
-        self._last_line_at_s, self._last_line_part = (
-            self._clock(),
-            int(self.progress.fraction_done * _BUDGET_PARTS),
-        )
-        self._write(wrap_text(format_headline(run)))
-        for line in format_pairs(format_start_lines(run, self.progress)):
-            self._write(line)
-        yield
-
-    def show_result(self, result: RunResult) -> None:
-        self._write(format_status(result))
-        for line in format_pairs(format_result_lines(result, self.progress)):
-            self._write(line)
-
-    def _write_progress(self, line: str) -> None:
-        if self.progress.iteration != self._last_line_iteration:
-            self._write(wrap_text(line))
-        self._last_line_at_s, self._last_line_part = (
-            self._clock(),
-            int(self.progress.fraction_done * _BUDGET_PARTS),
-        )
-        self._last_line_iteration = self.progress.iteration
-
-    def _format_reinforce_line(self) -> str:
+    def _show_progress(self) -> None:
         progress = self.progress
-        assert progress.recipe_summary is not None
-        total = progress.recipe_summary.iterations
-        position = f"{progress.iteration}/{total}" if total else str(progress.iteration)
-        mean, loss = progress.metrics.get("episode_return_mean"), progress.metrics.get("loss")
-        return (
-            f"Iteration {position:>7}  mean reward {_format_number(mean, '10,.2f')}  "
-            f"loss {_format_number(loss, '10.4f')}  {progress.steps_per_s:,.0f} steps/s"
-        )
+        if progress.summary.episodes_per_iteration and not progress.is_sweep:
+            if (
+                progress.row.iteration % _EPISODE_LINE_ITERATIONS == 0
+                or progress.fraction_done == 1
+            ):
+                print_report(wrap_text(self._format_episode_line()))
+        elif (
+            int(progress.fraction_done * _BUDGET_PARTS) > self._last_part
+            or self._clock() >= self._last_line_s + _SILENCE_S
+        ):
+            self._mark_line()
+            print_report(wrap_text(self._format_line()))
 
     def _format_line(self) -> str:
-        progress = self.progress
-        remaining_s = progress.remaining_s
-        remaining_text = (
-            f"  {format_duration(remaining_s)} left"
-            if remaining_s is not None and progress.fraction_done < 1.0
-            else ""
-        )
-        return (
-            f"{progress.fraction_done:4.0%}  step {progress.steps:>11,}  "
-            f"return {_format_number(progress.recent_return, '10,.2f')}  "
-            f"{progress.steps_per_s:>7,.0f} steps/s{remaining_text}"
-        )
+        progress, remaining_s = self.progress, self.progress.remaining_s
+        cells = [f"{progress.fraction_done:4.0%}", f"step {progress.steps:>11,}"]
+        if not progress.is_sweep:
+            cells.append(f"return {_format_number(progress.row.recent_return, '10,.2f')}")
+        cells.append(f"{progress.steps_per_s:>7,.0f} steps/s")
+        if remaining_s:
+            cells.append(f"{format_duration(remaining_s)} left")
+        if progress.is_sweep:
+            iqm = format_interquartile_mean(progress)
+            cells.append(f"{format_seed_counts(progress)}; IQM {iqm}")
+        return "  ".join(cells)
+
+    def _format_episode_line(self) -> str:
+        row, total = self.progress.row, self.progress.summary.iterations
+        position = f"{row.iteration}/{total}" if total else str(row.iteration)
+        metrics = row.events["iteration"]
+        mean = _format_number(metrics.get("episode_return_mean"), "10,.2f")
+        loss = _format_number(metrics.get("loss"), "10.4f")
+        cells = [f"Iteration {position:>7}", f"mean reward {mean}", f"loss {loss}"]
+        return "  ".join([*cells, f"{row.steps_per_s:,.0f} steps/s"])
 
 
 def _format_number(value: float | None, form: str) -> str:

@@ -1,7 +1,4 @@
-"""What a recipe amounts to on an environment, in the numbers and words that people ask for.
-
-For banners, dry runs and lists. Must not know: how anything is shown or run.
-"""
+"""A recipe with its environment in numbers and words, for banners, dry runs and lists."""
 
 from __future__ import annotations
 
@@ -19,27 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecipeSummary:
-    """A recipe, looked at together with its environment."""
+    """A recipe and its environment."""
 
     recipe: Recipe
     env: EnvSpec
     preset: str
 
     @property
-    def continuous(self) -> bool:
-        return self.env.action_kind == "continuous"
-
-    @property
     def layers(self) -> tuple[int, ...]:
-        """Units of the policy's layers, from the observation to what the actions follow from."""
+        """Units of the policy's layers, from the observation to the output."""
         from rlflame.rollout.spec import compute_output_size
 
-        learning, env = self.recipe.learning, self.env
-        network = learning.network
-        output_units = compute_output_size(
-            env.action_size, learning.sac is not None, network.exploration
-        )
-        return (env.observation_size, *network.hidden, output_units)
+        learning, env, network = self.recipe.learning, self.env, self.recipe.learning.network
+        units = compute_output_size(env.action_size, learning.sac is not None, network.exploration)
+        return (env.observation_size, *network.hidden, units)
 
     @property
     def episodes_per_iteration(self) -> int | None:
@@ -63,17 +53,17 @@ class RecipeSummary:
 
     def format_environment(self) -> str:
         env = self.env
-        kind = "continuous" if self.continuous else "discrete"
         kwargs = "".join(f", {key}={value!r}" for key, value in env.kwargs.items())
         return (
             f"{env.id}: {format_count(env.observation_size, 'observation')}, "
-            f"{format_count(env.action_size, f'{kind} action')}{kwargs}"
+            f"{format_count(env.action_size, f'{env.action_kind} action')}{kwargs}"
         )
 
-    def format_algorithm(self) -> str:
+    def format_algorithm(self, seeds: str = "") -> str:
         learning = self.recipe.learning
         preset = f", preset {self.preset}" if self.preset else ""
-        return f"{learning.algorithm.upper()}{preset}, seed {learning.seed}"
+        seed = f"seeds {seeds}" if "-" in seeds or "," in seeds else f"seed {learning.seed}"
+        return f"{learning.algorithm.upper()}{preset}, {seed}"
 
     def format_budget(self) -> str:
         recipe, iterations = self.recipe, self.iterations
@@ -99,20 +89,17 @@ class RecipeSummary:
         return f"{columns}, whole episodes (at most {format_count(rollout.steps, 'step')})"
 
     def format_policy(self) -> str:
-        network = self.recipe.learning.network
-        normalisation_text = ", observations normalised" if network.normalise_observations else ""
-        window = self.recipe.learning.policy_average
-        average_text = (
-            f", averaged over {format_count(window, 'iteration')} at most" if window else ""
-        )
-        return (
-            f"{'-'.join(map(str, self.layers))} "
-            f"{network.activation}{normalisation_text}{average_text}"
-        )
+        network, window = self.recipe.learning.network, self.recipe.learning.policy_average
+        text = f"{'-'.join(map(str, self.layers))} {network.activation}"
+        if network.normalise_observations:
+            text += ", observations normalised"
+        if window:
+            text += f", averaged over {format_count(window, 'iteration')} at most"
+        return text
 
     @property
     def replay(self) -> ReplayShape | None:
-        """What is kept to be learned from again; None where nothing is."""
+        """None for an algorithm without a replay."""
         from rlflame.learning.buffers.replay_buffer import ReplayShape
         from rlflame.rollout.mujoco.known_spaces import find_episode_limit
 
@@ -137,37 +124,32 @@ class RecipeSummary:
         return text
 
     def format_learning_starts(self) -> str:
-        """When learning from a replay begins; empty where there is none."""
-        settings = self.recipe.learning.sac
+        """When learning from a replay begins; empty without a replay."""
+        settings, stop = self.recipe.learning.sac, self.recipe.stop_at_steps
         if settings is None:
             return ""
         starts, updates = settings.learning_starts, settings.updates_per_step
-        text = (
-            f"{updates:g} {'update' if updates == 1.0 else 'updates'} a step after the first "
-            f"{starts:,}"
-        )
-        stop = self.recipe.stop_at_steps
+        noun = "update" if updates == 1.0 else "updates"
+        text = f"{updates:g} {noun} a step after the first {starts:,}"
         if stop is not None and stop <= starts:
             text += ": none in this run, unless sac.learning_starts is less"
         return text
 
-    def format_lines(self) -> list[tuple[str, str]]:
-        """The recipe as pairs of a word and what there is to say about it."""
-        replay, starts = self.replay, self.format_learning_starts()
-        return [
+    def format_lines(self, seeds: str = "") -> list[tuple[str, str]]:
+        """The recipe as pairs of a word and its text; `seeds` as `--seeds` names them."""
+        lines = [
             ("environment", self.format_environment()),
-            ("algorithm", self.format_algorithm()),
+            ("algorithm", self.format_algorithm(seeds)),
             ("budget", self.format_budget()),
             ("batch", self.format_batch()),
             ("policy", self.format_policy()),
             ("learner", self.format_learner()),
-            *([("updates", starts)] if starts else []),
-            *(
-                [("memory", f"{format_replay_size(replay)} when full")]
-                if replay is not None
-                else []
-            ),
         ]
+        if starts := self.format_learning_starts():
+            lines.append(("updates", starts))
+        if self.replay is not None:
+            lines.append(("memory", f"{format_replay_size(self.replay)} when full"))
+        return lines
 
     def compute_reset_seeds(self) -> list[list[int]]:
         """Of the first episode of every environment, by slot."""
@@ -190,7 +172,7 @@ class RecipeSummary:
             "env_kwargs": dict(self.env.kwargs),
             "obs_dim": self.env.observation_size,
             "act_dim": self.env.action_size,
-            "continuous": self.continuous,
+            "continuous": self.env.action_kind == "continuous",
             "algorithm": learning.algorithm,
             "preset": self.preset or None,
             "seed": learning.seed,

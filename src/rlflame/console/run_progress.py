@@ -1,194 +1,216 @@
-"""What is known of a run at this moment: counters and rates, for whoever shows them.
-
-Is told of fleet events by other threads. Must not know: how it is shown.
-"""
+"""The progress of the seeds that run, one or several, and of the fleet that steps them."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-from rlflame.console.recipe_summary import RecipeSummary
 
 if TYPE_CHECKING:
     from rlflame.console.base import RunStart
+    from rlflame.console.recipe_summary import RecipeSummary
     from rlflame.fleet.base import FleetEvent
-    from rlflame.training.evaluation import EvaluationRecord
+    from rlflame.storage.sweep_result import SeedOutcome
 
-#: Episodes in the return so far.
+#: Episodes in the recent return.
 RECENT_EPISODES = 100
-#: Iterations over which the speed is taken; evaluations and checkpoints among them count.
+#: Iterations over which the speed is taken, with the evaluations and checkpoints between them.
 _RECENT_ITERATIONS = 50
 
 
-class TaskCounts:
-    """The tasks of one purpose under way, by slot, and the retries of the whole run.
-
-    A slot that is submitted again begins the next round; an event of the round before that comes
-    late is then one of a slot that will be told of again, and does no harm.
-    """
+class FleetProgress:
+    """What a fleet does now; its events come from any thread."""
 
     def __init__(self) -> None:
-        self._submitted: set[int] = set()
-        self._running: set[int] = set()
-        self._finished: set[int] = set()
-        self.retried = self.total_retried = self.speculated = 0
-
-    def add_event(self, kind: str, slot: int) -> None:
-        if kind == "submitted" and slot in self._submitted:
-            self._submitted, self._running, self._finished = set(), set(), set()
-            self.retried = self.speculated = 0
-        if kind == "speculated":
-            self.speculated += 1
-            return
-        self._running.discard(slot)
-        if kind == "submitted":
-            self._submitted.add(slot)
-        elif kind == "running":
-            self._running.add(slot)
-        elif kind == "done":
-            self._finished.add(slot)
-        elif kind == "retried":
-            self.retried += 1
-            self.total_retried += 1
-
-    @property
-    def submitted(self) -> int:
-        return len(self._submitted)
-
-    @property
-    def running(self) -> int:
-        return len(self._running)
-
-    @property
-    def finished(self) -> int:
-        return len(self._finished)
-
-
-@dataclass(frozen=True, slots=True)
-class LatestEvaluation:
-    """The last evaluation."""
-
-    steps: int
-    record: EvaluationRecord
-    best: bool
-
-
-class RunProgress:
-    """A run so far, as this process has seen it."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
         self._lock = threading.Lock()
-        self._task_counts = {"train": TaskCounts(), "evaluate": TaskCounts()}
-        self._purpose = "train"
-        self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
-        self._samples: deque[tuple[float, int, float]] = deque(maxlen=_RECENT_ITERATIONS + 1)
-        self._start_s = clock()
-        self._initial_counts = (0, 0)
-        self.recipe_summary: RecipeSummary | None = None
-        self.steps = self.iteration = self.episodes = 0
-        self.metrics: dict[str, Any] = {}
-        self.latest_evaluation: LatestEvaluation | None = None
+        #: By purpose, the last event of each slot in this round.
+        self._states: dict[str, dict[int, str]] = {"train": {}, "evaluate": {}}
+        self.purpose = "train"
         #: What the fleet does before tasks run; empty while they do.
         self.phase = ""
-        #: That have answered so far, on a fleet where they come and go; else 0.
+        #: Workers that have answered so far, on a fleet where they come and go; else 0.
         self.workers = 0
+        self.retried = self.speculated = 0
 
-    def start(self, run: RunStart) -> None:
-        progress = run.checkpoint.progress
-        self.recipe_summary = RecipeSummary(run.checkpoint.recipe, run.checkpoint.env, run.preset)
-        self.steps, self.iteration = progress.steps, progress.iteration
-        self.episodes = progress.episodes
-        self._initial_counts = (progress.steps, progress.episodes)
-        self._start_s = self._clock()
-        self._samples.append((self._start_s, self.steps, self.fraction_done))
-
-    def add_iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None:
-        """An iteration is over."""
-        self.metrics = metrics
-        self.steps, self.iteration = metrics["steps"], metrics["iteration"]
-        self.episodes = metrics["episodes"]
-        self._returns.extend(returns)
-        self._samples.append((self._clock(), self.steps, self.fraction_done))
-
-    def add_fleet_event(self, event: FleetEvent) -> None:
+    def add_event(self, event: FleetEvent) -> None:
         if event.kind == "phase":
             self.phase = event.text
         elif event.kind == "workers":
-            self.workers = int(event.text)
-        if not event.purpose:
+            self.workers = event.count
+        self.speculated += event.kind == "speculated"
+        if event.kind == "speculated" or not event.purpose:
             return
         with self._lock:
-            self._purpose = event.purpose
-            self._task_counts[event.purpose].add_event(event.kind, event.slot)
+            self.purpose, states = event.purpose, self._states[event.purpose]
+            self.retried += event.kind == "retried"
+            # A slot that is submitted again begins the next round.
+            if event.kind == "submitted" and event.slot in states:
+                states.clear()
+            # A slot that is not in the round has an event of the previous round, which came late.
+            if event.kind == "submitted" or event.slot in states:
+                states[event.slot] = event.kind
 
-    @property
-    def is_evaluating(self) -> bool:
-        return self._purpose == "evaluate"
+    def count_tasks(self, kind: str = "") -> int:
+        """Tasks of the round whose last event is of this kind; without one, all of them."""
+        with self._lock:
+            return sum(kind in ("", state) for state in self._states[self.purpose].values())
 
-    @property
-    def task_counts(self) -> TaskCounts:
-        """Of what the fleet does now."""
-        return self._task_counts[self._purpose]
 
-    @property
-    def total_retried(self) -> int:
-        return sum(counts.total_retried for counts in self._task_counts.values())
+@dataclass
+class SeedProgress:
+    """One seed; its state is waiting, running, finished, stopped or failed."""
 
-    @property
-    def recent_return(self) -> float | None:
-        """Mean of the last episodes, with exploration."""
-        return sum(self._returns) / len(self._returns) if self._returns else None
-
-    @property
-    def final_return(self) -> float | None:
-        """REINFORCE is told by its last iteration, as its example does; others by the last 100."""
-        if self.recipe_summary and self.recipe_summary.episodes_per_iteration:
-            mean: float | None = self.metrics.get("episode_return_mean")
-            return mean
-        return self.recent_return
-
-    @property
-    def elapsed_s(self) -> float:
-        return self._clock() - self._start_s
-
-    @property
-    def steps_since_start(self) -> int:
-        """Taken by this process, as opposed to those before a resume."""
-        return self.steps - self._initial_counts[0]
-
-    @property
-    def episodes_since_start(self) -> int:
-        return self.episodes - self._initial_counts[1]
-
-    @property
-    def fraction_done(self) -> float:
-        """How much of the budget is spent, from 0 to 1."""
-        assert self.recipe_summary is not None
-        recipe = self.recipe_summary.recipe
-        fractions = [0.0]
-        if recipe.stop_at_steps:
-            fractions.append(self.steps / recipe.stop_at_steps)
-        if recipe.stop_at_iterations:
-            fractions.append(self.iteration / recipe.stop_at_iterations)
-        return min(1.0, max(fractions))
+    state: str = "waiting"
+    steps: int = 0
+    iteration: int = 0
+    episodes: int = 0
+    fraction_done: float = 0.0
+    #: Steps and episodes before this process.
+    initial_counts: tuple[int, int] = (0, 0)
+    #: The newest event of each kind.
+    events: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: Mean return of the newest evaluation, the final one once there is one.
+    score: float | None = None
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
+    #: Time, steps and the part of the budget that is spent, after each iteration.
+    samples: deque[tuple[float, int, float]] = field(
+        default_factory=lambda: deque(maxlen=_RECENT_ITERATIONS + 1)
+    )
 
     @property
     def steps_per_s(self) -> float:
-        (start, first_steps, _), (end, last_steps, _) = self._samples[0], self._samples[-1]
-        return (last_steps - first_steps) / (end - start) if end > start else 0.0
+        return self.compute_rate(1)
+
+    def compute_rate(self, column: int) -> float:
+        """The recent speed in steps (column 1) or in parts of the budget (column 2)."""
+        if self.state != "running" or len(self.samples) < 2:
+            return 0.0
+        first, last = self.samples[0], self.samples[-1]
+        elapsed_s = last[0] - first[0]
+        return (last[column] - first[column]) / elapsed_s if elapsed_s > 0.0 else 0.0
+
+    @property
+    def recent_return(self) -> float | None:
+        """Mean of the newest episodes, with exploration."""
+        return sum(self.returns) / len(self.returns) if self.returns else None
+
+
+class RunProgress:
+    """All seeds by number; `start` comes first."""
+
+    summary: RecipeSummary
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._start_s = clock()
+        self._stop_s: float | None = None
+        self.rows: dict[int, SeedProgress] = {}
+        self.fleet = FleetProgress()
+        self.is_sweep = False
+
+    def start(self, start: RunStart) -> None:
+        self._start_s = self._clock()
+        self.summary, self.is_sweep = start.summary, start.resources is not None
+        for seed, checkpoint in start.checkpoints.items():
+            row = self.rows[seed] = SeedProgress()
+            if checkpoint is not None:
+                progress, record = checkpoint.progress, checkpoint.evaluation or checkpoint.best
+                self._move(row, progress.steps, progress.iteration, progress.episodes)
+                row.initial_counts = (progress.steps, progress.episodes)
+                row.score = None if record is None else record.mean
+            if seed in start.finished:
+                row.state, row.fraction_done = "finished", 1.0
+        if not self.is_sweep:
+            self.add_event({"event": "start", "steps": self.row.steps})
+
+    def stop(self) -> None:
+        """Let the elapsed time stand still."""
+        self._stop_s = self._clock()
+
+    def add_returns(self, returns: Sequence[float]) -> None:
+        """Of the episodes that have ended; the events of a sweep have no returns."""
+        self.row.returns.extend(returns)
+
+    def add_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
+        """An event of `rlflame train --json`; without a seed, of the only one there is."""
+        row, name = self.row if seed is None else self.rows[seed], event["event"]
+        row.events[name] = event
+        if name == "start":
+            # The process may continue an older checkpoint than the newest, which is damaged.
+            row.state, row.steps = "running", event["steps"]
+            row.initial_counts = (row.steps, row.episodes)
+        elif name == "iteration":
+            self._move(row, event["steps"], event["iteration"], event["episodes"])
+        elif name == "evaluation":
+            row.score = event["mean"]
+        elif name == "end" and event["complete"] and event["evaluation"]:
+            row.score, row.fraction_done = event["evaluation"]["mean"], 1.0
+        if name in ("start", "iteration"):
+            row.samples.append((self._clock(), row.steps, row.fraction_done))
+
+    def add_outcome(self, seed: int, outcome: SeedOutcome) -> None:
+        self.rows[seed].state = outcome.end
+
+    def _move(self, row: SeedProgress, steps: int, iteration: int, episodes: int) -> None:
+        row.steps, row.iteration, row.episodes = steps, iteration, episodes
+        recipe, fractions = self.summary.recipe, [0.0]
+        if recipe.stop_at_steps:
+            fractions.append(steps / recipe.stop_at_steps)
+        if recipe.stop_at_iterations:
+            fractions.append(iteration / recipe.stop_at_iterations)
+        row.fraction_done = min(1.0, max(fractions))
+
+    @property
+    def row(self) -> SeedProgress:
+        """The only seed of a run, or the first of a sweep."""
+        return next(iter(self.rows.values()))
+
+    @property
+    def steps(self) -> int:
+        return sum(row.steps for row in self.rows.values())
+
+    @property
+    def steps_per_s(self) -> float:
+        return sum(row.steps_per_s for row in self.rows.values())
+
+    @property
+    def steps_since_start(self) -> int:
+        """Steps of this process, without those before a resume."""
+        return sum(row.steps - row.initial_counts[0] for row in self.rows.values())
+
+    @property
+    def episodes_since_start(self) -> int:
+        return sum(row.episodes - row.initial_counts[1] for row in self.rows.values())
+
+    @property
+    def fraction_done(self) -> float:
+        """The part of the budget that is spent, from 0 to 1."""
+        return sum(row.fraction_done for row in self.rows.values()) / len(self.rows)
+
+    @property
+    def elapsed_s(self) -> float:
+        return (self._clock() if self._stop_s is None else self._stop_s) - self._start_s
 
     @property
     def remaining_s(self) -> float | None:
-        """Until the budget is spent, at the recent speed."""
-        (start, _, first_fraction), (end, _, last_fraction) = self._samples[0], self._samples[-1]
-        return (
-            (1.0 - last_fraction) * (end - start) / (last_fraction - first_fraction)
-            if last_fraction > first_fraction
-            else None
+        """Until the budget is spent, at the recent speed of the seeds that run."""
+        rate = sum(row.compute_rate(2) for row in self.rows.values())
+        remaining = sum(
+            1.0 - row.fraction_done
+            for row in self.rows.values()
+            if row.state in ("waiting", "running")
         )
+        return remaining / rate if rate > 0.0 else None
+
+    @property
+    def final_return(self) -> float | None:
+        """Of whole-episode iterations the newest one's mean return; else of recent episodes."""
+        if not self.rows:
+            return None
+        if self.summary.episodes_per_iteration:
+            mean: float | None = self.row.events.get("iteration", {}).get("episode_return_mean")
+            return mean
+        return self.row.recent_return

@@ -1,78 +1,119 @@
-"""What there is to say about a run, whichever way it is shown. Must not know: how it is shown."""
+"""What there is to say about a run or a sweep, for the live view and for lines alike."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rlflame import __version__
+from rlflame.console.base import RunResult, RunStart, SweepResult
+from rlflame.console.formatting import format_table
+from rlflame.console.output import shorten_traceback
 from rlflame.console.recipe_summary import format_evaluation
-from rlflame.console.run_progress import RunProgress
-from rlflame.terminal_text import format_count, format_duration
+from rlflame.errors import RlflameError, format_command
+from rlflame.statistics import FEWEST_SEEDS, compute_interquartile_means
+from rlflame.storage.sweep_dir import format_seeds
+from rlflame.terminal_text import escape_line, format_count, format_duration
 
 if TYPE_CHECKING:
-    from rlflame.console.base import RunResult, RunStart
-    from rlflame.fleet.base import FleetEvent
+    from rlflame.console.run_progress import RunProgress
+    from rlflame.storage.sweep_result import SweepSummary
+
+Pairs = list[tuple[str, str]]
+#: Every other fleet has executors.
+_WORKER_NOUNS = {"local": "local worker"}
 
 
-def format_headline(run: RunStart) -> str:
-    """The first line: what runs, and where, if that was for rlflame to choose."""
-    place = " on this machine: no Flame cluster is configured" if run.no_cluster else ""
-    if run.candidates:
+def format_headline(start: RunStart) -> str:
+    """The first line: what runs, and where, if rlflame chose the place."""
+    place = " on this machine: no Flame cluster is configured" if start.no_cluster else ""
+    if start.candidates:
         place = " on this machine and on Flame in turn, and then on the faster of them"
     return f"rlflame {__version__}{place}"
 
 
-def format_start_lines(run: RunStart, progress: RunProgress) -> list[tuple[str, str]]:
-    """What is about to run, as pairs of a word and what there is to say about it."""
-    recipe_summary = progress.recipe_summary
-    assert recipe_summary is not None
-    fleets = run.candidates or ((run.fleet, run.workers),)
+def format_start_lines(start: RunStart, progress: RunProgress) -> Pairs:
+    """What is about to run, as pairs of a word and its text."""
+    lines = start.summary.format_lines(format_seeds(tuple(start.checkpoints)))
+    lines += [("rollouts", _format_place(start)), ("folder", str(start.folder))]
+    if start.resumed and start.resources is not None:
+        position = f"{len(start.finished)} of {len(start.checkpoints)} seeds were finished before"
+        lines.append(("resumed", position))
+    elif start.resumed:
+        iterations = format_count(progress.row.iteration, "iteration")
+        lines.append(("resumed", f"at step {progress.steps:,}, after {iterations}"))
+    return lines
+
+
+def _format_place(start: RunStart) -> str:
+    """Where the environments of a run are stepped."""
+    resources, max_workers = start.resources, start.summary.max_workers
+    if resources is not None:
+        place = "each in its own process"
+        if start.workers:
+            place = f"on one fleet: {format_count(start.workers, 'executor')} at most"
+        elif resources.workers_per_seed:
+            place = f"each with {format_count(resources.workers_per_seed, 'local worker')}"
+        seeds = format_count(len(start.checkpoints), "seed")
+        return f"{seeds}, {resources.concurrent_seeds} at a time, {place}"
+    if start.fleet == "inline":
+        return "in this process"
+    fleets = start.candidates or ((start.fleet, start.workers),)
     workers = " and ".join(
-        format_count(number, "Flame executor" if name == "flame" else "local worker")
+        format_count(number, _WORKER_NOUNS.get(name, f"{name.title()} executor"))
         for name, number in fleets
     )
-    if run.fleet == "inline":
-        workers = "in this process"
-    elif max(number for _, number in fleets) < recipe_summary.max_workers:
-        workers += f"; at most {recipe_summary.max_workers} can help (learning.rollout.num_slots)"
-    else:
-        workers += ", the most that can help (learning.rollout.num_slots)"
-    lines = [*recipe_summary.format_lines(), ("rollouts", workers), ("folder", str(run.folder))]
-    if run.resumed:
-        position = (
-            f"at step {progress.steps:,}, after {format_count(progress.iteration, 'iteration')}"
-        )
-        lines.append(("resumed", position))
-    return lines
+    if max(number for _, number in fleets) < max_workers:
+        return f"{workers}; at most {max_workers} can help (learning.rollout.num_slots)"
+    return f"{workers}, the most that can help (learning.rollout.num_slots)"
 
 
-def format_result_lines(result: RunResult, progress: RunProgress) -> list[tuple[str, str]]:
-    """How it ended, the same way."""
-    lines = []
-    if result.has_trained:
-        elapsed_s, mean = max(progress.elapsed_s, 1e-9), progress.final_return
-        speed = (
-            f"{format_count(progress.steps_since_start, 'step')} "
-            f"({progress.steps_since_start / elapsed_s:,.0f}/s), "
-            f"{format_count(progress.episodes_since_start, 'episode')} "
-            f"({progress.episodes_since_start / elapsed_s:,.1f}/s)"
-        )
-        lines.append(("time", f"{format_duration(elapsed_s)}, {speed}"))
-        if mean is not None:
-            lines.append(("reward", f"{mean:,.2f} (final mean, exploring)"))
-    if result.complete and result.evaluation is not None:
-        lines.append(("evaluation", format_evaluation(result.evaluation)))
-    if result.best is not None and result.best != result.evaluation:
-        lines.append(("best", format_evaluation(result.best)))
-    lines.append(("files", str(result.folder)))
-    if not result.has_trained:
-        lines.append(("to go on", result.resume_command))
-    if result.complete and result.best is not None:
-        lines.append(("next", result.evaluation_command))
-    return lines
+def format_note(event: Mapping[str, Any], seed: int | None = None) -> str:
+    """The sentence in an event; empty where there is none."""
+    text = ""
+    if event["event"] == "note":
+        text = event["text"]
+    elif event["event"] == "retried" and event["reason"]:
+        text = format_retry(event["slot"], event["reason"])
+    return text if seed is None or not text else f"Seed {seed}: {text}"
 
 
-def format_status(result: RunResult) -> str:
+def format_retry(slot: int, reason: str) -> str:
+    return f"Slot {slot} is collected again; its worker: {reason}."
+
+
+def format_failure(seed: int, error: RlflameError) -> str:
+    detail = shorten_traceback(error.detail, error.message).rstrip()
+    return f"Seed {seed} failed: {escape_line(error.message)}" + (f"\n{detail}" if detail else "")
+
+
+def format_seed_counts(progress: RunProgress) -> str:
+    """`3 running, 1 failed`."""
+    states = [row.state for row in progress.rows.values()]
+    return ", ".join(
+        f"{states.count(state)} {state}"
+        for state in ("running", "waiting", "finished", "stopped", "failed")
+        if state in states
+    )
+
+
+def format_interquartile_mean(progress: RunProgress) -> str:
+    """Of the newest evaluations of the seeds."""
+    scores = [row.score for row in progress.rows.values() if row.score is not None]
+    if not scores:
+        return "-"
+    mean = float(compute_interquartile_means(np.array(scores, np.float64)))
+    return f"{mean:,.1f} of {format_count(len(scores), 'seed')}"
+
+
+def format_status(result: RunResult | SweepResult) -> str:
+    """The first line of the end."""
+    if isinstance(result, SweepResult):
+        if not result.has_trained:
+            return "All seeds were finished already."
+        return "Finished" if result.complete else "Failed" if result.failures else "Stopped"
     if not result.has_trained:
         return f"This run was finished already, at step {result.progress.steps:,}"
     if result.complete and result.progress.reached:
@@ -80,5 +121,71 @@ def format_status(result: RunResult) -> str:
     return "Finished" if result.complete else "Stopped"
 
 
-def format_retry(event: FleetEvent) -> str:
-    return f"Slot {event.slot} is collected again; its worker: {event.text}."
+def format_seeds_table(result: RunResult | SweepResult) -> list[str]:
+    """How each seed of a sweep ended; empty for one run."""
+    if not isinstance(result, SweepResult):
+        return []
+    rows: list[tuple[str, ...]] = [("  seed", "state", "steps", "evaluation", "best")]
+    for seed in result.summary.seeds:
+        record, score = seed.evaluation, "-"
+        if record is not None:
+            score = f"{record['mean']:,.1f} [{record['low']:,.1f}, {record['high']:,.1f}]"
+        best = "-" if seed.best_return is None else f"{seed.best_return:,.1f}"
+        rows.append((f"  {seed.seed}", seed.state, f"{seed.steps:,}", score, best))
+    return format_table(rows)
+
+
+def format_result_lines(result: RunResult | SweepResult, progress: RunProgress) -> Pairs:
+    """How it ended, as pairs of a word and its text."""
+    lines, files = [], ("files", str(result.folder))
+    if result.has_trained:
+        elapsed_s, episodes = max(progress.elapsed_s, 1e-9), progress.episodes_since_start
+        speed = (
+            f"{format_count(progress.steps_since_start, 'step')} "
+            f"({progress.steps_since_start / elapsed_s:,.0f}/s), "
+            f"{format_count(episodes, 'episode')} ({episodes / elapsed_s:,.1f}/s)"
+        )
+        lines.append(("time", f"{format_duration(elapsed_s)}, {speed}"))
+    if isinstance(result, SweepResult):
+        lines += [*_format_statistics(result.summary), files]
+        if result.complete:
+            lines.append(("next", format_command("report", result.folder)))
+        return lines
+    if result.has_trained and progress.final_return is not None:
+        lines.append(("reward", f"{progress.final_return:,.2f} (final mean, exploring)"))
+    if result.complete and result.evaluation is not None:
+        lines.append(("evaluation", format_evaluation(result.evaluation)))
+    if result.best is not None and result.best != result.evaluation:
+        lines.append(("best", format_evaluation(result.best)))
+    lines.append(files)
+    if not result.has_trained:
+        lines.append(("to go on", result.resume_command))
+    if result.complete and result.best is not None:
+        lines.append(("next", result.evaluation_command))
+    return lines
+
+
+def _format_statistics(summary: SweepSummary) -> Pairs:
+    """What the seeds of a sweep say together."""
+    final = summary.final
+    if final is None:
+        return []
+    seeds = format_count(len(summary.seeds), "seed")
+    if final.seeds < len(summary.seeds):
+        seeds = f"{final.seeds} of {seeds}"
+    interval = ""
+    if final.seeds >= FEWEST_SEEDS:
+        interval = f", 95% interval [{final.iqm.low:,.1f}, {final.iqm.high:,.1f}]"
+    lines = [
+        ("IQM", f"{final.iqm.value:,.1f}{interval} of {seeds}, final evaluations"),
+        ("mean", f"{final.mean:,.1f} ± {final.std:,.1f}"),
+        ("worst", f"{final.worst:,.1f}, seed {summary.worst_seed}"),
+    ]
+    if summary.p2 is not None:
+        steps, best = summary.p2
+        text = f"{best.mean:,.1f} ± {best.std:,.1f}, the best mean over seeds, at step {steps:,}"
+        lines.append(("P2", text))
+    if summary.p4 is not None:
+        tail = summary.p4
+        lines.append(("P4", f"{tail.mean:,.1f} ± {tail.std:,.1f}, the last 5% of the evaluations"))
+    return lines

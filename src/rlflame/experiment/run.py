@@ -16,6 +16,7 @@ from rlflame.config.module_trust import format_module_options
 from rlflame.config.recipe import LearningSettings, Recipe, RunConfig
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.base import NullView, RunResult, RunStart, RunView
+from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import CheckpointError, ConfigError, format_command, format_shell
 from rlflame.experiment import components
 from rlflame.experiment.learners import launcher
@@ -240,10 +241,10 @@ def _make_run_start(
 ) -> RunStart:
     return RunStart(
         folder.path,
-        source,
+        RecipeSummary(source.recipe, source.env, preset),
+        {source.recipe.learning.seed: source},
         fleet.name,
         fleet.capacity,
-        preset,
         resumed,
         factory.is_local_fallback(runtime),
         factory.list_candidates(fleet),

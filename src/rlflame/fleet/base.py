@@ -47,6 +47,8 @@ class FleetEvent:
     purpose: str
     slot: int
     text: str = ""
+    #: The number of workers, of a `workers` event.
+    count: int = 0
 
 
 Observer = Callable[[FleetEvent], None]

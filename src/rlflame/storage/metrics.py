@@ -55,6 +55,17 @@ NAMES: dict[str, str] = {
     "eval_episodes": "Episodes it ran.",
 }
 
+#: What tells at a glance whether learning is sound: name -> label and format in the live view.
+LIVE_METRICS: dict[str, tuple[str, str]] = {
+    "loss": ("loss", ".3g"),
+    "approx_kl": ("kl", ".4f"),
+    "clip_fraction": ("clipped", ".0%"),
+    "explained_variance": ("explained variance", ".2f"),
+    "actor_loss": ("actor", ".3g"),
+    "critic_loss": ("critic", ".3g"),
+    "ent_coef": ("entropy coefficient", ".3g"),
+}
+
 EPISODE_HEADER = "r,l,iteration,steps,slot,row,episode,truncated\n"
 
 

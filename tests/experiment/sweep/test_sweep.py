@@ -26,13 +26,13 @@ from test_cli_processes import alive, children_of, until
 from rlflame import api, statistics
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.config import resolve
-from rlflame.console.sweep_base import SweepResources
+from rlflame.console.base import SweepResources
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.experiment import components, run
 from rlflame.experiment.sweep import job as jobs
 from rlflame.experiment.sweep import seed_processes, sweep
 from rlflame.experiment.sweep.job import Sweep
-from rlflame.experiment.sweep.resources import split_resources
+from rlflame.experiment.sweep.sweep import split_resources
 from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.storage import checkpoint
 from rlflame.storage.machine_memory import PROCESS_BYTES
@@ -475,14 +475,14 @@ def test_seeds_whose_folder_was_moved_write_nothing_at_its_path(moment, tmp_path
     class Moving:
         """A crew during whose work the folder is moved and another job begins."""
 
-        def __init__(self, orders, listener, *_, **__):
-            self._listener = listener
+        def __init__(self, orders, folder, *_, **__):
+            self._folder = folder
 
         def run(self):
             out.rename(tmp_path / "old")
             self.second = RunFolder.create(out)
             if moment == "begun":
-                self._listener.handle_start(0)
+                self._folder.check_held()
             return {}
 
     monkeypatch.setattr(sweep, "SeedProcesses", Moving)

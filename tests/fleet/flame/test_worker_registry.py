@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.flame.worker_registry import WorkerRegistry
-from rlflame.rollout.process.worker_main import read_versions
+from rlflame.rollout.machine import read_versions
 
 
 class Registry:

@@ -1,6 +1,8 @@
-"""A job on disk: what its seeds run, and where each of them stands.
+"""A sweep on disk: what its seeds run, where each of them stands, and their results together.
 
-Must not know: processes, statistics, display.
+P2 and P4 are two protocols under which returns are published: the best mean over seeds that any
+evaluation in training had, and the mean of the last twentieth of these evaluations. They cannot be
+compared with each other.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
+
+from rlflame.analysis.curves import EVALUATION
 from rlflame.config import resolve, toml_io
 from rlflame.config.nested import find_first_difference
 from rlflame.config.recipe import RunConfig
@@ -22,7 +26,9 @@ from rlflame.experiment.resume import (
     has_final_evaluation,
     is_finished,
 )
-from rlflame.storage import safetensors_file
+from rlflame.rollout.spec import Float64
+from rlflame.statistics import compute_mean_std, compute_tail_mean, find_best_mean, summarise
+from rlflame.storage import run_reader, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.run_dir import (
     RETRY_HINT,
@@ -42,11 +48,12 @@ from rlflame.storage.sweep_dir import (
     is_sweep,
     parse_seeds,
 )
+from rlflame.storage.sweep_result import SeedOutcome, SeedResult, SweepSummary
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A recipe and its seeds. The recipe's own seed is the first; its horizon is written out."""
+    """A recipe and its seeds; the recipe's own seed is the first of them."""
 
     config: RunConfig
     seeds: tuple[int, ...]
@@ -55,7 +62,7 @@ class Sweep:
     init_from: str | None = None
 
     def make_seed_config(self, seed: int, folder: Path) -> RunConfig:
-        """What a lone run of this seed in this folder would be given."""
+        """The config of a lone run of this seed."""
         learning = self.config.learning.model_copy(update={"seed": seed})
         runtime = self.config.runtime.model_copy(update={"out": str(get_seed_folder(folder, seed))})
         return self.config.model_copy(update={"learning": learning, "runtime": runtime})
@@ -70,13 +77,13 @@ class Sweep:
 
 @dataclass(frozen=True)
 class SeedStatus:
-    """Where one seed stands in its folder: not begun, over, or somewhere on the way."""
+    """Where one seed stands in its folder."""
 
     seed: int
     folder: Path
     started: bool = False
     finished: bool = False
-    #: Its newest checkpoint, with the job's own end; None where there is none that can be read.
+    #: Its newest checkpoint, with the end of the sweep; None where none can be read.
     checkpoint: Checkpoint | None = None
 
 
@@ -100,55 +107,44 @@ def write_sweep(folder: Path, sweep: Sweep) -> None:
         safetensors_file.write_atomically(folder / SWEEP_FILE, ("\n".join(lines) + "\n").encode())
 
 
-def read_tables(folder: Path) -> dict[str, Any]:
-    """What job.toml says, as plain data."""
-    if not is_sweep(folder):
-        raise CheckpointError(f"{folder} is no folder of seeds.", "rlflame runs lists them")
+def read_sweep(folder: Path) -> Sweep:
+    file = folder / SWEEP_FILE
     try:
-        return toml_io.read_file(folder / SWEEP_FILE)
+        tables = toml_io.read_file(file)
     except ConfigError as error:
         raise CheckpointError(error.message, RESTORE_HINT) from error
-
-
-def read_sweep(folder: Path) -> Sweep:
-    tables = read_tables(folder)
-    section = tables.pop("job", None)
     try:
-        seeds, preset, init_from = _parse_section(section)
-        config = resolve.validate_config(tables)
-    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        section = tables.pop("job")
+        seeds, init_from = section["seeds"], section.get("init_from")
+        if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
+            raise ValueError(f"seeds = {seeds!r}")
+        return Sweep(
+            resolve.validate_config(tables),
+            parse_seeds(",".join(map(str, seeds))),
+            str(section.get("preset") or ""),
+            None if init_from is None else str(init_from),
+        )
+    except (ConfigError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{folder / SWEEP_FILE} is not what a job of seeds is written as ({error}).",
-            RESTORE_HINT,
+            f"{file} is not what a job of seeds is written as ({error}).", RESTORE_HINT
         ) from error
-    return Sweep(config, seeds, preset, init_from)
 
 
-def _parse_section(section: Any) -> tuple[tuple[int, ...], str, str | None]:
-    if not isinstance(section, Mapping):
-        raise TypeError("no [job] in it")
-    seeds, init_from = section["seeds"], section.get("init_from")
-    if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
-        raise ValueError(f"seeds = {seeds!r}")
-    return (
-        parse_seeds(",".join(map(str, seeds))),
-        str(section.get("preset") or ""),
-        None if init_from is None else str(init_from),
-    )
+def read_seed_statuses(folder: Path, sweep: Sweep) -> list[SeedStatus]:
+    return [read_seed_status(folder, sweep, seed) for seed in sweep.seeds]
 
 
 def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
-    """Where a seed stands. What a process has left that died before its first checkpoint is no
-    beginning, and is cleared away.
+    """Where a seed stands; removes the folder of a process that died before its first checkpoint.
 
-    A checkpoint that is damaged is the seed's own trouble, which its process will meet and tell.
+    A damaged checkpoint is no error here: the process of the seed reports it.
     """
     path = get_seed_folder(folder, seed)
     if not path.exists():
         return SeedStatus(seed, path)
     if not has_checkpoint_files(path):
         if is_locked(path):
-            # Somebody is at it who has not come to a checkpoint; nothing there is anybody else's.
+            # Another process works here, and has not come to its first checkpoint.
             return SeedStatus(seed, path, started=True)
         with report_disk_errors(folder, format_command("resume", folder)):
             shutil.rmtree(path)
@@ -157,87 +153,139 @@ def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
         checkpoint = load_newest_checkpoint(path, lambda _: None)
     except CheckpointError:
         return SeedStatus(seed, path, started=True)
-    if not checkpoint.progress.reached and sweep.config.stop_at_steps is not None:
-        target_steps = sweep.config.stop_at_steps
-        if (
-            target_steps > checkpoint.progress.steps
-            or target_steps == checkpoint.recipe.stop_at_steps
-        ):
-            checkpoint = extend_budget(checkpoint, target_steps, path)
-    return SeedStatus(
-        seed,
-        path,
-        True,
-        is_finished(checkpoint) and has_final_evaluation(path, checkpoint),
-        checkpoint,
+    steps, progress = sweep.config.stop_at_steps, checkpoint.progress
+    is_end_valid = steps is not None and (
+        steps > progress.steps or steps == checkpoint.recipe.stop_at_steps
     )
+    if is_end_valid and not progress.reached:
+        checkpoint = extend_budget(checkpoint, steps, path)
+    finished = is_finished(checkpoint) and has_final_evaluation(path, checkpoint)
+    return SeedStatus(seed, path, True, finished, checkpoint)
 
 
 def check_recipe(folder: Path, sweep: Sweep) -> None:
-    """Refuse a job whose file names another recipe than its seeds were begun with: what has not
-    begun would be of another kind, and counted with the others."""
-    for seed in sweep.seeds:
-        checkpoint = read_seed_status(folder, sweep, seed).checkpoint
-        if checkpoint is None:
+    """Refuse a sweep whose file names another recipe than its seeds began with."""
+    for status in read_seed_statuses(folder, sweep):
+        if status.checkpoint is None:
             continue
-        config = sweep.make_seed_config(seed, folder)
-        parts = ("learning", "evaluation")
+        config = sweep.make_seed_config(status.seed, folder)
         saved, current = (
-            {part: getattr(recipe, part).model_dump() for part in parts}
-            for recipe in (checkpoint.recipe, config)
+            {part: getattr(recipe, part).model_dump() for part in ("learning", "evaluation")}
+            for recipe in (status.checkpoint.recipe, config)
         )
         difference = find_first_difference(saved, current)
         if difference is not None:
             path, saved_value, current_value = difference
+            saved_text = toml_io.format_value(saved_value)
             raise ConfigError(
-                f"Seed {seed} was begun with {path} = {toml_io.format_value(saved_value)}, and "
+                f"Seed {status.seed} was begun with {path} = {saved_text}, and "
                 f"{folder / SWEEP_FILE} has {toml_io.format_value(current_value)}.",
-                f"write {toml_io.format_value(saved_value)} there again; another recipe is "
-                "another job: "
+                f"write {saved_text} there again; another recipe is another job: "
                 "rlflame train --seeds",
             )
 
 
 def check_goal(folder: Path, sweep: Sweep, steps: int) -> None:
-    """Refuse an end that a seed has passed, or cannot learn until, before any other goes on."""
-    for seed in sweep.seeds:
-        status = read_seed_status(folder, sweep, seed)
+    """Refuse an end that a seed has passed, or cannot learn until, before any other continues."""
+    for status in read_seed_statuses(folder, sweep):
         checkpoint = status.checkpoint
         if checkpoint is None or checkpoint.progress.reached:
             continue
         steps_done, goal = checkpoint.progress.steps, checkpoint.recipe.stop_at_steps
         if steps <= steps_done and not (steps == goal and is_finished(checkpoint)):
             raise ConfigError(
-                f"--steps {steps} is not beyond the {steps_done} steps that seed {seed} has taken.",
+                f"--steps {steps} is not beyond the {steps_done} steps that seed {status.seed} "
+                "has taken.",
                 f"--steps {2 * steps_done}",
             )
         extension = extend_budget(checkpoint, steps, status.folder)
-        check_can_learn(
-            checkpoint, extension, _format_longer_command(folder, sweep, status.folder, steps)
-        )
+        hint = _format_longer_command(folder, sweep, status.folder, steps)
+        check_can_learn(checkpoint, extension, hint)
 
 
 def _format_longer_command(folder: Path, sweep: Sweep, seed_path: Path, steps: int) -> str:
     """The command that trains all seeds for so long, with schedules that are made for it."""
-    learning = sweep.config.learning
-    options: list[object] = [
-        "--config",
-        seed_path / "config.toml",
-        "--seeds",
-        format_seeds(sweep.seeds),
-    ]
+    config = seed_path / "config.toml"
+    options: list[object] = ["--config", config, "--seeds", format_seeds(sweep.seeds)]
     if sweep.init_from is not None:
         options += ["--init-from", sweep.init_from]
     for name in ("horizon_steps", "horizon_iterations"):
-        if getattr(learning, name) is not None:
+        if getattr(sweep.config.learning, name) is not None:
             options += ["--set", f"learning.{name}=none"]
     command = format_command("train", *options, "--steps", steps, "--out", f"{folder}-longer")
     return f"train longer from the beginning: {command}"
 
 
 def open_sweep_folder(folder: Path) -> RunFolder:
-    """The job's folder, locked for this process."""
+    """The folder of a sweep, locked for this process."""
     if not is_sweep(folder):
         raise CheckpointError(f"{folder} is no folder of seeds.", "rlflame runs lists them")
     refuse_links(folder, (entry.name for entry in folder.glob("seed-*")))
     return RunFolder.open(folder)
+
+
+def summarise_sweep(
+    folder: Path, sweep: Sweep, outcomes: Mapping[int, SeedOutcome]
+) -> SweepSummary:
+    statuses = read_seed_statuses(folder, sweep)
+    curves = {status.seed: _read_curve(status) for status in statuses}
+    results = [
+        _make_seed_result(status, curves[status.seed], outcomes.get(status.seed))
+        for status in statuses
+    ]
+    finals = {
+        result.seed: float(result.evaluation["mean"])
+        for result in results
+        if result.evaluation is not None
+    }
+    scored_curves = [curves[seed] for seed in finals]
+    tails = [result.last_evaluations for result in results if result.seed in finals]
+    learning = sweep.config.learning
+    # P2 and P4 are of all seeds that have a final evaluation: none with a damaged record is left
+    # out of a mean.
+    return SweepSummary(
+        environment=learning.environment.id,
+        algorithm=learning.algorithm,
+        seeds=tuple(results),
+        final=summarise(np.array([*finals.values()], np.float64)) if finals else None,
+        worst_seed=min(finals, key=lambda seed: finals[seed]) if finals else None,
+        p2=find_best_mean([curve for curve in scored_curves if curve is not None])
+        if None not in scored_curves
+        else None,
+        p4=compute_mean_std(np.array(tails, np.float64)) if tails and None not in tails else None,
+    )
+
+
+def _read_curve(status: SeedStatus) -> tuple[Float64, Float64] | None:
+    """Steps and returns of the evaluations in training."""
+    try:
+        return run_reader.read_run(status.folder).read_values(EVALUATION)
+    except CheckpointError:
+        return None
+
+
+def _make_seed_result(
+    status: SeedStatus, curve: tuple[Float64, Float64] | None, outcome: SeedOutcome | None
+) -> SeedResult:
+    error = outcome.error if outcome is not None else None
+    message = error.message if error is not None else ""
+    state = "finished" if status.finished else "failed" if error is not None else "stopped"
+    checkpoint = status.checkpoint
+    if checkpoint is None:
+        state = state if status.started or error is not None else "waiting"
+        return SeedResult(status.seed, status.folder, state, error=message)
+    final = checkpoint.evaluation if status.finished else None
+    return SeedResult(
+        seed=status.seed,
+        folder=status.folder,
+        state=state,
+        steps=checkpoint.progress.steps,
+        iterations=checkpoint.progress.iteration,
+        episodes=checkpoint.progress.episodes,
+        evaluation=None if final is None else final.as_dict(),
+        best_return=None if checkpoint.best is None else checkpoint.best.mean,
+        last_evaluations=compute_tail_mean(curve[1]) if curve and len(curve[1]) else None,
+        state_digest=checkpoint.state_digest,
+        digest=checkpoint.digest,
+        error=message,
+    )

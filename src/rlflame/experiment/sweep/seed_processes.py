@@ -16,8 +16,8 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
+from rlflame.console.base import RunView
 from rlflame.errors import RlflameError
 from rlflame.fleet.base import Fleet
 from rlflame.fleet.fleet_server import FleetServer
@@ -26,6 +26,7 @@ from rlflame.rollout import blas, wire
 from rlflame.rollout.process.parent_channel import Message
 from rlflame.rollout.process.worker_main import FrameKind
 from rlflame.rollout.process.worker_process import ProtocolError, WorkerProcess, describe_exit
+from rlflame.storage.run_dir import RunFolder
 from rlflame.storage.sweep_result import SeedOutcome
 from rlflame.training.trainer import StopRequest
 
@@ -34,17 +35,6 @@ _POLL_S = 0.2
 _GRACE_S = 5.0
 #: More than one descriptor each, and `select` takes a thousand.
 MAX_PROCESSES = 256
-
-
-class SeedListener(Protocol):
-    """Whoever follows a job."""
-
-    def handle_start(self, seed: int) -> None: ...
-
-    def handle_event(self, seed: int, event: Mapping[str, Any]) -> None:
-        """What a lone run prints with --json."""
-
-    def handle_end(self, seed: int, outcome: SeedOutcome) -> None: ...
 
 
 @dataclass(eq=False)
@@ -92,7 +82,8 @@ class SeedProcesses:
     def __init__(
         self,
         orders: Mapping[int, Message],
-        listener: SeedListener,
+        folder: RunFolder,
+        view: RunView,
         stop: StopRequest,
         *,
         at_once: int,
@@ -102,7 +93,8 @@ class SeedProcesses:
     ) -> None:
         self._orders = orders
         self._waiting = deque(orders)
-        self._listener = listener
+        self._folder = folder
+        self._view = view
         self._stop = stop
         self._max_processes = min(at_once, MAX_PROCESSES)
         self._environment = blas.make_child_environment(threads)
@@ -124,7 +116,7 @@ class SeedProcesses:
                 for seed_process in self._collect_ended():
                     assert seed_process.outcome is not None
                     outcomes[seed_process.seed] = seed_process.outcome
-                    self._listener.handle_end(seed_process.seed, seed_process.outcome)
+                    self._view.show_seed_end(seed_process.seed, seed_process.outcome)
         finally:
             for seed_process in self._processes:
                 seed_process.process.terminate()
@@ -138,7 +130,7 @@ class SeedProcesses:
         return {seed_process.seed: seed_process.process.pid for seed_process in self._processes}
 
     def _start(self, seed: int) -> None:
-        self._listener.handle_start(seed)
+        self._folder.check_held()
         process = WorkerProcess(
             module=MODULE, environment=self._environment, show_output=self._show_output
         )
@@ -192,7 +184,7 @@ class SeedProcesses:
     def _handle_message(self, seed_process: _SeedProcess, message: Message) -> None:
         kind = message["what"]
         if kind == "event":
-            self._listener.handle_event(seed_process.seed, json.loads(message["text"]))
+            self._view.show_seed_event(seed_process.seed, json.loads(message["text"]))
         elif kind == "ended":
             seed_process.outcome = SeedOutcome("finished" if message["complete"] else "stopped")
         elif kind == "failed":

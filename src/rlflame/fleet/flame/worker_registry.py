@@ -9,7 +9,7 @@ from typing import Any
 
 from rlflame.errors import FleetError
 from rlflame.fleet.base import FleetEvent, Observer
-from rlflame.rollout.process.worker_main import read_versions
+from rlflame.rollout.machine import read_versions
 
 
 class WorkerRegistry:
@@ -54,7 +54,7 @@ class WorkerRegistry:
         if is_known:
             return
         if not has_excess:
-            self._observer(FleetEvent("workers", "", 0, str(count)))
+            self._observer(FleetEvent("workers", "", 0, str(count), count))
         self._compare(worker, read_versions())
 
     def _compare(self, worker: dict[str, Any], local: dict[str, str]) -> None:

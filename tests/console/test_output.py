@@ -1,4 +1,4 @@
-"""What is left of a traceback for those who did not ask for all of it."""
+"""Errors as commands print them, and what is left of a traceback."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import traceback
 
 from commands import rlflame
 
-from rlflame.console.tracebacks import shorten_traceback
+from rlflame.console import output
+from rlflame.console.output import shorten_traceback
+from rlflame.errors import RlflameError
 
 ENVIRONMENT = """
 import gymnasium
@@ -69,3 +71,13 @@ def test_what_was_printed_and_what_is_no_traceback_stays():
     for plain in ("", "no\ntraceback", "Traceback (most recent call last):", "x\n" + "y" * 3):
         assert shorten_traceback(plain, "Lost.") == plain
     assert sys.exc_info() == (None, None, None)
+
+
+def test_an_error_is_a_sentence_and_the_next_command(capsys):
+    error = RlflameError("Seven is not prime.", "rlflame --help", "the environment's own words\n")
+    output.print_error(error)
+    heard = capsys.readouterr()
+    assert heard.out == ""
+    assert heard.err == (
+        "the environment's own words\nrlflame: Seven is not prime.\n  hint: rlflame --help\n"
+    )

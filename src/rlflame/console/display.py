@@ -1,0 +1,125 @@
+"""A view that keeps the progress of every seed, and the choice among the four displays.
+
+What a run in this process tells becomes the events that the process of a seed sends, so that each
+display handles one kind of event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlflame.console.base import RunView
+from rlflame.console.output import is_interactive, print_note, print_note_lines
+from rlflame.console.run_progress import RunProgress
+from rlflame.console.run_text import (
+    Pairs,
+    format_failure,
+    format_headline,
+    format_note,
+    format_result_lines,
+    format_seeds_table,
+    format_start_lines,
+    format_status,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rlflame.console.base import RunResult, RunStart, SweepResult
+    from rlflame.fleet.base import FleetEvent
+    from rlflame.storage.sweep_result import SeedOutcome
+    from rlflame.training.evaluation import EvaluationRecord
+    from rlflame.training.trainer import Progress
+
+
+class Display(RunView):
+    """What the displays share; each shows events and blocks of lines in its own way."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.progress = RunProgress(clock)
+
+    @contextlib.contextmanager
+    def open(self, start: RunStart) -> Iterator[None]:
+        self.progress.start(start)
+        self.show_start(start)
+        try:
+            yield
+        finally:
+            self.progress.stop()
+
+    def show_start(self, start: RunStart) -> None:
+        self.show_block(format_headline(start), [], format_start_lines(start, self.progress))
+
+    def show_result(self, result: RunResult | SweepResult) -> None:
+        lines = format_result_lines(result, self.progress)
+        self.show_block(format_status(result), format_seeds_table(result), lines)
+
+    def show_block(self, title: str, table: list[str], pairs: Pairs) -> None:
+        """A title, lines of a table, and words with their texts."""
+
+    def show_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
+        """Called after the progress has changed; `seed` is None for a run in this process."""
+        if note := format_note(event, seed):
+            self.show_note(note)
+
+    def show_note(self, text: str) -> None:
+        print_note(text)
+
+    def show_iteration(self, metrics: dict[str, Any], returns: Sequence[float]) -> None:
+        self.progress.add_returns(returns)
+        self._add_event({"event": "iteration", **metrics})
+
+    def show_evaluation(self, steps: int, record: EvaluationRecord, best: bool) -> None:
+        self._add_event({"event": "evaluation", "steps": steps, "best": best, **record.as_dict()})
+
+    def show_checkpoint(self, path: Path, progress: Progress) -> None:
+        self._add_event({"event": "checkpoint", "path": str(path), "steps": progress.steps})
+
+    def _add_event(self, event: Mapping[str, Any], seed: int | None = None) -> None:
+        self.progress.add_event(event, seed)
+        self.show_event(event, seed)
+
+    def show_fleet_event(self, event: FleetEvent) -> None:
+        self.progress.fleet.add_event(event)
+        values: dict[str, dict[str, Any]] = {
+            "retried": {"slot": event.slot, "purpose": event.purpose, "reason": event.text},
+            "speculated": {"slot": event.slot, "purpose": event.purpose},
+            "phase": {"text": event.text},
+            "note": {"text": event.text},
+        }
+        if event.kind in values:
+            self.show_event({"event": event.kind, **values[event.kind]})
+
+    def show_seed_event(self, seed: int, event: Mapping[str, Any]) -> None:
+        self._add_event(event, seed)
+
+    def show_seed_end(self, seed: int, outcome: SeedOutcome) -> None:
+        self.progress.add_outcome(seed, outcome)
+        if outcome.error is not None:
+            print_note_lines(format_failure(seed, outcome.error))
+
+
+def make_display(mode: str, *, sweep: bool = False) -> RunView:
+    """The display for a mode; `auto` is live on a terminal that can, and lines otherwise.
+
+    Each is loaded where it is chosen.
+    """
+    if mode == "json":
+        from rlflame.console.json_lines import JsonDisplay
+
+        return JsonDisplay(sweep=sweep)
+    if mode == "quiet":
+        from rlflame.console.quiet import QuietDisplay
+
+        return QuietDisplay()
+    if mode == "live" or (mode == "auto" and is_interactive(sys.stdout)):
+        from rlflame.console.live import LiveDisplay
+
+        return LiveDisplay()
+    from rlflame.console.plain import PlainDisplay
+
+    return PlainDisplay()
