@@ -32,9 +32,9 @@ from rlflame.fleet.base import (
     check_fragment,
     make_policy_id,
 )
-from rlflame.fleet.flame.submission import FlameSubmission
 from rlflame.fleet.inline import InlineFleet
-from rlflame.fleet.local import LocalFleet, _LocalSubmission
+from rlflame.fleet.local import LocalFleet
+from rlflame.fleet.submission import JobSubmission
 from rlflame.rollout import wire
 from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.spec import Fragment, RolloutTask
@@ -222,20 +222,12 @@ def test_what_was_cancelled_is_not_yielded_and_disturbs_nobody(watched: Watched)
 
 
 class Forgetful:
-    """A dispatcher, or a desk, that hands nothing out."""
+    """A dispatcher that hands nothing out."""
 
     def cancel(self, jobs: Any) -> None: ...
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        lambda *made: _LocalSubmission(*made),
-        lambda *made: FlameSubmission(*made, lambda whole: None),
-    ],
-    ids=["local", "flame"],
-)
-def test_who_waits_in_another_thread_is_told_of_a_cancellation(kind: Any) -> None:
+def test_who_waits_in_another_thread_is_told_of_a_cancellation() -> None:
     asked = threading.Event()
 
     class Answers(queue.Queue[Any]):
@@ -243,7 +235,7 @@ def test_who_waits_in_another_thread_is_told_of_a_cancellation(kind: Any) -> Non
             asked.set()
             return super().get(*words)
 
-    submission = kind(Forgetful(), [object()], Answers())
+    submission = JobSubmission(Forgetful(), [object()], Answers())
     waiting = threading.Thread(target=lambda: list(submission), daemon=True)
     waiting.start()
     assert asked.wait(20.0)

@@ -16,7 +16,7 @@ from rlflame.errors import RlflameError
 from rlflame.rollout import wire
 from rlflame.rollout.process.worker_process import WorkerProcess
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
-from rlflame.rollout.task_batching import merge_tasks, split_fragment
+from rlflame.rollout.task_batching import merge_tasks
 
 from .base import (
     ContextManagerMixin,
@@ -30,6 +30,7 @@ from .base import (
 )
 from .dispatcher import Dispatcher
 from .jobs import FleetJob
+from .submission import JobSubmission
 
 
 class LocalFleet(ContextManagerMixin):
@@ -90,7 +91,7 @@ class LocalFleet(ContextManagerMixin):
                 self._policies.pop(policy_id, None)
                 self._dispatcher.forget_policy(policy_id)
 
-    def submit(self, tasks: Sequence[RolloutTask]) -> _LocalSubmission:
+    def submit(self, tasks: Sequence[RolloutTask]) -> JobSubmission:
         answers: queue.SimpleQueue[Fragment | RlflameError | None] = queue.SimpleQueue()
         with self._lock:
             # Weights are bound now: releasing a policy never pulls it from under a submission.
@@ -109,7 +110,7 @@ class LocalFleet(ContextManagerMixin):
         except BaseException:
             self._dispatcher.cancel(jobs)
             raise
-        return _LocalSubmission(self._dispatcher, jobs, answers)
+        return JobSubmission(self._dispatcher, jobs, answers)
 
     def probe(self) -> FleetReport:
         return FleetReport(self.name, self.capacity, tuple(self._dispatcher.wait_for_greetings()))
@@ -124,32 +125,3 @@ class LocalFleet(ContextManagerMixin):
     def close(self) -> None:
         self._dispatcher.close()
 
-
-class _LocalSubmission:
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        jobs: list[FleetJob],
-        answers: queue.SimpleQueue[Fragment | RlflameError | None],
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._jobs = jobs
-        self._answers = answers
-        self._waiting = len(jobs)
-
-    def __iter__(self) -> Iterator[Fragment]:
-        while self._waiting:
-            outcome = self._answers.get()
-            if outcome is None:
-                return
-            if isinstance(outcome, RlflameError):
-                self.cancel()
-                raise outcome
-            self._waiting -= 1
-            yield from split_fragment(outcome)
-
-    def cancel(self) -> None:
-        if self._waiting:
-            self._waiting = 0
-            self._dispatcher.cancel(self._jobs)
-            self._answers.put(None)  # whoever waits in another thread

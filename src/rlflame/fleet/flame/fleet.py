@@ -27,6 +27,7 @@ from rlflame.fleet.base import (
     make_policy_id,
 )
 from rlflame.fleet.jobs import FleetJob
+from rlflame.fleet.submission import JobSubmission
 from rlflame.rollout import blas, wire
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
 
@@ -39,7 +40,6 @@ from .object_cache import Reference
 from .overhead import ClusterOverhead
 from .scheduler import Scheduler
 from .session_start import PREFIX, FlameOptions, FlameSession, SessionStarter
-from .submission import FlameSubmission
 from .timed_call import ClusterCallError, format_error
 from .worker_versions import WorkerRegistry
 
@@ -241,7 +241,7 @@ class FlameFleet(ContextManagerMixin):
 
     # Tasks.
 
-    def submit(self, tasks: Sequence[RolloutTask]) -> FlameSubmission:
+    def submit(self, tasks: Sequence[RolloutTask]) -> JobSubmission:
         answers: queue.SimpleQueue[Fragment | RlflameError | None] = queue.SimpleQueue()
         jobs = [FleetJob(task, wire.encode(task), b"", answers) for task in tasks]
         if self._start_error is not None:
@@ -267,7 +267,7 @@ class FlameFleet(ContextManagerMixin):
                     self._note_once("overhead", self._overhead.format_advice())
 
         self._scheduler.add(jobs)
-        return FlameSubmission(self._scheduler, jobs, answers, finish)
+        return JobSubmission(self._scheduler, jobs, answers, finish)
 
     def read_traffic(self) -> Traffic:
         """Between this process and the cluster; an executor's fetching of weights is its own."""

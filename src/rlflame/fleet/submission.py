@@ -1,31 +1,38 @@
-"""Tasks under way together on a cluster, and what to let go of when they are over.
-
-Must not know: connections, how tasks are attended.
-"""
+"""Tasks under way together, and their fragments in the order in which they finish."""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from rlflame.errors import RlflameError
-from rlflame.fleet.jobs import FleetJob
 from rlflame.rollout.spec import Fragment
+from rlflame.rollout.task_batching import split_fragment
 
-from .scheduler import Scheduler
+from .jobs import FleetJob
 
 
-class FlameSubmission:
-    """Yields each task's fragment once; `over` is called once, whole or not."""
+class JobRunner(Protocol):
+    """The part of a fleet that works through jobs."""
+
+    def cancel(self, jobs: Sequence[FleetJob]) -> None: ...
+
+
+class JobSubmission:
+    """Yields the fragment of each slot once.
+
+    `on_finish` is called once, with whether every job was answered.
+    """
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        runner: JobRunner,
         jobs: list[FleetJob],
         answers: queue.SimpleQueue[Fragment | RlflameError | None],
-        on_finish: Callable[[bool], None],
+        on_finish: Callable[[bool], None] = lambda complete: None,
     ) -> None:
-        self._scheduler = scheduler
+        self._runner = runner
         self._jobs = jobs
         self._answers = answers
         self._waiting = len(jobs)
@@ -43,13 +50,13 @@ class FlameSubmission:
             self._waiting -= 1
             if not self._waiting:
                 self._finish(complete=True)
-            yield outcome
+            yield from split_fragment(outcome)
 
     def cancel(self) -> None:
         if self._waiting:
             self._waiting = 0
-            self._scheduler.cancel(self._jobs)
-            self._answers.put(None)  # whoever waits in another thread
+            self._runner.cancel(self._jobs)
+            self._answers.put(None)  # for an iteration that waits in another thread
         self._finish(complete=False)
 
     def _finish(self, *, complete: bool) -> None:
