@@ -165,7 +165,7 @@ class AutoFleet(ContextManagerMixin):
 
     def _close_loser(self, loser: FleetSide) -> None:
         if loser == "away":  # whose workers come and go, and are told of
-            self._observer(FleetEvent("workers", "", 0, "0"))
+            self._observer(FleetEvent.of_workers(0))
         self._fleets[loser].close()
 
     def _list_open_fleets(self) -> list[Fleet]:

@@ -33,20 +33,27 @@ EventKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class FleetEvent:
-    """Something that happened to one task, for whoever draws the fan-out and fan-in.
+    """A change of a task or of the fleet, for displays.
 
     A task is submitted, then running, retried, or speculated (given to a second worker while the
     first is slow) any number of times, and ends once: done with its fragment, lost with an error,
-    or cancelled. A retry without a text is one more for the reason that was told last. A `phase`
-    says what the fleet as a whole does before tasks run, empty when it is over; `workers` says how
-    many have answered so far, where they come and go; a `show_note` is a sentence for the user.
-    Observers are called from any thread.
+    or cancelled. A retry without a text has the reason of the previous one. The text of a `phase`
+    says what the fleet does before tasks run, and is empty afterwards. `workers` comes with the
+    number of workers that have answered, in fleets whose workers come and go. A `note` is a
+    sentence for the user. Observers are called from any thread.
     """
 
     kind: EventKind
     purpose: str
     slot: int
     text: str = ""
+    #: The number of workers, of a `workers` event.
+    count: int = 0
+
+    @classmethod
+    def of_workers(cls, count: int) -> FleetEvent:
+        # `text` stays filled until the displays read `count`.
+        return cls("workers", "", 0, str(count), count)
 
 
 Observer = Callable[[FleetEvent], None]

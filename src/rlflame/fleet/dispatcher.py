@@ -10,7 +10,6 @@ policies are counted, what fragments are for.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import selectors
 import threading
@@ -18,20 +17,19 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rlflame.errors import FleetError, RlflameError
+from rlflame.errors import FleetError
 from rlflame.rollout import wire
 from rlflame.rollout.process.worker_main import FrameKind
 from rlflame.rollout.process.worker_process import ProtocolError, WorkerProcess, describe_exit
-from rlflame.rollout.spec import Fragment, RolloutFailure
 
-from .base import Observer, TrafficMeter, check_fragment, ignore_event, make_environment_failure
-from .jobs import (
-    FleetJob,
-    JobQueue,
-    deliver_notifications,
+from .base import Observer, TrafficMeter, ignore_event
+from .jobs import FleetJob, JobQueue, deliver_notifications
+from .retry_policy import (
+    HANG_REASON,
+    count_death,
+    count_hang,
+    decode_result,
     make_broken_worker_error,
-    make_death_error,
-    make_hang_error,
 )
 from .worker_handle import WorkerHandle
 
@@ -270,18 +268,7 @@ class Dispatcher:
             self._dispatch()
         if job is None or job.ended:
             return
-        outcome: Fragment | RlflameError
-        try:
-            result = wire.decode(payload)
-            if isinstance(result, RolloutFailure):
-                result = dataclasses.replace(result, output=worker.process.read_output())
-                outcome = make_environment_failure(job.task, result)
-            else:
-                outcome = check_fragment(job.task, result)
-        except wire.WireError as error:
-            outcome = FleetError(f"A worker sent a damaged answer ({error}).", "run it again")
-        except FleetError as error:
-            outcome = error
+        outcome = decode_result(job.task, payload, worker.process.read_output())
         with self._lock:
             self._jobs.finish(job, outcome)
         self._notify_observer()
@@ -320,15 +307,12 @@ class Dispatcher:
 
     def _handle_hang(self, worker: WorkerHandle, job: FleetJob) -> None:
         self._replace(worker)
-        job.hangs += 1
-        # Once may be the machine's fault (it slept, it swapped); a hang repeats itself.
-        if job.hangs > 1:
-            printed = worker.process.read_output()
-            self._jobs.finish(
-                job, make_hang_error(job.task, worker.position, self._step_deadline_s, printed)
-            )
+        printed = worker.process.read_output()
+        error = count_hang(job, worker.position, self._step_deadline_s, printed)
+        if error is not None:
+            self._jobs.finish(job, error)
         elif not job.ended:
-            self._jobs.requeue(job, "did not answer in time")
+            self._jobs.requeue(job, HANG_REASON)
 
     def _handle_loss(self, worker: WorkerHandle, cause: str = "") -> None:
         with self._lock:
@@ -351,9 +335,9 @@ class Dispatcher:
         job = worker.job
         if job is None:
             return
-        job.deaths += 1
-        if job.deaths > self._max_retries:
-            self._jobs.finish(job, make_death_error(job, worker.position, cause, printed))
+        error = count_death(job, worker.position, cause, printed, self._max_retries)
+        if error is not None:
+            self._jobs.finish(job, error)
         elif not job.ended:
             self._jobs.requeue(job, cause)
 

@@ -87,7 +87,7 @@ class FlameFleet(ContextManagerMixin):
         self._workers = WorkerRegistry(
             room,
             lambda: self._count_current_room(options),
-            lambda number: observer(FleetEvent("workers", "", 0, str(number))),
+            lambda number: observer(FleetEvent.of_workers(number)),
             self._note_once,
         )
         self._application = f"{PREFIX}{uuid.uuid4().hex[:12]}"

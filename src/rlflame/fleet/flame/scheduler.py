@@ -276,7 +276,7 @@ class Scheduler:
             self._failures_in_row += 1
             failures = self._failures_in_row
             for job in attempt.jobs:
-                job.losses += 1
+                job.failures["loss"] += 1
         final_error = self._find_final_error(reason, now)
         if final_error is not None:
             self.fail_all(final_error)
