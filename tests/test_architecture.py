@@ -50,7 +50,7 @@ GUESTS = {
     "matplotlib": {"analysis.plots.matplotlib_backend"},
     "onnx": {"storage.onnx_export"},
     "onnxruntime": {"storage.onnx_export"},
-    "PIL": {"rendering.panels", "rendering.encoders", "rendering.film"},
+    "PIL": {"rendering.encoders", "rendering.film"},
     "imageio_ffmpeg": {"rendering.encoders"},
     "safetensors": {"storage.safetensors_file"},
     "pydantic": {
@@ -73,7 +73,12 @@ GUESTS = {
         "bench.sb3_main",
     },
     "stable_baselines3": {"bench.sb3_main"},
-    "mujoco": {"rollout.envs.gymnasium_env", "rollout.mujoco.simulation", "bench.raw_stepping"},
+    "mujoco": {
+        "rollout.envs.gymnasium_env",
+        "rollout.mujoco.simulation",
+        "rendering.process_main",
+        "bench.raw_stepping",
+    },
     "cloudpickle": {"fleet.flame.requests"},
     "pyarrow": {"fleet.flame.raw_object", "fleet.flame.executor_bootstrap"},
     "numpy": {"*"},
@@ -108,7 +113,6 @@ BLIND = {
         "rlflame.console",
     ],
     "rendering.clips": ["PIL"],
-    "rendering.clip_recorder": ["PIL"],
     "rendering.policy_render": ["PIL"],
     "console.output": [
         "rlflame.console.base",

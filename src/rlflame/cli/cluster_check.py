@@ -46,7 +46,7 @@ def cluster_check(
     from rlflame.fleet.flame.check import connection
     from rlflame.fleet.flame.check.cluster_check import ClusterCheck
     from rlflame.fleet.flame.client import find_configuration
-    from rlflame.rendering.graphics_check import GraphicsCheck
+    from rlflame.rendering.gl_backend import GraphicsCheck
     from rlflame.training.stop_signal import exit_on_signal
 
     streaming = not as_json and find_configuration() is not None

@@ -71,9 +71,9 @@ class JobQueue:
     def take(self, worker: object) -> FleetJob:
         """The best job for a worker: of a slot that it ran last, else of a slot that no worker has,
         else the last one."""
-        own = (job for job in self._waiting if self._find_owner(job) is worker)
+        own_jobs = (job for job in self._waiting if self._find_owner(job) is worker)
         unassigned = (job for job in self._waiting if self._find_owner(job) is None)
-        job = next(own, None) or next(unassigned, None) or self._waiting[-1]
+        job = next(own_jobs, None) or next(unassigned, None) or self._waiting[-1]
         self._waiting.remove(job)
         if job.affinity is not None:
             self._slot_workers[job.affinity] = worker

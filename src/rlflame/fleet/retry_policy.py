@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,7 @@ def classify_answer(
         else None
     )
     if kind == "result":
-        return decode_result(job.task, answer["body"], printed)
+        return decode_result(job.task, answer["body"], lambda: printed)
     if kind == "broken":
         return make_broken_worker_error(job.task, answer["traceback"], printed)
     if kind == "hung":
@@ -64,13 +65,13 @@ def classify_answer(
 
 
 def decode_result(
-    task: RolloutTask, payload: Any, printed: str
+    task: RolloutTask, payload: Any, read_output: Callable[[], str]
 ) -> Fragment | RlflameError:
     """The fragment in a worker's answer, or the error that it reports or is itself."""
     try:
         result = wire.decode(payload)
         if isinstance(result, RolloutFailure):
-            return make_environment_failure(task, dataclasses.replace(result, output=printed))
+            return make_environment_failure(task, dataclasses.replace(result, output=read_output()))
         return check_fragment(task, result)
     except wire.WireError as error:
         return FleetError(f"A worker sent a damaged answer ({error}).", "run it again")

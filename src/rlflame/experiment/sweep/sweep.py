@@ -37,7 +37,6 @@ from rlflame.fleet import factory
 from rlflame.fleet.base import Fleet, FleetEvent
 from rlflame.learning.factory import count_blas_threads
 from rlflame.rollout import blas
-from rlflame.rollout.process.parent_channel import Message
 from rlflame.storage import run_reader, safetensors_file
 from rlflame.storage.machine_memory import PROCESS_BYTES, measure_available_bytes
 from rlflame.storage.run_dir import RunFolder, is_locked, report_disk_errors
@@ -214,9 +213,11 @@ class _SweepRunner:
             split=runtime.fleet != "inline",
         )
 
-    def _make_order(self, status: SeedStatus, folder: Path, resources: SweepResources) -> Message:
+    def _make_order(
+        self, status: SeedStatus, folder: Path, resources: SweepResources
+    ) -> dict[str, Any]:
         """What the process of a seed is told."""
-        fleet: Message = {
+        fleet: dict[str, Any] = {
             "kind": "local" if resources.workers_per_seed else "inline",
             "workers": resources.workers_per_seed,
         }
@@ -226,7 +227,6 @@ class _SweepRunner:
             }  # fmt: skip
         recipe = status.checkpoint.recipe if status.checkpoint is not None else self._sweep.config
         return {
-            "what": "order",
             "config": self._sweep.make_seed_config(status.seed, folder).model_dump(mode="json"),
             "preset": self._sweep.preset,
             "init_from": self._sweep.init_from,
