@@ -1,7 +1,7 @@
-"""Processes that step for so long whenever they are told to, all of them at once.
+"""Processes that all step at once for as long as they are told.
 
-Each is told its order, says whether it is `ready`, and answers every `step` with the `steps` it
-took and their `seconds`. Must not know: what is stepped, and how.
+Each gets an order, says whether it is ready, and answers every task with the `steps` it took and
+their `seconds`.
 """
 
 from __future__ import annotations

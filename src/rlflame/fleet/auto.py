@@ -2,6 +2,7 @@
 
 Whole iterations of training are timed, from their submission to the last of their fragments: what
 counts is how long a run waits. A fragment is the same wherever it comes from, and so is the run.
+The loser is closed as soon as nothing runs there any more.
 """
 
 from __future__ import annotations
@@ -25,7 +26,17 @@ from .base import (
     ignore_event,
     make_policy_id,
 )
-from .contest import Contest, ContestResult, FleetSide, Turn
+from .contest import Contest, ContestResult, FleetSide
+
+
+@dataclass(frozen=True, slots=True)
+class _Lap:
+    """One submission: where it runs, its number and start, and whether its time counts."""
+
+    side: FleetSide
+    number: int
+    started_at: float
+    is_timed: bool
 
 
 class AutoFleet(ContextManagerMixin):
@@ -39,134 +50,66 @@ class AutoFleet(ContextManagerMixin):
         observer: Observer = ignore_event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._choice = _Choice({"home": local, "away": remote}, observer, clock)
-
-    @property
-    def name(self) -> str:
-        return self._choice.current.name if self._choice.decided else "auto"
-
-    @property
-    def capacity(self) -> int:
-        return self._choice.current.capacity
-
-    @property
-    def ready(self) -> bool:
-        return self._choice.current.ready
-
-    @property
-    def candidates(self) -> tuple[tuple[str, int], ...]:
-        """Names and capacities of the fleets that may still be chosen; none after the choice."""
-        if self._choice.decided:
-            return ()
-        return tuple((fleet.name, fleet.capacity) for fleet in self._choice.fleets.values())
-
-    def put(self, policy: PolicyArrays) -> str:
-        for fleet in self._choice.list_open_fleets():
-            fleet.put(policy)
-        return make_policy_id(policy)
-
-    def release(self, policy_id: str) -> None:
-        for fleet in self._choice.list_open_fleets():
-            fleet.release(policy_id)
-
-    def submit(self, tasks: Sequence[RolloutTask]) -> Submission:
-        lap = self._choice.start_lap(is_training=bool(tasks) and tasks[0].purpose == "train")
-        try:
-            inner = self._choice.fleets[lap.side].submit(tasks)
-        except BaseException as error:
-            self._choice.fail_lap(lap, error)
-            self._choice.finish_lap(lap, None)
-            raise
-        return _TimedSubmission(inner, self._choice, lap)
-
-    def probe(self) -> FleetReport:
-        return self._choice.current.probe()
-
-    def read_traffic(self) -> Traffic:
-        parts = [fleet.read_traffic() for fleet in self._choice.fleets.values()]
-        return Traffic(sum(p.bytes_out for p in parts), sum(p.bytes_in for p in parts))
-
-    def close(self) -> None:
-        self._choice.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Lap:
-    """One submission: where it runs, its place in the contest if it has one, and its start."""
-
-    side: FleetSide
-    turn: Turn | None
-    number: int
-    started_at: float
-
-
-class _Choice:
-    """The two fleets, what runs on each, and the contest between them.
-
-    The loser is closed as soon as nothing runs there any more.
-    """
-
-    def __init__(
-        self,
-        fleets: dict[FleetSide, Fleet],
-        observer: Observer,
-        clock: Callable[[], float],
-    ) -> None:
-        self.fleets = fleets
-        self.decided = False
+        self._fleets: dict[FleetSide, Fleet] = {"home": local, "away": remote}
         self._observer = observer
         self._clock = clock
         self._lock = threading.Lock()
-        self._contest = Contest(lambda: fleets["away"].ready, self._has_all_workers)
+        self._contest = Contest(
+            lambda: remote.ready, lambda: len(remote.probe().workers) >= remote.capacity
+        )
         #: Where evaluations run, and everything after the choice.
         self._side: FleetSide = "home"
-        self._has_reported = False
+        self._decided = self._has_reported = False
         self._submitted = 0
         self._open_counts: dict[FleetSide, int] = {"home": 0, "away": 0}
         self._release_thread: threading.Thread | None = None
 
     @property
-    def current(self) -> Fleet:
-        return self.fleets[self._side]
+    def name(self) -> str:
+        return self._fleets[self._side].name if self._decided else "auto"
 
-    def list_open_fleets(self) -> list[Fleet]:
+    @property
+    def capacity(self) -> int:
+        return self._fleets[self._side].capacity
+
+    @property
+    def ready(self) -> bool:
+        return self._fleets[self._side].ready
+
+    @property
+    def candidates(self) -> tuple[tuple[str, int], ...]:
+        """Names and capacities of the fleets that may still be chosen; none after the choice."""
+        if self._decided:
+            return ()
+        return tuple((fleet.name, fleet.capacity) for fleet in self._fleets.values())
+
+    def put(self, policy: PolicyArrays) -> str:
+        for fleet in self._list_open_fleets():
+            fleet.put(policy)
+        return make_policy_id(policy)
+
+    def release(self, policy_id: str) -> None:
+        for fleet in self._list_open_fleets():
+            fleet.release(policy_id)
+
+    def _list_open_fleets(self) -> list[Fleet]:
         with self._lock:
-            return [self.current] if self.decided else [*self.fleets.values()]
+            return [self._fleets[self._side]] if self._decided else [*self._fleets.values()]
 
-    def start_lap(self, *, is_training: bool) -> _Lap:
-        result_note = ""
-        with self._lock:
-            turn = None
-            if is_training and not self.decided:
-                turn = self._contest.take_turn()
-                if turn is not None:
-                    self._side = turn.side
-                else:
-                    result_note = self._decide()
-            side = self._side
-            self._open_counts[side] += 1
-            self._submitted += 1
-            number = self._submitted
-        if result_note:
-            self._note(result_note)
-        return _Lap(side, turn, number, self._clock())
+    def submit(self, tasks: Sequence[RolloutTask]) -> Submission:
+        lap = self._start_lap(is_training=bool(tasks) and tasks[0].purpose == "train")
+        try:
+            return _TimedSubmission(self, lap, self._fleets[lap.side].submit(tasks))
+        except BaseException as error:
+            self.finish_lap(lap, error=error)
+            raise
 
-    def finish_lap(self, lap: _Lap, steps: int | None) -> None:
-        """With the steps of all fragments, if all came."""
-        seconds = self._clock() - lap.started_at
-        if steps and lap.turn and lap.turn.is_timed and seconds > 0.0:
-            exclusive = self._submitted == lap.number
-            self._contest.add_rate(lap.side, steps / seconds, exclusive=exclusive)
-        with self._lock:
-            self._open_counts[lap.side] -= 1
-            self._release_loser()
+    def probe(self) -> FleetReport:
+        return self._fleets[self._side].probe()
 
-    def fail_lap(self, lap: _Lap, error: BaseException) -> None:
-        if isinstance(error, FleetError) and lap.side == "away" and not self.decided:
-            self._note(
-                f"auto: {self.fleets['away'].name} failed while it was being timed; "
-                f"{self.fleets['home'].name} can go on without it, with the same bits"
-            )
+    def read_traffic(self) -> Traffic:
+        parts = [fleet.read_traffic() for fleet in self._fleets.values()]
+        return Traffic(sum(p.bytes_out for p in parts), sum(p.bytes_in for p in parts))
 
     def close(self) -> None:
         if self._submitted and not self._has_reported:
@@ -174,22 +117,49 @@ class _Choice:
         if self._release_thread is not None:
             self._release_thread.join()
         try:
-            self.fleets["home"].close()
+            self._fleets["home"].close()
         finally:
-            self.fleets["away"].close()
+            self._fleets["away"].close()
 
-    def _decide(self) -> str:
-        """End the contest, and say how; with the lock held."""
-        result = self._contest.make_result()
-        self._side = result.winner if result is not None else "home"
-        self.decided = True
-        self._release_loser()
-        return self._format_result(result)
+    def _start_lap(self, *, is_training: bool) -> _Lap:
+        with self._lock:
+            competes = is_training and not self._decided
+            turn = self._contest.take_turn() if competes else None
+            decides = competes and turn is None
+            result = self._contest.make_result() if decides else None
+            if decides:
+                self._decided = True
+                self._side = result.winner if result is not None else "home"
+                self._release_loser()
+            elif turn is not None:
+                self._side = turn.side
+            side = self._side
+            self._open_counts[side] += 1
+            self._submitted += 1
+            number = self._submitted
+        if decides:
+            self._note(self._format_result(result))
+        return _Lap(side, number, self._clock(), turn is not None and turn.is_timed)
+
+    def finish_lap(self, lap: _Lap, *, steps: int = 0, error: BaseException | None = None) -> None:
+        """With the steps of all fragments, or the error that ended the submission."""
+        seconds = self._clock() - lap.started_at
+        if steps and lap.is_timed and seconds > 0.0:
+            exclusive = self._submitted == lap.number
+            self._contest.add_rate(lap.side, steps / seconds, exclusive=exclusive)
+        if isinstance(error, FleetError) and lap.side == "away" and not self._decided:
+            self._note(
+                f"auto: {self._fleets['away'].name} failed while it was being timed; "
+                f"{self._fleets['home'].name} can go on without it, with the same bits"
+            )
+        with self._lock:
+            self._open_counts[lap.side] -= 1
+            self._release_loser()
 
     def _release_loser(self) -> None:
         """In a thread, because a cluster takes its time to let go; with the lock held."""
         loser: FleetSide = "home" if self._side == "away" else "away"
-        if self.decided and self._release_thread is None and not self._open_counts[loser]:
+        if self._decided and self._release_thread is None and not self._open_counts[loser]:
             self._release_thread = threading.Thread(
                 target=self._close_loser, args=(loser,), name="rlflame-release", daemon=True
             )
@@ -198,17 +168,13 @@ class _Choice:
     def _close_loser(self, loser: FleetSide) -> None:
         if loser == "away":  # displays show the number of its workers
             self._observer(FleetEvent.of_workers(0))
-        self.fleets[loser].close()
-
-    def _has_all_workers(self) -> bool:
-        remote = self.fleets["away"]
-        return len(remote.probe().workers) >= remote.capacity
+        self._fleets[loser].close()
 
     def _format_result(self, result: ContestResult | None) -> str:
-        local, remote = self.fleets["home"], self.fleets["away"]
+        local, remote = self._fleets["home"], self._fleets["away"]
         if result is None:
             return f"auto: no iteration could be timed on both sides; {local.name} goes on alone"
-        winner = self.fleets[result.winner].name
+        winner = self._fleets[result.winner].name
         rates, iterations = result.steps_per_s, result.iterations
         reason = (
             f"no difference to speak of, and {winner} needs nobody else"
@@ -230,10 +196,10 @@ class _Choice:
 class _TimedSubmission:
     """A submission that reports once when it is over, and whether all of it came."""
 
-    def __init__(self, inner: Submission, choice: _Choice, lap: _Lap) -> None:
-        self._inner = inner
-        self._choice = choice
+    def __init__(self, fleet: AutoFleet, lap: _Lap, inner: Submission) -> None:
+        self._fleet = fleet
         self._lap = lap
+        self._inner = inner
         self._steps = 0
         self._has_finished = False
 
@@ -243,15 +209,15 @@ class _TimedSubmission:
                 self._steps += int(fragment.lengths.sum())
                 yield fragment
         except FleetError as error:
-            self._choice.fail_lap(self._lap, error)
+            self._finish(error=error)
             raise
-        self._finish(self._steps)
+        self._finish(steps=self._steps)
 
     def cancel(self) -> None:
         self._inner.cancel()
-        self._finish(None)
+        self._finish()
 
-    def _finish(self, steps: int | None) -> None:
+    def _finish(self, *, steps: int = 0, error: FleetError | None = None) -> None:
         if not self._has_finished:
             self._has_finished = True
-            self._choice.finish_lap(self._lap, steps)
+            self._fleet.finish_lap(self._lap, steps=steps, error=error)

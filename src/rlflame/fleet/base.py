@@ -1,7 +1,7 @@
 """The contract of a fleet: where rollout tasks run. Every fleet gives the same fragments.
 
-Nouns: a fleet takes tasks as a Submission; iterating it yields each task's fragment once, in the
-order they finish. Policies are put by content and released. Must not know: algorithms, files.
+A fleet takes tasks as a `Submission`; iterating it yields each task's fragment once, in the order
+in which they finish. Policies are put by content and released.
 """
 
 from __future__ import annotations
@@ -17,18 +17,10 @@ import numpy as np
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutFailure, RolloutTask
 
-EventKind = Literal[
-    "submitted",
-    "running",
-    "done",
-    "retried",
-    "speculated",
-    "lost",
-    "cancelled",
-    "phase",
-    "workers",
-    "note",
+TaskEventKind = Literal[
+    "submitted", "running", "done", "retried", "speculated", "lost", "cancelled"
 ]
+EventKind = Literal[TaskEventKind, "phase", "workers", "note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +52,7 @@ Observer = Callable[[FleetEvent], None]
 
 
 def ignore_event(event: FleetEvent) -> None:
-    """The observer of those who do not watch."""
+    """An observer that does nothing."""
 
 
 class EventCounter:
@@ -90,7 +82,7 @@ class EventCounter:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """What a fleet's workers run on, as they said it themselves."""
+    """What a fleet's workers run on, by their own report."""
 
     fleet: str
     capacity: int
@@ -99,7 +91,7 @@ class FleetReport:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that went to workers and came back since the fleet began; payloads, not framing."""
+    """Bytes of payloads that went to workers and came back since the fleet was started."""
 
     bytes_out: int = 0
     bytes_in: int = 0
@@ -126,24 +118,23 @@ class TrafficMeter:
 
 
 class TrafficCounter:
-    """A fleet's traffic, a piece at a time."""
+    """A fleet's traffic since the last look."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._before = fleet.read_traffic()
 
     def take(self) -> dict[str, int]:
-        """Bytes since the last time."""
-        before, self._before = self._before, self._fleet.read_traffic()
-        current = self._before
+        before, now = self._before, self._fleet.read_traffic()
+        self._before = now
         return {
-            "bytes_out": current.bytes_out - before.bytes_out,
-            "bytes_in": current.bytes_in - before.bytes_in,
+            "bytes_out": now.bytes_out - before.bytes_out,
+            "bytes_in": now.bytes_in - before.bytes_in,
         }
 
 
 class Submission(Protocol):
-    """Tasks under way together. Iterating raises what ended a task for good."""
+    """Tasks under way together. Iterating raises the error that ended a task for good."""
 
     def __iter__(self) -> Iterator[Fragment]: ...
 
@@ -166,7 +157,7 @@ class Fleet(Protocol):
         """Whether tasks need not wait for the fleet to start; true, too, where it never will."""
 
     def put(self, policy: PolicyArrays) -> str:
-        """Make a version of the weights known; its name is its content. Release it once."""
+        """Keep weights under a name that their content decides, until they are released once."""
 
     def release(self, policy_id: str) -> None: ...
 
@@ -184,7 +175,7 @@ class Fleet(Protocol):
 
 
 class ContextManagerMixin:
-    """What is closed at the end of a `with`."""
+    """Closes at the end of a `with`."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -197,7 +188,7 @@ class ContextManagerMixin:
 
 
 def make_policy_id(policy: PolicyArrays) -> str:
-    """A name for weights that equal content shares."""
+    """The name of weights; equal content has one name."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(policy):
         array = np.ascontiguousarray(policy[name])
@@ -214,7 +205,7 @@ def make_policy_id(policy: PolicyArrays) -> str:
 def make_environment_failure(
     task: RolloutTask, failure: RolloutFailure, hint: str = ""
 ) -> EnvironmentFailure:
-    """A worker's report as the error that ends the run."""
+    """The error that ends the run after a worker's report of a failure."""
     location = f"slot {failure.slot}, row {failure.row}, seed {failure.seed}, step {failure.step}"
     detail = failure.traceback.rstrip()
     if failure.output.strip():
@@ -227,7 +218,7 @@ def make_environment_failure(
 
 
 def check_fragment(task: RolloutTask, fragment: object) -> Fragment:
-    """The fragment, if it can be the answer to the task; a worker's word is not trusted."""
+    """The fragment, if it can be the answer to the task. Workers are not trusted."""
     differences = _find_differences(task, fragment) if isinstance(fragment, Fragment) else ["type"]
     if differences or not isinstance(fragment, Fragment):
         raise FleetError(

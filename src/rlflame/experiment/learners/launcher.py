@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from rlflame.config import torchrun
@@ -25,7 +25,7 @@ from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import StopInterrupt, StopRequest
 
 if TYPE_CHECKING:
-    from rlflame.experiment.learners.liveness import LearnerProcess, LivenessMonitor, Rendezvous
+    from rlflame.experiment.learners.liveness import LearnerProcess, LivenessMonitor
 
 #: A learner answers once Python and torch are loaded.
 JOIN_TIMEOUT_S = 180.0
@@ -46,32 +46,26 @@ def start_learners(
     `hint` says what to do when one was lost.
     """
     try:
-        with _start_learners(runtime, threads, stop) as group:
+        with _open_group(runtime, threads, stop) as group:
             yield group
     except LearnerFailure as error:
         error.hint = hint()
         raise
 
 
-@contextmanager
-def _start_learners(
+def _open_group(
     runtime: RuntimeSettings, threads: int, stop: StopRequest
-) -> Iterator[ProcessGroup]:
+) -> AbstractContextManager[ProcessGroup]:
     learner_rank = read_rank()
-    if learner_rank is not None:
-        if runtime.learners != learner_rank.size:
-            raise ConfigError(
-                f"torchrun has started {learner_rank.size} processes for {runtime.learners} "
-                "learners.",
-                "leave out --learners: every process is one",
-            )
-        with _join_torchrun(runtime, learner_rank, stop) as group:
-            yield group
-    elif runtime.learners == 1:
-        yield SingleProcessGroup()
-    else:
-        with _start_replicas(runtime, threads) as group:
-            yield group
+    if learner_rank is None:
+        single = runtime.learners == 1
+        return nullcontext(SingleProcessGroup()) if single else _start_replicas(runtime, threads)
+    if runtime.learners != learner_rank.size:
+        raise ConfigError(
+            f"torchrun has started {learner_rank.size} processes for {runtime.learners} learners.",
+            "leave out --learners: every process is one",
+        )
+    return _join_torchrun(runtime, learner_rank, stop)
 
 
 def release_learners() -> None:
@@ -203,36 +197,14 @@ def _join_group(
     join_timeout_s: float,
     shared: SharedFile | None = None,
 ) -> Iterator[tuple[ProcessGroup, LivenessMonitor]]:
-    from rlflame.experiment.learners.liveness import (
-        FileRendezvous,
-        LivenessMonitor,
-        make_torchrun_rendezvous,
-    )
+    from rlflame.experiment.learners.liveness import FileRendezvous, join_group
     from rlflame.learning.parallel.replicated import release_replicas
-    from rlflame.learning.parallel.torch_process_group import TorchProcessGroup
 
-    rendezvous: Rendezvous = (
-        make_torchrun_rendezvous() if shared is None else FileRendezvous(shared.path)
-    )
-    store = None if shared is None else rendezvous.open_store(join_timeout_s)
-    group = TorchProcessGroup(
-        *learner_rank,
-        deadline_s=runtime.learner_deadline_s,
-        join_timeout_s=join_timeout_s,
-        clock=time.monotonic,
-        store=store,
-    )
-    try:
-        yield (
-            group,
-            LivenessMonitor(
-                rendezvous, *learner_rank, join_timeout_s, lambda: group.exchange_count
-            ),
-        )
+    rendezvous = FileRendezvous(shared.path) if shared is not None else None
+    deadline_s = runtime.learner_deadline_s
+    with join_group(learner_rank, rendezvous, deadline_s, join_timeout_s) as (group, monitor):
+        yield group, monitor
         release_replicas(group)
-    finally:
-        with suppress(RuntimeError):
-            group.close()
 
 
 def _make_loopback_env() -> dict[str, str]:

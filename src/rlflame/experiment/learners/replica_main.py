@@ -39,11 +39,10 @@ def run_replica(
     `on_answer` is called once this learner has answered that it is alive: then the run is over.
     """
     from rlflame.experiment.learners.liveness import (
-        LivenessMonitor,
         await_learners,
+        join_group,
         make_torchrun_rendezvous,
     )
-    from rlflame.learning.parallel.torch_process_group import TorchProcessGroup
 
     if rendezvous is None and torchrun.has_agent_store():
         # Until all are there each can still be ended alone, as by the Ctrl-C that all hear.
@@ -51,26 +50,11 @@ def run_replica(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The first learner decides when it is over: it lets an update finish, and saves.
         signal.signal(number, signal.SIG_IGN)
-    store = rendezvous.open_store(JOIN_TIMEOUT_S) if rendezvous is not None else None
-    group = TorchProcessGroup(
-        *learner_rank,
-        deadline_s=JOIN_TIMEOUT_S,
-        join_timeout_s=JOIN_TIMEOUT_S,
-        clock=time.monotonic,
-        store=store,
-    )
-    try:
-        monitor = LivenessMonitor(
-            rendezvous or make_torchrun_rendezvous(),
-            *learner_rank,
-            JOIN_TIMEOUT_S,
-            lambda: group.exchange_count,
-        )
+    timeout_s = JOIN_TIMEOUT_S
+    with join_group(learner_rank, rendezvous, timeout_s, timeout_s) as (group, monitor):
         monitor.start_answering(on_answer)
         with _report_exit(monitor):
             learn(group)
-    finally:
-        group.close()
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def _report_failure(channel: ParentChannel, error: RlflameError) -> None:
 def _open_fleet(
     order: Mapping[str, Any], config: RunConfig, counts: EventCounter, channel: ParentChannel
 ) -> Iterator[Fleet]:
-    """In this process; worker processes of its own where there are cores to spare; or the job's."""
+    """In this process, in worker processes where there are cores to spare, or the sweep's."""
     if order["kind"] == "lent":
         remote_fleet = RemoteFleet(channel, order["name"], order["capacity"])
         channel.start_listening(remote_fleet.receive)

@@ -40,7 +40,7 @@ class MessageKind(IntEnum):
     STOP = 10  # end as after SIGTERM
     EVENT = 11  # something that happened meanwhile
     FAILED = 12  # an RlflameError as values
-    CANCEL = 13  # {"number"} of tasks that nobody waits for any more
+    CANCEL = 13  # {"number"} of tasks that are not wanted any more
     PROBE = 14  # what does the other end run on?
     ARRAY = 15  # the bytes of one array, without a header of `wire`
 
@@ -99,7 +99,7 @@ class Channel:
         return len(payload)
 
     def send_bytes(self, kind: MessageKind, payload: bytes | memoryview) -> None:
-        """Queue a message whose payload is encoded. Where nobody reads, `receive` raises."""
+        """Queue a message whose payload is encoded. Without a reader, `receive` raises."""
         with self._lock:
             self._unsent += [memoryview(HEADER.pack(kind, len(payload))), memoryview(payload)]
             self._write()
@@ -126,7 +126,7 @@ class Channel:
 
     def wait_until_sent(self, timeout_s: float | None = None) -> None:
         """Wait until everything is written. TimeoutError where nothing moves for so long, EOFError
-        where nobody reads."""
+        without a reader."""
         while self._unsent and not self._has_ended:
             if not wait((self,), timeout_s):
                 raise TimeoutError
