@@ -69,8 +69,9 @@ class SteppingProcesses(ContextManagerMixin):
             for channel in ready:
                 child = self._processes[waiting[channel]]
                 try:
-                    for message in channel.receive_all():
-                        answer_by_number[waiting.pop(channel)] = message.value
+                    messages = channel.receive_all()
+                    if messages:
+                        answer_by_number[waiting.pop(channel)] = messages[0].value
                 except (EOFError, ProtocolError) as error:
                     raise self._make_loss_error(child, error) from error
         for child in self._processes:
