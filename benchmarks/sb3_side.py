@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from rlflame.rollout.process.worker_main import die_with_parent, read_parent_pid
+from rlflame.rollout.process.parent_channel import die_with_parent, read_parent_pid
 
 
 def train(request: dict[str, Any]) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import failpoints
 
 from rlflame.experiment import components
 from rlflame.fleet.inline import InlineFleet
-from rlflame.rendering.job import RenderJob
+from rlflame.rendering.job import RenderJob, RenderOptions
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan, evaluate
@@ -34,17 +35,19 @@ def begun(
     )
 
 
+OPTIONS = {field.name for field in dataclasses.fields(RenderOptions)}
+
+
 def job(source: Checkpoint, *others: Checkpoint, **changes: Any) -> RenderJob:
     """One drawing; the others play on the left of the source."""
+    options = {"kind": "gif", "best_of": changes.get("episodes", 1)}
+    options |= {name: changes.pop(name) for name in OPTIONS & changes.keys()}
     given: dict[str, Any] = {
         "env": source.env,
         "policy": source.policy_spec,
         "captions": tuple(f"side {k}" for k in range(1 + len(others))),
         "policies": (*(other.policy for other in others), source.policy),
-        "kind": "gif",
-        "seed": 0,
-        "episodes": 1,
-        "best_of": changes.get("episodes", 1),
+        "options": RenderOptions(**options),
         "max_episode_steps": 10_000,
     }
     return RenderJob(**{**given, **changes})

@@ -51,7 +51,7 @@ GUESTS = {
     "tensorboard": {"storage.tracking.tensorboard"},
     "onnx": {"storage.export"},
     "onnxruntime": {"storage.export"},
-    "PIL": {"rendering.panels", "rendering.encoders", "rendering.film"},
+    "PIL": {"rendering.encoders", "rendering.film"},
     "imageio_ffmpeg": {"rendering.encoders"},
     "safetensors": {"storage.safetensors_file"},
     "pydantic": {
@@ -75,7 +75,12 @@ GUESTS = {
         "experiment.env_spec",
         "bench.sleeping",
     },
-    "mujoco": {"rollout.envs.gymnasium_env", "rollout.mujoco.simulation", "bench.raw_stepping"},
+    "mujoco": {
+        "rollout.envs.gymnasium_env",
+        "rollout.mujoco.simulation",
+        "rendering.process_main",
+        "bench.raw_stepping",
+    },
     "cloudpickle": {"fleet.flame.bundle"},
     "pyarrow": {"fleet.flame.object_cache", "fleet.flame.executor_bootstrap"},
     "numpy": {"*"},
@@ -109,7 +114,6 @@ BLIND = {
         "rlflame.console",
     ],
     "rendering.clips": ["PIL"],
-    "rendering.clip_recorder": ["PIL"],
     "rendering.policy_render": ["PIL"],
     "console.output": [
         "rlflame.console.base",

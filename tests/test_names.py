@@ -45,15 +45,15 @@ VERBS = set(
     resolve restore restrict resume rewind round run sample save scale score seal select send
     separate serve set settle shorten show silence skip slice smooth snapshot sort speculate
     split standardise start step stop store submit suggest sum summarise sync take terminate
-    tidy time track train trim truncate try unpack unregister unwatch unwrap update upload use
-    validate verify view wait wake walk warm watch wrap write
+    tidy time track train trim truncate try unpack unregister unwrap update upload use validate
+    verify view wait wake walk warm watch wrap write
     """.split()
 )
 #: Names of functions that are no verbs: conversions, formulas and contracts of other libraries.
 CONVERSIONS = ("as_", "to_", "from_", "of_")
 FORMULAS = {
     *("log_prob", "log_variance", "log_slope_of_tanh", "mode", "explained_variance"),
-    *("on_session_enter", "on_session_leave", "reducer_override", "writelines"),
+    *("on_session_enter", "on_session_leave", "reducer_override", "writelines", "fileno"),
 }
 #: At most ten identifiers that break a rule, each with its reason.
 EXEMPTIONS = {

@@ -27,7 +27,7 @@ from rlflame.experiment.sweep.sweep import train as train_seeds
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet
 from rlflame.rendering import policy_render
-from rlflame.rendering.job import RenderResult
+from rlflame.rendering.job import RenderOptions, RenderResult
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.spec import Array
 from rlflame.storage import checkpoint
@@ -102,7 +102,7 @@ def evaluate(
 
 def render(
     source: Checkpoint,
-    options: policy_render.RenderOptions,
+    options: RenderOptions,
     out: Path | None,
     *,
     show_output: bool = False,

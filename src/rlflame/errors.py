@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import errno
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _DOCUMENTED = "rlflame_documented"
 
@@ -64,6 +65,16 @@ class RlflameError(Exception):
         self.hint = hint
         #: Longer text such as an environment's own traceback, shown below the sentence.
         self.detail = detail
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it travels between processes; `make_error` reads it."""
+        return {
+            "kind": type(self).__name__,
+            "message": self.message,
+            "hint": self.hint,
+            "detail": self.detail,
+            "exit_code": self.exit_code,
+        }
 
 
 #: By the system's number of what went wrong.
@@ -178,8 +189,12 @@ class LearningError(RlflameError):
 class LearnerFailure(RlflameError):
     """One of several learners ended, or did not answer in time."""
 
-    #: Whether the time was over; a learner that ended is noticed at once.
-    hung = False
+    def __init__(
+        self, message: str, hint: str = "", detail: str = "", *, hung: bool = False
+    ) -> None:
+        super().__init__(message, hint, detail)
+        #: Whether the time was over; a learner that ended is noticed at once.
+        self.hung = hung
 
 
 class Interruption(RlflameError):
@@ -188,3 +203,16 @@ class Interruption(RlflameError):
     def __init__(self, message: str, hint: str, signal_number: int) -> None:
         super().__init__(message, hint)
         self.exit_code = 128 + signal_number
+
+
+_TRAVELLING_TYPES: dict[str, type[RlflameError]] = {
+    kind.__name__: kind for kind in (EnvironmentFailure, FleetError, FleetUnreachableError)
+}
+
+
+def make_error(values: Mapping[str, Any]) -> RlflameError:
+    """The error of another process again, of its own type where that can be told apart."""
+    error_type = _TRAVELLING_TYPES.get(values["kind"], RlflameError)
+    error = error_type(values["message"], values["hint"], values["detail"])
+    error.exit_code = int(values["exit_code"])
+    return error

@@ -38,9 +38,8 @@ from rlflame.errors import ConfigError, RlflameError
 from rlflame.experiment import components
 from rlflame.fleet.base import make_policy_id
 from rlflame.fleet.inline import InlineFleet
-from rlflame.rollout import wire
 from rlflame.rollout.envs.make import make_env, read_env_spec
-from rlflame.rollout.process.worker_main import FrameKind
+from rlflame.rollout.process.channel import MessageKind
 from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import StopInterrupt
 
@@ -374,8 +373,8 @@ def test_a_process_ends_with_its_parent_in_the_middle_of_a_measurement():
     """It would step for an hour, and notices all the same that nobody listens."""
     with make_collectors(case(), 1, NullStop()) as beside:
         (process,) = beside._processes
-        process.send(FrameKind.TASK, wire.encode({"what": "step", "seconds": 3600.0}))
-        process.close_pipe()
+        process.channel.send(MessageKind.TASK, {"seconds": 3600.0})
+        process.channel.close_sending()
         process._process.wait(60)
 
 

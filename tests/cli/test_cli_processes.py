@@ -538,7 +538,6 @@ def test_a_start_loads_nothing_that_draws_no_torch_and_what_steps_only_where_it_
     assert not loaded & {
         *elsewhere,
         "rlflame.rendering.policy_render",
-        "rlflame.rendering.clips",
         "rlflame.api",
         "flamepy",
     }

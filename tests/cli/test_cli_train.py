@@ -20,8 +20,7 @@ from rlflame.experiment import components, resume
 from rlflame.experiment import run as running_module
 from rlflame.fleet.prestart import PrestartPool
 from rlflame.rollout.policy import compute_array_shapes
-from rlflame.rollout.process.worker_main import FrameKind
-from rlflame.rollout.process.worker_process import WorkerProcess
+from rlflame.rollout.process.channel import Channel, MessageKind
 from rlflame.storage import checkpoint
 
 
@@ -466,10 +465,10 @@ def test_a_dry_run_looks_at_the_policy_to_start_from():
 def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2), raising=False)
     worked, ended = [], []
-    send, real = WorkerProcess.send, running_module.train
+    send, real = Channel.send_bytes, running_module.train
 
     def sent(self, kind, payload):
-        if kind is FrameKind.TASK:
+        if kind is MessageKind.TASK:
             worked.append(self)
         send(self, kind, payload)
 
@@ -477,7 +476,7 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
         ended.append(process.has_exited)
         return real(*given, **named)
 
-    monkeypatch.setattr(WorkerProcess, "send", sent)
+    monkeypatch.setattr(Channel, "send_bytes", sent)
     monkeypatch.setattr(running_module, "train", trained)
     words = ("--fleet", fleet, "--workers", "1", "--steps", "64", "--out", "run")
     begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.prestart")
@@ -485,7 +484,7 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
         (process,) = begun
         assert rlflame("train", *TINY[2:], *words, early=early).code == 0
     assert ended == [fleet == "inline"]  # when training begins
-    assert {*worked} == ({process} if fleet == "local" else set())
+    assert {*worked} == ({process.channel} if fleet == "local" else set())
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,10 @@ def test_a_process_for_another_library_does_not_search_the_current_folder(
     start = "subprocess.run([sys.executable, '-c', 'import ctypes, numpy'], check=True)"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep)
-    trials = gl_backend.BackendProbe(("egl",), code=f"import subprocess, sys, numpy\n{start}")
+    (tmp_path / "trials").mkdir()
+    (tmp_path / "trials" / "trial.py").write_text(f"import subprocess, sys, numpy\n{start}")
+    monkeypatch.syspath_prepend(str(tmp_path / "trials"))
+    trials = gl_backend.BackendProbe(("egl",), module="trial")
     assert trials.find_failures() == {"egl": ""}
     assert not (tmp_path / "trace").exists()
 

@@ -201,7 +201,7 @@ def test_who_is_no_faster_is_let_go():
         assert eventually(lambda: both.away.closed)
         assert "no difference to speak of, and local needs nobody else" in both.notes[0]
         # What is shown of executors at work is over.
-        assert FleetEvent("workers", "", 0, "0") in both.events
+        assert FleetEvent.of_workers(0) in both.events
 
 
 @pytest.mark.parametrize("seconds", [(1.0, 0.1), (0.1, 1.0), (1.0, 1.0)], ids=str)

@@ -86,7 +86,7 @@ class Bench:
         return [event.text for event in self.events if event.kind == kind]
 
     def children(self) -> list[Any]:
-        return list(self.fleet._dispatcher._workers)
+        return list(self.fleet._dispatcher._pool.workers)
 
     def stands_at(self, step: int) -> bool:
         return any(child.position and child.position[3] == step for child in self.children())
@@ -240,7 +240,8 @@ def test_a_worker_that_died_while_it_was_idle_is_given_no_task(benches: list[Ben
         os.open(f"/proc/{child.process.pid}/fd/{name}", os.O_WRONLY)
         for name in os.listdir(f"/proc/{child.process.pid}/fd")
         if os.path.samestat(
-            os.stat(f"/proc/{child.process.pid}/fd/{name}"), os.fstat(child.process.answers)
+            os.stat(f"/proc/{child.process.pid}/fd/{name}"),
+            os.fstat(child.process.channel.fileno()),
         )
     ]
     os.kill(child.process.pid, signal.SIGKILL)
@@ -275,7 +276,7 @@ def test_ctrl_c_while_a_task_is_handed_out_costs_that_task_alone(
 
     if where == "behind what was written":
         # As if it had come between a write and what keeps count of it.
-        monkeypatch.setattr(os, "write", interrupted(os.write))
+        monkeypatch.setattr(os, "writev", interrupted(os.writev))
     else:
         monkeypatch.setattr(child, "send_job", interrupted(child.send_job))
     with pytest.raises(KeyboardInterrupt):
@@ -365,7 +366,7 @@ def test_a_worker_that_was_stopped_holds_up_nobody_else(two: Bench) -> None:
     tasks = slots(4, policy=rollouts.policy_spec(FAKE, hidden=(700, 700)))
     two.wait_aside(two.start(tasks))
     assert eventually(lambda: len(two.outcomes) == 3)
-    assert two.children()[0].process.has_backlog
+    assert two.children()[0].process.channel.has_backlog
     two.later()
     two.outcome()
     assert set(two.outcomes) == {alone(task) for task in tasks}
@@ -522,7 +523,7 @@ if __name__ == "__main__":
     fleet.probe()
     submission = fleet.submit([dataclasses.replace(task, policy_id=name)])
     if sys.argv[1]:
-        while not any(child.position for child in fleet._dispatcher._workers):
+        while not any(child.position for child in fleet._dispatcher._pool.workers):
             time.sleep(0.01)
     else:
         list(submission)
@@ -778,13 +779,13 @@ def test_a_command_that_is_refused_leaves_none_of_them(words, monkeypatch):
 
 def test_ctrl_c_while_the_thread_begins_leaves_no_worker(monkeypatch):
     """It looks at children that end, and would put others in their places."""
-    begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.dispatcher")
+    begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.worker_pool")
     start = threading.Thread.start
 
     def interrupted(thread):
         start(thread)
         if thread.name == "rlflame-fleet":
-            assert thread._target.__self__._all_greeted.wait(60.0)
+            assert thread._target.__self__._pool.all_greeted.wait(60.0)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)

@@ -16,13 +16,12 @@ from rlflame.rendering import (
     episodes,
     film,
     gl_backend,
-    panels,
+    policy_render,
     process_main,
-    render_subprocess,
 )
 from rlflame.rendering.encoders import Frame
 from rlflame.rendering.job import RenderError
-from rlflame.rollout import wire
+from rlflame.rollout.process.channel import MessageKind
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +75,7 @@ def test_mujoco_draws_what_eval_scores_in_a_process_of_its_own(monkeypatch, tmp_
     look = episodes.read_render_info(source.env)
     assert (look.steps_per_s, look.uses_mujoco, look.has_tracking_camera) == (125.0, True, True)
     asked = job(source, begun("Hopper-v5", seed=1), kind="png", width=48, max_episode_steps=9)
-    drawing = render_subprocess.render_in_subprocess(asked, mujoco=True, finder=finder)
+    drawing = policy_render.render_in_subprocess(asked, mujoco=True, finder=finder)
     assert [(p.episode_return, p.length) for p in drawing.episodes] == scored(source, 1, most=9)
     picture = Image.open(io.BytesIO(drawing.data))
     assert len(picture.getcolors(1 << 20)) > 100
@@ -171,11 +170,11 @@ def test_both_sides_of_a_film_are_there_under_their_captions():
 
 
 def test_captions_that_are_too_long_get_a_line_of_their_own_all_through_a_film():
-    assert panels.can_fit_one_line(["A"], 200)
-    assert not panels.can_fit_one_line(["A", "A caption that is rather long"], 200)
+    assert film.can_fit_one_line(["A"], 200)
+    assert not film.can_fit_one_line(["A", "A caption that is rather long"], 200)
     picture = np.zeros((30, 200, 3), np.uint8)
-    one = panels.add_caption(picture, "A", 1.0).height - 30
-    assert panels.add_caption(picture, "A", 1.0, one_line=False).height - 30 == 2 * one
+    one = film.add_caption(picture, "A", 1.0).height - 30
+    assert film.add_caption(picture, "A", 1.0, one_line=False).height - 30 == 2 * one
     # Episode 10 has a longer caption than episode 9; their frames are of one size.
     drawing = film.draw(job(begun(length=1), width=105, episodes=11, best_of=11))
     assert len({frame.size for frame, _ in frames(drawing.data)}) == 1
@@ -201,13 +200,13 @@ def test_a_strip_spans_the_episode():
 )
 def test_one_number_keeps_the_proportions(asked, size):
     picture = np.zeros((easels.HEIGHT, easels.WIDTH, 3), np.uint8)
-    assert panels.resize_image(picture, asked.get("width"), asked.get("height")).size == size
+    assert film.resize_image(picture, asked.get("width"), asked.get("height")).size == size
 
 
 def test_mp4_has_the_frames_and_even_sides():
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
     # Drawn in a process of its own, as ever: gRPC's threads in this one would disturb a fork.
-    drawing = render_subprocess.render_in_subprocess(
+    drawing = policy_render.render_in_subprocess(
         job(begun(length=23), kind="mp4", width=61), mujoco=False
     )
     assert drawing.data[4:8] == b"ftyp"
@@ -287,20 +286,20 @@ def test_a_bad_picture_is_the_environment_s_fault(fault, said):
 
 def test_errors_come_back_in_words_and_crashes_as_what_they_are():
     with pytest.raises(RlflameError, match="no paint") as caught:
-        render_subprocess.render_in_subprocess(job(begun(fault="raises")), mujoco=False)
+        policy_render.render_in_subprocess(job(begun(fault="raises")), mujoco=False)
     assert caught.value.exit_code == 1
     assert "OSError" in caught.value.detail
     with pytest.raises(RlflameError, match="none is rgb_array") as caught:
-        render_subprocess.render_in_subprocess(job(begun(modes=[])), mujoco=False)
+        policy_render.render_in_subprocess(job(begun(modes=[])), mujoco=False)
     assert caught.value.exit_code == 2
     with pytest.raises(RenderError, match="killed by signal 11, SIGSEGV"):
-        render_subprocess.render_in_subprocess(job(begun(fault="crash")), mujoco=False)
+        policy_render.render_in_subprocess(job(begun(fault="crash")), mujoco=False)
 
 
 def test_a_drawing_travels_whole():
     asked = job(begun(), begun(seed=1))
     heard = []
-    there = render_subprocess.render_in_subprocess(
+    there = policy_render.render_in_subprocess(
         asked, mujoco=False, report_progress=lambda made, of: heard.append((made, of))
     )
     assert there == film.draw(asked)
@@ -321,27 +320,25 @@ def test_graphics_that_worked_once_are_tried_anew_when_drawing_fails(tmp_path):
     finder.find()
     finder.answers = [second]
     with pytest.raises(RlflameError, match="no paint"):
-        render_subprocess.render_in_subprocess(
-            job(begun(fault="raises")), mujoco=True, finder=finder
-        )
+        policy_render.render_in_subprocess(job(begun(fault="raises")), mujoco=True, finder=finder)
     assert (finder.find(), finder.is_cached) == (second, True)
 
 
 def test_where_no_graphics_work_nothing_is_begun(tmp_path, monkeypatch):
-    monkeypatch.setattr(render_subprocess, "WorkerProcess", None)
+    monkeypatch.setattr(policy_render, "WorkerProcess", None)
     finder = gl_backend.BackendFinder(lambda backend: "broken", tmp_path / "graphics.json", {})
     with pytest.raises(
         gl_backend.GraphicsUnavailableError, match="MuJoCo cannot draw on this machine"
     ):
-        render_subprocess.render_in_subprocess(job(begun()), mujoco=True, finder=finder)
+        policy_render.render_in_subprocess(job(begun()), mujoco=True, finder=finder)
 
 
 def test_a_window_needs_a_display():
     for shown in ({"DISPLAY": ":0"}, {"WAYLAND_DISPLAY": "wayland-0"}):
-        render_subprocess.check_display(shown)
+        policy_render.check_display(shown)
     if gl_backend.BACKENDS[0] != "cgl":
         with pytest.raises(RenderError, match="There is no display here"):
-            render_subprocess.render_in_subprocess(job(begun(), kind="window"), mujoco=False)
+            policy_render.render_in_subprocess(job(begun(), kind="window"), mujoco=False)
 
 
 def test_a_window_shows_every_step(tmp_path):
@@ -358,6 +355,7 @@ def test_a_drawing_that_memory_does_not_hold_is_a_sentence(monkeypatch):
 
     monkeypatch.setattr(film, "draw", too_large)
     asked = job(begun("CartPole-v1"), kind="gif")
-    _, answer = process_main._make_answer(wire.encode(asked.as_dict()), io.BytesIO())
-    assert "not enough memory" in answer["error"]["message"]
-    assert "--width" in answer["error"]["hint"]
+    kind, answer = process_main.run_job(asked.as_dict(), None)
+    assert kind is MessageKind.FAILED
+    assert "not enough memory" in answer["message"]
+    assert "--width" in answer["hint"]

@@ -125,10 +125,12 @@ def test_the_package_is_named_for_this_system(tmp_path, release, tool):
     assert "package manager" in find_install_command(tmp_path / "absent")
 
 
-def test_trying_leaves_this_process_s_environment_alone():
-    before = dict(os.environ)
+def test_trying_leaves_this_process_s_environment_alone(tmp_path, monkeypatch):
     code = "import os; assert os.environ['MUJOCO_GL'] in ('egl', 'cgl')"
-    trials = gl_backend.BackendProbe(code=code)
+    (tmp_path / "trial.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = dict(os.environ)
+    trials = gl_backend.BackendProbe(module="trial")
     reasons = trials.find_failures()
     assert reasons[BACKENDS[0]] == ""
     assert "AssertionError" in reasons["glfw"]

@@ -8,7 +8,6 @@ and answers every `step` with the `steps` it took and their `seconds`.
 from __future__ import annotations
 
 import json
-import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +20,11 @@ import numpy as np
 
 from rlflame.errors import RlflameError
 from rlflame.fleet.base import ContextManagerMixin
-from rlflame.rollout import wire
 from rlflame.rollout.envs import user_code
 from rlflame.rollout.envs.make import make_env
-from rlflame.rollout.process.parent_channel import Message, ParentChannel
-from rlflame.rollout.process.worker_main import FrameKind
+from rlflame.rollout.process.channel import Message, MessageKind, ProtocolError, wait
+from rlflame.rollout.process.parent_channel import ParentChannel
 from rlflame.rollout.process.worker_process import (
-    ProtocolError,
     WorkerProcess,
     describe_exit,
     format_exit_clause,
@@ -157,44 +154,46 @@ class SteppingProcesses(ContextManagerMixin):
     """
 
     def __init__(
-        self, module: str, orders: Sequence[Message], refusal: str, hint: str, stop: StopRequest
+        self,
+        module: str,
+        orders: Sequence[dict[str, Any]],
+        refusal: str,
+        hint: str,
+        stop: StopRequest,
     ) -> None:
         self._refusal, self._hint, self._stop = refusal, hint, stop
         self._processes: list[WorkerProcess] = []
         try:
             for order in orders:
                 self._processes.append(WorkerProcess(module=module))
-                _send(self._processes[-1], "order", **order)
+                self._processes[-1].channel.send(MessageKind.ORDER, order)
             answers = self._receive_answers()
         except BaseException:
             self.close()
             raise
-        self.is_possible = all(answer["what"] == "ready" for answer in answers)
+        self.is_possible = all(answer["ready"] for answer in answers)
 
-    def step(self, seconds: float) -> list[Message]:
+    def step(self, seconds: float) -> list[dict[str, Any]]:
         """What each process has done in that time."""
         for child in self._processes:
-            _send(child, "step", seconds=seconds)
+            child.channel.send(MessageKind.TASK, {"seconds": seconds})
         return self._receive_answers()
 
-    def _receive_answers(self) -> list[Message]:
+    def _receive_answers(self) -> list[dict[str, Any]]:
         """A message of each, in their order."""
-        answer_by_number: dict[int, Message] = {}
-        waiting = {child.answers: number for number, child in enumerate(self._processes)}
+        answer_by_number: dict[int, dict[str, Any]] = {}
+        waiting = {child.channel: number for number, child in enumerate(self._processes)}
         while waiting:
             with self._stop.allow_interrupt():
-                full = [child.requests for child in self._processes if child.has_backlog]
-                ready, _, _ = select.select([*waiting], full, [])
-            for child in self._processes:
-                child.flush()
-            for answers in ready:
-                child = self._processes[waiting[answers]]
+                ready = wait(waiting)
+            for channel in ready:
+                child = self._processes[waiting[channel]]
                 try:
-                    frames = child.receive()
+                    messages = channel.receive_all()
+                    if messages:
+                        answer_by_number[waiting.pop(channel)] = messages[0].value
                 except (EOFError, ProtocolError) as error:
                     raise self._make_loss_error(child, error) from error
-                if frames:
-                    answer_by_number[waiting.pop(answers)] = wire.decode(frames[0][1])
         for child in self._processes:
             child.trim_output()
         return [answer_by_number[number] for number in range(len(self._processes))]
@@ -224,13 +223,9 @@ def make_raw_processes(
     )
 
 
-def sum_rates(answers: Sequence[Message]) -> float:
+def sum_rates(answers: Sequence[dict[str, Any]]) -> float:
     """Steps a second of all processes together."""
     return sum(float(answer["steps"] / answer["seconds"]) for answer in answers)
-
-
-def _send(child: WorkerProcess, kind: str, **values: Any) -> None:
-    child.send(FrameKind.TASK, wire.encode({"what": kind, **values}))
 
 
 class StepServer:
@@ -238,17 +233,16 @@ class StepServer:
 
     def __init__(self) -> None:
         self._channel = ParentChannel.open()
-        order = self._channel.receive()
-        assert order is not None
-        self.order = order
+        self.order: dict[str, Any] = self._channel.receive_order()
         self._requests: SimpleQueue[Message] = SimpleQueue()
         self._channel.start_listening(self._requests.put)
 
     def serve(self, step: Callable[[float], dict[str, Any]] | None) -> None:
         """Answer until the parent is gone; without a way to step, say so."""
-        self._channel.send("absent" if step is None else "ready")
+        self._channel.send(MessageKind.HELLO, {"ready": step is not None})
         while step is not None:
-            self._channel.send("stepped", **step(self._requests.get()["seconds"]))
+            request = self._requests.get().value
+            self._channel.send(MessageKind.RESULT, step(request["seconds"]))
 
 
 def main() -> None:

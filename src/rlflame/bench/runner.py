@@ -113,10 +113,8 @@ class BenchSession:
         elif event.kind == "phase":
             self.show_status(event.text)
         elif event.kind == "retried" and event.text:
-            self.show_note(
-                f"{format_retry(event.slot, event.text)} A measurement that it falls into takes longer, and is "
-                "marked."
-            )
+            retry = format_retry(event.slot, event.text)
+            self.show_note(f"{retry} A measurement that it falls into takes longer, and is marked.")
 
 
 class Benchmark(Protocol[SideT]):

@@ -45,7 +45,7 @@ def cluster_check(
     from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
     from rlflame.fleet.flame.check.cluster_check import ClusterCheck
     from rlflame.fleet.flame.endpoint import EXPORT, UP, find_configuration
-    from rlflame.rendering.graphics_check import GraphicsCheck
+    from rlflame.rendering.gl_backend import GraphicsCheck
     from rlflame.training.stop_signal import exit_on_signal
 
     streaming = not as_json and find_configuration() is not None

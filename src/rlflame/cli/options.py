@@ -163,3 +163,42 @@ RuntimeSets = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
+FilmFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FILE",
+        help="A film (.gif, .mp4) or a strip of pictures (.png). [default: ENV.gif]",
+    ),
+]
+FilmEpisodes = Annotated[
+    int, typer.Option(metavar="N", help="How many, one after the other.", min=1, max=1000)
+]
+FilmSeed = Annotated[
+    int, typer.Option(metavar="N", help="The episodes are those of eval's seed.", min=0)
+]
+BestOf = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="The best of the first N episodes.", min=1, max=100_000),
+]
+VersusUntrained = Annotated[
+    bool,
+    typer.Option("--vs-untrained", help="On the left, the policy that training began with."),
+]
+PictureWidth = Annotated[
+    int | None, typer.Option(metavar="N", help="Of one picture, in pixels.", min=32, max=4096)
+]
+PictureHeight = Annotated[
+    int | None, typer.Option(metavar="N", help="The same; either follows.", min=32, max=4096)
+]
+FrameRate = Annotated[
+    float | None,
+    typer.Option(
+        metavar="N",
+        help="Frames a second, about; time stays real. [default: 25, .mp4: 50]",
+        min=1,
+        max=1000,
+    ),
+]
+Window = Annotated[bool, typer.Option("--human", help="In a window, where there is a display.")]

@@ -1,4 +1,4 @@
-"""`rlflame render`. Must not know: how anything is drawn."""
+"""`rlflame render`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlflame.cli.options import AllowModules, Debug, EnvFile, Json
+from rlflame.cli.options import (
+    AllowModules,
+    BestOf,
+    Debug,
+    EnvFile,
+    FilmEpisodes,
+    FilmFile,
+    FilmSeed,
+    FrameRate,
+    Json,
+    PictureHeight,
+    PictureWidth,
+    VersusUntrained,
+    Window,
+)
 
 if TYPE_CHECKING:
     from rlflame.rendering.job import RenderResult
@@ -16,47 +30,15 @@ if TYPE_CHECKING:
 
 def render(
     file: Annotated[Path, typer.Argument(metavar="CKPT", help="A checkpoint or policy file.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="A film (.gif, .mp4) or a strip of pictures (.png). [default: ENV.gif]",
-        ),
-    ] = None,
-    episodes: Annotated[
-        int, typer.Option(metavar="N", help="How many, one after the other.", min=1, max=1000)
-    ] = 1,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="The episodes are those of eval's seed.", min=0)
-    ] = 0,
-    best_of: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="The best of the first N episodes.", min=1, max=100_000),
-    ] = None,
-    vs_untrained: Annotated[
-        bool,
-        typer.Option("--vs-untrained", help="On the left, the policy that training began with."),
-    ] = False,
-    width: Annotated[
-        int | None, typer.Option(metavar="N", help="Of one picture, in pixels.", min=32, max=4096)
-    ] = None,
-    height: Annotated[
-        int | None, typer.Option(metavar="N", help="The same; either follows.", min=32, max=4096)
-    ] = None,
-    fps: Annotated[
-        float | None,
-        typer.Option(
-            metavar="N",
-            help="Frames a second, about; time stays real. [default: 25, .mp4: 50]",
-            min=1,
-            max=1000,
-        ),
-    ] = None,
-    human: Annotated[
-        bool, typer.Option("--human", help="In a window, where there is a display.")
-    ] = False,
+    out: FilmFile = None,
+    episodes: FilmEpisodes = 1,
+    seed: FilmSeed = 0,
+    best_of: BestOf = None,
+    vs_untrained: VersusUntrained = False,
+    width: PictureWidth = None,
+    height: PictureHeight = None,
+    fps: FrameRate = None,
+    human: Window = False,
     env_file: EnvFile = None,
     allow_modules: AllowModules = None,
     as_json: Json = False,
@@ -80,7 +62,8 @@ def render(
     from rlflame.console.quiet import StatusLine
     from rlflame.errors import ConfigError
     from rlflame.experiment import resume
-    from rlflame.rendering import policy_render
+    from rlflame.rendering.job import RenderOptions
+    from rlflame.rendering.policy_render import resolve_kind
     from rlflame.storage.run_dir import load_policy_file
 
     if human and out is not None:
@@ -88,10 +71,8 @@ def render(
     source = load_policy_file(file)
     if not human:
         out = out or Path(f"{resolve.make_short_name(source.env.id)}.gif")
-    options = policy_render.RenderOptions(
-        "window" if out is None else policy_render.resolve_kind(out),
-        seed, episodes, best_of, vs_untrained, width, height, fps,
-    )  # fmt: skip
+    kind = "window" if out is None else resolve_kind(out)
+    options = RenderOptions(kind, seed, episodes, best_of, vs_untrained, width, height, fps)
     for difference in resume.find_machine_differences(source):
         print_note(f"This machine differs from the file's in {difference}; bits may too.")
     with StatusLine() as status_line:
@@ -100,10 +81,8 @@ def render(
         )
     for note in drawing.notes:
         print_note(note)
-    if as_json:
-        _print_json(file, out, source, drawing)
-    else:
-        _print_lines(file, out, source, drawing)
+    print_drawing = _print_json if as_json else _print_lines
+    print_drawing(file, out, source, drawing)
 
 
 def _print_lines(file: Path, out: Path | None, source: Checkpoint, drawing: RenderResult) -> None:

@@ -37,7 +37,7 @@ from rlflame.experiment.run_settings import check_learners, read_recorded_env_fi
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet, Observer, TrafficCounter, make_policy_id
 from rlflame.learning.factory import compute_environment_fingerprint, count_blas_threads
-from rlflame.rendering.clip_recorder import make_clip_recorder
+from rlflame.rendering.clips import make_clip_recorder
 from rlflame.rollout.spec import EnvSpec, PolicyArrays
 from rlflame.storage import checkpoint, replay_segments, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint

@@ -1,9 +1,8 @@
 """A fleet over two: both work in turn until it is known which is faster, then that one alone.
 
-Whole iterations of training are timed, from handing them over to the last of their fragments, so
-what counts is what a run waits for. A fragment is the same wherever it comes from, so is the run.
-The other fleet is closed as soon as nothing runs there any more. Must not know: what fleets there
-are, algorithms, files.
+Whole iterations of training are timed, from their submission to the last of their fragments: what
+counts is how long a run waits. A fragment is the same wherever it comes from, and so is the run.
+The loser is closed as soon as nothing runs there any more.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from rlflame.errors import FleetError
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
@@ -28,11 +28,19 @@ from .base import (
 )
 from .contest import Contest, ContestResult, FleetSide
 
-Clock = Callable[[], float]
+
+@dataclass(frozen=True, slots=True)
+class _Lap:
+    """One submission: where it runs, its number and start, and whether its time counts."""
+
+    side: FleetSide
+    number: int
+    started_at: float
+    is_timed: bool
 
 
 class AutoFleet(ContextManagerMixin):
-    """`home` needs nobody else and begins; `away` has to be worth it."""
+    """`local` ("home") is there already and begins; `remote` ("away") has to be worth it."""
 
     def __init__(
         self,
@@ -40,37 +48,37 @@ class AutoFleet(ContextManagerMixin):
         remote: Fleet,
         *,
         observer: Observer = ignore_event,
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleets: dict[FleetSide, Fleet] = {"home": local, "away": remote}
         self._observer = observer
         self._clock = clock
         self._lock = threading.Lock()
-        self._contest = Contest(lambda: remote.ready, self._has_all_workers)
-        #: Where what belongs to no turn runs: evaluations, and all once it is decided.
-        self._current_side: FleetSide = "home"
-        self._decided = False
-        #: Whether the user has been told how the choosing ended.
-        self._has_reported = False
+        self._contest = Contest(
+            lambda: remote.ready, lambda: len(remote.probe().workers) >= remote.capacity
+        )
+        #: Where evaluations run, and everything after the choice.
+        self._side: FleetSide = "home"
+        self._decided = self._has_reported = False
         self._submitted = 0
         self._open_counts: dict[FleetSide, int] = {"home": 0, "away": 0}
         self._release_thread: threading.Thread | None = None
 
     @property
     def name(self) -> str:
-        return self._fleets[self._current_side].name if self._decided else "auto"
+        return self._fleets[self._side].name if self._decided else "auto"
 
     @property
     def capacity(self) -> int:
-        return self._fleets[self._current_side].capacity
+        return self._fleets[self._side].capacity
 
     @property
     def ready(self) -> bool:
-        return self._fleets[self._current_side].ready
+        return self._fleets[self._side].ready
 
     @property
     def candidates(self) -> tuple[tuple[str, int], ...]:
-        """Names and capacities of those that still may be chosen; none once it is decided."""
+        """Names and capacities of the fleets that may still be chosen; none after the choice."""
         if self._decided:
             return ()
         return tuple((fleet.name, fleet.capacity) for fleet in self._fleets.values())
@@ -84,48 +92,20 @@ class AutoFleet(ContextManagerMixin):
         for fleet in self._list_open_fleets():
             fleet.release(policy_id)
 
-    def submit(self, tasks: Sequence[RolloutTask]) -> Submission:
-        is_training = bool(tasks) and tasks[0].purpose == "train"
+    def _list_open_fleets(self) -> list[Fleet]:
         with self._lock:
-            turn = self._contest.take_turn() if is_training and not self._decided else None
-            if turn is not None:
-                self._current_side = turn.side
-            decides = is_training and turn is None and not self._decided
-            result = self._decide() if decides else None
-            side = self._current_side
-            self._open_counts[side] += 1
-            self._submitted += 1
-            number = self._submitted
-        if decides:
-            self._note(self._format_result(result))
-        started_at = self._clock()
+            return [self._fleets[self._side]] if self._decided else [*self._fleets.values()]
 
-        def finish(steps: int | None) -> None:
-            """With the steps of all fragments, where all came."""
-            seconds = self._clock() - started_at
-            if steps and turn and turn.is_timed and seconds > 0.0:
-                self._contest.add_rate(side, steps / seconds, exclusive=self._submitted == number)
-            with self._lock:
-                self._open_counts[side] -= 1
-                self._release_loser()
-
-        def report_failure() -> None:
-            if side == "away" and not self._decided:
-                self._note(
-                    f"auto: {self.candidates[1][0]} failed while it was being timed; "
-                    f"{self.candidates[0][0]} can go on without it, with the same bits"
-                )
-
+    def submit(self, tasks: Sequence[RolloutTask]) -> Submission:
+        lap = self._start_lap(is_training=bool(tasks) and tasks[0].purpose == "train")
         try:
-            return _TimedSubmission(self._fleets[side].submit(tasks), finish, report_failure)
+            return _TimedSubmission(self, lap, self._fleets[lap.side].submit(tasks))
         except BaseException as error:
-            if isinstance(error, FleetError):
-                report_failure()
-            finish(None)
+            self.finish_lap(lap, error=error)
             raise
 
     def probe(self) -> FleetReport:
-        return self._fleets[self._current_side].probe()
+        return self._fleets[self._side].probe()
 
     def read_traffic(self) -> Traffic:
         parts = [fleet.read_traffic() for fleet in self._fleets.values()]
@@ -141,40 +121,54 @@ class AutoFleet(ContextManagerMixin):
         finally:
             self._fleets["away"].close()
 
-    # With the lock held.
+    def _start_lap(self, *, is_training: bool) -> _Lap:
+        with self._lock:
+            competes = is_training and not self._decided
+            turn = self._contest.take_turn() if competes else None
+            decides = competes and turn is None
+            result = self._contest.make_result() if decides else None
+            if decides:
+                self._decided = True
+                self._side = result.winner if result is not None else "home"
+                self._release_loser()
+            elif turn is not None:
+                self._side = turn.side
+            side = self._side
+            self._open_counts[side] += 1
+            self._submitted += 1
+            number = self._submitted
+        if decides:
+            self._note(self._format_result(result))
+        return _Lap(side, number, self._clock(), turn is not None and turn.is_timed)
 
-    def _decide(self) -> ContestResult | None:
-        result = self._contest.make_result()
-        self._current_side = result.winner if result is not None else "home"
-        self._decided = True
-        self._release_loser()
-        return result
+    def finish_lap(self, lap: _Lap, *, steps: int = 0, error: BaseException | None = None) -> None:
+        """With the steps of all fragments, or the error that ended the submission."""
+        seconds = self._clock() - lap.started_at
+        if steps and lap.is_timed and seconds > 0.0:
+            exclusive = self._submitted == lap.number
+            self._contest.add_rate(lap.side, steps / seconds, exclusive=exclusive)
+        if isinstance(error, FleetError) and lap.side == "away" and not self._decided:
+            self._note(
+                f"auto: {self._fleets['away'].name} failed while it was being timed; "
+                f"{self._fleets['home'].name} can go on without it, with the same bits"
+            )
+        with self._lock:
+            self._open_counts[lap.side] -= 1
+            self._release_loser()
 
     def _release_loser(self) -> None:
-        """In a thread of its own: a cluster takes its time to let go."""
-        if not self._decided or self._release_thread is not None:
-            return
-        loser: FleetSide = "home" if self._current_side == "away" else "away"
-        if self._open_counts[loser] == 0:
+        """In a thread, because a cluster takes its time to let go; with the lock held."""
+        loser: FleetSide = "home" if self._side == "away" else "away"
+        if self._decided and self._release_thread is None and not self._open_counts[loser]:
             self._release_thread = threading.Thread(
                 target=self._close_loser, args=(loser,), name="rlflame-release", daemon=True
             )
             self._release_thread.start()
 
-    # Without it.
-
     def _close_loser(self, loser: FleetSide) -> None:
-        if loser == "away":  # whose workers come and go, and are told of
-            self._observer(FleetEvent("workers", "", 0, "0"))
+        if loser == "away":  # displays show the number of its workers
+            self._observer(FleetEvent.of_workers(0))
         self._fleets[loser].close()
-
-    def _list_open_fleets(self) -> list[Fleet]:
-        with self._lock:
-            return [self._fleets[self._current_side]] if self._decided else [*self._fleets.values()]
-
-    def _has_all_workers(self) -> bool:
-        remote = self._fleets["away"]
-        return len(remote.probe().workers) >= remote.capacity
 
     def _format_result(self, result: ContestResult | None) -> str:
         local, remote = self._fleets["home"], self._fleets["away"]
@@ -189,10 +183,9 @@ class AutoFleet(ContextManagerMixin):
         )
         return (
             f"auto: timed in turn, {local.name} with {local.capacity} comes to "
-            f"{rates['home']:,.0f} "
-            f"steps/s and {remote.name} with {remote.capacity} to {rates['away']:,.0f} (medians of "
-            f"{iterations['home']} and {iterations['away']} iterations, starts apart): {reason}, "
-            "and goes on alone"
+            f"{rates['home']:,.0f} steps/s and {remote.name} with {remote.capacity} to "
+            f"{rates['away']:,.0f} (medians of {iterations['home']} and {iterations['away']} "
+            f"iterations, starts apart): {reason}, and goes on alone"
         )
 
     def _note(self, text: str) -> None:
@@ -201,17 +194,12 @@ class AutoFleet(ContextManagerMixin):
 
 
 class _TimedSubmission:
-    """A submission that says once when it is over, and whether all of it came."""
+    """A submission that reports once when it is over, and whether all of it came."""
 
-    def __init__(
-        self,
-        inner: Submission,
-        on_finish: Callable[[int | None], None],
-        on_failure: Callable[[], None],
-    ) -> None:
+    def __init__(self, fleet: AutoFleet, lap: _Lap, inner: Submission) -> None:
+        self._fleet = fleet
+        self._lap = lap
         self._inner = inner
-        self._on_finish = on_finish
-        self._on_failure = on_failure
         self._steps = 0
         self._has_finished = False
 
@@ -220,16 +208,16 @@ class _TimedSubmission:
             for fragment in self._inner:
                 self._steps += int(fragment.lengths.sum())
                 yield fragment
-        except FleetError:
-            self._on_failure()
+        except FleetError as error:
+            self._finish(error=error)
             raise
-        self._finish(self._steps)
+        self._finish(steps=self._steps)
 
     def cancel(self) -> None:
         self._inner.cancel()
-        self._finish(None)
+        self._finish()
 
-    def _finish(self, steps: int | None) -> None:
+    def _finish(self, *, steps: int = 0, error: FleetError | None = None) -> None:
         if not self._has_finished:
             self._has_finished = True
-            self._on_finish(steps)
+            self._fleet.finish_lap(self._lap, steps=steps, error=error)

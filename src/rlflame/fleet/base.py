@@ -1,7 +1,7 @@
 """The contract of a fleet: where rollout tasks run. Every fleet gives the same fragments.
 
-Nouns: a fleet takes tasks as a Submission; iterating it yields each task's fragment once, in the
-order they finish. Policies are put by content and released. Must not know: algorithms, files.
+A fleet takes tasks as a `Submission`; iterating it yields each task's fragment once, in the order
+in which they finish. Policies are put by content and released.
 """
 
 from __future__ import annotations
@@ -17,30 +17,22 @@ import numpy as np
 from rlflame.errors import EnvironmentFailure, FleetError
 from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutFailure, RolloutTask
 
-EventKind = Literal[
-    "submitted",
-    "running",
-    "done",
-    "retried",
-    "speculated",
-    "lost",
-    "cancelled",
-    "phase",
-    "workers",
-    "note",
+TaskEventKind = Literal[
+    "submitted", "running", "done", "retried", "speculated", "lost", "cancelled"
 ]
+EventKind = Literal[TaskEventKind, "phase", "workers", "note"]
 
 
 @dataclass(frozen=True, slots=True)
 class FleetEvent:
-    """Something that happened to one task, for whoever draws the fan-out and fan-in.
+    """A change of a task or of the fleet, for displays.
 
     A task is submitted, then running, retried, or speculated (given to a second worker while the
     first is slow) any number of times, and ends once: done with its fragment, lost with an error,
-    or cancelled. A retry without a text is one more for the reason that was told last. A `phase`
-    says what the fleet as a whole does before tasks run, empty when it is over; `workers` says how
-    many have answered so far, where they come and go; a `show_note` is a sentence for the user.
-    Observers are called from any thread.
+    or cancelled. A retry without a text has the reason of the previous one. The text of a `phase`
+    says what the fleet does before tasks run, and is empty afterwards. `workers` comes with the
+    number of workers that have answered, in fleets whose workers come and go. A `note` is a
+    sentence for the user. Observers are called from any thread.
     """
 
     kind: EventKind
@@ -50,12 +42,16 @@ class FleetEvent:
     #: The number of workers, of a `workers` event.
     count: int = 0
 
+    @classmethod
+    def of_workers(cls, count: int) -> FleetEvent:
+        return cls("workers", "", 0, count=count)
+
 
 Observer = Callable[[FleetEvent], None]
 
 
 def ignore_event(event: FleetEvent) -> None:
-    """The observer of those who do not watch."""
+    """An observer that does nothing."""
 
 
 class EventCounter:
@@ -85,7 +81,7 @@ class EventCounter:
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """What a fleet's workers run on, as they said it themselves."""
+    """What a fleet's workers run on, by their own report."""
 
     fleet: str
     capacity: int
@@ -94,7 +90,7 @@ class FleetReport:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that went to workers and came back since the fleet began; payloads, not framing."""
+    """Bytes of payloads that went to workers and came back since the fleet was started."""
 
     bytes_out: int = 0
     bytes_in: int = 0
@@ -121,24 +117,23 @@ class TrafficMeter:
 
 
 class TrafficCounter:
-    """A fleet's traffic, a piece at a time."""
+    """A fleet's traffic since the last look."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._before = fleet.read_traffic()
 
     def take(self) -> dict[str, int]:
-        """Bytes since the last time."""
-        before, self._before = self._before, self._fleet.read_traffic()
-        current = self._before
+        before, now = self._before, self._fleet.read_traffic()
+        self._before = now
         return {
-            "bytes_out": current.bytes_out - before.bytes_out,
-            "bytes_in": current.bytes_in - before.bytes_in,
+            "bytes_out": now.bytes_out - before.bytes_out,
+            "bytes_in": now.bytes_in - before.bytes_in,
         }
 
 
 class Submission(Protocol):
-    """Tasks under way together. Iterating raises what ended a task for good."""
+    """Tasks under way together. Iterating raises the error that ended a task for good."""
 
     def __iter__(self) -> Iterator[Fragment]: ...
 
@@ -161,7 +156,7 @@ class Fleet(Protocol):
         """Whether tasks need not wait for the fleet to start; true, too, where it never will."""
 
     def put(self, policy: PolicyArrays) -> str:
-        """Make a version of the weights known; its name is its content. Release it once."""
+        """Keep weights under a name that their content decides, until they are released once."""
 
     def release(self, policy_id: str) -> None: ...
 
@@ -179,7 +174,7 @@ class Fleet(Protocol):
 
 
 class ContextManagerMixin:
-    """What is closed at the end of a `with`."""
+    """Closes at the end of a `with`."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -192,7 +187,7 @@ class ContextManagerMixin:
 
 
 def make_policy_id(policy: PolicyArrays) -> str:
-    """A name for weights that equal content shares."""
+    """The name of weights; equal content has one name."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(policy):
         array = np.ascontiguousarray(policy[name])
@@ -209,7 +204,7 @@ def make_policy_id(policy: PolicyArrays) -> str:
 def make_environment_failure(
     task: RolloutTask, failure: RolloutFailure, hint: str = ""
 ) -> EnvironmentFailure:
-    """A worker's report as the error that ends the run."""
+    """The error that ends the run after a worker's report of a failure."""
     location = f"slot {failure.slot}, row {failure.row}, seed {failure.seed}, step {failure.step}"
     detail = failure.traceback.rstrip()
     if failure.output.strip():
@@ -222,7 +217,7 @@ def make_environment_failure(
 
 
 def check_fragment(task: RolloutTask, fragment: object) -> Fragment:
-    """The fragment, if it can be the answer to the task; a worker's word is not trusted."""
+    """The fragment, if it can be the answer to the task. Workers are not trusted."""
     differences = _find_differences(task, fragment) if isinstance(fragment, Fragment) else ["type"]
     if differences or not isinstance(fragment, Fragment):
         raise FleetError(

@@ -1,8 +1,7 @@
 """Whose turn an iteration is while two fleets are timed, and which of them is the faster.
 
-Begins at home, where nothing has to be waited for, until the other side is ready. What a side does
-first after the other has worked is not counted: its workers have to come, and to take environments
-up where the other has left them. Must not know: tasks, clocks, what a fleet is.
+The home side begins, until the other side is ready. What a side does first after the other has
+worked is not counted: its workers have to come, and to restore the environments.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from typing import Literal
 
 FleetSide = Literal["home", "away"]
 FLEET_SIDES: tuple[FleetSide, FleetSide] = ("home", "away")
-#: Iterations that all of the away side's workers have to come in.
+#: Iterations in which all workers of the away side have to come.
 _MAX_WARMUP_ITERATIONS = 4
-#: So much faster after one look each is enough...
+#: A factor that is enough after one timed iteration on each side.
 _CLEAR_FACTOR = 2.0
-#: ...and after more looks, so little is no difference.
+#: A factor that counts as no difference after more iterations.
 _TIE_FACTOR = 1.05
 _EXTRA_ITERATIONS = 2
-#: Iterations in vain, because something else ran as well, before those count too.
+#: Iterations during which something else ran as well, before those count too.
 _MAX_SHARED_ITERATIONS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One iteration: who runs it, and whether its time is to be told."""
+    """One iteration: which side runs it, and whether it is timed."""
 
     side: FleetSide
     is_timed: bool
@@ -35,7 +34,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class ContestResult:
-    """Medians of what was seen, in steps a second, and of how many iterations."""
+    """Medians in steps a second, and the numbers of iterations behind them."""
 
     winner: FleetSide
     steps_per_s: dict[FleetSide, float]
@@ -52,10 +51,11 @@ class ContestResult:
 
 
 class Contest:
-    """`ready` says whether the away side can begin at once, `complete` whether all of it is there.
+    """Takes at most thirteen iterations once the away side is ready, and a few more where something
+    else runs at the same time.
 
-    Either is asked between two iterations. At most thirteen that are not over yet when the away
-    side is ready are part of it, and a few more where something else ran at the same time.
+    `is_ready`: whether the away side can begin at once; `is_complete`: whether all its workers are
+    there. Both are called between two iterations.
     """
 
     def __init__(self, is_ready: Callable[[], bool], is_complete: Callable[[], bool]) -> None:
@@ -65,15 +65,15 @@ class Contest:
         self._remaining_turns = self._generate_turns()
 
     def take_turn(self) -> Turn | None:
-        """Of the next iteration; None once there is a verdict."""
+        """The turn of the next iteration; None once there is a result."""
         return next(self._remaining_turns, None)
 
     def add_rate(self, side: FleetSide, steps_per_s: float, *, exclusive: bool) -> None:
-        """An iteration that counts; `alone` says whether nothing else ran meanwhile."""
+        """A timed iteration; `exclusive`: whether nothing else ran meanwhile."""
         (self._rates if exclusive else self._shared_rates)[side].append(steps_per_s)
 
     def make_result(self) -> ContestResult | None:
-        """None where the sides have not been seen under one condition."""
+        """None where the sides were not timed under one condition."""
         rates = self._rates if all(self._rates.values()) else self._shared_rates
         if not all(rates.values()):
             return None
@@ -99,7 +99,7 @@ class Contest:
             yield from self._generate_timed_turns("away", _EXTRA_ITERATIONS)
 
     def _generate_timed_turns(self, side: FleetSide, count: int) -> Iterator[Turn]:
-        """So many that were alone, if it does not take too long."""
+        """`count` turns during which nothing else runs, if that does not take too long."""
         target = len(self._rates[side]) + count
         for _ in range(count + _MAX_SHARED_ITERATIONS):
             if len(self._rates[side]) >= target:

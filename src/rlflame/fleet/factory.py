@@ -1,7 +1,6 @@
-"""Which fleet a runtime means: the light half of the composition root.
+"""The fleet that a runtime asks for.
 
-Apart from build.py so that worker processes can start, and load what they need, while the driver
-is still loading its own parts. Must not know: recipes, environments, learners.
+It imports little, so that worker processes start and load while the driver still loads its parts.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def make_training_fleet(
     environment: str | None = None,
     prestart_pool: PrestartPool | None = None,
 ) -> Fleet:
-    """As `show_fleet_event`; but where `auto` has a cluster to choose, both sides are timed."""
+    """As `make_fleet`, but where `auto` finds a cluster, it and this machine are both timed."""
     if runtime.fleet != "auto" or resolve_fleet_kind(runtime) != "flame":
         return make_fleet(runtime, slots, observer, environment, prestart_pool)
     if runtime.env_file is not None:
@@ -69,14 +68,14 @@ def make_training_fleet(
 
 
 def make_inline_fleet(observer: Observer = ignore_event) -> InlineFleet:
-    """Inside this process; named, for those who watch where it stands."""
+    """Inside this process; its type tells where the environments stand."""
     from rlflame.fleet.inline import InlineFleet  # loads Gymnasium, as its worker does
 
     return InlineFleet(observer)
 
 
 def resolve_fleet_kind(runtime: RuntimeSettings) -> str:
-    """What `auto` comes to: Flame where one is configured, never silently something else."""
+    """`auto` is Flame where one is configured, else local."""
     if runtime.fleet != "auto":
         return runtime.fleet
     from rlflame.fleet.flame.endpoint import find_configuration
@@ -85,12 +84,12 @@ def resolve_fleet_kind(runtime: RuntimeSettings) -> str:
 
 
 def is_local_fallback(runtime: RuntimeSettings) -> bool:
-    """Whether `auto` came to this machine."""
+    """Whether `auto` means this machine."""
     return runtime.fleet == "auto" and resolve_fleet_kind(runtime) == "local"
 
 
 def list_candidates(fleet: Fleet) -> tuple[tuple[str, int], ...]:
-    """Names and capacities of the fleets among which one is still to be chosen."""
+    """Names and capacities of the fleets between which `auto` has not chosen yet."""
     return fleet.candidates if isinstance(fleet, AutoFleet) else ()
 
 

@@ -1,7 +1,4 @@
-"""A fleet inside this process: each task runs when its fragment is asked for.
-
-Must not know: processes, algorithms, files.
-"""
+"""A fleet inside this process: each task runs when its fragment is asked for."""
 
 from __future__ import annotations
 
@@ -55,13 +52,13 @@ class InlineFleet(ContextManagerMixin):
 
     @property
     def current_position(self) -> TaskPosition | None:
-        """The environment that is stepped now; for whoever watches it."""
+        """The environment that is stepped now, for a thread that watches it."""
         return self._worker.position
 
     def put(self, policy: PolicyArrays) -> str:
         name = make_policy_id(policy)
         if name not in self._policies:
-            # A copy: what the caller does to its arrays later is no business of the tasks'.
+            # A copy: the caller may change its arrays later.
             self._policies[name] = {key: np.array(array) for key, array in policy.items()}
         self._puts[name] += 1
         return name
@@ -106,7 +103,7 @@ class InlineFleet(ContextManagerMixin):
 
 
 class _ThreadOutput:
-    """A stream that keeps what this thread prints; another's, such as a display's, goes on."""
+    """A stream that keeps what this thread prints. Output of other threads passes through."""
 
     def __init__(self, stream: Any, buffer: io.StringIO) -> None:
         self._stream = stream

@@ -1,45 +1,38 @@
-"""Tasks on their way: who should run them next, and the one end that each of them comes to.
+"""Jobs: which worker should run which next, and the one end of each.
 
-Must not know: processes, pipes, threads; whoever shares a JobQueue between threads locks it.
+Code that shares a `JobQueue` between threads holds a lock around every call.
 """
 
 from __future__ import annotations
 
 import queue
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from rlflame.errors import FleetError, RlflameError
-from rlflame.rollout.spec import Fragment, RolloutFailure, RolloutTask, TaskPosition
+from rlflame.errors import RlflameError
+from rlflame.rollout.spec import Fragment, RolloutTask
 
-from .base import EventKind, FleetEvent, Observer, make_environment_failure
+from .base import EventKind, FleetEvent, Observer
+
+#: `stray`: an answer that says nothing about the environment. `loss`: an attempt without an answer.
+#: `delay`: a loss of an attempt that ran this job alone and took too long.
+FailureKind = Literal["death", "hang", "stray", "loss", "delay"]
 
 
 @dataclass(eq=False, repr=False)
 class FleetJob:
-    """A task, ready to be sent, and everything that happened to it."""
+    """A task, ready to be sent, and the failures of its attempts."""
 
     task: RolloutTask
     payload: bytes
     policy: bytes
     answers: queue.SimpleQueue[Fragment | RlflameError | None]
-    deaths: int = 0
-    hangs: int = 0
-    #: Answers that were no fault of its environment and no death either.
-    strays: int = 0
-    #: Attempts that came to no answer at all, and those of them that took it alone too long.
-    losses: int = 0
-    delays: int = 0
-    #: Answered or cancelled: whatever is still heard of it is of no interest.
+    failures: Counter[FailureKind] = field(default_factory=Counter)
+    #: Answered or cancelled: a later answer is ignored.
     ended: bool = False
-
-    @property
-    def has_failures(self) -> bool:
-        """It has cost a worker before, and may again."""
-        return bool(self.deaths or self.hangs or self.strays or self.losses)
 
     @property
     def affinity(self) -> tuple[str, tuple[int, ...]] | None:
@@ -76,31 +69,29 @@ class JobQueue:
         self._waiting.extend(jobs)
 
     def take(self, worker: object) -> FleetJob:
-        """The best job for a worker: one of its own slots, else nobody's, else the last."""
-        unassigned = None
-        for job in self._waiting:
-            owner = self._slot_workers.get(job.affinity) if job.affinity else None
-            if owner is worker:
-                break
-            if unassigned is None and owner is None:
-                unassigned = job
-        else:
-            job = unassigned or self._waiting[-1]
+        """The best job for a worker: of a slot that it ran last, else of a slot that no worker has,
+        else the last one."""
+        own_jobs = (job for job in self._waiting if self._find_owner(job) is worker)
+        unassigned = (job for job in self._waiting if self._find_owner(job) is None)
+        job = next(own_jobs, None) or next(unassigned, None) or self._waiting[-1]
         self._waiting.remove(job)
         if job.affinity is not None:
             self._slot_workers[job.affinity] = worker
         return job
 
-    def take_similar(self, job: FleetJob, limit: int) -> list[FleetJob]:
-        """Up to so many of those next in line that want the same policy for the same purpose.
+    def _find_owner(self, job: FleetJob) -> object | None:
+        return self._slot_workers.get(job.affinity) if job.affinity else None
 
-        One that something has happened to stays alone, where it can harm no other.
+    def take_similar(self, job: FleetJob, limit: int) -> list[FleetJob]:
+        """At most `limit` jobs from the front with the same policy and purpose.
+
+        A job that has failed before stays alone, where it can harm no other.
         """
         similar: list[FleetJob] = []
-        while len(similar) < limit and not job.has_failures and self._waiting:
+        while len(similar) < limit and not job.failures and self._waiting:
             next_job = self._waiting[0]
             if (
-                next_job.has_failures
+                next_job.failures
                 or next_job.task.policy_id != job.task.policy_id
                 or next_job.task.purpose != job.task.purpose
             ):
@@ -171,44 +162,3 @@ def deliver_notifications(
                 observer(event)
         finally:
             notification.deliver()
-
-
-def make_hang_error(
-    task: RolloutTask, position: TaskPosition | None, deadline_s: float, printed: str
-) -> RlflameError:
-    """The error of an environment that does not come back."""
-    slot, row, seed, step = position or (task.slot, 0, 0, 0)
-    message = f"environment {task.env.id} did not answer within {deadline_s:g} s"
-    failure = RolloutFailure(task.iteration, slot, row, seed, step, message, "", printed)
-    hint = "if its steps really take that long: --set runtime.step_deadline_s=600"
-    return make_environment_failure(task, failure, hint)
-
-
-def make_death_error(
-    job: FleetJob, position: TaskPosition | None, cause: str, printed: str
-) -> RlflameError:
-    """The error of a task that took too many workers with it."""
-    location = " (near slot {}, row {}, seed {}, step {})".format(*position) if position else ""
-    return FleetError(
-        f"Worker processes died {job.deaths} times over {_format_slots(job.task)} of iteration "
-        f"{job.task.iteration}, the last one {cause}{location}.",
-        "signal 9 often means that memory ran out: try fewer --workers"
-        if "signal 9" in cause
-        else "run it with --fleet inline to see it happen in this process",
-        printed,
-    )
-
-
-def make_broken_worker_error(task: RolloutTask, trace: str, printed: str) -> RlflameError:
-    """The error of a worker that met something it does not understand."""
-    return FleetError(
-        f"A worker could not run {_format_slots(task)}: {trace.strip().splitlines()[-1]}.",
-        "this is a fault in rlflame, not in the environment",
-        trace + printed,
-    )
-
-
-def _format_slots(task: RolloutTask) -> str:
-    if not task.extra_slots:
-        return f"slot {task.slot}"
-    return f"slots {', '.join(map(str, task.slots[:-1]))} and {task.slots[-1]}"

@@ -1,8 +1,4 @@
-"""A fleet of child processes on this machine, one BLAS thread each.
-
-Keeps count of policies and submissions; the dispatcher's thread does the work. Must not know:
-algorithms, files.
-"""
+"""A fleet of child processes on this machine, one BLAS thread each."""
 
 from __future__ import annotations
 
@@ -31,13 +27,14 @@ from .base import (
 from .dispatcher import Dispatcher
 from .jobs import FleetJob
 from .submission import JobSubmission
+from .worker_pool import PoolSettings
 
 
 class LocalFleet(ContextManagerMixin):
     """`capacity` child processes, alive from construction to `close()`.
 
-    Where an `environment` is named, they load what it needs before there are tasks; some of them
-    may have `begun` already.
+    They load what the `environment` needs before there are tasks. Some of them may be `processes`
+    that run already.
     """
 
     name = "local"
@@ -62,14 +59,10 @@ class LocalFleet(ContextManagerMixin):
         self._puts: Counter[str] = Counter()
         self._meter = TrafficMeter()
         self._dispatcher = Dispatcher(
-            workers,
-            step_deadline_s=step_deadline_s,
-            max_retries=max_retries,
-            show_output=show_output,
+            PoolSettings(workers, step_deadline_s, max_retries, show_output, environment),
             observer=observer,
             clock=clock,
             meter=self._meter,
-            environment=environment,
             processes=processes,
         )
 

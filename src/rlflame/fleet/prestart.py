@@ -1,8 +1,7 @@
-"""Worker processes that begin to load while it is still being found out what they are for.
+"""Worker processes that are started before the command line is parsed.
 
-Loading is most of what a start takes, and until the settings are known all processors but one have
-nothing to do; so they begin with the command itself, before there is anybody to read its words.
-Must not know: settings, fleets.
+Loading takes most of the time of a start, and until the settings are known all processors but one
+are idle.
 """
 
 from __future__ import annotations
@@ -15,26 +14,26 @@ from typing import Self
 from rlflame.rollout.blas import make_thread_variables
 from rlflame.rollout.process.worker_process import WorkerProcess
 
-#: More are worth starting only once it is known how many there will be.
+#: More are started once the number of workers is known.
 _MAX_PROCESSES = 2
-#: With one of these, workers are not wanted here, or hardly wanted.
+#: Options with which local workers are unlikely to be needed.
 _OTHER_FLEET_OPTIONS = {"-h", "--help", "--dry-run", "--seeds", "--fleet"}
-#: With these they must not have begun: of what they may say, workers are told when they begin.
+#: Options that may set what a worker process gets when it is started.
 _PROCESS_OPTIONS = {"--env-file", "--allow-module", "--debug", "--config", "--set"}
 
 
 def _is_module_name(argument: str) -> bool:
-    """Whether a word can be `module:Id`, whose folder workers are told of when they begin."""
+    """Whether a word can be `module:Id`, whose folder a worker process gets when it is started."""
     return ":" in argument
 
 
 class PrestartPool:
-    """Some processes, until they are taken or it is over."""
+    """Processes that have been started, until they are taken or closed."""
 
     @classmethod
     def from_arguments(cls, arguments: Sequence[str]) -> Self:
-        """For what is typed after `rlflame train`; of learners that torchrun starts, the first one
-        has a fleet."""
+        """For the arguments of `rlflame train`; of torchrun's learners only the first has a
+        fleet."""
         is_first_learner = os.environ.get("RANK", "0") == "0"
         is_excluded = any(
             argument.partition("=")[0] in _OTHER_FLEET_OPTIONS | _PROCESS_OPTIONS
@@ -47,7 +46,7 @@ class PrestartPool:
         affinity = getattr(os, "sched_getaffinity", None)
         cores = len(affinity(0)) if affinity else os.cpu_count() or 1
         self._processes: list[WorkerProcess] = []
-        # A machine without room for them says so where they are needed.
+        # The fleet reports a machine without room for them.
         with contextlib.suppress(OSError):
             for _ in range(min(_MAX_PROCESSES, cores - 1, max_processes)):
                 self._processes.append(WorkerProcess(environment=make_thread_variables(1)))
@@ -56,12 +55,12 @@ class PrestartPool:
         return len(self._processes)
 
     def take(self, count: int) -> list[WorkerProcess]:
-        """At most so many; whoever takes them ends them."""
+        """At most `count` processes, which the caller ends."""
         processes, self._processes = self._processes[:count], self._processes[count:]
         return processes
 
     def close(self) -> None:
-        """Nobody else is wanted."""
+        """End the processes that were not taken."""
         for process in self.take(_MAX_PROCESSES):
             process.terminate()
 

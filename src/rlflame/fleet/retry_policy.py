@@ -1,19 +1,18 @@
-"""What an answer of a worker means for its job: an end, or another attempt.
-
-Must not know: the cluster, threads, how an attempt is made.
-"""
+"""What a failed attempt or an answer of a worker means for its job: an end, or a retry."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rlflame.errors import FleetError, RlflameError
-from rlflame.fleet.base import check_fragment, make_environment_failure
-from rlflame.fleet.jobs import FleetJob, make_broken_worker_error, make_death_error, make_hang_error
 from rlflame.rollout import wire
-from rlflame.rollout.spec import Fragment, RolloutFailure
+from rlflame.rollout.spec import Fragment, RolloutFailure, RolloutTask, TaskPosition
+
+from .base import check_fragment, make_environment_failure
+from .jobs import FleetJob
 
 #: Enough for a minute of trouble, with the pauses between.
 MAX_STRAYS = 30
@@ -21,6 +20,7 @@ _STRAY_REASONS = {
     "no_policy": "its weights were gone from the cache",
     "cancelled": "its executor had heard no sign of life of this run",
 }
+HANG_REASON = "did not answer in time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,60 +37,106 @@ def classify_answer(
 ) -> Fragment | RlflameError | Retry:
     """Counts deaths and hangs on the job, and ends it when there were too many."""
     kind, printed = answer["kind"], str(answer.get("printed", ""))
-    raw_position = answer.get("position")  # nothing of a child that died before its first word
+    raw_position = answer.get("position")  # None where the child died before its first beat
     position = (
         (raw_position[0], raw_position[1], raw_position[2], raw_position[3])
         if raw_position
         else None
     )
     if kind == "result":
-        return _decode_fragment(job, answer, printed)
+        return decode_result(job.task, answer["body"], lambda: printed)
     if kind == "broken":
         return make_broken_worker_error(job.task, answer["traceback"], printed)
     if kind == "hung":
-        job.hangs += 1
-        # Once may be the machine's fault; a hang repeats itself.
-        if job.hangs > 1:
-            return make_hang_error(job.task, position, step_deadline_s, printed)
-        return Retry("did not answer in time")
+        return count_hang(job, position, step_deadline_s, printed) or Retry(HANG_REASON)
     if kind == "died":
-        job.deaths += 1
-        if job.deaths > max_retries:
-            return make_death_error(job, position, str(answer["how"]), printed)
-        return Retry(str(answer["how"]))
-    job.strays += 1
+        cause = str(answer["how"])
+        return count_death(job, position, cause, printed, max_retries) or Retry(cause)
+    job.failures["stray"] += 1
+    strays = job.failures["stray"]
     reason = _STRAY_REASONS.get(kind, f"its worker answered {kind!r}")
-    if job.strays > MAX_STRAYS:
+    if strays > MAX_STRAYS:
         return FleetError(
-            f"Slot {job.task.slot} of iteration {job.task.iteration} came back {job.strays} times "
+            f"Slot {job.task.slot} of iteration {job.task.iteration} came back {strays} times "
             f"without having run: {reason}.",
             "rlflame cluster-check; an object cache without a storage folder forgets what it holds",
         )
-    return Retry(reason, weights_lost=kind == "no_policy", pause_s=min(2.0, 0.05 * 2**job.strays))
+    return Retry(reason, weights_lost=kind == "no_policy", pause_s=min(2.0, 0.05 * 2**strays))
+
+
+def decode_result(
+    task: RolloutTask, payload: Any, read_output: Callable[[], str]
+) -> Fragment | RlflameError:
+    """The fragment in a worker's answer, or the error that it reports or is itself."""
+    try:
+        result = wire.decode(payload)
+        if isinstance(result, RolloutFailure):
+            return make_environment_failure(task, dataclasses.replace(result, output=read_output()))
+        return check_fragment(task, result)
+    except wire.WireError as error:
+        return FleetError(f"A worker sent a damaged answer ({error}).", "run it again")
+    except FleetError as error:
+        return error
+
+
+def count_hang(
+    job: FleetJob, position: TaskPosition | None, deadline_s: float, printed: str
+) -> RlflameError | None:
+    """The error of a second hang: one may be the machine's fault (it slept, it swapped)."""
+    job.failures["hang"] += 1
+    if job.failures["hang"] == 1:
+        return None
+    task = job.task
+    slot, row, seed, step = position or (task.slot, 0, 0, 0)
+    message = f"environment {task.env.id} did not answer within {deadline_s:g} s"
+    failure = RolloutFailure(task.iteration, slot, row, seed, step, message, "", printed)
+    hint = "if its steps really take that long: --set runtime.step_deadline_s=600"
+    return make_environment_failure(task, failure, hint)
+
+
+def count_death(
+    job: FleetJob, position: TaskPosition | None, cause: str, printed: str, max_retries: int
+) -> RlflameError | None:
+    """The error of a task that took too many workers with it."""
+    job.failures["death"] += 1
+    deaths = job.failures["death"]
+    if deaths <= max_retries:
+        return None
+    location = " (near slot {}, row {}, seed {}, step {})".format(*position) if position else ""
+    return FleetError(
+        f"Worker processes died {deaths} times over {_format_slots(job.task)} of iteration "
+        f"{job.task.iteration}, the last one {cause}{location}.",
+        "signal 9 often means that memory ran out: try fewer --workers"
+        if "signal 9" in cause
+        else "run it with --fleet inline to see it happen in this process",
+        printed,
+    )
 
 
 def count_delay(job: FleetJob, max_retries: int, task_deadline_s: float) -> RlflameError | None:
-    """Counts an attempt that took too long, and ends the job when there were too many."""
-    job.delays += 1
-    if job.delays <= max_retries:
+    """The error of a task that took too many attempts longer than the deadline."""
+    job.failures["delay"] += 1
+    delays = job.failures["delay"]
+    if delays <= max_retries:
         return None
     return FleetError(
-        f"Slot {job.task.slot} of iteration {job.task.iteration} took {job.delays} executors "
+        f"Slot {job.task.slot} of iteration {job.task.iteration} took {delays} executors "
         f"longer than {task_deadline_s:g} s.",
         "if fragments really take that long: "
         f"--set runtime.flame.task_deadline_s={10 * task_deadline_s:g}",
     )
 
 
-def _decode_fragment(
-    job: FleetJob, answer: dict[str, Any], printed: str
-) -> Fragment | RlflameError:
-    try:
-        result = wire.decode(answer["body"])
-        if isinstance(result, RolloutFailure):
-            return make_environment_failure(job.task, dataclasses.replace(result, output=printed))
-        return check_fragment(job.task, result)
-    except wire.WireError as error:
-        return FleetError(f"A worker sent a damaged answer ({error}).", "run it again")
-    except FleetError as error:
-        return error
+def make_broken_worker_error(task: RolloutTask, trace: str, printed: str) -> RlflameError:
+    """The error of a worker that failed outside the environment."""
+    return FleetError(
+        f"A worker could not run {_format_slots(task)}: {trace.strip().splitlines()[-1]}.",
+        "this is a fault in rlflame, not in the environment",
+        trace + printed,
+    )
+
+
+def _format_slots(task: RolloutTask) -> str:
+    if not task.extra_slots:
+        return f"slot {task.slot}"
+    return f"slots {', '.join(map(str, task.slots[:-1]))} and {task.slots[-1]}"

@@ -1,28 +1,28 @@
 """Short films of a policy that is still learning, made beside the run and never in its way.
 
-A thread waits for the process that draws; the loop only hands over a copy of the weights. What
-goes wrong is one note, and so is what was left out. Must not know: how anything is drawn,
-algorithms, the command line.
+The training loop only hands over a copy of the weights; a thread waits for the process that draws.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rlflame.errors import RlflameError
-from rlflame.rendering import episodes, policy_render, render_subprocess
-from rlflame.rendering.job import RenderJob, RenderResult
-from rlflame.rollout.spec import PolicyArrays
+from rlflame.rendering.job import RenderJob, RenderOptions, RenderResult
+from rlflame.rollout.spec import Fragment, PolicyArrays
 from rlflame.storage import safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.terminal_text import format_count
-from rlflame.training.trainer import Progress
+from rlflame.training.evaluation import EvaluationRecord
+from rlflame.training.trainer import Progress, Recorder, Snapshot
 
 _SECONDS = 10.0
 _WIDTH = 240
@@ -35,16 +35,36 @@ _POLL_S = 0.1
 #: How long a film that is no longer wanted has to end.
 _STOP_TIMEOUT_S = 2.0
 
-#: A job drawn; it gives up when it is told to stop.
+#: Draws a job; ends early when the callable returns true.
 RenderCallback = Callable[[RenderJob, bool, Callable[[], bool]], RenderResult]
 
 
 def render_job(job: RenderJob, mujoco: bool, is_stopped: Callable[[], bool]) -> RenderResult:
-    return render_subprocess.render_in_subprocess(job, mujoco=mujoco, is_stopped=is_stopped)
+    from rlflame.rendering import policy_render
+
+    return policy_render.render_in_subprocess(job, mujoco=mujoco, is_stopped=is_stopped)
 
 
-class BackgroundClipMaker:
-    """One film at a time; of those that wait, the newest counts."""
+class NullClipMaker:
+    """No films are wanted."""
+
+    def offer(self, progress: Progress, policy: Callable[[], PolicyArrays]) -> None:
+        """Film this policy as soon as no other film is being made."""
+
+    def is_busy(self) -> bool:
+        """Whether a film is being made."""
+        return False
+
+    def take_notes(self) -> list[str]:
+        """Notes for the user since the last call."""
+        return []
+
+    def close(self, hurry: Callable[[], bool]) -> None:
+        """Wait for the film that is being made, or end it where there is no time."""
+
+
+class BackgroundClipMaker(NullClipMaker):
+    """Makes one film at a time. Of the policies that wait, the newest is filmed."""
 
     def __init__(
         self,
@@ -53,6 +73,8 @@ class BackgroundClipMaker:
         render: RenderCallback = render_job,
         check: Callable[[], None] = lambda: None,
     ) -> None:
+        from rlflame.rendering import episodes  # loads Gymnasium
+
         self._folder = folder
         self._check = check
         self._source = source
@@ -74,13 +96,13 @@ class BackgroundClipMaker:
         self._due_count += 1
         if self._render_info is None or self._stopped:
             return
+        from rlflame.rendering import policy_render
+
         # The learner goes on changing the arrays that it has handed out.
         arrays = {name: np.array(array) for name, array in policy().items()}
         source = replace(self._source, policy=arrays, progress=progress)
-        options = policy_render.RenderOptions(
-            "gif", self._source.recipe.evaluation.seed, width=_WIDTH, fps=_FPS
-        )
-        job = policy_render.make_job(source, options)
+        seed = self._source.recipe.evaluation.seed
+        job = policy_render.make_job(source, RenderOptions("gif", seed, width=_WIDTH, fps=_FPS))
         limit = min(job.max_episode_steps, round(_SECONDS * self._render_info.steps_per_s))
         job = replace(job, max_episode_steps=limit, max_bytes=_MOST_BYTES, nice=_NICE)
         with self._lock:
@@ -109,7 +131,7 @@ class BackgroundClipMaker:
                 break
             thread.join(_POLL_S)
         with self._lock:
-            # Of a run that cannot be filmed at all, that has been said.
+            # A run that cannot be filmed at all has its note already.
             if self._due_count and (self._rendered_count or not self._failed):
                 self._notes.append(self._format_summary())
 
@@ -146,3 +168,73 @@ class BackgroundClipMaker:
         more = "more " if self._rendered_count else ""
         with self._lock:
             self._notes.append(f"There will be no {more}films of this run: {reason}")
+
+
+def make_clip_recorder(
+    recorder: Recorder,
+    folder: Path,
+    source: Checkpoint,
+    every_steps: int | None,
+    note: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+) -> ClipRecorder:
+    """The recorder with films in that folder, if any are wanted.
+
+    `check` raises where the folder must not be written into any more.
+    """
+    if every_steps is None:
+        return ClipRecorder(recorder, NullClipMaker(), 1, note)
+    return ClipRecorder(
+        recorder, BackgroundClipMaker(folder, source, check=check), every_steps, note
+    )
+
+
+class ClipRecorder:
+    """A Recorder that also films the policy, once every `every_steps` steps."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        clips: NullClipMaker,
+        every_steps: int,
+        note: Callable[[str], None],
+    ) -> None:
+        self._recorder = recorder
+        self._clips = clips
+        self._every_steps = every_steps
+        self._note = note
+        self._last_clip_steps: int | None = None
+
+    def record_iteration(
+        self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
+    ) -> None:
+        self._recorder.record_iteration(progress, metrics, fragments)
+        self.report_notes()
+
+    def record_evaluation(
+        self, progress: Progress, record: EvaluationRecord, policy: PolicyArrays
+    ) -> None:
+        self._recorder.record_evaluation(progress, record, policy)
+
+    def record_snapshot(
+        self, take: Callable[[], Snapshot], progress: Progress, final: bool
+    ) -> None:
+        self._recorder.record_snapshot(take, progress, final)
+        every, last = self._every_steps, self._last_clip_steps
+        if last is None or progress.steps // every > last // every:
+            self._last_clip_steps = progress.steps
+            self._clips.offer(progress, lambda: take().policy)
+
+    def time_phase(self, name: str) -> AbstractContextManager[None]:
+        return self._recorder.time_phase(name)
+
+    def report_notes(self) -> None:
+        """Show notes in this thread, which shows everything else too."""
+        for text in self._clips.take_notes():
+            self._note(text)
+
+    def close(self, hurry: Callable[[], bool]) -> None:
+        if self._clips.is_busy() and not hurry():
+            self._note("The last film is being drawn; Ctrl-C goes without it.")
+        self._clips.close(hurry)
+        self.report_notes()

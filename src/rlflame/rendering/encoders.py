@@ -1,4 +1,4 @@
-"""Frames as the bytes of a file: GIF, MP4, PNG. Must not know: what the frames show."""
+"""Frames as the bytes of a file: GIF, MP4, PNG."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 
 from rlflame.errors import ConfigError
 
-#: Viewers show frames that are shorter at a tenth of their speed.
+#: Viewers show shorter frames at a tenth of their speed.
 _SHORTEST_GIF_S = 0.02
 #: One colour is left for what has not changed since the frame before.
 COLOURS = (255, 127, 63)
@@ -32,10 +32,10 @@ class Frame:
 
 
 def check_video() -> None:
-    """MP4 needs an extra; better said before anything is drawn."""
+    """Refuse MP4 without its extra, before anything is drawn."""
     try:
         missing = importlib.util.find_spec("imageio_ffmpeg") is None
-    except ValueError:  # somebody has put something else in its place
+    except ValueError:  # another module was put in its place
         missing = True
     if missing:
         raise ConfigError(

@@ -1,14 +1,13 @@
 """Episodes played before a camera: the very ones that an evaluation scores.
 
-The rollout worker plays them, with rows that draw themselves. Must not know: files, captions,
-processes.
+The rollout worker plays them, with environments that draw themselves.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -100,31 +99,31 @@ def _is_mujoco(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "mujoco"
 
 
-@dataclass
 class Camera:
-    """Takes a picture after each of the steps it is told of; step 0 is the reset."""
+    """Takes a picture after each of `steps`; step 0 is the reset."""
 
-    resize: Callable[[Array], Array]
-    steps: Collection[int] = ()
-    images: list[StepImage] = field(default_factory=list)
+    def __init__(self, resize: Callable[[Array], Array]) -> None:
+        self._resize = resize
+        self.steps: Collection[int] = ()
+        self.images: list[StepImage] = []
 
-    def capture(self, row: RestorableEnv) -> None:
-        if row.elapsed not in self.steps:
+    def capture(self, env: RestorableEnv) -> None:
+        if env.elapsed not in self.steps:
             return
-        picture = np.asarray(row.render())
+        picture = np.asarray(env.render())
         if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
             raise EnvironmentFault(
-                f"environment {row.spec.id} drew {picture.dtype} of shape {picture.shape}, "
+                f"environment {env.spec.id} drew {picture.dtype} of shape {picture.shape}, "
                 "no picture of red, green and blue bytes",
-                row.row,
-                row.seed,
-                row.elapsed,
+                env.row,
+                env.seed,
+                env.elapsed,
             )
-        self.images.append(StepImage(row.elapsed, row.episode_return, self.resize(picture)))
+        self.images.append(StepImage(env.elapsed, env.episode_return, self._resize(picture)))
 
 
 class CameraEnv(RestorableEnv):
-    """A row of the worker that stands before a camera."""
+    """An environment that stands before a camera."""
 
     def __init__(self, spec: EnvSpec, row: int, camera: Camera, mode: str) -> None:
         super().__init__(spec, row, mode)
@@ -188,7 +187,7 @@ class EpisodePlayer:
     ) -> list[PlayedEpisode]:
         job = self._job
         limit = job.max_episode_steps if cap is None else min(cap, job.max_episode_steps)
-        plan = EvaluationPlan(count, job.seed, max_episode_steps=limit)
+        plan = EvaluationPlan(count, job.options.seed, max_episode_steps=limit)
         policy: PolicyArrays = job.policies[side]
         rollout_task = replace(
             make_evaluation_task(env, job.policy, plan, first, count),

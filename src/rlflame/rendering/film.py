@@ -1,37 +1,39 @@
-"""A job drawn: episodes chosen, filmed, put together, and turned into a file's bytes.
-
-Must not know: processes, checkpoints.
-"""
+"""A job drawn: episodes are chosen, filmed, put together, and turned into a file's bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
-from PIL.Image import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from rlflame.errors import ConfigError
-from rlflame.rendering import encoders, episodes, panels
+from rlflame.rendering import encoders, episodes
 from rlflame.rendering.encoders import Frame
-from rlflame.rendering.episodes import EpisodePlayer, RenderInfo, StepImage
+from rlflame.rendering.episodes import EpisodePlayer, StepImage
 from rlflame.rendering.job import PlayedEpisode, RenderJob, RenderKind, RenderResult
 from rlflame.rollout.spec import Array
 
-#: The rate that is aimed at where nobody asks for another; steps are left out to come near it.
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+#: The rate without --fps; steps are left out to come near it.
 _RATES: Mapping[RenderKind, float] = {"gif": 25.0, "mp4": 50.0}
 _WIDTHS: Mapping[RenderKind, int] = {"gif": 320, "mp4": 480, "png": 200}
 _STRIP = 8
 #: How long the last picture of an episode stays, so that its return can be read.
 _HOLD_S = 1.0
-
-ProgressCallback = Callable[[int, int], None]
+_PAPER = (24, 26, 31)
+_INK = (240, 240, 240)
+_GAP = 4
+#: As wide as a return may get, so that all frames of a film have one layout.
+_WIDEST = "return -00,000.0"
 
 
 @dataclass(frozen=True, slots=True)
 class _EpisodeImages:
-    """One episode: shots at the same ticks for every side."""
+    """One episode: images at the same ticks for every side."""
 
     played: PlayedEpisode
     ticks: tuple[int, ...]
@@ -39,144 +41,190 @@ class _EpisodeImages:
 
 
 def draw(
-    job: RenderJob, report_progress: ProgressCallback = lambda count, of: None
+    job: RenderJob, report_progress: Callable[[int, int], None] = lambda count, of: None
 ) -> RenderResult:
-    """The whole drawing; `report_progress` hears how many episodes are filmed, of how many."""
-    info = episodes.read_render_info(job.env)
-    mode = "human" if job.kind == "window" else "rgb_array"
-    if mode not in info.modes:
-        offered = ", ".join(info.modes) or "none"
-        raise ConfigError(
-            f"{job.env.id} cannot be drawn: of the render modes it offers ({offered}), none is "
-            f"{mode}.",
-            f"add {mode!r} to its metadata['render_modes'], and draw in render()",
-        )
-    size = (job.width, job.height) if job.kind == "window" else (_resolve_width(job), job.height)
-    player = EpisodePlayer(
-        job, episodes.make_render_spec(job.env, info, *size), mode, partial(_resize, job)
-    )
-    try:
-        selected = _select_episodes(player.score_episodes(job.best_of), job.episodes)
-        reels, notes = [], []
-        for number, played in enumerate(selected):
-            report_progress(number, len(selected))
-            reel = _render_episode(job, info, player, played)
-            reels.append(reel)
-            if reel.played != played:
-                notes.append(
-                    f"{job.env.id} plays otherwise when it is drawn: episode {played.episode} "
-                    f"returned {reel.played.episode_return!r}, and {played.episode_return!r} as "
-                    "eval scores it."
-                )
-        report_progress(len(selected), len(selected))
-    finally:
-        player.close()
-    return replace(_assemble(job, info, reels), notes=tuple(notes))
+    """The whole drawing; `report_progress` gets how many episodes are filmed, of how many."""
+    return Film(job).draw(report_progress)
 
 
-def _select_episodes(scored: list[PlayedEpisode], episodes: int) -> list[PlayedEpisode]:
-    """All of them in order; or the best of more, the best first."""
-    if episodes == len(scored):
-        return scored
-    return sorted(scored, key=lambda played: -played.episode_return)[:episodes]
+class Film:
+    """The drawing of one job."""
 
+    def __init__(self, job: RenderJob) -> None:
+        self._job, self._options = job, job.options
+        self._kind = job.options.kind
+        self._info = episodes.read_render_info(job.env)
+        mode = "human" if self._kind == "window" else "rgb_array"
+        if mode not in self._info.modes:
+            offered = ", ".join(self._info.modes) or "none"
+            raise ConfigError(
+                f"{job.env.id} cannot be drawn: of the render modes it offers ({offered}), none is "
+                f"{mode}.",
+                f"add {mode!r} to its metadata['render_modes'], and draw in render()",
+            )
+        default_width = None if self._options.height else _WIDTHS.get(self._kind)
+        self._width = self._options.width or default_width
+        env = episodes.make_render_spec(job.env, self._info, self._width, self._options.height)
+        self._player = EpisodePlayer(job, env, mode, self._resize)
+        rate = self._options.fps or _RATES.get(self._kind, 1.0)
+        #: Steps from one frame to the next: time stays the environment's own.
+        self._stride = max(1, round(self._info.steps_per_s / rate))
 
-def _resolve_width(job: RenderJob) -> int | None:
-    return job.width or (None if job.height else _WIDTHS[job.kind])
+    def _resize(self, picture: Array) -> Array:
+        """At the size of the panel at once: a long episode at full size is gigabytes."""
+        return np.asarray(resize_image(picture, self._width, self._options.height))
 
+    def draw(self, report_progress: Callable[[int, int], None]) -> RenderResult:
+        try:
+            scored = self._player.score_episodes(self._options.candidates)
+            if len(scored) > self._options.episodes:  # the best, the best one first
+                scored.sort(key=lambda played: -played.episode_return)
+            selected = scored[: self._options.episodes]
+            reels, notes = [], []
+            for number, played in enumerate(selected):
+                report_progress(number, len(selected))
+                reel = self._render_episode(played)
+                reels.append(reel)
+                if reel.played != played:
+                    notes.append(
+                        f"{self._job.env.id} plays otherwise when it is drawn: episode "
+                        f"{played.episode} returned {reel.played.episode_return!r}, and "
+                        f"{played.episode_return!r} as eval scores it."
+                    )
+            report_progress(len(selected), len(selected))
+        finally:
+            self._player.close()
+        return replace(self._assemble(reels), notes=tuple(notes))
 
-def _resize(job: RenderJob, picture: Array) -> Array:
-    """At the size of the panel at once: a long episode at full size is gigabytes."""
-    return np.asarray(panels.resize_image(picture, _resolve_width(job), job.height))
-
-
-def _render_episode(
-    job: RenderJob, info: RenderInfo, player: EpisodePlayer, played: PlayedEpisode
-) -> _EpisodeImages:
-    if job.kind == "window":
-        again, _ = player.render_episode(-1, played.episode, ())
-        return _EpisodeImages(again, (), ())
-    ticks = _choose_ticks(job, info, played.length)
-    again, shots = player.render_episode(-1, played.episode, frozenset(ticks))
-    other_sides = [
-        episodes.render_repeated_episodes(
-            partial(player.render_episode, side), played.episode, ticks
-        )
-        for side in range(len(job.policies) - 1)
-    ]
-    return _EpisodeImages(again, ticks, tuple(map(tuple, (*other_sides, shots))))
-
-
-def _compute_stride(job: RenderJob, info: RenderInfo) -> int:
-    """Steps from one frame to the next: time stays the environment's own."""
-    return max(1, round(info.steps_per_s / (job.fps or _RATES[job.kind])))
-
-
-def _choose_ticks(job: RenderJob, info: RenderInfo, length: int) -> tuple[int, ...]:
-    """The steps that are drawn: from the reset to the very last."""
-    if job.kind == "png":
-        spread = np.linspace(0, length, min(_STRIP, length + 1))
-        return tuple(int(tick) for tick in np.unique(np.round(spread)))
-    return (*range(0, length, _compute_stride(job, info)), length)
-
-
-def _assemble(job: RenderJob, info: RenderInfo, reels: list[_EpisodeImages]) -> RenderResult:
-    episodes = tuple(reel.played for reel in reels)
-    if job.kind == "window":
-        seconds = sum(played.length for played in episodes) / info.steps_per_s
-        return RenderResult(b"", episodes, 0, 0, 0, seconds)
-    panel = _Panel(job, reels)
-    if job.kind == "png":
-        rows = [
-            panels.join_horizontally([panel(reel, side, at) for at in range(len(reel.ticks))])
-            for reel in reels
-            for side in range(len(reel.sides))
+    def _render_episode(self, played: PlayedEpisode) -> _EpisodeImages:
+        render_side = self._player.render_episode
+        if self._kind == "window":
+            again, _ = render_side(-1, played.episode, ())
+            return _EpisodeImages(again, (), ())
+        ticks = self._choose_ticks(played.length)
+        again, shots = render_side(-1, played.episode, frozenset(ticks))
+        other_sides = [
+            episodes.render_repeated_episodes(partial(render_side, side), played.episode, ticks)
+            for side in range(len(self._job.policies) - 1)
         ]
-        sheet = panels.join_vertically(rows)
-        count = sum(len(reel.ticks) for reel in reels)
-        return RenderResult(encoders.encode_png(sheet), episodes, count, *sheet.size, 0.0)
-    frames = [frame for reel in reels for frame in _make_frames(info, reel, panel)]
-    if job.kind == "gif":
-        data, count = encoders.encode_gif(frames, job.max_bytes)
-    else:
-        data, count = (
-            encoders.encode_mp4(frames, info.steps_per_s / _compute_stride(job, info)),
-            len(frames),
-        )
-    seconds = sum(frame.seconds for frame in frames)
-    return RenderResult(data, episodes, count, *frames[0].picture.size, seconds)
+        return _EpisodeImages(again, ticks, tuple(map(tuple, (*other_sides, shots))))
+
+    def _choose_ticks(self, length: int) -> tuple[int, ...]:
+        """The steps that are drawn, from the reset to the very last."""
+        if self._kind == "png":
+            spread = np.linspace(0, length, min(_STRIP, length + 1))
+            return tuple(int(tick) for tick in np.unique(np.round(spread)))
+        return (*range(0, length, self._stride), length)
+
+    def _assemble(self, reels: list[_EpisodeImages]) -> RenderResult:
+        played = tuple(reel.played for reel in reels)
+        if self._kind == "window":
+            seconds = sum(episode.length for episode in played) / self._info.steps_per_s
+            return RenderResult(b"", played, 0, 0, 0, seconds)
+        one_line = self._has_one_line(reels)
+        if self._kind == "png":
+            rows = [[*side] for reel in reels for side in self._make_panels(reel, one_line)]
+            sheet = join_vertically([join_horizontally(row) for row in rows])
+            count = sum(len(reel.ticks) for reel in reels)
+            return RenderResult(encoders.encode_png(sheet), played, count, *sheet.size, 0.0)
+        frames = [frame for reel in reels for frame in self._make_frames(reel, one_line)]
+        if self._kind == "gif":
+            data, count = encoders.encode_gif(frames, self._job.max_bytes)
+        else:
+            data = encoders.encode_mp4(frames, self._info.steps_per_s / self._stride)
+            count = len(frames)
+        seconds = sum(frame.seconds for frame in frames)
+        return RenderResult(data, played, count, *frames[0].picture.size, seconds)
+
+    def _has_one_line(self, reels: list[_EpisodeImages]) -> bool:
+        """All frames of a film have one layout."""
+        captions = [caption for reel in reels for caption in self._make_captions(reel)]
+        return can_fit_one_line(captions, reels[0].sides[0][0].picture.shape[1])
+
+    def _make_captions(self, reel: _EpisodeImages) -> list[str]:
+        many = f", episode {reel.played.episode}" if self._options.candidates > 1 else ""
+        return [caption + many for caption in self._job.captions]
+
+    def _make_panels(self, reel: _EpisodeImages, one_line: bool) -> list[Iterator[Image.Image]]:
+        """The pictures of each side under its caption, made one at a time."""
+
+        def add_captions(caption: str, shots: Sequence[StepImage]) -> Iterator[Image.Image]:
+            for shot in shots:
+                yield add_caption(shot.picture, caption, shot.episode_return, one_line=one_line)
+
+        return list(map(add_captions, self._make_captions(reel), reel.sides))
+
+    def _make_frames(self, reel: _EpisodeImages, one_line: bool) -> list[Frame]:
+        sides = zip(*self._make_panels(reel, one_line), strict=True)
+        following = (*reel.ticks[1:], reel.ticks[-1] + _HOLD_S * self._info.steps_per_s)
+        return [
+            Frame(join_horizontally(pictures), (end - start) / self._info.steps_per_s)
+            for pictures, start, end in zip(sides, reel.ticks, following, strict=True)
+        ]
 
 
-class _Panel:
-    """One side of a frame; all of a film have one layout."""
-
-    def __init__(self, job: RenderJob, reels: list[_EpisodeImages]) -> None:
-        self._job = job
-        sides = [(reel, side) for reel in reels for side in range(len(reel.sides))]
-        captions = [_make_caption(job, *entry) for entry in sides]
-        self._one_line = panels.can_fit_one_line(captions, reels[0].sides[0][0].picture.shape[1])
-
-    def __call__(self, reel: _EpisodeImages, side: int, at: int) -> Image:
-        shot = reel.sides[side][at]
-        return panels.add_caption(
-            shot.picture,
-            _make_caption(self._job, reel, side),
-            shot.episode_return,
-            one_line=self._one_line,
-        )
+def resize_image(picture: Array, width: int | None, height: int | None) -> Image.Image:
+    """The picture at this size; with one number alone, in its own proportions."""
+    image = Image.fromarray(picture)
+    own_width, own_height = image.size
+    if width is None:
+        width = own_width if height is None else max(1, round(own_width * height / own_height))
+    if height is None:
+        height = max(1, round(own_height * width / own_width))
+    if (width, height) == image.size:
+        return image
+    return image.resize((width, height), Image.Resampling.LANCZOS)
 
 
-def _make_frames(info: RenderInfo, reel: _EpisodeImages, panel: _Panel) -> list[Frame]:
-    following = (*reel.ticks[1:], reel.ticks[-1] + _HOLD_S * info.steps_per_s)
-    return [
-        Frame(
-            panels.join_horizontally([panel(reel, side, at) for side in range(len(reel.sides))]),
-            (following[at] - reel.ticks[at]) / info.steps_per_s,
-        )
-        for at in range(len(reel.ticks))
-    ]
+def can_fit_one_line(captions: Iterable[str], width: int) -> bool:
+    """Whether there is room for each of them beside a return."""
+    font, _, pad = _make_layout(width)
+    longest = max(font.getlength(caption) for caption in captions)
+    return longest + font.getlength(_WIDEST) + 3 * pad <= width
 
 
-def _make_caption(job: RenderJob, reel: _EpisodeImages, side: int) -> str:
-    many = f", episode {reel.played.episode}" if job.best_of > 1 else ""
-    return job.captions[side] + many
+def add_caption(
+    picture: Array, caption: str, episode_return: float, *, one_line: bool = True
+) -> Image.Image:
+    """The picture under a line, or two, that say whose it is, and the return until now."""
+    image = Image.fromarray(picture)
+    width, height = image.size
+    font, line, pad = _make_layout(width)
+    head = line if one_line else 2 * line
+    result = Image.new("RGB", (width, height + head), _PAPER)
+    result.paste(image, (0, head))
+    draw = ImageDraw.Draw(result)
+    draw.text((pad, line // 2), caption, _INK, font, anchor="lm")
+    x, anchor = (width - pad, "rm") if one_line else (pad, "lm")
+    text = f"return {episode_return:,.1f}"
+    draw.text((x, head - line + line // 2), text, _INK, font, anchor=anchor)
+    return result
+
+
+def join_horizontally(images: Sequence[Image.Image]) -> Image.Image:
+    """From left to right, with a gap."""
+    width = sum(image.width for image in images) + _GAP * (len(images) - 1)
+    result = Image.new("RGB", (width, max(image.height for image in images)), _PAPER)
+    x = 0
+    for image in images:
+        result.paste(image, (x, 0))
+        x += image.width + _GAP
+    return result
+
+
+def join_vertically(images: Sequence[Image.Image]) -> Image.Image:
+    """From top to bottom, with a gap."""
+    height = sum(image.height for image in images) + _GAP * (len(images) - 1)
+    result = Image.new("RGB", (max(image.width for image in images), height), _PAPER)
+    y = 0
+    for image in images:
+        result.paste(image, (0, y))
+        y += image.height + _GAP
+    return result
+
+
+@cache
+def _make_layout(width: int) -> tuple[Font, int, int]:
+    """Font, height of a line and margin for a picture of this width."""
+    size = max(11, min(22, width // 20))
+    return ImageFont.load_default(size), round(1.6 * size), max(2, width // 60)

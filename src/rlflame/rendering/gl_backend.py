@@ -1,7 +1,7 @@
-"""Which of MuJoCo's renderers works on this machine: each tried in a process of its own.
+"""Which of MuJoCo's renderers works on this machine: each is tried in a child process.
 
 What worked is remembered in a cache folder. This process's own environment is never touched, and
-MuJoCo never imported. Must not know: what is drawn, who asks.
+MuJoCo never imported.
 """
 
 from __future__ import annotations
@@ -11,26 +11,25 @@ import json
 import os
 import platform
 import secrets
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rlflame.errors import ConfigError, RlflameError
-from rlflame.rollout.search_path import make_child_path
+from rlflame.rollout.process.channel import MessageKind, ProtocolError
+from rlflame.rollout.process.worker_process import WorkerProcess
+from rlflame.terminal_text import format_count
+
+if TYPE_CHECKING:
+    from rlflame.fleet.flame.check.findings import Finding
 
 BACKENDS = ("cgl", "glfw") if sys.platform == "darwin" else ("egl", "osmesa", "glfw")
 PROBE_TIMEOUT_S = 30.0
 VARIABLE = "MUJOCO_GL"
-#: A context, and MuJoCo's own functions in it: a library may be there and yet not do.
-PROBE_CODE = """
-import mujoco
-context = mujoco.GLContext(64, 64)
-context.make_current()
-mujoco.MjrContext(mujoco.MjModel.from_xml_string("<mujoco/>"), mujoco.mjtFontScale.mjFONTSCALE_100)
-context.free()
-"""
+_PROBE_MODULE = "rlflame.rendering.process_main"
+_EXIT_GRACE_S = 5.0
 _OS_RELEASE = Path("/etc/os-release")
 #: Mesa draws without a graphics card; by the system's family, how it is installed.
 _INSTALL = {
@@ -54,58 +53,77 @@ def make_backend_variables(backend: str) -> dict[str, str]:
 
 
 class BackendProbe:
-    """Renderers being tried, all at once; a process may crash or hang and nothing else does."""
+    """Trials of renderers, all at once; each process may crash or hang."""
 
     def __init__(
         self,
         backends: Sequence[str] = BACKENDS,
-        code: str = PROBE_CODE,
+        module: str = _PROBE_MODULE,
         timeout_s: float = PROBE_TIMEOUT_S,
     ) -> None:
         self._timeout_s = timeout_s
-        self._processes = {
-            backend: subprocess.Popen(
-                [sys.executable, "-P", "-c", code],
-                env={
-                    **os.environ,
-                    **make_backend_variables(backend),
-                    "PYTHONPATH": make_child_path(),
-                    "PYTHONSAFEPATH": "1",  # for the process that glfw starts while it loads
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-            for backend in backends
-        }
+        self._processes: dict[str, WorkerProcess] = {}
+        # glfw starts a process while it loads.
+        safe_path = {"PYTHONSAFEPATH": "1"}
+        for backend in backends:
+            variables = {**make_backend_variables(backend), **safe_path}
+            process = WorkerProcess(module=module, environment=variables)
+            process.channel.send(MessageKind.ORDER)
+            self._processes[backend] = process
 
     def find_failures(self) -> dict[str, str]:
         """Why each one does not work; empty for one that does."""
-        reasons = {}
-        for backend, process in self._processes.items():
-            try:
-                _, errors = process.communicate(timeout=self._timeout_s)
-            except subprocess.TimeoutExpired:
-                reasons[backend] = f"no answer within {self._timeout_s:g} s"
-                continue
-            lines = errors.decode(errors="replace").strip().splitlines()
-            reason = lines[-1][:200] if lines else f"ended with {process.returncode}"
-            reasons[backend] = reason if process.returncode else ""
-        self.close()
-        return reasons
+        try:
+            return {name: self._find_failure(trial) for name, trial in self._processes.items()}
+        finally:
+            self.close()
+
+    def _find_failure(self, process: WorkerProcess) -> str:
+        try:
+            with contextlib.suppress(EOFError, ProtocolError):
+                process.channel.receive(self._timeout_s)
+        except TimeoutError:
+            return f"no answer within {self._timeout_s:g} s"
+        code = process.terminate(_EXIT_GRACE_S)
+        lines = process.read_output().strip().splitlines()
+        reason = lines[-1][:200] if lines else f"ended with {code}"
+        return reason if code else ""
 
     def close(self) -> None:
         for process in self._processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            process.wait()
-            if process.stderr is not None:
-                process.stderr.close()
+            process.terminate()
+
+
+class GraphicsCheck:
+    """Tries every renderer for the cluster check, from the start on."""
+
+    def __init__(self, module: str = _PROBE_MODULE, timeout_s: float = PROBE_TIMEOUT_S) -> None:
+        self._probe = BackendProbe(module=module, timeout_s=timeout_s)
+
+    def make_finding(self) -> Finding:
+        from rlflame.fleet.flame.check.findings import make_ok, make_warning
+
+        failures = self._probe.find_failures()
+        working = [backend for backend, reason in failures.items() if not reason]
+        reasons = {backend: reason for backend, reason in failures.items() if reason}
+        facts: dict[str, Any] = {"works": working, "reasons": reasons}
+        if working:
+            return make_ok("graphics", f"works here: MUJOCO_GL={', '.join(working)}", **facts)
+        return make_warning(
+            "graphics",
+            f"none of {format_count(len(BACKENDS), 'renderer')} works here, so nothing can be "
+            "drawn; training needs none",
+            find_install_command(),
+            notes=[f"{backend}: {reason}" for backend, reason in reasons.items()],
+            **facts,
+        )
+
+    def close(self) -> None:
+        self._probe.close()
 
 
 def is_gl_failure(error: BaseException) -> bool:
-    """Whether this is MuJoCo, which does not load with the renderer that its variable names."""
+    """Whether MuJoCo does not load with the renderer that its variable names."""
     if not os.environ.get(VARIABLE) or "mujoco" in sys.modules:
         return False
     seen: BaseException | None = error
@@ -120,12 +138,8 @@ def is_gl_failure(error: BaseException) -> bool:
 def make_gl_failure_error(
     reason: str, make_probe: Callable[[], BackendProbe] = BackendProbe
 ) -> ConfigError:
-    """What to say of it. Others are tried: whoever sets the variable wants to know what works."""
-    probe = make_probe()
-    try:
-        working = [backend for backend, why in probe.find_failures().items() if not why]
-    finally:
-        probe.close()
+    """The error of such a failure, with the renderers that work."""
+    working = [backend for backend, why in make_probe().find_failures().items() if not why]
     suggestion = (
         f"of which {' and '.join(working) or 'none'} {'work' if working[1:] else 'works'} here"
     )
@@ -139,11 +153,7 @@ def make_gl_failure_error(
 
 def probe_backend(backend: str) -> str:
     """Why a renderer does not work here; empty if it does."""
-    probe = BackendProbe((backend,))
-    try:
-        return probe.find_failures()[backend]
-    finally:
-        probe.close()
+    return BackendProbe((backend,)).find_failures()[backend]
 
 
 class BackendFinder:
@@ -230,8 +240,6 @@ def find_install_command(release: Path = _OS_RELEASE) -> str:
     families = [fields.get("ID", ""), *fields.get("ID_LIKE", "").split()]
     for family in families:
         for name, command in _INSTALL.items():
-            if family == name or (family == "ubuntu" and name == "debian"):
-                return command
-            if name == "suse" and "suse" in family:
+            if name in family:
                 return command
     return "install Mesa's libEGL and libGL with this system's package manager"

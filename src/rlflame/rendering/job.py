@@ -1,8 +1,4 @@
-"""The contract of drawing: what is to be drawn, and what comes of it.
-
-Plain values and arrays, because they travel to the process that draws and back. Must not know:
-files, checkpoints, processes.
-"""
+"""What is to be drawn, and the result. Plain values and arrays, which travel between processes."""
 
 from __future__ import annotations
 
@@ -24,40 +20,53 @@ class RenderError(RlflameError):
 
 
 @dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """What a user wants to see: some episodes, or the best of more."""
+
+    kind: RenderKind
+    seed: int = 0
+    episodes: int = 1
+    best_of: int | None = None
+    versus_untrained: bool = False
+    #: Of one picture, in pixels, without the line above it.
+    width: int | None = None
+    height: int | None = None
+    fps: float | None = None
+
+    @property
+    def candidates(self) -> int:
+        """The number of episodes from which the drawn ones are chosen."""
+        return self.best_of or self.episodes
+
+
+@dataclass(frozen=True, slots=True)
 class RenderJob:
-    """One drawing. Of several policies the last is the one that matters; the others play beside
-    it, from left to right, and start over until its episode has ended."""
+    """One drawing. The last policy decides how long it is; the others play beside it, from left
+    to right, and start over until its episode has ended."""
 
     env: EnvSpec
     policy: PolicySpec
     captions: tuple[str, ...]
     policies: tuple[PolicyArrays, ...]
-    kind: RenderKind
-    seed: int
-    #: Which episodes: as many as this, the best of as many as that.
-    episodes: int
-    best_of: int
+    options: RenderOptions
     max_episode_steps: int
-    #: Of one picture, in pixels, without the line above it.
-    width: int | None = None
-    height: int | None = None
-    fps: float | None = None
     #: A GIF gets fewer frames and colours until it is as small as this.
     max_bytes: int | None = None
-    #: How far it stands back behind other processes.
+    #: Lowers the priority of the process that draws.
     nice: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**values, "options": asdict(self.options)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RenderJob:
-        return cls(**values)
+        return cls(**{**values, "options": RenderOptions(**values["options"])})
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedEpisode:
-    """An episode that was drawn; the return is the one that an evaluation has for it."""
+    """An episode that was drawn, with the return that an evaluation has for it."""
 
     episode: int
     episode_return: float
@@ -81,7 +90,6 @@ class RenderResult:
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """As it travels."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         data = np.frombuffer(self.data, np.uint8)
         return {**values, "data": data, "episodes": [played.as_dict() for played in self.episodes]}

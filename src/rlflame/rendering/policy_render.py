@@ -1,35 +1,43 @@
-"""A policy's file turned into a picture or a film. Must not know: the command line, pixels."""
+"""A policy's file drawn into a picture or a film, in a process that has working graphics."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from rlflame.errors import CheckpointError, ConfigError, format_shell, replace_suffix
-from rlflame.rendering import episodes, render_subprocess
-from rlflame.rendering.job import KIND_BY_SUFFIX, RenderJob, RenderKind, RenderResult
+from rlflame.errors import (
+    CheckpointError,
+    ConfigError,
+    RlflameError,
+    format_shell,
+    make_error,
+    replace_suffix,
+)
+from rlflame.rendering import episodes, gl_backend
+from rlflame.rendering.job import (
+    KIND_BY_SUFFIX,
+    RenderError,
+    RenderJob,
+    RenderKind,
+    RenderOptions,
+    RenderResult,
+)
+from rlflame.rollout import blas
+from rlflame.rollout.process.channel import MessageKind, ProtocolError
+from rlflame.rollout.process.worker_process import WorkerProcess
 from rlflame.rollout.spec import PolicyArrays
 from rlflame.storage import safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 
+ProgressCallback = Callable[[int, int], None]
 #: What a GIF may weigh before it loses colours and frames.
 MAX_GIF_BYTES = 5_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class RenderOptions:
-    """What a user wants to see."""
-
-    kind: RenderKind
-    seed: int = 0
-    episodes: int = 1
-    best_of: int | None = None
-    versus_untrained: bool = False
-    width: int | None = None
-    height: int | None = None
-    fps: float | None = None
+#: How often it is asked whether the drawing is still wanted.
+_POLL_S = 0.2
 
 
 def resolve_kind(out: Path) -> RenderKind:
@@ -55,8 +63,8 @@ def resolve_kind(out: Path) -> RenderKind:
 
 
 def check_options(options: RenderOptions) -> None:
-    """What cannot be meant, before anything is played."""
-    if options.best_of is not None and options.best_of < options.episodes:
+    """Refuse what cannot be meant, before anything is played."""
+    if options.candidates < options.episodes:
         raise ConfigError(
             f"--best-of {options.best_of} is fewer than --episodes {options.episodes}.",
             f"--best-of {options.episodes * 10}",
@@ -72,31 +80,18 @@ def check_options(options: RenderOptions) -> None:
 def make_job(
     source: Checkpoint, options: RenderOptions, untrained: PolicyArrays | None = None
 ) -> RenderJob:
-    """The drawing that a wish means for a policy: the episodes that `eval` scores."""
-    captions, policies = [make_caption(source)], [source.policy]
-    if untrained is not None:
-        captions.insert(0, "untrained")
-        policies.insert(0, untrained)
+    """The drawing of a policy in the episodes that `eval` scores."""
+    caption = f"{source.recipe.learning.algorithm.upper()}, step {source.progress.steps:,}"
     return RenderJob(
         env=source.env,
         policy=source.policy_spec,
-        captions=tuple(captions),
-        policies=tuple(policies),
-        kind=options.kind,
-        seed=options.seed,
-        episodes=options.episodes,
-        best_of=options.best_of or options.episodes,
+        captions=(caption,) if untrained is None else ("untrained", caption),
+        policies=(source.policy,) if untrained is None else (untrained, source.policy),
+        options=options,
         max_episode_steps=source.recipe.evaluation.max_episode_steps,
-        width=options.width,
-        height=options.height,
-        fps=options.fps,
-        # Whoever names a rate gets that rate.
+        # An explicit rate is kept.
         max_bytes=MAX_GIF_BYTES if options.fps is None else None,
     )
-
-
-def make_caption(source: Checkpoint) -> str:
-    return f"{source.recipe.learning.algorithm.upper()}, step {source.progress.steps:,}"
 
 
 def render(
@@ -106,17 +101,108 @@ def render(
     *,
     untrained: PolicyArrays | None = None,
     show_output: bool = False,
-    report_progress: Callable[[int, int], None] = lambda made, of: None,
+    report_progress: ProgressCallback = lambda made, of: None,
 ) -> RenderResult:
     """Draw into a file, whole or not at all; without one, into a window."""
     check_options(options)
-    mujoco = episodes.read_render_info(source.env).uses_mujoco
-    drawing = render_subprocess.render_in_subprocess(
+    drawing = render_in_subprocess(
         make_job(source, options, untrained),
-        mujoco=mujoco,
+        mujoco=episodes.read_render_info(source.env).uses_mujoco,
         show_output=show_output,
         report_progress=report_progress,
     )
     if out is not None:
         safetensors_file.write_atomically(out, drawing.data)
     return drawing
+
+
+def render_in_subprocess(
+    job: RenderJob,
+    *,
+    mujoco: bool,
+    finder: gl_backend.BackendFinder | None = None,
+    show_output: bool = False,
+    report_progress: ProgressCallback = lambda made, of: None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> RenderResult:
+    """The drawing of a job. `mujoco`: whether it needs one of MuJoCo's renderers."""
+    run_job = partial(_run_job, job, show_output, report_progress, is_stopped)
+    if job.options.kind == "window":
+        check_display(os.environ)
+        return run_job({gl_backend.VARIABLE: "glfw"} if mujoco else {})
+    # pygame draws into memory wherever it thinks that there is no screen.
+    quiet = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
+    if not mujoco:
+        return run_job(quiet)
+    finder = finder or gl_backend.BackendFinder()
+    backend = finder.find()
+    try:
+        return run_job({**quiet, **gl_backend.make_backend_variables(backend)})
+    except RlflameError:
+        if not finder.is_cached:
+            raise
+        # The machine or its driver may have changed since the renderer was remembered.
+        finder.forget()
+        other_backend = finder.find()
+        if other_backend == backend:
+            raise
+    return run_job({**quiet, **gl_backend.make_backend_variables(other_backend)})
+
+
+def check_display(environment: Mapping[str, str]) -> None:
+    """A window needs a screen."""
+    has_display = any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    if sys.platform != "darwin" and not has_display:
+        raise RenderError(
+            "There is no display here, so no window can be opened (DISPLAY and WAYLAND_DISPLAY "
+            "are not set).",
+            "-o film.gif instead of --human",
+        )
+
+
+def _run_job(
+    job: RenderJob,
+    show_output: bool,
+    report_progress: ProgressCallback,
+    is_stopped: Callable[[], bool],
+    variables: Mapping[str, str],
+) -> RenderResult:
+    process = WorkerProcess(
+        module="rlflame.rendering.process_main",
+        show_output=show_output,
+        environment={**blas.make_child_environment(), **variables},
+    )
+    try:
+        process.channel.send(MessageKind.ORDER, job.as_dict())
+        while not is_stopped():
+            try:
+                kind, value = _receive(process)
+            except TimeoutError:
+                continue
+            if kind is MessageKind.BEAT:
+                report_progress(value["made"], value["of"])
+            elif kind is MessageKind.RESULT:
+                return RenderResult.from_dict(value)
+            elif kind is MessageKind.FAILED:
+                raise make_error(value)
+            else:
+                raise RenderError(
+                    "The process that draws went wrong.", "this is a bug", value["traceback"]
+                )
+        raise RenderError("The drawing was cut short.")
+    finally:
+        process.terminate()
+
+
+def _receive(process: WorkerProcess) -> tuple[MessageKind, Any]:
+    try:
+        message = process.channel.receive(_POLL_S)
+        return message.kind, message.value
+    except (EOFError, ProtocolError) as error:
+        ending = process.explain_loss(error)
+        ending = f"been {ending}" if ending.startswith("killed") else ending
+        raise RenderError(
+            f"The process that draws has {ending} without a picture.",
+            "rlflame cluster-check shows which graphics work here; --debug what was printed",
+            process.read_output(),
+        ) from error

@@ -1,89 +1,69 @@
-"""The process that draws: one job in, one drawing out, in the frames of `rollout.child`.
+"""The process that draws one job, or tries one of MuJoCo's renderers.
 
-A process of its own because MuJoCo reads from the environment, once, how it is to draw, and
-because graphics drivers crash. Ends when its parent's pipe closes. Must not know: checkpoints,
-renderers, who asks.
+MuJoCo reads once, from the environment, how it is to draw, and graphics drivers crash.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 import traceback
-from typing import Any, BinaryIO
+from collections.abc import Mapping
+from typing import Any
 
 from rlflame.errors import RlflameError
-from rlflame.rollout import wire
 from rlflame.rollout.envs import user_code
-from rlflame.rollout.process.worker_main import (
-    HEADER,
-    FrameKind,
-    kill_group_with_process,
-    open_pipes,
-    read_frame,
-)
+from rlflame.rollout.process.channel import MessageKind
+from rlflame.rollout.process.parent_channel import ParentChannel
 
 
 def main() -> None:
-    """`python -m rlflame.rendering.process_main ANSWERS`, where ANSWERS is an open descriptor."""
+    """`python -m rlflame.rendering.process_main ANSWERS PARENT`; an order without a job is a
+    trial, which is answered by the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests, answers = open_pipes()
-    kill_group_with_process()
-    frame = read_frame(requests)
-    if frame is None:
-        return
-    threading.Thread(target=_watch, args=(requests,), daemon=True).start()
-    with os.fdopen(answers, "wb") as out:
-        kind, answer = _make_answer(frame[1], out)
-        _send(out, kind, answer)
+    channel = ParentChannel.open()
+    order = channel.receive_order()
+    channel.start_listening()
+    if order is None:
+        probe_renderer()
+    else:
+        channel.send(*run_job(order, channel))
 
 
-def _make_answer(payload: bytes, out: BinaryIO) -> tuple[FrameKind, dict[str, Any]]:
-    """The drawing; what went wrong in words; or where in this process it went wrong."""
+def probe_renderer() -> None:
+    """A context, and MuJoCo's own functions in it: a library may load and yet not draw."""
+    import mujoco
+
+    context = mujoco.GLContext(64, 64)
+    context.make_current()
+    model = mujoco.MjModel.from_xml_string("<mujoco/>")
+    mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+    context.free()
+
+
+def run_job(order: Mapping[str, Any], channel: ParentChannel) -> tuple[MessageKind, Any]:
+    """The drawing, or the error that ends it."""
     from rlflame.rendering.job import RenderError, RenderJob
 
-    job = RenderJob.from_dict(wire.decode(payload))
+    def report_progress(made: int, of: int) -> None:
+        channel.send(MessageKind.BEAT, {"made": made, "of": of})
+
+    job = RenderJob.from_dict(order)
     os.nice(job.nice)
     try:
         user_code.load_from_environment()
         from rlflame.rendering import film
 
-        drawing = film.draw(
-            job, lambda made, of: _send(out, FrameKind.BEAT, {"made": made, "of": of})
-        )
+        drawing = film.draw(job, report_progress)
     except RlflameError as error:
-        return FrameKind.RESULT, _describe_error(error)
+        return MessageKind.FAILED, error.as_dict()
     except MemoryError:
-        return FrameKind.RESULT, _describe_error(
-            RenderError(
-                "There is not enough memory for the whole drawing.",
-                "a smaller --width, fewer --episodes, or a lower --fps",
-            )
-        )
+        message = "There is not enough memory for the whole drawing."
+        hint = "a smaller --width, fewer --episodes, or a lower --fps"
+        return MessageKind.FAILED, RenderError(message, hint).as_dict()
     except BaseException:  # an answer all the same
-        return FrameKind.BROKEN, {"traceback": traceback.format_exc()}
-    return FrameKind.RESULT, {"drawing": drawing.as_dict()}
-
-
-def _describe_error(error: RlflameError) -> dict[str, Any]:
-    fields = {"message": error.message, "hint": error.hint, "detail": error.detail}
-    return {"error": {**fields, "exit_code": error.exit_code}}
-
-
-def _send(out: BinaryIO, kind: FrameKind, value: dict[str, Any]) -> None:
-    payload = wire.encode(value)
-    out.write(HEADER.pack(kind, len(payload)) + payload)
-    out.flush()
-
-
-def _watch(requests: BinaryIO) -> None:
-    """A parent that is gone wants no drawing; what environments have started goes too."""
-    while read_frame(requests) is not None:
-        pass
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(0)
+        return MessageKind.BROKEN, {"traceback": traceback.format_exc()}
+    return MessageKind.RESULT, drawing.as_dict()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from rlflame.console.base import SweepResources
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.experiment import components, run
 from rlflame.experiment.sweep import job as jobs
-from rlflame.experiment.sweep import seed_processes, sweep
+from rlflame.experiment.sweep import sweep
 from rlflame.experiment.sweep.job import Sweep
 from rlflame.experiment.sweep.sweep import split_resources
 from rlflame.rollout.seeding import Role, make_reset_seed
@@ -672,14 +672,3 @@ def test_a_folder_of_seeds_is_not_resumed_by_what_torchrun_starts(tmp_path, monk
     assert spoken.code == 2
     assert "--seeds are several" in spoken.err
     assert f"rlflame resume {tmp_path / 'x'} without torchrun" in " ".join(spoken.err.split())
-
-
-def test_a_late_word_reaches_no_file_that_has_its_number_since(tmp_path):
-    wake = seed_processes._WakePipe()
-    wake.put(None, b"in time")
-    assert [payload for _, payload in wake.take()] == [b"in time"]
-    wake.close()
-    with open(tmp_path / "one", "wb") as one, open(tmp_path / "other", "wb") as other:
-        assert one.fileno() != other.fileno()
-        wake.put(None, b"late")
-    assert [file.stat().st_size for file in tmp_path.iterdir()] == [0, 0]

@@ -132,11 +132,11 @@ def test_only_tasks_of_one_kind_travel_together() -> None:
     assert waiting.take_similar(waiting.take(None), 0) == []
 
 
-@pytest.mark.parametrize("what", ["deaths", "hangs", "strays", "losses"])
+@pytest.mark.parametrize("what", ["death", "hang", "stray", "loss"])
 def test_a_task_that_went_wrong_travels_alone(what: str) -> None:
     waiting = JobQueue()
     a, b, c = jobs(*[("x", "train")] * 3)
-    setattr(b, what, 1)
+    b.failures[what] += 1
     waiting.add([a, b, c])
     assert waiting.take_similar(waiting.take(None), 9) == []
     assert waiting.take_similar(waiting.take(None), 9) == []

@@ -18,7 +18,7 @@ import pytest
 import rollouts
 
 from rlflame.rollout import wire
-from rlflame.rollout.process.worker_main import FrameKind
+from rlflame.rollout.process.channel import MessageKind
 from rlflame.rollout.spec import RolloutFailure
 
 PATIENCE_S = 20.0
@@ -51,7 +51,7 @@ class Conversation:
         self.process.stdin.write(struct.pack("<BQ", kind, len(payload)) + payload)
         self.process.stdin.flush()
 
-    def hear(self, *, beats: bool = False) -> tuple[FrameKind, Any] | None:
+    def hear(self, *, beats: bool = False) -> tuple[MessageKind, Any] | None:
         """The next frame, or None when the child has closed its side."""
         while True:
             head = self._read(9)
@@ -59,8 +59,8 @@ class Conversation:
                 return None
             kind, length = struct.unpack("<BQ", head)
             payload = self._read(length)
-            if kind != FrameKind.BEAT or beats:
-                return FrameKind(kind), wire.decode(payload or b"")
+            if kind != MessageKind.BEAT or beats:
+                return MessageKind(kind), wire.decode(payload or b"")
 
     def _read(self, count: int) -> bytes | None:
         data = b""
@@ -74,8 +74,10 @@ class Conversation:
         return data
 
     def give(self, task: Any) -> None:
-        self.say(FrameKind.POLICY, {"id": task.policy_id, "arrays": rollouts.weights(task.policy)})
-        self.say(FrameKind.TASK, task)
+        self.say(
+            MessageKind.POLICY, {"id": task.policy_id, "arrays": rollouts.weights(task.policy)}
+        )
+        self.say(MessageKind.TASK, task)
 
     def hang_up(self) -> None:
         assert self.process.stdin is not None
@@ -136,16 +138,16 @@ def gone(pid: int) -> bool:
 
 def test_it_says_what_it_is_and_answers_tasks(lasting: Conversation) -> None:
     kind, hello = lasting.greeting
-    assert kind is FrameKind.HELLO
+    assert kind is MessageKind.HELLO
     assert hello["python"] == ".".join(map(str, sys.version_info[:3]))
     assert {"core", "numpy", "gymnasium", "mujoco", "box2d", "libc"} <= hello.keys()
     task = rollouts.task(rollouts.fake(length=5))
     lasting.give(task)
     kind, fragment = lasting.hear()
-    assert kind is FrameKind.RESULT
+    assert kind is MessageKind.RESULT
     assert wire.encode(fragment) == wire.encode(rollouts.run(task))
     following = rollouts.following(task, fragment)
-    lasting.say(FrameKind.TASK, following)
+    lasting.say(MessageKind.TASK, following)
     assert wire.encode(lasting.hear()[1]) == wire.encode(rollouts.run(following))
 
 
@@ -153,33 +155,33 @@ def test_an_environment_s_failure_is_an_answer_and_not_an_end(lasting: Conversat
     for fault in ("raise", "exit", "shape"):
         lasting.give(rollouts.task(rollouts.fake(fault=fault), slot=6))
         kind, failure = lasting.hear()
-        assert kind is FrameKind.RESULT
+        assert kind is MessageKind.RESULT
         assert isinstance(failure, RolloutFailure)
         assert (failure.slot, failure.step) == (6, 3)
     good = rollouts.task(rollouts.fake())
-    lasting.say(FrameKind.TASK, good)
+    lasting.say(MessageKind.TASK, good)
     assert wire.encode(lasting.hear()[1]) == wire.encode(rollouts.run(good))
 
 
 def test_a_task_it_cannot_read_or_has_no_policy_for_is_answered_too(lasting: Conversation) -> None:
     task = rollouts.task(rollouts.fake(), policy_id="not sent yet")
-    lasting.say(FrameKind.TASK, task)
+    lasting.say(MessageKind.TASK, task)
     kind, message = lasting.hear()
-    assert (kind, "KeyError" in message["traceback"]) == (FrameKind.BROKEN, True)
-    lasting.say_bytes(FrameKind.TASK, wire.encode(task)[:-1])
+    assert (kind, "KeyError" in message["traceback"]) == (MessageKind.BROKEN, True)
+    lasting.say_bytes(MessageKind.TASK, wire.encode(task)[:-1])
     kind, message = lasting.hear()
-    assert (kind, "WireError" in message["traceback"]) == (FrameKind.BROKEN, True)
+    assert (kind, "WireError" in message["traceback"]) == (MessageKind.BROKEN, True)
     lasting.give(task)
-    assert lasting.hear()[0] is FrameKind.RESULT
+    assert lasting.hear()[0] is MessageKind.RESULT
 
 
 def test_a_policy_that_it_was_told_to_forget_is_unknown_to_it(lasting: Conversation) -> None:
-    lasting.say(FrameKind.POLICY, {"id": "old", "arrays": {}})
-    lasting.say(FrameKind.FORGET, {"id": "old"})
-    lasting.say(FrameKind.FORGET, {"id": "never heard of"})
-    lasting.say(FrameKind.TASK, rollouts.task(rollouts.fake(), policy_id="old"))
+    lasting.say(MessageKind.POLICY, {"id": "old", "arrays": {}})
+    lasting.say(MessageKind.FORGET, {"id": "old"})
+    lasting.say(MessageKind.FORGET, {"id": "never heard of"})
+    lasting.say(MessageKind.TASK, rollouts.task(rollouts.fake(), policy_id="old"))
     kind, message = lasting.hear()
-    assert kind is FrameKind.BROKEN
+    assert kind is MessageKind.BROKEN
     assert "KeyError: 'old'" in message["traceback"]
 
 
@@ -190,15 +192,15 @@ def test_beats_tell_where_a_task_stands(lasting: Conversation, tmp_path: Path) -
     kind, where = lasting.hear(beats=True)
     while where["step"] < 4:
         kind, where = lasting.hear(beats=True)
-    assert kind is FrameKind.BEAT
+    assert kind is MessageKind.BEAT
     assert where == {"slot": 0, "row": 0, "seed": task.states[0].seed, "step": 4}
     gate.touch()
-    assert lasting.hear()[0] is FrameKind.RESULT
+    assert lasting.hear()[0] is MessageKind.RESULT
 
 
 def test_what_an_environment_prints_never_gets_between_the_frames(lasting: Conversation) -> None:
     lasting.give(rollouts.task(rollouts.fake(fault="print")))
-    assert lasting.hear()[0] is FrameKind.RESULT
+    assert lasting.hear()[0] is MessageKind.RESULT
     printed = lasting.output.read_text()
     for words in ("a word on stdout", "a word on stderr", "a word past Python"):
         assert words in printed
@@ -213,7 +215,7 @@ def test_it_ends_when_its_parent_hangs_up(child: Conversation) -> None:
 
 def test_it_ends_when_a_frame_stops_half_way(child: Conversation) -> None:
     assert child.process.stdin is not None
-    child.process.stdin.write(struct.pack("<BQ", FrameKind.TASK, 1000) + b"only so much")
+    child.process.stdin.write(struct.pack("<BQ", MessageKind.TASK, 1000) + b"only so much")
     child.hang_up()
     assert child.process.wait(PATIENCE_S) == 0
 
@@ -224,7 +226,7 @@ def test_it_ends_in_the_middle_of_a_step_when_nobody_listens(
     """With the program that its environment had started."""
     note = tmp_path / "program"
     child.give(rollouts.task(rollouts.fake(fault="start_program", marker=str(note)), rows=1))
-    assert child.hear()[0] is FrameKind.RESULT
+    assert child.hear()[0] is MessageKind.RESULT
     program = int(note.read_text())
     child.give(rollouts.task(rollouts.fake(fault="hang"), slot=1, rows=1))
     while child.hear(beats=True)[1]["step"] < 3:
@@ -237,7 +239,7 @@ def test_it_ends_in_the_middle_of_a_step_when_nobody_listens(
 def test_the_keyboard_s_interrupt_is_its_parent_s_business(lasting: Conversation) -> None:
     lasting.process.send_signal(signal.SIGINT)
     lasting.give(rollouts.task(rollouts.fake()))
-    assert lasting.hear()[0] is FrameKind.RESULT
+    assert lasting.hear()[0] is MessageKind.RESULT
 
 
 def test_its_environments_have_no_standard_input_to_read_tasks_from(lasting: Conversation) -> None:
@@ -252,7 +254,7 @@ def test_an_environment_may_wait_for_all_of_its_programs():
     """What waits for the end of the worker is no program of the environment's."""
     code = """
 import os, subprocess, threading
-from rlflame.rollout.process.worker_main import kill_group_with_process
+from rlflame.rollout.process.parent_channel import kill_group_with_process
 kill_group_with_process()
 (watching,) = (thread for thread in threading.enumerate() if thread.name == "rlflame-programs")
 program = subprocess.Popen(["sleep", "600"])

@@ -19,6 +19,7 @@ from halves import assert_same, batches, learner, settings, spec_of
 from rlflame.config.recipe import Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import LearningError
+from rlflame.rollout.process.channel import Channel
 from rlflame.storage import checkpoint
 from rlflame.training.critic_helper import helper_client
 from rlflame.training.critic_helper.connection import (
@@ -150,7 +151,7 @@ def test_a_critic_helper_that_hangs_is_killed_after_the_deadline(plain):
     with accompanied(plain.learning, plain.spec) as (both, helper, notes):
         both.update(plain.data[0], 0.1)
         pid = helper._process.pid
-        helper._deadline_s, helper._connection._deadline_ms = 0.3, 300.0
+        helper._deadline_s = helper._connection._deadline_s = 0.3
         os.kill(pid, signal.SIGSTOP)
         both.update(plain.data[1], 0.1)
         assert_same(both.get_state(), plain.states[1])
@@ -247,7 +248,7 @@ def loaded(monkeypatch):
 
     def patient(helper):
         if helper._connection is not None and not helper._joined:
-            assert helper._connection._arrival.poll(60_000)
+            assert helper._connection.has_message(60.0)
         return join(helper)
 
     monkeypatch.setattr(CriticHelper, "try_join", patient)
@@ -414,8 +415,8 @@ def ends():
     there, back = os.pipe(), os.pipe()
     pipes = [*there, *back]
     yield (
-        PeerConnection(back[0], there[1]),
-        PeerConnection(there[0], back[1], deadline_s=60.0),
+        PeerConnection(Channel(back[0], there[1])),
+        PeerConnection(Channel(there[0], back[1]), deadline_s=60.0),
         pipes,
     )
     for pipe in pipes:
@@ -455,17 +456,19 @@ def test_numbers_of_another_length_are_not_taken(ends):
         other.receive(np.zeros(2))
 
 
-def test_nothing_is_taken_where_something_was_not_heard(ends):
+def test_a_message_is_not_taken_for_numbers_nor_numbers_for_a_message(ends):
     one, other, _ = ends
+    one.send_message({"a": 1})
     one.send(np.arange(2.0))
-    other._received += 1
     with pytest.raises(ConnectionLost):
         other.receive(np.zeros(2))
+    with pytest.raises(ConnectionLost):
+        other.receive_message()
 
 
 def test_an_end_that_is_silent_or_gone_is_told_apart(ends):
     _, other, pipes = ends
-    other._deadline_ms = 1.0
+    other._deadline_s = 0.001
     with pytest.raises(ConnectionTimeout):
         other.receive(np.zeros(2))
     os.close(pipes[1])

@@ -1,19 +1,15 @@
-"""The other learners of a run: started here, watched, and taken along when it ends.
-
-Or, where torchrun has started them all, only joined. Must not know: what is learned.
-"""
+"""The other learners of a run: started on this machine, or joined where torchrun started them."""
 
 from __future__ import annotations
 
 import atexit
 import os
-import selectors
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from rlflame.config import torchrun
@@ -22,23 +18,23 @@ from rlflame.config.torchrun import LearnerRank, read_rank
 from rlflame.errors import ConfigError, LearnerFailure
 from rlflame.experiment.learners.shared_file import SharedFile, make_shared_file
 from rlflame.learning.parallel.process_group import ProcessGroup, SingleProcessGroup
-from rlflame.rollout import blas, wire
-from rlflame.rollout.process.worker_main import FrameKind
+from rlflame.rollout import blas
+from rlflame.rollout.process.channel import MessageKind, ProtocolError, wait
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
 from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import StopInterrupt, StopRequest
 
 if TYPE_CHECKING:
-    from rlflame.experiment.learners.liveness import LearnerProcess, LivenessMonitor, Rendezvous
+    from rlflame.experiment.learners.liveness import LearnerProcess, LivenessMonitor
 
-#: Python and torch have to be loaded before a learner answers.
+#: A learner answers once Python and torch are loaded.
 JOIN_TIMEOUT_S = 180.0
-#: The same where all have said that they are loaded.
+#: The same for learners that have said hello.
 _RENDEZVOUS_TIMEOUT_S = 60.0
 #: How a learner ends that has lost the others.
 LOST_EXIT_CODE = 70
 _GRACE_S = 3.0
-_POLL_S = 1.0
+_POLL_S = 0.2
 
 
 @contextmanager
@@ -50,36 +46,30 @@ def start_learners(
     `hint` says what to do when one was lost.
     """
     try:
-        with _start_learners(runtime, threads, stop) as group:
+        with _open_group(runtime, threads, stop) as group:
             yield group
     except LearnerFailure as error:
         error.hint = hint()
         raise
 
 
-@contextmanager
-def _start_learners(
+def _open_group(
     runtime: RuntimeSettings, threads: int, stop: StopRequest
-) -> Iterator[ProcessGroup]:
+) -> AbstractContextManager[ProcessGroup]:
     learner_rank = read_rank()
-    if learner_rank is not None:
-        if runtime.learners != learner_rank.size:
-            raise ConfigError(
-                f"torchrun has started {learner_rank.size} processes for {runtime.learners} "
-                "learners.",
-                "leave out --learners: every process is one",
-            )
-        with _join_torchrun(runtime, learner_rank, stop) as group:
-            yield group
-    elif runtime.learners == 1:
-        yield SingleProcessGroup()
-    else:
-        with _start_replicas(runtime, threads) as group:
-            yield group
+    if learner_rank is None:
+        single = runtime.learners == 1
+        return nullcontext(SingleProcessGroup()) if single else _start_replicas(runtime, threads)
+    if runtime.learners != learner_rank.size:
+        raise ConfigError(
+            f"torchrun has started {learner_rank.size} processes for {runtime.learners} learners.",
+            "leave out --learners: every process is one",
+        )
+    return _join_torchrun(runtime, learner_rank, stop)
 
 
 def release_learners() -> None:
-    """Let those go that torchrun has started, where nothing is left to learn."""
+    """Release the learners that torchrun has started, where nothing is left to learn."""
     learner_rank = read_rank()
     if learner_rank is not None:
         with _join_torchrun(RuntimeSettings(), learner_rank, NullStop()):
@@ -109,7 +99,7 @@ def _join_torchrun(
             late_ranks = monitor.find_late_ranks(_GRACE_S)
             learners = {rank: monitor.read_process(rank) for rank in late_ranks}
             if error.hung:
-                # Torchrun ends this process when it sees the others gone: it has said why by then.
+                # Torchrun ends this process when the others are gone: after the error is shown.
                 atexit.register(_kill_local_learners, [*learners.values()])
             pids = {rank: learner.pid for rank, learner in learners.items()}
             raise _add_learner_names(
@@ -118,10 +108,10 @@ def _join_torchrun(
 
 
 def _stop_without_parent() -> None:
-    """Where torchrun is killed nobody else would end this run: it saves.
+    """Save and end when torchrun is killed.
 
-    Linux would tell it by a signal, but once for every thread that torchrun has, and a second
-    signal means not to save.
+    Linux would send a signal for every thread that torchrun has, and a second signal means not to
+    save.
     """
     parent = os.getppid()
 
@@ -134,7 +124,7 @@ def _stop_without_parent() -> None:
 
 
 def _kill_local_learners(learners: Iterable[LearnerProcess]) -> None:
-    """Torchrun asks a process to end, which one that is stopped does not hear, and then waits."""
+    """A stopped process does not see torchrun's signal, and torchrun waits for it."""
     from rlflame.experiment.learners.liveness import LearnerProcess
 
     for learner in learners:
@@ -157,7 +147,7 @@ def _start_replicas(runtime: RuntimeSettings, threads: int) -> Iterator[ProcessG
             )
             stack.callback(processes[rank].terminate)
             message = {"rank": rank, "size": runtime.learners, "meeting": shared.path}
-            processes[rank].send(FrameKind.TASK, wire.encode(message))
+            processes[rank].channel.send(MessageKind.ORDER, message)
         os.environ.update(_make_loopback_env())
         try:
             _await_loaded(processes)
@@ -180,24 +170,24 @@ def _start_replicas(runtime: RuntimeSettings, threads: int) -> Iterator[ProcessG
 
 
 def _await_loaded(processes: Mapping[int, WorkerProcess]) -> None:
-    """Joining waits inside torch, where neither a signal nor the death of a learner is noticed: it
-    begins when all are there, and all load torch at the same time."""
+    """Wait until every learner has loaded torch, which this process does meanwhile.
+
+    Joining waits inside torch, where neither a signal nor the death of a learner is noticed.
+    """
     import rlflame.learning.parallel.torch_process_group  # noqa: F401
 
     deadline = time.monotonic() + JOIN_TIMEOUT_S
-    with selectors.DefaultSelector() as selector:
-        for rank, process in processes.items():
-            selector.register(process.answers, selectors.EVENT_READ, rank)
-        while pending := selector.get_map():
-            if time.monotonic() > deadline:
-                first = min(key.data for key in pending.values())
-                raise LearnerFailure(f"Learner {first} did not load within {JOIN_TIMEOUT_S:g} s.")
-            for key, _ in selector.select(0.2):
-                try:
-                    processes[key.data].receive()
-                except EOFError as error:
-                    raise LearnerFailure("A learner has ended before it could join.") from error
-                selector.unregister(key.fileobj)
+    pending = {process.channel: rank for rank, process in processes.items()}
+    while pending:
+        if time.monotonic() > deadline:
+            first = min(pending.values())
+            raise LearnerFailure(f"Learner {first} did not load within {JOIN_TIMEOUT_S:g} s.")
+        for channel in wait(pending, _POLL_S):
+            try:
+                if channel.receive_all():
+                    del pending[channel]
+            except (EOFError, ProtocolError) as error:
+                raise LearnerFailure("A learner has ended before it could join.") from error
 
 
 @contextmanager
@@ -207,36 +197,14 @@ def _join_group(
     join_timeout_s: float,
     shared: SharedFile | None = None,
 ) -> Iterator[tuple[ProcessGroup, LivenessMonitor]]:
-    from rlflame.experiment.learners.liveness import (
-        FileRendezvous,
-        LivenessMonitor,
-        make_torchrun_rendezvous,
-    )
+    from rlflame.experiment.learners.liveness import FileRendezvous, join_group
     from rlflame.learning.parallel.process_group import release_replicas
-    from rlflame.learning.parallel.torch_process_group import TorchProcessGroup
 
-    rendezvous: Rendezvous = (
-        make_torchrun_rendezvous() if shared is None else FileRendezvous(shared.path)
-    )
-    store = None if shared is None else rendezvous.open_store(join_timeout_s)
-    group = TorchProcessGroup(
-        *learner_rank,
-        deadline_s=runtime.learner_deadline_s,
-        join_timeout_s=join_timeout_s,
-        clock=time.monotonic,
-        store=store,
-    )
-    try:
-        yield (
-            group,
-            LivenessMonitor(
-                rendezvous, *learner_rank, join_timeout_s, lambda: group.exchange_count
-            ),
-        )
+    rendezvous = FileRendezvous(shared.path) if shared is not None else None
+    deadline_s = runtime.learner_deadline_s
+    with join_group(learner_rank, rendezvous, deadline_s, join_timeout_s) as (group, monitor):
+        yield group, monitor
         release_replicas(group)
-    finally:
-        with suppress(RuntimeError):
-            group.close()
 
 
 def _make_loopback_env() -> dict[str, str]:
@@ -248,7 +216,7 @@ def _make_loopback_env() -> dict[str, str]:
 
 
 def _explain_loss(error: LearnerFailure, processes: Mapping[int, WorkerProcess]) -> LearnerFailure:
-    """Who it was, how it ended and what it said last; those it took along are not meant."""
+    """Which learner ended first, how, and its last output."""
     exit_codes = _find_exit_codes(processes)
     deadline = time.monotonic() + _GRACE_S
     while not (exit_codes or error.hung) and time.monotonic() < deadline:
@@ -265,7 +233,7 @@ def _explain_loss(error: LearnerFailure, processes: Mapping[int, WorkerProcess])
 
 
 def _find_exit_codes(processes: Mapping[int, WorkerProcess]) -> dict[int, int]:
-    """The exit codes of those that ended by themselves."""
+    """The exit codes of learners that did not end because of another one."""
     codes = {rank: process.terminate() for rank, process in processes.items() if process.has_exited}
     return {rank: code for rank, code in codes.items() if code != LOST_EXIT_CODE}
 
@@ -273,18 +241,16 @@ def _find_exit_codes(processes: Mapping[int, WorkerProcess]) -> dict[int, int]:
 def _add_learner_names(
     error: LearnerFailure, pids: Mapping[int, int], size: int, deadline_s: float
 ) -> LearnerFailure:
-    """The same, with the names of those who are to blame."""
+    """The same error with the learners that are late, if they are known."""
     from rlflame.learning.parallel.torch_process_group import format_timeout
 
     if not pids:
         return error
-    have = "has" if len(pids) == 1 else "have"
-    reason = format_timeout(deadline_s) if error.hung else "has ended."
-    failure = LearnerFailure(
-        f"{_format_learners(pids, size)} {reason.replace('has', have, 1)}", detail=error.detail
+    verb = "has" if len(pids) == 1 else "have"
+    reason = format_timeout(deadline_s, verb) if error.hung else f"{verb} ended."
+    return LearnerFailure(
+        f"{_format_learners(pids, size)} {reason}", detail=error.detail, hung=error.hung
     )
-    failure.hung = error.hung
-    return failure
 
 
 def _format_learners(pids: Mapping[int, int], size: int) -> str:

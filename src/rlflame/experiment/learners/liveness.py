@@ -1,9 +1,7 @@
-"""Where learners meet, and how the first asks who of them is well once an exchange has failed.
+"""Where learners meet, and how the first finds the one that hangs once an exchange has failed.
 
-Each has a thread that waits for the question, on a connection that is nobody's exchange: a learner
-that waits for another answers, and one that hangs in its own arithmetic says by the number of
-exchanges it has come to that it is behind. Must not know: who started the processes, what is
-exchanged.
+Each has a thread that waits for the question on its own connection. A learner that waits for
+another one answers, and the number of its exchanges tells whether it is behind.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
@@ -24,7 +22,9 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
+from rlflame.config.torchrun import LearnerRank
 from rlflame.errors import LearnerFailure
+from rlflame.learning.parallel.torch_process_group import TorchProcessGroup
 
 #: Longer than any run.
 _ENDLESS = timedelta(days=365)
@@ -37,24 +37,23 @@ class Rendezvous(Protocol):
 
     @property
     def attempt(self) -> str:
-        """What tells those apart who begin again at one place."""
+        """Tells the restarts of torchrun at one place apart."""
 
     def open_store(self, timeout_s: float) -> Store:
-        """A new connection: one that waits is of no use for anything else."""
+        """A new connection: one that waits serves nothing else."""
 
     def wait_for(self, key: str, store: Store) -> None:
-        """Return once the key is there; a RuntimeError where nobody can set it any more."""
+        """Return once the key is there; RuntimeError where it can never be set."""
 
 
 class TcpRendezvous(NamedTuple):
-    """A port that all learners know; `attempt` tells those apart who begin again at one port."""
+    """A port that all learners know."""
 
     host: str
     port: int
     attempt: str = "0"
 
     def open_store(self, timeout_s: float) -> Store:
-        """A new connection: one that waits is of no use for anything else."""
         return TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
     def wait_for(self, key: str, store: Store) -> None:
@@ -73,8 +72,8 @@ class FileRendezvous(NamedTuple):
         return store
 
     def wait_for(self, key: str, store: Store) -> None:
-        """Look only when the file has grown: a look locks it, and whoever is stopped in the middle
-        of one keeps all others from writing."""
+        """Look only when the file has grown: a look locks it, and a learner that is stopped during
+        one keeps all others from writing."""
         size = -1
         while True:
             current_size = os.stat(self.path).st_size
@@ -93,8 +92,8 @@ def make_torchrun_rendezvous(environment: Mapping[str, str] = os.environ) -> Tcp
 
 
 def await_learners(rendezvous: Rendezvous, rank: int, size: int, timeout_s: float) -> None:
-    """Wait until all are there. What comes after waits inside torch, where no signal is heard; and
-    whom a signal has ended is waited for there all the same."""
+    """Wait until all learners are there. What follows waits inside torch, which hears no signal and
+    also waits for a learner that a signal has ended."""
     try:
         store = PrefixStore(f"rlflame/{rendezvous.attempt}/there", rendezvous.open_store(timeout_s))
         store.set(str(rank), "")
@@ -114,8 +113,35 @@ def await_learners(rendezvous: Rendezvous, rank: int, size: int, timeout_s: floa
         raise LearnerFailure(f"The {size} learners did not come together: {error}") from error
 
 
+@contextlib.contextmanager
+def join_group(
+    learner_rank: LearnerRank, rendezvous: Rendezvous | None, deadline_s: float, timeout_s: float
+) -> Iterator[tuple[TorchProcessGroup, LivenessMonitor]]:
+    """The group of all learners, and the monitor beside it; at torchrun's place by default."""
+    group = TorchProcessGroup(
+        *learner_rank,
+        deadline_s=deadline_s,
+        join_timeout_s=timeout_s,
+        clock=time.monotonic,
+        store=rendezvous.open_store(timeout_s) if rendezvous is not None else None,
+    )
+    try:
+        yield (
+            group,
+            LivenessMonitor(
+                rendezvous or make_torchrun_rendezvous(),
+                *learner_rank,
+                timeout_s,
+                lambda: group.exchange_count,
+            ),
+        )
+    finally:
+        with contextlib.suppress(RuntimeError):
+            group.close()
+
+
 class LearnerProcess(NamedTuple):
-    """A process that learns, and where its number means something."""
+    """A process that learns, and the machine or container where its id is valid."""
 
     pid: int
     machine: str
@@ -129,7 +155,7 @@ class LearnerProcess(NamedTuple):
 
 
 class LivenessMonitor:
-    """One learner's part in it; `exchanges` says how many it has come to."""
+    """Asks the other learners, or answers; `exchanges` returns how many this one has made."""
 
     def __init__(
         self,
@@ -152,20 +178,20 @@ class LivenessMonitor:
             raise LearnerFailure(f"The {size} learners did not come together: {error}") from error
 
     def start_answering(self, on_answer: Callable[[], None]) -> None:
-        """Answer from now on, when the first learner asks."""
+        """Answer in a thread when the first learner asks."""
 
         def listen() -> None:
             try:
                 self._rendezvous.wait_for("asked", self._query_store)
             except (OSError, RuntimeError):
-                return  # whoever could ask is gone
+                return  # the first learner is gone
             self._answer(self._exchanges())
             on_answer()
 
         threading.Thread(target=listen, name="rlflame-roll-call", daemon=True).start()
 
     def report_exit(self, *, healthy: bool) -> None:
-        """Answer before anybody asks: this learner ends, because of another or by itself."""
+        """Answer in advance that this learner ends: because of another one if it is healthy."""
         self._answer(self._exchanges() if healthy else _ENDED)
 
     def _answer(self, exchanges: int) -> None:
@@ -175,7 +201,7 @@ class LivenessMonitor:
     def find_late_ranks(
         self, timeout_s: float, is_over: Callable[[], bool] = lambda: False
     ) -> Sequence[int]:
-        """Those who say nothing within the time; if there are none, those who are most behind."""
+        """The ranks without an answer within the time; else those that are furthest behind."""
         answers: dict[int, int] = {}
         deadline = time.monotonic() + timeout_s
         try:
@@ -190,7 +216,7 @@ class LivenessMonitor:
                         answers[rank] = int(self._store.get(f"well/{rank}"))
                 time.sleep(_POLL_S)
         except RuntimeError:
-            return ()  # the meeting is over, and nobody can be asked
+            return ()  # the store is gone
         silent = [rank for rank in self._other_ranks if rank not in answers]
         lowest, own_exchanges = min(answers.values(), default=0), self._exchanges()
         behind = [

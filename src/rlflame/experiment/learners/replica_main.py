@@ -1,8 +1,6 @@
 """A learner that is not the first: joins, does as rank 0 does, and ends with it.
 
-`python -m rlflame.experiment.learners.replica_main N` is what the first learner starts here, spoken
-to as a worker is; under torchrun each process but one of `rlflame train` comes here. Must not know:
-fleets, files, environments, who watches.
+The first learner starts this module; under torchrun every other process of `rlflame train` runs it.
 """
 
 from __future__ import annotations
@@ -10,26 +8,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from rlflame.config import torchrun
 from rlflame.config.torchrun import LearnerRank
 from rlflame.errors import LearnerFailure, LearningError
 from rlflame.experiment.learners.launcher import JOIN_TIMEOUT_S, LOST_EXIT_CODE
 from rlflame.learning.parallel.process_group import ProcessGroup
-from rlflame.rollout import blas, wire
-from rlflame.rollout.process.worker_main import (
-    HEADER,
-    FrameKind,
-    die_with_parent,
-    read_frame,
-    read_parent_pid,
-)
+from rlflame.rollout import blas
+from rlflame.rollout.process.channel import MessageKind
+from rlflame.rollout.process.parent_channel import ParentChannel
 
 if TYPE_CHECKING:
     from rlflame.experiment.learners.liveness import LivenessMonitor, Rendezvous
@@ -42,14 +34,15 @@ def run_replica(
     rendezvous: Rendezvous | None = None,
     on_answer: Callable[[], None] = lambda: None,
 ) -> None:
-    """Join the others, where torchrun says if not at a `meeting`; learn what is learned, and follow
-    to the end. `answered` once the first learner has asked who is well: then the run is over."""
+    """Join the other learners, at torchrun's place by default, and learn until the first lets go.
+
+    `on_answer` is called once this learner has answered that it is alive: then the run is over.
+    """
     from rlflame.experiment.learners.liveness import (
-        LivenessMonitor,
         await_learners,
+        join_group,
         make_torchrun_rendezvous,
     )
-    from rlflame.learning.parallel.torch_process_group import TorchProcessGroup
 
     if rendezvous is None and torchrun.has_agent_store():
         # Until all are there each can still be ended alone, as by the Ctrl-C that all hear.
@@ -57,31 +50,16 @@ def run_replica(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The first learner decides when it is over: it lets an update finish, and saves.
         signal.signal(number, signal.SIG_IGN)
-    store = rendezvous.open_store(JOIN_TIMEOUT_S) if rendezvous is not None else None
-    group = TorchProcessGroup(
-        *learner_rank,
-        deadline_s=JOIN_TIMEOUT_S,
-        join_timeout_s=JOIN_TIMEOUT_S,
-        clock=time.monotonic,
-        store=store,
-    )
-    try:
-        monitor = LivenessMonitor(
-            rendezvous or make_torchrun_rendezvous(),
-            *learner_rank,
-            JOIN_TIMEOUT_S,
-            lambda: group.exchange_count,
-        )
+    timeout_s = JOIN_TIMEOUT_S
+    with join_group(learner_rank, rendezvous, timeout_s, timeout_s) as (group, monitor):
         monitor.start_answering(on_answer)
         with _report_exit(monitor):
             learn(group)
-    finally:
-        group.close()
 
 
 @contextmanager
 def _report_exit(monitor: LivenessMonitor) -> Iterator[None]:
-    """Whoever ends says whether it was by itself, or because of another."""
+    """Report whether this learner ends by itself, or because of another."""
     try:
         yield
     except LearnerFailure:
@@ -130,31 +108,25 @@ def run_under_torchrun(learner_rank: LearnerRank) -> int:
 
 
 def _exit_soon() -> None:
-    """Also where this learner's own thread hangs, which torchrun would wait for."""
+    """End even where this learner's own thread hangs, which torchrun would wait for."""
     time.sleep(_GRACE_S)
     _exit(LOST_EXIT_CODE)
 
 
 def main() -> None:
-    """`python -m rlflame.experiment.learners.replica_main ANSWERS`: one answer, that torch is
-    loaded; and the end of the pipe that it hears is its own."""
-    die_with_parent(read_parent_pid())
-    answers = int(sys.argv[1])
-    os.set_inheritable(answers, False)
-    requests = os.fdopen(os.dup(0), "rb")
-    frame = read_frame(requests)
-    if frame is None:
-        return
-    message = wire.decode(frame[1])
-    threading.Thread(target=_watch_parent, args=(requests,), daemon=True).start()
+    """`python -m rlflame.experiment.learners.replica_main ANSWERS PARENT`.
+
+    One answer, that torch is loaded; and the end of the parent's pipe is the end of this process.
+    """
+    channel = ParentChannel.open()
+    order = channel.receive_order()
+    channel.start_listening()
     try:
         import rlflame.learning.parallel.torch_process_group  # noqa: F401
         from rlflame.experiment.learners.liveness import FileRendezvous
 
-        os.write(answers, HEADER.pack(FrameKind.HELLO, 0))
-        run_replica(
-            LearnerRank(message["rank"], message["size"]), FileRendezvous(message["meeting"])
-        )
+        channel.send(MessageKind.HELLO)
+        run_replica(LearnerRank(order["rank"], order["size"]), FileRendezvous(order["meeting"]))
     except LearnerFailure:
         _exit(LOST_EXIT_CODE)
     except BaseException:
@@ -163,15 +135,8 @@ def main() -> None:
     _exit(0)
 
 
-def _watch_parent(requests: BinaryIO) -> None:
-    """This process is gone when the pipe of its parent closes, however that went."""
-    while read_frame(requests) is not None:
-        pass
-    os._exit(LOST_EXIT_CODE)
-
-
 def _exit(code: int) -> None:
-    """At once: threads of torch have nothing to put in order."""
+    """End at once, without waiting for torch's threads."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

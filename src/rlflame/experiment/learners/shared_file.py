@@ -1,7 +1,7 @@
-"""The file where the learners meet that one process starts on its own machine.
+"""The file where the learners of one machine meet.
 
 Other users can reach a port of this machine, but not this file. On Linux it has no name: the
-learners inherit it, and it is gone with the last of them. Must not know: what is written into it.
+learners inherit it, and it is gone with the last of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-#: Descriptors that no other file of this process is given, because the lowest free ones come first.
+#: Descriptors that no other file of this process gets: the lowest free ones are given out first.
 _numbers = itertools.cycle(range(512, 960))
 
 

@@ -1,8 +1,7 @@
-"""The process of one seed: trains it as a lone run is trained, and says what happens.
+"""The process of one seed: trains it as a single run, and reports events and the end.
 
-After its `order` it hears `stop` and what a fleet that is lent answers; it says `show_event`, then
-`show_result`, `failed` or `broken`, and what it asks of such a fleet.
-Must not know: other seeds, display.
+After its order it receives STOP and the answers of a shared fleet. It sends EVENTs, then RESULT,
+FAILED or BROKEN, and its requests to such a fleet.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rlflame.config import resolve
 from rlflame.config.module_trust import allow_modules
@@ -31,7 +31,8 @@ from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet
 from rlflame.fleet.remote import RemoteFleet
 from rlflame.rollout.envs import user_code
-from rlflame.rollout.process.parent_channel import Message, ParentChannel, exit_with_group
+from rlflame.rollout.process.channel import MessageKind
+from rlflame.rollout.process.parent_channel import ParentChannel, exit_with_group
 from rlflame.rollout.spec import TaskPosition
 from rlflame.training.stop_signal import SignalStop
 
@@ -42,9 +43,7 @@ def main() -> None:
     """`python -m rlflame.experiment.sweep.seed_main ANSWERS`, where ANSWERS is an open
     descriptor."""
     channel = ParentChannel.open()
-    order = channel.receive()
-    if order is None:
-        return
+    order = channel.receive_order()
     with SignalStop() as stop:
         try:
             _train(order, channel, stop)
@@ -66,14 +65,14 @@ def main() -> None:
         except OSError as error:
             _report_failure(channel, from_os_error(error))
         except BaseException:  # a bug, but an answer all the same
-            channel.send("broken", traceback=traceback.format_exc())
+            channel.send(MessageKind.BROKEN, {"traceback": traceback.format_exc()})
 
 
-def _train(order: Message, channel: ParentChannel, stop: SignalStop) -> None:
+def _train(order: Mapping[str, Any], channel: ParentChannel, stop: SignalStop) -> None:
     user_code.load_from_environment()
     allow_modules(order["modules"])
     config = resolve.validate_config(order["config"])
-    show = JsonDisplay(write=lambda text: channel.send("event", text=text))
+    show = JsonDisplay(write=lambda text: _send_event(channel, text))
     counts = EventCounter(show.show_fleet_event)
     with _open_fleet(order["fleet"], config, counts, channel) as fleet:
         if order["resume"]:
@@ -88,28 +87,29 @@ def _train(order: Message, channel: ParentChannel, stop: SignalStop) -> None:
                 fleet=fleet, show=show, stop=stop, counts=counts, shared=True,
             )  # fmt: skip
     show.show_result(result)
-    channel.send("ended", complete=result.complete)
+    channel.send(MessageKind.RESULT, {"complete": result.complete})
+
+
+def _send_event(channel: ParentChannel, text: str) -> None:
+    channel.send(MessageKind.EVENT, {"text": text})
 
 
 def _report_failure(channel: ParentChannel, error: RlflameError) -> None:
-    channel.send(
-        "failed", message=error.message, hint=error.hint, detail=error.detail,
-        exit_code=error.exit_code,
-    )  # fmt: skip
+    channel.send(MessageKind.FAILED, error.as_dict())
 
 
 @contextmanager
 def _open_fleet(
-    order: Message, config: RunConfig, counts: EventCounter, channel: ParentChannel
+    order: Mapping[str, Any], config: RunConfig, counts: EventCounter, channel: ParentChannel
 ) -> Iterator[Fleet]:
-    """In this process; worker processes of its own where there are cores to spare; or the job's."""
+    """In this process, in worker processes where there are cores to spare, or the sweep's."""
     if order["kind"] == "lent":
         remote_fleet = RemoteFleet(channel, order["name"], order["capacity"])
         channel.start_listening(remote_fleet.receive)
         with remote_fleet:
             yield remote_fleet
         return
-    channel.start_listening(lambda message: None)
+    channel.start_listening()
     if order["kind"] == "inline":
         with factory.make_inline_fleet(counts) as inline:
             _watch_env(lambda: inline.current_position, config.runtime.step_deadline_s, channel)

@@ -25,7 +25,6 @@ from rlflame.fleet import factory
 from rlflame.fleet.base import Fleet
 from rlflame.learning.factory import count_blas_threads
 from rlflame.rollout import machine
-from rlflame.rollout.process.parent_channel import Message
 from rlflame.storage import run_reader, safetensors_file
 from rlflame.storage.machine_memory import PROCESS_BYTES, measure_available_bytes
 from rlflame.storage.run_dir import RunFolder, is_locked, report_disk_errors
@@ -217,15 +216,14 @@ def _split_resources(
 
 def _make_order(
     sweep: Sweep, status: SeedStatus, folder: Path, resources: SweepResources, fleet: Fleet | None
-) -> Message:
+) -> dict[str, Any]:
     """The first message to the process of a seed."""
     workers = resources.workers_per_seed
-    place: Message = {"kind": "local" if workers else "inline", "workers": workers}
+    place: dict[str, Any] = {"kind": "local" if workers else "inline", "workers": workers}
     if fleet is not None:
         place = {"kind": "lent", "name": fleet.name, "capacity": fleet.capacity}
     recipe = status.checkpoint.recipe if status.checkpoint is not None else sweep.config
     return {
-        "what": "order",
         "config": sweep.make_seed_config(status.seed, folder).model_dump(mode="json"),
         "preset": sweep.preset,
         "init_from": sweep.init_from,

@@ -266,7 +266,7 @@ class Scheduler:
             self.breaker.record_failure(now)
             failures, is_tripped = self.breaker.failures, self.breaker.is_tripped(now)
             for job in attempt.jobs:
-                job.losses += 1
+                job.failures["loss"] += 1
         if is_tripped:
             diagnosis = diagnose_failures(self._client, self.starter.wait().session, reason)
             with self.board.lock:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import socket
 import threading
 import time
@@ -24,8 +23,8 @@ import rlflame
 from rlflame.fleet.flame.object_cache import make_array, read_object, view_array
 from rlflame.rollout import blas, wire
 from rlflame.rollout.envs import user_code
-from rlflame.rollout.process.worker_main import FrameKind
-from rlflame.rollout.process.worker_process import ProtocolError, WorkerProcess, describe_exit
+from rlflame.rollout.process.channel import MessageKind, ProtocolError
+from rlflame.rollout.process.worker_process import WorkerProcess, describe_exit
 
 AnswerKind = Literal["result", "broken", "died", "hung", "no_policy", "cancelled"]
 
@@ -136,13 +135,13 @@ class Service:
             weights = _fetch_policy(endpoint, key)
             if weights is None:
                 return "no_policy", b"", {}
-            child.send(FrameKind.POLICY, weights)
+            child.channel.send_bytes(MessageKind.POLICY, weights)
         self._policies[policy] = None
         self._policies.move_to_end(policy)
         while len(self._policies) > _MAX_POLICIES:
             old, _ = self._policies.popitem(last=False)
-            child.send(FrameKind.FORGET, wire.encode({"id": old}))
-        child.send(FrameKind.TASK, task)
+            child.channel.send(MessageKind.FORGET, {"id": old})
+        child.channel.send_bytes(MessageKind.TASK, task)
         return self._wait_for_answer(child, lease)
 
     def _wait_for_answer(
@@ -153,21 +152,21 @@ class Service:
         moved_at = time.monotonic()
         while True:
             try:
-                frames = [
-                    (kind, payload, _decode_message(kind, payload))
-                    for kind, payload in self._read_frames(child)
-                ]
-            except ProtocolError as error:
-                return self._make_death_answer(position, f"sent {error}")
-            for kind, payload, message in frames:
-                if kind is FrameKind.RESULT:
-                    return "result", payload, {"printed": child.read_output()}
-                if kind is FrameKind.BROKEN:
-                    return "broken", b"", {**message, "printed": child.read_output()}
-                new_position = [message["slot"], message["row"], message["seed"], message["step"]]
+                message = child.channel.receive(_TICK_S)
+                if message.kind is MessageKind.RESULT:
+                    return "result", message.payload, {"printed": child.read_output()}
+                value = message.value
+            except TimeoutError:
+                pass
+            except (EOFError, ProtocolError) as error:
+                return self._make_death_answer(position, child.explain_loss(error))
+            else:
+                if message.kind is MessageKind.BROKEN:
+                    return "broken", b"", {**value, "printed": child.read_output()}
+                new_position = [value["slot"], value["row"], value["seed"], value["step"]]
                 if new_position != position:
                     position, moved_at = new_position, time.monotonic()
-            if child.has_exited:
+            if child.has_exited and not child.channel.poll():
                 return self._make_death_answer(position)
             now = time.monotonic()
             child.trim_output()
@@ -181,22 +180,6 @@ class Service:
                 self._close_child()
                 return "cancelled", b"", {}
 
-    def _read_frames(self, child: WorkerProcess) -> list[tuple[FrameKind, bytes]]:
-        """What the child says within a tick; meanwhile it is fed what it has not taken yet."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(child.answers, selectors.EVENT_READ)
-            if child.has_backlog:
-                selector.register(child.requests, selectors.EVENT_WRITE)
-            for key, _ in selector.select(_TICK_S):
-                if key.fd == child.requests:
-                    child.flush()
-                    continue
-                try:
-                    return child.receive()
-                except (BlockingIOError, EOFError):
-                    return []
-        return []
-
     def _ensure_child(self) -> WorkerProcess | None:
         """A child that has said hello, or None if none would start."""
         if self._child is not None and not self._child.has_exited:
@@ -204,12 +187,14 @@ class Service:
         self._close_child()
         child = self._child = WorkerProcess(environment=self._environment)
         deadline = time.monotonic() + _START_DEADLINE_S
-        with contextlib.suppress(ProtocolError):
-            while time.monotonic() < deadline and not child.has_exited:
-                for kind, payload in self._read_frames(child):
-                    if kind is FrameKind.HELLO:
-                        self._hello = _decode_message(kind, payload)
-                        return child
+        while time.monotonic() < deadline and not child.has_exited:
+            try:
+                self._hello = child.channel.receive(_TICK_S).value
+                return child
+            except TimeoutError:
+                continue
+            except (EOFError, ProtocolError) as error:
+                child.explain_loss(error)
         return None
 
     def _make_death_answer(
@@ -228,17 +213,6 @@ class Service:
             self._child.terminate()
         self._child = None
         self._policies.clear()
-
-
-def _decode_message(kind: FrameKind, payload: bytes) -> dict[str, Any]:
-    """A child's small talk; its results are for whoever asked."""
-    if kind is FrameKind.RESULT:
-        return {}
-    try:
-        message: dict[str, Any] = wire.decode(payload)
-    except wire.WireError as error:
-        raise ProtocolError(f"a damaged frame ({error})") from error
-    return message
 
 
 class _LeaseReader:

@@ -54,7 +54,7 @@ class WorkerRegistry:
         if is_known:
             return
         if not has_excess:
-            self._observer(FleetEvent("workers", "", 0, str(count), count))
+            self._observer(FleetEvent.of_workers(count))
         self._compare(worker, read_versions())
 
     def _compare(self, worker: dict[str, Any], local: dict[str, str]) -> None:

@@ -1,73 +1,146 @@
-"""The two pipes between a process and a `WorkerProcess` that it started, as the latter sees them.
-
-Messages are plain values in `wire`'s bytes, each with a word, `what`, that says what it is, in the
-frames of `rollout.child`; the first is an `order`, and a `stop` is heard as a signal. When the
-other end of the pipe closes, this process ends, whatever it does just then. Must not know: what is
-trained or measured, what fleets do.
-"""
+"""The child's end of a `Channel`: a child hears its parent here, and ends with it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any, NoReturn
 
-from .. import wire
-from .worker_main import HEADER, FrameKind, kill_group_with_process, open_pipes, read_frame
+from .channel import HEADER, Channel, Message, MessageKind
 
-Message = dict[str, Any]
+BEAT_S = 0.5
+#: Of linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
 
 
-class ParentChannel:
-    """What the process that was started hears and says."""
-
-    def __init__(self, requests: BinaryIO, answers: int) -> None:
-        self._requests = requests
-        self._answers = answers
-        self._lock = threading.Lock()
+class ParentChannel(Channel):
+    """Sends from any thread, and waits for room in the pipe when it does."""
 
     @classmethod
     def open(cls) -> ParentChannel:
-        """Of this process: requests on standard input, answers on the descriptor it was told."""
-        requests, answers = open_pipes()
+        """The channel of this process: it reads standard input, and writes to the descriptor that
+        the command line names. From here on this process ends with its parent."""
+        die_with_parent(read_parent_pid())
+        answers = int(sys.argv[1])
+        os.set_inheritable(answers, False)
+        # Programs that are started here must not read the parent's messages.
+        requests = os.dup(0)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
         kill_group_with_process()
         return cls(requests, answers)
 
-    def send(self, message_type: str, **values: Any) -> None:
-        payload = wire.encode({"what": message_type, **values})
-        data = memoryview(HEADER.pack(FrameKind.RESULT, len(payload)) + payload)
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        super().__init__(read_fd, write_fd)
+        os.set_blocking(write_fd, True)
+
+    def send_bytes(self, kind: MessageKind, payload: bytes | memoryview) -> None:
         try:
             with self._lock:
-                while data:
-                    data = data[os.write(self._answers, data) :]
+                for part in (HEADER.pack(kind, len(payload)), payload):
+                    view = memoryview(part)
+                    while view:
+                        view = view[os.write(self._write_fd, view) :]
         except OSError:
             exit_with_group()
 
-    def receive(self) -> Message | None:
-        """The next message; None when there is nobody to send one."""
-        frame = read_frame(self._requests)
-        return None if frame is None else wire.decode(frame[1])
+    def receive_order(self) -> Any:
+        """The value of the first message. Without a parent to send one, this process ends."""
+        try:
+            return self.receive().value
+        except EOFError:
+            exit_with_group()
 
-    def start_listening(self, handle: Callable[[Message], None]) -> None:
-        """Hear all that comes, from now on, in a thread; a stop reaches the main one as a signal
-        would from outside."""
+    def start_listening(self, handle: Callable[[Message], None] = lambda message: None) -> None:
+        """Receive in a thread from now on.
+
+        A STOP reaches the main thread as SIGTERM. The end of the parent's pipe ends this process.
+        """
         main_thread_id = threading.get_ident()
 
         def listen() -> None:
-            while (message := self.receive()) is not None:
-                if message["what"] == "stop":
+            for message in self:
+                if message.kind is MessageKind.STOP:
                     signal.pthread_kill(main_thread_id, signal.SIGTERM)
                 else:
                     handle(message)
             exit_with_group()
 
-        threading.Thread(target=listen, name="rlflame-line", daemon=True).start()
+        threading.Thread(target=listen, name="rlflame-parent", daemon=True).start()
 
 
-def exit_with_group() -> None:
-    """Nobody listens any more: go, with all that this process has started."""
+def exit_with_group() -> NoReturn:
+    """End this process, whose parent is gone, with everything that it has started."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
+
+
+def read_parent_pid() -> int:
+    """The process id that the parent wrote behind ANSWERS; without it, the parent of this moment.
+
+    A parent that is gone before this process can ask for its own parent has already been replaced.
+    """
+    return int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid()
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process with its parent, even while it is stopped or holds the interpreter lock.
+
+    A process in that state does not see a pipe close, so the kernel has to end it. It does so when
+    the parent's *thread* ends that started this process: see `worker_process`. Only Linux has such
+    a signal; elsewhere the pipes are all there is.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the call, which then does nothing
+            exit_with_group()
+
+
+#: The shell that waits is no child of the worker: an environment may wait for all of its children.
+_KILL_GROUP = "exec 3<&0; (trap '' HUP INT TERM; read nothing <&3; kill -KILL 0) &"
+
+
+def kill_group_with_process() -> None:
+    """End the programs that environments start here when this process is killed.
+
+    A killed process cannot end them itself. So once there is a first one, a shell in the same
+    process group waits for the end of a pipe that only this process holds. A program that is
+    less than half a second old is not seen yet.
+    """
+    if sys.platform == "linux" and os.getpgrp() == os.getpid():
+        threading.Thread(target=_watch_for_programs, name="rlflame-programs", daemon=True).start()
+
+
+def _watch_for_programs() -> None:
+    import subprocess
+
+    pause = threading.Event()
+    while not _has_children():
+        pause.wait(BEAT_S)
+    with contextlib.suppress(OSError):
+        shell = subprocess.Popen(
+            ["/bin/sh", "-c", _KILL_GROUP],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        assert shell.stdin is not None
+        # A forked program would hold the pipe open after this process.
+        os.register_at_fork(after_in_child=shell.stdin.close)
+        shell.wait()
+
+
+def _has_children() -> bool:
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:
+            if file.read().strip():
+                return True
+    return False

@@ -1,39 +1,44 @@
-"""One worker process as its parent sees it: frames out, frames in, what it printed, how it ended.
+"""A child process as its parent sees it: a channel, what it printed, how it ended.
 
-Nothing here waits for the process except `terminate`. Must not know: tasks, retries, deadlines.
+Nothing here waits for the process except `terminate`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from ..search_path import make_child_path
-from .lasting_thread import run_in_lasting_thread
-from .worker_main import HEADER, FrameKind
+from .channel import Channel, ProtocolError
 
-_PIPE_BYTES = 1 << 20
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from typing import Any
+
+    CallQueue = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]
+
+T = TypeVar("T")
+
 _TAIL_BYTES = 4000
 _OUTPUT_LIMIT_BYTES = 1 << 20
 #: For the last of the output, which a process in another session may hold open.
 _RELAY_TIMEOUT_S = 1.0
-
-
-class ProtocolError(Exception):
-    """Bytes arrived that are no frame: something else in that process writes to its pipe."""
+#: For a process whose pipe is closed to end by itself.
+_EXIT_GRACE_S = 5.0
 
 
 class WorkerProcess:
-    """A running `rlflame.rollout.process.worker_main`, or another module that speaks as it does.
+    """A running `rlflame.rollout.process.worker_main`, or another module with a `ParentChannel`.
 
-    Leader of a session of its own. `inherited` are descriptors that it has under the same numbers.
+    It leads a session, and has the `inherited_fds` under the same numbers.
     """
 
     def __init__(
@@ -46,43 +51,38 @@ class WorkerProcess:
     ) -> None:
         self._output = tempfile.TemporaryFile("ab+", buffering=0)  # noqa: SIM115
         self._output_tail = b""
-        self._received = bytearray()
-        self._unsent: deque[memoryview] = deque()
         self._exit_code: int | None = None
-        self.answers, write = os.pipe()
-        self._relay = OutputRelay() if show_output else None
-        output = self._relay.descriptor if self._relay is not None else self._output
         if environment is None:
-            from .. import blas  # loads numpy, which whoever begins early does without
+            from .. import blas  # loads numpy, which a process that is started early does without
 
             environment = blas.make_child_environment()
+        variables = {**os.environ, **environment, "PYTHONPATH": make_child_path()}
+        self._relay = OutputRelay() if show_output else None
+        output = self._relay.descriptor if self._relay is not None else self._output
+        requests, write_fd = os.pipe()
+        read_fd, answers = os.pipe()
+        self.channel = Channel(read_fd, write_fd)
         try:
-            variables = {**os.environ, **environment, "PYTHONPATH": make_child_path()}
             self._process = run_in_lasting_thread(
                 lambda: subprocess.Popen(
-                    [sys.executable, "-P", "-u", "-m", module, str(write), str(os.getpid())],
-                    bufsize=0,
-                    stdin=subprocess.PIPE,
+                    [sys.executable, "-P", "-u", "-m", module, str(answers), str(os.getpid())],
+                    stdin=requests,
                     stdout=output,
                     stderr=output,
-                    pass_fds=(write, *inherited_fds),
+                    pass_fds=(answers, *inherited_fds),
                     env=variables,
                     start_new_session=True,
                 )
             )
         except BaseException:
             self._output.close()
-            os.close(self.answers)
+            self.channel.close()
             raise
         finally:
-            os.close(write)
+            os.close(requests)
+            os.close(answers)
             if self._relay is not None:
                 self._relay.start()
-        assert self._process.stdin is not None
-        self.requests = self._process.stdin.fileno()
-        for pipe in (self.answers, self.requests):
-            os.set_blocking(pipe, False)
-            _enlarge_pipe(pipe)
 
     @property
     def pid(self) -> int:
@@ -92,63 +92,14 @@ class WorkerProcess:
     def has_exited(self) -> bool:
         return self._process.poll() is not None
 
-    @property
-    def has_backlog(self) -> bool:
-        """Whether something is waiting for room in the pipe."""
-        return bool(self._unsent)
-
-    def send(self, kind: FrameKind, payload: bytes) -> None:
-        """Queue a frame and write what the pipe takes now; a dead process is noticed elsewhere."""
-        self._unsent.append(memoryview(HEADER.pack(kind, len(payload))))
-        self._unsent.append(memoryview(payload))
-        self.flush()
-
-    def flush(self) -> None:
-        while self._unsent:
-            try:
-                count = os.write(self.requests, self._unsent[0])
-            except BlockingIOError:
-                return
-            except OSError:
-                self._unsent.clear()
-                return
-            rest = self._unsent[0][count:]
-            if rest:
-                self._unsent[0] = rest
-            else:
-                self._unsent.popleft()
-
-    def receive(self) -> list[tuple[FrameKind, bytes]]:
-        """Frames that have arrived whole.
-
-        Raises BlockingIOError when nothing has come, EOFError when nothing can come any more.
-        """
-        data = os.read(self.answers, _PIPE_BYTES)
-        if not data:
-            raise EOFError
-        self._received += data
-        frames = []
-        while len(self._received) >= HEADER.size:
-            number, length = HEADER.unpack_from(self._received)
-            try:
-                kind = FrameKind(number)
-            except ValueError as error:
-                raise ProtocolError(f"a frame of unknown kind {number}") from error
-            end = HEADER.size + length
-            if len(self._received) < end:
-                break
-            frames.append((kind, bytes(memoryview(self._received)[HEADER.size : end])))
-            del self._received[:end]
-        return frames
-
     def trim_output(self) -> None:
-        """Keep the end of what a talkative environment prints, not all of it."""
+        """Keep the end of what the process prints, and not all of it."""
         if os.fstat(self._output.fileno()).st_size > _OUTPUT_LIMIT_BYTES:
             self._output_tail = self._read_tail()
             os.ftruncate(self._output.fileno(), 0)
 
     def read_output(self) -> str:
-        """The end of what the process has printed so far; also after it was retired."""
+        """The end of what the process has printed so far; also after it was terminated."""
         tail = self._output_tail if self._output.closed else self._read_tail()
         return tail.decode("utf-8", "replace")
 
@@ -159,18 +110,11 @@ class WorkerProcess:
             -_TAIL_BYTES:
         ]
 
-    def close_pipe(self) -> None:
-        """Close the pipe that the process reads: an idle one ends by itself."""
-        self._unsent.clear()
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-
     def terminate(self, grace_s: float = 0.0) -> int:
         """Reap the process and all that it started; its exit code. May be called twice."""
         if self._exit_code is not None:
             return self._exit_code
-        self.close_pipe()
+        self.channel.close_sending()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=grace_s)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -180,8 +124,15 @@ class WorkerProcess:
             self._relay.join(_RELAY_TIMEOUT_S)
         self._output_tail = self._read_tail()
         self._output.close()
-        os.close(self.answers)
+        self.channel.close()
         return self._exit_code
+
+    def explain_loss(self, error: EOFError | ProtocolError) -> str:
+        """Why the channel raised: how the process ended, or the bytes that are no message."""
+        if isinstance(error, EOFError):
+            return describe_exit(self.terminate(_EXIT_GRACE_S))
+        self.terminate()
+        return f"sent {error}"
 
 
 class OutputRelay(threading.Thread):
@@ -208,16 +159,6 @@ class OutputRelay(threading.Thread):
                     sys.stderr.flush()
 
 
-def _enlarge_pipe(pipe: int) -> None:
-    """Room for a whole fragment where the system allows it, so that nobody need wait."""
-    import fcntl
-
-    command = getattr(fcntl, "F_SETPIPE_SZ", None)
-    if command is not None:
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(pipe, command, _PIPE_BYTES)
-
-
 def describe_exit(code: int) -> str:
     """An exit code in words."""
     if code >= 0:
@@ -232,3 +173,46 @@ def format_exit_clause(code: int) -> str:
     """The same as the end of a sentence that begins with `it`."""
     description = describe_exit(code)
     return description if code >= 0 else f"was {description}"
+
+
+_starter_lock = threading.Lock()
+_starter: threading.Thread | None = None
+_call_queue: CallQueue
+
+
+def run_in_lasting_thread(call: Callable[[], T]) -> T:
+    """The result of a call that starts a process, made in a thread that never ends.
+
+    Linux sends the parent-death signal when the *thread* ends that started the child. A worker
+    that a short-lived thread has started would be killed in the middle of its work.
+    """
+    if threading.current_thread() is threading.main_thread():
+        return call()
+    from concurrent.futures import Future  # loads logging, which the main thread does without
+
+    future: Future[T] = Future()
+    _get_call_queue().put((future, call))
+    return future.result()
+
+
+def _get_call_queue() -> CallQueue:
+    global _starter, _call_queue
+    with _starter_lock:
+        # A forked process has the object, and not the thread.
+        if _starter is None or not _starter.is_alive():
+            _call_queue = queue.SimpleQueue()
+            _starter = threading.Thread(
+                target=_run_calls, args=(_call_queue,), name="rlflame-starter", daemon=True
+            )
+            _starter.start()
+        return _call_queue
+
+
+def _run_calls(calls: CallQueue) -> None:
+    while True:
+        future, call = calls.get()
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+        del future, call  # while it waits for the next, it keeps nothing alive

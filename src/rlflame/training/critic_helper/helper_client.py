@@ -92,7 +92,7 @@ class CriticHelper:
         )
         try:
             self._connection: PeerConnection | None = PeerConnection(
-                self._process.answers, self._process.requests, self._deadline_s
+                self._process.channel, self._deadline_s
             )
             with self.catch_loss():
                 self._connection.send_message(message)

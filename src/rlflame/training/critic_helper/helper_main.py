@@ -1,8 +1,6 @@
-"""The critic helper's process: learns what the run learns, and has the critic's half of it.
+"""The critic's helper process: learns from the run's batches, and computes the critic's half.
 
-`python -m rlflame.training.critic_helper.helper_main N` is started as a worker is. It is told the
-recipe, then states and batches, and ends when the pipe from the run closes. Must not know: fleets,
-files, environments.
+It receives the recipe, then states and batches, and ends when the pipe from the run closes.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from rlflame.learning.factory import (
 )
 from rlflame.learning.parallel.process_group import from_message
 from rlflame.rollout import blas
-from rlflame.rollout.process.worker_main import open_pipes
+from rlflame.rollout.process.parent_channel import ParentChannel
 from rlflame.training.critic_helper.connection import ConnectionLost, PeerConnection
 
 
@@ -41,9 +39,9 @@ def run_critic_helper(connection: PeerConnection) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests, answers = open_pipes()
+    channel = ParentChannel.open()
     try:
-        run_critic_helper(PeerConnection(requests.fileno(), answers))
+        run_critic_helper(PeerConnection(channel))
     except (ConnectionLost, LearningError):
         os._exit(0)  # the run is over, or meets the same error and says it
 

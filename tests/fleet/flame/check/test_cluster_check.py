@@ -38,8 +38,7 @@ from rlflame.fleet.flame.check.stale_runs import (
     remove_dead_runs,
 )
 from rlflame.fleet.flame.check.workers import ExecutorReport, ProbeResult
-from rlflame.rendering.gl_backend import BACKENDS, find_install_command
-from rlflame.rendering.graphics_check import GraphicsCheck
+from rlflame.rendering.gl_backend import BACKENDS, GraphicsCheck, find_install_command
 
 
 class Time:
@@ -846,7 +845,7 @@ def test_a_file_that_can_be_read_is_said(no_flame):
 # Renderers.
 
 
-def test_renderers_that_crash_or_hang_are_told_from_those_that_draw():
+def test_renderers_that_crash_or_hang_are_told_from_those_that_draw(tmp_path, monkeypatch):
     code = """
 import os, signal, sys, time
 name = os.environ["MUJOCO_GL"]
@@ -857,7 +856,11 @@ if name == "osmesa":
 if name == "glfw":
     time.sleep(100)
 """
-    found = GraphicsCheck(code, timeout_s=1.0).make_finding()
+    (tmp_path / "trial.py").write_text(code)
+    working = "import os; assert os.environ['MUJOCO_GL'] == 'glfw'"
+    (tmp_path / "glfw_trial.py").write_text(working)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = GraphicsCheck("trial", timeout_s=1.0).make_finding()
     assert found.status == "warning"
     assert found.fixes == (find_install_command(),)
     if "osmesa" in BACKENDS:
@@ -866,7 +869,5 @@ if name == "glfw":
             "osmesa": "libOSMesa.so cannot be opened",
             "glfw": "no answer within 1 s",
         }
-    drawn = GraphicsCheck(
-        "import os; assert os.environ['MUJOCO_GL'] == 'glfw'", 30.0
-    ).make_finding()
+    drawn = GraphicsCheck("glfw_trial", 30.0).make_finding()
     assert (drawn.status, drawn.facts["works"]) == ("ok", ["glfw"])

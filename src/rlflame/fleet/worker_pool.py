@@ -1,0 +1,236 @@
+"""The worker processes of a local fleet: which job each has, and what follows a death or a hang.
+
+A worker that dies is replaced and its job given to another, which returns the same fragment. A
+worker whose environment does not answer is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rlflame.errors import FleetError
+from rlflame.rollout.process.channel import MessageKind, ProtocolError
+from rlflame.rollout.process.worker_process import WorkerProcess, describe_exit
+from rlflame.rollout.spec import TaskPosition
+
+from .base import TrafficMeter
+from .jobs import FleetJob, JobQueue
+from .retry_policy import HANG_REASON, count_death, count_hang
+
+#: Starts that may fail in a row; more where something kills them, which need not happen again.
+_START_ATTEMPTS = 3
+_KILLED_START_ATTEMPTS = 12
+START_DEADLINE_S = 120.0
+_EXIT_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """How many workers there are, and how long and how often a task is tried."""
+
+    workers: int
+    step_deadline_s: float = 60.0
+    max_retries: int = 3
+    show_output: bool = False
+    #: What workers load before there are tasks.
+    environment: str | None = None
+
+
+class WorkerHandle:
+    """A worker process, its job, and the policies that it holds."""
+
+    def __init__(self, process: WorkerProcess, meter: TrafficMeter, now: float) -> None:
+        self.process = process
+        self.hello: dict[str, str] | None = None
+        self.job: FleetJob | None = None
+        #: Where its task stood at the last beat, and when that last changed.
+        self.position: TaskPosition | None = None
+        self.moved_at = now
+        #: Between the first and the last of the messages that belong together. A thread that takes
+        #: the lock and sees this knows that Ctrl-C came in between.
+        self.is_mid_send = False
+        self.policies: set[str] = set()
+        self._meter = meter
+
+    @property
+    def idle(self) -> bool:
+        """A process that has ended is not idle: its end is not the doing of the next job."""
+        ready = self.hello is not None and self.job is None and not self.is_mid_send
+        return ready and not self.process.has_exited
+
+    @contextlib.contextmanager
+    def guard_send(self) -> Iterator[None]:
+        """Messages sent inside belong together. After an interruption `is_mid_send` stays."""
+        self.is_mid_send = True
+        yield
+        self.is_mid_send = False
+
+    def send_job(self, job: FleetJob, now: float) -> bool:
+        """Send a job, and before it the job's policy; whether the policy was new to the worker."""
+        self.job = job
+        self.moved_at, self.position = now, None
+        name = job.task.policy_id
+        is_new_policy = name not in self.policies
+        if is_new_policy:
+            self._send(MessageKind.POLICY, job.policy)
+            self.policies.add(name)
+        self._send(MessageKind.TASK, job.payload)
+        return is_new_policy
+
+    def _send(self, kind: MessageKind, payload: bytes) -> None:
+        self._meter.count_sent(len(payload))
+        self.process.channel.send_bytes(kind, payload)
+
+    def forget_policy(self, policy_id: str) -> None:
+        if policy_id in self.policies and not self.is_mid_send:
+            with self.guard_send():
+                self.policies.discard(policy_id)
+                size = self.process.channel.send(MessageKind.FORGET, {"id": policy_id})
+                self._meter.count_sent(size)
+
+    def update_position(self, position: TaskPosition, now: float) -> None:
+        if position != self.position:
+            self.position, self.moved_at = position, now
+
+
+class WorkerPool:
+    """The workers and the queue of their jobs. The dispatcher holds its lock around every call."""
+
+    def __init__(
+        self,
+        settings: PoolSettings,
+        jobs: JobQueue,
+        meter: TrafficMeter,
+        clock: Callable[[], float],
+    ) -> None:
+        self.workers: list[WorkerHandle] = []
+        self.final_error: FleetError | None = None
+        #: Every worker has said hello, or none will.
+        self.all_greeted = threading.Event()
+        self._settings = settings
+        self._jobs = jobs
+        self._meter = meter
+        self._clock = clock
+        self._policy_ids: set[str] = set()
+        self._dropped_policy_ids: list[str] = []
+        self._failed_starts = 0
+
+    def start(self, processes: Sequence[WorkerProcess]) -> None:
+        """Fill the pool, first with processes that run already."""
+        for process in processes:
+            self.workers.append(self._start_worker(process))
+        while len(self.workers) < self._settings.workers:
+            self.workers.append(self._start_worker())
+
+    def _start_worker(self, process: WorkerProcess | None = None) -> WorkerHandle:
+        process = process or WorkerProcess(show_output=self._settings.show_output)
+        worker = WorkerHandle(process, self._meter, self._clock())
+        if self._settings.environment is not None:
+            environment = {"id": self._settings.environment}
+            self._meter.count_sent(process.channel.send(MessageKind.PREPARE, environment))
+        return worker
+
+    def add_policy(self, policy_id: str) -> None:
+        """Workers may keep this policy once it was sent to them."""
+        self._policy_ids.add(policy_id)
+
+    def forget_policy(self, policy_id: str) -> None:
+        self._policy_ids.discard(policy_id)
+        # Not urgent: it goes out with the next jobs, or at the next tick.
+        self._dropped_policy_ids.append(policy_id)
+
+    def dispatch(self) -> None:
+        """Hand queued jobs to idle workers; a slot goes back to the worker that last ran it."""
+        for worker in self.workers:
+            if self._jobs and worker.idle:
+                with worker.guard_send():
+                    job = self._jobs.take(worker)
+                    self._jobs.mark_running(job)
+                    is_new_policy = worker.send_job(job, self._clock())
+                    if is_new_policy and job.task.policy_id not in self._policy_ids:
+                        self._dropped_policy_ids.append(job.task.policy_id)
+        # Behind the jobs, which are waited for.
+        for name in self._dropped_policy_ids:
+            for worker in self.workers:
+                worker.forget_policy(name)
+        self._dropped_policy_ids.clear()
+
+    def greet(self, worker: WorkerHandle, hello: dict[str, str]) -> None:
+        worker.hello = hello
+        self._failed_starts = 0
+        if all(worker.hello for worker in self.workers):
+            self.all_greeted.set()
+
+    def check_workers(self) -> None:
+        """Notice what no pipe tells: silence, and endless output."""
+        now = self._clock()
+        for worker in list(self.workers):
+            if worker.is_mid_send:
+                # The worker may have half a message, and would misread everything that follows.
+                self._replace_dead(worker, "was being given a task when that was interrupted")
+                continue
+            worker.process.trim_output()
+            silent_s = now - worker.moved_at
+            if worker.hello is None and silent_s > START_DEADLINE_S:
+                self._replace_dead(worker, f"did not start within {START_DEADLINE_S:g} s")
+            elif worker.job is not None and silent_s > self._settings.step_deadline_s:
+                self._replace_hanging(worker, worker.job)
+
+    def handle_loss(self, worker: WorkerHandle, error: ProtocolError | None = None) -> None:
+        """A worker has ended, or sends what is no message."""
+        if worker in self.workers:
+            self._replace_dead(worker, f"sent {error}" if error is not None else "")
+
+    def _replace_hanging(self, worker: WorkerHandle, job: FleetJob) -> None:
+        self._replace(worker)
+        printed = worker.process.read_output()
+        error = count_hang(job, worker.position, self._settings.step_deadline_s, printed)
+        if error is not None:
+            self._jobs.finish(job, error)
+        elif not job.ended:
+            self._jobs.requeue(job, HANG_REASON)
+
+    def _replace_dead(self, worker: WorkerHandle, cause: str) -> None:
+        """Start another worker, and requeue the job; without a cause the exit code is one."""
+        code = worker.process.terminate(grace_s=0.0 if cause else _EXIT_GRACE_S)
+        attempts = _KILLED_START_ATTEMPTS if code < 0 and not cause else _START_ATTEMPTS
+        cause = cause or describe_exit(code)
+        printed = worker.process.read_output().strip()
+        self._failed_starts += worker.hello is None
+        if worker.hello is None and self._failed_starts >= attempts:
+            hint = "rlflame train --fleet inline shows the cause"
+            message = f"A worker process could not start ({cause})."
+            self.fail_all(FleetError(message, hint, printed))
+        self._replace(worker)
+        job = worker.job
+        if job is None:
+            return
+        error = count_death(job, worker.position, cause, printed, self._settings.max_retries)
+        if error is not None:
+            self._jobs.finish(job, error)
+        elif not job.ended:
+            self._jobs.requeue(job, cause)
+
+    def _replace(self, worker: WorkerHandle) -> None:
+        """Start another worker in its place; none once the fleet is over."""
+        worker.process.terminate()
+        self._jobs.forget_worker(worker)
+        index = self.workers.index(worker)
+        self.workers[index : index + 1] = [self._start_worker()] if self.final_error is None else []
+
+    def fail_all(self, error: FleetError) -> None:
+        """Nothing will be run any more: every job ends with the error, now or later."""
+        self.final_error = self.final_error or error
+        self.all_greeted.set()
+        running = [worker.job for worker in self.workers if worker.job]
+        self._jobs.fail_all(self.final_error, running)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.process.channel.close_sending()
+        for worker in self.workers:
+            worker.process.terminate(grace_s=1.0 if worker.job is None else 0.0)
+        self.workers.clear()
