@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -57,7 +57,8 @@ class Side:
     ) -> Measurement:
         retried = tuple(repetition.get("retried", 0) for repetition in self.repetitions)
         values = tuple(self.list_values(key))
-        return Measurement(self.name, unit, higher_is_better, values, work, retried)
+        better: Literal["higher", "lower"] = "higher" if higher_is_better else "lower"
+        return Measurement(self.name, better, values, unit, work, retried)
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,9 @@ def _as_plain(value: Any) -> Any:
 
 
 def _describe_measurement(entry: Measurement) -> dict[str, Any]:
-    better = "higher" if entry.higher_is_better else "lower"
-    values = {"name": entry.name, "unit": entry.unit, "better": better, "values": entry.values}
+    values = {
+        "name": entry.name, "unit": entry.unit, "better": entry.better, "values": entry.values
+    }  # fmt: skip
     return {**values, **({"retried": entry.retried} if entry.retried else {}), "work": entry.work}
 
 

@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlflame.errors import ConfigError, RlflameError
 from rlflame.rollout.process.channel import MessageKind, ProtocolError
@@ -101,21 +101,19 @@ class GraphicsCheck:
         self._probe = BackendProbe(module=module, timeout_s=timeout_s)
 
     def make_finding(self) -> Finding:
-        from rlflame.fleet.flame.check.findings import make_ok, make_warning
+        from rlflame.fleet.flame.check.findings import Check
 
         failures = self._probe.find_failures()
         working = [backend for backend, reason in failures.items() if not reason]
         reasons = {backend: reason for backend, reason in failures.items() if reason}
-        facts: dict[str, Any] = {"works": working, "reasons": reasons}
+        check = Check("graphics", works=working, reasons=reasons)
         if working:
-            return make_ok("graphics", f"works here: MUJOCO_GL={', '.join(working)}", **facts)
-        return make_warning(
-            "graphics",
+            return check.make_ok(f"works here: MUJOCO_GL={', '.join(working)}")
+        return check.make_warning(
             f"none of {format_count(len(BACKENDS), 'renderer')} works here, so nothing can be "
             "drawn; training needs none",
             find_install_command(),
             notes=[f"{backend}: {reason}" for backend, reason in reasons.items()],
-            **facts,
         )
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rlflame.analysis import curves
 from rlflame.analysis.plots import matplotlib_backend
