@@ -33,10 +33,10 @@ VERBS = set(
     abandon abort accumulate acquire act adapt add allow announce answer append apply ask
     assemble await backward broadcast build cache call can cancel capture catch check choose
     classify clean clip close collect commit compare complete compute concatenate conclude
-    connect convert copy count create decide decode defer delete deliver describe diagnose die
-    discard dispatch dispose do draw drop dump encode enlarge ensure escape estimate evaluate
-    exchange exclude exit explain extend extract fail fence fetch fill find finish fit flatten
-    flush forget format forward gather generate get give greet group guard halve handle has hash
+    connect convert copy count create decode defer delete deliver describe diagnose die discard
+    dispatch dispose do draw drop dump encode enlarge ensure escape estimate evaluate exchange
+    exclude exit explain extend extract fail fence fetch fill find finish fit flatten flush
+    forget format forward gather generate get give greet group guard halve handle has hash
     ignore import init inspect interpolate interrupt invert is iterate join keep kill learn
     limit link list listen load locate loop make mark measure merge move multiply mute normalise
     note notify number observe offer open overwrite pack pad parse partition pin ping play poll
