@@ -24,6 +24,7 @@ from ppo_update import drawn
 from script import ended, positive, table, write_block
 
 from rlflame.config import resolve
+from rlflame.config.flags import TrainFlags
 from rlflame.errors import ConfigError
 from rlflame.experiment import components
 from rlflame.learning.factory import make_algorithm
@@ -97,8 +98,8 @@ def make_table() -> str:
 
 def made(width: int, rows: int, provider: str):  # type: ignore[no-untyped-def]
     """A learner, by numpy on the processor or by torch on the card, and what it learns from."""
-    config, _ = resolve.resolve(
-        environment="hopper",
+    flags = TrainFlags(
+        env="hopper",
         sets=[
             f"ppo.minibatch_size={rows}",
             "ppo.epochs=1",
@@ -109,8 +110,8 @@ def made(width: int, rows: int, provider: str):  # type: ignore[no-untyped-def]
             f"rollout.envs_per_slot={MINIBATCHES}",
             f"rollout.steps={rows}",
         ],
-        continuous=components.has_continuous_actions,
     )
+    config, _ = resolve.resolve(flags, components.has_continuous_actions)
     learning = config.learning
     spec = components.make_policy_spec(learning, components.make_env_spec(learning.environment))
     learner = make_algorithm(learning, spec)

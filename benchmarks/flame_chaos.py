@@ -20,12 +20,12 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from script import ended, positive
 
 from rlflame import api
 from rlflame.config import resolve
+from rlflame.config.flags import TrainFlags
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.experiment import components
 from rlflame.fleet.base import FleetEvent
@@ -67,15 +67,10 @@ def main() -> int:
 
 
 def train(options: argparse.Namespace, out: Path, fleet: FlameFleet | None) -> str:
-    flags: dict[str, Any] = {"stop_at_steps": options.steps, "runtime.out": str(out)}
-    if fleet is None:
-        flags["runtime.fleet"] = "local"
-    config, _ = resolve.resolve(
-        environment=options.env,
-        algorithm=options.algo,
-        flags=flags,
-        continuous=components.has_continuous_actions,
+    flags = TrainFlags(
+        env=options.env, algo=options.algo, steps=options.steps, out=out, local=fleet is None
     )
+    config, _ = resolve.resolve(flags, components.has_continuous_actions)
     return api.train(config, fleet=fleet).digest
 
 

@@ -163,6 +163,7 @@ def run(study: Study, seeds: list[int], jobs: int, path: Path) -> None:
     """Those of the seeds that are not in the CSV yet."""
     from rlflame import api
     from rlflame.config import resolve
+    from rlflame.config.flags import TrainFlags
     from rlflame.experiment import components
 
     finished = {int(row["seed"]) for row in rows(path)
@@ -171,21 +172,17 @@ def run(study: Study, seeds: list[int], jobs: int, path: Path) -> None:
     if not wanted:
         return
     with tempfile.TemporaryDirectory() as folder:
-        config, preset = resolve.resolve(
-            environment=study.env,
-            algorithm=study.algo,
+        flags = TrainFlags(
+            env=study.env,
+            algo=study.algo,
             preset=study.preset,
-            sets=study.overrides(),
-            flags={
-                "stop_at_steps": study.steps,
-                "stop_at_iterations": None,
-                "runtime.fleet": "inline",
-                "runtime.workers": jobs,
-                "runtime.out": f"{folder}/job",
-                "runtime.checkpoint_every_steps": 10**9,
-            },
-            continuous=components.has_continuous_actions,
+            sets=[*study.overrides(), f"runtime.checkpoint_every_steps={10**9}"],
+            steps=study.steps,
+            fleet="inline",
+            workers=jobs,
+            out=Path(folder, "job"),
         )
+        config, preset = resolve.resolve(flags, components.has_continuous_actions)
         path.parent.mkdir(parents=True, exist_ok=True)
         api.train_seeds(config, wanted, preset=preset, show=Keeper(study, preset, path))
 

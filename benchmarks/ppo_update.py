@@ -29,6 +29,7 @@ import numpy as np
 from idle import others, processor
 
 from rlflame.config import resolve
+from rlflame.config.flags import TrainFlags
 from rlflame.errors import ConfigError
 from rlflame.experiment import components
 from rlflame.learning.base import Batch
@@ -81,11 +82,9 @@ def main() -> None:
 
 def measured(env: str, rows: int, provider: str) -> tuple[float, float, float]:
     """Microseconds of an update and of its products, milliseconds of an iteration's learning."""
-    config, _ = resolve.resolve(
-        environment=env,
-        sets=[f"ppo.minibatch_size={rows}", f"learning.provider={provider}"],
-        continuous=components.has_continuous_actions,
-    )
+    sets = [f"ppo.minibatch_size={rows}", f"learning.provider={provider}"]
+    flags = TrainFlags(env=env, sets=sets)
+    config, _ = resolve.resolve(flags, components.has_continuous_actions)
     learning = config.learning
     described = components.make_env_spec(learning.environment)
     spec = components.make_policy_spec(learning, described)

@@ -23,7 +23,7 @@ from script import ended, positive
 
 from rlflame.cli.bench import parse_counts, parse_fleets, parse_folder
 from rlflame.errors import ConfigError
-from rlflame.experiment import run_settings
+from rlflame.rollout.blas import limit_threads
 
 if TYPE_CHECKING:
     from rlflame.bench.runner import Benchmark
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
     beside.add_argument("file", type=Path, help="a result of `rlflame bench`")
     beside.set_defaults(run=print_beside)
     options = parser.parse_args(arguments)
-    run_settings.limit_threads(1)  # before numpy is loaded
+    limit_threads(1)  # before numpy is loaded
     options.run(options)
 
 

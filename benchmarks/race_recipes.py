@@ -13,8 +13,11 @@ from typing import Any
 from rlflame.bench.case import Case
 from rlflame.bench.learners import find_shard_count
 from rlflame.config import resolve
+from rlflame.config.batch_scaling import scale_config
+from rlflame.config.flags import TrainFlags
 from rlflame.config.recipe import DEFAULT_SHARDS, LearningSettings, RunConfig
-from rlflame.experiment import components, run_settings
+from rlflame.experiment import components
+from rlflame.experiment.preflight import check_learners
 
 SOURCE = "the article on distributed PPO and SAC by Horovod on Spark"
 
@@ -101,20 +104,17 @@ def make_variants(
         for learners in counts:
             if kind == "scaled" and learners == 1:
                 continue
-            config, _ = resolve.resolve(
-                environment=setup.environment,
-                algorithm=setup.algorithm,
+            flags = TrainFlags(
+                env=setup.environment,
+                algo=setup.algorithm,
                 sets=[*setup.sets, shards, *sets],
-                flags={
-                    "stop_at_steps": steps or setup.steps,
-                    "stop_at_iterations": None,
-                    "runtime.learners": learners,
-                },
-                continuous=components.has_continuous_actions,
+                steps=steps or setup.steps,
+                learners=learners,
             )
-            run_settings.check_learners(config.learning, learners)
+            config, _ = resolve.resolve(flags, components.has_continuous_actions)
+            check_learners(config.learning, learners)
             scaled = kind == "scaled"
-            config = run_settings.scale_config(config, batch=scaled, learning_rate=scaled)
+            config = scale_config(config, batch=scaled, learning_rate=scaled)
             result.append(Variant(kind, _make_case(kind, config), config))
     return result
 

@@ -10,13 +10,13 @@ import gymnasium
 import numpy as np
 import pytest
 from commands import TINY, TINY_REINFORCE, rlflame
+from configs import make_config
 
 from rlflame import api
-from rlflame.config import resolve
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.base import NullView
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.experiment import components, resume
+from rlflame.experiment import resume
 from rlflame.fleet.inline import InlineFleet
 from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.storage import checkpoint
@@ -31,18 +31,11 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def tiny(*more: str, env="cartpole", algo=None, **flags):
+def tiny(*more: str, env="cartpole", algo=None, **settings):
     words = TINY_REINFORCE if algo == "reinforce" else TINY
     sets = [word for word in words if word != "--set"]
-    flags.setdefault("stop_at_steps", 128)
-    config, _ = resolve.resolve(
-        environment=env,
-        algorithm=algo,
-        sets=[*sets, *more],
-        flags=flags,
-        continuous=components.has_continuous_actions,
-    )
-    return config
+    settings.setdefault("stop_at_steps", 128)
+    return make_config(env, algo, [*sets, *more], settings)
 
 
 # Policies

@@ -59,7 +59,7 @@ GUESTS = {
         "config.algorithms",
         "config.runtime",
         "config.toml_io",
-        "config.resolve",
+        "config.validation",
         "cli.catalog",
         "storage.checkpoint",
         "storage.machine_info",
@@ -72,7 +72,7 @@ GUESTS = {
         "rollout.envs.gymnasium_env",
         "rollout.envs.vector_env",
         "rollout.mujoco.mujoco_env",
-        "experiment.env_spec",
+        "experiment.components",
         "bench.sleeping",
     },
     "mujoco": {
@@ -536,3 +536,89 @@ def test_help_loads_no_rich() -> None:
         "assert not {m.split('.')[0] for m in sys.modules} & {'rich', 'torch', 'numpy'}\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+#: Names that only the folders and tables of algorithms and fleets may compare or look up.
+NAMED_IN = {
+    "ppo": {"learning.ppo.*", "learning.factory", "config.algorithms"},
+    "reinforce": {"learning.reinforce.*", "learning.factory", "config.algorithms"},
+    "sac": {"learning.sac.*", "learning.factory", "config.algorithms"},
+    "flame": {"fleet.flame.*", "fleet.factory", "config.runtime"},
+}
+#: Modules that still name one elsewhere.
+NAME_EXCEPTIONS = {
+    "bench.*": "cases and comparisons of benchmarks are recipes of one algorithm or fleet",
+    "cli.bench": "the fleets to compare",
+    "console.*": "texts about replays, episodes and executors",
+}
+
+
+def docstrings(tree: ast.Module) -> set[ast.AST]:
+    return {
+        node.body[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+
+
+def named_in_code(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Each algorithm or fleet that code names by its string, or as a section of a recipe."""
+    texts = docstrings(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node not in texts and node.value in NAMED_IN:
+            yield str(node.value), node.lineno
+        elif isinstance(node, ast.Attribute) and node.attr in NAMED_IN.keys() - {"flame"}:
+            yield node.attr, node.lineno
+
+
+def test_no_other_code_names_an_algorithm_or_a_fleet() -> None:
+    """The traits of its row say what other code needs to know."""
+    places = [
+        (module, name, line)
+        for module, tree in modules().items()
+        for name, line in named_in_code(tree)
+        if not any(matches(module, pattern) for pattern in NAMED_IN[name])
+    ]
+    excepted = {
+        pattern
+        for module, _, _ in places
+        for pattern in NAME_EXCEPTIONS
+        if matches(module, pattern)
+    }
+    assert not [
+        f"{module}:{line} names {name}"
+        for module, name, line in places
+        if not any(matches(module, pattern) for pattern in NAME_EXCEPTIONS)
+    ]
+    assert excepted == NAME_EXCEPTIONS.keys()
+    assert len(NAME_EXCEPTIONS) <= 10
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ('if algorithm == "sac": pass', ["sac"]),
+        ('{"ppo": 1, "other": 2}', ["ppo"]),
+        ("if learning.reinforce is not None: pass", ["reinforce"]),
+        ('def f():\n    "flame"', []),
+        ('help = "ppo, reinforce or sac"', []),
+    ],
+)
+def test_the_search_for_names_sees_code_and_no_texts(code: str, names: list[str]) -> None:
+    assert [name for name, _ in named_in_code(ast.parse(code))] == names
+
+
+def test_every_algorithm_has_a_row_in_each_table() -> None:
+    from typing import get_args
+
+    from rlflame.config.algorithms import TRAITS, AlgorithmName, AlgorithmSections
+    from rlflame.config.runtime import RuntimeSettings
+    from rlflame.fleet.factory import FLEETS
+    from rlflame.learning.factory import ALGORITHMS
+
+    names = set(get_args(AlgorithmName))
+    assert names == TRAITS.keys() == ALGORITHMS.keys() == AlgorithmSections.model_fields.keys()
+    fleets = get_args(RuntimeSettings.model_fields["fleet"].annotation)
+    assert set(fleets) - {"auto"} == FLEETS.keys()

@@ -13,10 +13,11 @@ import pytest
 from hostile import SHIPPED, Forgery
 
 from rlflame.config import resolve as config_resolve
-from rlflame.config import toml_io
+from rlflame.config import toml_io, validation
+from rlflame.config.flags import RuntimeFlags, TrainFlags
 from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError, LearningError
-from rlflame.experiment import run_settings
+from rlflame.experiment.recorded_config import resolve_resumed_runtime
 from rlflame.learning.base import restore_count
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
 from rlflame.rollout.envs.make import make_env
@@ -72,8 +73,8 @@ def test_dots_outside_keys_are_no_parts_of_a_key() -> None:
 )
 def test_a_number_that_no_checkpoint_holds_is_no_setting(setting: str) -> None:
     with pytest.raises(ConfigError):
-        config_resolve.resolve(sets=[f"{setting}={2**63}"], continuous=lambda config: False)
-    assert 2**62 in config_resolve.parse_set(f"{setting}={2**62}")
+        config_resolve.resolve(TrainFlags(sets=[f"{setting}={2**63}"]), lambda config: False)
+    assert 2**62 in validation.parse_set(f"{setting}={2**62}")
 
 
 def test_a_config_does_not_choose_what_executors_install(tmp_path: Path) -> None:
@@ -81,9 +82,8 @@ def test_a_config_does_not_choose_what_executors_install(tmp_path: Path) -> None
     path.write_text("[runtime.flame]\nextra_dependencies = ['evil']\n")
 
     def resolve(*sets: str) -> RunConfig:
-        return config_resolve.resolve(config_file=path, sets=sets, continuous=lambda config: False)[
-            0
-        ]
+        flags = TrainFlags(config=path, sets=sets)
+        return config_resolve.resolve(flags, lambda config: False)[0]
 
     with pytest.raises(ConfigError, match="evil") as refused:
         resolve()
@@ -93,10 +93,9 @@ def test_a_config_does_not_choose_what_executors_install(tmp_path: Path) -> None
 
     recorded = toml_io.read_file(path)
     with pytest.raises(ConfigError, match="evil"):
-        run_settings.make_resumed_runtime(tmp_path, recorded, {}, [])
-    again = run_settings.make_resumed_runtime(
-        tmp_path, recorded, {}, ["runtime.flame.extra_dependencies=['evil']"]
-    )
+        resolve_resumed_runtime(tmp_path, recorded, RuntimeFlags())
+    flags = RuntimeFlags(sets=["runtime.flame.extra_dependencies=['evil']"])
+    again = resolve_resumed_runtime(tmp_path, recorded, flags)
     assert again.flame.extra_dependencies == ("evil",)
 
 

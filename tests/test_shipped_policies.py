@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import rlflame
+from configs import make_config
 
 from rlflame.api import load_policy
-from rlflame.config import resolve
 from rlflame.config.resolve import resolve_env_id
-from rlflame.experiment import components
 from rlflame.storage import checkpoint
 
 ROOT = Path(__file__).parent.parent
@@ -40,12 +39,7 @@ def test_a_policy_is_small_and_says_how_it_came_about(path: Path) -> None:
     wanted = told[told.index("--algo") + 1] if "--algo" in told else "ppo"
     assert learning.algorithm == wanted
     sets = [value for word, value in itertools.pairwise(told) if word == "--set"]
-    config, _ = resolve.resolve(
-        environment=told[told.index("--env") + 1],
-        algorithm=wanted,
-        sets=sets,
-        continuous=components.has_continuous_actions,
-    )
+    config = make_config(told[told.index("--env") + 1], wanted, sets)
     said, kept = config.learning.model_dump(), learning.model_dump()
     for part in ("rollout", "network", wanted, "policy_average"):
         assert said[part] == kept[part], part

@@ -86,6 +86,11 @@ def run(
     with InlineFleet() if fleet is None else contextlib.nullcontext(fleet) as fleet:
         begun = replace(beginning, snapshot=saved)
         components.make_trainer(
-            begun, fleet, recorded, recorded, "tiny", start, group, compare_every
+            begun,
+            fleet,
+            recorded,
+            recorded,
+            "tiny",
+            components.make_learner(begun, start, group, compare_every),
         ).run()
     return Run(recipe, env, beginning.policy, recorded, beginning)

@@ -1,7 +1,6 @@
 """The command itself, as `rlflame` and as `python -m rlflame`.
 
-Loading what follows takes a moment in which Ctrl-C ends the process without a word, because
-nothing has begun yet.
+While its parts load, Ctrl-C ends the process without a message, because nothing has started yet.
 """
 
 from rlflame.rollout.search_path import remove_current_folder
@@ -21,17 +20,15 @@ def main() -> None:
     if in_foreground:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _open_standard_streams()
-    for name in (
-        user_code.FILE_VARIABLE,
-        user_code.FOLDER_VARIABLE,
-    ):  # only this command says what workers load
+    # Only this command says what workers load.
+    for name in (user_code.FILE_VARIABLE, user_code.FOLDER_VARIABLE):
         os.environ.pop(name, None)
-    head_start = None
-    if sys.argv[1:2] == ["train"]:  # all others do without, and without loading what it needs
-        from rlflame.fleet.prestart import PrestartPool
+    with contextlib.ExitStack() as stack:
+        head_start = None
+        if sys.argv[1:2] == ["train"]:  # no other command loads what this needs
+            from rlflame.fleet.prestart import PrestartPool
 
-        head_start = PrestartPool.from_arguments(sys.argv[2:])
-    with head_start if head_start is not None else contextlib.nullcontext():
+            head_start = stack.enter_context(PrestartPool.from_arguments(sys.argv[2:]))
         from rlflame.cli.app import main as command
 
         if in_foreground:

@@ -4,24 +4,28 @@
     policy = load_policy("best.safetensors")
     action = policy(observation)
 
-Never loads torch unless a recipe asks for it. Must not know: the command line, terminals.
+Never loads torch unless a recipe asks for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlflame.config.flags import TrainFlags
 from rlflame.config.module_trust import allow_modules
+from rlflame.config.recipe import RunConfig
+from rlflame.config.resolve import resolve
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.console.base import NullView, RunView
+from rlflame.config.user_env_file import load_env_file
+from rlflame.console.base import NullView, RunResult, RunView
 from rlflame.experiment import components
 from rlflame.experiment.resume import check_environment
-from rlflame.experiment.run import resume, train
+from rlflame.experiment.run import RunHost, open_run, start_run
 from rlflame.experiment.sweep.sweep import resume as resume_seeds
 from rlflame.experiment.sweep.sweep import train as train_seeds
 from rlflame.fleet import factory
@@ -34,6 +38,8 @@ from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
 from rlflame.training.evaluation import evaluate as run_episodes
+from rlflame.training.stop_signal import NullStop
+from rlflame.training.trainer import StopRequest
 
 __all__ = [
     "LoadedPolicy",
@@ -49,7 +55,7 @@ __all__ = [
 
 
 class LoadedPolicy:
-    """A policy from a file: observation in, action out, as the environment wants them."""
+    """A policy from a file: an observation in, an action of the environment's space out."""
 
     def __init__(self, source: Checkpoint) -> None:
         self.checkpoint = source
@@ -81,6 +87,49 @@ def load_policy(path: str | Path) -> LoadedPolicy:
     return LoadedPolicy(checkpoint.load(Path(path)))
 
 
+def train(
+    config: RunConfig | None = None,
+    *,
+    env: str | None = None,
+    algo: str | None = None,
+    sets: Sequence[str] = (),
+    init_from: Path | None = None,
+    fleet: Fleet | None = None,
+    show: RunView | None = None,
+    stop: StopRequest | None = None,
+) -> RunResult:
+    """Train a config, or the preset of an environment, in a new run folder.
+
+    A fleet that is passed in stays open; otherwise the run opens the fleet of its runtime.
+    """
+    preset = ""
+    if config is None:
+        flags = TrainFlags(env=env, algo=algo, sets=sets)
+        config, preset = resolve(flags, components.has_continuous_actions)
+    host = RunHost(view=show or NullView(), stop=stop or NullStop(), fleet=fleet)
+    with start_run(config, preset=preset, init_from=init_from, host=host) as run:
+        return run.train()
+
+
+def resume(
+    target: Path,
+    runtime: RuntimeSettings,
+    *,
+    steps: int | None = None,
+    fresh_replay: bool = False,
+    fleet: Fleet | None = None,
+    show: RunView | None = None,
+    stop: StopRequest | None = None,
+) -> RunResult:
+    """Continue a run exactly at its newest checkpoint, or at the named one.
+
+    A finished run stays as it is: the result says how it ended.
+    """
+    host = RunHost(view=show or NullView(), stop=stop or NullStop(), fleet=fleet)
+    with open_run(target, runtime, steps=steps, fresh_replay=fresh_replay, host=host) as run:
+        return run.train()
+
+
 def evaluate(
     source: Checkpoint,
     plan: EvaluationPlan,
@@ -89,10 +138,12 @@ def evaluate(
     fleet: Fleet | None = None,
     show: RunView | None = None,
 ) -> EvaluationRecord:
-    """Score the policy in a checkpoint; `show_fleet_event` as in `train`."""
+    """Score the policy in a checkpoint; `fleet` as in `train`."""
+    runtime = runtime or RuntimeSettings()
+    if runtime.env_file is not None:
+        load_env_file(runtime.env_file)
     source = check_environment(source)
     counts = EventCounter((show or NullView()).show_fleet_event)
-    runtime = runtime or RuntimeSettings()
     fleet_context = (
         factory.make_fleet(runtime, plan.episodes, counts) if fleet is None else nullcontext(fleet)
     )

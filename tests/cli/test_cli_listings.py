@@ -7,10 +7,11 @@ import json
 import gymnasium
 import pytest
 from commands import rlflame
+from configs import make_config
 
 from rlflame import __version__
 from rlflame.cli.app import app
-from rlflame.config import nested, resolve
+from rlflame.config import nested, resolve, validation
 from rlflame.config.recipe import RunConfig
 
 
@@ -30,16 +31,16 @@ def test_envs_says_the_sizes_that_gymnasium_says():
 
 def test_envs_in_lines_and_an_environment_whose_package_is_missing(monkeypatch):
     from rlflame.errors import ConfigError
-    from rlflame.experiment import env_spec
+    from rlflame.experiment import components
 
-    right = env_spec.inspect_env
+    right = components.inspect_env
 
     def without_box2d(settings):
         if settings.id == "LunarLander-v3":
             raise ConfigError("LunarLander-v3 needs a package that is missing: box2d.", "")
         return right(settings)
 
-    monkeypatch.setattr(env_spec, "inspect_env", without_box2d)
+    monkeypatch.setattr(components, "inspect_env", without_box2d)
     spoken = rlflame("envs")
     assert spoken.code == 0
     rows = {line.split()[0]: line.split() for line in spoken.lines if line}
@@ -52,9 +53,9 @@ def test_envs_in_lines_and_an_environment_whose_package_is_missing(monkeypatch):
 
 def test_config_lists_every_setting_once_with_its_explanation():
     shown = {setting["name"]: setting for setting in rlflame("config", "--json").json()}
-    assert list(shown) == list(resolve.list_settings())
+    assert list(shown) == list(validation.list_settings())
     lines = rlflame("config").lines
-    for name, about in resolve.list_settings().items():
+    for name, about in validation.list_settings().items():
         assert shown[name]["description"] == about
         (where,) = [i for i, line in enumerate(lines) if line.startswith(f"{name} = ")]
         assert lines[where + 1] == f"    {about}"
@@ -98,7 +99,7 @@ def test_a_range_is_what_the_model_enforces():
 
 
 def _with(path, value):
-    return resolve.resolve(flags={path: value}, continuous=lambda id, kwargs: False)[0]
+    return make_config(settings={path: value})
 
 
 def test_the_schema_is_that_of_the_model():

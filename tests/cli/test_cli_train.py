@@ -14,11 +14,13 @@ import rollouts
 from commands import TINY, TINY_REINFORCE, rlflame
 
 from rlflame.cli.train import train
-from rlflame.config import nested, resolve, toml_io
+from rlflame.config import nested, resolve, toml_io, validation
+from rlflame.config.flags import TrainFlags
 from rlflame.config.recipe import EnvironmentSettings
-from rlflame.experiment import components, resume
+from rlflame.experiment import components, memory, resume
 from rlflame.experiment import run as running_module
 from rlflame.fleet.prestart import PrestartPool
+from rlflame.rollout.mujoco import known_spaces
 from rlflame.rollout.policy import compute_array_shapes
 from rlflame.rollout.process.channel import Channel, MessageKind
 from rlflame.storage import checkpoint
@@ -92,15 +94,15 @@ def test_a_flag_changes_the_config_where_it_should_and_nowhere_else(flag, tmp_pa
     words, expected = FLAGS[flag]
     shown = rlflame("train", *words, "--dry-run")
     assert shown.code == 0, shown.err
-    config = resolve.validate_config(toml_io.parse(shown.out)).model_dump(mode="json")
+    config = validation.validate_config(toml_io.parse(shown.out)).model_dump(mode="json")
     for path, value in expected.items():
         assert nested.get_nested(config, path) == value
     if flag in ("env", "algo", "iterations", "episodes_per_iter", "preset", "env_kwargs"):
         return  # they bring another preset, or need another algorithm or environment
-    before = resolve.validate_config(toml_io.parse(rlflame("train", "--dry-run").out))
+    before = validation.validate_config(toml_io.parse(rlflame("train", "--dry-run").out))
     changed = {
         path
-        for path in resolve.list_settings()
+        for path in validation.list_settings()
         if nested.get_nested(config, path)
         != nested.get_nested(before.model_dump(mode="json"), path)
     }
@@ -281,12 +283,8 @@ def test_the_layers_of_sac_end_with_means_and_deviations(words, last):
     assert shown["layers"] == [11, 256, 256, last]
     layers = shown["layers"]
     env = components.make_env_spec(EnvironmentSettings(id="Hopper-v5"))
-    config, _ = resolve.resolve(
-        environment="hopper",
-        algorithm="sac",
-        sets=words[1:],
-        continuous=components.has_continuous_actions,
-    )
+    flags = TrainFlags(env="hopper", algo="sac", sets=words[1:])
+    config, _ = resolve.resolve(flags, components.has_continuous_actions)
     expected = compute_array_shapes(components.make_policy_spec(config.learning, env))
     weights = [shape for name, shape in expected.items() if name.endswith("weight")]
     assert sorted(map(sorted, weights)) == sorted(
@@ -330,12 +328,10 @@ def test_json_says_an_error_on_both_sides():
 
 
 def test_a_bug_is_one_sentence_and_with_debug_a_traceback(monkeypatch):
-    from rlflame.experiment import env_spec
-
     def broken(settings):
         raise ZeroDivisionError("a wonderful bug")
 
-    monkeypatch.setattr(env_spec, "inspect_env", broken)
+    monkeypatch.setattr(components, "inspect_env", broken)
     quiet = rlflame("train", "--dry-run")
     assert quiet.code == 1
     assert quiet.err.splitlines() == [
@@ -465,7 +461,7 @@ def test_a_dry_run_looks_at_the_policy_to_start_from():
 def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(2), raising=False)
     worked, ended = [], []
-    send, real = Channel.send_bytes, running_module.train
+    send, real = Channel.send_bytes, running_module.start_run
 
     def sent(self, kind, payload):
         if kind is MessageKind.TASK:
@@ -477,7 +473,7 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
         return real(*given, **named)
 
     monkeypatch.setattr(Channel, "send_bytes", sent)
-    monkeypatch.setattr(running_module, "train", trained)
+    monkeypatch.setattr(running_module, "start_run", trained)
     words = ("--fleet", fleet, "--workers", "1", "--steps", "64", "--out", "run")
     begun = rollouts.recorded_processes(monkeypatch, "rlflame.fleet.prestart")
     with PrestartPool() as early:
@@ -501,7 +497,7 @@ def test_workers_that_began_with_the_command_work_or_end(fleet, monkeypatch):
 def test_what_memory_cannot_hold_is_refused_before_it_is_filled(
     words, said, onward, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(components, "measure_usable_bytes", lambda: (300_000_000, 300_000_000))
+    monkeypatch.setattr(memory, "measure_usable_bytes", lambda: (300_000_000, 300_000_000))
     sets = (part for word in words for part in ("--set", word))
     spoken = rlflame("train", "--env", "hopper", "--local", "--out", tmp_path / "x", *sets)
     assert spoken.code == 2
@@ -511,9 +507,21 @@ def test_what_memory_cannot_hold_is_refused_before_it_is_filled(
     assert not (tmp_path / "x").exists()
 
 
+def test_train_says_once_that_the_fast_loop_is_off(monkeypatch):
+    """As with a Gymnasium whose source files are not those that the loop was compared with."""
+    words = ("train", *TINY, "--env", "hopper", "--steps", "64", "--set", "evaluation.episodes=1")
+    assert "Gymnasium" not in rlflame(*words).err
+    monkeypatch.setattr(known_spaces, "_COMPARED_VERSION", "0.1")
+    assert "Gymnasium" not in rlflame(*words).err  # another version of the same files
+    monkeypatch.setitem(known_spaces.SOURCE_HASHES, "gymnasium.core", "another")
+    note = f"Gymnasium {gymnasium.__version__} steps the environments"
+    assert rlflame(*words).err.count(note) == 1
+    assert note not in rlflame("train", *TINY, "--steps", "64").err
+
+
 def test_a_batch_far_beyond_the_budget_is_told():
     words = ("train", *TINY, "--set", "rollout.steps=1000", "--steps", "4")
     spoken = rlflame(*words)
     assert spoken.code == 0
     assert "The first batch has " in spoken.err
-    assert "and the run is to end after 4" in spoken.err
+    assert "the run is set to stop after 4 steps" in spoken.err

@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflame.config import nested, toml_io
+from rlflame.config import nested, toml_io, validation
 from rlflame.config import resolve as config_resolve
+from rlflame.config.algorithms import TRAITS
+from rlflame.config.flags import RuntimeFlags, TrainFlags
 from rlflame.config.recipe import RunConfig
 from rlflame.errors import ConfigError
+from rlflame.rollout.envs import user_code
 
 
-def resolve(**words):
-    words.setdefault("continuous", lambda config: False)
-    return config_resolve.resolve(**words)[0]
+def resolve(*, continuous=lambda config: False, **flags):
+    return config_resolve.resolve(TrainFlags(**flags), continuous)[0]
 
 
 # Who wins
@@ -34,33 +36,44 @@ def layers(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("[learning.ppo]\ngae_lambda = 0.3\n")
     return {
-        "default": {"environment": "hopper", "preset": "default-ppo"},
-        "preset": {"environment": "cartpole"},
-        "file": {"environment": "cartpole", "config_file": file},
-        "set": {"environment": "cartpole", "config_file": file, "sets": ["gae_lambda=0.4"]},
-        "flag": {
-            "environment": "cartpole",
-            "config_file": file,
-            "sets": ["gae_lambda=0.4"],
-            "flags": {"learning.ppo.gae_lambda": 0.5},
-        },
+        "default": {"env": "hopper", "preset": "default-ppo"},
+        "preset": {"env": "cartpole"},
+        "file": {"env": "cartpole", "config": file},
+        "set": {"env": "cartpole", "config": file, "sets": ["gae_lambda=0.4"]},
     }
 
 
 @pytest.mark.parametrize(
     ("layer", "expected"),
-    [("default", 0.95), ("preset", SHIPPED), ("file", 0.3), ("set", 0.4), ("flag", 0.5)],
+    [("default", 0.95), ("preset", SHIPPED), ("file", 0.3), ("set", 0.4)],
 )
-def test_flag_over_set_over_file_over_preset_over_default(tmp_path, layer, expected):
+def test_set_over_file_over_preset_over_default(tmp_path, layer, expected):
     assert resolve(**layers(tmp_path)[layer]).learning.ppo.gae_lambda == expected
 
 
+def test_an_option_wins_over_set_and_file(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("[learning]\nseed = 3\n[runtime]\nworkers = 3\n")
+    assert resolve(config=file, sets=["learning.seed=4"]).learning.seed == 4
+    sets = ["learning.seed=4", "runtime.workers=4"]
+    config = resolve(config=file, sets=sets, seed=5, workers=5)
+    assert (config.learning.seed, config.runtime.workers) == (5, 5)
+
+
+def test_a_runtime_is_made_of_options_over_set_over_what_was_recorded():
+    saved = {"workers": 3, "max_retries": 1, "progress": "json", "debug": True}
+    flags = RuntimeFlags(sets=["runtime.workers=4", "runtime.keep_checkpoints=9"], workers=5)
+    runtime = config_resolve.resolve_runtime(flags, {"runtime": saved})
+    assert (runtime.workers, runtime.keep_checkpoints, runtime.max_retries) == (5, 9, 1)
+    # How a run is shown is the choice of each command.
+    assert (runtime.progress, runtime.debug) == ("auto", False)
+    with pytest.raises(ConfigError, match=r"learning\.seed belongs to the recipe"):
+        config_resolve.resolve_runtime(RuntimeFlags(sets=["learning.seed=4"]))
+
+
 def test_critics_without_a_norm_are_asked_for_by_the_plain_word():
-    config, _ = config_resolve.resolve(
-        environment="ant",
-        algorithm="sac",
-        sets=["sac.critic_norm=none"],
-        continuous=lambda _: True,
+    config = resolve(
+        env="ant", algo="sac", sets=["sac.critic_norm=none"], continuous=lambda _: True
     )
     assert config.learning.sac.critic_norm == "none"
 
@@ -68,10 +81,10 @@ def test_critics_without_a_norm_are_asked_for_by_the_plain_word():
 def test_the_flag_for_an_environment_wins_over_set_and_file(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('[learning.environment]\nid = "Acrobot-v1"\n')
-    assert resolve(config_file=file).learning.environment.id == "Acrobot-v1"
-    with_set = {"config_file": file, "sets": ["environment.id=pendulum"]}
+    assert resolve(config=file).learning.environment.id == "Acrobot-v1"
+    with_set = {"config": file, "sets": ["environment.id=pendulum"]}
     assert resolve(**with_set).learning.environment.id == "Pendulum-v1"
-    assert resolve(**with_set, environment="hopper").learning.environment.id == "Hopper-v5"
+    assert resolve(**with_set, env="hopper").learning.environment.id == "Hopper-v5"
 
 
 def test_a_file_is_found_where_it_was_named_from(tmp_path, monkeypatch):
@@ -81,9 +94,11 @@ def test_a_file_is_found_where_it_was_named_from(tmp_path, monkeypatch):
     mine.write_text('[runtime]\nenv_file = "../one.py"\n')
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as refusal:  # a file does not decide whose code runs
-        resolve(config_file=Path("sub/mine.toml"))
+        resolve(config=Path("sub/mine.toml"))
     assert f"--env-file {tmp_path / 'one.py'}" in refusal.value.hint
-    by_set = resolve(config_file=mine, sets=["runtime.env_file=sub/two.py"])
+    monkeypatch.setenv(user_code.FILE_VARIABLE, "")  # restored after the test
+    (tmp_path / "sub" / "two.py").touch()
+    by_set = resolve(config=mine, sets=["runtime.env_file=sub/two.py"])
     assert by_set.runtime.env_file == str(tmp_path / "sub" / "two.py")
     # What a file imports is beside the file, not beside a link to it.
     (tmp_path / "link.py").symlink_to("sub/two.py")
@@ -96,7 +111,7 @@ def test_a_file_is_found_where_it_was_named_from(tmp_path, monkeypatch):
 
 
 def test_without_any_words_it_is_ppo_on_cartpole():
-    config, preset = config_resolve.resolve(continuous=lambda config: False)
+    config, preset = config_resolve.resolve(TrainFlags(), lambda config: False)
     assert (config.learning.environment.id, config.learning.algorithm) == ("CartPole-v1", "ppo")
     assert preset == "cartpole-ppo"
 
@@ -108,8 +123,8 @@ def test_without_any_words_it_is_ppo_on_cartpole():
         ({"sets": ["stop_at_steps=7"]}, 7, None),
         ({"sets": ["stop_at_iterations=7"]}, None, 7),
         ({"sets": ["stop_at_iterations=7", "stop_at_steps=9"]}, 9, 7),
-        ({"sets": ["stop_at_steps=9"], "flags": {"stop_at_iterations": 3}}, None, 3),
-        ({"sets": ["stop_at_steps=9"], "flags": {"learning.seed": 3}}, 9, None),
+        ({"sets": ["stop_at_steps=9"], "iterations": 3}, None, 3),
+        ({"sets": ["stop_at_steps=9"], "seed": 3}, 9, None),
     ],
 )
 def test_whoever_says_how_a_run_ends_replaces_what_was_said(words, steps, iterations):
@@ -142,15 +157,13 @@ def test_every_preset_is_a_whole_recipe_of_its_algorithm(name):
 
 def test_every_environment_has_a_preset_for_every_algorithm():
     for meant in config_resolve.ALIASES.values():
-        for method in config_resolve.ALGORITHMS:
+        for method in TRAITS:
             assert config_resolve.choose_preset(meant.id, method) in config_resolve.list_presets()
 
 
 def test_the_classic_preset_is_the_example_of_the_text_book():
-    choice = resolve(preset="reinforce-classic", environment="cartpole")
-    numbers = resolve(
-        preset="reinforce-classic", environment="hopper", continuous=lambda config: True
-    )
+    choice = resolve(preset="reinforce-classic", env="cartpole")
+    numbers = resolve(preset="reinforce-classic", env="hopper", continuous=lambda config: True)
     for config, hidden, rate in ((choice, (128,), 1e-2), (numbers, (256, 256), 3e-4)):
         learning = config.learning
         assert (learning.network.hidden, learning.reinforce.learning_rate) == (hidden, rate)
@@ -166,8 +179,8 @@ def test_whether_actions_are_continuous_is_asked_with_the_arguments_of_the_envir
     asked = []
     resolve(
         preset="reinforce-classic",
-        environment="lunarlander",
-        flags={"learning.environment.kwargs.continuous": True},
+        env="lunarlander",
+        env_kwargs=["continuous=true"],
         continuous=lambda config: bool(asked.append(config.learning.environment)),
     )
     (one,) = asked
@@ -175,14 +188,14 @@ def test_whether_actions_are_continuous_is_asked_with_the_arguments_of_the_envir
 
 
 def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
-    choices = resolve(environment="acrobot", continuous=lambda config: False)
-    numbers = resolve(environment="LunarLanderContinuous-v3", continuous=lambda config: True)
+    choices = resolve(env="acrobot", continuous=lambda config: False)
+    numbers = resolve(env="LunarLanderContinuous-v3", continuous=lambda config: True)
     assert choices.learning.policy_average is None
     assert choices.learning.ppo.normalise_advantages == "minibatch"
     assert numbers.learning.policy_average == 20
     assert numbers.learning.ppo.normalise_advantages == "off"
     mine = resolve(
-        environment="LunarLanderContinuous-v3",
+        env="LunarLanderContinuous-v3",
         sets=["learning.policy_average=3"],
         continuous=lambda config: True,
     )
@@ -195,7 +208,7 @@ def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
 @pytest.mark.parametrize(
     ("words", "said", "hint"),
     [
-        ({"algorithm": "poo"}, "no algorithm 'poo'", "ppo or reinforce"),
+        ({"algo": "poo"}, "no algorithm 'poo'", "ppo or reinforce"),
         ({"preset": "cartpol-ppo"}, "no preset 'cartpol-ppo'", "cartpole-ppo"),
         ({"sets": ["ppo.clip_rnge=1"]}, "no setting 'ppo.clip_rnge'", "learning.ppo.clip_range"),
         (
@@ -233,9 +246,9 @@ def test_what_nobody_tuned_for_is_learned_otherwise_where_actions_are_numbers():
             "one episode has none",
             "evaluation.episodes=8",
         ),
-        ({"algorithm": "ppo", "preset": "reinforce-classic"}, "for reinforce", "cartpole-ppo"),
-        ({"algorithm": "reinforce", "sets": ["ppo.epochs=1"]}, "section `ppo` is set", ""),
-        ({"algorithm": "reinforce", "sets": ["unit=steps"]}, "whole episodes", ""),
+        ({"algo": "ppo", "preset": "reinforce-classic"}, "for reinforce", "cartpole-ppo"),
+        ({"algo": "reinforce", "sets": ["ppo.epochs=1"]}, "section `ppo` is set", ""),
+        ({"algo": "reinforce", "sets": ["unit=steps"]}, "whole episodes", ""),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_the_value_seen(words, said, hint):
@@ -249,24 +262,24 @@ def test_what_cannot_be_run_is_refused_with_the_value_seen(words, said, hint):
 def test_a_file_may_be_absent_or_nonsense_and_is_named(tmp_path):
     file = tmp_path / "mine.toml"
     with pytest.raises(ConfigError, match=r"mine\.toml cannot be read"):
-        resolve(config_file=file)
+        resolve(config=file)
     for content in (b"a = ", b"\xff\xfe", b"x = " + b"[" * 5000):
         file.write_bytes(content)
         with pytest.raises(ConfigError, match=r"mine\.toml is not TOML"):
-            resolve(config_file=file)
+            resolve(config=file)
     file.write_text("[learning]\nalgorithm = 'reinforce'\n")
     with pytest.raises(ConfigError, match=r"mine\.toml is for reinforce"):
-        resolve(config_file=file, algorithm="ppo")
+        resolve(config=file, algo="ppo")
     file.write_text("learning.environment.kwargs.day = 2020-01-01\n")
     with pytest.raises(ConfigError, match="day = datetime"):
-        resolve(config_file=file)
+        resolve(config=file)
     file.write_text("[job]\nseeds = [0, 1]\n")
     with pytest.raises(ConfigError, match=r"mine\.toml is of a job of several seeds") as caught:
-        resolve(config_file=file)
+        resolve(config=file)
     assert caught.value.hint == f"rlflame resume {tmp_path} takes it up"
     file.write_text("[ppo]\nepochs = 3\n")
     with pytest.raises(ConfigError, match="no setting 'ppo'"):
-        resolve(config_file=file)
+        resolve(config=file)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +296,7 @@ def test_a_section_that_is_no_table_is_not_passed_over(tmp_path, text, said):
     file = tmp_path / "mine.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        resolve(config_file=file)
+        resolve(config=file)
 
 
 def test_true_stays_what_it_is_where_it_belongs():
@@ -357,13 +370,20 @@ def test_any_arguments_of_an_environment_survive_being_written_and_read(kwargs):
     st.sampled_from(["ppo", "reinforce"]),
 )
 def test_a_config_reads_back_as_itself(kwargs, limit, method):
-    config = resolve(algorithm=method)
+    config = resolve(algo=method)
     data = config.model_dump()
     data["learning"]["environment"] |= {"kwargs": kwargs, "max_episode_steps": limit}
-    config = config_resolve.validate_config(data)
+    config = validation.validate_config(data)
     text = toml_io.to_toml(config)
-    assert config_resolve.validate_config(toml_io.parse(text)) == config
-    assert toml_io.to_toml(config_resolve.validate_config(toml_io.parse(text))) == text
+    assert validation.validate_config(toml_io.parse(text)) == config
+    assert toml_io.to_toml(validation.validate_config(toml_io.parse(text))) == text
+
+
+@pytest.mark.parametrize("method", TRAITS)
+def test_the_sections_of_other_algorithms_are_not_written(method):
+    """Not as a setting without a value either, whatever algorithms there are."""
+    learning = tomllib.loads(toml_io.to_toml(resolve(algo=method)))["learning"]
+    assert learning.keys() & TRAITS.keys() == {method}
 
 
 def test_every_setting_is_written(tmp_path):
@@ -371,7 +391,7 @@ def test_every_setting_is_written(tmp_path):
     config = resolve()
     table = tomllib.loads(toml_io.to_toml(config))
     absent = {"learning.environment.kwargs"}
-    for path in config_resolve.list_settings():
+    for path in validation.list_settings():
         if ".reinforce." in path or ".sac." in path or path in absent:
             continue
         assert nested.get_nested(table, path) is not None, path

@@ -21,9 +21,9 @@ from commands import rlflame
 
 from rlflame.bench.rollouts import RolloutsBenchmark
 from rlflame.bench.scaling import ScalingBenchmark
+from rlflame.config import resolve as config_resolve
 from rlflame.config.recipe import RunConfig
 from rlflame.experiment import resume as experiment_resume
-from rlflame.experiment import run, run_settings
 from rlflame.experiment.sweep import job, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,10 +84,10 @@ def small(config: RunConfig) -> RunConfig:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolve, extended = run_settings.resolve, experiment_resume.extend_budget
+    resolve, extended = config_resolve.resolve, experiment_resume.extend_budget
 
-    def resolved(**words: Any) -> tuple[RunConfig, str]:
-        config, name = resolve(**words)
+    def resolved(*words: Any) -> tuple[RunConfig, str]:
+        config, name = resolve(*words)
         return small(config), name
 
     def extended_little(found: Any, steps: int | None, policy: Path) -> Any:
@@ -104,8 +104,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ScalingBenchmark, "__init__", scaled)
     monkeypatch.setattr(RolloutsBenchmark, "__init__", collected)
-    monkeypatch.setattr(run_settings, "resolve", resolved)
-    monkeypatch.setattr(run, "extend_budget", extended_little)
+    monkeypatch.setattr(config_resolve, "resolve", resolved)
+    monkeypatch.setattr(experiment_resume, "extend_budget", extended_little)
 
     def resumed_little(folder: Path, runtime: Any, *, steps: int | None, **words: Any) -> Any:
         """The processes of seeds are told by the job, and know of no patch."""

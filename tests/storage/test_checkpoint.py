@@ -32,7 +32,7 @@ from rlflame.learning.factory import compute_environment_fingerprint
 from rlflame.rollout import wire
 from rlflame.rollout.machine import read_versions
 from rlflame.storage import checkpoint, machine_info, safetensors_file
-from rlflame.training.evaluation import EvaluationRecord
+from rlflame.training.evaluation import EvaluationRecord, make_evaluation_plan
 
 
 class Nobody:
@@ -62,7 +62,7 @@ def made(env, **learning):
         trainer = components.make_trainer(begun, fleet, Nobody(), Nobody(), "run")
         trainer.run()
         record = trainer.evaluate(
-            components.make_evaluation_plan(config.recipe, final=True),
+            make_evaluation_plan(config.recipe.evaluation, final=True),
             trainer.take_snapshot().policy,
         )
     snapshot = trainer.take_snapshot()

@@ -18,7 +18,7 @@ import damage
 import pytest
 from commands import TINY, rlflame
 
-from rlflame import statistics
+from rlflame import api, statistics
 from rlflame.analysis import curves
 from rlflame.analysis.plots import terminal_backend
 from rlflame.analysis.plots.speedup import make_speedup_chart
@@ -26,7 +26,7 @@ from rlflame.analysis.report import build, document
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.output import as_json_text
 from rlflame.errors import RlflameError
-from rlflame.experiment import run, run_list
+from rlflame.experiment import run_list
 from rlflame.storage import run_reader
 
 #: Of each file's some hundred ways to be damaged, every so manieth is tried; `python
@@ -117,7 +117,7 @@ def test_a_finished_run_with_damage_beside_its_checkpoints_goes_on(name, whole, 
     shutil.copytree(whole, folder)
 
     def go_on() -> None:
-        assert run.resume(folder, RuntimeSettings(fleet="inline")).complete
+        assert api.resume(folder, RuntimeSettings(fleet="inline")).complete
 
     text = (whole / name).read_bytes()
     tried(DAMAGE[name](text), folder / name, 4 * STRIDE, go_on)

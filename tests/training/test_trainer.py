@@ -8,10 +8,15 @@ import dataclasses
 import numpy as np
 import pytest
 
+from rlflame.config.recipe import (
+    EvaluationSettings,
+    LearningSettings,
+    Recipe,
+    RolloutSettings,
+)
 from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError, LearningError
 from rlflame.learning import policy_average
 from rlflame.rollout.spec import EnvSpec, EnvState, EpisodeStat, Fragment, PolicySpec
-from rlflame.training.evaluation import EvaluationPlan
 from rlflame.training.trainer import Plan, StopInterrupt, Trainer
 
 ENV = EnvSpec("Fake-v0", {}, None, 1, "discrete", 2, 0, (), ())
@@ -20,28 +25,18 @@ SLOTS, ROWS, STEPS = 3, 2, 5
 BATCH = SLOTS * ROWS * STEPS
 
 
-def plan(**changes):
-    wanted = {
-        "run": "run",
-        "seed": 0,
-        "env": ENV,
-        "policy": POLICY,
-        "unit": "steps",
-        "num_slots": SLOTS,
-        "envs_per_slot": ROWS,
-        "steps": STEPS,
-        "staleness": 0,
-        "random_steps": 0,
-        "stop_at_steps": None,
-        "stop_at_iterations": 4,
-        "horizon_steps": None,
-        "horizon_iterations": None,
-        "evaluation": EvaluationPlan(episodes=2),
-        "evaluate_every_steps": None,
-        "until_return": None,
-        "average": None,
-    }
-    return Plan(**{**wanted, **changes})
+def plan(*, unit="steps", staleness=0, average=None, every=None, target=None, **ends):
+    """Four iterations, unless `ends` say when the run and its schedules end."""
+    horizons = {name: ends.pop(name, None) for name in ("horizon_steps", "horizon_iterations")}
+    rollout = RolloutSettings(
+        unit=unit, num_slots=SLOTS, envs_per_slot=ROWS, steps=STEPS, staleness=staleness
+    )
+    recipe = Recipe(
+        **{"stop_at_iterations": 4, **ends},
+        learning=LearningSettings(rollout=rollout, policy_average=average, **horizons),
+        evaluation=EvaluationSettings(episodes=2, every_steps=every, until_return=target),
+    )
+    return Plan("run", recipe, ENV, POLICY)
 
 
 def version_of(policy):
@@ -313,7 +308,7 @@ def test_schedules_are_told_where_the_iteration_began():
 @pytest.mark.parametrize("every", [1, BATCH - 1, BATCH, BATCH + 1, 2 * BATCH, 3 * BATCH - 7])
 def test_an_evaluation_follows_every_multiple_that_is_passed(every):
     world = World()
-    train(world, plan(stop_at_iterations=9, evaluate_every_steps=every))
+    train(world, plan(stop_at_iterations=9, every=every))
     due, passed = [], 0
     for steps in range(1, 9 * BATCH + 1):
         passed += steps % every == 0
@@ -330,7 +325,7 @@ def test_an_average_is_what_is_evaluated_and_saved_and_never_acts(staleness, mon
     monkeypatch.setattr(policy_average, "_SHARE", 1.0)  # from the second version on
     world = World()
     wanted = {"average": 2, "staleness": staleness, "stop_at_iterations": 5}
-    trainer = train(world, plan(**wanted, evaluate_every_steps=BATCH))
+    trainer = train(world, plan(**wanted, every=BATCH))
     assert [version for _, version in trainer.given] == (
         [0, 1, 2, 3, 4] if staleness == 0 else [0, 0, 1, 2, 3]
     )
@@ -364,8 +359,8 @@ def test_a_run_ends_when_an_evaluation_lies_above_the_return_that_was_asked_for(
     wanted = plan(
         staleness=staleness,
         stop_at_iterations=9,
-        evaluate_every_steps=2 * BATCH,
-        until_return=40.2,
+        every=2 * BATCH,
+        target=40.2,
     )
     trainer = train(world, wanted)
     # Two episodes, one better by 1: after four versions 40 and 41, of which the mean is above.
@@ -391,7 +386,7 @@ def the_middle_of(world):
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_stop_at_any_moment_loses_nothing_and_repeats_nothing(staleness):
     """Stopped at each event in turn and resumed, the loop does what the untouched one did."""
-    wanted = plan(staleness=staleness, evaluate_every_steps=BATCH + 7)
+    wanted = plan(staleness=staleness, every=BATCH + 7)
     untouched = World()
     whole = train(untouched, wanted)
     kinds = set()
@@ -429,7 +424,7 @@ def test_a_stop_while_learning_waits_for_the_update():
 
 
 def test_an_evaluation_that_was_cut_short_comes_first_after_the_resume():
-    wanted = plan(evaluate_every_steps=2 * BATCH)
+    wanted = plan(every=2 * BATCH)
     first = World(stop_at=("arrive", "evaluate", 0, 0))
     train(first, wanted)
     snapshot = first.saved[-1][1]
@@ -470,7 +465,7 @@ def recorded(world):
 @pytest.mark.parametrize("failure", [EnvironmentFailure("It broke."), FleetError("Lost.")])
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_what_was_learned_is_kept_when_the_fleet_fails(failure, staleness):
-    wanted = plan(staleness=staleness, evaluate_every_steps=3 * BATCH)
+    wanted = plan(staleness=staleness, every=3 * BATCH)
     untouched = World()
     whole = train(untouched, wanted)
     for moment in places(untouched.events, "submit", "arrive"):

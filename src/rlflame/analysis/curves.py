@@ -13,6 +13,7 @@ import numpy as np
 from rlflame.analysis.grouping import RunGroup, group_runs, split_group
 from rlflame.analysis.plots.chart import Chart, Panels, Series
 from rlflame.errors import CheckpointError, ConfigError
+from rlflame.fleet.factory import is_remote
 from rlflame.rollout.spec import Float64
 from rlflame.statistics import compute_iqm_band
 from rlflame.storage.metrics import NAMES
@@ -168,7 +169,7 @@ def choose_metric(runs: Sequence[RunData], axis: str | None = None) -> str:
         len(run.read_values(EVALUATION)[0]) >= FEWEST_EVALUATIONS for run in runs
     ):
         return EVALUATION
-    if all(run.algorithm == "reinforce" for run in runs):
+    if all(run.counts_iterations for run in runs):
         return EPISODE_RETURN
     return TRAINING_RETURN
 
@@ -247,7 +248,7 @@ def _read_cpu_s(run: RunData) -> tuple[Float64, Float64] | None:
     fleets = {machine.get("fleet") for machine in run.machines}
     if fleets == {"inline"}:
         return run.compute_elapsed_s("driver_cpu_s")
-    if not fleets or "flame" in fleets:
+    if not fleets or any(map(is_remote, fleets)):
         return None
     return run.compute_elapsed_s("driver_cpu_s", "workers_cpu_s")
 

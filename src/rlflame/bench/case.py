@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from rlflame.config import resolve, user_env_file
+from rlflame.config.batch_scaling import copy_with_episodes
+from rlflame.config.flags import TrainFlags
 from rlflame.config.nested import flatten
 from rlflame.config.recipe import Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError
-from rlflame.experiment import components, run_settings
+from rlflame.experiment import components
+from rlflame.experiment.memory import check_memory
 from rlflame.fleet.base import Fleet, make_policy_id
 from rlflame.learning.parallel.process_group import ProcessGroup
 from rlflame.rollout.spec import EnvSpec, Fragment
@@ -80,13 +83,8 @@ def make_env_case(
     sets: Sequence[str] = (),
 ) -> tuple[Case, RuntimeSettings]:
     """Some iterations of an environment's preset."""
-    config, name = resolve.resolve(
-        environment=environment,
-        algorithm=algorithm,
-        preset=preset,
-        sets=sets,
-        continuous=components.has_continuous_actions,
-    )
+    flags = TrainFlags(env=environment, algo=algorithm, preset=preset, sets=sets)
+    config, name = resolve.resolve(flags, components.has_continuous_actions)
     defaults = RuntimeSettings()
     for setting, options in (("fleet", "--fleet or --compare"), ("workers", "--workers")):
         value = getattr(config.runtime, setting)
@@ -101,7 +99,7 @@ def make_env_case(
                 f"--episodes is {episodes}, and {name} collects steps, not whole episodes.",
                 "leave it out, or --algo reinforce",
             )
-        config = run_settings.copy_with_episodes(config, episodes)
+        config = copy_with_episodes(config, episodes)
     recipe = config.recipe.copy_with_horizon()
     evaluation = recipe.evaluation.model_copy(update={"every_steps": None, "until_return": None})
     ends = {"stop_at_steps": None, "stop_at_iterations": iterations or 3, "evaluation": evaluation}
@@ -154,7 +152,7 @@ def make_replay_case(
     try:
         components.make_policy_spec(recipe.learning, case.env)
         hint = "fewer --transitions"
-        components.check_memory(recipe, case.env, resumed=False)
+        check_memory(recipe, case.env, resumed=False)
     except ConfigError as error:
         raise ConfigError(error.message, hint) from error
     return replace(case, recipe=recipe), runtime
@@ -212,7 +210,9 @@ def run_case(
     Raises StopInterrupt where the user asks to stop before the end.
     """
     initial = components.make_initial_checkpoint(case.recipe, case.env)
-    trainer = components.make_trainer(initial, fleet, watch, stop, "bench", None, group)
+    trainer = components.make_trainer(
+        initial, fleet, watch, stop, "bench", components.make_learner(initial, group=group)
+    )
     watch.spent_s.clear()
     with watch.time_phase("run"):
         complete = trainer.run()

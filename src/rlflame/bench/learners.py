@@ -21,7 +21,7 @@ from rlflame.bench.result import (
 )
 from rlflame.bench.runner import BenchSession
 from rlflame.experiment.learners import launcher
-from rlflame.experiment.run_settings import check_learners
+from rlflame.experiment.preflight import check_learners
 from rlflame.fleet.base import Fleet
 from rlflame.learning.factory import count_blas_threads
 from rlflame.learning.parallel.process_group import ProcessGroup

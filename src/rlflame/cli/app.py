@@ -1,7 +1,6 @@
 """The command line: which commands there are.
 
 Imports nothing heavy, so that help comes at once; each command imports its parts when it runs.
-Must not know: how anything is done.
 """
 
 from __future__ import annotations

@@ -243,9 +243,9 @@ def learners(
 
 def _prepare(out: str | None) -> Path | None:
     """Limit threads before numpy is loaded, and check the folder of results."""
-    from rlflame.experiment import run_settings
+    from rlflame.rollout.blas import limit_threads
 
-    run_settings.limit_threads(1)
+    limit_threads(1)
     return parse_folder(out)
 
 

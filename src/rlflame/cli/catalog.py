@@ -10,7 +10,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from rlflame.config import resolve
+from rlflame.config.algorithms import TRAITS
 from rlflame.config.recipe import EnvironmentSettings, RunConfig
+from rlflame.config.validation import walk_settings
 from rlflame.errors import ConfigError
 
 
@@ -32,11 +34,12 @@ class EnvironmentEntry:
 
 def list_environments() -> list[EnvironmentEntry]:
     """All aliases, looked at as they are installed here."""
-    from rlflame.experiment.env_spec import inspect_env  # loads Gymnasium
+    from rlflame.experiment.components import inspect_env  # loads numpy
 
     entries = []
     for alias, target in resolve.ALIASES.items():
-        names = tuple(resolve.choose_preset(target.id, method) for method in resolve.ALGORITHMS)
+        presets = {name: resolve.choose_preset(target.id, name) for name in TRAITS}
+        names = tuple(presets.values())
         try:
             spec = inspect_env(EnvironmentSettings(id=target.id))
         except ConfigError as error:
@@ -46,7 +49,7 @@ def list_environments() -> list[EnvironmentEntry]:
             continue
         continuous = spec.action_kind == "continuous"
         if not continuous:
-            names = tuple(name for name in names if not name.endswith("-sac"))
+            names = tuple(presets[name] for name in presets if TRAITS[name].discrete_actions)
         sizes = spec.observation_size, spec.action_size
         entries.append(EnvironmentEntry(alias, target.id, *sizes, continuous, names))
     return entries
@@ -74,7 +77,7 @@ def list_settings() -> list[Setting]:
             field.get_default(call_default_factory=True),
             field.description or "",
         )
-        for name, field in resolve.walk_settings(RunConfig)
+        for name, field in walk_settings(RunConfig)
     ]
 
 

@@ -1,7 +1,6 @@
-"""The contract of a command: how it ends. Each speaks with one voice and a fixed exit code.
+"""How commands end: every error becomes a sentence and a fixed exit code.
 
-0 good, 1 failed, 2 usage or config, 3 fleet unreachable, 129, 130 and 143 interrupted. Must not
-know: what the commands do.
+0 good, 1 failed, 2 usage or config, 3 fleet unreachable, 129, 130 and 143 interrupted.
 """
 
 from __future__ import annotations

@@ -83,14 +83,22 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Score a policy over episodes that are always the same."""
-    from rlflame.experiment import run_settings
+    from rlflame.config.flags import RuntimeFlags
+    from rlflame.config.resolve import resolve_runtime
+    from rlflame.rollout.blas import limit_threads
 
-    flags = run_settings.collect_runtime_flags(
-        workers=workers, fleet=fleet, local=local, env_file=env_file, debug=debug,
-        allow_modules=allow_modules,
-    )  # fmt: skip
-    runtime = run_settings.make_runtime(flags, sets or ())
-    run_settings.limit_threads(1)
+    runtime = resolve_runtime(
+        RuntimeFlags(
+            sets=sets,
+            workers=workers,
+            fleet=fleet,
+            local=local,
+            env_file=env_file,
+            debug=debug,
+            allow_modules=allow_modules,
+        )
+    )
+    limit_threads(1)
     from rlflame import api
     from rlflame.console.output import print_error
     from rlflame.console.quiet import StatusLine

@@ -41,13 +41,12 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Write the policy alone, without what only training needs."""
-    from rlflame.experiment import run_settings
+    from rlflame.config.flags import RuntimeFlags
+    from rlflame.config.resolve import resolve_runtime
+    from rlflame.rollout.blas import limit_threads
 
-    run_settings.collect_runtime_flags(
-        workers=None, fleet=None, local=False, env_file=env_file, debug=debug,
-        allow_modules=allow_modules,
-    )  # fmt: skip
-    run_settings.limit_threads(1)
+    resolve_runtime(RuntimeFlags(env_file=env_file, allow_modules=allow_modules))
+    limit_threads(1)
     from rlflame.config import resolve
     from rlflame.console.output import print_note
     from rlflame.errors import ConfigError, RlflameError, format_command

@@ -1,80 +1,26 @@
-"""Options as annotated types, each explained once: a command names the type of its parameter."""
+"""Options that commands share, and the options of `train` and `resume`, each explained once."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
+
+from rlflame.config.flags import RuntimeFlags
 
 CheckpointFile = Annotated[
     Path, typer.Argument(metavar="CKPT", help="A checkpoint or policy file.")
 ]
-Env = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ENV",
-        help="An alias of `rlflame envs`, a Gymnasium id, or module:Id. [default: cartpole]",
-    ),
-]
-Algo = Annotated[
-    str | None, typer.Option(metavar="ALGO", help="ppo, reinforce or sac. [default: ppo]")
-]
-Preset = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="A preset of `rlflame envs`, not the environment's own."),
-]
-Steps = Annotated[
-    int | None, typer.Option(metavar="N", help="Stop after this many environment steps.")
+ExistingRun = Annotated[
+    Path, typer.Argument(help="A run folder, a checkpoint in one, or a folder of --seeds.")
 ]
 TotalSteps = Annotated[
     int | None, typer.Option(metavar="N", help="Train on to this many steps in all.")
-]
-Iterations = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="REINFORCE: stop after this many iterations. [reinforce-classic: 100]"
-    ),
-]
-EpisodesPerIteration = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="REINFORCE: episodes in an iteration. [reinforce-classic: 100]"),
-]
-Seed = Annotated[
-    int | None, typer.Option(metavar="N", help="All randomness follows from it. [default: 0]")
-]
-Seeds = Annotated[
-    str | None,
-    typer.Option(metavar="LIST", help="Several seeds as one job, such as 0-9 or 0,3,7."),
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="A TOML file of settings, over the preset.")
-]
-EnvKwargs = Annotated[
-    list[str] | None,
-    typer.Option(help="An argument of the environment; repeatable.", metavar="KEY=VALUE"),
-]
-InitFrom = Annotated[
-    Path | None, typer.Option(help="Start from the policy in this file.", metavar="CKPT")
-]
-UntilReturn = Annotated[
-    float | None,
-    typer.Option(
-        metavar="X", help="Stop once an evaluation's 95% interval lies above this return."
-    ),
-]
-RunDir = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="The run folder. [default: runs/ENV-ALGO-SEED]"),
-]
-PlotReturns = Annotated[
-    bool, typer.Option("--plot", help="Draw the episodes' returns into the run folder.")
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the resolved config as TOML and stop.")
-]
-ExistingRun = Annotated[
-    Path, typer.Argument(help="A run folder, a checkpoint in one, or a folder of --seeds.")
 ]
 FreshReplay = Annotated[
     bool,
@@ -83,30 +29,24 @@ FreshReplay = Annotated[
         help="Keep the weights and begin with an empty replay; where its files are lost.",
     ),
 ]
+Seeds = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Several seeds as one job, such as 0-9 or 0,3,7."),
+]
+InitFrom = Annotated[
+    Path | None, typer.Option(help="Start from the policy in this file.", metavar="CKPT")
+]
+PlotReturns = Annotated[
+    bool, typer.Option("--plot", help="Draw the episodes' returns into the run folder.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the resolved config as TOML and stop.")
+]
 Workers = Annotated[
     int | None,
     typer.Option(
         metavar="N", help="Worker processes, or executors. [default: all there is room for]"
     ),
-]
-Learners = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Processes here that compute gradients together, with equal bits.", min=1
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="Where torch makes gradients: cpu, cuda, or auto. [default: cpu]"
-    ),
-]
-ScaleBatch = Annotated[
-    bool,
-    typer.Option("--scale-batch", help="As many times the batch of an update as learners."),
-]
-ScaleLr = Annotated[
-    bool, typer.Option("--scale-lr", help="As many times the learning rate as learners.")
 ]
 Fleet = Annotated[
     str | None,
@@ -133,19 +73,7 @@ AllowModules = Annotated[
         help="Let the file's environment import this module, which runs its code; repeatable.",
     ),
 ]
-VideoEvery = Annotated[
-    int | None,
-    typer.Option(
-        "--video-every", metavar="N", help="A short film in videos/ every N steps.", min=1
-    ),
-]
-JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON, for programs.")]
-TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Write curves for TensorBoard into the run folder.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the run folder, at the end.")]
-Plain = Annotated[bool, typer.Option("--plain", help="Lines, also on a terminal.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks, and what environments print.")]
 Sets = Annotated[
     list[str] | None,
@@ -202,3 +130,89 @@ FrameRate = Annotated[
     ),
 ]
 Window = Annotated[bool, typer.Option("--human", help="In a window, where there is a display.")]
+
+#: The options of `train` and `resume` by the names of their parameters, in the order of the help.
+#: An option without a type has the type of its field in the flags.
+_OPTIONS: dict[str, Any] = {
+    "env": typer.Option(
+        metavar="ENV",
+        help="An alias of `rlflame envs`, a Gymnasium id, or module:Id. [default: cartpole]",
+    ),
+    "algo": typer.Option(metavar="ALGO", help="ppo, reinforce or sac. [default: ppo]"),
+    "steps": typer.Option(metavar="N", help="Stop after this many environment steps."),
+    "iterations": typer.Option(
+        metavar="N", help="REINFORCE: stop after this many iterations. [reinforce-classic: 100]"
+    ),
+    "episodes_per_iter": typer.Option(
+        metavar="N", help="REINFORCE: episodes in an iteration. [reinforce-classic: 100]"
+    ),
+    "seed": typer.Option(metavar="N", help="All randomness follows from it. [default: 0]"),
+    "seeds": Seeds,
+    "preset": typer.Option(
+        metavar="NAME", help="A preset of `rlflame envs`, not the environment's own."
+    ),
+    "config": typer.Option(metavar="FILE", help="A TOML file of settings, over the preset."),
+    "sets": Sets,
+    "env_kwargs": Annotated[
+        list[str] | None,
+        typer.Option(help="An argument of the environment; repeatable.", metavar="KEY=VALUE"),
+    ],
+    "init_from": InitFrom,
+    "until_return": typer.Option(
+        metavar="X", help="Stop once an evaluation's 95% interval lies above this return."
+    ),
+    "out": typer.Option(metavar="DIR", help="The run folder. [default: runs/ENV-ALGO-SEED]"),
+    "workers": Workers,
+    "learners": typer.Option(
+        metavar="N", help="Processes here that compute gradients together, with equal bits.", min=1
+    ),
+    "device": typer.Option(
+        metavar="NAME", help="Where torch makes gradients: cpu, cuda, or auto. [default: cpu]"
+    ),
+    "scale_batch": typer.Option(
+        "--scale-batch", help="Multiply the batch size by the number of learners."
+    ),
+    "scale_lr": typer.Option(
+        "--scale-lr", help="Multiply the learning rate by the number of learners."
+    ),
+    "fleet": Fleet,
+    "local": Local,
+    "env_file": EnvFile,
+    "allow_modules": AllowModules,
+    "video_every": typer.Option(
+        "--video-every", metavar="N", help="A short film in videos/ every N steps.", min=1
+    ),
+    "plot": PlotReturns,
+    "dry_run": DryRun,
+    "tensorboard": typer.Option(
+        "--tensorboard", help="Write curves for TensorBoard into the run folder."
+    ),
+    "json_lines": typer.Option("--json", help="One JSON object a line, for programs."),
+    "quiet": typer.Option("--quiet", "-q", help="Only the run folder, at the end."),
+    "plain": typer.Option("--plain", help="Lines, also on a terminal."),
+    "debug": Debug,
+}
+
+
+def add_flag_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each field of its parameter `flags`."""
+    parameters = dict(inspect.signature(command, eval_str=True).parameters)
+    flag_type = parameters.pop("flags").annotation
+    types = get_type_hints(flag_type)
+    defaults = {field.name: field.default for field in dataclasses.fields(flag_type)}
+
+    @functools.wraps(command)
+    def run(**options: Any) -> None:
+        flags = flag_type(**{name: options.pop(name) for name in defaults})
+        command(**options, flags=flags)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    for name, default in defaults.items():
+        option = RuntimeSets if name == "sets" and flag_type is RuntimeFlags else _OPTIONS[name]
+        typed = option if get_origin(option) is Annotated else Annotated[types[name], option]
+        parameters[name] = inspect.Parameter(name, kind, default=default, annotation=typed)
+    order = ["context", "run", *_OPTIONS, "fresh_replay"]
+    ordered = [parameters[name].replace(kind=kind) for name in sorted(parameters, key=order.index)]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
+    run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+    return run

@@ -18,7 +18,7 @@ def parse_seeds(
     seeds: str, *, seed: int | None, sets: Sequence[str] = (), plot: bool = False
 ) -> tuple[int, ...]:
     """The seeds of `--seeds`; refuses what means nothing beside it."""
-    from rlflame.config.resolve import parse_set
+    from rlflame.config.validation import parse_set
     from rlflame.errors import ConfigError
     from rlflame.storage.sweep_dir import parse_seeds
 

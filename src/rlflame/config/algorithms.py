@@ -1,15 +1,20 @@
-"""The part of the config model that belongs to one algorithm each: its hyperparameters.
+"""The algorithms: the settings of each, and the traits that other code reads.
 
-Must not know: the rest of a recipe, how an algorithm works.
+A new algorithm is a settings class, a name, a section and a row of TRAITS here, and a row in
+`learning/factory.py`. No other code compares an algorithm's name.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from rlflame.config.runtime import Positive, SettingsModel
+from rlflame.errors import ConfigError
+from rlflame.terminal_text import format_count
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Rate = Annotated[float, Field(gt=0.0, le=10.0)]
@@ -25,7 +30,24 @@ def _convert_none(norm: Any) -> Any:
 CriticNorm = Annotated[Literal["none", "batch"], BeforeValidator(_convert_none)]
 
 
-class PpoSettings(SettingsModel):
+class AlgorithmSection(SettingsModel):
+    """Base of the settings of one algorithm."""
+
+    @property
+    def needs_whole_batches(self) -> bool:
+        """Whether a gradient is not the sum of the gradients of a minibatch's parts."""
+        return False
+
+    @property
+    def passes(self) -> int:
+        """How often an update learns from each sample of a batch."""
+        return 1
+
+    def check_action_size(self, action_size: int) -> None:
+        """Raise a ConfigError for settings that no policy over so many actions can meet."""
+
+
+class PpoSettings(AlgorithmSection):
     learning_rate: Rate = Field(3e-4, description="Adam's step size.")
     anneal_learning_rate: bool = Field(True, description="Lower it linearly to 0 at the horizon.")
     adam_epsilon: Epsilon = Field(1e-5, description="Adam's epsilon.")
@@ -79,8 +101,12 @@ class PpoSettings(SettingsModel):
             )
         return self
 
+    @property
+    def passes(self) -> int:
+        return self.epochs
 
-class ReinforceSettings(SettingsModel):
+
+class ReinforceSettings(AlgorithmSection):
     learning_rate: Rate = Field(1e-3, description="Adam's step size.")
     anneal_learning_rate: bool = Field(False, description="Lower it linearly to 0 at the horizon.")
     adam_epsilon: Epsilon = Field(1e-8, description="Adam's epsilon.")
@@ -108,7 +134,7 @@ class ReinforceSettings(SettingsModel):
         return self
 
 
-class SacSettings(SettingsModel):
+class SacSettings(AlgorithmSection):
     learning_rate: Rate = Field(3e-4, description="Adam's step size for the actor.")
     critic_learning_rate: Rate | None = Field(
         None, description="Adam's step size for the critics; absent: the actor's."
@@ -193,3 +219,80 @@ class SacSettings(SettingsModel):
                 f"quantiles, which is {self.quantiles}"
             )
         return self
+
+    @property
+    def needs_whole_batches(self) -> bool:
+        return self.critic_norm == "batch"
+
+    def check_action_size(self, action_size: int) -> None:
+        """An entropy that no policy reaches lets the coefficient grow without end."""
+        target, highest = self.target_entropy, action_size * math.log(2.0)
+        if target != "auto" and target >= highest and self.entropy_coefficient == "auto":
+            actions = format_count(action_size, "action")
+            raise ConfigError(
+                f"sac.target_entropy is {target:g}, and a policy over {actions} in [-1, 1] stays "
+                f"below {highest:.2f}.",
+                f"--set sac.target_entropy={-action_size}, which is what auto takes",
+            )
+
+
+AlgorithmName = Literal["ppo", "reinforce", "sac"]
+AlgorithmSettings = PpoSettings | ReinforceSettings | SacSettings
+#: The settings of algorithms with a replay have the same names for it.
+ReplaySettings = SacSettings
+DEFAULT_ALGORITHM: AlgorithmName = "ppo"
+
+
+class AlgorithmSections(SettingsModel):
+    """The sections of the algorithms in a recipe; only the section of its algorithm exists."""
+
+    ppo: PpoSettings | None = None
+    reinforce: ReinforceSettings | None = None
+    sac: SacSettings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmTraits:
+    """What other code must know about an algorithm."""
+
+    settings: type[AlgorithmSection]
+    #: The setting that the samples of a gradient come from; None: all samples of an iteration.
+    batch_field: str | None
+    #: Networks that estimate values, beside the policy.
+    critics: int
+    #: The rollout units that it learns from.
+    units: tuple[str, ...] = ("steps", "episodes")
+    allows_staleness: bool = True
+    discrete_actions: bool = True
+    #: Actions lie between two bounds, and the policy also learns their deviations.
+    squashed_actions: bool = False
+    uses_replay: bool = False
+    #: Budgets and progress are counted in iterations of whole episodes.
+    counts_iterations: bool = False
+    #: Actor and critic can be updated by two processes.
+    splits_update: bool = False
+    #: `learning.threads` run inside BLAS, and not in a thread pair.
+    uses_blas_threads: bool = True
+
+
+TRAITS: dict[str, AlgorithmTraits] = {
+    "ppo": AlgorithmTraits(PpoSettings, "minibatch_size", critics=1, splits_update=True),
+    "reinforce": AlgorithmTraits(
+        ReinforceSettings,
+        None,
+        critics=0,
+        units=("episodes",),
+        allows_staleness=False,
+        counts_iterations=True,
+    ),
+    "sac": AlgorithmTraits(
+        SacSettings,
+        "batch_size",
+        critics=2,
+        units=("steps",),
+        discrete_actions=False,
+        squashed_actions=True,
+        uses_replay=True,
+        uses_blas_threads=False,
+    ),
+}

@@ -1,7 +1,6 @@
 """The modules whose code a file may ask for: named in this command, or trusted by the user before.
 
 A checkpoint, a config or a run folder can name a module (`my_env:Mine-v0`); importing it runs code.
-Must not know: commands, how environments are made.
 """
 
 from __future__ import annotations

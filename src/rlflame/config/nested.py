@@ -1,7 +1,4 @@
-"""Tables within tables, whose values have names with dots.
-
-Must not know: what they hold.
-"""
+"""Tables within tables, whose values have names with dots."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 def flatten(
     data: Mapping[str, Any], prefix: str = "", leaves: Collection[str] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """Every value with its name; a table that is empty, or named in `whole`, is a value."""
+    """Every value with its name; a table that is empty, or named in `leaves`, is a value."""
     for key, value in data.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and name not in leaves:
@@ -52,7 +49,7 @@ def flatten(
 def find_first_difference(
     a: Mapping[str, Any], b: Mapping[str, Any]
 ) -> tuple[str, Any, Any] | None:
-    """The first name under which two tables differ, and what each has there."""
+    """The first name under which two tables differ, and both values."""
     values_a, values_b = dict(flatten(a)), dict(flatten(b))
     for name in [*values_a, *(name for name in values_b if name not in values_a)]:
         value_a, value_b = values_a.get(name, "absent"), values_b.get(name, "absent")

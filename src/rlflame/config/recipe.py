@@ -1,7 +1,6 @@
-"""The only config model: a Recipe that decides the bits; the Runtime beside it is in `runtime`.
+"""The recipe, which decides the bits, and the config of a run: a recipe and a runtime.
 
-Every field is explained once, here; the command line's help, the docs table and the error texts
-come from these descriptions. Must not know: how a config is turned into parts.
+Help texts, the table of settings in the docs and error messages use the descriptions of the fields.
 """
 
 from __future__ import annotations
@@ -10,19 +9,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
+from rlflame.config.algorithms import (
+    DEFAULT_ALGORITHM,
+    TRAITS,
+    AlgorithmName,
+    AlgorithmSections,
+    AlgorithmSettings,
+    AlgorithmTraits,
+    ReplaySettings,
+)
 from rlflame.config.runtime import Positive, RuntimeSettings, SettingsModel
 
-Scalar = str | int | float | bool | None
-
-#: The algorithms' own settings, each in a section of its name.
-#: A batch of so many times the steps that a run is to have is worth a word.
+#: A first batch of more than this many times the budget is worth a warning.
 _BATCH_WARNING_FACTOR = 100
-ALGORITHM_SETTINGS: dict[str, type[SettingsModel]] = {
-    "ppo": PpoSettings,
-    "reinforce": ReinforceSettings,
-    "sac": SacSettings,
-}
 #: Parts of a minibatch where a run begins with several learners.
 DEFAULT_SHARDS = 8
 #: A forward pass runs at a multiple of this many rows.
@@ -91,6 +90,11 @@ class RolloutSettings(SettingsModel):
     def columns(self) -> int:
         return self.num_slots * self.envs_per_slot
 
+    @property
+    def steps_per_iteration(self) -> int:
+        """Of whole episodes, the most."""
+        return self.columns * self.steps
+
 
 class NetworkSettings(SettingsModel):
     hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
@@ -134,10 +138,10 @@ class NetworkSettings(SettingsModel):
         return self
 
 
-class LearningSettings(SettingsModel):
-    """Everything that decides the weights."""
+class _CommonLearningSettings(SettingsModel):
+    """The settings that every algorithm has."""
 
-    algorithm: Literal["ppo", "reinforce", "sac"] = Field("ppo", description="How to learn.")
+    algorithm: AlgorithmName = Field(DEFAULT_ALGORITHM, description="How to learn.")
     seed: int = Field(0, ge=0, lt=2**63, description="All randomness is keyed by this number.")
     horizon_steps: Positive | None = Field(
         None,
@@ -175,34 +179,35 @@ class LearningSettings(SettingsModel):
     environment: EnvironmentSettings = EnvironmentSettings()
     rollout: RolloutSettings = RolloutSettings()
     network: NetworkSettings = NetworkSettings()
-    ppo: PpoSettings | None = None
-    reinforce: ReinforceSettings | None = None
-    sac: SacSettings | None = None
+
+
+class LearningSettings(AlgorithmSections, _CommonLearningSettings):
+    """Everything that decides the weights."""
 
     @model_validator(mode="before")
     @classmethod
     def _add_algorithm_section(cls, data: Any) -> Any:
         """Only the chosen algorithm's section exists, so that every field of a recipe counts."""
         if isinstance(data, dict):
-            algorithm = data.get("algorithm", "ppo")
-            for other in ALGORITHM_SETTINGS:
+            algorithm = data.get("algorithm", DEFAULT_ALGORITHM)
+            for other in TRAITS:
                 if other != algorithm and data.get(other):
                     raise ValueError(f"section `{other}` is set, but the algorithm is {algorithm}")
-            if algorithm in ALGORITHM_SETTINGS and data.get(algorithm) is None:
+            if algorithm in TRAITS and data.get(algorithm) is None:
                 data = {**data, algorithm: {}}
         return data
 
     @model_validator(mode="after")
     def _check_coherent(self) -> LearningSettings:
-        if self.algorithm == "reinforce" and self.rollout.unit != "episodes":
-            raise ValueError("REINFORCE learns from whole episodes: set rollout.unit to episodes")
-        if self.rollout.staleness and self.algorithm == "reinforce":
-            raise ValueError("REINFORCE has no correction for stale data: set rollout.staleness=0")
-        if self.algorithm == "sac" and self.rollout.unit != "steps":
-            raise ValueError("SAC learns from single steps: set rollout.unit to steps")
+        name, units = self.algorithm.upper(), self.traits.units
+        if self.rollout.unit not in units:
+            samples = "whole episodes" if units[0] == "episodes" else "single steps"
+            raise ValueError(f"{name} learns from {samples}: set rollout.unit to {units[0]}")
+        if self.rollout.staleness and not self.traits.allows_staleness:
+            raise ValueError(f"{name} has no correction for stale data: set rollout.staleness=0")
         if self.device == "cuda" and self.provider != "torch":
             raise ValueError("only torch makes gradients on cuda: set provider to torch")
-        if self.whole_batches and self.gradient_shards > 1:
+        if self.settings.needs_whole_batches and self.gradient_shards > 1:
             raise ValueError(
                 f"critics standardised over the batch need it whole, not in {self.gradient_shards} "
                 "parts: set gradient_shards to 1, and learn with one learner"
@@ -217,23 +222,29 @@ class LearningSettings(SettingsModel):
         return self
 
     @property
-    def whole_batches(self) -> bool:
-        """Whether a gradient is not the sum of its parts'."""
-        return self.sac is not None and self.sac.critic_norm == "batch"
+    def traits(self) -> AlgorithmTraits:
+        return TRAITS[self.algorithm]
 
     @property
-    def anneals(self) -> bool:
-        """Whether the learning rate is 0 from the horizon on, where nothing is learned any more."""
-        settings = self.ppo or self.reinforce or self.sac
-        return settings is not None and settings.anneal_learning_rate
+    def settings(self) -> AlgorithmSettings:
+        """The section of the algorithm."""
+        settings: AlgorithmSettings = getattr(self, self.algorithm)
+        return settings
+
+    @property
+    def replay(self) -> ReplaySettings | None:
+        """The settings of the replay; None for an algorithm without one."""
+        settings: Any = self.settings
+        return settings if self.traits.uses_replay else None
 
     @property
     def samples_per_gradient(self) -> int:
-        """Those of one gradient, or at most so many where the length of episodes decides."""
-        batch = self.rollout.columns * self.rollout.steps
-        if self.sac is not None:
-            return self.sac.batch_size
-        return batch if self.ppo is None else min(batch, self.ppo.minibatch_size)
+        """The most samples of one gradient; episodes that end early make it fewer."""
+        batch, field = self.rollout.steps_per_iteration, self.traits.batch_field
+        if field is None:
+            return batch
+        size: int = getattr(self.settings, field)
+        return size if self.traits.uses_replay else min(batch, size)
 
 
 class EvaluationSettings(SettingsModel):
@@ -289,23 +300,24 @@ class Recipe(SettingsModel):
 
     @property
     def budget_warning(self) -> str | None:
-        """What is to be said of an end beyond that of learning, or far before that of a batch."""
+        """A warning where the budget ends long before the first batch, or after learning has."""
         learning = self.learning
-        batch, end = learning.rollout.columns * learning.rollout.steps, self.stop_at_steps
+        batch, end = learning.rollout.steps_per_iteration, self.stop_at_steps
         if (
             learning.rollout.unit == "steps"
             and end is not None
             and batch > _BATCH_WARNING_FACTOR * end
         ):
             return (
-                f"The first batch has {batch:,} steps, and the run is to end after {end:,}: "
-                "it ends with that batch."
+                f"The first batch has {batch:,} steps, and the run is set to stop after {end:,} "
+                "steps, so it will stop after its first batch."
             )
         if None not in (self.stop_at_steps, self.stop_at_iterations):
             return None  # whichever comes first
         for unit in ("steps", "iterations"):
             end, horizon = getattr(self, f"stop_at_{unit}"), getattr(learning, f"horizon_{unit}")
-            if learning.anneals and end is not None and horizon is not None and end > horizon:
+            anneals = learning.settings.anneal_learning_rate
+            if anneals and end is not None and horizon is not None and end > horizon:
                 return (
                     f"The learning rate falls to 0 over {horizon:,} {unit} "
                     f"(learning.horizon_{unit}); what follows until {end:,} changes no weight."
@@ -314,7 +326,7 @@ class Recipe(SettingsModel):
 
 
 def make_defaults(algorithm: str) -> dict[str, Any]:
-    """What a recipe has where it says nothing but its algorithm."""
+    """The settings of a recipe that names its algorithm alone."""
 
     def dump_section(section: SettingsModel) -> dict[str, Any]:
         return section.model_dump(mode="json", exclude_none=True)
@@ -322,22 +334,22 @@ def make_defaults(algorithm: str) -> dict[str, Any]:
     learning = {
         name: value
         for name, value in dump_section(LearningSettings()).items()
-        if name not in ALGORITHM_SETTINGS
+        if name not in TRAITS
     }
-    if algorithm in ALGORITHM_SETTINGS:
-        learning[algorithm] = dump_section(ALGORITHM_SETTINGS[algorithm]())
+    if algorithm in TRAITS:
+        learning[algorithm] = dump_section(TRAITS[algorithm].settings())
     return {"learning": learning, "evaluation": dump_section(EvaluationSettings())}
 
 
 class RunConfig(Recipe):
-    """A recipe and the runtime it is to run on."""
+    """A recipe and the runtime to run it on."""
 
     runtime: RuntimeSettings = RuntimeSettings()
 
     @model_validator(mode="before")
     @classmethod
     def _add_gradient_shards(cls, data: Any) -> Any:
-        """A run that begins with several learners has parts for them, unless it says how many."""
+        """Cut minibatches for several learners, unless the recipe says how many parts."""
         runtime = data.get("runtime") if isinstance(data, dict) else None
         learning = data.get("learning", {}) if isinstance(data, dict) else None
         learners = runtime.get("learners") if isinstance(runtime, dict) else None
@@ -346,6 +358,11 @@ class RunConfig(Recipe):
         if isinstance(learners, int) and learners > 1 and isinstance(learning, dict):
             return {**data, "learning": {"gradient_shards": DEFAULT_SHARDS, **learning}}
         return data
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe, runtime: RuntimeSettings) -> RunConfig:
+        fields = {name: getattr(recipe, name) for name in Recipe.model_fields}
+        return cls(**fields, runtime=runtime)
 
     @property
     def recipe(self) -> Recipe:

@@ -1,7 +1,7 @@
 """Reading and appending to regular files only, within a limit of bytes.
 
-A pipe, a socket or a device in the place of a file would block the process or never end. Whatever
-is refused raises an OSError, whose `strerror` says why. Must not know: what the files mean.
+A pipe, a socket or a device in the place of a file would block the process or never end. A refusal
+is an OSError, whose `strerror` says why.
 """
 
 from __future__ import annotations

@@ -1,31 +1,31 @@
-"""From what a user typed to a RunConfig: aliases, presets, files, `--set` and flags, in order.
+"""From the options of a command to its config.
 
-Precedence: flag > --set > --config > preset > default. Must not know: how a config is run or
-shown, how TOML is read or written.
+Strongest first: options, --set, --config, the preset, the defaults.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from rlflame.config import toml_io
+from rlflame.config import toml_io, torchrun
+from rlflame.config.algorithms import DEFAULT_ALGORITHM, TRAITS
+from rlflame.config.batch_scaling import copy_with_episodes, scale_config
+from rlflame.config.flags import RuntimeFlags, TrainFlags
 from rlflame.config.module_trust import allow_modules, check_modules
 from rlflame.config.nested import get_nested, merge, set_nested
-from rlflame.config.recipe import EvaluationSettings, LearningSettings, RunConfig
+from rlflame.config.recipe import EvaluationSettings, RunConfig
+from rlflame.config.runtime import RuntimeSettings
+from rlflame.config.user_env_file import load_env_file, pin_env_file
+from rlflame.config.validation import check_tables, format_seen_value, parse_set, validate_config
 from rlflame.errors import ConfigError, format_command, format_shell
 from rlflame.rollout.envs.user_code import find_named_modules
 
-_SHOULD = "Input should "
-PACKAGES = "runtime.flame.extra_dependencies"
+_PACKAGES = "runtime.flame.extra_dependencies"
 _PRESETS = resources.files("rlflame.config") / "presets"
 
 
@@ -56,7 +56,6 @@ ALIASES: dict[str, Alias] = {
     "invertedpendulum": Alias("InvertedPendulum-v5", "mujoco"),
     "inverteddoublependulum": Alias("InvertedDoublePendulum-v5", "mujoco"),
 }
-ALGORITHMS: tuple[str, ...] = get_args(LearningSettings.model_fields["algorithm"].annotation)
 _ALIAS_BY_ID = {alias.id: name for name, alias in ALIASES.items()}
 
 
@@ -97,116 +96,248 @@ def read_preset(name: str) -> dict[str, Any]:
 
 
 def resolve(
-    *,
-    environment: str | None = None,
-    algorithm: str | None = None,
-    preset: str | None = None,
-    config_file: Path | None = None,
-    sets: Sequence[str] = (),
-    flags: Mapping[str, Any] | None = None,
-    continuous: Callable[[RunConfig], bool],
+    flags: TrainFlags, has_continuous_actions: Callable[[RunConfig], bool]
 ) -> tuple[RunConfig, str]:
-    """The config of a run and the name of the preset under it.
+    """The config that the options of `train` mean, and the name of the preset under it.
 
-    A preset may hold a part named `continuous`, laid over the rest where `continuous(config)` says
-    that the actions of the config's environment are.
+    Loads the environment file that the user typed. A preset may have a part named `continuous`,
+    which is laid over the rest for environments with continuous actions.
     """
-    flag_layer: dict[str, Any] = {}
-    for key, value in (flags or {}).items():
-        set_nested(flag_layer, key, value)
-    if environment:
-        set_nested(flag_layer, "learning.environment.id", environment)
-    if algorithm:
-        set_nested(flag_layer, "learning.algorithm", algorithm)
-    set_layer: dict[str, Any] = {}
-    for text in sets:
-        set_nested(set_layer, *parse_set(text))
-    file_layer = toml_io.read_file(config_file) if config_file else {}
-    if config_file and "job" in file_layer:
+    file_layer = _read_config_file(flags.config) if flags.config is not None else {}
+    typed_layer = merge_layers(_make_set_layer(flags.sets), _make_train_layer(flags))
+    _check_code(file_layer, typed_layer, flags.config)
+    _allow_modules(flags, typed_layer)
+    user_layer = merge_layers(file_layer, typed_layer)
+    preset_layer = read_preset(flags.preset) if flags.preset else {}
+    environment, algorithm = _choose_environment_and_algorithm(user_layer, preset_layer)
+    _check_algorithm(f"the preset {flags.preset}", preset_layer, environment, algorithm)
+    _check_algorithm(f"{flags.config}", file_layer, environment, algorithm)
+    set_nested(user_layer, "learning.environment.id", environment)
+    set_nested(user_layer, "learning.algorithm", algorithm)
+    name = flags.preset or choose_preset(environment, algorithm)
+    base_layer = read_preset(name)
+    overlay = base_layer.pop("continuous", None)
+    config = _pin_env_file(validate_config(merge_layers(base_layer, user_layer)))
+    check_modules(config.learning.environment.id, config.learning.environment.kwargs)
+    if overlay is not None and has_continuous_actions(config):
+        layers = merge_layers(merge_layers(base_layer, overlay), user_layer)
+        config = _pin_env_file(validate_config(layers))
+    _check_until_return(config.evaluation)
+    return _apply_batch_flags(config, flags), name
+
+
+def resolve_runtime(
+    flags: RuntimeFlags,
+    saved: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    *,
+    reason: str = "and a policy is scored by its own.",
+    hint: str = "name settings that begin: runtime.",
+) -> RuntimeSettings:
+    """The runtime that options mean, over the runtime in the saved config of a run.
+
+    `reason` says why a setting of a recipe is refused. Loads the environment file that the user
+    typed, and only that one.
+    """
+    for key, _ in map(parse_set, flags.sets or ()):
+        if not key.startswith("runtime."):
+            raise ConfigError(f"{key} belongs to the recipe, {reason}", hint)
+    runtime_layer = {"runtime": _make_runtime_layer(flags)}
+    typed_layer = merge(_make_set_layer(flags.sets), runtime_layer)
+    _allow_modules(flags, typed_layer)
+    _check_packages(saved or {}, typed_layer, file)
+    inherited = get_nested(saved or {}, "runtime")
+    inherited = dict(inherited) if isinstance(inherited, Mapping) else {}
+    for name in ("progress", "debug", "env_file"):  # each command decides these for itself
+        inherited.pop(name, None)
+    layers = merge({"stop_at_steps": 1, "runtime": inherited}, typed_layer)
+    runtime = validate_config(layers).runtime
+    if runtime.env_file is not None:
+        load_env_file(runtime.env_file)
+    return runtime
+
+
+def _read_config_file(path: Path) -> dict[str, Any]:
+    layer = toml_io.read_file(path)
+    if "job" in layer:
         raise ConfigError(
-            f"{config_file} is of a job of several seeds, and not the config of a run.",
-            f"{format_command('resume', config_file.parent)} takes it up",
+            f"{path} is of a job of several seeds, and not the config of a run.",
+            f"{format_command('resume', path.parent)} takes it up",
         )
-    _check_tables(RunConfig, file_layer)
-    resolve_paths(set_layer, Path.cwd())
-    if config_file:
-        resolve_paths(file_layer, config_file.parent)
-    user_layer = merge_layers(merge_layers(file_layer, set_layer), flag_layer)
-    env_file = get_nested(file_layer, "runtime.env_file")
-    if (
-        isinstance(env_file, str)
-        and get_nested(merge_layers(set_layer, flag_layer), "runtime.env_file") is None
-    ):
+    check_tables(RunConfig, layer)
+    _resolve_env_file(layer, path.parent)
+    return layer
+
+
+def _make_set_layer(sets: Sequence[str] | None) -> dict[str, Any]:
+    layer: dict[str, Any] = {}
+    for text in sets or ():
+        set_nested(layer, *parse_set(text))
+    _resolve_env_file(layer, Path.cwd())
+    return layer
+
+
+def _make_train_layer(flags: TrainFlags) -> dict[str, Any]:
+    if flags.env == "":
+        raise ConfigError("--env is empty.", "rlflame envs lists them")
+    layer = _drop_absent(
+        {
+            "stop_at_steps": flags.steps,
+            "stop_at_iterations": flags.iterations,
+            "learning": {
+                "algorithm": flags.algo or None,
+                "seed": flags.seed,
+                "device": flags.device,
+                "provider": "torch" if flags.device == "cuda" else None,
+                "environment": {"id": flags.env},
+            },
+            "evaluation": {"until_return": flags.until_return},
+            "runtime": {**_make_runtime_layer(flags), "out": _format_out(flags.out)},
+        }
+    )
+    kwargs = dict(map(_parse_env_argument, flags.env_kwargs or ()))
+    return merge(layer, {"learning": {"environment": {"kwargs": kwargs}}}) if kwargs else layer
+
+
+def _make_runtime_layer(flags: RuntimeFlags) -> dict[str, Any]:
+    displays = {"json": flags.json_lines, "quiet": flags.quiet, "plain": flags.plain}
+    names = [name for name, chosen in displays.items() if chosen]
+    if len(names) > 1:
+        options = " and ".join(f"--{name}" for name in names)
+        raise ConfigError(f"{options} exclude each other.", "leave out one")
+    if flags.local and flags.fleet not in (None, "local"):
+        raise ConfigError(f"--local and --fleet {flags.fleet} exclude each other.", "leave out one")
+    rank = torchrun.read_rank()
+    return _drop_absent(
+        {
+            "workers": flags.workers,
+            "learners": flags.learners or (rank.size if rank else None),
+            "fleet": flags.fleet or ("local" if flags.local else None),
+            "env_file": str(flags.env_file.resolve()) if flags.env_file else None,
+            "video_every_steps": flags.video_every,
+            "debug": flags.debug or None,
+            "tensorboard": flags.tensorboard or None,
+            "progress": names[0] if names else None,
+        }
+    )
+
+
+def _drop_absent(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The layer without the settings that are None, and without empty sections."""
+    sections = {
+        name: _drop_absent(value) if isinstance(value, Mapping) else value
+        for name, value in layer.items()
+    }
+    return {name: value for name, value in sections.items() if value not in (None, {})}
+
+
+def _parse_env_argument(text: str) -> tuple[str, Any]:
+    key, equals, value_text = text.partition("=")
+    if not equals or not key.strip().isidentifier():
+        raise ConfigError(f"--env-kwargs {text!r} is not KEY=VALUE.", "--env-kwargs gravity=5")
+    return key.strip(), toml_io.parse_value(value_text.strip())
+
+
+def _format_out(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    if path.resolve() == Path.cwd():
         raise ConfigError(
-            f"{config_file} names the environment file {env_file}, and loading it runs its code.",
+            f"--out {str(path)!r} is the current folder.", "name a new one: --out runs/mine"
+        )
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"--out {str(path)!r} is not UTF-8.", "another name") from error
+    return str(path)
+
+
+def _resolve_env_file(layer: dict[str, Any], folder: Path) -> None:
+    """Make the path absolute; it is relative to the folder of the file that names it.
+
+    Links are followed, as Python does for a script: its imports lie beside the file itself.
+    """
+    path = get_nested(layer, "runtime.env_file")
+    if isinstance(path, str) and path:
+        set_nested(layer, "runtime.env_file", str((folder / path).resolve()))
+
+
+def _check_code(
+    file_layer: Mapping[str, Any], typed_layer: Mapping[str, Any], file: Path | None
+) -> None:
+    """Refuse code that a file names and the user did not type."""
+    env_file = get_nested(file_layer, "runtime.env_file")
+    if isinstance(env_file, str) and get_nested(typed_layer, "runtime.env_file") is None:
+        raise ConfigError(
+            f"{file} names the environment file {env_file}, and loading it runs its code.",
             f"if you trust it, add {format_shell('--env-file', env_file)}",
         )
-    check_packages(file_layer, merge_layers(set_layer, flag_layer), f"{config_file}")
-    for layer in (set_layer, flag_layer):  # what the user typed, and not what a file says
-        kwargs = get_nested(layer, "learning.environment.kwargs")
-        id = get_nested(layer, "learning.environment.id")
-        allow_modules(
-            find_named_modules(
-                id if isinstance(id, str) else "", kwargs if isinstance(kwargs, Mapping) else {}
-            )
+    _check_packages(file_layer, typed_layer, file)
+
+
+def _check_packages(
+    file_layer: Mapping[str, Any], typed_layer: Mapping[str, Any], file: Path | None
+) -> None:
+    """Refuse packages that only a file asks executors to install: installing one runs its code."""
+    packages = get_nested(file_layer, _PACKAGES)
+    if packages and get_nested(typed_layer, _PACKAGES) is None:
+        text = toml_io.format_value(packages)
+        raise ConfigError(
+            f"{file} asks executors to install {text}, and installing a package runs its code.",
+            f"if you trust them, add {format_shell('--set', f'{_PACKAGES}={text}')}, "
+            f"or without them {format_shell('--set', f'{_PACKAGES}=[]')}",
         )
 
-    preset_layer = read_preset(preset) if preset else {}
-    algorithm_name = (
-        get_nested(user_layer, "learning.algorithm")
-        or get_nested(preset_layer, "learning.algorithm")
-        or "ppo"
+
+def _allow_modules(flags: RuntimeFlags, typed_layer: Mapping[str, Any]) -> None:
+    """Allow the modules that the user typed, and none that a file names."""
+    allow_modules(flags.allow_modules or ())
+    id = get_nested(typed_layer, "learning.environment.id")
+    kwargs = get_nested(typed_layer, "learning.environment.kwargs")
+    allow_modules(
+        find_named_modules(
+            id if isinstance(id, str) else "", kwargs if isinstance(kwargs, Mapping) else {}
+        )
     )
+
+
+def _choose_environment_and_algorithm(
+    user_layer: Mapping[str, Any], preset_layer: Mapping[str, Any]
+) -> tuple[str, str]:
     id = get_nested(user_layer, "learning.environment.id")
     if id is None:
         id = ALIASES["cartpole"].id
     if not isinstance(id, str) or not id:
-        raise ConfigError(f"{_format_value(id)} is no environment's id.", "--env hopper")
-    id = resolve_env_id(id)
-    if algorithm_name not in ALGORITHMS:
-        names = " or ".join(ALGORITHMS)
-        raise ConfigError(f"There is no algorithm {algorithm_name!r}.", f"--algo {names}")
-    set_nested(user_layer, "learning.environment.id", id)
-    set_nested(user_layer, "learning.algorithm", algorithm_name)
-    for source, source_layer in (
-        (f"the preset {preset}", preset_layer),
-        (f"{config_file}", file_layer),
-    ):
-        source_algorithm = get_nested(source_layer, "learning.algorithm")
-        if source_algorithm not in (None, algorithm_name):
-            raise ConfigError(
-                f"The algorithm is to be {algorithm_name}, and {source} is for {source_algorithm}.",
-                f"leave one of them out, or use --preset {choose_preset(id, str(algorithm_name))}",
-            )
-    name = preset or choose_preset(id, algorithm_name)
-    base_layer = read_preset(name)
-    overlay = base_layer.pop("continuous", None)
-    config = validate_config(merge_layers(base_layer, user_layer))
-    check_modules(config.learning.environment.id, config.learning.environment.kwargs)
-    if overlay is not None and continuous(config):
-        config = validate_config(merge_layers(merge_layers(base_layer, overlay), user_layer))
-    _check_until_return(config.evaluation)
-    return config, name
+        raise ConfigError(f"{format_seen_value(id)} is no environment's id.", "--env hopper")
+    algorithm = (
+        get_nested(user_layer, "learning.algorithm")
+        or get_nested(preset_layer, "learning.algorithm")
+        or DEFAULT_ALGORITHM
+    )
+    if algorithm not in tuple(TRAITS):
+        names = " or ".join(TRAITS)
+        raise ConfigError(f"There is no algorithm {algorithm!r}.", f"--algo {names}")
+    return resolve_env_id(id), algorithm
 
 
-def check_packages(
-    file_settings: Mapping[str, Any], typed_in: Mapping[str, Any], file: str
+def _check_algorithm(
+    source: str, layer: Mapping[str, Any], environment: str, algorithm: str
 ) -> None:
-    """Refuse packages that only a file asks executors to install: installing one runs its code."""
-    packages = get_nested(file_settings, PACKAGES)
-    if packages and get_nested(typed_in, PACKAGES) is None:
+    named = get_nested(layer, "learning.algorithm")
+    if named not in (None, algorithm):
         raise ConfigError(
-            f"{file} asks executors to install {toml_io.format_value(packages)}, and installing a "
-            "package "
-            "runs its code.",
-            "if you trust them, add "
-            f"{format_shell('--set', f'{PACKAGES}={toml_io.format_value(packages)}')}, "
-            f"or without them {format_shell('--set', f'{PACKAGES}=[]')}",
+            f"The algorithm is to be {algorithm}, and {source} is for {named}.",
+            f"leave one of them out, or use --preset {choose_preset(environment, algorithm)}",
         )
 
 
+def _pin_env_file(config: RunConfig) -> RunConfig:
+    recipe = pin_env_file(config.recipe, config.runtime.env_file)
+    return config.model_copy(update={"learning": recipe.learning})
+
+
 def _check_until_return(evaluation: EvaluationSettings) -> None:
-    """What could never end a run, or would end it by chance; files of before may have either."""
+    """Refuse a target that no evaluation can reach, or that one reaches by chance."""
     if evaluation.until_return is None:
         return
     if evaluation.every_steps is None:
@@ -223,160 +354,24 @@ def _check_until_return(evaluation: EvaluationSettings) -> None:
         )
 
 
-def _check_tables(model: type[BaseModel], layer: Mapping[str, Any], prefix: str = "") -> None:
-    """A section is a table: whatever else stood in its place would silently give way to one."""
-    for name, field in model.model_fields.items():
-        section = _find_section(field.annotation)
-        if section is None or layer.get(name) is None:
-            continue
-        if not isinstance(layer[name], Mapping):
-            some = next(iter(section.model_fields))
-            raise ConfigError(
-                f"{prefix}{name} is a table of settings, not {_format_value(layer[name])}.",
-                f"[{prefix}{name}] in a line of its own, its settings below it: {some} = ...",
-            )
-        _check_tables(section, layer[name], f"{prefix}{name}.")
-
-
-def resolve_paths(layer: dict[str, Any], folder: Path) -> None:
-    """A path is beside what names it, wherever the run goes on later. Links are followed, as Python
-    follows a script's: what a file imports is beside the file itself."""
-    path = get_nested(layer, "runtime.env_file")
-    if isinstance(path, str) and path:
-        set_nested(layer, "runtime.env_file", str((folder / path).resolve()))
-
-
-def validate_config(data: Mapping[str, Any]) -> RunConfig:
-    """The config, or a sentence that names the field, its meaning and the value seen."""
-    try:
-        config = RunConfig.model_validate(data)
-    except ValidationError as error:
-        first, *rest = error.errors(include_url=False)
-        path = _find_setting(first["loc"])
-        # A setting that may be several things has an error for each of them.
-        path_errors = [first, *(other for other in rest if _find_setting(other["loc"]) == path)]
-        reasons = dict.fromkeys(_format_reason({**entry}) for entry in path_errors)
-        message = f" or {_SHOULD}".join(reasons).replace(f" or {_SHOULD}{_SHOULD}be ", " or ")
-        if first["type"] == "extra_forbidden":
-            raise ConfigError(f"There is no setting {path!r}.", _suggest_settings(path)) from error
-        seen_text = (
-            "" if first["type"] == "value_error" else f", seen {_format_value(first['input'])}"
+def _apply_batch_flags(config: RunConfig, flags: TrainFlags) -> RunConfig:
+    """The options that change several settings, or change them relative to the preset."""
+    episodes, algorithm = flags.episodes_per_iter, config.learning.algorithm
+    options = {"--iterations": flags.iterations, "--episodes-per-iter": episodes}
+    used = [option for option, value in options.items() if value is not None]
+    if used and not config.learning.traits.counts_iterations:
+        name = next(name for name, traits in TRAITS.items() if traits.counts_iterations)
+        raise ConfigError(
+            f"{used[0]} is for {name.upper()}; {algorithm.upper()} counts steps.",
+            f"--steps 100000, or --algo {name}",
         )
-        description = list_settings().get(path, "").rstrip(".")
-        subject = f"{path} ({description}): " if description else f"{path}: " if path else ""
-        sentence = f"{subject}{message}{seen_text}".replace(f": {_SHOULD}", " should ")
-        raise ConfigError(f"{sentence}.", "rlflame config lists all") from error
-    for name, value in config.learning.environment.kwargs.items():
-        if not _is_json_value(value):
-            raise ConfigError(
-                f"The environment's argument {name} = {_shorten(value)} is not what a recipe can "
-                "carry.",
-                "texts, finite numbers of 64 bits, true and false, none, and lists and tables of "
-                "them",
-            )
-    return config
-
-
-def _shorten(value: Any) -> str:
-    try:
-        return f"{value!r:.200}"
-    except ValueError:  # Python writes no number of more than 4,300 digits
-        return "a number of thousands of digits"
-
-
-def _format_value(value: Any) -> str:
-    return repr(value) if isinstance(value, str) else toml_io.format_value(value)
-
-
-def _format_reason(error: Mapping[str, Any]) -> str:
-    """What pydantic says, without what Python calls it."""
-    if error["type"] in ("model_type", "dict_type"):
-        return f"{_SHOULD}be a table"
-    if error["type"] == "tuple_type":
-        return f"{_SHOULD}be a list"
-    return str(error["msg"]).removeprefix("Value error, ")
-
-
-def _is_json_value(value: Any) -> bool:
-    """Whether JSON, in which recipes are kept, can say it."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, list | tuple):
-        return all(map(_is_json_value, value))
-    if isinstance(value, dict):
-        return all(isinstance(name, str) and _is_json_value(inner) for name, inner in value.items())
-    if isinstance(value, int):
-        return abs(value) < 2**63  # a checkpoint with a larger one could not be read again
-    return value is None or isinstance(value, str)
-
-
-def parse_set(text: str) -> tuple[str, Any]:
-    """`ppo.clip_range=0.1` -> the full path of the one setting that ends so, and its value."""
-    key, equals, value_text = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set {text!r} is not NAME=VALUE.", "--set ppo.clip_range=0.1")
-    return find_full_key(key.strip()), toml_io.parse_value(value_text.strip())
-
-
-def find_full_key(key: str) -> str:
-    head, marker, tail = key.partition("environment.kwargs.")
-    if marker and head in ("", "learning."):
-        return f"learning.environment.kwargs.{tail}"
-    matches = [path for path in list_settings() if path == key or path.endswith("." + key)]
-    if len(matches) == 1:
-        return matches[0]
-    if key in matches:
-        return key
-    if matches:
-        raise ConfigError(f"{key!r} could be any of {', '.join(matches)}.", "write one out")
-    raise ConfigError(f"There is no setting {key!r}.", _suggest_settings(key))
-
-
-def list_settings() -> dict[str, str]:
-    """Every setting by its full path, with its explanation."""
-    return {path: field.description or "" for path, field in walk_settings(RunConfig)}
-
-
-def walk_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, FieldInfo) of every setting that is not itself a section."""
-    for name, field in model.model_fields.items():
-        section = _find_section(field.annotation)
-        if section is None:
-            yield prefix + name, field
-        else:
-            yield from walk_settings(section, f"{prefix}{name}.")
-
-
-def _find_section(annotation: Any) -> type[BaseModel] | None:
-    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
-    non_null = [option for option in options if option is not NoneType]
-    if len(non_null) == 1 and isinstance(non_null[0], type) and issubclass(non_null[0], BaseModel):
-        return non_null[0]
-    return None
-
-
-def _find_setting(location: Sequence[int | str]) -> str:
-    """The setting that pydantic complains of; its path may go on to a part, or to one choice."""
-    path = ".".join(map(str, location))
-    return next((name for name in list_settings() if path.startswith(f"{name}.")), path)
-
-
-def _suggest_settings(key: str) -> str:
-    """First those of the section that was typed, and of them what begins as what was typed."""
-    section, _, last = key.rpartition(".")
-    by_last: dict[str, list[str]] = {}
-    for path in list_settings():
-        by_last.setdefault(path.rpartition(".")[2], []).append(path)
-    prefixed = [name for name in by_last if name.startswith(last)]
-    close = difflib.get_close_matches(last, by_last, n=5, cutoff=0.5)
-    paths = [path for name in dict.fromkeys([*prefixed, *close]) for path in by_last[name]]
-    paths.sort(key=lambda path: not f".{path}".rpartition(".")[0].endswith(f".{section}"))
-    suggestions = ", ".join(paths[:3])
-    return f"did you mean {suggestions}?" if suggestions else "rlflame config lists all settings"
+    if episodes is not None:
+        config = copy_with_episodes(config, episodes)
+    return scale_config(config, batch=flags.scale_batch, learning_rate=flags.scale_lr)
 
 
 def merge_layers(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer of settings upon another. Whoever says how a run ends replaces what was said."""
+    """One layer of settings over another. A layer that sets an end replaces both ends below."""
     budgets = {"stop_at_steps", "stop_at_iterations"}
     overridden = {key for key in budgets if above.get(key) is not None}
     remaining = {key: value for key, value in below.items() if not (overridden and key in budgets)}

@@ -1,7 +1,6 @@
-"""The half of the config model that decides the speed: where and how a run goes, shown and kept.
+"""The runtime, which decides the speed: where a run goes, how it is shown and what is kept.
 
-Nothing in here may change a bit of what is learned. Must not know: recipes, how a config is turned
-into parts.
+No setting here may change a bit of what is learned.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class SettingsModel(BaseModel):
-    """Part of a config: frozen, and without fields that nobody knows."""
+    """Base of every part of a config: frozen, without unknown fields."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False

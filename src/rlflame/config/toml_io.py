@@ -1,7 +1,7 @@
 """Settings as TOML, both ways: whatever is written reads back as the same values.
 
 TOML has no null, so the word "none" stands for an absent value; a text that is really that word
-carries a backslash before it. Must not know: which settings there are.
+carries a backslash before it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from rlflame.config import regular_file
+from rlflame.config.algorithms import TRAITS
 from rlflame.errors import ConfigError
 from rlflame.terminal_text import escape_unicode
 
@@ -120,8 +121,8 @@ def _write_table(table: Mapping[str, Any], path: str, lines: list[str]) -> None:
     plain = {name: value for name, value in table.items() if name not in inner}
     if path and (plain or not inner):
         lines += ["", f"[{path}]"]
-    # The section of an algorithm that is not used is absent, not a setting with the value none.
-    absent_sections = {"ppo", "reinforce", "sac"} if path == "learning" else set()
+    # The section of an unused algorithm is absent, not a setting with the value none.
+    absent_sections = TRAITS.keys() if path == "learning" else set()
     for name, value in plain.items():
         if value is None and name in absent_sections:
             continue

@@ -1,4 +1,4 @@
-"""What torchrun says of a process that it has started. Must not know: what the process does."""
+"""The place among learners that torchrun gives to a process, from its environment variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LearnerRank(NamedTuple):
 
 
 def read_rank(environment: Mapping[str, str] = os.environ) -> LearnerRank | None:
-    """Ours, where torchrun has started this process beside others."""
+    """The rank of this process; None where torchrun has not started it beside others."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
         return None
     rank, size = _read_number(environment, "RANK"), _read_number(environment, "WORLD_SIZE")
@@ -41,5 +41,5 @@ def _read_number(environment: Mapping[str, str], name: str) -> int:
 
 
 def has_agent_store(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether it keeps the place where processes meet, before any of them has come there."""
+    """Whether torchrun itself keeps the store where the processes meet."""
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

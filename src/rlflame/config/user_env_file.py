@@ -1,7 +1,4 @@
-"""The user's own file with an environment: found, loaded, refused in words.
-
-Must not know: who ships it, who makes the environment.
-"""
+"""Loads the user's own file with an environment, and holds a recipe to the file it began with."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ from rlflame.rollout.envs import user_code
 
 
 def load_env_file(path: str) -> str:
-    """Make a file's environments known here and to workers; returns its SHA-256.
-
-    Runs the file, so it has to be one that the user named in this command.
-    """
+    """Run a file that the user named in this command, here and in workers; return its SHA-256."""
     path = os.path.abspath(path)
     module, extension = os.path.splitext(os.path.basename(path))
     if not os.path.isfile(path):
@@ -50,7 +44,7 @@ def load_env_file(path: str) -> str:
 
 
 def get_loaded_digest() -> str | None:
-    """The SHA-256 of the file that this command named, if it did."""
+    """The SHA-256 of the file that this command loaded; None without one."""
     path = os.environ.get(user_code.FILE_VARIABLE)
     return _hash_file(path) if path else None
 
@@ -69,9 +63,8 @@ def pin_env_file(
 ) -> Recipe:
     """Load the file that the command names, and write its digest into the recipe.
 
-    A recipe that has a digest was begun with a file, and takes that file and no other.
-    `read_recorded_path`
-    gives the path in the run's config.toml, which is shown and never loaded.
+    A recipe with a digest takes that file and no other. `read_recorded_path` gives the path in the
+    run's config.toml, which is shown and never loaded.
     """
     expected = recipe.learning.environment.file_digest
     if path is None:

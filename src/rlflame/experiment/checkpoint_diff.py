@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and where two of them differ first. Must not know: display."""
+"""The contents of a checkpoint in words, and the first difference between two checkpoints."""
 
 from __future__ import annotations
 

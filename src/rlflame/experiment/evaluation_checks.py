@@ -1,7 +1,4 @@
-"""What an evaluation is measured against: a bar, another policy, or its own record.
-
-Must not know: how episodes are run, display.
-"""
+"""Checks of an evaluation: against a bar, another policy, or its own record."""
 
 from __future__ import annotations
 

@@ -1,28 +1,32 @@
-"""Whether and how a run goes on from a checkpoint of it. Must not know: fleets, how it is shown."""
+"""Whether and how a run continues from one of its checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rlflame.config import user_env_file
 from rlflame.config.recipe import Recipe
-from rlflame.errors import (
-    CheckpointError,
-    ConfigError,
-    ReplayError,
-    UnknownEnvironmentError,
-    format_command,
-)
-from rlflame.experiment import components
+from rlflame.errors import CheckpointError, ConfigError, ReplayError, format_command
+from rlflame.experiment.preflight import read_env_spec
 from rlflame.learning.base import Segment
+from rlflame.learning.buffers.replay_buffer import make_emptied_state
+from rlflame.learning.factory import make_algorithm, make_buffer
+from rlflame.learning.policy_average import PolicyAverage
 from rlflame.rollout.machine import read_versions
+from rlflame.rollout.spec import EnvSpec
 from rlflame.storage import checkpoint, replay_segments, run_files
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.machine_info import find_fingerprint_differences
 from rlflame.storage.run_dir import list_step_files, load_newest_checkpoint
+from rlflame.training.trainer import BUFFER_PREFIX, restore_components
+
+
+def find_run(target: Path) -> Path:
+    """The folder of a run, or of the run that a checkpoint lies in."""
+    return target if target.is_dir() else replay_segments.find_run_folder(target)
 
 
 def is_finished(source: Checkpoint) -> bool:
@@ -41,10 +45,35 @@ def has_final_evaluation(folder: Path, source: Checkpoint) -> bool:
     return bool(result["steps"] == source.progress.steps)
 
 
+def load_source(
+    target: Path,
+    steps: int | None,
+    *,
+    fresh_replay: bool,
+    show_note: Callable[[str], None],
+) -> Checkpoint:
+    """The newest checkpoint of a run, or the named one, with the end that the user asks for."""
+    source = load_newest_checkpoint(target, show_note)
+    if not source.resumable:
+        raise CheckpointError(
+            f"{target} holds a policy alone, without the state that training needs.",
+            f"start a new run from it: {format_command('train', '--init-from', target)}",
+        )
+    run = find_run(target)
+    policy = find_best_policy(run, target)
+    extension = extend_budget(source, steps, policy)
+    if fresh_replay:
+        extension = _copy_with_fresh_replay(extension)
+    command = format_train_command(source.recipe, policy, (steps or 0) - source.progress.steps)
+    hint = f"train on from its policy, with a schedule of its own: {command}"
+    check_can_learn(source, extension, hint)
+    return extension
+
+
 def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkpoint:
     """The same run with another end; nothing else of the recipe changes.
 
-    `get_policy` is the file that a new run can start from where this one does not go on.
+    `policy` is the file that a new run can start from where this run cannot continue.
     """
     recipe = source.recipe
     if steps is None or (steps == recipe.stop_at_steps and recipe.stop_at_iterations is None):
@@ -65,7 +94,7 @@ def extend_budget(source: Checkpoint, steps: int | None, policy: Path) -> Checkp
 
 
 def check_can_learn(source: Checkpoint, extension: Checkpoint, hint: str) -> None:
-    """Refuse to take a run further whose learning rate has fallen to 0; what to do is `advice`."""
+    """Refuse to extend a run whose learning rate has fallen to 0; `hint` says what to do."""
     if extension.recipe == source.recipe or not _is_annealed(source):
         return
     raise ConfigError(
@@ -76,7 +105,7 @@ def check_can_learn(source: Checkpoint, extension: Checkpoint, hint: str) -> Non
 
 
 def format_continue_command(source: Checkpoint, run: Path, policy: Path) -> str:
-    """The command that goes on from where a run has ended, as far again."""
+    """The command that continues an ended run for as many steps again."""
     if source.progress.reached:
         return format_train_command(source.recipe, policy)
     if _is_annealed(source):
@@ -87,19 +116,19 @@ def format_continue_command(source: Checkpoint, run: Path, policy: Path) -> str:
 def _compute_double_steps(source: Checkpoint) -> int:
     """Twice the steps, or the end of what can be learned where that comes before."""
     learning, double_steps = source.recipe.learning, 2 * source.progress.steps
-    end = learning.horizon_steps if learning.anneals else None
+    end = learning.horizon_steps if learning.settings.anneal_learning_rate else None
     return double_steps if end is None else min(double_steps, end)
 
 
 def _is_annealed(source: Checkpoint) -> bool:
     learning = source.recipe.learning
-    return learning.anneals and source.progress.is_spent(
+    return learning.settings.anneal_learning_rate and source.progress.is_spent(
         learning.horizon_steps, learning.horizon_iterations
     )
 
 
 def find_best_policy(run: Path, fallback: Path) -> Path:
-    """The file in a run that another one is best begun from; its best, or what can be read."""
+    """The best file of a run to start another run from, among those that can be read."""
     best, latest = run / "best.safetensors", run / "latest.safetensors"
     paths = (
         path for path in (best, fallback, latest, *reversed(list_step_files(run))) if path.is_file()
@@ -140,7 +169,7 @@ def format_train_command(recipe: Recipe, policy: Path, steps: int | None = None)
 def find_machine_differences(
     source: Checkpoint, fingerprint: Mapping[str, str] | None = None
 ) -> list[str]:
-    """What differs between this machine and the one a file was made on that can change bits."""
+    """The differences between this machine and that of a checkpoint which can change bits."""
     differences = find_fingerprint_differences(source.fingerprint, fingerprint or read_versions())
     expected = source.recipe.learning.environment.file_digest
     loaded = user_env_file.get_loaded_digest()
@@ -149,17 +178,12 @@ def find_machine_differences(
     return differences
 
 
-def check_environment(source: Checkpoint) -> Checkpoint:
-    """The checkpoint, if the environment as it is here is the one the policy was made for.
+def check_environment(source: Checkpoint, env_spec: EnvSpec | None = None) -> Checkpoint:
+    """The checkpoint, if the environment here is the one that its policy was made for.
 
     Its environment may then import the modules that were allowed.
     """
-    try:
-        env_spec = components.make_env_spec(source.recipe.learning.environment)
-    except UnknownEnvironmentError as error:
-        raise UnknownEnvironmentError(
-            error.message, "if it is one of yours, add the file that has it: --env-file FILE.py"
-        ) from error
+    env_spec = env_spec or read_env_spec(source.recipe, resumed=True)
     for name in ("observation_size", "action_kind", "action_size", "action_start"):
         expected, actual = getattr(source.env, name), getattr(env_spec, name)
         if expected != actual:
@@ -171,15 +195,56 @@ def check_environment(source: Checkpoint) -> Checkpoint:
 
 
 def check_state(source: Checkpoint, target: Path) -> None:
-    """All that was saved is there and fits the recipe; before anything is written."""
+    """The saved state is complete and fits the recipe; checked before anything is written."""
     try:
-        components.check_restorable(source)
+        _check_restorable(source)
     except ReplayError as error:
         raise ReplayError(error.message, format_replay_hint(source, target)) from error
 
 
+def _check_restorable(source: Checkpoint) -> None:
+    """Restore the state into a learner and a replay that are not used any further."""
+    learning = source.recipe.learning.model_copy(update={"threads": 1})
+    if source.snapshot is not None:
+        learner = make_algorithm(learning, source.policy_spec)
+        restore_components(
+            source.snapshot,
+            learning.rollout.staleness,
+            learner,
+            make_buffer(learning, source.env),
+            PolicyAverage(learning.policy_average, learner.get_policy()),
+        )
+
+
+def _read_lineage(source: Checkpoint) -> int:
+    """How often the replay of a run was emptied."""
+    state = {} if source.snapshot is None else source.snapshot.learner
+    return int(state.get(f"{BUFFER_PREFIX}lineage", 0))
+
+
+def _copy_with_fresh_replay(source: Checkpoint) -> Checkpoint:
+    """The same state with an empty replay, of a new lineage."""
+    snapshot = source.snapshot
+    learner_state = {} if snapshot is None else dict(snapshot.learner)
+    replay_state = {
+        name: learner_state.pop(name)
+        for name in tuple(learner_state)
+        if name.startswith(BUFFER_PREFIX)
+    }
+    if snapshot is None or not replay_state:
+        raise ConfigError(
+            f"--fresh-replay is for a replay, and {source.recipe.learning.algorithm} keeps none.",
+            "leave it out",
+        )
+    fresh = make_emptied_state(
+        {name.removeprefix(BUFFER_PREFIX): array for name, array in replay_state.items()}
+    )
+    learner = {**learner_state, **{BUFFER_PREFIX + name: array for name, array in fresh.items()}}
+    return replace(source, snapshot=replace(snapshot, learner=learner, segments=()))
+
+
 def format_replay_hint(source: Checkpoint, target: Path) -> str:
-    """What to type where the replay is not whole, what loses nothing first."""
+    """What to type where the replay is incomplete; the command that loses nothing comes first."""
     fresh_command = format_fresh_replay_command(source, target)
     complete_replay = _find_complete_replay(target, source)
     if complete_replay is None:
@@ -190,8 +255,8 @@ def format_replay_hint(source: Checkpoint, target: Path) -> str:
 
 
 def format_fresh_replay_command(source: Checkpoint, target: Path) -> str:
-    """What to type to go on with the weights alone, as far as was asked for."""
-    run = target if target.is_dir() else replay_segments.find_run_folder(target)
+    """What to type to continue with the weights alone, to the end that was asked for."""
+    run = find_run(target)
     is_over = is_finished(source) and has_final_evaluation(run, source)
     if is_over and (source.progress.reached or _is_annealed(source)):
         policy = find_best_policy(run, target)
@@ -211,8 +276,8 @@ def _format_end_options(current: Recipe, target: Recipe) -> tuple[object, ...]:
 
 
 def _find_complete_replay(target: Path, source: Checkpoint) -> tuple[Path, Recipe] | None:
-    """An earlier checkpoint of the same run whose replay is all there."""
-    run = target if target.is_dir() else replay_segments.find_run_folder(target)
+    """An earlier checkpoint of the same run whose replay is complete."""
+    run = find_run(target)
     intact_by_digest: dict[str, bool] = {}
     for path in reversed(list_step_files(run)):
         with contextlib.suppress(CheckpointError):
@@ -222,7 +287,7 @@ def _find_complete_replay(target: Path, source: Checkpoint) -> tuple[Path, Recip
                 and candidate.progress.steps < source.progress.steps
                 and candidate.recipe.learning == source.recipe.learning
                 and candidate.recipe.evaluation == source.recipe.evaluation
-                and components.read_lineage(candidate) == components.read_lineage(source)
+                and _read_lineage(candidate) == _read_lineage(source)
                 and all(
                     _is_intact(segment, intact_by_digest) for segment in _list_segments(candidate)
                 )
@@ -236,7 +301,7 @@ def _list_segments(source: Checkpoint) -> Sequence[Segment]:
 
 
 def _is_intact(segment: Segment, intact_by_digest: dict[str, bool]) -> bool:
-    """Whether a segment is there as it should be; each is read once."""
+    """Whether a segment can be read and verified; each is read once."""
     if segment.digest not in intact_by_digest:
         try:
             segment.arrays()

@@ -1,45 +1,45 @@
 """One run, from its config or its checkpoint to its result.
 
-Never loads torch unless a recipe asks for it. Must not know: the command line, terminals.
+Never loads torch unless a recipe asks for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlflame.config import resolve, toml_io, user_env_file
+from rlflame.config import resolve, toml_io
 from rlflame.config.module_trust import format_module_options
-from rlflame.config.recipe import LearningSettings, Recipe, RunConfig
+from rlflame.config.recipe import Recipe, RunConfig
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.console.base import NullView, RunResult, RunStart, RunView
 from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import CheckpointError, ConfigError, format_command, format_shell
 from rlflame.experiment import components
 from rlflame.experiment.learners import launcher
+from rlflame.experiment.preflight import list_warnings, run_preflight
+from rlflame.experiment.recorded_config import read_recorded_env_file
 from rlflame.experiment.resume import (
-    check_can_learn,
     check_environment,
     check_state,
-    extend_budget,
     find_best_policy,
     find_machine_differences,
+    find_run,
     format_continue_command,
     format_fresh_replay_command,
-    format_train_command,
     has_final_evaluation,
     is_finished,
+    load_source,
 )
-from rlflame.experiment.run_settings import check_learners, read_recorded_env_file
 from rlflame.fleet import factory
-from rlflame.fleet.base import EventCounter, Fleet, Observer, TrafficCounter, make_policy_id
+from rlflame.fleet.base import EventCounter, Fleet, TrafficCounter
 from rlflame.learning.factory import compute_environment_fingerprint, count_blas_threads
-from rlflame.rendering.clips import make_clip_recorder
-from rlflame.rollout.spec import EnvSpec, PolicyArrays
-from rlflame.storage import checkpoint, replay_segments, safetensors_file
+from rlflame.rendering.clips import ClipRecorder, make_clip_recorder
+from rlflame.rollout.spec import PolicyArrays
+from rlflame.storage import checkpoint, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.storage.machine_info import MachineLog
 from rlflame.storage.run_dir import (
@@ -47,140 +47,74 @@ from rlflame.storage.run_dir import (
     format_resume_hint,
     has_checkpoint_files,
     load_newest_checkpoint,
-    load_policy_file,
     report_disk_errors,
 )
 from rlflame.storage.run_recorder import FileRecorder
 from rlflame.storage.tracking import tensorboard
-from rlflame.training.critic_helper import conditions
 from rlflame.training.critic_helper.helper_client import open_critic_helper
-from rlflame.training.stop_signal import NullStop, abort_on_stop
+from rlflame.training.evaluation import make_evaluation_plan
+from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import StopInterrupt, StopRequest, Trainer
 
 
-def train(
-    config: RunConfig | None = None,
-    *,
-    env: str | None = None,
-    algo: str | None = None,
-    sets: Sequence[str] = (),
-    init_from: Path | None = None,
-    preset: str = "",
-    fleet: Fleet | None = None,
-    show: RunView | None = None,
-    stop: StopRequest | None = None,
-    counts: EventCounter | None = None,
-    shared: bool = False,
-) -> RunResult:
-    """Train a config, or the preset of an environment, in a new run folder.
+@dataclass(frozen=True, kw_only=True)
+class RunHost:
+    """Who shows and stops a run, and what the run shares with others."""
 
-    A `show_fleet_event` that is handed in stays open, and `counts` are of its events; otherwise one
-    is opened for this run, as the runtime settings say. The machine is `shared` where other runs
-    learn on it at the same time.
-    """
-    if config is None:
-        config, preset = resolve.resolve(
-            environment=env, algorithm=algo, sets=sets, continuous=components.has_continuous_actions
-        )
-    recipe, runtime = config.recipe.copy_with_horizon(), config.runtime
-    recipe = user_env_file.pin_env_file(recipe, runtime.env_file)
-    check_learners(recipe.learning, runtime.learners)
-    conditions.check_critic_helper(recipe.learning, runtime)
-    if runtime.tensorboard:
-        tensorboard.check_available()
-    show = show or NullView()
-    check_start(recipe.learning, init_from)
-    if recipe.budget_warning:
-        show.show_note(recipe.budget_warning)
-    counts = _make_event_count(fleet, counts, show)
-    with _open_fleet(fleet, runtime, recipe.learning.rollout.num_slots, counts) as fleet:
-        env_spec = await_env_spec(recipe, stop or NullStop())
-        components.check_memory(recipe, env_spec, resumed=False)
-        start = None
-        if init_from is not None:
-            learning, start = apply_init_policy(recipe.learning, env_spec, init_from)
-            recipe = recipe.model_copy(update={"learning": learning})
-        source = components.make_initial_checkpoint(recipe, env_spec, start)
+    view: RunView = field(default_factory=NullView)
+    stop: StopRequest = field(default_factory=NullStop)
+    #: A fleet that stays open afterwards; None: the run opens the fleet of its runtime.
+    fleet: Fleet | None = None
+    #: The observer of that fleet's events; without one they are not counted.
+    counts: EventCounter | None = None
+    #: Whether other runs learn on this machine at the same time.
+    shared: bool = False
+
+
+@contextmanager
+def start_run(
+    config: RunConfig,
+    *,
+    preset: str = "",
+    init_from: Path | None = None,
+    host: RunHost | None = None,
+) -> Iterator[Run]:
+    """A new run folder for a config, locked and ready to train."""
+    host, runtime = host or RunHost(), config.runtime
+    recipe = config.recipe.copy_with_horizon()
+    preflight = run_preflight(recipe, runtime, init_from=init_from, stop=host.stop)
+    source = components.make_initial_checkpoint(preflight.recipe, preflight.env, preflight.start)
+    _show_warnings(preflight.recipe, host)
+    with _open_fleet(runtime, recipe, host) as rollouts:
         folder = RunFolder.create(choose_run_path(recipe, runtime))
-        if note := folder.format_relocation_note(runtime.out):
-            show.show_note(note)
         try:
-            run_start = _make_run_start(
-                folder, source, runtime, fleet, preset=preset, resumed=False
-            )
-            return _run(
-                folder, source, runtime, fleet, show, stop or NullStop(), run_start, counts, start,
-                shared=shared,
-            )  # fmt: skip
+            if note := folder.format_relocation_note(runtime.out):
+                host.view.show_note(note)
+            yield Run(folder, source, runtime, host, rollouts, preset=preset, start=preflight.start)
         finally:
             folder.release()
 
 
-def check_start(learning: LearningSettings, file: Path | None) -> None:
-    if learning.init_policy is not None and file is None:
-        raise ConfigError(
-            f"The recipe starts from a policy (learning.init_policy = {learning.init_policy}), and "
-            "no file was given.",
-            "--init-from FILE, or --set learning.init_policy=none",
-        )
-
-
-def apply_init_policy(
-    learning: LearningSettings, env: EnvSpec, file: Path
-) -> tuple[LearningSettings, PolicyArrays]:
-    """The settings of a run that starts from the policy in a file, and that policy."""
-    spec = components.make_policy_spec(learning, env)
-    start = components.check_starting_policy(load_policy_file(file), spec, str(file))
-    expected, actual = learning.init_policy, make_policy_id(start)
-    if expected not in (None, actual):
-        raise ConfigError(
-            f"The recipe starts from the policy {expected}, and {file} holds {actual}.",
-            "--init-from the file it was made with, or --set learning.init_policy=none",
-        )
-    return learning.model_copy(update={"init_policy": actual}), start
-
-
-def resume(
+@contextmanager
+def open_run(
     target: Path,
     runtime: RuntimeSettings,
     *,
     steps: int | None = None,
     fresh_replay: bool = False,
-    fleet: Fleet | None = None,
-    show: RunView | None = None,
-    stop: StopRequest | None = None,
-    counts: EventCounter | None = None,
-    shared: bool = False,
-) -> RunResult:
-    """Continue a run exactly where its newest checkpoint, or the named one, stands.
+    host: RunHost | None = None,
+) -> Iterator[Run]:
+    """A run at its newest checkpoint, or at the named one, locked and ready to continue.
 
-    A run that is finished stays as it is: the result says how it ended. With `fresh_replay` the
-    weights go on, and the replay begins anew: another run from here on, with other digests.
+    With `fresh_replay` the weights stay and the replay is emptied, which makes it another run from
+    there on, with other digests.
     """
-    show = show or NullView()
-    if not target.exists():
-        raise CheckpointError(f"{target} does not exist.", "rlflame runs lists the runs here")
-    path = target if target.is_dir() else replay_segments.find_run_folder(target)
-    if not has_checkpoint_files(path):
-        load_newest_checkpoint(
-            target, show.show_note
-        )  # says what there is not, and leaves no lock behind
-    folder = RunFolder.open(path)
+    host = host or RunHost()
+    folder = _open_run_folder(target, host.view)
     try:
-        source = load_newest_checkpoint(target, show.show_note)
-        if not source.resumable:
-            raise CheckpointError(
-                f"{target} holds a policy alone, without the state that training needs.",
-                f"start a new run from it: {format_command('train', '--init-from', target)}",
-            )
-        best = find_best_policy(path, target)
-        extension = extend_budget(source, steps, best)
-        if fresh_replay:
-            extension = components.copy_with_fresh_replay(extension)
-        command = format_train_command(source.recipe, best, (steps or 0) - source.progress.steps)
-        hint = f"train on from its policy, with a schedule of its own: {command}"
-        check_can_learn(source, extension, hint)
-        source = extension
+        source = load_source(
+            target, steps, fresh_replay=fresh_replay, show_note=host.view.show_note
+        )
         if is_finished(source) and has_final_evaluation(folder.path, source):
             launcher.release_learners()
             if fresh_replay:
@@ -189,33 +123,21 @@ def resume(
                     "replay is for going on.",
                     format_fresh_replay_command(source, target),
                 )
-            return _make_result(folder, source, runtime, has_trained=False)
-        check_learners(source.recipe.learning, runtime.learners)
-        conditions.check_critic_helper(source.recipe.learning, runtime)
-        if runtime.tensorboard:
-            tensorboard.check_available()
-        fingerprint = compute_environment_fingerprint(source.recipe.learning)
-        for difference in find_machine_differences(source, fingerprint):
-            show.show_note(
-                f"This machine differs from the one before in {difference}; bits may too."
-            )
-        if source.recipe.budget_warning:
-            show.show_note(source.recipe.budget_warning)
-        source = replace(source, fingerprint=fingerprint)
-        user_env_file.pin_env_file(
-            source.recipe, runtime.env_file, lambda: read_recorded_env_file(folder.path)
+            yield Run(folder, source, runtime, host, None, resumed=True)
+            return
+        source = _update_fingerprint(source, host.view)
+        preflight = run_preflight(
+            source.recipe,
+            runtime,
+            resumed=True,
+            stop=host.stop,
+            read_recorded_env_file=lambda: read_recorded_env_file(folder.path),
         )
-        components.check_memory(source.recipe, source.env, resumed=True)
+        _show_warnings(source.recipe, host)
         check_state(source, target)
-        source = check_environment(source)
-        slots = source.recipe.learning.rollout.num_slots
-        counts = _make_event_count(fleet, counts, show)
-        with _open_fleet(fleet, runtime, slots, counts) as fleet:
-            run_start = _make_run_start(folder, source, runtime, fleet, preset="", resumed=True)
-            return _run(
-                folder, source, runtime, fleet, show, stop or NullStop(), run_start, counts, None,
-                shared=shared,
-            )  # fmt: skip
+        source = check_environment(source, preflight.env)
+        with _open_fleet(runtime, source.recipe, host) as rollouts:
+            yield Run(folder, source, runtime, host, rollouts, resumed=True)
     finally:
         folder.release()
 
@@ -224,72 +146,120 @@ def choose_run_path(recipe: Recipe, runtime: RuntimeSettings) -> Path:
     if runtime.out is not None:
         return Path(runtime.out)
     learning = recipe.learning
-    name = (
-        f"{resolve.make_short_name(learning.environment.id)}-{learning.algorithm}-{learning.seed}"
-    )
-    return Path("runs") / name
+    name = resolve.make_short_name(learning.environment.id)
+    return Path("runs") / f"{name}-{learning.algorithm}-{learning.seed}"
 
 
-def _make_run_start(
-    folder: RunFolder,
-    source: Checkpoint,
-    runtime: RuntimeSettings,
-    fleet: Fleet,
-    *,
-    preset: str,
-    resumed: bool,
-) -> RunStart:
-    return RunStart(
-        folder.path,
-        RecipeSummary(source.recipe, source.env, preset),
-        {source.recipe.learning.seed: source},
-        fleet.name,
-        fleet.capacity,
-        resumed,
-        factory.is_local_fallback(runtime),
-        factory.list_candidates(fleet),
-    )
+def _open_run_folder(target: Path, view: RunView) -> RunFolder:
+    if not target.exists():
+        raise CheckpointError(f"{target} does not exist.", "rlflame runs lists the runs here")
+    path = find_run(target)
+    if not has_checkpoint_files(path):
+        load_newest_checkpoint(target, view.show_note)  # raises, and leaves no lock behind
+    return RunFolder.open(path)
 
 
-def _run(
-    folder: RunFolder,
-    source: Checkpoint,
-    runtime: RuntimeSettings,
-    fleet: Fleet,
-    show: RunView,
-    stop: StopRequest,
-    run_start: RunStart,
-    counts: EventCounter,
-    start: PolicyArrays | None,
-    *,
-    shared: bool,
-) -> RunResult:
-    traffic = TrafficCounter(fleet)
-    recorder = FileRecorder(
-        folder,
-        source,
-        every_steps=runtime.checkpoint_every_steps,
-        keep_count=runtime.keep_checkpoints,
-        observer=show,
-        take_counts=lambda: {**counts.take(), **traffic.take()},
-    )
-    clip_recorder = make_clip_recorder(
-        recorder, folder.path / "videos", source, runtime.video_every_steps, show.show_note,
-        folder.check_all,
-    )  # fmt: skip
-    complete = False
-    try:
-        # Only now: a run that is refused keeps the config it has.
-        _write_config(folder, source.recipe, runtime)
-        machine_log = MachineLog(folder, fleet, source.progress.steps)
+def _update_fingerprint(source: Checkpoint, view: RunView) -> Checkpoint:
+    fingerprint = compute_environment_fingerprint(source.recipe.learning)
+    for difference in find_machine_differences(source, fingerprint):
+        view.show_note(
+            f"This machine differs from the previous one ({difference}); results may not be "
+            "bit-identical."
+        )
+    return replace(source, fingerprint=fingerprint)
+
+
+def _show_warnings(recipe: Recipe, host: RunHost) -> None:
+    """Show the warnings, unless a sweep has shown them for all of its runs."""
+    for warning in () if host.shared else list_warnings(recipe):
+        host.view.show_note(warning)
+
+
+@contextmanager
+def _open_fleet(
+    runtime: RuntimeSettings, recipe: Recipe, host: RunHost
+) -> Iterator[tuple[Fleet, EventCounter]]:
+    """The fleet of the host, or one for this run, with the observer of its events."""
+    if host.fleet is not None:
+        yield host.fleet, host.counts or EventCounter(kinds=())
+        return
+    counts = host.counts or EventCounter(host.view.show_fleet_event)
+    slots = recipe.learning.rollout.num_slots
+    with factory.make_training_fleet(runtime, slots, counts) as fleet:
+        yield fleet, counts
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that this process has locked; made by `start_run` and `open_run`."""
+
+    folder: RunFolder
+    #: Where the run stands.
+    source: Checkpoint
+    runtime: RuntimeSettings
+    host: RunHost
+    #: The fleet and the observer of its events; None where the run is complete.
+    rollouts: tuple[Fleet, EventCounter] | None
+    preset: str = ""
+    #: The policy that a new run starts from.
+    start: PolicyArrays | None = None
+    resumed: bool = False
+
+    def train(self) -> RunResult:
+        """Train to the end of the recipe or to a stop request, and score the final policy."""
+        if self.rollouts is None:
+            return self._make_result(self.source, complete=True, has_trained=False)
+        (fleet, counts), host = self.rollouts, self.host
+        traffic = TrafficCounter(fleet)
+        recorder = FileRecorder(
+            self.folder,
+            self.source,
+            every_steps=self.runtime.checkpoint_every_steps,
+            keep_count=self.runtime.keep_checkpoints,
+            observer=host.view,
+            take_counts=lambda: {**counts.take(), **traffic.take()},
+        )
+        clip_recorder = make_clip_recorder(
+            recorder,
+            self.folder.path / "videos",
+            self.source,
+            self.runtime.video_every_steps,
+            host.view.show_note,
+            self.folder.check_all,
+        )
+        complete = False
+        try:
+            # Not earlier: a run that is refused keeps its config.
+            self._write_config()
+            complete = self._train(fleet, recorder, clip_recorder)
+        finally:
+            clip_recorder.close(lambda: host.stop.requested or not complete)
+            recorder.close()
+        saved = checkpoint.load(self.folder.latest)
+        return self._make_result(saved, complete=complete, has_trained=True)
+
+    def _train(self, fleet: Fleet, recorder: FileRecorder, clip_recorder: ClipRecorder) -> bool:
+        """Whether training and the final evaluation are complete."""
+        source, runtime, host = self.source, self.runtime, self.host
+        machine_log = MachineLog(self.folder, fleet, source.progress.steps)
         if runtime.tensorboard:
-            recorder.add_sink(tensorboard.TensorBoard(folder.path, source.recipe))
-            show.show_note(tensorboard.format_view_hint(folder.path))
+            recorder.add_sink(tensorboard.TensorBoard(self.folder.path, source.recipe))
+            host.view.show_note(tensorboard.format_view_hint(self.folder.path))
+        run_start = RunStart(
+            self.folder.path,
+            RecipeSummary(source.recipe, source.env, self.preset),
+            {source.recipe.learning.seed: source},
+            fleet.name,
+            fleet.capacity,
+            self.resumed,
+            factory.is_local_fallback(runtime),
+            factory.list_candidates(fleet),
+        )
         threads = count_blas_threads(source.recipe.learning)
         with (
-            show.open(run_start),
+            host.view.open(run_start),
             launcher.start_learners(
-                runtime, threads, lambda: format_resume_hint(folder.path), stop
+                runtime, threads, lambda: format_resume_hint(self.folder.path), host.stop
             ) as group,
             open_critic_helper(
                 source.recipe,
@@ -297,76 +267,50 @@ def _run(
                 runtime,
                 fleet,
                 source.progress,
-                show.show_note,
-                shared=shared,
-            ) as critic_helper,
+                host.view.show_note,
+                shared=host.shared,
+            ) as helper,
         ):
+            learner = components.make_learner(
+                source, self.start, group, runtime.compare_learners_every
+            )
+            algorithm, name = helper.wrap_algorithm(learner), self.folder.path.name
             trainer = components.make_trainer(
-                source, fleet, clip_recorder, stop, folder.path.name, start, group,
-                runtime.compare_learners_every, critic_helper,
-            )  # fmt: skip
+                source, fleet, clip_recorder, host.stop, name, algorithm
+            )
             complete = trainer.run()
-            # Who was stopped while waiting for workers waits no longer.
+            # A stop while waiting for workers leaves no work to record.
             if trainer.progress.iteration > source.progress.iteration:
-                machine_log.record_work(critic_helper.batch_count)
-            if complete:
-                complete = _score(trainer, source.recipe, recorder, stop)
-    finally:
-        clip_recorder.close(lambda: stop.requested or not complete)
-        recorder.close()
-    return _make_result(folder, checkpoint.load(folder.latest), runtime, complete=complete)
+                machine_log.record_work(helper.batch_count)
+            return complete and _score(trainer, source.recipe, recorder, host.stop)
 
+    def _write_config(self) -> None:
+        config = RunConfig.from_recipe(self.source.recipe, self.runtime)
+        with report_disk_errors(self.folder.path):
+            self.folder.check()
+            safetensors_file.write_atomically(
+                self.folder.path / "config.toml", toml_io.to_toml(config).encode()
+            )
 
-def _make_result(
-    folder: RunFolder,
-    saved: Checkpoint,
-    runtime: RuntimeSettings,
-    *,
-    complete: bool = True,
-    has_trained: bool = True,
-) -> RunResult:
-    environment = saved.recipe.learning.environment
-    options: list[object] = [*format_module_options(environment.id, environment.kwargs)]
-    if runtime.env_file is not None:
-        options = ["--env-file", Path(runtime.env_file)]  # which names its own module
-    best = find_best_policy(folder.path, folder.latest)
-    return RunResult(
-        folder.path,
-        saved.progress,
-        complete,
-        has_trained,
-        saved.state_digest,
-        saved.digest,
-        saved.evaluation,
-        saved.best,
-        " ".join(
-            [
-                format_continue_command(saved, folder.path, best),
-                *([format_shell(*options)] if options else []),
-            ]
-        ),
-        format_command("eval", best, *options),
-    )
-
-
-def _open_fleet(
-    fleet: Fleet | None, runtime: RuntimeSettings, slots: int, observer: Observer
-) -> AbstractContextManager[Fleet]:
-    """The fleet that was handed in, left open at the end, or one of this run's own."""
-    return (
-        factory.make_training_fleet(runtime, slots, observer)
-        if fleet is None
-        else nullcontext(fleet)
-    )
-
-
-def _make_event_count(
-    fleet: Fleet | None, counts: EventCounter | None, show: RunView
-) -> EventCounter:
-    """Of the events of a fleet; of one that was handed in alone, nothing can be counted."""
-    if counts is not None:
-        return counts
-    return EventCounter(show.show_fleet_event) if fleet is None else EventCounter(kinds=())
+    def _make_result(self, saved: Checkpoint, *, complete: bool, has_trained: bool) -> RunResult:
+        environment = saved.recipe.learning.environment
+        options: list[object] = [*format_module_options(environment.id, environment.kwargs)]
+        if self.runtime.env_file is not None:
+            options = ["--env-file", Path(self.runtime.env_file)]  # which names its own module
+        best = find_best_policy(self.folder.path, self.folder.latest)
+        command = format_continue_command(saved, self.folder.path, best)
+        return RunResult(
+            self.folder.path,
+            saved.progress,
+            complete,
+            has_trained,
+            saved.state_digest,
+            saved.digest,
+            saved.evaluation,
+            saved.best,
+            " ".join([command, *([format_shell(*options)] if options else [])]),
+            format_command("eval", best, *options),
+        )
 
 
 def _score(
@@ -377,27 +321,10 @@ def _score(
     try:
         with recorder.time_phase("evaluate"), stop.allow_interrupt():
             record = trainer.evaluate(
-                components.make_evaluation_plan(recipe, final=True), snapshot.policy
+                make_evaluation_plan(recipe.evaluation, final=True), snapshot.policy
             )
     except StopInterrupt:
         return False
     recorder.offer_best(snapshot.progress, record, snapshot.policy)
     recorder.save_final_evaluation(snapshot, record)
     return True
-
-
-def await_env_spec(recipe: Recipe, stop: StopRequest) -> EnvSpec:
-    """The environment as it is here, which may take long to make."""
-    with abort_on_stop(stop):
-        return components.make_env_spec(recipe.learning.environment)
-
-
-def _write_config(folder: RunFolder, recipe: Recipe, runtime: RuntimeSettings) -> None:
-    config = RunConfig(
-        **{name: getattr(recipe, name) for name in Recipe.model_fields}, runtime=runtime
-    )
-    with report_disk_errors(folder.path):
-        folder.check()
-        safetensors_file.write_atomically(
-            folder.path / "config.toml", toml_io.to_toml(config).encode()
-        )

@@ -1,8 +1,6 @@
 """The run folders under a folder: what they are, and how far they got. Never writes.
 
-A job of seeds is one line; listed by itself, a line for each of its seeds.
-
-Must not know: display.
+A sweep is one line; listed by itself, a line for each of its seeds.
 """
 
 from __future__ import annotations

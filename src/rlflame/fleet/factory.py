@@ -1,13 +1,15 @@
-"""The fleet that a runtime asks for.
+"""Makes the fleet that the runtime settings name.
 
-It imports little, so that worker processes start and load while the driver still loads its parts.
+A new fleet is a module in this package and a row of FLEETS; its name is a choice of
+`runtime.fleet`. No other code compares a fleet's name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rlflame.config import user_env_file
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.auto import AutoFleet
 from rlflame.fleet.base import Fleet, Observer, ignore_event
@@ -19,6 +21,22 @@ if TYPE_CHECKING:
     from rlflame.fleet.inline import InlineFleet
 
 
+@dataclass(frozen=True, slots=True)
+class FleetRequest:
+    """What a fleet is made for."""
+
+    runtime: RuntimeSettings
+    #: The most tasks at once; None: not known.
+    tasks: int | None = None
+    observer: Observer = ignore_event
+    #: The environment that local workers load before there are tasks.
+    environment: str | None = None
+    #: Local workers that have started already.
+    prestart_pool: PrestartPool | None = None
+    #: Whether a remote fleet may advise the user to train here.
+    advises: bool = True
+
+
 def make_fleet(
     runtime: RuntimeSettings,
     tasks: int | None = None,
@@ -26,21 +44,9 @@ def make_fleet(
     environment: str | None = None,
     prestart_pool: PrestartPool | None = None,
 ) -> Fleet:
-    """Where rollouts run; never more workers than there can be tasks at once.
-
-    Workers here load what the named environment needs before there are tasks, and those that began
-    early are among them.
-    """
-    if runtime.env_file is not None:
-        user_env_file.load_env_file(runtime.env_file)
-    kind = resolve_fleet_kind(runtime)
-    if kind == "inline":
-        return make_inline_fleet(observer)
-    if kind == "flame":
-        return _make_flame_fleet(runtime, tasks, observer)
-    count = runtime.workers or machine.count_usable_cores()
-    count = count if tasks is None else min(count, tasks)
-    return _make_local_fleet(runtime, count, observer, environment, prestart_pool)
+    """The fleet of a runtime, with at most as many workers as there are tasks at once."""
+    request = FleetRequest(runtime, tasks, observer, environment, prestart_pool)
+    return FLEETS[resolve_fleet_kind(runtime)].make(request)
 
 
 def make_training_fleet(
@@ -50,17 +56,18 @@ def make_training_fleet(
     environment: str | None = None,
     prestart_pool: PrestartPool | None = None,
 ) -> Fleet:
-    """As `make_fleet`, but where `auto` finds a cluster, it and this machine are both timed."""
-    if runtime.fleet != "auto" or resolve_fleet_kind(runtime) != "flame":
+    """As `make_fleet`; where `auto` finds a cluster, training times both sides and chooses one."""
+    kind = resolve_fleet_kind(runtime)
+    if runtime.fleet != "auto" or not is_remote(kind):
         return make_fleet(runtime, slots, observer, environment, prestart_pool)
-    if runtime.env_file is not None:
-        user_env_file.load_env_file(runtime.env_file)
-    # First, so that a cluster that cannot be reached ends it before anything has begun.
-    remote = _make_flame_fleet(runtime, slots, observer, advises=False)
+    request = FleetRequest(runtime, slots, observer, environment, prestart_pool, advises=False)
+    # First, so that a cluster that cannot be reached ends it before anything has started.
+    remote = FLEETS[kind].make(request)
     try:
         cores = machine.count_usable_cores()
-        workers = min(runtime.workers or cores, cores, slots)
-        local = _make_local_fleet(runtime, workers, observer, environment, prestart_pool)
+        workers = min(runtime.workers or cores, cores)
+        local_runtime = runtime.model_copy(update={"workers": workers})
+        local = _make_local_fleet(replace(request, runtime=local_runtime))
     except BaseException:
         remote.close()
         raise
@@ -68,23 +75,34 @@ def make_training_fleet(
 
 
 def make_inline_fleet(observer: Observer = ignore_event) -> InlineFleet:
-    """Inside this process; its type tells where the environments stand."""
+    """The fleet inside this process, whose position callers can watch."""
     from rlflame.fleet.inline import InlineFleet  # loads Gymnasium, as its worker does
 
     return InlineFleet(observer)
 
 
 def resolve_fleet_kind(runtime: RuntimeSettings) -> str:
-    """`auto` is Flame where one is configured, else local."""
+    """The name that `auto` stands for: a remote fleet that is configured, or else local."""
     if runtime.fleet != "auto":
         return runtime.fleet
-    from rlflame.fleet.flame.endpoint import find_configuration
+    configured = (name for name, kind in FLEETS.items() if kind.is_remote and kind.is_configured())
+    return next(configured, "local")
 
-    return "flame" if find_configuration() else "local"
+
+def is_remote(name: object) -> bool:
+    """Whether a fleet of this name has its workers on other machines."""
+    kind = FLEETS.get(str(name))
+    return kind is not None and kind.is_remote
+
+
+def get_worker_noun(name: object) -> str:
+    """The word for a worker of a fleet of this name."""
+    kind = FLEETS.get(str(name))
+    return "worker" if kind is None else kind.worker_noun
 
 
 def is_local_fallback(runtime: RuntimeSettings) -> bool:
-    """Whether `auto` means this machine."""
+    """Whether `auto` stands for this machine."""
     return runtime.fleet == "auto" and resolve_fleet_kind(runtime) == "local"
 
 
@@ -93,27 +111,53 @@ def list_candidates(fleet: Fleet) -> tuple[tuple[str, int], ...]:
     return fleet.candidates if isinstance(fleet, AutoFleet) else ()
 
 
-def _make_local_fleet(
-    runtime: RuntimeSettings,
-    workers: int,
-    observer: Observer,
-    environment: str | None = None,
-    prestart_pool: PrestartPool | None = None,
-) -> Fleet:
+def _make_local_fleet(request: FleetRequest) -> Fleet:
+    runtime, pool = request.runtime, request.prestart_pool
+    count = runtime.workers or machine.count_usable_cores()
+    workers = count if request.tasks is None else min(count, request.tasks)
     return LocalFleet(
         workers,
         step_deadline_s=runtime.step_deadline_s,
         max_retries=runtime.max_retries,
         show_output=runtime.debug,
-        observer=observer,
-        environment=environment,
-        processes=prestart_pool.take(workers) if prestart_pool is not None else (),
+        observer=request.observer,
+        environment=request.environment,
+        processes=pool.take(workers) if pool is not None else (),
     )
 
 
-def _make_flame_fleet(
-    runtime: RuntimeSettings, tasks: int | None, observer: Observer, *, advises: bool = True
-) -> Fleet:
+def _make_flame_fleet(request: FleetRequest) -> Fleet:
     from rlflame.fleet.flame.fleet import FlameFleet
 
-    return FlameFleet(tasks, runtime, observer=observer, advises=advises)
+    return FlameFleet(
+        request.tasks, request.runtime, observer=request.observer, advises=request.advises
+    )
+
+
+def _is_flame_configured() -> bool:
+    from rlflame.fleet.flame.endpoint import find_configuration
+
+    return bool(find_configuration())
+
+
+@dataclass(frozen=True, slots=True)
+class FleetKind:
+    """How a fleet is made, and what other code must know about it."""
+
+    make: Callable[[FleetRequest], Fleet]
+    #: Whether its workers are on other machines. `auto` chooses it where it is configured.
+    is_remote: bool = False
+    is_configured: Callable[[], bool] = lambda: True
+    worker_noun: str = "worker"
+
+
+FLEETS: dict[str, FleetKind] = {
+    "local": FleetKind(_make_local_fleet),
+    "inline": FleetKind(lambda request: make_inline_fleet(request.observer)),
+    "flame": FleetKind(
+        _make_flame_fleet,
+        is_remote=True,
+        is_configured=_is_flame_configured,
+        worker_noun="executor",
+    ),
+}

@@ -1,18 +1,18 @@
-"""Which algorithm a recipe means, with the experience it learns from.
+"""Makes the algorithm of a recipe, and the buffer that feeds it.
 
-One of few modules that name concrete classes.
+A new algorithm is a function that makes it and a row of ALGORITHMS.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
 import numpy as np
 
-from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.config.recipe import LearningSettings
 from rlflame.learning.base import Algorithm, Buffer, GradientProvider
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
@@ -37,20 +37,13 @@ def make_algorithm(
     start_policy: PolicyArrays | None = None,
     shards: Shards | None = None,
 ) -> Algorithm[Any]:
-    """The learner of a recipe, at its beginning; with `start_policy`, from that policy's weights.
+    """The algorithm of a recipe before its first update, with `start_policy` from its weights.
 
-    `shards` are those of a group of learners; otherwise this learner works on all of them.
+    `shards` are those of a group of learners; by default this learner computes all of them.
     """
     shards = shards or Shards(learning.gradient_shards)
-    settings = learning.ppo or learning.reinforce or learning.sac
-    assert settings is not None
-    result: Algorithm[Any]
-    if isinstance(settings, SacSettings):
-        result = _make_sac(settings, learning, spec, start_policy or {}, shards)
-    elif isinstance(settings, PpoSettings):
-        result = _make_ppo(settings, learning, spec, start_policy or {}, shards)
-    else:
-        result = _make_reinforce(settings, learning, spec, start_policy or {}, shards)
+    make = ALGORITHMS[learning.algorithm]
+    result = make(learning, spec, start_policy or {}, shards)
     if start_policy is not None and "normaliser.mean" in start_policy:
         result.load_state({**result.get_state(), **make_normaliser_state(start_policy)})
     return result
@@ -64,29 +57,29 @@ def as_split_algorithm(learner: Algorithm[Any]) -> SplitAlgorithm:
 
 
 def make_buffer(learning: LearningSettings, env: EnvSpec) -> Buffer[Any]:
-    """What becomes of the fragments of a recipe."""
-    settings = learning.sac
-    if settings is None:
+    """The buffer between the rollouts and the algorithm of a recipe."""
+    replay = learning.replay
+    if replay is None:
         return RolloutBuffer()
     columns = learning.rollout.columns
     return ReplayBuffer(
-        ReplayShape(settings.buffer_size, columns, env.observation_size, env.action_size),
+        ReplayShape(replay.buffer_size, columns, env.observation_size, env.action_size),
         seed=learning.seed,
-        batch_size=settings.batch_size,
-        discount=settings.discount,
-        n_step=settings.n_step,
-        updates_per_step=settings.updates_per_step,
-        learning_starts=settings.learning_starts,
+        batch_size=replay.batch_size,
+        discount=replay.discount,
+        n_step=replay.n_step,
+        updates_per_step=replay.updates_per_step,
+        learning_starts=replay.learning_starts,
     )
 
 
 def count_blas_threads(learning: LearningSettings) -> int:
-    """Threads inside a matrix product; lanes take the place of those."""
-    return 1 if learning.sac is not None else learning.threads
+    """Threads inside a matrix product."""
+    return learning.threads if learning.traits.uses_blas_threads else 1
 
 
 def resolve_device(learning: LearningSettings, rank: int) -> str:
-    """Where a learner's gradients are made; the first card that is touched reads the variables."""
+    """The device of a learner's gradients. The first use of a card reads the variables."""
     if learning.device == "cpu":
         return "cpu"
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -98,7 +91,7 @@ def resolve_device(learning: LearningSettings, rank: int) -> str:
 
 
 def compute_fingerprint(learning: LearningSettings) -> dict[str, str]:
-    """What several learners must have in common to end in the same bits."""
+    """The facts that several learners must share to end in the same bits."""
     facts = {"python": platform.python_version(), **read_fingerprint()}
     if learning.provider == "torch":
         facts |= {"torch": metadata.version("torch"), "device": learning.device}
@@ -106,7 +99,7 @@ def compute_fingerprint(learning: LearningSettings) -> dict[str, str]:
 
 
 def compute_environment_fingerprint(learning: LearningSettings) -> dict[str, str]:
-    """What the bits of a run depend on here, with what makes its gradients."""
+    """The facts of this machine that the bits of a run depend on."""
     facts = read_versions()
     if learning.provider == "torch":
         facts["torch"] = metadata.version("torch")
@@ -118,12 +111,9 @@ def compute_environment_fingerprint(learning: LearningSettings) -> dict[str, str
 
 
 def _make_ppo(
-    settings: PpoSettings,
-    learning: LearningSettings,
-    spec: PolicySpec,
-    start_policy: PolicyArrays,
-    shards: Shards,
+    learning: LearningSettings, spec: PolicySpec, start_policy: PolicyArrays, shards: Shards
 ) -> Ppo:
+    assert learning.ppo is not None
     network, parameters = build_network(spec, learning.network, learning.seed, critic=True)
     _load_start_weights(parameters, start_policy)
     provider: PpoProvider
@@ -134,17 +124,21 @@ def _make_ppo(
         provider = TorchPpo(parameters, network, learning.threads, torch_device)
     else:
         provider = NumpyPpo(parameters, network)
-    columns = learning.rollout.columns
-    return Ppo(settings, network, parameters, provider, shards, seed=learning.seed, columns=columns)
+    return Ppo(
+        learning.ppo,
+        network,
+        parameters,
+        provider,
+        shards,
+        seed=learning.seed,
+        columns=learning.rollout.columns,
+    )
 
 
 def _make_reinforce(
-    settings: ReinforceSettings,
-    learning: LearningSettings,
-    spec: PolicySpec,
-    start_policy: PolicyArrays,
-    shards: Shards,
+    learning: LearningSettings, spec: PolicySpec, start_policy: PolicyArrays, shards: Shards
 ) -> Reinforce:
+    assert learning.reinforce is not None
     network, parameters = build_network(spec, learning.network, learning.seed, critic=False)
     _load_start_weights(parameters, start_policy)
     provider: GradientProvider[Any]
@@ -156,16 +150,14 @@ def _make_reinforce(
         )
     else:
         provider = NumpyReinforce(parameters, network)
-    return Reinforce(settings, network, parameters, provider, shards)
+    return Reinforce(learning.reinforce, network, parameters, provider, shards)
 
 
 def _make_sac(
-    settings: SacSettings,
-    learning: LearningSettings,
-    spec: PolicySpec,
-    start_policy: PolicyArrays,
-    shards: Shards,
+    learning: LearningSettings, spec: PolicySpec, start_policy: PolicyArrays, shards: Shards
 ) -> Sac:
+    settings = learning.sac
+    assert settings is not None
     networks = build_sac_networks(
         spec,
         learning.network,
@@ -191,6 +183,11 @@ def _make_sac(
     return Sac(settings, networks, providers, thread_pair, shards, seed=learning.seed)
 
 
+ALGORITHMS: dict[
+    str, Callable[[LearningSettings, PolicySpec, PolicyArrays, Shards], Algorithm[Any]]
+] = {"ppo": _make_ppo, "reinforce": _make_reinforce, "sac": _make_sac}
+
+
 def _load_start_weights(parameters: FlatVector, start_policy: PolicyArrays) -> None:
     for name, array in start_policy.items():
         if name in parameters.shapes:
@@ -198,9 +195,9 @@ def _load_start_weights(parameters: FlatVector, start_policy: PolicyArrays) -> N
 
 
 def make_normaliser_state(start_policy: PolicyArrays) -> dict[str, Array]:
-    """Normaliser statistics behind a policy's mean and scale, as if of a thousand samples.
+    """Normaliser statistics from a policy's mean and scale, as if of a thousand samples.
 
-    A policy file has no count; a thousand holds the old statistics long enough for the weights to
+    A policy file has no count. A thousand holds the old statistics long enough for the weights to
     follow, and lets new observations move them within a few iterations.
     """
     count = 1000.0

@@ -246,7 +246,7 @@ def _check_coherent(recipe: Recipe, env: EnvSpec, spec: PolicySpec) -> None:
         "activation": network.activation,
         "normalise": network.normalise_observations,
         "observation_clip": network.observation_clip,
-        "squash": recipe.learning.sac is not None,
+        "squash": recipe.learning.traits.squashed_actions,
         "exploration": network.exploration,
         "exploration_interval": network.exploration_interval,
     }

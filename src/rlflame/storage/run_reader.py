@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from rlflame.config import nested, regular_file, toml_io
+from rlflame.config.algorithms import DEFAULT_ALGORITHM, TRAITS
 from rlflame.config.recipe import make_defaults
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.spec import Float64
@@ -31,7 +32,7 @@ class _LearningHead(BaseModel):
     """The settings by which runs are told apart. The others are only compared."""
 
     seed: Count = 0
-    algorithm: Text = "ppo"
+    algorithm: Text = DEFAULT_ALGORITHM
     environment: _EnvironmentHead = _EnvironmentHead()
 
 
@@ -50,6 +51,12 @@ class RunData:
     machines: tuple[Line, ...]
     #: The final evaluation and the steps it was made at, once there is one.
     result: Line | None
+
+    @property
+    def counts_iterations(self) -> bool:
+        """Whether the algorithm counts iterations of whole episodes."""
+        traits = TRAITS.get(self.algorithm)
+        return traits is not None and traits.counts_iterations
 
     @cached_property
     def recipe(self) -> dict[str, Any]:

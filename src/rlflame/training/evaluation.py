@@ -1,7 +1,7 @@
-"""Episodes of a fixed policy over any fleet, and what can be said about their returns.
+"""Episodes of a fixed policy over any fleet, and statistics of their returns.
 
 Episode k has its own seed and its own row of the policy's width, whatever the number of workers
-or of episodes. Must not know: training, files, display.
+or of episodes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rlflame.config.recipe import EvaluationSettings
 from rlflame.fleet.base import Fleet
 from rlflame.rollout.spec import (
     EnvSpec,
@@ -38,6 +39,14 @@ class EvaluationPlan:
     seed: int = 0
     stochastic: bool = False
     max_episode_steps: int = 10_000
+
+
+def make_evaluation_plan(settings: EvaluationSettings, *, final: bool) -> EvaluationPlan:
+    return EvaluationPlan(
+        episodes=settings.final_episodes if final else settings.episodes,
+        seed=settings.seed,
+        max_episode_steps=settings.max_episode_steps,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""A signal as a wish: the run ends at the next safe moment, and says how to go on.
-
-Must not know: what is running.
-"""
+"""Signals as stop requests: the run ends at the next safe moment and says how to continue."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ _NUDGE = signal.SIGURG
 
 
 class NullStop:
-    """For runs that nobody can interrupt."""
+    """A stop that is never requested."""
 
     requested = False
 

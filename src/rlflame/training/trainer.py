@@ -8,8 +8,6 @@ Glossary, one word per idea:
   update      one optimizer step
   version     the weights between two iterations
   staleness   how many versions the acting policy may lag behind the learning one
-
-Must not know: file formats, algorithm names, fleet names, wall clock.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
+from rlflame.config.recipe import Recipe, RolloutSettings
 from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError
 from rlflame.fleet.base import Fleet, Submission
 from rlflame.learning.base import Algorithm, Buffer, Metrics, Segment, State
@@ -33,39 +32,38 @@ from rlflame.rollout.spec import (
     RolloutTask,
     make_fresh_state,
 )
-from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord, evaluate
+from rlflame.training.evaluation import (
+    EvaluationPlan,
+    EvaluationRecord,
+    evaluate,
+    make_evaluation_plan,
+)
 
 EnvStates = tuple[tuple[EnvState, ...], ...]
-#: What an experience yields and an algorithm learns from; the loop only hands it on.
+#: What a buffer yields and an algorithm learns from; the loop only hands it on.
 BatchT = TypeVar("BatchT")
-#: How the names begin, in a snapshot's learner, of what the experience holds, and of the average.
+#: Prefixes, in the learner of a snapshot, of the state of the buffer and of the average.
 BUFFER_PREFIX, AVERAGE_PREFIX = "experience.", "average."
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The recipe as the loop needs it."""
+    """A recipe on an environment, under the name of its run."""
 
     run: str
-    seed: int
+    recipe: Recipe
     env: EnvSpec
     policy: PolicySpec
-    unit: str
-    num_slots: int
-    envs_per_slot: int
-    steps: int
-    staleness: int
-    #: An iteration that begins before this step acts at random.
-    random_steps: int
-    stop_at_steps: int | None
-    stop_at_iterations: int | None
-    horizon_steps: int | None
-    horizon_iterations: int | None
-    evaluation: EvaluationPlan
-    evaluate_every_steps: int | None
-    until_return: float | None
-    #: Over how many versions the policy is averaged that is evaluated and kept; None: the newest.
-    average: int | None
+
+    @property
+    def rollout(self) -> RolloutSettings:
+        return self.recipe.learning.rollout
+
+    @property
+    def random_steps(self) -> int:
+        """An iteration that begins before this step acts at random."""
+        replay = self.recipe.learning.replay
+        return 0 if replay is None else replay.learning_starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +95,12 @@ class Snapshot:
     states: EnvStates
     #: With staleness, the weights that act in the next iteration, already under way.
     behaviour: PolicyArrays | None
-    #: What of the experience is not in `learner`, because it changes no more.
+    #: The part of the buffer that is not in `learner`, because it changes no more.
     segments: tuple[Segment, ...] = ()
 
 
 class Recorder(Protocol):
-    """Keeps what happened; decides for itself when a snapshot is due."""
+    """Keeps the record of a run, and decides when a snapshot is due."""
 
     def record_iteration(
         self, progress: Progress, metrics: dict[str, Any], fragments: Sequence[Fragment]
@@ -121,13 +119,13 @@ class Recorder(Protocol):
 
 
 class StopRequest(Protocol):
-    """Somebody's wish that the run should end."""
+    """A request that the run should end."""
 
     @property
     def requested(self) -> bool: ...
 
     def allow_interrupt(self) -> AbstractContextManager[None]:
-        """Inside, a request raises StopNow at once; outside, it waits to be asked about."""
+        """Inside, a request raises StopInterrupt at once; outside, `requested` shows it."""
 
 
 class StopInterrupt(KeyboardInterrupt):
@@ -163,7 +161,7 @@ def restore_components(
     buffer: Buffer[Any],
     average: PolicyAverage,
 ) -> None:
-    """Put them all where the snapshot has them; refuses what is of another recipe."""
+    """Restore all of them from the snapshot; an error where it is of another recipe."""
     has_behaviour = bool(staleness and snapshot.progress.iteration)
     if has_behaviour != (snapshot.behaviour is not None):
         raise CheckpointError(
@@ -183,13 +181,13 @@ def _add_prefix(prefix: str, state: State) -> State:
 
 
 def _pop_prefix(prefix: str, learner: State) -> State:
-    """What stands under these names, which are then gone."""
+    """Remove the state with this prefix, and return it without the prefix."""
     names = [name for name in learner if name.startswith(prefix)]
     return {name.removeprefix(prefix): learner.pop(name) for name in names}
 
 
 class Trainer(Generic[BatchT]):
-    """Collect, learn, record, until the budget is spent or somebody asks to stop."""
+    """Collect, learn, record, until the budget is spent or a stop is requested."""
 
     def __init__(
         self,
@@ -209,13 +207,12 @@ class Trainer(Generic[BatchT]):
         self.progress = Progress()
         self._states: EnvStates = make_initial_states(plan)
         self._behaviour: PolicyArrays | None = None
-        self._average = PolicyAverage(plan.average, algorithm.get_policy())
+        self._average = PolicyAverage(plan.recipe.learning.policy_average, algorithm.get_policy())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Stand where the snapshot does; a CheckpointError if it is of another recipe."""
-        restore_components(
-            snapshot, self._plan.staleness, self._algorithm, self._buffer, self._average
-        )
+        """Continue from the snapshot; a CheckpointError if it is of another recipe."""
+        staleness = self._plan.rollout.staleness
+        restore_components(snapshot, staleness, self._algorithm, self._buffer, self._average)
         self.progress = snapshot.progress
         self._states = snapshot.states
         self._behaviour = snapshot.behaviour
@@ -247,19 +244,19 @@ class Trainer(Generic[BatchT]):
                 current.close()
                 behaviour, current = current.behaviour, None
                 progress, states = self._compute_progress(fragments)
-                if self._plan.staleness:
+                if self._plan.rollout.staleness:
                     # The next iteration is collected while this one is learned from.
                     policy = self._algorithm.get_policy()
                     current = self._collect(policy, progress, states)
                 metrics = self._learn(fragments, behaviour, self._compute_schedule_progress())
                 self.progress, self._states = progress, states
                 try:
-                    if self._plan.staleness:
+                    if self._plan.rollout.staleness:
                         self._behaviour = policy
                     else:
                         current = self._collect(self._algorithm.get_policy(), progress, states)
                 finally:
-                    # Written while workers are at work already, and also where none could begin.
+                    # While workers collect already; also where the next iteration cannot start.
                     self._recorder.record_iteration(self.progress, metrics, fragments)
                 self._evaluate_if_due()
                 self._recorder.record_snapshot(self.take_snapshot, self.progress, final=False)
@@ -294,7 +291,7 @@ class Trainer(Generic[BatchT]):
             return _PendingRollouts(self._fleet, policy, make_tasks(self._plan, progress, states))
 
     def _compute_progress(self, fragments: Sequence[Fragment]) -> tuple[Progress, EnvStates]:
-        """Where the run stands once these fragments are learned from."""
+        """The progress and the environment states after learning from these fragments."""
         progress = replace(
             self.progress,
             iteration=self.progress.iteration + 1,
@@ -319,14 +316,15 @@ class Trainer(Generic[BatchT]):
         return self._average.get_policy(self._algorithm.get_policy())
 
     def _evaluate_if_due(self) -> None:
-        """Also on the way back from a stop that had cut an evaluation short."""
-        every, progress = self._plan.evaluate_every_steps, self.progress
+        """Evaluate where one is due, also after a stop that cut an evaluation short."""
+        settings, progress = self._plan.recipe.evaluation, self.progress
+        every = settings.every_steps
         if every is None or progress.steps // every <= progress.evaluations:
             return
         policy = self._get_evaluation_policy()
         with self._recorder.time_phase("evaluate"), self._stop.allow_interrupt():
-            record = self.evaluate(self._plan.evaluation, policy)
-        target = self._plan.until_return
+            record = self.evaluate(make_evaluation_plan(settings, final=False), policy)
+        target = settings.until_return
         reached = progress.reached or (target is not None and record.low > target)
         self.progress = replace(progress, evaluations=progress.steps // every, reached=reached)
         self._recorder.record_evaluation(self.progress, record, policy)
@@ -337,53 +335,53 @@ class Trainer(Generic[BatchT]):
         )
 
     def _is_finished(self, progress: Progress) -> bool:
-        return progress.is_spent(self._plan.stop_at_steps, self._plan.stop_at_iterations)
+        recipe = self._plan.recipe
+        return progress.is_spent(recipe.stop_at_steps, recipe.stop_at_iterations)
 
     def _compute_schedule_progress(self) -> float:
-        """How far along the schedules the iteration is that begins here."""
-        plan = self._plan
-        parts = [0.0]
-        if plan.horizon_steps is not None:
-            parts.append(self.progress.steps / plan.horizon_steps)
-        if plan.horizon_iterations is not None:
-            parts.append(self.progress.iteration / plan.horizon_iterations)
+        """The position of this iteration on the schedules, from 0 to 1."""
+        learning, parts = self._plan.recipe.learning, [0.0]
+        if learning.horizon_steps is not None:
+            parts.append(self.progress.steps / learning.horizon_steps)
+        if learning.horizon_iterations is not None:
+            parts.append(self.progress.iteration / learning.horizon_iterations)
         return min(1.0, max(parts))
 
 
 def make_tasks(plan: Plan, progress: Progress, states: EnvStates) -> list[RolloutTask]:
-    """An iteration's tasks, a slot each; the policy is still to be named."""
-    is_random = progress.steps < plan.random_steps
-    is_episodic = plan.unit == "episodes"
+    """The tasks of an iteration, one for each slot, without the name of the policy."""
+    rollout, acts_randomly = plan.rollout, progress.steps < plan.random_steps
     return [
         RolloutTask(
             run=plan.run,
-            seed=plan.seed,
+            seed=plan.recipe.learning.seed,
             purpose="train",
             iteration=progress.iteration,
             slot=slot,
             env=plan.env,
             policy=plan.policy,
             policy_id="",
-            unit="episodes" if is_episodic else "steps",
-            steps=plan.steps,
-            rows=plan.envs_per_slot,
+            unit=rollout.unit,
+            steps=rollout.steps,
+            rows=rollout.envs_per_slot,
             first_row=0,
-            acting="uniform" if is_random else "sample",
+            acting="uniform" if acts_randomly else "sample",
             record=True,
-            states=() if is_episodic else states[slot],
+            states=states[slot] if rollout.unit == "steps" else (),
         )
-        for slot in range(plan.num_slots)
+        for slot in range(rollout.num_slots)
     ]
 
 
 def make_initial_states(plan: Plan) -> EnvStates:
-    """Episode 0 of every environment, not begun yet."""
-    if plan.unit == "episodes":
-        return tuple(() for _ in range(plan.num_slots))
+    """Episode 0 of every environment, before its reset."""
+    rollout, seed = plan.rollout, plan.recipe.learning.seed
+    if rollout.unit == "episodes":
+        return tuple(() for _ in range(rollout.num_slots))
     return tuple(
         tuple(
-            make_fresh_state(0, make_reset_seed(plan.seed, Role.RESET, slot, row, 0))
-            for row in range(plan.envs_per_slot)
+            make_fresh_state(0, make_reset_seed(seed, Role.RESET, slot, row, 0))
+            for row in range(rollout.envs_per_slot)
         )
-        for slot in range(plan.num_slots)
+        for slot in range(rollout.num_slots)
     )

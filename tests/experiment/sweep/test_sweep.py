@@ -21,14 +21,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import TINY, finished, process, rlflame
+from configs import make_config
 from test_cli_processes import alive, children_of, until
 
 from rlflame import api, statistics
 from rlflame.analysis.plots import matplotlib_backend
-from rlflame.config import resolve
 from rlflame.console.base import SweepResources
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.experiment import components, run
 from rlflame.experiment.sweep import job as jobs
 from rlflame.experiment.sweep import sweep
 from rlflame.experiment.sweep.job import Sweep
@@ -52,14 +51,9 @@ def assert_as_alone(folder: Path, alone: Path) -> None:
         assert (folder / name).read_bytes() == (alone / name).read_bytes(), name
 
 
-def config(*more: str, env: str = "cartpole", **flags):
-    found, _ = resolve.resolve(
-        environment=env,
-        sets=[*(word for word in TINY if word != "--set"), *more],
-        flags={"stop_at_steps": 256, **flags},
-        continuous=components.has_continuous_actions,
-    )
-    return found
+def config(*more: str, env: str = "cartpole", **settings):
+    sets = [*(word for word in TINY if word != "--set"), *more]
+    return make_config(env, sets=sets, settings={"stop_at_steps": 256, **settings})
 
 
 # Which seeds.
@@ -201,7 +195,7 @@ def test_ten_seeds_are_ten_lone_runs(tmp_path):
     finals, curves = [], []
     for seed in range(10):
         alone = tmp_path / f"alone-{seed}"
-        result = run.train(config(**{"learning.seed": seed, "runtime.out": str(alone)}))
+        result = api.train(config(**{"learning.seed": seed, "runtime.out": str(alone)}))
         assert_as_alone(out / f"seed-{seed}", alone)
         assert document["seeds"][seed]["digest"] == result.digest
         finals.append(json.loads((alone / "result.json").read_text())["evaluation"]["mean"])
@@ -413,10 +407,8 @@ def test_what_died_before_its_first_checkpoint_is_begun_anew(tmp_path):
 
 
 def test_what_another_process_has_just_begun_is_not_cleared_away(tmp_path):
-    config, _ = resolve.resolve(
-        environment="cartpole", continuous=components.has_continuous_actions
-    )
-    begun = run.RunFolder.create(tmp_path / "seed-3")
+    config = make_config("cartpole")
+    begun = RunFolder.create(tmp_path / "seed-3")
     (begun.path / "config.toml").touch()
     job = jobs.Sweep(config, (3,))
     assert jobs.read_seed_status(tmp_path, job, 3).started

@@ -15,6 +15,7 @@ from rlflame.analysis.plots.chart import Chart
 from rlflame.analysis.report import bench_comparison, text
 from rlflame.analysis.report.document import Document
 from rlflame.errors import CheckpointError, ConfigError, RlflameError, format_command
+from rlflame.fleet.factory import is_remote
 from rlflame.rollout.spec import Float64
 from rlflame.statistics import (
     FEWEST_SEEDS,
@@ -242,7 +243,7 @@ def _describe_run(run: RunData, machine: int, cluster: int) -> Facts:
     """Time is that of training with all that belongs to it; what was not measured is None."""
     wall, cpu = run.compute_elapsed_s("wall_s"), None
     seconds = float(wall[1][-1]) if wall else None
-    if "flame" not in {entry.get("fleet") for entry in run.machines}:
+    if not any(is_remote(str(entry.get("fleet"))) for entry in run.machines):
         cpu = run.compute_elapsed_s("driver_cpu_s", "workers_cpu_s")
     phases = {phase: round(sum(line.get(phase, 0.0) for line in run.timing), 3) for phase in PHASES}
     return {

@@ -8,6 +8,7 @@ from typing import Any
 from rlflame.analysis.plots.chart import Chart
 from rlflame.analysis.report.document import Block, Commands, Document, Section, Table
 from rlflame.errors import format_command
+from rlflame.fleet.factory import get_worker_noun, is_remote
 from rlflame.statistics import FEWEST_SEEDS, SeedComparison
 from rlflame.terminal_text import format_count, format_duration
 
@@ -98,7 +99,7 @@ def _format_fleet(cluster: Facts) -> str:
     fleet, capacity = cluster["fleet"], cluster["capacity"]
     if fleet == "inline":
         return "one process"
-    noun = "executor" if fleet == "flame" else "worker"
+    noun = get_worker_noun(fleet)
     text = f"{fleet}, {format_count(capacity, noun)}" if capacity else str(fleet or NOTHING)
     return text + (f" on {format_count(cluster['nodes'], 'node')}" if cluster["nodes"] else "")
 
@@ -233,7 +234,7 @@ def _make_machine_blocks(facts: Facts) -> list[Block]:
             _format_versions(worker, "python"),
         )
         for cluster in facts["clusters"]
-        if cluster["fleet"] == "flame"
+        if is_remote(cluster["fleet"])
         for worker in cluster["workers"]
     )
     if executors:

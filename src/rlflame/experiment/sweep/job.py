@@ -19,6 +19,7 @@ from rlflame.config import resolve, toml_io
 from rlflame.config.nested import find_first_difference
 from rlflame.config.recipe import RunConfig
 from rlflame.config.runtime import RuntimeSettings
+from rlflame.config.validation import validate_config
 from rlflame.errors import CheckpointError, ConfigError, format_command
 from rlflame.experiment.resume import (
     check_can_learn,
@@ -119,7 +120,7 @@ def read_sweep(folder: Path) -> Sweep:
         if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
             raise ValueError(f"seeds = {seeds!r}")
         return Sweep(
-            resolve.validate_config(tables),
+            validate_config(tables),
             parse_seeds(",".join(map(str, seeds))),
             str(section.get("preset") or ""),
             None if init_from is None else str(init_from),

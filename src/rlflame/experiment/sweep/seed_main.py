@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlflame.config import resolve
 from rlflame.config.module_trust import allow_modules
 from rlflame.config.recipe import RunConfig
+from rlflame.config.validation import validate_config
 from rlflame.console.json_lines import JsonDisplay
 from rlflame.errors import (
     DamagedCheckpointsError,
@@ -26,7 +26,7 @@ from rlflame.errors import (
     format_shell,
     from_os_error,
 )
-from rlflame.experiment import run
+from rlflame.experiment.run import RunHost, open_run, start_run
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet
 from rlflame.fleet.remote import RemoteFleet
@@ -71,21 +71,20 @@ def main() -> None:
 def _train(order: Mapping[str, Any], channel: ParentChannel, stop: SignalStop) -> None:
     user_code.load_from_environment()
     allow_modules(order["modules"])
-    config = resolve.validate_config(order["config"])
+    config = validate_config(order["config"])
     show = JsonDisplay(write=lambda text: _send_event(channel, text))
     counts = EventCounter(show.show_fleet_event)
     with _open_fleet(order["fleet"], config, counts, channel) as fleet:
+        host = RunHost(view=show, stop=stop, fleet=fleet, counts=counts, shared=True)
         if order["resume"]:
-            result = run.resume(
-                Path(order["folder"]), config.runtime, steps=order["steps"], fleet=fleet,
-                show=show, stop=stop, counts=counts, shared=True,
-            )  # fmt: skip
+            opening = open_run(
+                Path(order["folder"]), config.runtime, steps=order["steps"], host=host
+            )
         else:
-            start = order["init_from"]
-            result = run.train(
-                config, preset=order["preset"], init_from=Path(start) if start else None,
-                fleet=fleet, show=show, stop=stop, counts=counts, shared=True,
-            )  # fmt: skip
+            init_from = Path(order["init_from"]) if order["init_from"] else None
+            opening = start_run(config, preset=order["preset"], init_from=init_from, host=host)
+        with opening as run:
+            result = run.train()
     show.show_result(result)
     channel.send(MessageKind.RESULT, {"complete": result.complete})
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from rlflame.analysis import curves
 from rlflame.analysis.plots import matplotlib_backend
-from rlflame.config import user_env_file
 from rlflame.config.module_trust import list_allowed_modules
 from rlflame.config.recipe import RunConfig
 from rlflame.config.runtime import RuntimeSettings
@@ -18,7 +17,7 @@ from rlflame.console.base import NullView, RunStart, RunView, SweepResources, Sw
 from rlflame.console.output import as_json_text
 from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import RlflameError, format_command
-from rlflame.experiment import components, run
+from rlflame.experiment.preflight import list_warnings, run_preflight
 from rlflame.experiment.sweep import job as jobs
 from rlflame.experiment.sweep.job import SeedStatus, Sweep
 from rlflame.experiment.sweep.seed_processes import SeedProcesses
@@ -48,19 +47,17 @@ def train(
 ) -> SweepResult:
     """Train a config with each of the seeds, in a new folder of run folders."""
     stop, show = stop or NullStop(), show or NullView()
-    recipe = user_env_file.pin_env_file(config.recipe.copy_with_horizon(), config.runtime.env_file)
-    # All that can be refused is refused once, before there is a folder.
-    run.check_start(recipe.learning, init_from)
-    env = run.await_env_spec(recipe, stop)
-    components.check_memory(recipe, env, resumed=False)
-    if init_from is not None:
-        learning, _ = run.apply_init_policy(recipe.learning, env, init_from)
-        recipe = recipe.model_copy(update={"learning": learning})
-    components.make_policy_spec(recipe.learning, env)
+    recipe = config.recipe.copy_with_horizon()
+    preflight = run_preflight(recipe, config.runtime, init_from=init_from, stop=stop)
+    recipe, env = preflight.recipe, preflight.env
     learning = recipe.learning.model_copy(update={"seed": seeds[0]})
-    sweep_config = config.model_copy(update={**dict(recipe), "learning": learning})
+    sweep_config = RunConfig.from_recipe(recipe, config.runtime).model_copy(
+        update={"learning": learning}
+    )
     init_path = str(init_from.resolve()) if init_from is not None else None
     sweep = Sweep(sweep_config, tuple(seeds), preset, init_path)
+    for warning in list_warnings(recipe):
+        show.show_note(warning)
     with _open_shared_fleet(sweep, show) as fleet:
         folder = RunFolder.create(jobs.choose_sweep_path(config, sweep.seeds))
         if note := folder.format_relocation_note(config.runtime.out):
@@ -94,10 +91,17 @@ def resume(
             sweep = sweep.copy_with_steps(steps)
         if all(status.finished for status in jobs.read_seed_statuses(folder, sweep)):
             return _make_result(folder, sweep, {}, has_trained=False)
-        user_env_file.pin_env_file(sweep.config.recipe, runtime.env_file, lambda: recorded_env_file)
-        env = run.await_env_spec(sweep.config.recipe, stop)
+        preflight = run_preflight(
+            sweep.config.recipe,
+            runtime,
+            resumed=True,
+            stop=stop,
+            read_recorded_env_file=lambda: recorded_env_file,
+        )
+        for warning in list_warnings(preflight.recipe):
+            show.show_note(warning)
         jobs.write_sweep(folder, sweep)
-        summary = RecipeSummary(sweep.config.recipe, env, sweep.preset)
+        summary = RecipeSummary(sweep.config.recipe, preflight.env, sweep.preset)
         with _open_shared_fleet(sweep, show) as fleet:
             return _run_seeds(run_folder, sweep, summary, fleet, show, stop, resumed=True)
     finally:
@@ -143,7 +147,7 @@ def _await_processes(folder: Path, sweep: Sweep, show: RunView) -> None:
 def _open_shared_fleet(sweep: Sweep, show: RunView) -> Iterator[Fleet | None]:
     """The cluster, which all seeds use; None where each seed has its own processes."""
     runtime = sweep.config.runtime
-    if factory.resolve_fleet_kind(runtime) != "flame":
+    if not factory.is_remote(factory.resolve_fleet_kind(runtime)):
         yield None
         return
     slots = sweep.config.learning.rollout.num_slots * len(sweep.seeds)

@@ -1,4 +1,4 @@
-"""Which recipes come in halves. Needs the config alone: it is asked before anything is loaded."""
+"""Which recipes can be updated in halves; needs the config alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_critic_helper(learning: LearningSettings, runtime: RuntimeSettings) ->
 
 def explain_refusal(learning: LearningSettings, runtime: RuntimeSettings) -> str:
     """Why there cannot be one; empty where there can."""
-    if learning.ppo is None:
+    if not learning.traits.splits_update:
         return f"{learning.algorithm} does not learn in two halves that are independent"
     if learning.provider != "numpy":
         return f"the gradients of provider {learning.provider} are not made in halves"

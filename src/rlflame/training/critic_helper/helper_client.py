@@ -12,6 +12,7 @@ from typing import Any
 from rlflame.config.recipe import LearningSettings, Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.fleet.base import Fleet
+from rlflame.fleet.factory import is_remote
 from rlflame.learning.base import Algorithm, Batch, Metrics, State
 from rlflame.learning.factory import as_split_algorithm, compute_fingerprint
 from rlflame.learning.parallel.process_group import to_message
@@ -48,21 +49,21 @@ def is_helper_worthwhile(
         # Workers that collect meanwhile leave no processor idle.
         and not recipe.learning.rollout.staleness
         and not shared
-        and (fleet.capacity > 1 or fleet.name == "flame")
+        and (fleet.capacity > 1 or is_remote(fleet.name))
         and machine.compute_usable_share() >= 2.0
     )
 
 
 def _count_samples(recipe: Recipe, progress: Progress) -> int:
     """What is still to be learned from, each sample once an epoch."""
-    rollout, ppo = recipe.learning.rollout, recipe.learning.ppo
+    learning = recipe.learning
     remaining = []
     if recipe.stop_at_steps is not None:
         remaining.append(recipe.stop_at_steps - progress.steps)
     if recipe.stop_at_iterations is not None:
         iterations = recipe.stop_at_iterations - progress.iteration
-        remaining.append(iterations * rollout.columns * rollout.steps)
-    return 0 if ppo is None else min(remaining) * ppo.epochs
+        remaining.append(iterations * learning.rollout.steps_per_iteration)
+    return min(remaining) * learning.settings.passes
 
 
 class CriticHelper:

@@ -1,0 +1,161 @@
+"""Settings by their names, and data validated as a config, with errors that name the setting."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from rlflame.config import toml_io
+from rlflame.config.recipe import RunConfig
+from rlflame.errors import ConfigError
+
+_SHOULD = "Input should "
+
+
+def validate_config(data: Mapping[str, Any]) -> RunConfig:
+    """The config, or a sentence that names the field, its meaning and the value seen."""
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as error:
+        first, *rest = error.errors(include_url=False)
+        path = _find_setting(first["loc"])
+        # A setting that may be several things has an error for each of them.
+        path_errors = [first, *(other for other in rest if _find_setting(other["loc"]) == path)]
+        reasons = dict.fromkeys(_format_reason({**entry}) for entry in path_errors)
+        message = f" or {_SHOULD}".join(reasons).replace(f" or {_SHOULD}{_SHOULD}be ", " or ")
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(f"There is no setting {path!r}.", _suggest_settings(path)) from error
+        seen_text = (
+            "" if first["type"] == "value_error" else f", seen {format_seen_value(first['input'])}"
+        )
+        description = list_settings().get(path, "").rstrip(".")
+        subject = f"{path} ({description}): " if description else f"{path}: " if path else ""
+        sentence = f"{subject}{message}{seen_text}".replace(f": {_SHOULD}", " should ")
+        raise ConfigError(f"{sentence}.", "rlflame config lists all") from error
+    for name, value in config.learning.environment.kwargs.items():
+        if not _is_json_value(value):
+            raise ConfigError(
+                f"The environment's argument {name} = {_shorten(value)} is not what a recipe can "
+                "carry.",
+                "texts, finite numbers of 64 bits, true and false, none, and lists and tables of "
+                "them",
+            )
+    return config
+
+
+def _shorten(value: Any) -> str:
+    try:
+        return f"{value!r:.200}"
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
+
+
+def format_seen_value(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else toml_io.format_value(value)
+
+
+def _format_reason(error: Mapping[str, Any]) -> str:
+    """What pydantic says, without what Python calls it."""
+    if error["type"] in ("model_type", "dict_type"):
+        return f"{_SHOULD}be a table"
+    if error["type"] == "tuple_type":
+        return f"{_SHOULD}be a list"
+    return str(error["msg"]).removeprefix("Value error, ")
+
+
+def _is_json_value(value: Any) -> bool:
+    """Whether JSON, in which recipes are kept, can say it."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, list | tuple):
+        return all(map(_is_json_value, value))
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_json_value(inner) for name, inner in value.items())
+    if isinstance(value, int):
+        return abs(value) < 2**63  # a checkpoint with a larger one could not be read again
+    return value is None or isinstance(value, str)
+
+
+def check_tables(model: type[BaseModel], layer: Mapping[str, Any], prefix: str = "") -> None:
+    """A section is a table: whatever else stood in its place would silently give way to one."""
+    for name, field in model.model_fields.items():
+        section = _find_section(field.annotation)
+        if section is None or layer.get(name) is None:
+            continue
+        if not isinstance(layer[name], Mapping):
+            some = next(iter(section.model_fields))
+            raise ConfigError(
+                f"{prefix}{name} is a table of settings, not {format_seen_value(layer[name])}.",
+                f"[{prefix}{name}] in a line of its own, its settings below it: {some} = ...",
+            )
+        check_tables(section, layer[name], f"{prefix}{name}.")
+
+
+def parse_set(text: str) -> tuple[str, Any]:
+    """`ppo.clip_range=0.1` -> the full path of the one setting that ends so, and its value."""
+    key, equals, value_text = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text!r} is not NAME=VALUE.", "--set ppo.clip_range=0.1")
+    return find_full_key(key.strip()), toml_io.parse_value(value_text.strip())
+
+
+def find_full_key(key: str) -> str:
+    head, marker, tail = key.partition("environment.kwargs.")
+    if marker and head in ("", "learning."):
+        return f"learning.environment.kwargs.{tail}"
+    matches = [path for path in list_settings() if path == key or path.endswith("." + key)]
+    if len(matches) == 1:
+        return matches[0]
+    if key in matches:
+        return key
+    if matches:
+        raise ConfigError(f"{key!r} could be any of {', '.join(matches)}.", "write one out")
+    raise ConfigError(f"There is no setting {key!r}.", _suggest_settings(key))
+
+
+def list_settings() -> dict[str, str]:
+    """Every setting by its full path, with its explanation."""
+    return {path: field.description or "" for path, field in walk_settings(RunConfig)}
+
+
+def walk_settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, FieldInfo) of every setting that is not itself a section."""
+    for name, field in model.model_fields.items():
+        section = _find_section(field.annotation)
+        if section is None:
+            yield prefix + name, field
+        else:
+            yield from walk_settings(section, f"{prefix}{name}.")
+
+
+def _find_section(annotation: Any) -> type[BaseModel] | None:
+    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
+    non_null = [option for option in options if option is not NoneType]
+    if len(non_null) == 1 and isinstance(non_null[0], type) and issubclass(non_null[0], BaseModel):
+        return non_null[0]
+    return None
+
+
+def _find_setting(location: Sequence[int | str]) -> str:
+    """The setting that pydantic complains of; its path may go on to a part, or to one choice."""
+    path = ".".join(map(str, location))
+    return next((name for name in list_settings() if path.startswith(f"{name}.")), path)
+
+
+def _suggest_settings(key: str) -> str:
+    """First those of the section that was typed, and of them what begins as what was typed."""
+    section, _, last = key.rpartition(".")
+    by_last: dict[str, list[str]] = {}
+    for path in list_settings():
+        by_last.setdefault(path.rpartition(".")[2], []).append(path)
+    prefixed = [name for name in by_last if name.startswith(last)]
+    close = difflib.get_close_matches(last, by_last, n=5, cutoff=0.5)
+    paths = [path for name in dict.fromkeys([*prefixed, *close]) for path in by_last[name]]
+    paths.sort(key=lambda path: not f".{path}".rpartition(".")[0].endswith(f".{section}"))
+    suggestions = ", ".join(paths[:3])
+    return f"did you mean {suggestions}?" if suggestions else "rlflame config lists all settings"

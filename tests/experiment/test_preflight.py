@@ -1,0 +1,64 @@
+"""What refuses a run refuses it in every command, before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import TINY, rlflame
+
+from rlflame.experiment import memory
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("--seeds", "0-1"), ("--dry-run",)], ids=["run", "sweep", "dry"]
+)
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("--env", "hoper"), 2, "'hoper'"),
+        (("--set", "learning.init_policy=" + "0" * 32), 2, "no file was given"),
+        (("--init-from", "absent.safetensors"), 1, "absent.safetensors does not exist"),
+        (
+            ("--set", "runtime.critic_helper=on", "--set", "learning.threads=2"),
+            2,
+            "does not go with a critic helper",
+        ),
+        (("--set", "network.exploration=gsde"), 2, "gsde needs actions that are numbers"),
+    ],
+)
+def test_the_same_is_refused_in_the_same_words(words, code, text, more):
+    spoken = rlflame("train", *TINY, *words, *more)
+    assert spoken.code == code
+    assert text in spoken.err
+    assert not list(Path().iterdir())
+
+
+def test_learners_that_cannot_share_the_work_are_refused_at_train_and_resume():
+    words = ("--set", "learning.gradient_shards=4", "--set", "learning.horizon_steps=999",
+             "--steps", "64", "--out", "x")  # fmt: skip
+    for more in ((), ("--dry-run",)):
+        refused = rlflame("train", *TINY, *words, "--learners", "3", *more)
+        assert (refused.code, "3 learners cannot share 4 shards" in refused.err) == (2, True)
+    assert not list(Path().iterdir())
+    assert rlflame("train", *TINY, *words).code == 0
+    before = (Path("x") / "config.toml").read_bytes()
+    refused = rlflame("resume", "x", "--steps", "128", "--learners", "3")
+    assert (refused.code, "3 learners cannot share 4 shards" in refused.err) == (2, True)
+    assert (Path("x") / "config.toml").read_bytes() == before
+
+
+def test_memory_is_checked_in_a_sweep_too_and_noted_in_a_dry_run(monkeypatch):
+    monkeypatch.setattr(memory, "measure_usable_bytes", lambda: (10_000, 10_000))
+    for more in ((), ("--seeds", "0-1")):
+        refused = rlflame("train", *TINY, *more)
+        assert refused.code == 2
+        assert "and 10 kB are available" in refused.err
+    shown = rlflame("train", *TINY, "--dry-run")
+    assert (shown.code, "Not on this machine: " in shown.err) == (0, True)
+    assert not list(Path().iterdir())
