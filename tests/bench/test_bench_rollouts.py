@@ -66,7 +66,7 @@ def test_an_argument_that_one_environment_alone_had_is_other_work():
         Measurement("a", "lower", (4.0,), "s", case(env="fakes:Fake-v0", kwargs=arguments).work)
         for arguments in ({}, {"length": 21})
     )
-    other = "kwargs {} before, and with environment.kwargs {length = 21} now"
+    other = "kwargs {} before, and with {length = 21} now"
     with pytest.raises(ConfigError, match=re.escape(other)):
         compare_measurements([length], [without], 0.0)
     assert compare_measurements([length], [length], 0.0)

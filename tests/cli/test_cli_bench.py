@@ -330,6 +330,7 @@ def test_without_a_cluster_flame_is_unreachable():
         (("scaling", "--episode-ms", "nan"), "--episode-ms 'nan'"),
         (("scaling", "--episode-ms", "1e9"), "milliseconds from 0 to 600,000"),
         (("scaling", "--compare", "moon"), "no fleet 'moon'"),
+        (("rollouts", "--fleet", "local,flame"), "--fleet is local,flame"),
         (("scaling", "--env", "ant", "--episode-ms", "5"), "exclude each other"),
         (("scaling", "--algo", "ppo"), "are for --env"),
         (("rollouts", "--env", "hoper"), "did you mean"),

@@ -167,7 +167,9 @@ def rollouts(
     from rlflame.bench.rollouts import RolloutsBenchmark
     from rlflame.bench.runner import BenchRunner
 
-    (kind,) = _check_fleets([fleet])
+    kind, *more = parse_fleets(fleet)
+    if more:
+        raise ConfigError(f"--fleet is {fleet}, and rollouts takes one.", f"--fleet {kind}")
     counts = parse_counts(workers, [1, _count_cores()])
     case, runtime = make_env_case(env, algorithm=algo, preset=preset, sets=sets or ())
     benchmark = RolloutsBenchmark(
@@ -267,15 +269,11 @@ def _count_cores() -> int:
 
 def parse_fleets(compare: str | None) -> list[str]:
     """The fleets to compare: by default local, and Flame where one is configured."""
-    if compare is not None:
-        return _check_fleets(compare.split(","))
-    from rlflame.fleet.flame.endpoint import find_configuration
+    if compare is None:
+        from rlflame.fleet.flame.endpoint import find_configuration
 
-    return ["local", "flame"] if find_configuration() else ["local"]
-
-
-def _check_fleets(names: list[str]) -> list[str]:
-    fleets = list(dict.fromkeys(name.strip() for name in names))
+        compare = "local,flame" if find_configuration() else "local"
+    fleets = list(dict.fromkeys(name.strip() for name in compare.split(",")))
     for name in fleets:
         if name not in FLEETS:
             raise ConfigError(f"There is no fleet {name!r}.", f"one of {', '.join(FLEETS)}")

@@ -214,16 +214,16 @@ def _make_change(measurement: Measurement, baseline: Measurement, margin: float)
 
 def _check_same_quantity(measurement: Measurement, baseline: Measurement) -> None:
     # A setting that one of them had not yet may be as it was; `find_doubts` says so.
-    common = [name for name in baseline.work if name in measurement.work]
-    sides = [
-        [
-            *(f"with {name} {format_value(side.work[name])}" for name in common),
-            f"in {side.unit or 'no unit'}",
-            f"with the {side.better} as the better",
-        ]
-        for side in (baseline, measurement)
+    unlike = [
+        (f"with {name} {format_value(value)}", f"with {format_value(measurement.work[name])}")
+        for name, value in baseline.work.items()
+        if measurement.work.get(name, value) != value
     ]
-    unlike = [(before, now) for before, now in zip(*sides, strict=True) if before != now]
+    descriptions = (
+        (f"in {side.unit or 'no unit'}", f"with the {side.better} as the better")
+        for side in (baseline, measurement)
+    )
+    unlike += [(before, now) for before, now in zip(*descriptions, strict=True) if before != now]
     if unlike:
         raise ConfigError(
             f"{measurement.name} was measured {unlike[0][0]} before, and {unlike[0][1]} now.",
