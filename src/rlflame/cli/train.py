@@ -160,7 +160,7 @@ def _train_run(
     *,
     plot: bool,
 ) -> None:
-    from rlflame.console.views import make_display
+    from rlflame.console.display import make_display
     from rlflame.experiment.preflight import check_settings
     from rlflame.fleet import factory
     from rlflame.fleet.base import EventCounter
