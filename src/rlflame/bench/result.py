@@ -20,9 +20,8 @@ from rlflame import __version__
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.analysis.plots.chart import Plot
 from rlflame.analysis.plots.speedup import make_speedup_chart
-from rlflame.analysis.report import markdown
 from rlflame.analysis.report.bench_comparison import Measurement
-from rlflame.analysis.report.document import Document, Section, Table
+from rlflame.analysis.report.document import Document, Section, Table, to_markdown
 from rlflame.bench.machine_load import MachineConditions
 from rlflame.console.output import as_json_text
 from rlflame.errors import ConfigError, RlflameError, format_shell
@@ -98,7 +97,7 @@ class BenchResult:
         if not self.complete:
             last.append("Stopped before the end: this is what was measured until then.")
         sections = (first, *rest, Section("Measured on", tuple(last)))
-        return markdown.to_markdown(Document(self.title, sections))
+        return to_markdown(Document(self.title, sections))
 
     def to_csv(self) -> str:
         text = io.StringIO()

@@ -23,8 +23,11 @@ class Registry:
     def names(self) -> list[str]:
         return [worker["name"] for worker in self.workers.list_workers()]
 
-    def told(self, kind: str) -> list[str]:
-        return [event.text for event in self.events if event.kind == kind]
+    def counts(self) -> list[int]:
+        return [event.count for event in self.events if event.kind == "workers"]
+
+    def notes(self) -> list[str]:
+        return [event.text for event in self.events if event.kind == "note"]
 
 
 def test_a_worker_that_could_not_start_a_child_is_not_compared() -> None:
@@ -32,7 +35,7 @@ def test_a_worker_that_could_not_start_a_child_is_not_compared() -> None:
     registry.workers.add({"name": "a", "host": "far", "pid": 1, "child": 0})
     assert (registry.events, registry.names()) == ([], [])
     registry.add("a")
-    assert registry.told("workers") == ["1"]
+    assert registry.counts() == [1]
 
 
 def test_of_more_workers_than_there_can_be_those_not_heard_of_for_longest_are_gone() -> None:
@@ -40,10 +43,10 @@ def test_of_more_workers_than_there_can_be_those_not_heard_of_for_longest_are_go
     for name in ("a", "b", "a", "c", "a", "c"):
         registry.add(name)
     assert registry.names() == ["a", "c"]
-    assert registry.told("workers") == ["1", "2"]
+    assert registry.counts() == [1, 2]
     registry.add("d", numpy="1.0.0")
     assert registry.names() == ["c", "d"]
-    assert len(registry.told("note")) == 1  # that one is compared as all are
+    assert len(registry.notes()) == 1  # that one is compared as all are
 
 
 def test_where_room_is_made_all_are_counted() -> None:
@@ -51,16 +54,16 @@ def test_where_room_is_made_all_are_counted() -> None:
     registry = Registry([3, 1])
     for name in ("a", "b", "a", "c", "b", "c", "d", "d"):
         registry.add(name)
-    assert registry.told("workers") == ["1", "2", "3"]
+    assert registry.counts() == [1, 2, 3]
     assert registry.names() == ["b", "c", "d"]
 
 
 def test_a_package_that_one_of_two_machines_lacks_changes_no_bit() -> None:
     registry = Registry()
     registry.add("a", box2d="absent")
-    assert registry.told("note") == []
+    assert registry.notes() == []
     registry.add("b", mujoco="1.0.0")
-    (note,) = registry.told("note")
+    (note,) = registry.notes()
     assert note.startswith("the worker on far differs in mujoco 1.0.0 (")
 
 
@@ -68,5 +71,5 @@ def test_another_python_of_a_worker_is_said_once() -> None:
     registry = Registry()
     for name in ("one", "two", "three"):
         registry.add(name, python="3.99.1" if name != "three" else read_versions()["python"])
-    (note,) = registry.told("note")
+    (note,) = registry.notes()
     assert note.startswith("the worker on far runs Python 3.99 (here 3.")
