@@ -40,7 +40,7 @@ from rlflame.config.runtime import RuntimeSettings  # noqa: E402
 from rlflame.fleet.flame.fleet import FlameFleet  # noqa: E402
 from rlflame.rollout.envs.make import read_env_spec  # noqa: E402
 from rlflame.rollout.policy import compute_array_shapes  # noqa: E402
-from rlflame.rollout.spec import (  # noqa: E402
+from rlflame.rollout.task import (  # noqa: E402
     PolicyArrays,
     PolicySpec,
     RolloutTask,

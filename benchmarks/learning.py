@@ -151,7 +151,7 @@ def main() -> None:
             parser.error(f"{options.what} has no {', '.join(sorted(unknown))}, but "
                          f"{', '.join(study.name for study in studies)}")  # fmt: skip
         studies = [study for study in studies if not options.rest or study.name in options.rest]
-    from rlflame.storage.sweep_dir import parse_seeds
+    from rlflame.storage.sweep_folder import parse_seeds
 
     seeds = list(parse_seeds(options.seeds))
     for study in studies if not options.report else []:

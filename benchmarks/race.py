@@ -30,7 +30,7 @@ from rlflame.experiment.learners import launcher
 from rlflame.learning.factory import count_blas_threads
 from rlflame.rollout import blas
 from rlflame.rollout.search_path import make_child_path
-from rlflame.rollout.spec import Fragment
+from rlflame.rollout.task import Fragment
 from rlflame.training.trainer import Progress, StopRequest
 
 SB3_NAME = "stable-baselines3"

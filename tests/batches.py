@@ -6,10 +6,10 @@ import numpy as np
 
 from rlflame.config.recipe import NetworkSettings
 from rlflame.learning.base import Batch
-from rlflame.learning.networks.flat_params import FlatVector, NetworkShape, build_network
+from rlflame.learning.networks.flat_vector import FlatVector, NetworkShape, build_network
 from rlflame.rollout.distributions import compute_noise_size
 from rlflame.rollout.policy import Policy
-from rlflame.rollout.spec import PolicySpec
+from rlflame.rollout.task import PolicySpec
 
 
 def policy_spec(

@@ -28,7 +28,7 @@ from rlflame import api
 from rlflame.config.recipe import RunConfig
 from rlflame.errors import RlflameError
 from rlflame.storage import checkpoint
-from rlflame.storage.run_dir import load_newest_checkpoint
+from rlflame.storage.run_folder import load_newest_checkpoint
 
 EQUAL_BYTES = ("metrics.jsonl", "episodes.csv", "result.json")
 

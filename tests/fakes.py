@@ -229,7 +229,7 @@ class Fake(gymnasium.Env):
         import dataclasses
 
         from rlflame.rollout import wire
-        from rlflame.rollout.spec import Fragment
+        from rlflame.rollout.task import Fragment
 
         right = wire.encode
 

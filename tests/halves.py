@@ -8,8 +8,8 @@ from batches import policy_spec, random_batch
 from rlflame.config.recipe import LearningSettings
 from rlflame.learning.base import Batch, State
 from rlflame.learning.factory import as_split_algorithm, make_algorithm
-from rlflame.learning.ppo.split_update import SplitAlgorithm
-from rlflame.rollout.spec import PolicySpec
+from rlflame.learning.ppo.actor_critic_split import SplitAlgorithm
+from rlflame.rollout.task import PolicySpec
 
 #: 96 samples an iteration, and 2 epochs of 4 minibatches.
 SETTINGS = {

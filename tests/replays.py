@@ -13,7 +13,7 @@ import numpy as np
 
 from rlflame.learning.buffers import replay_buffer
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
-from rlflame.rollout.spec import Fragment
+from rlflame.rollout.task import Fragment
 
 #: Forty transitions in rows of four; a time limit ends every episode and hides what was seen last.
 LEARNING = {

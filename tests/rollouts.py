@@ -11,7 +11,7 @@ from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.policy import compute_array_shapes
 from rlflame.rollout.process.worker_process import WorkerProcess
 from rlflame.rollout.seeding import Role, make_reset_seed
-from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec, RolloutTask, make_fresh_state
+from rlflame.rollout.task import EnvSpec, PolicyArrays, PolicySpec, RolloutTask, make_fresh_state
 from rlflame.rollout.worker import RolloutWorker
 
 MUJOCO = (

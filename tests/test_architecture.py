@@ -147,7 +147,7 @@ CONCRETE = {
         "learning.torch_gradients",
     },
     "rlflame.learning.sac.sac": {"learning.factory"},
-    "rlflame.learning.torch_gradients": {"learning.factory"},
+    "rlflame.learning.policy_gradient_torch": {"learning.factory"},
     "rlflame.learning.sac.loss_torch": {"learning.factory"},
 }
 

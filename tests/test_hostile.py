@@ -21,7 +21,7 @@ from rlflame.experiment.recorded_config import resolve_resumed_runtime
 from rlflame.learning.base import restore_count
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
 from rlflame.rollout.envs.make import make_env
-from rlflame.rollout.spec import EnvSpec
+from rlflame.rollout.task import EnvSpec
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "hostile.py"
 

@@ -12,7 +12,7 @@ from rlflame.experiment import components
 from rlflame.fleet.base import Fleet
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning.parallel.process_group import ProcessGroup
-from rlflame.rollout.spec import EnvSpec, Fragment, PolicyArrays
+from rlflame.rollout.task import EnvSpec, Fragment, PolicyArrays
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.trainer import Snapshot

@@ -26,14 +26,14 @@ from rlflame.console.base import NullView, RunResult, RunView
 from rlflame.experiment import components
 from rlflame.experiment.resume import check_environment
 from rlflame.experiment.run import RunHost, open_run, start_run
-from rlflame.experiment.sweep.sweep import resume as resume_seeds
-from rlflame.experiment.sweep.sweep import train as train_seeds
+from rlflame.experiment.sweep.sweep_run import resume as resume_seeds
+from rlflame.experiment.sweep.sweep_run import train as train_seeds
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet
 from rlflame.rendering import policy_render
 from rlflame.rendering.job import RenderOptions, RenderResult
 from rlflame.rollout.policy import Policy
-from rlflame.rollout.spec import Array
+from rlflame.rollout.task import Array
 from rlflame.storage import checkpoint
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlflame.rollout.seeding import Role, make_stream
-from rlflame.rollout.spec import Array, Float64
+from rlflame.rollout.task import Array, Float64
 
 RESAMPLES = 10_000
 #: For whole curves, each point of which is resampled.

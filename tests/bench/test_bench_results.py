@@ -18,7 +18,7 @@ from rlflame.bench.machine_load import read_conditions
 from rlflame.bench.result import Side
 from rlflame.bench.scaling import ScalingBenchmark
 from rlflame.config.recipe import Recipe
-from rlflame.rollout.spec import EnvSpec
+from rlflame.rollout.task import EnvSpec
 
 ENV = EnvSpec("E-v0", {}, None, 3, "discrete", 2, 0, (), ())
 

@@ -18,7 +18,7 @@ from rlflame.analysis.report import bench_comparison
 from rlflame.config import regular_file, toml_io
 from rlflame.errors import CheckpointError, ConfigError, RlflameError
 from rlflame.experiment import run_list
-from rlflame.storage import checkpoint, replay_segments, run_dir, run_files, run_reader
+from rlflame.storage import checkpoint, record_reader, replay_segments, run_folder, run_reader
 from rlflame.storage.metrics import LineFile
 
 GIGABYTE = 1 << 30
@@ -60,8 +60,8 @@ def replace(request, monkeypatch):
 READERS = {
     "latest.safetensors": (checkpoint.load, CheckpointError),
     "config.toml": (toml_io.read_file, ConfigError),
-    "metrics.jsonl": (run_files.read_lines, CheckpointError),
-    "result.json": (run_files.read_result, CheckpointError),
+    "metrics.jsonl": (record_reader.read_lines, CheckpointError),
+    "result.json": (record_reader.read_result, CheckpointError),
     "scaling.json": (bench_comparison.read_results, CheckpointError),
     "scaling.csv": (speedup.read_run_times, CheckpointError),
 }
@@ -81,9 +81,10 @@ def test_what_is_no_file_is_a_sentence(name, tmp_path, replace):
 def test_what_stands_beside_the_point_reads_as_empty(name, tmp_path, replace):
     path = tmp_path / name
     replace(path)
-    assert {"timing.jsonl": run_files.read_valid_lines, "machines.json": run_files.read_machines}[
-        name
-    ](path) == ()
+    assert {
+        "timing.jsonl": record_reader.read_valid_lines,
+        "machines.json": record_reader.read_machines,
+    }[name](path) == ()
 
 
 def test_a_table_of_episodes_that_is_no_file_is_a_sentence(run, replace):
@@ -118,9 +119,9 @@ def test_a_pipe_is_not_appended_to(tmp_path, replace):
 def test_a_pipe_among_checkpoints_is_passed_over(run, replace):
     replace(run / "checkpoints" / "step-000099999.safetensors")
     notes = []
-    assert run_dir.load_newest_checkpoint(run, notes.append).progress.steps == 512
+    assert run_folder.load_newest_checkpoint(run, notes.append).progress.steps == 512
     assert len(notes) == 1
-    assert run_dir.find_needed_segments(run) == set()
+    assert run_folder.find_needed_segments(run) == set()
     assert run_list.read_run_overview(run).steps == 512
 
 

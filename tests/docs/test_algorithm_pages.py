@@ -24,7 +24,7 @@ from rlflame.statistics import (
 )
 from rlflame.storage import checkpoint
 from rlflame.storage.metrics import NAMES
-from rlflame.storage.sweep_dir import parse_seeds
+from rlflame.storage.sweep_folder import parse_seeds
 from rlflame.terminal_text import format_count
 
 ROOT = Path(__file__).parents[2]

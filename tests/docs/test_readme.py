@@ -24,7 +24,7 @@ from rlflame.bench.scaling import ScalingBenchmark
 from rlflame.config import resolve as config_resolve
 from rlflame.config.recipe import RunConfig
 from rlflame.experiment import resume as experiment_resume
-from rlflame.experiment.sweep import job, sweep
+from rlflame.experiment.sweep import sweep, sweep_run
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -113,13 +113,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def two(config: RunConfig, seeds: Any, **words: Any) -> Any:
         """Under the name that all of them would have had."""
-        out = {"out": str(job.choose_sweep_path(config, tuple(seeds)))}
+        out = {"out": str(sweep.choose_sweep_path(config, tuple(seeds)))}
         runtime = config.runtime.model_copy(update=out)
         return train(config.model_copy(update={"runtime": runtime}), seeds[:2], **words)
 
-    train, resume = sweep.train, sweep.resume
-    monkeypatch.setattr(sweep, "train", two)
-    monkeypatch.setattr(sweep, "resume", resumed_little)
+    train, resume = sweep_run.train, sweep_run.resume
+    monkeypatch.setattr(sweep_run, "train", two)
+    monkeypatch.setattr(sweep_run, "resume", resumed_little)
 
 
 @pytest.fixture

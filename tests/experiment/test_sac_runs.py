@@ -28,7 +28,7 @@ from rlflame.errors import EnvironmentFailure, LearningError
 from rlflame.experiment import components
 from rlflame.fleet.local import LocalFleet
 from rlflame.storage import checkpoint
-from rlflame.storage.run_dir import load_newest_checkpoint
+from rlflame.storage.run_folder import load_newest_checkpoint
 
 
 class Marked(gymnasium.Env):

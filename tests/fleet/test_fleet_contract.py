@@ -37,7 +37,7 @@ from rlflame.fleet.local import LocalFleet
 from rlflame.fleet.submission import JobSubmission
 from rlflame.rollout import wire
 from rlflame.rollout.envs.make import read_env_spec
-from rlflame.rollout.spec import Fragment, RolloutTask
+from rlflame.rollout.task import Fragment, RolloutTask
 
 
 def on_flame(observer: Observer) -> Fleet:

@@ -29,12 +29,12 @@ from rlflame.errors import EnvironmentFailure, FleetError, RlflameError
 from rlflame.fleet import prestart as early_module
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.dispatcher import Dispatcher
-from rlflame.fleet.jobs import FleetJob, JobQueue
+from rlflame.fleet.job_queue import FleetJob, JobQueue
 from rlflame.fleet.local import LocalFleet
 from rlflame.fleet.prestart import PrestartPool
 from rlflame.rollout import wire
 from rlflame.rollout.envs.make import read_env_spec
-from rlflame.rollout.spec import RolloutTask
+from rlflame.rollout.task import RolloutTask
 
 FAKE = rollouts.fake(length=5)
 

@@ -13,7 +13,7 @@ from torch.distributions import Categorical, Independent, Normal
 
 from rlflame.rollout.distributions import compute_noise_size, draw_noise
 from rlflame.rollout.policy import Policy, compute_array_shapes, normalise
-from rlflame.rollout.spec import PolicySpec
+from rlflame.rollout.task import PolicySpec
 
 
 def spec(kind: str = "continuous", **changes: Any) -> PolicySpec:

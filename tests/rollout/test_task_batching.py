@@ -17,7 +17,7 @@ from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.envs.vector_env import make_vector_env
 from rlflame.rollout.mujoco.mujoco_env import MujocoVectorEnv
 from rlflame.rollout.policy import Policy
-from rlflame.rollout.spec import EnvSpec, Fragment, RolloutFailure, RolloutTask
+from rlflame.rollout.task import EnvSpec, Fragment, RolloutFailure, RolloutTask
 from rlflame.rollout.task_batching import merge_tasks, split_fragment
 from rlflame.rollout.worker import RolloutWorker
 

@@ -18,7 +18,7 @@ from rlflame.rollout.distributions import draw_noise
 from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.seeding import Role, make_reset_seed, make_stream
-from rlflame.rollout.spec import EnvSpec, Fragment, RolloutFailure, RolloutTask
+from rlflame.rollout.task import EnvSpec, Fragment, RolloutFailure, RolloutTask
 from rlflame.rollout.worker import RolloutWorker
 
 HOPPER = read_env_spec("Hopper-v5", {}, 12)

@@ -26,13 +26,13 @@ from rlflame import api
 from rlflame.config import regular_file
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import CheckpointError, LearningError
-from rlflame.experiment import memory
+from rlflame.experiment import memory_check
 from rlflame.learning.buffers import replay_buffer
 from rlflame.learning.buffers.replay_buffer import ReplayShape
-from rlflame.rollout.spec import Fragment
-from rlflame.storage import checkpoint, run_dir, run_recorder, safetensors_file
+from rlflame.rollout.task import Fragment
+from rlflame.storage import checkpoint, run_folder, run_recorder, safetensors_file
 from rlflame.storage.replay_segments import SegmentFiles
-from rlflame.storage.sweep_dir import SWEEP_FILE
+from rlflame.storage.sweep_folder import SWEEP_FILE
 from rlflame.training.trainer import BUFFER_PREFIX, Progress, Snapshot
 
 INLINE = RuntimeSettings(fleet="inline", checkpoint_every_steps=32, keep_checkpoints=9)
@@ -380,7 +380,7 @@ def test_while_a_checkpoint_cannot_be_read_nothing_of_the_replay_goes(copied, mo
     """It may be the one that needs it."""
     kept = sorted((copied / "replay").iterdir())
     (copied / "replay" / "segment-000099-0123456789abcdef.safetensors").touch()
-    header, opened = run_dir.list_step_files(copied)[0], regular_file.open_to_read
+    header, opened = run_folder.list_step_files(copied)[0], regular_file.open_to_read
 
     def failing(path):
         if path == header:
@@ -390,9 +390,9 @@ def test_while_a_checkpoint_cannot_be_read_nothing_of_the_replay_goes(copied, mo
     files = SegmentFiles(copied, ())
     with monkeypatch.context() as patch:
         patch.setattr(regular_file, "open_to_read", failing)
-        files.prune(lambda: run_dir.find_needed_segments(copied))
+        files.prune(lambda: run_folder.find_needed_segments(copied))
     assert len([*(copied / "replay").iterdir()]) == len(kept) + 1
-    files.prune(lambda: run_dir.find_needed_segments(copied))
+    files.prune(lambda: run_folder.find_needed_segments(copied))
     assert sorted((copied / "replay").iterdir()) == kept
 
 
@@ -403,12 +403,12 @@ def test_inspect_looks_again_where_a_run_has_moved_on(copied, monkeypatch):
         if name not in checkpoint.read_segment_names(newest(copied)):
             (copied / "replay" / name).unlink()
     answers = [before]
-    real = run_dir.load_newest_checkpoint
+    real = run_folder.load_newest_checkpoint
 
     def moved_on(target, note):
         return answers.pop() if answers else real(target, note)
 
-    monkeypatch.setattr(run_dir, "load_newest_checkpoint", moved_on)
+    monkeypatch.setattr(run_folder, "load_newest_checkpoint", moved_on)
     said = rlflame("inspect", copied)
     assert (said.code, answers) == (0, [])
     assert "step 96" in said.out
@@ -637,7 +637,7 @@ def test_inspect_names_what_is_damaged_in_a_folder_of_seeds(untouched, tmp_path)
 
 def test_a_replay_that_memory_cannot_hold_is_refused_with_one_that_it_can(stopped, monkeypatch):
     available = 123_456_789
-    monkeypatch.setattr(memory, "measure_usable_bytes", lambda: (available, available))
+    monkeypatch.setattr(memory_check, "measure_usable_bytes", lambda: (available, available))
     words = ("train", "--env", "ant", "--algo", "sac", "--set", "runtime.fleet=inline")
     out = stopped / "refused"
     said = rlflame(*words, "--out", out)
@@ -649,14 +649,14 @@ def test_a_replay_that_memory_cannot_hold_is_refused_with_one_that_it_can(stoppe
     assert not out.exists()
     (smaller,) = re.findall(r"--set learning\.sac\.buffer_size=(\d+)", said.err)
     assert 0.9 * available < ReplayShape(int(smaller), 8, 105, 8, 1000).nbytes <= available
-    monkeypatch.setattr(memory, "measure_usable_bytes", lambda: (available, 5000))
+    monkeypatch.setattr(memory_check, "measure_usable_bytes", lambda: (available, 5000))
     said = rlflame(*words, "--out", out)
     assert "raise a limit" in said.err  # a replay of a few steps is no way on
     # A dry run may be for another machine.
     said = rlflame(*words, "--dry-run")
     assert said.code == 0
     assert "Not on this machine: A replay of" in said.err.replace("\n", " ")
-    monkeypatch.setattr(memory, "measure_usable_bytes", lambda: (1000, 1000))
+    monkeypatch.setattr(memory_check, "measure_usable_bytes", lambda: (1000, 1000))
     said = rlflame("resume", stopped, "--set", "runtime.fleet=inline")
     assert said.code == 2
     assert "resume on another machine" in said.err.replace("\n", " ")

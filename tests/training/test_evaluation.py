@@ -17,7 +17,7 @@ from rlflame.fleet.inline import InlineFleet
 from rlflame.fleet.local import LocalFleet
 from rlflame.rollout.policy import Policy
 from rlflame.rollout.seeding import Role, make_reset_seed
-from rlflame.rollout.spec import EpisodeStat
+from rlflame.rollout.task import EpisodeStat
 from rlflame.storage.metrics import NAMES
 from rlflame.training.evaluation import (
     EvaluationPlan,

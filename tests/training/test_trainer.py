@@ -16,7 +16,7 @@ from rlflame.config.recipe import (
 )
 from rlflame.errors import CheckpointError, EnvironmentFailure, FleetError, LearningError
 from rlflame.learning import policy_average
-from rlflame.rollout.spec import EnvSpec, EnvState, EpisodeStat, Fragment, PolicySpec
+from rlflame.rollout.task import EnvSpec, EnvState, EpisodeStat, Fragment, PolicySpec
 from rlflame.training.trainer import Plan, StopInterrupt, Trainer
 
 ENV = EnvSpec("Fake-v0", {}, None, 1, "discrete", 2, 0, (), ())

@@ -14,7 +14,7 @@ from rlflame.analysis.grouping import RunGroup, group_runs, split_group
 from rlflame.analysis.plots.chart import Chart, Panels, Series
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.fleet.factory import is_remote
-from rlflame.rollout.spec import Float64
+from rlflame.rollout.task import Float64
 from rlflame.statistics import compute_iqm_band
 from rlflame.storage.metrics import NAMES
 from rlflame.storage.run_reader import RunData

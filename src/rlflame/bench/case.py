@@ -17,10 +17,10 @@ from rlflame.config.recipe import Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError
 from rlflame.experiment import components
-from rlflame.experiment.memory import check_memory
+from rlflame.experiment.memory_check import check_memory
 from rlflame.fleet.base import Fleet, make_policy_id
 from rlflame.learning.parallel.process_group import ProcessGroup
-from rlflame.rollout.spec import EnvSpec, Fragment
+from rlflame.rollout.task import EnvSpec, Fragment
 from rlflame.training.trainer import Progress, StopInterrupt, StopRequest
 
 Clock = Callable[[], float]

@@ -25,7 +25,7 @@ from rlflame.experiment.preflight import check_learners
 from rlflame.fleet.base import Fleet
 from rlflame.learning.factory import count_blas_threads
 from rlflame.learning.parallel.process_group import ProcessGroup
-from rlflame.rollout.spec import Float32
+from rlflame.rollout.task import Float32
 from rlflame.statistics import Interval
 from rlflame.terminal_text import format_count
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlflame.rollout import machine
 from rlflame.rollout.blas import THREAD_VARIABLES
-from rlflame.storage import machine_info
+from rlflame.storage import machine_log
 from rlflame.terminal_text import format_size
 
 #: The share of the usable processors at work above which a machine counts as busy.
@@ -75,7 +75,7 @@ def read_conditions(
     at_work = (sample or count_busy_processors)()
     decisive = at_work if at_work is not None else load_average[0] if load_average else 0.0
     return MachineConditions(
-        machine=machine_info.describe_machine(),
+        machine=machine_log.describe_machine(),
         threads={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         load_before=load_average,
         at_work=at_work,

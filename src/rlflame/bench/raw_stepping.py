@@ -29,7 +29,7 @@ from rlflame.rollout.process.worker_process import (
     describe_exit,
     format_exit_clause,
 )
-from rlflame.rollout.spec import Array, EnvSpec, Fragment
+from rlflame.rollout.task import Array, EnvSpec, Fragment
 from rlflame.training.trainer import StopRequest
 
 WAYS = ("gymnasium", "mj_step")

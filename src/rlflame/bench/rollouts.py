@@ -36,7 +36,7 @@ from rlflame.fleet.base import ContextManagerMixin, Fleet
 from rlflame.learning import factory as learning_factory
 from rlflame.rollout.envs import user_code
 from rlflame.rollout.policy import Policy
-from rlflame.rollout.spec import Fragment, RolloutTask
+from rlflame.rollout.task import Fragment, RolloutTask
 from rlflame.training.stop_signal import NullStop
 from rlflame.training.trainer import Progress, StopRequest, make_initial_states, make_tasks
 

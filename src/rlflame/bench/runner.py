@@ -62,11 +62,11 @@ class BenchSession:
 
     def open_fleet(self, kind: str, workers: int) -> AbstractContextManager[Fleet]:
         if kind == "flame":
-            from rlflame.fleet.flame import endpoint
+            from rlflame.fleet.flame import cluster_config
 
-            if endpoint.find_configuration() is None:
+            if cluster_config.find_configuration() is None:
                 hint = "local in place of flame measures this machine."
-                raise endpoint.make_unconfigured_error(hint)
+                raise cluster_config.make_unconfigured_error(hint)
         self.show_status(f"{kind} with {workers}: starting")
         runtime = self.runtime.model_copy(update={"fleet": kind, "workers": workers})
         return factory.make_fleet(runtime, None, self._events)

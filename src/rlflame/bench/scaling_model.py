@@ -17,7 +17,7 @@ import numpy as np
 
 from rlflame.bench.case import Case
 from rlflame.bench.result import Side, compute_gain, compute_median, compute_speedup
-from rlflame.rollout.spec import Float64
+from rlflame.rollout.task import Float64
 from rlflame.statistics import FEWEST_SEEDS, Interval
 from rlflame.terminal_text import format_count
 

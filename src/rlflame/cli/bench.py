@@ -270,7 +270,7 @@ def _count_cores() -> int:
 def parse_fleets(compare: str | None) -> list[str]:
     """The fleets to compare: by default local, and Flame where one is configured."""
     if compare is None:
-        from rlflame.fleet.flame.endpoint import find_configuration
+        from rlflame.fleet.flame.cluster_config import find_configuration
 
         compare = "local,flame" if find_configuration() else "local"
     fleets = list(dict.fromkeys(name.strip() for name in compare.split(",")))

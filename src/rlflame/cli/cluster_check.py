@@ -44,7 +44,7 @@ def cluster_check(
     """
     from rlflame.console.output import as_json_text, print_note, print_result, print_result_lines
     from rlflame.fleet.flame.check.cluster_check import ClusterCheck
-    from rlflame.fleet.flame.endpoint import EXPORT, UP, find_configuration
+    from rlflame.fleet.flame.cluster_config import EXPORT, UP, find_configuration
     from rlflame.rendering.gl_backend import GraphicsCheck
     from rlflame.training.stop_signal import exit_on_signal
 

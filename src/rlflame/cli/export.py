@@ -52,7 +52,7 @@ def export(
     from rlflame.errors import ConfigError, RlflameError, format_command
     from rlflame.experiment import resume
     from rlflame.storage import export as files
-    from rlflame.storage.run_dir import load_policy_file
+    from rlflame.storage.run_folder import load_policy_file
 
     onnx = onnx or (out is not None and out.suffix.lower() == ".onnx")
     if check and not onnx:

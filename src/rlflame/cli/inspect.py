@@ -43,7 +43,7 @@ def inspect(
     del debug
     from rlflame.errors import ConfigError
     from rlflame.experiment import checkpoint_diff
-    from rlflame.storage.sweep_dir import is_sweep
+    from rlflame.storage.sweep_folder import is_sweep
 
     if recipe and as_json:
         raise ConfigError(
@@ -76,7 +76,7 @@ def _read_entry(path: Path, *, with_replay: bool) -> _Entry:
     """The newest checkpoint, and what there is of its replay."""
     from rlflame.console.output import print_note
     from rlflame.experiment import checkpoint_diff
-    from rlflame.storage.run_dir import load_newest_checkpoint
+    from rlflame.storage.run_folder import load_newest_checkpoint
 
     checkpoint, replay, last_digest = load_newest_checkpoint(path, print_note), None, None
     while with_replay and checkpoint.digest != last_digest:
@@ -165,7 +165,7 @@ def _inspect_sweeps(folders: list[Path], *, recipe: bool, as_json: bool) -> None
     from rlflame.console.output import print_result
     from rlflame.errors import ConfigError
     from rlflame.experiment import checkpoint_diff
-    from rlflame.storage.sweep_dir import is_sweep, list_seed_runs
+    from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
 
     other_folders = [folder for folder in folders if not is_sweep(folder)]
     if other_folders:

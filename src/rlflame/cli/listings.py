@@ -65,10 +65,10 @@ def _format_row(run: RunOverview) -> tuple[str, ...]:
 def envs(as_json: Json = False, debug: Debug = False) -> None:
     """List environments, their sizes and presets."""
     del debug
-    from rlflame.cli.catalog import list_environments
     from rlflame.config import resolve
     from rlflame.console.formatting import format_table
     from rlflame.console.output import as_json_text, print_result, print_result_lines
+    from rlflame.experiment.catalog import list_environments
 
     entries = list_environments()
     if as_json:
@@ -97,8 +97,8 @@ def config(
 ) -> None:
     """List all settings: meaning, default, range."""
     del debug
-    from rlflame.cli.catalog import list_settings
     from rlflame.console.output import as_json_text, print_result, print_result_lines
+    from rlflame.experiment.catalog import list_settings
 
     if schema:
         from rlflame.config.recipe import RunConfig

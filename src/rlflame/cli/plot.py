@@ -104,7 +104,7 @@ def _draw_runs(
     from rlflame.analysis import curves
     from rlflame.console.output import print_note
     from rlflame.storage import run_reader
-    from rlflame.storage.sweep_dir import is_sweep
+    from rlflame.storage.sweep_folder import is_sweep
 
     runs, notes = run_reader.read_runs(paths)
     for note in notes:

@@ -59,7 +59,7 @@ def render(
     from rlflame.experiment import resume
     from rlflame.rendering.job import RenderOptions
     from rlflame.rendering.policy_render import resolve_kind
-    from rlflame.storage.run_dir import load_policy_file
+    from rlflame.storage.run_folder import load_policy_file
 
     if human and out is not None:
         raise ConfigError("--human and -o exclude each other.", "leave out one")

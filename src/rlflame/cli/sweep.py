@@ -20,7 +20,7 @@ def parse_seeds(
     """The seeds of `--seeds`; refuses what means nothing beside it."""
     from rlflame.config.validation import parse_set
     from rlflame.errors import ConfigError
-    from rlflame.storage.sweep_dir import parse_seeds
+    from rlflame.storage.sweep_folder import parse_seeds
 
     _check_no_torchrun("rlflame train --seeds without torchrun, or one --seed")
     if seed is not None:
@@ -64,12 +64,12 @@ def _check_no_torchrun(hint: str) -> None:
 
 def train(config: RunConfig, preset: str, seeds: tuple[int, ...], init_from: Path | None) -> None:
     from rlflame.console.display import make_display
-    from rlflame.experiment.sweep import sweep
+    from rlflame.experiment.sweep import sweep_run
     from rlflame.training.stop_signal import SignalStop
 
     display = make_display(config.runtime.progress, sweep=True)
     with SignalStop() as stop:
-        result = sweep.train(
+        result = sweep_run.train(
             config, seeds, preset=preset, init_from=init_from, show=display, stop=stop
         )
     _finish_sweep(result, config.runtime, display, stop)
@@ -80,7 +80,7 @@ def resume(
 ) -> None:
     from rlflame.console.display import make_display
     from rlflame.errors import ConfigError, format_command
-    from rlflame.experiment.sweep import sweep
+    from rlflame.experiment.sweep import sweep_run
     from rlflame.training.stop_signal import SignalStop
 
     _check_no_torchrun(f"{format_command('resume', folder)} without torchrun")
@@ -93,7 +93,7 @@ def resume(
         )
     display = make_display(runtime.progress, sweep=True)
     with SignalStop() as stop:
-        result = sweep.resume(folder, runtime, steps=steps, show=display, stop=stop)
+        result = sweep_run.resume(folder, runtime, steps=steps, show=display, stop=stop)
     _finish_sweep(result, runtime, display, stop)
 
 

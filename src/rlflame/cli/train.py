@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlflame.config.recipe import RunConfig
     from rlflame.console.base import RunResult, RunView
     from rlflame.fleet.prestart import PrestartPool
-    from rlflame.rollout.spec import EnvSpec
+    from rlflame.rollout.task import EnvSpec
     from rlflame.training.stop_signal import SignalStop
 
 
@@ -82,7 +82,7 @@ def resume(
         resolve_resumed_runtime,
     )
     from rlflame.rollout.blas import limit_threads
-    from rlflame.storage.sweep_dir import is_sweep
+    from rlflame.storage.sweep_folder import is_sweep
 
     saved = read_recorded_config(run)
     runtime = resolve_resumed_runtime(run, saved, flags)
@@ -219,7 +219,7 @@ def _print_dry_run(
         print_result_lines(as_json_text({**summary.as_dict(), **fields}, indent=2))
         return
     if seeds:
-        from rlflame.storage.sweep_dir import format_seeds
+        from rlflame.storage.sweep_folder import format_seeds
 
         print_result(f"# --seeds {format_seeds(seeds)}: this recipe, and so on with each of them.")
     workers = f"at most {summary.max_workers:,} can help (learning.rollout.num_slots)"
@@ -234,7 +234,7 @@ def _print_machine_problems(config: RunConfig, env: EnvSpec) -> None:
     """What this machine cannot do is a note, because the recipe may be meant for another one."""
     from rlflame.console.output import print_note
     from rlflame.errors import ConfigError
-    from rlflame.experiment.memory import check_memory
+    from rlflame.experiment.memory_check import check_memory
     from rlflame.learning.factory import resolve_device
 
     for check in (

@@ -10,7 +10,7 @@ from rlflame.terminal_text import format_count, format_size
 if TYPE_CHECKING:
     from rlflame.config.recipe import Recipe
     from rlflame.learning.buffers.replay_buffer import ReplayShape
-    from rlflame.rollout.spec import EnvSpec
+    from rlflame.rollout.task import EnvSpec
     from rlflame.training.evaluation import EvaluationRecord
 
 
@@ -25,7 +25,7 @@ class RecipeSummary:
     @property
     def layers(self) -> tuple[int, ...]:
         """Units of the policy's layers, from the observation to the output."""
-        from rlflame.rollout.spec import compute_output_size
+        from rlflame.rollout.task import compute_output_size
 
         learning, env, network = self.recipe.learning, self.env, self.recipe.learning.network
         units = compute_output_size(env.action_size, learning.sac is not None, network.exploration)

@@ -14,7 +14,7 @@ from rlflame.console.output import shorten_traceback
 from rlflame.console.recipe_summary import format_evaluation
 from rlflame.errors import RlflameError, format_command
 from rlflame.statistics import FEWEST_SEEDS, compute_interquartile_means
-from rlflame.storage.sweep_dir import format_seeds
+from rlflame.storage.sweep_folder import format_seeds
 from rlflame.terminal_text import escape_line, format_count, format_duration
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from rlflame.learning.parallel.process_group import (
 )
 from rlflame.rollout import blas
 from rlflame.rollout.mujoco import known_spaces
-from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec
+from rlflame.rollout.task import EnvSpec, PolicyArrays, PolicySpec
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.trainer import Plan, Progress, Recorder, StopRequest, Trainer
 

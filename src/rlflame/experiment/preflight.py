@@ -17,7 +17,7 @@ from rlflame.errors import ConfigError, UnknownEnvironmentError, format_command
 from rlflame.training.critic_helper.conditions import check_critic_helper
 
 if TYPE_CHECKING:
-    from rlflame.rollout.spec import EnvSpec, PolicyArrays
+    from rlflame.rollout.task import EnvSpec, PolicyArrays
     from rlflame.training.trainer import StopRequest
 
 
@@ -48,7 +48,7 @@ def run_preflight(
     recipe = pin_env_file(recipe, runtime.env_file, read_recorded_env_file)
     check_settings(recipe, runtime)
     from rlflame.experiment import components
-    from rlflame.experiment.memory import check_memory
+    from rlflame.experiment.memory_check import check_memory
     from rlflame.training.stop_signal import NullStop, abort_on_stop
 
     if not resumed:
@@ -136,7 +136,7 @@ def _load_start_policy(
     from rlflame.experiment.components import make_policy_spec
     from rlflame.fleet.base import make_policy_id
     from rlflame.rollout.policy import compute_array_shapes
-    from rlflame.storage.run_dir import load_policy_file
+    from rlflame.storage.run_folder import load_policy_file
 
     source = load_policy_file(file)
     expected = compute_array_shapes(make_policy_spec(learning, env))

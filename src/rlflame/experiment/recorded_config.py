@@ -15,7 +15,7 @@ from rlflame.config.resolve import resolve_runtime
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.validation import parse_set
 from rlflame.errors import ConfigError, format_command, format_shell
-from rlflame.storage.sweep_dir import RESTORE_HINT, SWEEP_FILE, is_sweep, list_seed_runs
+from rlflame.storage.sweep_folder import RESTORE_HINT, SWEEP_FILE, is_sweep, list_seed_runs
 
 
 def read_recorded_config(target: Path) -> dict[str, Any]:

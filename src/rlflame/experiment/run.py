@@ -37,12 +37,12 @@ from rlflame.experiment.resume import (
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet, TrafficCounter
 from rlflame.learning.factory import compute_environment_fingerprint, count_blas_threads
-from rlflame.rendering.clips import ClipRecorder, make_clip_recorder
-from rlflame.rollout.spec import PolicyArrays
+from rlflame.rendering.clip_recorder import ClipRecorder, make_clip_recorder
+from rlflame.rollout.task import PolicyArrays
 from rlflame.storage import checkpoint, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.storage.machine_info import MachineLog
-from rlflame.storage.run_dir import (
+from rlflame.storage.machine_log import MachineLog
+from rlflame.storage.run_folder import (
     RunFolder,
     format_resume_hint,
     has_checkpoint_files,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rlflame.errors import FleetError
-from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
+from rlflame.rollout.task import Fragment, PolicyArrays, RolloutTask
 
 from .base import (
     ContextManagerMixin,

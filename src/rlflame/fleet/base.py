@@ -15,7 +15,7 @@ from typing import Literal, Protocol, Self
 import numpy as np
 
 from rlflame.errors import EnvironmentFailure, FleetError
-from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutFailure, RolloutTask
+from rlflame.rollout.task import Fragment, PolicyArrays, RolloutFailure, RolloutTask
 
 TaskEventKind = Literal[
     "submitted", "running", "done", "retried", "speculated", "lost", "cancelled"

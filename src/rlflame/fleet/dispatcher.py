@@ -15,7 +15,7 @@ from rlflame.rollout.process.channel import Message, MessageKind, ProtocolError,
 from rlflame.rollout.process.worker_process import WorkerProcess
 
 from .base import Observer, TrafficMeter, ignore_event
-from .jobs import FleetJob, JobQueue, deliver_notifications
+from .job_queue import FleetJob, JobQueue, deliver_notifications
 from .retry_policy import decode_result, make_broken_worker_error
 from .worker_pool import START_DEADLINE_S, PoolSettings, WorkerHandle, WorkerPool
 

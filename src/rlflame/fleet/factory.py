@@ -135,7 +135,7 @@ def _make_flame_fleet(request: FleetRequest) -> Fleet:
 
 
 def _is_flame_configured() -> bool:
-    from rlflame.fleet.flame.endpoint import find_configuration
+    from rlflame.fleet.flame.cluster_config import find_configuration
 
     return bool(find_configuration())
 

@@ -14,7 +14,7 @@ from typing import Any
 from rlflame.errors import RlflameError
 from rlflame.fleet.base import Fleet, Submission
 from rlflame.rollout.process.channel import Channel, MessageKind, WakePipe
-from rlflame.rollout.spec import RolloutTask
+from rlflame.rollout.task import RolloutTask
 
 
 class FleetServer:

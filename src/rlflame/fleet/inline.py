@@ -16,7 +16,7 @@ import numpy as np
 from rlflame.errors import FleetError, RlflameError
 from rlflame.rollout import blas
 from rlflame.rollout.machine import read_versions
-from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutFailure, RolloutTask, TaskPosition
+from rlflame.rollout.task import Fragment, PolicyArrays, RolloutFailure, RolloutTask, TaskPosition
 from rlflame.rollout.task_batching import merge_tasks, split_fragment
 from rlflame.rollout.worker import RolloutWorker
 

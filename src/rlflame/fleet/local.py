@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rlflame.errors import RlflameError
 from rlflame.rollout import wire
 from rlflame.rollout.process.worker_process import WorkerProcess
-from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
+from rlflame.rollout.task import Fragment, PolicyArrays, RolloutTask
 from rlflame.rollout.task_batching import merge_tasks
 
 from .base import (
@@ -25,7 +25,7 @@ from .base import (
     make_policy_id,
 )
 from .dispatcher import Dispatcher
-from .jobs import FleetJob
+from .job_queue import FleetJob
 from .submission import JobSubmission
 from .worker_pool import PoolSettings
 

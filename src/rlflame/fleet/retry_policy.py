@@ -9,10 +9,10 @@ from typing import Any
 
 from rlflame.errors import FleetError, RlflameError
 from rlflame.rollout import wire
-from rlflame.rollout.spec import Fragment, RolloutFailure, RolloutTask, TaskPosition
+from rlflame.rollout.task import Fragment, RolloutFailure, RolloutTask, TaskPosition
 
 from .base import check_fragment, make_environment_failure
-from .jobs import FleetJob
+from .job_queue import FleetJob
 
 #: Enough for a minute of trouble, with the pauses between.
 MAX_STRAYS = 30

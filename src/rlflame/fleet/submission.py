@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from rlflame.errors import RlflameError
-from rlflame.rollout.spec import Fragment
+from rlflame.rollout.task import Fragment
 from rlflame.rollout.task_batching import split_fragment
 
-from .jobs import FleetJob
+from .job_queue import FleetJob
 
 
 class JobRunner(Protocol):

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from rlflame.errors import FleetError
 from rlflame.rollout.process.channel import MessageKind, ProtocolError
 from rlflame.rollout.process.worker_process import WorkerProcess, describe_exit
-from rlflame.rollout.spec import TaskPosition
+from rlflame.rollout.task import TaskPosition
 
 from .base import TrafficMeter
-from .jobs import FleetJob, JobQueue
+from .job_queue import FleetJob, JobQueue
 from .retry_policy import HANG_REASON, count_death, count_hang
 
 #: Starts that may fail in a row; more where something kills them, which need not happen again.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlflame.errors import LearningError
-from rlflame.rollout.spec import Array, Float32, Float64, Fragment, PolicyArrays
+from rlflame.rollout.task import Array, Float32, Float64, Fragment, PolicyArrays
 
 #: Tensors by name, as they stand in a checkpoint.
 State = dict[str, Array]

@@ -17,18 +17,18 @@ from rlflame.config.recipe import LearningSettings
 from rlflame.learning.base import Algorithm, Buffer, GradientProvider
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
 from rlflame.learning.buffers.rollout_buffer import RolloutBuffer
-from rlflame.learning.networks.flat_params import FlatVector, build_network
+from rlflame.learning.networks.flat_vector import FlatVector, build_network
 from rlflame.learning.parallel.gradient_shards import Shards
 from rlflame.learning.parallel.thread_pair import ThreadPair
+from rlflame.learning.ppo.actor_critic_split import SplitAlgorithm
 from rlflame.learning.ppo.loss import NumpyPpo, PpoProvider
 from rlflame.learning.ppo.ppo import Ppo
-from rlflame.learning.ppo.split_update import SplitAlgorithm
 from rlflame.learning.reinforce.reinforce import NumpyReinforce, Reinforce
 from rlflame.learning.sac.loss import NumpyCrossQ, NumpySac, SacGradientProvider
 from rlflame.learning.sac.networks import build_sac_networks
 from rlflame.learning.sac.sac import Sac
 from rlflame.rollout.machine import read_fingerprint, read_versions
-from rlflame.rollout.spec import Array, EnvSpec, PolicyArrays, PolicySpec
+from rlflame.rollout.task import Array, EnvSpec, PolicyArrays, PolicySpec
 
 
 def make_algorithm(
@@ -118,7 +118,7 @@ def _make_ppo(
     _load_start_weights(parameters, start_policy)
     provider: PpoProvider
     if learning.provider == "torch":
-        from rlflame.learning.torch_gradients import TorchPpo
+        from rlflame.learning.policy_gradient_torch import TorchPpo
 
         torch_device = resolve_device(learning, shards.rank)
         provider = TorchPpo(parameters, network, learning.threads, torch_device)
@@ -143,7 +143,7 @@ def _make_reinforce(
     _load_start_weights(parameters, start_policy)
     provider: GradientProvider[Any]
     if learning.provider == "torch":
-        from rlflame.learning.torch_gradients import TorchReinforce
+        from rlflame.learning.policy_gradient_torch import TorchReinforce
 
         provider = TorchReinforce(
             parameters, network, learning.threads, resolve_device(learning, shards.rank)

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlflame.errors import LearningError
-from rlflame.rollout.spec import Array, Float64, PolicyArrays
+from rlflame.rollout.task import Array, Float64, PolicyArrays
 
 from .base import State, restore
-from .networks.flat_params import FlatVector
+from .networks.flat_vector import FlatVector
 
 _EPSILON = 1e-8
 TOO_LARGE_REWARDS = (

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rlflame.errors import LearningError
-from rlflame.rollout.spec import Array, Float32
+from rlflame.rollout.task import Array, Float32
 
 from .base import Metrics, State, restore, restore_count
 from .normalization import TOO_LARGE_REWARDS

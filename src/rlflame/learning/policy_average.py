@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rlflame.rollout.spec import Array, Float64, PolicyArrays
+from rlflame.rollout.task import Array, Float64, PolicyArrays
 
 from .base import State, restore, restore_count
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlflame.rollout.spec import Float64
+from rlflame.rollout.task import Float64
 
 Mask = NDArray[np.bool_]
 

@@ -14,7 +14,7 @@ from rlflame.rendering import encoders, episodes
 from rlflame.rendering.encoders import Frame
 from rlflame.rendering.episodes import EpisodePlayer, StepImage
 from rlflame.rendering.job import PlayedEpisode, RenderJob, RenderKind, RenderResult
-from rlflame.rollout.spec import Array
+from rlflame.rollout.task import Array
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 

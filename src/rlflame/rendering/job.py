@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlflame.errors import RlflameError
-from rlflame.rollout.spec import EnvSpec, PolicyArrays, PolicySpec
+from rlflame.rollout.task import EnvSpec, PolicyArrays, PolicySpec
 
 RenderKind = Literal["gif", "mp4", "png", "window"]
 KIND_BY_SUFFIX: dict[str, RenderKind] = {".gif": "gif", ".mp4": "mp4", ".png": "png"}

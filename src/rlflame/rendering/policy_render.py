@@ -29,7 +29,7 @@ from rlflame.rendering.job import (
 from rlflame.rollout import blas
 from rlflame.rollout.process.channel import MessageKind, ProtocolError
 from rlflame.rollout.process.worker_process import WorkerProcess
-from rlflame.rollout.spec import PolicyArrays
+from rlflame.rollout.task import PolicyArrays
 from rlflame.storage import safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 

@@ -13,7 +13,7 @@ from .distributions import NoiseBlock, compute_noise_size, draw_noise
 from .envs.vector_env import VectorEnv
 from .policy import Policy
 from .seeding import Role, make_stream
-from .spec import Array, Float32, RolloutTask
+from .task import Array, Float32, RolloutTask
 
 #: Steps for which numbers are drawn at once.
 _BLOCK_STEPS = 256

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .spec import ActionMode, Array, Float32, PolicyArrays, PolicySpec
+from .task import ActionMode, Array, Float32, PolicyArrays, PolicySpec
 
 _LOG_TWO = math.log(2.0)
 _LOG_TWO_PI = math.log(2.0 * math.pi)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .envs.vector_env import EpisodePosition
-from .spec import Array, EnvState, EpisodeStat, Float32, Fragment, RolloutTask
+from .task import Array, EnvState, EpisodeStat, Float32, Fragment, RolloutTask
 
 #: Steps of whole episodes for which there is room at first.
 _FIRST_STEPS = 256

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from .distributions import NoiseBlock, make_distribution, repeat_row
-from .spec import Array, Float32, PolicyArrays, PolicySpec
+from .task import Array, Float32, PolicyArrays, PolicySpec
 
 
 def make_network_shapes(prefix: str, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

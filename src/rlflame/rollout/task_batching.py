@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .mujoco import known_spaces
-from .spec import Fragment, RolloutTask
+from .task import Fragment, RolloutTask
 
 #: Rows that are stepped together; more gain little.
 _MAX_ROWS = 32

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import spec
+from . import task
 
 Check = Callable[[Any], bool]
 
@@ -41,18 +41,18 @@ _SCALAR_TYPES = _PLAIN_TYPES | {float}
 _TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        spec.EnvSpec,
-        spec.PolicySpec,
-        spec.EnvState,
-        spec.RolloutTask,
-        spec.EpisodeStat,
-        spec.Fragment,
-        spec.RolloutFailure,
+        task.EnvSpec,
+        task.PolicySpec,
+        task.EnvState,
+        task.RolloutTask,
+        task.EpisodeStat,
+        task.Fragment,
+        task.RolloutFailure,
     )
 }
 _FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in _TYPES.values()}
 #: Fields that are tables: as many of one type as there happen to be.
-_TABLES = {(spec.Fragment, "episodes"), (spec.Fragment, "states"), (spec.RolloutTask, "states")}
+_TABLES = {(task.Fragment, "episodes"), (task.Fragment, "states"), (task.RolloutTask, "states")}
 
 #: What reading a damaged or hostile header can raise on the way.
 _DECODE_ERRORS = (

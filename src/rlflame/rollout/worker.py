@@ -11,10 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from .collect import Rollout, SlotEnvs
 from .envs.vector_env import VectorEnv, make_vector_env
 from .policy import Policy
-from .spec import (
+from .rollout import Rollout, SlotEnvs
+from .task import (
     EnvironmentFault,
     EnvSpec,
     Fragment,

@@ -22,9 +22,9 @@ from rlflame.config.recipe import EnvironmentSettings, Recipe
 from rlflame.errors import CheckpointError
 from rlflame.rollout import wire
 from rlflame.rollout.policy import compute_array_shapes
-from rlflame.rollout.spec import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec
+from rlflame.rollout.task import Array, EnvSpec, EnvState, PolicyArrays, PolicySpec
 from rlflame.storage import replay_segments, safetensors_file
-from rlflame.storage.run_files import MAX_COUNT, Count
+from rlflame.storage.record_reader import MAX_COUNT, Count
 from rlflame.storage.safetensors_file import Layout
 from rlflame.training.evaluation import EvaluationRecord
 from rlflame.training.trainer import EnvStates, Progress, Snapshot

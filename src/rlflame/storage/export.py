@@ -18,7 +18,7 @@ from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import ConfigError, check_extra, format_shell, replace_suffix
 from rlflame.fleet import factory
 from rlflame.rollout.policy import Policy
-from rlflame.rollout.spec import Array, EnvSpec, Float32, PolicyArrays, PolicySpec
+from rlflame.rollout.task import Array, EnvSpec, Float32, PolicyArrays, PolicySpec
 from rlflame.storage import checkpoint, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan, make_evaluation_task

@@ -15,10 +15,10 @@ from rlflame.config import nested, regular_file, toml_io
 from rlflame.config.algorithms import DEFAULT_ALGORITHM, TRAITS
 from rlflame.config.recipe import make_defaults
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.rollout.spec import Float64
-from rlflame.storage import run_files
-from rlflame.storage.run_files import Count, Line, Text
-from rlflame.storage.sweep_dir import is_sweep, list_seed_runs
+from rlflame.rollout.task import Float64
+from rlflame.storage import record_reader
+from rlflame.storage.record_reader import Count, Line, Text
+from rlflame.storage.sweep_folder import is_sweep, list_seed_runs
 
 #: The sum of the squares of all episodes' returns is then still finite.
 _MAX_VALUE = 1e140
@@ -113,7 +113,7 @@ class RunData:
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             raise CheckpointError(
                 f"{path} is damaged: not all its lines have a return and a length.",
-                run_files.format_rebuild_hint(self.folder),
+                record_reader.format_rebuild_hint(self.folder),
             ) from error
         table = np.array(rows, np.float64).reshape(-1, 2)
         table = table[np.isfinite(table).all(axis=1)]
@@ -168,10 +168,10 @@ def read_run(folder: Path) -> RunData:
         algorithm=learning.algorithm,
         environment=learning.environment.id,
         seed=learning.seed,
-        metrics=run_files.read_lines(folder / "metrics.jsonl"),
-        timing=run_files.read_valid_lines(folder / "timing.jsonl"),
-        machines=run_files.read_machines(folder / "machines.json"),
-        result=run_files.read_result(folder / "result.json"),
+        metrics=record_reader.read_lines(folder / "metrics.jsonl"),
+        timing=record_reader.read_valid_lines(folder / "timing.jsonl"),
+        machines=record_reader.read_machines(folder / "machines.json"),
+        result=record_reader.read_result(folder / "result.json"),
     )
     returns = {name for line in run.metrics for name in line if "return" in name}
     for name in sorted(returns):

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 from rlflame.config import regular_file
 from rlflame.errors import CheckpointError
-from rlflame.rollout.spec import EpisodeStat, Fragment, PolicyArrays
-from rlflame.storage import checkpoint, run_files, safetensors_file
+from rlflame.rollout.task import EpisodeStat, Fragment, PolicyArrays
+from rlflame.storage import checkpoint, record_reader, safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
-from rlflame.storage.machine_info import read_children_cpu_s
+from rlflame.storage.machine_log import read_children_cpu_s
 from rlflame.storage.metrics import EPISODE_HEADER, JsonLines, LineFile, PhaseTimer, Sink
 from rlflame.storage.replay_segments import SegmentFiles
-from rlflame.storage.run_dir import (
+from rlflame.storage.run_folder import (
     RunFolder,
     find_needed_segments,
     get_step_path,
@@ -263,7 +263,7 @@ class FileRecorder:
         if record is None:
             return None
         with contextlib.suppress(CheckpointError):
-            lines = run_files.read_lines(self._folder.path / "metrics.jsonl")
+            lines = record_reader.read_lines(self._folder.path / "metrics.jsonl")
             for line in lines[: self._metric_file.lines]:
                 if line.get("eval_return_mean") == record.mean:
                     saved_checkpoint = checkpoint.load(

@@ -26,8 +26,8 @@ import safetensors.numpy
 from rlflame import __version__
 from rlflame.config import regular_file
 from rlflame.errors import CheckpointError, LearningError, format_shell
-from rlflame.rollout.spec import Array
-from rlflame.storage.machine_memory import measure_available_bytes
+from rlflame.rollout.task import Array
+from rlflame.storage.available_memory import measure_available_bytes
 
 FORMAT = 1
 _BLANK_CHECKSUM = "0" * 64

@@ -32,7 +32,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class SeedResult:
-    """One seed. `get_state` is waiting, stopped, finished or failed."""
+    """One seed. `state` is waiting, stopped, finished or failed."""
 
     seed: int
     folder: Path

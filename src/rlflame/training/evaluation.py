@@ -15,7 +15,7 @@ import numpy as np
 
 from rlflame.config.recipe import EvaluationSettings
 from rlflame.fleet.base import Fleet
-from rlflame.rollout.spec import (
+from rlflame.rollout.task import (
     EnvSpec,
     EpisodeStat,
     Float64,

@@ -23,7 +23,7 @@ from rlflame.fleet.base import Fleet, Submission
 from rlflame.learning.base import Algorithm, Buffer, Metrics, Segment, State
 from rlflame.learning.policy_average import PolicyAverage
 from rlflame.rollout.seeding import Role, make_reset_seed
-from rlflame.rollout.spec import (
+from rlflame.rollout.task import (
     EnvSpec,
     EnvState,
     Fragment,

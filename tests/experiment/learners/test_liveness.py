@@ -20,7 +20,7 @@ from rlflame.experiment.learners.liveness import (
     await_learners,
     make_torchrun_rendezvous,
 )
-from rlflame.experiment.learners.shared_file import make_shared_file
+from rlflame.experiment.learners.rendezvous_file import make_shared_file
 
 
 class Called(LivenessMonitor):

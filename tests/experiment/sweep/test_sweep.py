@@ -28,15 +28,15 @@ from rlflame import api, statistics
 from rlflame.analysis.plots import matplotlib_backend
 from rlflame.console.base import SweepResources
 from rlflame.errors import CheckpointError, ConfigError
-from rlflame.experiment.sweep import job as jobs
-from rlflame.experiment.sweep import sweep
-from rlflame.experiment.sweep.job import Sweep
-from rlflame.experiment.sweep.sweep import split_resources
+from rlflame.experiment.sweep import sweep as jobs
+from rlflame.experiment.sweep import sweep_run
+from rlflame.experiment.sweep.sweep import Sweep
+from rlflame.experiment.sweep.sweep_run import split_resources
 from rlflame.rollout.seeding import Role, make_reset_seed
 from rlflame.storage import checkpoint
-from rlflame.storage.machine_memory import PROCESS_BYTES
-from rlflame.storage.run_dir import RunFolder
-from rlflame.storage.sweep_dir import MAX_SEEDS, format_folder_name, format_seeds, parse_seeds
+from rlflame.storage.available_memory import PROCESS_BYTES
+from rlflame.storage.run_folder import RunFolder
+from rlflame.storage.sweep_folder import MAX_SEEDS, format_folder_name, format_seeds, parse_seeds
 
 SAME = ("metrics.jsonl", "episodes.csv", "result.json")
 
@@ -477,7 +477,7 @@ def test_seeds_whose_folder_was_moved_write_nothing_at_its_path(moment, tmp_path
                 self._folder.check_held()
             return {}
 
-    monkeypatch.setattr(sweep, "SeedProcesses", Moving)
+    monkeypatch.setattr(sweep_run, "SeedProcesses", Moving)
     spoken = rlflame("train", *TINY, "--steps", "64", "--seeds", "0", "--out", out)
     assert spoken.code == 1
     assert "rlflame resume FOLDER" in " ".join(spoken.err.split())
@@ -498,7 +498,7 @@ def test_who_trains_in_a_seed_s_folder_is_waited_for_and_that_is_said(tmp_path, 
     out = tmp_path / "job"
     words = ("--steps", "64", "--set", "horizon_steps=128", "--seeds", "0", "--out", out)
     assert rlflame("train", *TINY, *words).code == 0
-    monkeypatch.setattr(sweep, "_WAIT_S", 0.2)
+    monkeypatch.setattr(sweep_run, "_WAIT_S", 0.2)
     held = RunFolder.open(out / "seed-0")
     try:
         spoken = rlflame("resume", out, "--steps", "128")

@@ -116,7 +116,7 @@ def test_a_dead_cache_is_looked_for_where_it_is_configured(
     home: Path, monkeypatch: pytest.MonkeyPatch, listener: str
 ) -> None:
     monkeypatch.setenv("FLAME_ENDPOINT", f"http://{listener}")
-    monkeypatch.setattr("rlflame.fleet.flame.endpoint.DEFAULT", "the default")
+    monkeypatch.setattr("rlflame.fleet.flame.cluster_config.DEFAULT", "the default")
     monkeypatch.setattr("flamepy.core.types.DEFAULT_FLAME_CACHE_ENDPOINT", f"grpc://{NOBODY}")
     by_default = refused()
     assert isinstance(by_default, FleetUnreachableError)

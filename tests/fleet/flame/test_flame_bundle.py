@@ -21,7 +21,7 @@ import test_architecture as architecture
 from rlflame.fleet.flame import bundle
 from rlflame.rollout import blas, wire
 from rlflame.rollout.envs.make import read_env_spec
-from rlflame.rollout.spec import RolloutTask
+from rlflame.rollout.task import RolloutTask
 from rlflame.rollout.worker import RolloutWorker
 
 #: What a prepared executor has, and what those packages import.

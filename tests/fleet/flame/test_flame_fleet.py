@@ -27,9 +27,9 @@ from rlflame.errors import ConfigError, EnvironmentFailure, FleetError, FleetUnr
 from rlflame.fleet.base import FleetEvent
 from rlflame.fleet.flame import bundle, object_cache
 from rlflame.fleet.flame.client import FlameClient
-from rlflame.fleet.flame.session_start import SessionStarter
+from rlflame.fleet.flame.session_starter import SessionStarter
 from rlflame.rollout import wire
-from rlflame.rollout.spec import RolloutTask
+from rlflame.rollout.task import RolloutTask
 
 
 class Bench:
@@ -414,7 +414,7 @@ def test_a_service_whose_executor_manager_died_ends_itself_once_its_run_is_over(
 def test_executors_that_are_lost_and_cannot_start_again_end_the_run(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlflame.fleet.flame.monitor._STALLED_S", 0.2)
+    monkeypatch.setattr("rlflame.fleet.flame.attempt_monitor._STALLED_S", 0.2)
     with bench.fleet() as fleet:
         assert run(fleet, slots(1)) == expected(slots(1))
         bench.stub.faults.bind_failure = "the disk is full of sand"
@@ -457,7 +457,7 @@ def test_a_task_that_is_always_late_ends_the_run(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt takes another executor, so there must be a last one."""
-    monkeypatch.setattr("rlflame.fleet.flame.monitor._SILENCE_S", 0.2)
+    monkeypatch.setattr("rlflame.fleet.flame.attempt_monitor._SILENCE_S", 0.2)
     with bench.fleet(task_deadline_s=1.0, max_retries=1) as fleet:
         with pytest.raises(FleetError, match="took 2 executors longer than 1 s") as caught:
             run(fleet, slots(1, rollouts.fake(fault="hang")))
@@ -501,7 +501,7 @@ def test_a_cache_that_is_away_is_waited_for_as_long_as_a_session_manager(
 def test_an_answer_that_comes_when_nobody_waits_any_more_is_deleted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("rlflame.fleet.flame.monitor._SILENCE_S", 0.2)
+    monkeypatch.setattr("rlflame.fleet.flame.attempt_monitor._SILENCE_S", 0.2)
     monkeypatch.setattr("rlflame.fleet.flame.attempt._ABANDONED_INTERVAL_S", 0.2)
     gate = tmp_path / "gate"
     env = rollouts.fake(fault="wait", marker=str(gate))

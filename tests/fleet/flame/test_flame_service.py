@@ -16,10 +16,10 @@ from test_fleet_contract import FAKE, alone, slots
 from rlflame.errors import FleetError
 from rlflame.fleet.flame import service
 from rlflame.fleet.flame.object_cache import view_array
-from rlflame.fleet.jobs import FleetJob
+from rlflame.fleet.job_queue import FleetJob
 from rlflame.fleet.retry_policy import classify_answer
 from rlflame.rollout import wire
-from rlflame.rollout.spec import RolloutTask
+from rlflame.rollout.task import RolloutTask
 
 Run = Callable[..., list[dict[str, Any]]]
 

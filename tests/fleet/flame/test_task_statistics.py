@@ -12,7 +12,7 @@ from test_flame_fleet import Bench, bench, expected, run
 from test_fleet_contract import FAKE, slots
 
 from rlflame.fleet.flame.task_statistics import TaskStatistics
-from rlflame.fleet.jobs import FleetJob, JobQueue
+from rlflame.fleet.job_queue import FleetJob, JobQueue
 
 __all__ = ["bench"]
 

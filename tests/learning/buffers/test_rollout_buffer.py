@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlflame.learning.buffers.rollout_buffer import RolloutBuffer, concatenate_fragments
-from rlflame.rollout.spec import Fragment
+from rlflame.rollout.task import Fragment
 
 
 def fragment(slot, lengths, size=3, garbage=0.0):

@@ -9,7 +9,7 @@ import torch
 from commands import rlflame
 from tiny_runs import run
 
-from rlflame.learning import torch_gradients
+from rlflame.learning import policy_gradient_torch
 from rlflame.learning.networks import torch_networks
 from rlflame.learning.sac import loss_torch
 
@@ -33,7 +33,7 @@ def test_leaves_that_are_copies_learn_as_those_that_are_the_vector_itself(
     learning = {"provider": "torch", "network": {"hidden": [8]}, "rollout": _ROLLOUT}
     data = {"stop_at_iterations": 3, "learning": {**learning, **SCENARIOS[algorithm]}}
     expected = run(data).state_digest(tmp_path)
-    for module in (torch_gradients, loss_torch):
+    for module in (policy_gradient_torch, loss_torch):
         monkeypatch.setattr(
             module, "TorchNetworks", partial(torch_networks.TorchNetworks, copied=True)
         )

@@ -16,7 +16,7 @@ from tiny_runs import run
 
 from rlflame.experiment import components
 from rlflame.learning.buffers.rollout_buffer import concatenate_fragments
-from rlflame.learning.networks.flat_params import build_network
+from rlflame.learning.networks.flat_vector import build_network
 from rlflame.rollout.seeding import Role, make_reset_seed
 
 SEED, SLOTS, ROWS, STEPS, ITERATIONS = 3, 2, 3, 40, 3

@@ -24,7 +24,7 @@ from rlflame.learning.sac.networks import SacNetworks, build_sac_networks
 from rlflame.learning.sac.sac import Sac
 from rlflame.rollout.distributions import SquashedGaussian, log_slope_of_tanh
 from rlflame.rollout.seeding import Role, make_stream
-from rlflame.rollout.spec import Exploration, PolicySpec
+from rlflame.rollout.task import Exploration, PolicySpec
 
 OBSERVATIONS, ACTIONS, ROWS = 5, 3, 33
 

@@ -25,7 +25,7 @@ from rlflame.rollout.envs import gymnasium_env
 from rlflame.rollout.envs.gymnasium_env import RestorableEnv
 from rlflame.rollout.envs.make import UnsupportedSpace, make_env, read_env_spec
 from rlflame.rollout.seeding import Role, make_reset_seed
-from rlflame.rollout.spec import EnvironmentFault, EnvSpec, EnvState, make_fresh_state, make_state
+from rlflame.rollout.task import EnvironmentFault, EnvSpec, EnvState, make_fresh_state, make_state
 from rlflame.training.trainer import StopInterrupt
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {

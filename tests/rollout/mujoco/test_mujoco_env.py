@@ -26,7 +26,7 @@ from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.envs.vector_env import describe_stepping, make_vector_env
 from rlflame.rollout.mujoco import mujoco_env
 from rlflame.rollout.seeding import Role, make_reset_seed
-from rlflame.rollout.spec import EnvironmentFault, EnvSpec, Fragment, RolloutFailure
+from rlflame.rollout.task import EnvironmentFault, EnvSpec, Fragment, RolloutFailure
 from rlflame.rollout.worker import RolloutWorker
 
 WRITTEN = [name for name in rollouts.MUJOCO if name != "HumanoidStandup-v5"]

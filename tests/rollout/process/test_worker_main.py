@@ -19,7 +19,7 @@ import rollouts
 
 from rlflame.rollout import wire
 from rlflame.rollout.process.channel import MessageKind
-from rlflame.rollout.spec import RolloutFailure
+from rlflame.rollout.task import RolloutFailure
 
 PATIENCE_S = 20.0
 

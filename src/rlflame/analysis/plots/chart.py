@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlflame.rollout.spec import Float64
+from rlflame.rollout.task import Float64
 
 #: Okabe and Ito's colours, told apart by all kinds of eyes, without the yellow that fades on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777")

@@ -22,7 +22,7 @@ from rlflame.analysis.plots.chart import (
     format_compact,
     make_ticks,
 )
-from rlflame.rollout.spec import Float64
+from rlflame.rollout.task import Float64
 from rlflame.terminal_text import escape_line
 
 #: Beyond these, and the letters of all languages, nothing is drawn.

@@ -12,13 +12,13 @@ import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
 from rlflame.analysis.report.document import Section, Table
-from rlflame.analysis.report.text import NOTHING, format_number
+from rlflame.analysis.report.sections import NOTHING, format_number
 from rlflame.config import regular_file
 from rlflame.config.toml_io import format_value
 from rlflame.errors import CheckpointError, ConfigError
 from rlflame.rollout.blas import THREAD_VARIABLES
 from rlflame.statistics import Interval, Significance, compare_medians
-from rlflame.storage.run_files import Count
+from rlflame.storage.record_reader import Count
 
 #: Of `rlflame bench`'s files, without their ends.
 NAMES = ("scaling", "rollouts", "replay", "learners", "dppo", "dsac")

@@ -12,11 +12,11 @@ import numpy as np
 from rlflame.analysis import curves
 from rlflame.analysis.grouping import RunGroup, group_runs
 from rlflame.analysis.plots.chart import Chart
-from rlflame.analysis.report import bench_comparison, text
+from rlflame.analysis.report import bench_comparison, sections
 from rlflame.analysis.report.document import Document
 from rlflame.errors import CheckpointError, ConfigError, RlflameError, format_command
 from rlflame.fleet.factory import is_remote
-from rlflame.rollout.spec import Float64
+from rlflame.rollout.task import Float64
 from rlflame.statistics import (
     FEWEST_SEEDS,
     SeedComparison,
@@ -117,7 +117,7 @@ def _build_run_report(current: Sequence[Path], baseline: Sequence[Path], margin:
     compared = _compare_environments(runs, baseline_runs, margin) if baseline else []
     comparisons = [{"environment": name, **result.as_dict()} for name, result in compared]
     facts = {**_describe_runs(everything), "comparisons": comparisons}
-    document = text.make_document(facts, _make_charts(everything), compared)
+    document = sections.make_document(facts, _make_charts(everything), compared)
     evidence = tuple(Evidence(name, result.significance) for name, result in compared)
     return Report(document, facts, evidence, (*notes, *more))
 

@@ -16,7 +16,7 @@ from rlflame.config import torchrun
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.torchrun import LearnerRank, read_rank
 from rlflame.errors import ConfigError, LearnerFailure
-from rlflame.experiment.learners.shared_file import SharedFile, make_shared_file
+from rlflame.experiment.learners.rendezvous_file import SharedFile, make_shared_file
 from rlflame.learning.parallel.process_group import ProcessGroup, SingleProcessGroup
 from rlflame.rollout import blas
 from rlflame.rollout.process.channel import MessageKind, ProtocolError, wait

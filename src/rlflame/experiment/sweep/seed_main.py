@@ -29,11 +29,11 @@ from rlflame.errors import (
 from rlflame.experiment.run import RunHost, open_run, start_run
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet
-from rlflame.fleet.remote import RemoteFleet
+from rlflame.fleet.fleet_client import RemoteFleet
 from rlflame.rollout.envs import user_code
 from rlflame.rollout.process.channel import MessageKind
 from rlflame.rollout.process.parent_channel import ParentChannel, exit_with_group
-from rlflame.rollout.spec import TaskPosition
+from rlflame.rollout.task import TaskPosition
 from rlflame.training.stop_signal import SignalStop
 
 _POLL_S = 1.0

@@ -1,265 +1,292 @@
-"""Several seeds of one recipe, from a config or a folder to what they say together."""
+"""A sweep on disk: what its seeds run, where each of them stands, and their results together.
+
+P2 and P4 are two protocols under which returns are published: the best mean over seeds that any
+evaluation in training had, and the mean of the last twentieth of these evaluations. They cannot be
+compared with each other.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from rlflame.analysis import curves
-from rlflame.analysis.plots import matplotlib_backend
-from rlflame.config.module_trust import list_allowed_modules
+import numpy as np
+
+from rlflame.analysis.curves import EVALUATION
+from rlflame.config import resolve, toml_io
+from rlflame.config.nested import find_first_difference
 from rlflame.config.recipe import RunConfig
 from rlflame.config.runtime import RuntimeSettings
-from rlflame.console.base import NullView, RunStart, RunView, SweepResources, SweepResult
-from rlflame.console.output import as_json_text
-from rlflame.console.recipe_summary import RecipeSummary
-from rlflame.errors import RlflameError, format_command
-from rlflame.experiment.preflight import list_warnings, run_preflight
-from rlflame.experiment.sweep import job as jobs
-from rlflame.experiment.sweep.job import SeedStatus, Sweep
-from rlflame.experiment.sweep.seed_processes import SeedProcesses
-from rlflame.fleet import factory
-from rlflame.fleet.base import Fleet
-from rlflame.learning.factory import count_blas_threads
-from rlflame.rollout import machine
+from rlflame.config.validation import validate_config
+from rlflame.errors import CheckpointError, ConfigError, format_command
+from rlflame.experiment.resume import (
+    check_can_learn,
+    extend_budget,
+    has_final_evaluation,
+    is_finished,
+)
+from rlflame.rollout.task import Float64
+from rlflame.statistics import compute_mean_std, compute_tail_mean, find_best_mean, summarise
 from rlflame.storage import run_reader, safetensors_file
-from rlflame.storage.machine_memory import PROCESS_BYTES, measure_available_bytes
-from rlflame.storage.run_dir import RunFolder, is_locked, report_disk_errors
-from rlflame.storage.sweep_dir import get_seed_folder
-from rlflame.storage.sweep_result import SeedOutcome
-from rlflame.training.stop_signal import NullStop
-from rlflame.training.trainer import StopRequest
-
-_WAIT_S = 20.0
-
-
-def train(
-    config: RunConfig,
-    seeds: Sequence[int],
-    *,
-    preset: str = "",
-    init_from: Path | None = None,
-    show: RunView | None = None,
-    stop: StopRequest | None = None,
-) -> SweepResult:
-    """Train a config with each of the seeds, in a new folder of run folders."""
-    stop, show = stop or NullStop(), show or NullView()
-    recipe = config.recipe.copy_with_horizon()
-    preflight = run_preflight(recipe, config.runtime, init_from=init_from, stop=stop)
-    recipe, env = preflight.recipe, preflight.env
-    learning = recipe.learning.model_copy(update={"seed": seeds[0]})
-    sweep_config = RunConfig.from_recipe(recipe, config.runtime).model_copy(
-        update={"learning": learning}
-    )
-    init_path = str(init_from.resolve()) if init_from is not None else None
-    sweep = Sweep(sweep_config, tuple(seeds), preset, init_path)
-    for warning in list_warnings(recipe):
-        show.show_note(warning)
-    with _open_shared_fleet(sweep, show) as fleet:
-        folder = RunFolder.create(jobs.choose_sweep_path(config, sweep.seeds))
-        if note := folder.format_relocation_note(config.runtime.out):
-            show.show_note(note)
-        try:
-            jobs.write_sweep(folder.path, sweep)
-            return _run_seeds(folder, sweep, RecipeSummary(recipe, env, preset), fleet, show, stop)
-        finally:
-            folder.release()
+from rlflame.storage.checkpoint import Checkpoint
+from rlflame.storage.run_folder import (
+    RETRY_HINT,
+    RunFolder,
+    has_checkpoint_files,
+    is_locked,
+    load_newest_checkpoint,
+    refuse_links,
+    report_disk_errors,
+)
+from rlflame.storage.sweep_folder import (
+    RESTORE_HINT,
+    SWEEP_FILE,
+    format_folder_name,
+    format_seeds,
+    get_seed_folder,
+    is_sweep,
+    parse_seeds,
+)
+from rlflame.storage.sweep_result import SeedOutcome, SeedResult, SweepSummary
 
 
-def resume(
-    folder: Path,
-    runtime: RuntimeSettings,
-    *,
-    steps: int | None = None,
-    show: RunView | None = None,
-    stop: StopRequest | None = None,
-) -> SweepResult:
-    """Finish the seeds that are unfinished, or take all of them to so many steps."""
-    stop, show = stop or NullStop(), show or NullView()
-    run_folder = jobs.open_sweep_folder(folder)
+@dataclass(frozen=True)
+class Sweep:
+    """A recipe and its seeds; the recipe's own seed is the first of them."""
+
+    config: RunConfig
+    seeds: tuple[int, ...]
+    preset: str = ""
+    #: The file that all seeds start from, as an absolute path.
+    init_from: str | None = None
+
+    def make_seed_config(self, seed: int, folder: Path) -> RunConfig:
+        """The config of a lone run of this seed."""
+        learning = self.config.learning.model_copy(update={"seed": seed})
+        runtime = self.config.runtime.model_copy(update={"out": str(get_seed_folder(folder, seed))})
+        return self.config.model_copy(update={"learning": learning, "runtime": runtime})
+
+    def copy_with_runtime(self, runtime: RuntimeSettings) -> Sweep:
+        return replace(self, config=self.config.model_copy(update={"runtime": runtime}))
+
+    def copy_with_steps(self, steps: int) -> Sweep:
+        changes = {"stop_at_steps": steps, "stop_at_iterations": None}
+        return replace(self, config=self.config.model_copy(update=changes))
+
+
+@dataclass(frozen=True)
+class SeedStatus:
+    """Where one seed stands in its folder."""
+
+    seed: int
+    folder: Path
+    started: bool = False
+    finished: bool = False
+    #: Its newest checkpoint, with the end of the sweep; None where none can be read.
+    checkpoint: Checkpoint | None = None
+
+
+def choose_sweep_path(config: RunConfig, seeds: tuple[int, ...]) -> Path:
+    if config.runtime.out is not None:
+        return Path(config.runtime.out)
+    learning = config.learning
+    name = f"{resolve.make_short_name(learning.environment.id)}-{learning.algorithm}"
+    return Path("runs") / f"{name}-{format_folder_name(seeds)}"
+
+
+def write_sweep(folder: Path, sweep: Sweep) -> None:
+    lines = [
+        toml_io.to_toml(sweep.config),
+        "[job]",
+        f"seeds = {toml_io.format_value(list(sweep.seeds))}",
+        f"preset = {toml_io.format_value(sweep.preset)}",
+        f"init_from = {toml_io.format_value(sweep.init_from)}",
+    ]
+    with report_disk_errors(folder, RETRY_HINT):
+        safetensors_file.write_atomically(folder / SWEEP_FILE, ("\n".join(lines) + "\n").encode())
+
+
+def read_sweep(folder: Path) -> Sweep:
+    file = folder / SWEEP_FILE
     try:
-        sweep = jobs.read_sweep(folder)
-        recorded_env_file = sweep.config.runtime.env_file
-        sweep = sweep.copy_with_runtime(runtime)
-        _await_processes(folder, sweep, show)
-        jobs.check_recipe(folder, sweep)
-        if steps is not None:
-            jobs.check_goal(folder, sweep, steps)
-            sweep = sweep.copy_with_steps(steps)
-        if all(status.finished for status in jobs.read_seed_statuses(folder, sweep)):
-            return _make_result(folder, sweep, {}, has_trained=False)
-        preflight = run_preflight(
-            sweep.config.recipe,
-            runtime,
-            resumed=True,
-            stop=stop,
-            read_recorded_env_file=lambda: recorded_env_file,
+        tables = toml_io.read_file(file)
+    except ConfigError as error:
+        raise CheckpointError(error.message, RESTORE_HINT) from error
+    try:
+        section = tables.pop("job")
+        seeds, init_from = section["seeds"], section.get("init_from")
+        if not isinstance(seeds, list) or not all(type(seed) is int for seed in seeds):
+            raise ValueError(f"seeds = {seeds!r}")
+        return Sweep(
+            validate_config(tables),
+            parse_seeds(",".join(map(str, seeds))),
+            str(section.get("preset") or ""),
+            None if init_from is None else str(init_from),
         )
-        for warning in list_warnings(preflight.recipe):
-            show.show_note(warning)
-        jobs.write_sweep(folder, sweep)
-        summary = RecipeSummary(sweep.config.recipe, preflight.env, sweep.preset)
-        with _open_shared_fleet(sweep, show) as fleet:
-            return _run_seeds(run_folder, sweep, summary, fleet, show, stop, resumed=True)
-    finally:
-        run_folder.release()
+    except (ConfigError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{file} is not what a job of seeds is written as ({error}).", RESTORE_HINT
+        ) from error
 
 
-def split_resources(
-    seeds: int,
-    *,
-    cores: int,
-    threads: int = 1,
-    replay_bytes: int = 0,
-    available_bytes: float = float("inf"),
-    split: bool = True,
-) -> SweepResources:
-    """How many seeds run at once, and on how many workers each.
+def read_seed_statuses(folder: Path, sweep: Sweep) -> list[SeedStatus]:
+    return [read_seed_status(folder, sweep, seed) for seed in sweep.seeds]
 
-    One process for each core uses a machine best: nothing waits for anything. Where there are
-    fewer seeds than cores, each gets workers from the cores that are left, if `split` allows.
+
+def read_seed_status(folder: Path, sweep: Sweep, seed: int) -> SeedStatus:
+    """Where a seed stands; removes the folder of a process that died before its first checkpoint.
+
+    A damaged checkpoint is no error here: the process of the seed reports it.
     """
-    fitting = int(min(available_bytes / (replay_bytes + PROCESS_BYTES), seeds))
-    requested = min(seeds, max(1, cores // threads))
-    at_once = max(1, min(requested, fitting))
-    cores_per_seed = cores // at_once
-    workers = cores_per_seed if split and cores_per_seed >= 2 and threads == 1 else 0
-    return SweepResources(at_once, workers, memory_bound=at_once < requested)
-
-
-def _await_processes(folder: Path, sweep: Sweep, show: RunView) -> None:
-    """The seeds of a sweep that was killed notice it a moment later."""
-    deadline = time.monotonic() + _WAIT_S
-    for seed in sweep.seeds:
-        path = get_seed_folder(folder, seed)
-        note = f"Another process is still training in {path}: waiting up to {_WAIT_S:g} s for it."
-        while path.exists() and is_locked(path) and time.monotonic() < deadline:
-            if note:
-                show.show_note(note)
-            note = ""
-            time.sleep(0.1)
-
-
-@contextmanager
-def _open_shared_fleet(sweep: Sweep, show: RunView) -> Iterator[Fleet | None]:
-    """The cluster, which all seeds use; None where each seed has its own processes."""
-    runtime = sweep.config.runtime
-    if not factory.is_remote(factory.resolve_fleet_kind(runtime)):
-        yield None
-        return
-    slots = sweep.config.learning.rollout.num_slots * len(sweep.seeds)
-    with factory.make_fleet(runtime, slots, show.show_fleet_event) as fleet:
-        yield fleet
-
-
-def _run_seeds(
-    folder: RunFolder,
-    sweep: Sweep,
-    summary: RecipeSummary,
-    fleet: Fleet | None,
-    show: RunView,
-    stop: StopRequest,
-    *,
-    resumed: bool = False,
-) -> SweepResult:
-    runtime, statuses = sweep.config.runtime, jobs.read_seed_statuses(folder.path, sweep)
-    unfinished = [status for status in statuses if not status.finished]
-    resources = _split_resources(sweep, len(unfinished), summary, fleet)
-    orders = {
-        status.seed: _make_order(sweep, status, folder.path, resources, fleet)
-        for status in unfinished
-    }
-    start = RunStart(
-        folder.path,
-        summary,
-        {status.seed: status.checkpoint for status in statuses},
-        fleet.name if fleet is not None else "inline",
-        fleet.capacity if fleet is not None else 0,
-        resumed,
-        resources=resources,
-        finished=frozenset(sweep.seeds) - orders.keys(),
-    )
-    if resources.memory_bound:
-        show.show_note(
-            f"Memory is enough for {resources.concurrent_seeds} seeds at a time; the others wait."
-        )
-    with show.open(start):
-        outcomes = SeedProcesses(
-            orders,
-            folder,
-            show,
-            stop,
-            at_once=resources.concurrent_seeds,
-            threads=count_blas_threads(sweep.config.learning),
-            fleet=fleet,
-            show_output=runtime.debug,
-        ).run()
-    folder.check_held()
-    return _make_result(folder.path, sweep, outcomes)
-
-
-def _split_resources(
-    sweep: Sweep, seeds: int, summary: RecipeSummary, fleet: Fleet | None
-) -> SweepResources:
-    runtime, learning = sweep.config.runtime, sweep.config.learning
-    # The two lanes of a numpy update wait for each other without spinning: one core will do.
-    is_numpy = learning.provider == "numpy"
-    threads = count_blas_threads(learning) if is_numpy else learning.threads
-    return split_resources(
-        seeds,
-        # Seeds that share a fleet mostly wait for it, so there may be more of them than cores.
-        cores=seeds if fleet is not None else runtime.workers or machine.count_usable_cores(),
-        threads=1 if fleet is not None else threads,
-        replay_bytes=summary.replay.nbytes if summary.replay is not None else 0,
-        available_bytes=measure_available_bytes(),
-        split=runtime.fleet != "inline" and fleet is None,
-    )
-
-
-def _make_order(
-    sweep: Sweep, status: SeedStatus, folder: Path, resources: SweepResources, fleet: Fleet | None
-) -> dict[str, Any]:
-    """The first message to the process of a seed."""
-    workers = resources.workers_per_seed
-    place: dict[str, Any] = {"kind": "local" if workers else "inline", "workers": workers}
-    if fleet is not None:
-        place = {"kind": "lent", "name": fleet.name, "capacity": fleet.capacity}
-    recipe = status.checkpoint.recipe if status.checkpoint is not None else sweep.config
-    return {
-        "config": sweep.make_seed_config(status.seed, folder).model_dump(mode="json"),
-        "preset": sweep.preset,
-        "init_from": sweep.init_from,
-        "modules": list_allowed_modules(),
-        "folder": str(status.folder),
-        "resume": status.started,
-        "steps": recipe.stop_at_steps if recipe.stop_at_iterations is None else None,
-        "fleet": place,
-    }
-
-
-def _make_result(
-    folder: Path, sweep: Sweep, outcomes: Mapping[int, SeedOutcome], *, has_trained: bool = True
-) -> SweepResult:
-    """The summary of the seeds, which is also written beside them."""
-    summary = jobs.summarise_sweep(folder, sweep, outcomes)
-    with report_disk_errors(folder, format_command("resume", folder)):
-        safetensors_file.write_atomically(folder / "seeds.csv", summary.as_csv().encode())
-        text = as_json_text({"folder": str(folder), **summary.as_dict()}, indent=2) + "\n"
-        safetensors_file.write_atomically(folder / "summary.json", text.encode())
-    return SweepResult(folder, summary, outcomes, has_trained, _draw_plot(folder))
-
-
-def _draw_plot(folder: Path) -> Path | None:
-    """The picture of all seeds; None without matplotlib or curves."""
-    out = folder / "plot.png"
+    path = get_seed_folder(folder, seed)
+    if not path.exists():
+        return SeedStatus(seed, path)
+    if not has_checkpoint_files(path):
+        if is_locked(path):
+            # Another process works here, and has not come to its first checkpoint.
+            return SeedStatus(seed, path, started=True)
+        with report_disk_errors(folder, format_command("resume", folder)):
+            shutil.rmtree(path)
+        return SeedStatus(seed, path)
     try:
-        matplotlib_backend.check_available()
-        runs, _ = run_reader.read_runs([folder])
-        figure = matplotlib_backend.render_image(curves.make_figure(runs), out)
-        safetensors_file.write_atomically(out, figure)
-    except RlflameError:
+        checkpoint = load_newest_checkpoint(path, lambda _: None)
+    except CheckpointError:
+        return SeedStatus(seed, path, started=True)
+    steps, progress = sweep.config.stop_at_steps, checkpoint.progress
+    is_end_valid = steps is not None and (
+        steps > progress.steps or steps == checkpoint.recipe.stop_at_steps
+    )
+    if is_end_valid and not progress.reached:
+        checkpoint = extend_budget(checkpoint, steps, path)
+    finished = is_finished(checkpoint) and has_final_evaluation(path, checkpoint)
+    return SeedStatus(seed, path, True, finished, checkpoint)
+
+
+def check_recipe(folder: Path, sweep: Sweep) -> None:
+    """Refuse a sweep whose file names another recipe than its seeds began with."""
+    for status in read_seed_statuses(folder, sweep):
+        if status.checkpoint is None:
+            continue
+        config = sweep.make_seed_config(status.seed, folder)
+        saved, current = (
+            {part: getattr(recipe, part).model_dump() for part in ("learning", "evaluation")}
+            for recipe in (status.checkpoint.recipe, config)
+        )
+        difference = find_first_difference(saved, current)
+        if difference is not None:
+            path, saved_value, current_value = difference
+            saved_text = toml_io.format_value(saved_value)
+            raise ConfigError(
+                f"Seed {status.seed} was begun with {path} = {saved_text}, and "
+                f"{folder / SWEEP_FILE} has {toml_io.format_value(current_value)}.",
+                f"write {saved_text} there again; another recipe is another job: "
+                "rlflame train --seeds",
+            )
+
+
+def check_goal(folder: Path, sweep: Sweep, steps: int) -> None:
+    """Refuse an end that a seed has passed, or cannot learn until, before any other continues."""
+    for status in read_seed_statuses(folder, sweep):
+        checkpoint = status.checkpoint
+        if checkpoint is None or checkpoint.progress.reached:
+            continue
+        steps_done, goal = checkpoint.progress.steps, checkpoint.recipe.stop_at_steps
+        if steps <= steps_done and not (steps == goal and is_finished(checkpoint)):
+            raise ConfigError(
+                f"--steps {steps} is not beyond the {steps_done} steps that seed {status.seed} "
+                "has taken.",
+                f"--steps {2 * steps_done}",
+            )
+        extension = extend_budget(checkpoint, steps, status.folder)
+        hint = _format_longer_command(folder, sweep, status.folder, steps)
+        check_can_learn(checkpoint, extension, hint)
+
+
+def _format_longer_command(folder: Path, sweep: Sweep, seed_path: Path, steps: int) -> str:
+    """The command that trains all seeds for so long, with schedules that are made for it."""
+    config = seed_path / "config.toml"
+    options: list[object] = ["--config", config, "--seeds", format_seeds(sweep.seeds)]
+    if sweep.init_from is not None:
+        options += ["--init-from", sweep.init_from]
+    for name in ("horizon_steps", "horizon_iterations"):
+        if getattr(sweep.config.learning, name) is not None:
+            options += ["--set", f"learning.{name}=none"]
+    command = format_command("train", *options, "--steps", steps, "--out", f"{folder}-longer")
+    return f"train longer from the beginning: {command}"
+
+
+def open_sweep_folder(folder: Path) -> RunFolder:
+    """The folder of a sweep, locked for this process."""
+    if not is_sweep(folder):
+        raise CheckpointError(f"{folder} is no folder of seeds.", "rlflame runs lists them")
+    refuse_links(folder, (entry.name for entry in folder.glob("seed-*")))
+    return RunFolder.open(folder)
+
+
+def summarise_sweep(
+    folder: Path, sweep: Sweep, outcomes: Mapping[int, SeedOutcome]
+) -> SweepSummary:
+    statuses = read_seed_statuses(folder, sweep)
+    curves = {status.seed: _read_curve(status) for status in statuses}
+    results = [
+        _make_seed_result(status, curves[status.seed], outcomes.get(status.seed))
+        for status in statuses
+    ]
+    finals = {
+        result.seed: float(result.evaluation["mean"])
+        for result in results
+        if result.evaluation is not None
+    }
+    scored_curves = [curves[seed] for seed in finals]
+    tails = [result.last_evaluations for result in results if result.seed in finals]
+    learning = sweep.config.learning
+    # P2 and P4 are of all seeds that have a final evaluation: none with a damaged record is left
+    # out of a mean.
+    return SweepSummary(
+        environment=learning.environment.id,
+        algorithm=learning.algorithm,
+        seeds=tuple(results),
+        final=summarise(np.array([*finals.values()], np.float64)) if finals else None,
+        worst_seed=min(finals, key=lambda seed: finals[seed]) if finals else None,
+        p2=find_best_mean([curve for curve in scored_curves if curve is not None])
+        if None not in scored_curves
+        else None,
+        p4=compute_mean_std(np.array(tails, np.float64)) if tails and None not in tails else None,
+    )
+
+
+def _read_curve(status: SeedStatus) -> tuple[Float64, Float64] | None:
+    """Steps and returns of the evaluations in training."""
+    try:
+        return run_reader.read_run(status.folder).read_values(EVALUATION)
+    except CheckpointError:
         return None
-    return out
+
+
+def _make_seed_result(
+    status: SeedStatus, curve: tuple[Float64, Float64] | None, outcome: SeedOutcome | None
+) -> SeedResult:
+    error = outcome.error if outcome is not None else None
+    message = error.message if error is not None else ""
+    state = "finished" if status.finished else "failed" if error is not None else "stopped"
+    checkpoint = status.checkpoint
+    if checkpoint is None:
+        state = state if status.started or error is not None else "waiting"
+        return SeedResult(status.seed, status.folder, state, error=message)
+    final = checkpoint.evaluation if status.finished else None
+    return SeedResult(
+        seed=status.seed,
+        folder=status.folder,
+        state=state,
+        steps=checkpoint.progress.steps,
+        iterations=checkpoint.progress.iteration,
+        episodes=checkpoint.progress.episodes,
+        evaluation=None if final is None else final.as_dict(),
+        best_return=None if checkpoint.best is None else checkpoint.best.mean,
+        last_evaluations=compute_tail_mean(curve[1]) if curve and len(curve[1]) else None,
+        state_digest=checkpoint.state_digest,
+        digest=checkpoint.digest,
+        error=message,
+    )

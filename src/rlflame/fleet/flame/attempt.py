@@ -20,7 +20,7 @@ import numpy as np
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import FleetError, RlflameError
 from rlflame.fleet.base import FleetEvent, Observer, ignore_event
-from rlflame.fleet.jobs import FleetJob, JobQueue, deliver_notifications
+from rlflame.fleet.job_queue import FleetJob, JobQueue, deliver_notifications
 from rlflame.rollout import wire
 
 from . import object_cache
@@ -28,7 +28,7 @@ from .bundle import make_request
 from .client import CLOSED, FAILED, FINAL_STATES, RUNNING, SUCCEED, FlameClient, TaskStatus
 from .object_cache import Reference
 from .policy_store import PolicyStore
-from .session_start import SessionStarter
+from .session_starter import SessionStarter
 from .timed_call import format_error
 
 T = TypeVar("T")

@@ -106,7 +106,7 @@ def make_context(archive: bytes, settings: dict[str, Any]) -> bytes:
 def add_supervisor(arguments: list[str]) -> list[str]:
     """The template's command line with our service in the place of flamepy's."""
     if arguments[-2:] == ["-m", "flamepy.runner.runpy"]:
-        return [*arguments[:-2], "-c", read_source("rlflame.fleet.flame.supervisor")]
+        return [*arguments[:-2], "-c", read_source("rlflame.fleet.flame.service_supervisor")]
     return arguments  # a template of the user's: its command line stays
 
 

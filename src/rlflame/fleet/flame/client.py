@@ -18,7 +18,7 @@ from rlflame.fleet.base import TrafficMeter
 
 from . import object_cache
 from .bundle import add_supervisor, make_request
-from .endpoint import (
+from .cluster_config import (
     CACHE,
     MANAGER,
     FlameConnectError,

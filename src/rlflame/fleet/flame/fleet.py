@@ -21,17 +21,17 @@ from rlflame.fleet.base import (
     Traffic,
     ignore_event,
 )
-from rlflame.fleet.jobs import FleetJob
+from rlflame.fleet.job_queue import FleetJob
 from rlflame.fleet.submission import JobSubmission
 from rlflame.rollout import blas, wire
-from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
+from rlflame.rollout.task import Fragment, PolicyArrays, RolloutTask
 
 from .attempt import JobBoard
 from .client import FlameClient, remove_run
 from .lease import Lease
 from .policy_store import PolicyStore
 from .scheduler import Scheduler
-from .session_start import PREFIX, SessionStarter
+from .session_starter import PREFIX, SessionStarter
 from .timed_call import format_error
 from .worker_registry import WorkerRegistry
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rlflame.errors import FleetError
 from rlflame.fleet.base import TrafficMeter, make_policy_id
 from rlflame.rollout import wire
-from rlflame.rollout.spec import PolicyArrays
+from rlflame.rollout.task import PolicyArrays
 
 from . import object_cache
 from .object_cache import DeferredDeleter, Reference

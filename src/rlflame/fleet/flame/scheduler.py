@@ -15,15 +15,15 @@ from typing import Any
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.errors import FleetError, RlflameError
 from rlflame.fleet.base import FleetEvent
-from rlflame.fleet.jobs import FleetJob
+from rlflame.fleet.job_queue import FleetJob
 from rlflame.fleet.retry_policy import Retry, classify_answer, count_delay
 
 from . import object_cache
 from .attempt import Attempt, AttemptRunner, AttemptTimeout, ClusterUnreachableError, JobBoard
+from .attempt_monitor import Monitor
 from .client import EXECUTOR_STATES, FlameClient, close_quietly
-from .monitor import Monitor
 from .policy_store import PolicyStore
-from .session_start import SessionStarter
+from .session_starter import SessionStarter
 from .task_statistics import TaskStatistics
 from .timed_call import format_error
 from .worker_registry import WorkerRegistry

@@ -17,7 +17,7 @@ import numpy as np
 
 from rlflame.errors import LearningError
 from rlflame.rollout.seeding import Role, make_stream
-from rlflame.rollout.spec import Array, Fragment, PolicyArrays
+from rlflame.rollout.task import Array, Fragment, PolicyArrays
 
 from ..base import (
     Batch,

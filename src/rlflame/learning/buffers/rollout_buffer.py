@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from rlflame.rollout.spec import Array, Fragment, PolicyArrays
+from rlflame.rollout.task import Array, Fragment, PolicyArrays
 
 from ..base import Batch, Segment, State
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlflame.errors import LearningError
-from rlflame.rollout.spec import Array, Float32
+from rlflame.rollout.task import Array, Float32
 
 from ..base import State, Transitions
 

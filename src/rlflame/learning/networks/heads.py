@@ -19,9 +19,9 @@ from rlflame.rollout.distributions import (
     VARIANCE_FLOOR,
     log_slope_of_tanh,
 )
-from rlflame.rollout.spec import Array, Float32
+from rlflame.rollout.task import Array, Float32
 
-from .flat_params import FlatVector
+from .flat_vector import FlatVector
 from .mlp import MLP
 
 _LOG_TWO_PI = math.log(2.0 * math.pi)

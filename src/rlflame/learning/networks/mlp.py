@@ -18,10 +18,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from rlflame.rollout.spec import Array, Float32
+from rlflame.rollout.task import Array, Float32
 
 from ..parallel.thread_pair import ThreadPair
-from .flat_params import FlatVector
+from .flat_vector import FlatVector
 
 #: A long batch is worked off in pieces whose activations stay in a processor's cache.
 CHUNK_ROWS = 1024

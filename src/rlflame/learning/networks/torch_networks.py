@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rlflame.errors import ConfigError
-from rlflame.rollout.spec import Array, Float32
+from rlflame.rollout.task import Array, Float32
 
-from .flat_params import FlatVector, NetworkShape
+from .flat_vector import FlatVector, NetworkShape
 
 
 def is_cuda_available() -> bool:

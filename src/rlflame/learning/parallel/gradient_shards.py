@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlflame.errors import LearningError
-from rlflame.rollout.spec import Float32
+from rlflame.rollout.task import Float32
 
 from ..base import Metrics, State
 from .process_group import ProcessGroup, SingleProcessGroup, find_deviating_ranks

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlflame.errors import LearningError
-from rlflame.rollout.spec import Array, Float32, PolicyArrays
+from rlflame.rollout.task import Array, Float32, PolicyArrays
 
 from ..base import Algorithm, Batch, Metrics, ReplayBatch, State, Transitions, compute_digest
 

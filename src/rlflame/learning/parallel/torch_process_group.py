@@ -18,7 +18,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from rlflame.errors import LearnerFailure
 from rlflame.rollout import wire
-from rlflame.rollout.spec import Float32
+from rlflame.rollout.task import Float32
 
 from ..base import compute_digest
 

@@ -10,10 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
-from rlflame.rollout.spec import Array, Float32
+from rlflame.rollout.task import Array, Float32
 
 from ..base import GradientProvider, Metrics, ValueProvider
-from ..networks.flat_params import FlatVector, NetworkShape
+from ..networks.flat_vector import FlatVector, NetworkShape
 from ..networks.heads import make_head
 from ..networks.mlp import CHUNK_ROWS, MLP
 

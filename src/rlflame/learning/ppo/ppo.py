@@ -14,10 +14,10 @@ import numpy as np
 
 from rlflame.config.algorithms import PpoSettings
 from rlflame.rollout.seeding import Role, make_stream
-from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
+from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays
 
 from ..base import Batch, Counter, Metrics, State, StateParts
-from ..networks.flat_params import (
+from ..networks.flat_vector import (
     FlatVector,
     NetworkShape,
     make_training_metrics,
@@ -27,8 +27,8 @@ from ..normalization import ObservationNormaliser, RewardScaler, make_policy
 from ..optim import Adam, GradientGuard, apply_schedule, clip
 from ..parallel.gradient_shards import Shards
 from ..returns import compute_gae
+from .actor_critic_split import LocalUpdate, Peer, SplitUpdate, UpdateStrategy
 from .loss import NumpyPpo, PpoMinibatch, PpoProvider
-from .split_update import LocalUpdate, Peer, SplitUpdate, UpdateStrategy
 
 #: Epochs end when a minibatch's KL estimate exceeds the target by this factor, as is the custom.
 KL_STOP_FACTOR = 1.5

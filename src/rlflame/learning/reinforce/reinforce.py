@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlflame.config.algorithms import ReinforceSettings
-from rlflame.rollout.spec import Array, Float32, Float64, PolicyArrays
+from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays
 
 from ..base import Batch, Counter, GradientProvider, Metrics, State, StateParts
-from ..networks.flat_params import (
+from ..networks.flat_vector import (
     FlatVector,
     NetworkShape,
     make_training_metrics,

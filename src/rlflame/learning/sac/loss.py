@@ -12,10 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from rlflame.rollout.spec import Float32
+from rlflame.rollout.task import Float32
 
 from ..base import Metrics
-from ..networks.flat_params import FlatVector
+from ..networks.flat_vector import FlatVector
 from ..networks.heads import make_sampling_head
 from ..networks.mlp import MLP, BatchNormMLP
 from ..parallel.thread_pair import LANES, ThreadPair

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlflame.rollout.distributions import LOG_STD_HIGH, LOG_STD_LOW, VARIANCE_FLOOR
-from rlflame.rollout.spec import Float32
+from rlflame.rollout.task import Float32
 
 from ..base import Metrics
 from ..networks.mlp import BATCH_EPSILON

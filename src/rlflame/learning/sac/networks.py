@@ -14,9 +14,9 @@ import numpy as np
 from rlflame.config.algorithms import CriticNorm
 from rlflame.config.recipe import NetworkSettings
 from rlflame.rollout.policy import make_network_shapes
-from rlflame.rollout.spec import Float32, PolicySpec
+from rlflame.rollout.task import Float32, PolicySpec
 
-from ..networks.flat_params import (
+from ..networks.flat_vector import (
     FlatVector,
     NetworkShape,
     compute_initial_log_std,

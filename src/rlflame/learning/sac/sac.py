@@ -20,10 +20,10 @@ import numpy as np
 
 from rlflame.config.algorithms import SacSettings
 from rlflame.rollout.seeding import Role, make_stream
-from rlflame.rollout.spec import Array, Float32, PolicyArrays
+from rlflame.rollout.task import Array, Float32, PolicyArrays
 
 from ..base import Counter, Metrics, ReplayBatch, State, StateParts, Transitions
-from ..networks.flat_params import normalise_observations
+from ..networks.flat_vector import normalise_observations
 from ..normalization import ObservationNormaliser, make_policy
 from ..optim import Adam, GradientGuard, apply_schedule, clip_by_norm
 from ..parallel.gradient_shards import Shard, Shards

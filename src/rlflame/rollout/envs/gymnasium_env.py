@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from ..spec import (
+from ..task import (
     NO_PHYSICS,
     Array,
     EnvironmentFault,

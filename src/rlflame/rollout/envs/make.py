@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ..lazy_import import DRAWING_MODULES, defer_imports
-from ..spec import EnvSpec, Float64
+from ..task import EnvSpec, Float64
 from .user_code import check_allowed
 
 defer_imports(*DRAWING_MODULES)
@@ -84,9 +84,9 @@ def find_step_limit(id: str) -> int | None:
 
 
 def import_env_code(id: str) -> None:
-    """Import what an id needs; what is wrong with it is for `gymnasium.run` to say.
+    """Import what an id needs; what is wrong with it is for `gymnasium.make` to say.
 
-    A module that the id names is imported by `gymnasium.run`, once it is known to be allowed.
+    A module that the id names is imported by `gymnasium.make`, once it is known to be allowed.
     """
     module, _, name = id.rpartition(":")
     if module and module not in sys.modules:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import gymnasium
 
-from ..spec import Array, EnvSpec, EnvState, Float32, Float64
+from ..task import Array, EnvSpec, EnvState, Float32, Float64
 from .make import import_env_code, is_env_error
 
 _MUJOCO_LOOP = "stepped by rlflame's own MuJoCo loop"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..spec import Array, Float32, Float64
+from ..task import Array, Float32, Float64
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..spec import EnvSpec
+from ..task import EnvSpec
 
 #: Numbers observed, numbers acted, the bound of each of these, and the steps of an episode.
 _SPACES: Mapping[str, tuple[int, int, float, int]] = {

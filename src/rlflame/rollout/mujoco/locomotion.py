@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..spec import Array, Float32, Float64
+from ..task import Array, Float32, Float64
 from .components import (
     POSITIONS,
     VELOCITIES,

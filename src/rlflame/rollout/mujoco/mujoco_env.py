@@ -29,7 +29,7 @@ from ..envs.make import (
 )
 from ..envs.vector_env import EpisodePosition
 from ..seeding import make_reset_stream
-from ..spec import (
+from ..task import (
     Array,
     EnvironmentFault,
     EnvSpec,
@@ -43,7 +43,7 @@ from .components import MujocoTask
 from .known_spaces import MUJOCO_PACKAGE as _PACKAGE
 from .known_spaces import SOURCE_HASHES, hash_file
 from .locomotion import Ant, HalfCheetah, Hopper, Humanoid, Swimmer, Walker2d
-from .manipulation import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
+from .pendulums_and_arms import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
 from .simulation import make_simulation
 
 #: By module and class of Gymnasium's.

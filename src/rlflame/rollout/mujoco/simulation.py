@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import mujoco
 import numpy as np
 
-from ..spec import Array, Float64
+from ..task import Array, Float64
 from .components import DataSlice
 
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlflame.rollout.process.channel import Channel, MessageKind, ProtocolError
-from rlflame.rollout.spec import Array
+from rlflame.rollout.task import Array
 
 #: Longer than the halves of a small minibatch differ; beyond it one waits asleep.
 _AWAKE_S = 0.002

@@ -16,10 +16,10 @@ from rlflame.fleet.factory import is_remote
 from rlflame.learning.base import Algorithm, Batch, Metrics, State
 from rlflame.learning.factory import as_split_algorithm, compute_fingerprint
 from rlflame.learning.parallel.process_group import to_message
-from rlflame.learning.ppo.split_update import SplitAlgorithm
+from rlflame.learning.ppo.actor_critic_split import SplitAlgorithm
 from rlflame.rollout import blas, machine, wire
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
-from rlflame.rollout.spec import Array, PolicyArrays, PolicySpec
+from rlflame.rollout.task import Array, PolicyArrays, PolicySpec
 from rlflame.training.critic_helper import conditions
 from rlflame.training.critic_helper.connection import (
     ConnectionLost,

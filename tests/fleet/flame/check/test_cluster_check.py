@@ -17,8 +17,8 @@ import pytest
 
 from rlflame.errors import FleetError
 from rlflame.fleet.flame import bundle
-from rlflame.fleet.flame.check import cluster_state, connection, workers
-from rlflame.fleet.flame.check.cluster_state import (
+from rlflame.fleet.flame.check import cluster_snapshot, connection, executor_probe
+from rlflame.fleet.flame.check.cluster_snapshot import (
     GIB,
     Application,
     ClusterSession,
@@ -26,6 +26,7 @@ from rlflame.fleet.flame.check.cluster_state import (
     Executor,
     Node,
 )
+from rlflame.fleet.flame.check.executor_probe import ExecutorReport, ProbeResult
 from rlflame.fleet.flame.check.findings import Check, CheckTimeouts, Diagnosis, shorten_error
 from rlflame.fleet.flame.check.stale_runs import (
     ClusterRunStatus,
@@ -37,7 +38,6 @@ from rlflame.fleet.flame.check.stale_runs import (
     find_runs,
     remove_dead_runs,
 )
-from rlflame.fleet.flame.check.workers import ExecutorReport, ProbeResult
 from rlflame.rendering.gl_backend import BACKENDS, GraphicsCheck, find_install_command
 
 
@@ -118,7 +118,7 @@ def test_what_libraries_say_is_made_short():
 )
 def test_nodes_that_are_away(states, status, words, fix):
     nodes = [Node(f"n{i}", state, 2, 4 * GIB) for i, state in enumerate(states)]
-    found = cluster_state.check_nodes(look(0.0, nodes=nodes))
+    found = cluster_snapshot.check_nodes(look(0.0, nodes=nodes))
     assert (found.check, found.status) == ("nodes", status)
     assert words in found.seen
     assert fix in " ".join(found.fixes)
@@ -132,12 +132,12 @@ def test_room_is_what_executors_leave_in_processors_and_in_memory():
     seen = look(0.0, *there, nodes=[NODE, thin, away])
     assert seen.count_free(NODE) == (2, 14 * GIB)
     assert seen.room == 2 + 1  # processors bound the first node, memory the second
-    assert cluster_state.check_capacity(seen).status == "ok"
+    assert cluster_snapshot.check_capacity(seen).status == "ok"
 
 
 def test_a_full_cluster_names_who_holds_it():
     held = [executor(session="mine", id=str(i)) for i in range(3)]
-    found = cluster_state.check_capacity(look(0.0, *held, executor(session="yours", id="y")))
+    found = cluster_snapshot.check_capacity(look(0.0, *held, executor(session="yours", id="y")))
     assert found.status == "warning"
     assert "mine (3), yours (1)" in found.seen
     assert "--clean" in found.fixes[0]
@@ -175,11 +175,11 @@ def test_an_executor_that_stands_still(state, before, after, apart_s, certain, w
         look(0.0, executor(state), sessions=filter(None, [before])),
         look(apart_s, executor(state), sessions=filter(None, [after])),
     ]
-    found = cluster_state.find_stuck(looks, PACE)
+    found = cluster_snapshot.find_stuck(looks, PACE)
     assert [not each.uncertain for each in found] == ([] if certain is None else [certain])
     assert all(why in each.reason for each in found)
     status = {None: "ok", True: "failed", False: "warning"}[certain]
-    said = cluster_state.check_executors(looks, PACE)
+    said = cluster_snapshot.check_executors(looks, PACE)
     assert said.status == status
     if certain is not None:
         fix = "stop the executor manager on node-1, wait 40 s (less does not help), start it again"
@@ -194,17 +194,17 @@ def test_an_installation_may_take_longer_than_a_start():
         look(t, executor("Binding"), sessions=[OPEN], applications=[application])
         for t in (0.0, 31.0)
     ]
-    assert cluster_state.check_executors(looks, PACE).status == "warning"
+    assert cluster_snapshot.check_executors(looks, PACE).status == "warning"
 
 
 def test_an_executor_that_moved_in_between_is_not_stuck():
     states = ["Unbinding", "Idle", "Unbinding"]
     looks = [look(4.0 * i, executor(state)) for i, state in enumerate(states)]
-    assert cluster_state.find_stuck(looks, PACE) == []
+    assert cluster_snapshot.find_stuck(looks, PACE) == []
     again = [look(4.0 * i, executor("Unbinding", session=f"s{i}")) for i in range(3)]
-    assert cluster_state.find_stuck(again, PACE) == []
+    assert cluster_snapshot.find_stuck(again, PACE) == []
     gone = [look(0.0, executor("Void")), look(4.0), look(8.0, executor("Void"))]
-    assert cluster_state.find_stuck(gone, PACE) == []
+    assert cluster_snapshot.find_stuck(gone, PACE) == []
 
 
 @pytest.mark.parametrize(
@@ -223,20 +223,20 @@ def test_an_executor_that_moved_in_between_is_not_stuck():
 )
 def test_a_later_look_is_wanted_only_while_it_can_tell_more(state, sessions, passed_s, wanted):
     looks = [look(t, executor(state), sessions=sessions) for t in (0.0, passed_s)]
-    assert cluster_state.is_undecided(looks, PACE) == wanted
+    assert cluster_snapshot.is_undecided(looks, PACE) == wanted
 
 
 def test_an_executor_is_given_time_from_when_its_session_was_closed():
     binding = executor("Binding")
     looks = [look(0.0, binding, sessions=[OPEN]), look(9.0, binding), look(14.0, binding)]
-    assert cluster_state.find_stuck(looks, PACE) == []
-    (found,) = cluster_state.find_stuck([*looks, look(15.0, binding)], PACE)
+    assert cluster_snapshot.find_stuck(looks, PACE) == []
+    (found,) = cluster_snapshot.find_stuck([*looks, look(15.0, binding)], PACE)
     assert (found.duration_s, found.reason) == (6.0, "its session is closed")
 
 
 def test_the_fix_for_a_node_of_compose_is_a_command():
-    assert "compose.yaml restart executor-2" in cluster_state.format_remedy("executor-2")
-    assert "compose" not in cluster_state.format_remedy("gpu-7")
+    assert "compose.yaml restart executor-2" in cluster_snapshot.format_remedy("executor-2")
+    assert "compose" not in cluster_snapshot.format_remedy("gpu-7")
 
 
 # Tasks that wait.
@@ -246,7 +246,7 @@ WAITS = ClusterSession("s", "app", pending=3)
 
 def test_tasks_that_wait_while_processors_are_free_are_the_policies_fault():
     looks = [look(t, sessions=[WAITS]) for t in (0.0, 7.0)]
-    found = cluster_state.check_scheduling(looks, PACE)
+    found = cluster_snapshot.check_scheduling(looks, PACE)
     assert found.status == "failed"
     assert "gang" in found.fixes[0]
     assert "s" in found.seen
@@ -266,12 +266,14 @@ def test_tasks_that_wait_while_processors_are_free_are_the_policies_fault():
     ids=["too soon", "just came", "an executor", "it runs", "away", "no memory", "nothing waits"],
 )
 def test_other_reasons_to_wait_are_not_the_policies_fault(looks):
-    assert cluster_state.check_scheduling(looks, PACE).status == "ok"
+    assert cluster_snapshot.check_scheduling(looks, PACE).status == "ok"
 
 
 def test_a_session_that_flame_has_given_up_says_why():
     paused = replace(WAITS, paused=True, problem="No module named 'mine'")
-    found = cluster_state.check_scheduling([look(t, sessions=[paused]) for t in (0.0, 7.0)], PACE)
+    found = cluster_snapshot.check_scheduling(
+        [look(t, sessions=[paused]) for t in (0.0, 7.0)], PACE
+    )
     assert found.status == "warning"
     assert "No module named 'mine'" in found.seen
 
@@ -644,7 +646,7 @@ def answered(*changes, wanted=None, **more) -> dict[str, object]:
     greetings = [ExecutorReport({**HERE, "pid": i, **change}, 49.9, 50.1) for i, change in
                  enumerate(changes)]  # fmt: skip
     answers = ProbeResult(wanted or len(changes), 1.5, greetings, [0.01] * 20, **more)
-    return {found.check: found for found in workers.make_findings(answers, HERE)}
+    return {found.check: found for found in executor_probe.make_findings(answers, HERE)}
 
 
 def test_executors_like_this_machine_are_fine():
@@ -689,14 +691,14 @@ def test_a_clock_is_off_by_what_question_and_answer_do_not_explain(clock, skew_s
 
 def test_percentiles_of_round_trips():
     values = [float(i) for i in range(20, 0, -1)]
-    assert workers.compute_percentile(values, 0.5) == 10.0  # ten of twenty are no larger
-    assert workers.compute_percentile(values, 0.95) == 19.0
-    assert workers.compute_percentile([7.0], 0.95) == 7.0
+    assert executor_probe.compute_percentile(values, 0.5) == 10.0  # ten of twenty are no larger
+    assert executor_probe.compute_percentile(values, 0.95) == 19.0
+    assert executor_probe.compute_percentile([7.0], 0.95) == 7.0
 
 
 def test_slow_tasks_are_said():
     answers = ProbeResult(1, 1.0, [], [0.5] * 20)
-    (found,) = [one for one in workers.make_findings(answers, HERE) if one.check == "tasks"]
+    (found,) = [one for one in executor_probe.make_findings(answers, HERE) if one.check == "tasks"]
     assert (found.status, found.facts["p50_ms"]) == ("warning", 500.0)
 
 
@@ -712,12 +714,12 @@ def test_an_executor_that_fails_its_tasks_or_stays_silent_fails_the_probe():
 
 def test_executors_that_use_another_cache_than_this_machine():
     answers = ProbeResult(1, 1.0, [], [0.01], caches={"grpc://mine:1", "grpc://theirs:1"})
-    found = {one.check: one for one in workers.make_findings(answers, HERE, "grpc://mine:1")}
+    found = {one.check: one for one in executor_probe.make_findings(answers, HERE, "grpc://mine:1")}
     assert found["results"].status == "warning"
     assert found["results"].fixes == ("export FLAME_CACHE_ENDPOINT=grpc://theirs:1",)
     answers.caches.remove("grpc://theirs:1")
     assert "results" not in {
-        one.check for one in workers.make_findings(answers, HERE, "grpc://mine:1")
+        one.check for one in executor_probe.make_findings(answers, HERE, "grpc://mine:1")
     }
 
 

@@ -15,10 +15,10 @@ from rlflame.rollout.machine import count_usable_cores, describe_host
 from rlflame.terminal_text import format_count
 
 from ..client import FlameClient
-from ..endpoint import find_configuration
+from ..cluster_config import find_configuration
 from ..timed_call import ClusterCallError
-from . import cluster_state, connection, stale_runs, workers
-from .cluster_state import ClusterSnapshot, take_snapshot
+from . import cluster_snapshot, connection, executor_probe, stale_runs
+from .cluster_snapshot import ClusterSnapshot, take_snapshot
 from .findings import Check, CheckTimeouts, Diagnosis, Finding, shorten_error
 
 #: The most executors that are asked by default.
@@ -90,7 +90,7 @@ class ClusterCheck:
         self._cache_serves = cache.status != "failed"
         self._cache = str(cache.facts.get("hands_out", ""))
         self._run_step("template", lambda: connection.check_template(client))
-        self._run_step("nodes", lambda: cluster_state.check_nodes(self._take_snapshot()))
+        self._run_step("nodes", lambda: cluster_snapshot.check_nodes(self._take_snapshot()))
         if self._snapshots:
             self._run_steps()
         return bool(cache.facts.get("answers", True)) and not self._is_lost
@@ -155,11 +155,11 @@ class ClusterCheck:
             # Executors of a session that has just been closed are on their way out.
             self.timeouts.sleep(self.timeouts.still_s)
             self._take_snapshot()
-        return cluster_state.check_capacity(self._snapshots[-1])
+        return cluster_snapshot.check_capacity(self._snapshots[-1])
 
     def _probe_executors(self) -> Finding | None:
         snapshot = self._snapshots[-1]
-        skip = workers.make_skipped_finding
+        skip = executor_probe.make_skipped_finding
         if not self._cache_serves:
             return skip("results come through the object cache", "object cache")
         if any(f.check == "template" and f.status == "failed" for f in self._findings):
@@ -169,9 +169,9 @@ class ClusterCheck:
         if not snapshot.room:
             return skip("there is no room for one, until a run has ended", "capacity")
         target = min(self.workers or _MAX_EXECUTORS, snapshot.room)
-        probe = workers.Probe(self._client, self.timeouts, self.report_progress)
+        probe = executor_probe.Probe(self._client, self.timeouts, self.report_progress)
         result = probe.run(target, self._record_silence)
-        for finding in workers.make_findings(result, describe_host(), self._cache):
+        for finding in executor_probe.make_findings(result, describe_host(), self._cache):
             self._add(finding)
         return None
 
@@ -189,16 +189,16 @@ class ClusterCheck:
             self.timeouts.sleep(self.timeouts.still_s - elapsed_s)
             self._take_snapshot()
         while (
-            cluster_state.is_undecided(self._snapshots, self.timeouts)
+            cluster_snapshot.is_undecided(self._snapshots, self.timeouts)
             and self._snapshots[-1].at_s - started_s < self.timeouts.binding_s
         ):
             self.timeouts.sleep(min(_SNAPSHOT_INTERVAL_S, self.timeouts.still_s))
             self._take_snapshot()
-        return cluster_state.check_executors(self._snapshots, self.timeouts)
+        return cluster_snapshot.check_executors(self._snapshots, self.timeouts)
 
     def _check_scheduling(self) -> Finding:
         snapshots = self._silent_snapshots or self._snapshots
-        return cluster_state.check_scheduling(snapshots, self.timeouts)
+        return cluster_snapshot.check_scheduling(snapshots, self.timeouts)
 
     def _check_sessions(self) -> Finding:
         statuses, snapshot = self._settle_runs(), self._take_snapshot()

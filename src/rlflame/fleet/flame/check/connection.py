@@ -12,7 +12,7 @@ from rlflame.errors import FleetError
 
 from .. import object_cache
 from ..client import FlameClient
-from ..endpoint import (
+from ..cluster_config import (
     CACHE,
     EXPORT,
     UP,
@@ -21,7 +21,7 @@ from ..endpoint import (
     find_configuration,
     is_local,
 )
-from ..session_start import PREFIX
+from ..session_starter import PREFIX
 from ..timed_call import ClusterCallError
 from .findings import Check, Finding, shorten_error
 

@@ -18,9 +18,9 @@ from rlflame.terminal_text import format_count
 
 from .. import lease
 from ..client import FlameClient, remove_run
-from ..session_start import PREFIX
+from ..session_starter import PREFIX
 from ..timed_call import call_with_timeout
-from .cluster_state import ClusterSession, ClusterSnapshot
+from .cluster_snapshot import ClusterSession, ClusterSnapshot
 from .findings import Check, CheckTimeouts, Finding
 
 CLEAN_COMMAND = "rlflame cluster-check --clean"

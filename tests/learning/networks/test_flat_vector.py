@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflame.config.recipe import NetworkSettings
-from rlflame.learning.networks.flat_params import FlatVector, build_network, init_network
+from rlflame.learning.networks.flat_vector import FlatVector, build_network, init_network
 from rlflame.rollout.policy import make_network_shapes
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from rlflame.config.recipe import NetworkSettings
 from rlflame.rollout.policy import compute_array_shapes, make_network_shapes, normalise
 from rlflame.rollout.seeding import Role, make_stream
-from rlflame.rollout.spec import Array, Float32, PolicyArrays, PolicySpec
+from rlflame.rollout.task import Array, Float32, PolicyArrays, PolicySpec
 
 from ..base import Batch, Metrics
 

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from rlflame.storage.machine_memory import (
+from rlflame.storage.available_memory import (
     PROCESS_BYTES,
     RESERVED_BYTES,
     measure_available_bytes,

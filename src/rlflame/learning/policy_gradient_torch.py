@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from rlflame.rollout.distributions import VARIANCE_FLOOR
-from rlflame.rollout.spec import Array, Float32
+from rlflame.rollout.task import Array, Float32
 
 from .base import Metrics
-from .networks.flat_params import FlatVector, NetworkShape
+from .networks.flat_vector import FlatVector, NetworkShape
 from .networks.torch_networks import TorchNetworks
 from .ppo.loss import PpoMinibatch
 from .reinforce.reinforce import ReinforceMinibatch

@@ -20,7 +20,7 @@ from rlflame.fleet.base import (
     make_policy_id,
 )
 from rlflame.rollout.process.channel import Channel, Message, MessageKind
-from rlflame.rollout.spec import Fragment, PolicyArrays, RolloutTask
+from rlflame.rollout.task import Fragment, PolicyArrays, RolloutTask
 
 _PROBE_S = 10.0
 AnswerQueue = queue.SimpleQueue[tuple[MessageKind, dict[str, Any]]]

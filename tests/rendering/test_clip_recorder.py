@@ -15,7 +15,7 @@ from PIL import Image
 from rlflame import api
 from rlflame.console.base import NullView
 from rlflame.errors import RlflameError
-from rlflame.rendering.clips import BackgroundClipMaker, ClipRecorder, NullClipMaker
+from rlflame.rendering.clip_recorder import BackgroundClipMaker, ClipRecorder, NullClipMaker
 from rlflame.rendering.job import RenderResult
 from rlflame.storage import checkpoint
 from rlflame.training.trainer import Progress

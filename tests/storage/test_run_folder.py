@@ -29,10 +29,10 @@ from rlflame.errors import CheckpointError, LearningError, LostFolderError
 from rlflame.experiment import run
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning import policy_average
-from rlflame.storage import checkpoint, run_dir, safetensors_file
-from rlflame.storage.machine_info import MachineLog
+from rlflame.storage import checkpoint, run_folder, safetensors_file
+from rlflame.storage.machine_log import MachineLog
 from rlflame.storage.metrics import EPISODE_HEADER, LineFile
-from rlflame.storage.run_dir import (
+from rlflame.storage.run_folder import (
     RunFolder,
     is_locked,
     list_step_files,
@@ -222,7 +222,7 @@ def test_the_lock_of_a_dead_process_is_no_obstacle(tmp_path):
     """Killed while it holds the lock, with a child of its own still alive."""
     program = (
         "import subprocess, sys; from pathlib import Path\n"
-        "from rlflame.storage.run_dir import RunFolder\n"
+        "from rlflame.storage.run_folder import RunFolder\n"
         f"folder = RunFolder.create(Path({str(tmp_path / 'run')!r}))\n"
         "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
         "print('locked', child.pid, flush=True); input()"
@@ -443,7 +443,7 @@ def test_who_only_looks_whether_a_folder_is_locked_keeps_nobody_out(copied, monk
         slept.append(seconds)
         fcntl.flock(look, fcntl.LOCK_UN)
 
-    monkeypatch.setattr(run_dir.time, "sleep", moment)
+    monkeypatch.setattr(run_folder.time, "sleep", moment)
     RunFolder.open(copied).release()
     assert len(slept) == 1
     os.close(look)

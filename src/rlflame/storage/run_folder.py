@@ -69,7 +69,7 @@ class RunFolder:
             self._folder_fd = -1
 
     def check(self) -> None:
-        """Raise FolderLost where another folder, or none, is at the path now."""
+        """Raise LostFolderError where another folder, or none, is at the path now."""
         if self._lock_fd < 0 or _is_same(self.path / _LOCK_NAME, self._lock_fd):
             return
         if self.lock_removed:

@@ -17,8 +17,8 @@ from rlflame.errors import CheckpointError, RlflameError
 from rlflame.fleet.base import Fleet
 from rlflame.rollout import blas
 from rlflame.rollout.machine import count_usable_cores, describe_host
-from rlflame.storage import run_files
-from rlflame.storage.run_dir import RunFolder, report_disk_errors
+from rlflame.storage import record_reader
+from rlflame.storage.run_folder import RunFolder, report_disk_errors
 from rlflame.storage.safetensors_file import write_atomically
 
 _FACT_NAMES = ("host", "processor", "memory_bytes", "system", "libc", "python", "packages")
@@ -126,7 +126,7 @@ class MachineLog:
 
     def _read_entries(self) -> list[Any]:
         try:
-            text = run_files.read_text(self._folder.path / "machines.json")
+            text = record_reader.read_text(self._folder.path / "machines.json")
             return TypeAdapter(list[Any]).validate_json(text)
         except (ValueError, CheckpointError):
             return []

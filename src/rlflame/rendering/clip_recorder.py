@@ -17,7 +17,7 @@ import numpy as np
 
 from rlflame.errors import RlflameError
 from rlflame.rendering.job import RenderJob, RenderOptions, RenderResult
-from rlflame.rollout.spec import Fragment, PolicyArrays
+from rlflame.rollout.task import Fragment, PolicyArrays
 from rlflame.storage import safetensors_file
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.terminal_text import format_count

@@ -17,7 +17,7 @@ from rlflame.terminal_text import format_count
 
 from ..client import FINAL_STATES, SUCCEED, FlameClient, remove_run
 from ..lease import Lease
-from ..session_start import (
+from ..session_starter import (
     PREFIX,
     SessionStarter,
     compare_packages,

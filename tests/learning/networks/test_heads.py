@@ -18,14 +18,14 @@ from torch.distributions.transforms import TanhTransform
 from rlflame.config.recipe import LearningSettings, NetworkSettings
 from rlflame.errors import ConfigError
 from rlflame.experiment import components
-from rlflame.learning.networks.flat_params import build_network
+from rlflame.learning.networks.flat_vector import build_network
 from rlflame.learning.networks.heads import GsdeVariance, SquashedGsdeHead
 from rlflame.learning.sac.networks import build_sac_networks
 from rlflame.rollout import wire
 from rlflame.rollout.distributions import compute_noise_size, draw_noise
 from rlflame.rollout.envs.make import read_env_spec
 from rlflame.rollout.policy import Policy, compute_array_shapes
-from rlflame.rollout.spec import EnvSpec, Float64, Fragment, PolicyArrays, PolicySpec, RolloutTask
+from rlflame.rollout.task import EnvSpec, Float64, Fragment, PolicyArrays, PolicySpec, RolloutTask
 from rlflame.rollout.worker import RolloutWorker
 
 HOPPER = read_env_spec("Hopper-v5", {}, 12)

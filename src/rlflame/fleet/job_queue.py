@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlflame.errors import RlflameError
-from rlflame.rollout.spec import Fragment, RolloutTask
+from rlflame.rollout.task import Fragment, RolloutTask
 
 from .base import EventKind, FleetEvent, Observer
 

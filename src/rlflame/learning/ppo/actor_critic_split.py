@@ -16,10 +16,10 @@ from typing import Protocol
 
 import numpy as np
 
-from rlflame.rollout.spec import Array, Float32
+from rlflame.rollout.task import Array, Float32
 
 from ..base import Algorithm, Batch, GradientProvider, Metrics
-from ..networks.flat_params import FlatVector
+from ..networks.flat_vector import FlatVector
 from ..optim import compute_square_norm
 from ..parallel.gradient_shards import Shard, Shards
 from .loss import NumpyPpo, PpoMinibatch

@@ -11,7 +11,7 @@ from halves import assert_same, batches, learner, settings, spec_of
 
 from rlflame.errors import LearningError
 from rlflame.learning.networks.mlp import CHUNK_ROWS
-from rlflame.learning.ppo.split_update import HALVES, SplitUpdate
+from rlflame.learning.ppo.actor_critic_split import HALVES, SplitUpdate
 
 
 class Talk:

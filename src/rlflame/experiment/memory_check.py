@@ -11,8 +11,8 @@ from rlflame.console.recipe_summary import RecipeSummary
 from rlflame.errors import ConfigError
 from rlflame.experiment.components import make_policy_spec
 from rlflame.rollout.policy import compute_array_shapes
-from rlflame.rollout.spec import EnvSpec
-from rlflame.storage.machine_memory import measure_usable_bytes
+from rlflame.rollout.task import EnvSpec
+from rlflame.storage.available_memory import measure_usable_bytes
 from rlflame.terminal_text import format_count, format_size
 
 #: Of a step in memory: what was collected, and the same in another order.

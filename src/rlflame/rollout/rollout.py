@@ -16,7 +16,7 @@ from .envs.vector_env import VectorEnv
 from .fragment_recorder import FragmentRecorder
 from .policy import Policy
 from .seeding import Role, make_reset_seed
-from .spec import Array, EnvironmentFault, Float32, Fragment, RolloutTask
+from .task import Array, EnvironmentFault, Float32, Fragment, RolloutTask
 
 
 @dataclass(frozen=True, slots=True)

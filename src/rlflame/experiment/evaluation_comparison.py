@@ -9,7 +9,7 @@ from typing import Any
 
 from rlflame.config.toml_io import format_value
 from rlflame.errors import CheckpointError, ConfigError, format_command
-from rlflame.rollout.spec import EnvSpec
+from rlflame.rollout.task import EnvSpec
 from rlflame.storage.checkpoint import Checkpoint
 from rlflame.training.evaluation import EvaluationPlan, EvaluationRecord
 
