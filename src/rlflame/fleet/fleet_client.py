@@ -26,7 +26,7 @@ _PROBE_S = 10.0
 AnswerQueue = queue.SimpleQueue[tuple[MessageKind, dict[str, Any]]]
 
 
-class RemoteFleet(ContextManagerMixin):
+class FleetClient(ContextManagerMixin):
     """Weights and tasks go out, fragments come back; nothing runs here."""
 
     #: The sweep waits for the fleet.
@@ -101,7 +101,7 @@ class RemoteFleet(ContextManagerMixin):
 
 class _RemoteSubmission:
     def __init__(
-        self, fleet: RemoteFleet, number: int, tasks: list[RolloutTask], answers: AnswerQueue
+        self, fleet: FleetClient, number: int, tasks: list[RolloutTask], answers: AnswerQueue
     ) -> None:
         self._fleet = fleet
         self._number = number

@@ -29,7 +29,7 @@ from rlflame.errors import (
 from rlflame.experiment.run import RunHost, open_run, start_run
 from rlflame.fleet import factory
 from rlflame.fleet.base import EventCounter, Fleet
-from rlflame.fleet.fleet_client import RemoteFleet
+from rlflame.fleet.fleet_client import FleetClient
 from rlflame.rollout.envs import user_code
 from rlflame.rollout.process.channel import MessageKind
 from rlflame.rollout.process.parent_channel import ParentChannel, exit_with_group
@@ -103,7 +103,7 @@ def _open_fleet(
 ) -> Iterator[Fleet]:
     """In this process, in worker processes where there are cores to spare, or the sweep's."""
     if order["kind"] == "lent":
-        remote_fleet = RemoteFleet(channel, order["name"], order["capacity"])
+        remote_fleet = FleetClient(channel, order["name"], order["capacity"])
         channel.start_listening(remote_fleet.receive)
         with remote_fleet:
             yield remote_fleet
