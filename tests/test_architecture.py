@@ -38,7 +38,7 @@ LAYERS = [
 #: Third parties, and the only places that know them.
 GUESTS = {
     "torch": {
-        "learning.torch_gradients",
+        "learning.policy_gradient_torch",
         "learning.sac.loss_torch",
         "learning.parallel.torch_process_group",
         "learning.networks.torch_networks",
@@ -60,10 +60,10 @@ GUESTS = {
         "config.runtime",
         "config.toml_io",
         "config.validation",
-        "cli.catalog",
+        "experiment.catalog",
         "storage.checkpoint",
-        "storage.machine_info",
-        "storage.run_files",
+        "storage.machine_log",
+        "storage.record_reader",
         "storage.run_reader",
         "analysis.report.bench_comparison",
     },
@@ -90,7 +90,7 @@ GUESTS = {
 BLIND = {
     "rollout.*": ["rlflame.errors", "logging", "time"],
     "rollout.worker": ["subprocess", "multiprocessing", "random", "datetime"],
-    "rollout.collect": ["subprocess", "multiprocessing", "random", "datetime"],
+    "rollout.rollout": ["subprocess", "multiprocessing", "random", "datetime"],
     "learning.*": ["rlflame.fleet", "gymnasium", "pathlib", "time", "logging", "random"],
     "fleet.*": ["rlflame.learning"],
     "training.trainer": [
@@ -113,7 +113,7 @@ BLIND = {
         "rlflame.storage",
         "rlflame.console",
     ],
-    "rendering.clips": ["PIL"],
+    "rendering.clip_recorder": ["PIL"],
     "rendering.policy_render": ["PIL"],
     "console.output": [
         "rlflame.console.base",
@@ -141,10 +141,10 @@ BLIND = {
 CONCRETE = {
     "rlflame.fleet.local": {"fleet.factory"},
     "rlflame.fleet.inline": {"fleet.factory"},
-    "rlflame.learning.ppo.ppo": {"learning.factory", "learning.torch_gradients"},
+    "rlflame.learning.ppo.ppo": {"learning.factory", "learning.policy_gradient_torch"},
     "rlflame.learning.reinforce.reinforce": {
         "learning.factory",
-        "learning.torch_gradients",
+        "learning.policy_gradient_torch",
     },
     "rlflame.learning.sac.sac": {"learning.factory"},
     "rlflame.learning.policy_gradient_torch": {"learning.factory"},
@@ -155,7 +155,7 @@ CONCRETE = {
 #: packs calls for Flame.
 SEEDING, TORCH_NETWORKS, PARCEL = (
     "rollout.seeding",
-    "learning.torch_gradients",
+    "learning.policy_gradient_torch",
     "fleet.flame.bundle",
 )
 
@@ -622,3 +622,104 @@ def test_every_algorithm_has_a_row_in_each_table() -> None:
     assert names == TRAITS.keys() == ALGORITHMS.keys() == AlgorithmSections.model_fields.keys()
     fleets = get_args(RuntimeSettings.model_fields["fleet"].annotation)
     assert set(fleets) - {"auto"} == FLEETS.keys()
+
+
+LONGEST_FUNCTION, MOST_PARAMETERS, LONGEST_MODULE = 60, 8, 400
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def list_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    arguments = node.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    if positional and positional[0].arg in ("self", "cls"):
+        del positional[0]
+    return [*positional, *arguments.kwonlyargs]
+
+
+def is_command(module: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """A Typer command has a parameter for each of its options."""
+    return module.startswith("cli.") and not node.name.startswith("_")
+
+
+def test_modules_and_functions_are_short() -> None:
+    long_modules = [
+        module
+        for module in modules()
+        if (path := SOURCE / (module.replace(".", "/") + ".py")).exists()
+        and len(path.read_text().splitlines()) > LONGEST_MODULE
+    ]
+    long_functions = [
+        f"{module}.{node.name}"
+        for module, tree in modules().items()
+        for node in functions(tree)
+        if node.end_lineno is not None and node.end_lineno - node.lineno >= LONGEST_FUNCTION
+    ]
+    assert not long_modules
+    assert not long_functions
+
+
+def test_functions_have_few_parameters() -> None:
+    assert [
+        f"{module}.{node.name}"
+        for module, tree in modules().items()
+        for node in functions(tree)
+        if len(list_parameters(node)) > MOST_PARAMETERS and not is_command(module, node)
+    ] == []
+
+
+def passed_methods(owner: ast.ClassDef, names: set[str]) -> Iterator[str]:
+    """Methods of a class that its constructor passes to the constructors of other classes."""
+    methods = {node.name for node in owner.body if isinstance(node, ast.FunctionDef)}
+    (start,) = [n for n in owner.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+    for call in ast.walk(start):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in names:
+            for value in [*call.args, *(keyword.value for keyword in call.keywords)]:
+                for node in [value.body] if isinstance(value, ast.Lambda) else [value]:
+                    inner = node.func if isinstance(node, ast.Call) else node
+                    if not isinstance(inner, ast.Attribute) or inner.attr not in methods:
+                        continue
+                    if isinstance(inner.value, ast.Name) and inner.value.id == "self":
+                        yield inner.attr
+
+
+#: Constructors that pass a method of their own, with the reason.
+CALLBACKS = {
+    "BenchSession": "a fleet's observer is a function",
+}
+
+
+def test_constructors_take_no_callbacks_into_their_creator() -> None:
+    classes = [
+        node
+        for tree in modules().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    names = {node.name for node in classes}
+    found = {
+        node.name
+        for node in classes
+        if any(isinstance(n, ast.FunctionDef) and n.name == "__init__" for n in node.body)
+        and any(passed_methods(node, names))
+    }
+    assert found == CALLBACKS.keys()
+
+
+def test_the_search_for_callbacks_sees_them() -> None:
+    code = """
+class A:
+    def __init__(self):
+        self.b = B(self.f, 1)
+        self.c = B(lambda: self.g())
+        self.d = other(self.f)
+    def f(self): ...
+    def g(self): ...
+"""
+    (owner,) = ast.parse(code).body
+    assert isinstance(owner, ast.ClassDef)
+    assert [*passed_methods(owner, {"B"})] == ["f", "g"]

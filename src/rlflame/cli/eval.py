@@ -100,9 +100,8 @@ def evaluate(
     )
     limit_threads(1)
     from rlflame import api
-    from rlflame.console.output import print_error
     from rlflame.console.quiet import StatusLine
-    from rlflame.errors import ConfigError, RlflameError
+    from rlflame.errors import ConfigError
     from rlflame.experiment import evaluation_comparison
     from rlflame.storage.run_folder import load_policy_file
     from rlflame.training.stop_signal import exit_on_signal
@@ -125,6 +124,13 @@ def evaluate(
     )
     evaluation = _Evaluation(file, source, plan, record, checks, versus, other_record)
     (_print_json if as_json else _print_lines)(evaluation)
+    _exit_unless_passed(checks, debug=debug)
+
+
+def _exit_unless_passed(checks: list[EvaluationCheck], *, debug: bool) -> None:
+    from rlflame.console.output import print_error
+    from rlflame.errors import RlflameError
+
     failed = [check for check in checks if not check.passed]
     if failed:
         # The checks are in the JSON object already, and a second one would follow it.

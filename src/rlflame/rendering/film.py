@@ -65,14 +65,14 @@ class Film:
         default_width = None if self._options.height else _WIDTHS.get(self._kind)
         self._width = self._options.width or default_width
         env = episodes.make_render_spec(job.env, self._info, self._width, self._options.height)
-        self._player = EpisodePlayer(job, env, mode, self._resize)
+        size = self._width, self._options.height
+        # At the size of the panel at once: a long episode at full size is gigabytes.
+        self._player = EpisodePlayer(
+            job, env, mode, lambda picture: np.asarray(resize_image(picture, *size))
+        )
         rate = self._options.fps or _RATES.get(self._kind, 1.0)
         #: Steps from one frame to the next: time stays the environment's own.
         self._stride = max(1, round(self._info.steps_per_s / rate))
-
-    def _resize(self, picture: Array) -> Array:
-        """At the size of the panel at once: a long episode at full size is gigabytes."""
-        return np.asarray(resize_image(picture, self._width, self._options.height))
 
     def draw(self, report_progress: Callable[[int, int], None]) -> RenderResult:
         try:
