@@ -105,13 +105,12 @@ def run(benchmark: Benchmark[Any], runtime: Any, options: argparse.Namespace) ->
 def print_beside(options: argparse.Namespace) -> None:
     from published_figures import make_section
 
-    from rlflame.analysis.report import markdown
-    from rlflame.analysis.report.document import Document
+    from rlflame.analysis.report.document import Document, to_markdown
     from rlflame.console.output import print_result_lines
 
     section = make_section(json.loads(options.file.read_text("utf-8")))
     document = Document("Beside what was published", (section,))
-    print_result_lines(markdown.to_markdown(document).rstrip())
+    print_result_lines(to_markdown(document).rstrip())
 
 
 if __name__ == "__main__":

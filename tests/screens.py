@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from rlflame import statistics
-from rlflame.config import resolve
+from rlflame.config import resolve, toml_io
+from rlflame.config.flags import TrainFlags
 from rlflame.config.recipe import Recipe
 from rlflame.console.base import RunResult, RunStart, SweepResources, SweepResult
 from rlflame.console.recipe_summary import RecipeSummary
@@ -35,12 +36,16 @@ class Clock:
         return self.now
 
 
-def make_checkpoint(**words):
+def make_checkpoint(environment=None, algorithm=None, preset=None, flags=None):
     """The first checkpoint of a run, and the name of its preset."""
-    words.setdefault("continuous", components.has_continuous_actions)
-    if words.get("preset") != "reinforce-classic":
-        words["flags"] = {"stop_at_steps": 1_000_000, **SHAPE, **words.get("flags", {})}
-    config, preset = resolve.resolve(**words)
+    settings = dict(flags or {})
+    if preset != "reinforce-classic":
+        settings = {"stop_at_steps": 1_000_000, **SHAPE, **settings}
+    sets = [f"{name}={toml_io.format_value(value)}" for name, value in settings.items()]
+    config, preset = resolve.resolve(
+        TrainFlags(env=environment, algo=algorithm, preset=preset, sets=sets),
+        components.has_continuous_actions,
+    )
     recipe = config.recipe.copy_with_horizon()
     env = components.make_env_spec(recipe.learning.environment)
     return components.make_initial_checkpoint(recipe, env), preset

@@ -297,7 +297,7 @@ def test_neither_machines_nor_config_go_into_another_folder(file, tmp_path, whol
     second = RunFolder.create(tmp_path / "run")
     write = {
         "machines.json": lambda: log.record_work(0),
-        "config.toml": lambda: run._write_config(folder, whole.recipe, INLINE),
+        "config.toml": run.Run(folder, whole, INLINE, run.RunHost(), None)._write_config,
     }[file]
     with pytest.raises(LostFolderError):
         write()
