@@ -549,7 +549,6 @@ NAMED_IN = {
 NAME_EXCEPTIONS = {
     "bench.*": "cases and comparisons of benchmarks are recipes of one algorithm or fleet",
     "cli.bench": "the fleets to compare",
-    "console.*": "texts about replays, episodes and executors",
 }
 
 

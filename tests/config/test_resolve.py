@@ -397,3 +397,9 @@ def test_every_setting_is_written(tmp_path):
         assert nested.get_nested(table, path) is not None, path
     assert isinstance(nested.get_nested(table, "learning.environment.kwargs"), dict)
     assert RunConfig.model_validate(toml_io.parse(toml_io.to_toml(config))) == config
+
+
+@pytest.mark.parametrize("algorithm", TRAITS)
+def test_every_algorithm_has_a_default_preset(algorithm):
+    preset = config_resolve.read_preset(config_resolve.choose_preset("Unknown-v0", algorithm))
+    assert preset["learning"]["algorithm"] == algorithm

@@ -28,7 +28,9 @@ class RecipeSummary:
         from rlflame.rollout.task import compute_output_size
 
         learning, env, network = self.recipe.learning, self.env, self.recipe.learning.network
-        units = compute_output_size(env.action_size, learning.sac is not None, network.exploration)
+        units = compute_output_size(
+            env.action_size, learning.traits.squashed_actions, network.exploration
+        )
         return (env.observation_size, *network.hidden, units)
 
     @property
@@ -104,10 +106,10 @@ class RecipeSummary:
         from rlflame.rollout.mujoco.known_spaces import find_episode_limit
 
         learning, limit = self.recipe.learning, self.env.max_episode_steps
-        if learning.sac is None:
+        if learning.replay is None:
             return None
         return ReplayShape(
-            learning.sac.buffer_size,
+            learning.replay.buffer_size,
             learning.rollout.columns,
             self.env.observation_size,
             self.env.action_size,
@@ -125,14 +127,15 @@ class RecipeSummary:
 
     def format_learning_starts(self) -> str:
         """When learning from a replay begins; empty without a replay."""
-        settings, stop = self.recipe.learning.sac, self.recipe.stop_at_steps
+        settings, stop = self.recipe.learning.replay, self.recipe.stop_at_steps
         if settings is None:
             return ""
         starts, updates = settings.learning_starts, settings.updates_per_step
         noun = "update" if updates == 1.0 else "updates"
         text = f"{updates:g} {noun} a step after the first {starts:,}"
         if stop is not None and stop <= starts:
-            text += ": none in this run, unless sac.learning_starts is less"
+            name = f"{self.recipe.learning.algorithm}.learning_starts"
+            text += f": none in this run, unless {name} is less"
         return text
 
     def format_lines(self, seeds: str = "") -> list[tuple[str, str]]:

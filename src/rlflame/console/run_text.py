@@ -13,6 +13,7 @@ from rlflame.console.formatting import format_table
 from rlflame.console.output import shorten_traceback
 from rlflame.console.recipe_summary import format_evaluation
 from rlflame.errors import RlflameError, format_command
+from rlflame.fleet.factory import get_worker_noun, is_remote
 from rlflame.statistics import FEWEST_SEEDS, compute_interquartile_means
 from rlflame.storage.sweep_folder import format_seeds
 from rlflame.terminal_text import escape_line, format_count, format_duration
@@ -22,10 +23,9 @@ if TYPE_CHECKING:
     from rlflame.storage.sweep_result import SweepSummary
 
 Pairs = list[tuple[str, str]]
+
+
 #: Every other fleet has executors.
-_WORKER_NOUNS = {"local": "local worker"}
-
-
 def format_headline(start: RunStart) -> str:
     """The first line: what runs, and where, if rlflame chose the place."""
     place = " on this machine: no Flame cluster is configured" if start.no_cluster else ""
@@ -62,7 +62,7 @@ def _format_place(start: RunStart) -> str:
         return "in this process"
     fleets = start.candidates or ((start.fleet, start.workers),)
     workers = " and ".join(
-        format_count(number, _WORKER_NOUNS.get(name, f"{name.title()} executor"))
+        format_count(number, f"{name.title() if is_remote(name) else name} {get_worker_noun(name)}")
         for name, number in fleets
     )
     if max(number for _, number in fleets) < max_workers:

@@ -86,6 +86,11 @@ class Channel:
         return self._read_fd
 
     @property
+    def pipes(self) -> tuple[int, int]:
+        """The descriptors that this end reads from and writes to."""
+        return self._read_fd, self._write_fd
+
+    @property
     def has_backlog(self) -> bool:
         """Whether something waits for room in the pipe."""
         return bool(self._unsent)

@@ -1,24 +1,30 @@
-"""A `Channel` between two processes that exchange arrays thousands of times a second.
+"""Arrays between two processes that wait for each other thousands of times a second.
 
-An end that waits for an array polls for a while before it sleeps, because to be woken takes as long
-as the work between two exchanges.
+It uses the pipes of a `Channel` and reads into the arrays themselves. An end that waits polls for a
+while before it sleeps, because to be woken takes as long as the work between two exchanges.
+Exchanges are numbered, so that no array is taken for another one.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import struct
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from rlflame.rollout.process.channel import Channel, MessageKind, ProtocolError
+from rlflame.rollout import wire
+from rlflame.rollout.process.channel import Channel
 from rlflame.rollout.task import Array
 
+#: The number of an exchange or a message, and how many bytes follow.
+_HEAD = struct.Struct("<QQ")
 #: Longer than the halves of a small minibatch differ; beyond it one waits asleep.
 _AWAKE_S = 0.002
+
+#: The longest wait that `poll` can count, about 24 days.
+_LONGEST_MS = 2.0**31 - 1.0
 #: Should the other end be on this very processor.
 _let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
@@ -35,60 +41,118 @@ class PeerConnection:
     """One end. Raises `ConnectionLost`; with a deadline also where nothing moves for so long."""
 
     def __init__(self, channel: Channel, deadline_s: float | None = None) -> None:
-        self._channel = channel
+        read_fd, write_fd = self._read_fd, self._write_fd = channel.pipes
         self._deadline_s = deadline_s
+        self._sent = self._received = 0
+        for pipe in (read_fd, write_fd):
+            os.set_blocking(pipe, False)
+        # Not select, which knows no descriptors from 1,024 on.
+        self._arrival, self._either, self._room = select.poll(), select.poll(), select.poll()
+        for pipe, event, polls in (
+            (read_fd, select.POLLIN, (self._arrival, self._either)),
+            (write_fd, select.POLLOUT, (self._room, self._either)),
+        ):
+            for poll in polls:
+                poll.register(pipe, event)
+
+    @property
+    def _deadline_ms(self) -> float | None:
+        return None if self._deadline_s is None else min(1000.0 * self._deadline_s, _LONGEST_MS)
 
     def has_message(self, timeout_s: float = 0.0) -> bool:
         """Whether a message can be received, or the other end is closed."""
-        try:
-            return self._channel.poll(timeout_s)
-        except ProtocolError:  # `receive_message` raises for it
-            return True
+        return bool(self._arrival.poll(1000.0 * timeout_s))
 
     def send_message(self, value: Any) -> None:
-        with _convert_errors():
-            self._channel.send(MessageKind.TASK, value)
-            self._channel.wait_until_sent(self._deadline_s)
+        self._move(self._add_header(memoryview(wire.encode(value))), [])
 
     def receive_message(self) -> Any:
         """The next message, for which one waits asleep: it comes after a batch."""
-        with _convert_errors():
-            message = self._channel.receive(self._deadline_s)
-            if message.kind is MessageKind.ARRAY:
-                raise ConnectionLost
-            return message.value
+        if not self._arrival.poll(self._deadline_ms):
+            raise ConnectionTimeout
+        head = bytearray(_HEAD.size)
+        self._move([], [memoryview(head)])
+        payload = bytearray(self._read_length(head))
+        self._move([], [memoryview(payload)])
+        try:
+            return wire.decode(bytes(payload))
+        except wire.WireError as error:
+            raise ConnectionLost from error
 
     def exchange(self, outgoing: Array, incoming: Array) -> None:
         """Send one array and fill the other. The other end does the same at the same time."""
-        with _convert_errors():
-            self._channel.send_bytes(MessageKind.ARRAY, outgoing.data.cast("B"))
-            self._fill(incoming)
-            self._channel.wait_until_sent(self._deadline_s)
+        head, numbers = bytearray(_HEAD.size), incoming.data.cast("B")
+        self._move(self._add_header(outgoing.data.cast("B")), [memoryview(head), numbers])
+        if self._read_length(head) != len(numbers):
+            raise ConnectionLost
 
     def send(self, outgoing: Array) -> None:
-        with _convert_errors():
-            self._channel.send_bytes(MessageKind.ARRAY, outgoing.data.cast("B"))
-            self._channel.wait_until_sent(self._deadline_s)
+        self._move(self._add_header(outgoing.data.cast("B")), [])
 
     def receive(self, incoming: Array) -> None:
-        with _convert_errors():
-            self._fill(incoming)
-
-    def _fill(self, incoming: Array) -> None:
-        until = time.perf_counter() + _AWAKE_S
-        while not self._channel.poll() and time.perf_counter() < until:
-            _let_others_run()
-        message = self._channel.receive(self._deadline_s)
-        if message.kind is not MessageKind.ARRAY or len(message.payload) != incoming.nbytes:
+        head, numbers = bytearray(_HEAD.size), incoming.data.cast("B")
+        self._move([], [memoryview(head), numbers])
+        if self._read_length(head) != len(numbers):
             raise ConnectionLost
-        incoming[...] = np.frombuffer(message.payload, incoming.dtype).reshape(incoming.shape)
+
+    def _add_header(self, payload: memoryview) -> list[memoryview]:
+        self._sent += 1
+        return [memoryview(_HEAD.pack(self._sent, len(payload))), payload]
+
+    def _read_length(self, head: bytearray) -> int:
+        self._received += 1
+        number, length = _HEAD.unpack(head)
+        if number != self._received:
+            raise ConnectionLost
+        return int(length)
+
+    def _move(self, out: list[memoryview], into: list[memoryview]) -> None:
+        """Write and read as the pipes allow, until both are done."""
+        try:
+            out = _drop_bytes(out, self._write(out)) if out else out
+            while out or into:
+                moved = 0
+                if into:
+                    moved = self._read(into)
+                    into = _drop_bytes(into, moved)
+                if out:
+                    count = self._write(out)
+                    out, moved = _drop_bytes(out, count), moved + count
+                if not moved:
+                    self._wait(into, out)
+        except OSError as error:
+            raise ConnectionLost from error
+
+    def _write(self, out: list[memoryview]) -> int:
+        try:
+            return os.writev(self._write_fd, out)
+        except BlockingIOError:
+            return 0
+
+    def _read(self, into: list[memoryview]) -> int:
+        try:
+            count = os.readv(self._read_fd, into)
+        except BlockingIOError:
+            return 0
+        if not count:
+            raise ConnectionLost
+        return count
+
+    def _wait(self, into: list[memoryview], out: list[memoryview]) -> None:
+        """Until something can be moved."""
+        poll = (self._either if out else self._arrival) if into else self._room
+        until = time.perf_counter() + _AWAKE_S
+        while time.perf_counter() < until:
+            if poll.poll(0):
+                return
+            _let_others_run()
+        if not poll.poll(self._deadline_ms):
+            raise ConnectionTimeout
 
 
-@contextmanager
-def _convert_errors() -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError as error:
-        raise ConnectionTimeout from error
-    except (EOFError, OSError, ProtocolError) as error:
-        raise ConnectionLost from error
+def _drop_bytes(views: list[memoryview], count: int) -> list[memoryview]:
+    """The rest of the views behind the first `count` bytes."""
+    while views and count >= len(views[0]):
+        count -= len(views[0])
+        views = views[1:]
+    return [views[0][count:], *views[1:]] if count else views
