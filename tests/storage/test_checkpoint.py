@@ -29,7 +29,7 @@ from rlflame.errors import CheckpointError, RlflameError
 from rlflame.experiment import components
 from rlflame.fleet.inline import InlineFleet
 from rlflame.learning.factory import compute_environment_fingerprint
-from rlflame.rollout import wire
+from rlflame.rollout import machine, wire
 from rlflame.rollout.machine import read_versions
 from rlflame.storage import checkpoint, machine_log, safetensors_file
 from rlflame.training.evaluation import EvaluationRecord, make_evaluation_plan
@@ -369,8 +369,10 @@ def test_what_makes_gradients_is_compared_where_both_sides_make_them():
         for provider in ("numpy", "torch")
     )
     assert "torch" not in numpy
-    assert torch == {**numpy, "torch": metadata.version("torch")}
+    facts = {"torch": metadata.version("torch"), "cpu_vendor": machine.read_cpu_vendor()}
+    assert torch == {**numpy, **facts}
     differences = machine_log.find_fingerprint_differences
+    assert differences({**torch, "cpu_vendor": "other"}, torch)
     assert differences(torch, numpy) == differences(numpy, torch) == []
     assert differences({**torch, "torch": "1.0"}, torch) == [f"torch: 1.0 -> {torch['torch']}"]
 

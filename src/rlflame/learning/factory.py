@@ -27,7 +27,7 @@ from rlflame.learning.reinforce.reinforce import NumpyReinforce, Reinforce
 from rlflame.learning.sac.loss import NumpyCrossQ, NumpySac, SacGradientProvider
 from rlflame.learning.sac.networks import build_sac_networks
 from rlflame.learning.sac.sac import Sac
-from rlflame.rollout.machine import read_fingerprint, read_versions
+from rlflame.rollout.machine import read_cpu_vendor, read_fingerprint, read_versions
 from rlflame.rollout.task import Array, EnvSpec, PolicyArrays, PolicySpec
 
 
@@ -94,7 +94,7 @@ def compute_fingerprint(learning: LearningSettings) -> dict[str, str]:
     """The facts that several learners must share to end in the same bits."""
     facts = {"python": platform.python_version(), **read_fingerprint()}
     if learning.provider == "torch":
-        facts |= {"torch": metadata.version("torch"), "device": learning.device}
+        facts |= {**_read_torch_facts(), "device": learning.device}
     return facts
 
 
@@ -102,12 +102,16 @@ def compute_environment_fingerprint(learning: LearningSettings) -> dict[str, str
     """The facts of this machine that the bits of a run depend on."""
     facts = read_versions()
     if learning.provider == "torch":
-        facts["torch"] = metadata.version("torch")
+        facts |= _read_torch_facts()
     if learning.device == "cuda":
         from rlflame.learning.networks.torch_networks import read_gpu_name
 
         facts["card"] = read_gpu_name()
     return facts
+
+
+def _read_torch_facts() -> dict[str, str]:
+    return {"torch": metadata.version("torch"), "cpu_vendor": read_cpu_vendor()}
 
 
 def _make_ppo(

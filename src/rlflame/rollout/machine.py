@@ -115,11 +115,20 @@ def _read_memory_bytes() -> int:
         return 0
 
 
+def read_cpu_vendor() -> str:
+    """The maker of the CPU. Torch's matrix products depend on it, and numpy's do not."""
+    return _read_cpu_field("vendor_id")
+
+
 def _read_processor() -> str:
+    return _read_cpu_field("model name")
+
+
+def _read_cpu_field(name: str) -> str:
     try:
         with open("/proc/cpuinfo") as lines:
             for line in lines:
-                if line.startswith("model name"):
+                if line.startswith(name):
                     return line.split(":", 1)[1].strip()
     except OSError:
         pass

@@ -26,7 +26,7 @@ _TASKS_PATH = "/proc/self/task"
 #: Differences that can change bits; the rest of a fingerprint is for the reader.
 _BIT_FIELDS = ("core", "simd", "system", "libc", "numpy", "gymnasium", "mujoco", "box2d")
 #: The same of gradients, compared where both sides have them. Acting needs neither.
-_GRADIENT_FIELDS = ("torch", "card")
+_GRADIENT_FIELDS = ("torch", "cpu_vendor", "card")
 
 
 def describe_machine() -> dict[str, Any]:
