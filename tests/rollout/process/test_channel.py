@@ -87,6 +87,15 @@ def test_the_end_comes_behind_the_last_message_and_stays(ends: Ends) -> None:
         other.wait_until_sent()
 
 
+def test_messages_before_bytes_that_are_none_are_received_first(ends: Ends) -> None:
+    one, other = ends
+    one.send(MessageKind.RESULT, 1)
+    os.write(one.pipes[1], struct.pack("<BQ", 255, 0))
+    assert [message.value for message in other.receive_all()] == [1]
+    with pytest.raises(ProtocolError):
+        other.receive_all()
+
+
 def test_bytes_that_are_no_message_are_refused(ends: Ends) -> None:
     one, other = ends
     one.send_bytes(MessageKind.RESULT, b"no value")

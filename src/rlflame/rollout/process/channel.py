@@ -21,6 +21,8 @@ HEADER = struct.Struct("<BQ")
 PIPE_BYTES = 1 << 20
 #: The longest wait that `poll` can count, about 24 days.
 _LONGEST_MS = 2.0**31 - 1.0
+#: Reads of one `receive_all`, so that a child that never stops writing holds up no other one.
+_MOST_READS = 16
 #: Buffers that one `writev` takes; Linux allows 1,024.
 _WRITE_BUFFERS = 64
 
@@ -76,6 +78,8 @@ class Channel:
         self._received = bytearray()
         self._messages: deque[Message] = deque()
         self._has_ended = False
+        #: Why nothing can be read any more, if not because the other end is closed.
+        self._error: ProtocolError | None = None
         self._lock = threading.Lock()
         self._unsent: list[memoryview] = []
         self._has_reader = True
@@ -152,18 +156,24 @@ class Channel:
         if not self.poll(timeout_s):
             raise TimeoutError
         if not self._messages:
-            raise EOFError
+            raise self._take_error()
         return self._messages.popleft()
 
     def receive_all(self) -> list[Message]:
         """What has arrived by now, without waiting. EOFError where nothing can come any more."""
-        while self._read():
-            continue
+        for _ in range(_MOST_READS):
+            if not self._read():
+                break
         if self._has_ended and not self._messages:
-            raise EOFError
+            raise self._take_error()
         messages = [*self._messages]
         self._messages.clear()
         return messages
+
+    def _take_error(self) -> Exception:
+        """Why nothing can come any more: once that bytes were no message, then the end."""
+        error, self._error = self._error, None
+        return error or EOFError()
 
     def __iter__(self) -> Iterator[Message]:
         """Messages until the other end is closed."""
@@ -182,9 +192,11 @@ class Channel:
             number, length = HEADER.unpack_from(self._received)
             try:
                 kind = MessageKind(number)
-            except ValueError as error:
-                self._has_ended = True  # nothing that follows can be read
-                raise ProtocolError(f"a frame of unknown kind {number}") from error
+            except ValueError:
+                # The messages before it are whole, and are received first.
+                self._has_ended = True
+                self._error = ProtocolError(f"a frame of unknown kind {number}")
+                return False
             end = HEADER.size + length
             if len(self._received) < end:
                 break
