@@ -188,7 +188,7 @@ class Links(HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.tags, self.loaded, self.texts = [], [], []
-        self.feed(sections)
+        self.feed(text)
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
@@ -203,18 +203,18 @@ def test_the_page_is_complete_in_itself(tmp_path):
     side(tmp_path / "b", [90.0, 80.0, 95.0], clip=0.3)
     spoken = rlflame("report", "a", "--vs", "b", "-o", "r.html")
     assert (spoken.code, spoken.out) == (0, "r.html\n"), spoken.err
-    sections = (tmp_path / "r.html").read_text()
-    page = Links(sections)
+    text = (tmp_path / "r.html").read_text()
+    page = Links(text)
     assert all(link.startswith("#") for link in page.loaded)
-    assert "http" not in sections
-    assert sections.count("url(") == sections.count("url(#")
+    assert "http" not in text
+    assert text.count("url(") == text.count("url(#")
     assert not {"script", "link", "iframe", "img"} & set(page.tags)
     assert page.tags.count("svg") == 2  # over steps and over time
     for number in (0, 1):  # the colours of lines and bands are the page's
-        assert sections.count(f"stroke: var(--line-{number},") >= 2
-        assert sections.count(f"fill: var(--line-{number},") >= 2
-    assert "prefers-color-scheme:dark" in sections
-    assert "width=device-width" in sections
+        assert text.count(f"stroke: var(--line-{number},") >= 2
+        assert text.count(f"fill: var(--line-{number},") >= 2
+    assert "prefers-color-scheme:dark" in text
+    assert "width=device-width" in text
     # The words are those of the Markdown.
     markdown = rlflame("report", "a", "--vs", "b").out
     for row in cells(markdown, "Compared") + cells(markdown, "Reward"):
@@ -232,8 +232,8 @@ def test_what_a_page_holds_is_text_and_never_markup(tmp_path):
 def test_a_curve_lies_where_its_numbers_are(tmp_path):
     side(tmp_path / "a", [1.0])
     rlflame("report", "a", "-o", "r.html")
-    sections = (tmp_path / "r.html").read_text()
-    points = re.search(r'<path d="([^"]*)"[^>]*stroke: var\(--line-0', sections).group(1)
+    text = (tmp_path / "r.html").read_text()
+    points = re.search(r'<path d="([^"]*)"[^>]*stroke: var\(--line-0', text).group(1)
     places = [tuple(map(float, pair)) for pair in re.findall(r"[ML] (\S+) (\S+)", points)]
     (x0, y0), (x1, y1), (x2, y2) = places
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)  # steps 300, 600, 900
@@ -440,7 +440,7 @@ def test_benchmarks_in_ci(tmp_path, now, shown):
              '{"measurements": [{"name": "a", "better": "lower", "values": [NaN]}]}']
 )  # fmt: skip
 def test_results_that_are_none(tmp_path, text):
-    (tmp_path / "x.json").write_text(sections)
+    (tmp_path / "x.json").write_text(text)
     spoken = rlflame("report", "x.json")
     assert spoken.code == 1
     assert "x.json h" in spoken.err

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from typing_extensions import TypeAliasType
 
-from rlflame.rollout import task, wire
-from rlflame.rollout.task import EnvState
+from rlflame.rollout import task as messages
+from rlflame.rollout import wire
 from rlflame.rollout.wire import WireError
 
 quick = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 
-# Strategies for every type in `spec`.
+# Strategies for every type in `rollout.task`.
 
 words = st.text(max_size=12)
 whole = st.integers(-(2**63), 2**63)
@@ -52,7 +52,7 @@ def array(dtype: Any, dims: int | None = None) -> st.SearchStrategy:
 
 
 env_specs = st.builds(
-    task.EnvSpec,
+    messages.EnvSpec,
     words,
     kwargs,
     st.none() | whole,
@@ -64,7 +64,7 @@ env_specs = st.builds(
     bounds,
 )
 policy_specs = st.builds(
-    task.PolicySpec,
+    messages.PolicySpec,
     kinds,
     whole,
     whole,
@@ -78,7 +78,7 @@ policy_specs = st.builds(
     st.booleans(),
 )
 env_states = st.builds(
-    task.EnvState,
+    messages.EnvState,
     st.sampled_from(["fresh", "replay", "mujoco"]),
     whole,
     whole,
@@ -90,7 +90,7 @@ env_states = st.builds(
     words,
 )
 tasks = st.builds(
-    task.RolloutTask,
+    messages.RolloutTask,
     words,
     whole,
     st.sampled_from(["train", "evaluate"]),
@@ -107,9 +107,9 @@ tasks = st.builds(
     st.booleans(),
     st.lists(env_states, max_size=2).map(tuple),
 )
-episodes = st.builds(task.EpisodeStat, whole, whole, whole, real, whole, st.booleans(), whole)
+episodes = st.builds(messages.EpisodeStat, whole, whole, whole, real, whole, st.booleans(), whole)
 fragments = st.builds(
-    task.Fragment,
+    messages.Fragment,
     whole,
     whole,
     array(np.float32),
@@ -125,7 +125,9 @@ fragments = st.builds(
     st.lists(episodes, max_size=2).map(tuple),
     st.lists(env_states, max_size=2).map(tuple),
 )
-failures = st.builds(task.RolloutFailure, whole, whole, whole, whole, whole, words, words, words)
+failures = st.builds(
+    messages.RolloutFailure, whole, whole, whole, whole, whole, words, words, words
+)
 policies = st.dictionaries(words.filter(lambda key: not key.startswith("$")), array(np.float32))
 VALUES = {
     "EnvSpec": env_specs,
@@ -204,7 +206,7 @@ def test_what_goes_in_comes_out(name: str) -> None:
 def test_every_type_of_the_boundary_is_tried() -> None:
     crossing = {
         name
-        for name, kind in vars(task).items()
+        for name, kind in vars(messages).items()
         if isinstance(kind, type) and dataclasses.is_dataclass(kind)
     }
     assert crossing <= set(VALUES)
@@ -353,7 +355,7 @@ def whole_message() -> tuple[bytes, dict[str, Any]]:
     env = rollouts.fake(length=3, continuous=True)
     task = rollouts.task(env, steps=4, rows=1)
     fragment = rollouts.run(task)
-    failure = task.RolloutFailure(0, 1, 2, 3, 4, "m", "t", "o")
+    failure = messages.RolloutFailure(0, 1, 2, 3, 4, "m", "t", "o")
     value = {"task": rollouts.following(task, fragment), "fragment": fragment, "failure": failure}
     data = wire.encode(value)
     return data, read_header(data)
@@ -413,7 +415,7 @@ def test_a_field_of_a_wrong_type_is_refused_in_every_place() -> None:
         for wrong in wrongs:
             header = read_header(data)
             place = typed_places(header["value"])[number]
-            annotation = getattr(task, place.kind).__annotations__[place.name]
+            annotation = getattr(messages, place.kind).__annotations__[place.name]
             is_array = annotation in ("Array", "Float32", "Float64") or "NDArray" in annotation
             if belongs(annotation, wrong) or (is_array and wrong == {"$array": 0}):
                 continue
@@ -463,18 +465,18 @@ def test_a_table_with_a_shorter_column_or_of_an_unknown_type_is_refused() -> Non
 
 def test_states_of_different_kinds_travel_together() -> None:
     made = [
-        task.EnvState("fresh", 0, 1, 0, 0.0, np.zeros(0, np.float32), np.zeros(0), shown, "a")
+        messages.EnvState("fresh", 0, 1, 0, 0.0, np.zeros(0, np.float32), np.zeros(0), shown, "a")
         for shown in (np.zeros(0, np.float32), np.ones(3, np.float32))
     ]
     shown = np.ones(3, np.float32)
-    made.append(EnvState("replay", 2, 3, 2, 1.5, np.arange(2), np.zeros(0), shown, "b"))
+    made.append(messages.EnvState("replay", 2, 3, 2, 1.5, np.arange(2), np.zeros(0), shown, "b"))
     task = rollouts.task(rollouts.fake(), states=tuple(made))
     assert same(wire.decode(wire.encode(task)), task)
 
 
 @pytest.mark.parametrize("dtype", ["<f8", "<i8", "<i4", "|b1", "|u1"])
 def test_an_array_of_another_dtype_is_refused_where_the_field_names_one(dtype: str) -> None:
-    state = task.EnvState(
+    state = messages.EnvState(
         *("fresh", 0, 0, 0, 0.0, np.zeros(2, np.int64), np.zeros(0)),
         *(np.zeros(8, np.float32), ""),
     )
@@ -502,7 +504,7 @@ def test_numbers_that_are_not_finite_neither_leave_nor_arrive() -> None:
         wire.encode({"x": float("nan")})
     with pytest.raises(WireError):
         wire.encode(np.float64("nan"))
-    episode = task.EpisodeStat(0, 0, 0, 1.5, 3, False, 2)
+    episode = messages.EpisodeStat(0, 0, 0, 1.5, 3, False, 2)
     data = wire.encode(episode)
     for bad in (float("nan"), float("inf"), -float("inf")):
         header = read_header(data)

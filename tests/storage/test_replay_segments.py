@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from commands import rlflame
 from replays import LEARNING, World, buffer_for, small_segments
-from test_run_dir import content, recording, same_run, step
+from test_run_folder import content, recording, same_run, step
 
 from rlflame import api
 from rlflame.config import regular_file
