@@ -115,7 +115,7 @@ def make_sleeping_cases(
     iterations: int | None = None,
     sets: Sequence[str] = (),
 ) -> tuple[list[Case], RuntimeSettings]:
-    """REINFORCE on episodes that sleep, each a task of its own."""
+    """REINFORCE on sleeping episodes. Every episode is one task."""
     for name, _, value in (text.partition("=") for text in sets):
         if name.strip().endswith("kwargs.episode_ms"):
             raise ConfigError(
@@ -170,7 +170,7 @@ class Stopwatch:
         self.spent_s: dict[str, float] = {}
         self.progress = Progress()
         self.mean_return: float | None = None
-        #: What was spent and done by the end of each iteration.
+        #: Cumulative times and counts at the end of each iteration.
         self.marks: list[dict[str, float]] = []
 
     def record_iteration(

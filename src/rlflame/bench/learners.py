@@ -1,4 +1,4 @@
-"""The same training by one learner and by several: what is computed, and what is exchanged."""
+"""Times the same training with one and with several learners, and their exchange of gradients."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class ReplayBenchmark:
 
 
 def _format_traffic(side: Side) -> list[str]:
-    """Whether what crosses the wire grows with what is stored."""
+    """Whether the bytes on the wire grow with the size of the replay."""
     iterations = side.repetitions[-1]["iterations"]
     first, last = iterations[0]["bytes_in"], iterations[-1]["bytes_in"]
     if not first or len(iterations) < 2:

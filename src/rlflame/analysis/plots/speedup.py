@@ -129,7 +129,7 @@ def _check_head(table: Path, head: list[str], names: tuple[str, ...]) -> None:
 def _parse_row(
     head: list[str], cells: list[str], unit: str, side: str
 ) -> tuple[str, tuple[int, str], float]:
-    """Case, workers with backend, and seconds; a ValueError says what is not as it must be."""
+    """Case, workers with backend, and seconds; a ValueError names the invalid field."""
     if len(cells) != len(head):
         raise ValueError(f"there is not a cell for each of {len(head)} columns, but {len(cells)}")
     row = dict(zip(head, cells, strict=True))

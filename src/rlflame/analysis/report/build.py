@@ -240,7 +240,7 @@ def _describe_cluster(run: RunData, last: Facts) -> Facts:
 
 
 def _describe_run(run: RunData, machine: int, cluster: int) -> Facts:
-    """Time is that of training with all that belongs to it; what was not measured is None."""
+    """The facts of one run. Unmeasured times are None."""
     wall, cpu = run.compute_elapsed_s("wall_s"), None
     seconds = float(wall[1][-1]) if wall else None
     if not any(is_remote(str(entry.get("fleet"))) for entry in run.machines):
