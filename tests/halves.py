@@ -8,7 +8,7 @@ from batches import policy_spec, random_batch
 from rlflame.config.recipe import LearningSettings
 from rlflame.learning.base import Batch, State
 from rlflame.learning.factory import as_split_algorithm, make_algorithm
-from rlflame.learning.ppo.actor_critic_split import SplitAlgorithm
+from rlflame.learning.ppo.ppo import Ppo
 from rlflame.rollout.task import PolicySpec
 
 #: 96 samples an iteration, and 2 epochs of 4 minibatches.
@@ -24,7 +24,7 @@ def settings(**ppo: object) -> LearningSettings:
     return LearningSettings.model_validate({**SETTINGS, "ppo": {**SETTINGS["ppo"], **ppo}})
 
 
-def learner(learning: LearningSettings, spec: PolicySpec) -> SplitAlgorithm:
+def learner(learning: LearningSettings, spec: PolicySpec) -> Ppo:
     return as_split_algorithm(make_algorithm(learning, spec))
 
 

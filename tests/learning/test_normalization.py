@@ -122,15 +122,15 @@ def test_states_go_on_where_they_stopped():
     expected = [straight.scale(*part, valid) for part in parts]
     for part in parts[:2]:
         first.scale(*part, valid)
-    saved = first.get_state("scaler")
+    saved = first.state.get_state()
     first.scale(*parts[2], valid)  # what goes on afterwards must not change what was saved
-    second.load_state("scaler", saved)
+    second.state.load_state(saved)
 
     assert [second.scale(*part, valid) for part in parts[2:]] == expected[2:]
 
 
 def test_a_state_of_another_width_is_refused():
-    with pytest.raises(LearningError, match=r"scaler\.running"):
-        RewardScaler(3, 0.9).load_state("scaler", RewardScaler(1, 0.9).get_state("scaler"))
-    with pytest.raises(LearningError, match=r"own\.mean"):
-        ObservationNormaliser(3).load_state("own", ObservationNormaliser(1).get_state("own"))
+    with pytest.raises(LearningError, match=r"running"):
+        RewardScaler(3, 0.9).state.load_state(RewardScaler(1, 0.9).state.get_state())
+    with pytest.raises(LearningError, match=r"mean"):
+        ObservationNormaliser(3).state.load_state(ObservationNormaliser(1).state.get_state())

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from rlflame.config.algorithms import PpoSettings, ReinforceSettings, SacSettings
 from rlflame.errors import LearningError
+from rlflame.learning.base import StateParts
 from rlflame.learning.optim import Adam, clip_by_norm
 
 
@@ -57,7 +58,7 @@ def test_adam_goes_on_from_its_state():
         one.step(straight, gradient, 1e-2)
     for gradient in gradients[:9]:
         first.step(stopped, gradient, 1e-2)
-    second.load_state("adam", first.get_state("adam"))
+    second.state.load_state(first.state.get_state())
     for gradient in gradients[9:]:
         second.step(stopped, gradient, 1e-2)
 
@@ -100,12 +101,13 @@ def test_moments_of_what_no_gradient_reaches_end_at_zero_and_weights_are_none_th
 )
 def test_a_state_that_does_not_fit_is_refused(change):
     adam = Adam(7, 1e-8)
-    good = adam.get_state("adam")
+    state = StateParts(adam=adam.state)
+    good = state.get_state()
     with pytest.raises(LearningError, match=next(iter(change)).replace(".", r"\.")):
-        adam.load_state("adam", {**good, **change})
+        state.load_state({**good, **change})
     del good["adam.second"]
     with pytest.raises(LearningError, match=r"adam\.second is missing"):
-        adam.load_state("adam", good)
+        state.load_state(good)
 
 
 @pytest.mark.parametrize("size", [0.1, 3.0])

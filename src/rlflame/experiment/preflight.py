@@ -14,7 +14,7 @@ from rlflame.config.recipe import DEFAULT_SHARDS, LearningSettings, Recipe
 from rlflame.config.runtime import RuntimeSettings
 from rlflame.config.user_env_file import pin_env_file
 from rlflame.errors import ConfigError, UnknownEnvironmentError, format_command
-from rlflame.training.critic_helper.conditions import check_critic_helper
+from rlflame.training.critic_helper.helper_client import check_critic_helper
 
 if TYPE_CHECKING:
     from rlflame.rollout.task import EnvSpec, PolicyArrays

@@ -20,6 +20,7 @@ from rlflame.rollout.task import Array, Float32, Float64, Fragment, PolicyArrays
 #: Tensors by name, as they stand in a checkpoint.
 State = dict[str, Array]
 Metrics = dict[str, float]
+Int64 = NDArray[np.int64]
 MinibatchT = TypeVar("MinibatchT", contravariant=True)
 LearnsFrom = TypeVar("LearnsFrom", contravariant=True)
 Yields = TypeVar("Yields", covariant=True)
@@ -42,7 +43,7 @@ class Batch:
     truncated: NDArray[np.bool_]
     valid: NDArray[np.bool_]
     last_observations: Float32
-    boundary_index: NDArray[np.int64]
+    boundary_index: Int64
     boundary_observations: Float32
     #: The weights that acted, normaliser included.
     behaviour: PolicyArrays
@@ -148,55 +149,33 @@ class GradientProvider(Protocol[MinibatchT]):
         """
 
 
-class ValueProvider(Protocol):
-    """Where a critic's estimates come from."""
-
-    def compute_values(self, observations: Float32) -> Float32:
-        """The critic's estimate for each normalised observation."""
-
-
-class StatePart(Protocol):
-    """A part of an algorithm that saves itself under names that begin with `name`."""
-
-    def get_state(self, name: str) -> State: ...
-
-    def load_state(self, name: str, state: Mapping[str, Array]) -> None: ...
-
-
-class Counter:
-    """A number that is saved."""
-
-    def __init__(self) -> None:
-        self.value = 0
-
-    def get_state(self, name: str) -> State:
-        return {name: np.array(self.value, np.int64)}
-
-    def load_state(self, name: str, state: Mapping[str, Array]) -> None:
-        self.value = restore_count(name, state)
-
-
 class StateParts:
-    """All that an algorithm saves, by name. A part that its recipe does without is None."""
+    """The arrays that are saved, by name, and filled in place by `load_state`.
 
-    def __init__(self, **parts: Array | StatePart | None) -> None:
-        self._parts = {name: part for name, part in parts.items() if part is not None}
+    A part that a recipe does without is None. Integers are counts.
+    """
+
+    def __init__(self, **parts: Array | StateParts | None) -> None:
+        self._arrays: State = {}
+        for name, part in parts.items():
+            if isinstance(part, StateParts):
+                self._arrays |= {f"{name}.{key}": array for key, array in part._arrays.items()}
+            elif part is not None:
+                self._arrays[name] = part
 
     def get_state(self) -> State:
-        state: State = {}
-        for name, part in self._parts.items():
-            if isinstance(part, np.ndarray):
-                state[name] = part.copy()
-            else:
-                state |= part.get_state(name)
-        return state
+        return {name: array.copy() for name, array in self._arrays.items()}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        for name, part in self._parts.items():
-            if isinstance(part, np.ndarray):
-                restore(part, name, state)
-            else:
-                part.load_state(name, state)
+        for name, array in self._arrays.items():
+            restore(array, name, state)
+            if array.dtype == np.int64:
+                _check_counts(array, name)
+
+
+def make_counter() -> Int64:
+    """A number that is saved; `+=` counts in place."""
+    return np.zeros((), np.int64)
 
 
 def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
@@ -213,11 +192,15 @@ def restore(target: Array, name: str, state: Mapping[str, Array]) -> None:
 
 def restore_count(name: str, state: Mapping[str, Array]) -> int:
     """A saved counter, of as much as a run can have counted."""
-    count = np.zeros((), np.int64)
+    count = make_counter()
     restore(count, name, state)
-    if not 0 <= count < _MAX_COUNT:
+    _check_counts(count, name)
+    return int(count)
+
+
+def _check_counts(counts: Int64, name: str) -> None:
+    if counts.min() < 0 or counts.max() >= _MAX_COUNT:
         raise LearningError(
-            f"The saved learner's {name} is {count}, and no run counts so far.",
+            f"The saved learner's {name} is {counts}, and no run counts so far.",
             "use an earlier checkpoint of the same run",
         )
-    return int(count)

@@ -20,7 +20,6 @@ from rlflame.learning.buffers.rollout_buffer import RolloutBuffer
 from rlflame.learning.networks.flat_vector import FlatVector, build_network
 from rlflame.learning.parallel.gradient_shards import Shards
 from rlflame.learning.parallel.thread_pair import ThreadPair
-from rlflame.learning.ppo.actor_critic_split import SplitAlgorithm
 from rlflame.learning.ppo.loss import NumpyPpo, PpoProvider
 from rlflame.learning.ppo.ppo import Ppo
 from rlflame.learning.reinforce.reinforce import NumpyReinforce, Reinforce
@@ -49,10 +48,9 @@ def make_algorithm(
     return result
 
 
-def as_split_algorithm(learner: Algorithm[Any]) -> SplitAlgorithm:
-    """The same learner, as one that a critic helper can go through as well."""
-    if not isinstance(learner, Ppo):
-        raise ValueError(f"{type(learner).__name__} does not come in halves")
+def as_split_algorithm(learner: Algorithm[Any]) -> Ppo:
+    """The same learner, as one whose critic another process can update."""
+    assert isinstance(learner, Ppo)
     return learner
 
 

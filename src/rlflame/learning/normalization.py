@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 from numpy.typing import NDArray
 
 from rlflame.errors import LearningError
 from rlflame.rollout.task import Array, Float64, PolicyArrays
 
-from .base import State, restore
+from .base import StateParts
 from .networks.flat_vector import FlatVector
 
 _EPSILON = 1e-8
@@ -24,9 +22,10 @@ class RunningMoments:
     """Count, mean and sum of squared deviations of each component."""
 
     def __init__(self, size: int) -> None:
-        self.count = 0.0
+        self.count: Float64 = np.zeros((), np.float64)
         self.mean: Float64 = np.zeros(size, np.float64)
         self.squares: Float64 = np.zeros(size, np.float64)
+        self.state = StateParts(count=self.count, mean=self.mean, squares=self.squares)
 
     def merge(self, samples: Array) -> None:
         """Take in `[n, size]` samples (Chan, Golub and LeVeque, 1979)."""
@@ -40,24 +39,10 @@ class RunningMoments:
         delta = mean - self.mean
         self.squares += squares + np.square(delta) * (self.count * count / total)
         self.mean += delta * (count / total)
-        self.count = total
+        self.count[...] = total
 
     def compute_variance(self) -> Float64:
         return self.squares / self.count if self.count else np.ones_like(self.squares)
-
-    def get_state(self, name: str) -> State:
-        return {
-            f"{name}.count": np.array(self.count, np.float64),
-            f"{name}.mean": self.mean.copy(),
-            f"{name}.squares": self.squares.copy(),
-        }
-
-    def load_state(self, name: str, state: Mapping[str, Array]) -> None:
-        count = np.zeros((), np.float64)
-        restore(count, f"{name}.count", state)
-        self.count = float(count)
-        restore(self.mean, f"{name}.mean", state)
-        restore(self.squares, f"{name}.squares", state)
 
 
 class ObservationNormaliser(RunningMoments):
@@ -81,17 +66,22 @@ class RewardScaler:
     """Divides rewards by the running standard deviation of the discounted return."""
 
     def __init__(self, columns: int, discount: float) -> None:
-        self._moments = RunningMoments(1)
+        self._moments = moments = RunningMoments(1)
         self._running: Float64 = np.zeros(columns, np.float64)
         self._discount = discount
+        self.state = StateParts(
+            count=moments.count,
+            mean=moments.mean,
+            squares=moments.squares,
+            running=self._running,
+        )
 
     def scale(self, rewards: Float64, ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> float:
         """Take in the rewards of all columns' next steps; the factor for all of them."""
         returns = np.empty_like(rewards)
         for t in range(len(rewards)):
-            self._running = self._discount * self._running + rewards[t]
-            returns[t] = self._running
-            self._running = np.where(ended[t], 0.0, self._running)
+            returns[t] = self._discount * self._running + rewards[t]
+            self._running[:] = np.where(ended[t], 0.0, returns[t])
         with np.errstate(over="ignore", invalid="ignore"):
             self._moments.merge(returns[valid][:, None])
         if not np.isfinite(self._moments.compute_variance()[0]):
@@ -101,10 +91,3 @@ class RewardScaler:
                 TOO_LARGE_REWARDS,
             )
         return float(1.0 / np.sqrt(self._moments.compute_variance()[0] + _EPSILON))
-
-    def get_state(self, name: str) -> State:
-        return {**self._moments.get_state(name), f"{name}.running": self._running.copy()}
-
-    def load_state(self, name: str, state: Mapping[str, Array]) -> None:
-        self._moments.load_state(name, state)
-        restore(self._running, f"{name}.running", state)

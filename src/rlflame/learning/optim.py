@@ -10,7 +10,7 @@ import numpy as np
 from rlflame.errors import LearningError
 from rlflame.rollout.task import Array, Float32
 
-from .base import Metrics, State, restore, restore_count
+from .base import Metrics, StateParts, make_counter
 from .normalization import TOO_LARGE_REWARDS
 
 _PIECE = 65_536
@@ -37,7 +37,8 @@ class Adam:
     def __init__(self, size: int, epsilon: float) -> None:
         self.first: Float32 = np.zeros(size, np.float32)
         self.second: Float32 = np.zeros(size, np.float32)
-        self.count = 0
+        self.count = make_counter()
+        self.state = StateParts(first=self.first, second=self.second, count=self.count)
         self._epsilon = epsilon
         self._a: Float32 = np.empty(size, np.float32)
         self._b: Float32 = np.empty(size, np.float32)
@@ -56,9 +57,10 @@ class Adam:
         self, parameters: Float32, gradient: Float32, learning_rate: float, part: slice
     ) -> None:
         """The arithmetic of step `count` for one part; parts are independent of each other."""
-        correction = math.sqrt(1.0 - _BETA_2**self.count)
+        count = int(self.count)
+        correction = math.sqrt(1.0 - _BETA_2**count)
         epsilon = np.array(self._epsilon * correction, np.float32)
-        rate = np.array(learning_rate * correction / (1.0 - _BETA_1**self.count), np.float32)
+        rate = np.array(learning_rate * correction / (1.0 - _BETA_1**count), np.float32)
         start, end, _ = part.indices(len(parameters))
         # In pieces that stay in a processor's cache from the first operation to the last.
         for piece_start in range(start, end, _PIECE):
@@ -78,22 +80,10 @@ class Adam:
             np.divide(first, b, out=b)
             np.multiply(b, rate, out=b)
             np.subtract(parameters[piece], b, out=parameters[piece])
-            if self.count % _SWEEP == 0:
+            if count % _SWEEP == 0:
                 still = np.abs(first) < _STILL[0]
                 first[still] = 0.0
                 second[still & (second < _STILL[1])] = 0.0
-
-    def get_state(self, name: str) -> State:
-        return {
-            f"{name}.first": self.first.copy(),
-            f"{name}.second": self.second.copy(),
-            f"{name}.count": np.array(self.count, np.int64),
-        }
-
-    def load_state(self, name: str, state: Mapping[str, Array]) -> None:
-        restore(self.first, f"{name}.first", state)
-        restore(self.second, f"{name}.second", state)
-        self.count = restore_count(f"{name}.count", state)
 
 
 def clip_by_norm(gradient: Float32, max_norm: float | None) -> float:
@@ -128,18 +118,17 @@ class GradientGuard:
     }
 
     def __init__(self, section: str) -> None:
-        self.refused_count = 0
-        self._consecutive_count = 0
+        #: Refusals in all, and in a row.
+        self.counts = np.zeros(2, np.int64)
         self._section = section
 
     def is_refused(self, norm: float, sums: Metrics, **inputs: Array) -> bool:
         """Whether this norm, or one of the sums that came with it, is not finite."""
         if math.isfinite(norm) and all(math.isfinite(value) for value in sums.values()):
-            self._consecutive_count = 0
+            self.counts[1] = 0
             return False
-        self.refused_count += 1
-        self._consecutive_count += 1
-        if self._consecutive_count >= self.limit:
+        self.counts += 1
+        if self.counts[1] >= self.limit:
             raise self._make_error(norm, inputs)
         return True
 
@@ -152,15 +141,7 @@ class GradientGuard:
             f"try a smaller learning rate, for example --set {self._section}.learning_rate=1e-4"
         )
         return LearningError(
-            f"The loss or its gradient was not finite {self._consecutive_count} times in a row "
+            f"The loss or its gradient was not finite {self.counts[1]} times in a row "
             f"(gradient norm {norm}{suffix}); the weights were left as they were.",
             self.remedies[name] if is_too_large else advice,
         )
-
-    def get_state(self, name: str) -> State:
-        return {name: np.array([self.refused_count, self._consecutive_count], np.int64)}
-
-    def load_state(self, name: str, state: Mapping[str, Array]) -> None:
-        counts = np.zeros(2, np.int64)
-        restore(counts, name, state)
-        self.refused_count, self._consecutive_count = (int(count) for count in counts)

@@ -11,7 +11,7 @@ from halves import assert_same, batches, learner, settings, spec_of
 
 from rlflame.errors import LearningError
 from rlflame.learning.networks.mlp import CHUNK_ROWS
-from rlflame.learning.ppo.actor_critic_split import HALVES, SplitUpdate
+from rlflame.learning.ppo.loss import HALVES, ActorCriticSplit
 
 
 class Talk:
@@ -21,14 +21,8 @@ class Talk:
         self.out, self.into, self.said = out, into, 0
 
     def exchange(self, mine, theirs):
-        self.send(mine)
-        self.receive(theirs)
-
-    def send(self, mine):
-        self.said += 1
+        self.said += mine.size > 0
         self.out.put(mine.copy())
-
-    def receive(self, theirs):
         found = self.into.get(timeout=60)
         assert (found.dtype, found.shape) == (theirs.dtype, theirs.shape)
         theirs[:] = found
@@ -88,13 +82,14 @@ def test_two_halves_are_one_learner(case):
 def test_the_actor_never_steps_the_critic_and_the_critic_never_the_actor(monkeypatch):
     """Each half moves its own network alone; the actor's is given the other at the end."""
     learning, spec = settings(), spec_of()
-    held, complete = {}, SplitUpdate.complete_batch
+    held, share = {"actor": [], "critic": []}, ActorCriticSplit.fill_from_critic
 
-    def watched(half, vectors):
-        held[half._name] = [vector[half._critic].copy() for vector in vectors]
-        complete(half, vectors)
+    def watched(half, numbers):
+        if numbers.ndim == 1:  # not the estimates
+            held[half._name].append(numbers.copy())
+        share(half, numbers)
 
-    monkeypatch.setattr(SplitUpdate, "complete_batch", watched)
+    monkeypatch.setattr(ActorCriticSplit, "fill_from_critic", watched)
     (batch,) = batches(spec, learning, 1)
     results, talks = in_halves(learning, spec, lambda one: one.update(batch, 0.0))
     _, critic = results["critic"]
@@ -103,13 +98,13 @@ def test_the_actor_never_steps_the_critic_and_the_critic_never_the_actor(monkeyp
         if name.startswith("actor."):
             np.testing.assert_array_equal(ended[name], array)
     at_first = learner(learning, spec)
-    state, critic = at_first.get_state(), at_first._strategy._parts[1]
+    state, critic = at_first.get_state(), at_first._spans["critic"]
     for found, name in zip(held["actor"], ("parameters", "adam.first", "adam.second"), strict=True):
         np.testing.assert_array_equal(found, state[name][critic])
     assert (held["critic"][0] != held["actor"][0]).any()
     # Eight minibatches; estimates at the beginning and for the second epoch, and what it became.
     assert talks["actor"].said == 8
-    assert talks["critic"].said == 8 + 2 + 1
+    assert talks["critic"].said == 8 + 2 + 3
 
 
 def test_long_batches_are_estimated_in_the_same_pieces():

@@ -16,8 +16,7 @@ from rlflame.errors import LearningError
 from rlflame.learning.buffers.rollout_buffer import concatenate_fragments
 from rlflame.learning.optim import Adam, clip, compute_square_norm
 from rlflame.learning.policy_gradient_torch import TorchPpo
-from rlflame.learning.ppo.actor_critic_split import compute_norm, find_parts
-from rlflame.learning.ppo.loss import NumpyPpo
+from rlflame.learning.ppo.loss import NumpyPpo, compute_norm, find_spans
 from rlflame.learning.ppo.ppo import Ppo, compute_discount
 from rlflame.rollout.task import Fragment
 
@@ -53,7 +52,7 @@ def learner(ppo, spec, *, provider=Recording, seed=7, **options):
 
 def clip_all(gradient, parameters, most):
     """By the norm of the whole, which is that of both networks' parts."""
-    squares = [compute_square_norm(gradient[part]) for part in find_parts(parameters).values()]
+    squares = [compute_square_norm(gradient[part]) for part in find_spans(parameters).values()]
     clip(gradient, compute_norm(squares), most)
 
 

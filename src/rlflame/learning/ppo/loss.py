@@ -1,10 +1,13 @@
 """The clipped loss of PPO over a minibatch, and its gradient, derived by hand.
 
-The loss is written out in `ppo.py`.
+The loss is written out in `ppo.py`. One process computes the gradients of both networks, or two
+processes compute one each.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,11 +15,18 @@ import numpy as np
 
 from rlflame.rollout.task import Array, Float32
 
-from ..base import GradientProvider, Metrics, ValueProvider
+from ..base import GradientProvider, Metrics
 from ..networks.flat_vector import FlatVector, NetworkShape
 from ..networks.heads import make_head
 from ..networks.mlp import CHUNK_ROWS, MLP
+from ..optim import compute_square_norm
 
+#: The networks, and the sums that come with the gradient of each.
+HALVES = {
+    "actor": ("policy_gradient_loss", "entropy_loss", "approx_kl", "clip_fraction"),
+    "critic": ("value_loss",),
+}
+_NOTHING = np.empty(0, np.float32)
 _ZERO, _FLOAT_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32)
 
 
@@ -52,8 +62,11 @@ class PpoMinibatch:
         )
 
 
-class PpoProvider(GradientProvider[PpoMinibatch], ValueProvider, Protocol):
+class PpoProvider(GradientProvider[PpoMinibatch], Protocol):
     """Gradients of both networks, and the critic's estimates."""
+
+    def compute_values(self, observations: Float32) -> Float32:
+        """The critic's estimate for each normalised observation."""
 
 
 class NumpyPpo:
@@ -128,3 +141,62 @@ class NumpyPpo:
         upstream = slope * np.float32(2.0 * batch.value_weight / count)
         self._critic.backward(upstream[None])
         return float(np.add.reduce(loss))
+
+
+class Peer(Protocol):
+    """The process that updates the other network. Its methods raise when that process is gone."""
+
+    def exchange(self, outgoing: Array, incoming: Array) -> None:
+        """Send one array and fill the other, while the peer does the same."""
+
+
+class ActorCriticSplit:
+    """The update of one network, while a peer process updates the other one.
+
+    After every minibatch the two exchange the square of their gradient, because the norm of the
+    whole clips it, and the sums that decide whether a minibatch is refused. The actor's process
+    also receives the critic's estimates, and the critic itself at the end of a batch. The bits are
+    those of one process.
+    """
+
+    def __init__(self, name: str, peer: Peer, provider: NumpyPpo, spans: dict[str, slice]) -> None:
+        self.has_actor = name == "actor"
+        self.span = spans[name]
+        self._name = name
+        self._peer = peer
+        self._provider = provider
+        self._numbers = {half: np.empty(1 + len(names)) for half, names in HALVES.items()}
+        self._peer_numbers = self._numbers["critic" if self.has_actor else "actor"]
+
+    def compute_gradient(
+        self, minibatch: PpoMinibatch, count: int
+    ) -> tuple[Float32, float, Metrics]:
+        """The gradient, valid in `span`; the norm of the whole; the sums of both networks."""
+        gradient, sums = self._provider.compute_half_gradient(self._name, minibatch, count)
+        numbers = self._numbers[self._name]
+        numbers[0] = compute_square_norm(gradient[self.span])
+        numbers[1:] = [sums[name] for name in HALVES[self._name]]
+        self._peer.exchange(numbers, self._peer_numbers)
+        squares, all_sums = [], {}
+        for half, names in HALVES.items():
+            square, *values = self._numbers[half].tolist()
+            squares.append(square)
+            all_sums |= dict(zip(names, values, strict=True))
+        return gradient, compute_norm(squares), all_sums
+
+    def fill_from_critic(self, numbers: Float32) -> None:
+        """Fill an array of the actor's process with that of the critic's process."""
+        if self.has_actor:
+            self._peer.exchange(_NOTHING, numbers)
+        else:
+            self._peer.exchange(numbers, _NOTHING)
+
+
+def find_spans(parameters: FlatVector) -> dict[str, slice]:
+    """Where each network stands in the flat vector."""
+    return {name: parameters.find_span(f"{name}.") for name in HALVES}
+
+
+def compute_norm(squares: Sequence[float]) -> float:
+    """Of a gradient of which the networks' squares are given, in the order of `HALVES`."""
+    return math.sqrt(squares[0] + squares[1])

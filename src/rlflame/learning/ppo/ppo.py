@@ -16,7 +16,8 @@ from rlflame.config.algorithms import PpoSettings
 from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays
 
-from ..base import Batch, Counter, Metrics, State, StateParts
+from ..base import Batch, Metrics, State, StateParts, make_counter
+from ..buffers.rollout_buffer import compute_gae
 from ..networks.flat_vector import (
     FlatVector,
     NetworkShape,
@@ -24,11 +25,17 @@ from ..networks.flat_vector import (
     normalise_batch,
 )
 from ..normalization import ObservationNormaliser, RewardScaler, make_policy
-from ..optim import Adam, GradientGuard, apply_schedule, clip
-from ..parallel.gradient_shards import Shards
-from ..returns import compute_gae
-from .actor_critic_split import LocalUpdate, Peer, SplitUpdate, UpdateStrategy
-from .loss import NumpyPpo, PpoMinibatch, PpoProvider
+from ..optim import Adam, GradientGuard, apply_schedule, clip, compute_square_norm
+from ..parallel.gradient_shards import Shard, Shards
+from .loss import (
+    ActorCriticSplit,
+    NumpyPpo,
+    Peer,
+    PpoMinibatch,
+    PpoProvider,
+    compute_norm,
+    find_spans,
+)
 
 #: Epochs end when a minibatch's KL estimate exceeds the target by this factor, as is the custom.
 KL_STOP_FACTOR = 1.5
@@ -58,26 +65,28 @@ class Ppo:
         size, discount = network.observation_size, settings.discount
         self._normaliser = ObservationNormaliser(size) if network.normalise else None
         self._scaler = RewardScaler(columns, discount) if settings.scale_rewards else None
-        self._updates, self._iterations = Counter(), Counter()
+        self._updates, self._iterations = make_counter(), make_counter()
         self._guard = GradientGuard("ppo")
         self._state = StateParts(
             parameters=parameters.data,
             updates=self._updates,
             iterations=self._iterations,
-            guard=self._guard,
-            adam=self._adam,
-            normaliser=self._normaliser,
-            reward_scaler=self._scaler,
+            guard=self._guard.counts,
+            adam=self._adam.state,
+            normaliser=self._normaliser and self._normaliser.state,
+            reward_scaler=self._scaler and self._scaler.state,
         )
-        self._strategy: UpdateStrategy = LocalUpdate(provider, self._shards, parameters)
+        self._spans = find_spans(parameters)
+        self._split: ActorCriticSplit | None = None
 
     def start_split(self, name: str, peer: Peer) -> None:
-        if not isinstance(self._provider, NumpyPpo):
-            raise ValueError("only the gradients that numpy makes come in halves")
-        self._strategy = SplitUpdate(name, self._provider, self._parameters, peer)
+        """From now on update this network only, while the peer updates the other one."""
+        assert isinstance(self._provider, NumpyPpo)
+        self._split = ActorCriticSplit(name, peer, self._provider, self._spans)
 
     def stop_split(self) -> None:
-        self._strategy = LocalUpdate(self._provider, self._shards, self._parameters)
+        """From now on update both networks."""
+        self._split = None
 
     def get_policy(self) -> PolicyArrays:
         return make_policy(self._parameters, self._normaliser)
@@ -95,7 +104,8 @@ class Ppo:
             ended = batch.terminated | batch.truncated
             rewards = rewards * self._scaler.scale(rewards, ended, batch.valid)
         normalised = normalise_batch(batch, self._network)
-        if self._normaliser is not None and self._strategy.has_actor:
+        split = self._split
+        if self._normaliser is not None and (split is None or split.has_actor):
             # At this point a critic helper computes its estimates meanwhile.
             self._normaliser.merge(batch.observations[batch.valid])
         samples = _Samples(normalised, rewards, discount)
@@ -105,13 +115,15 @@ class Ppo:
             "clip_range": clip_range,
             "discount": discount,
             **self._run_epochs(samples, learning_rate, clip_range),
-            **make_training_metrics(self._parameters, learning_rate, self._updates.value),
-            "refused_minibatches": float(self._guard.refused_count),
+            **make_training_metrics(self._parameters, learning_rate, int(self._updates)),
+            "refused_minibatches": float(self._guard.counts[0]),
         }
-        self._strategy.complete_batch([self._parameters.data, self._adam.first, self._adam.second])
+        if split is not None:
+            for vector in (self._parameters.data, self._adam.first, self._adam.second):
+                split.fill_from_critic(vector[self._spans["critic"]])
         if settings.clip_range_value is not None:
             metrics["clip_range_vf"] = settings.clip_range_value
-        self._iterations.value += 1
+        self._iterations += 1
         self._shards.finish_batch()
         return metrics
 
@@ -123,9 +135,13 @@ class Ppo:
 
     def _estimate(self, samples: _Samples) -> None:
         """Values, advantages and returns with the critic as it is now."""
-        samples.values, samples.advantages, samples.returns = self._strategy.compute_estimates(
-            lambda: self._compute_estimates(samples), (3, len(samples.log_probs))
-        )
+        if self._split is not None and self._split.has_actor:
+            estimates = np.empty((3, len(samples.log_probs)), np.float32)
+        else:
+            estimates = self._compute_estimates(samples)
+        if self._split is not None:
+            self._split.fill_from_critic(estimates)
+        samples.values, samples.advantages, samples.returns = estimates
 
     def _compute_estimates(self, samples: _Samples) -> Float32:
         batch, settings = samples.batch, self._settings
@@ -157,23 +173,38 @@ class Ppo:
 
     def _run_epochs(self, samples: _Samples, learning_rate: float, clip_range: float) -> Metrics:
         """One optimizer step a minibatch, until the epochs or the KL budget are used up."""
-        settings, strategy, totals = self._settings, self._strategy, _Totals(self._settings)
+        settings, totals = self._settings, _Totals(self._settings)
+        span = slice(None) if self._split is None else self._split.span
         for epoch in range(settings.epochs):
             if epoch and settings.recompute_advantages:
                 self._estimate(samples)
             for minibatch in self._make_minibatches(samples, epoch, clip_range):
                 count = len(minibatch.returns)
-                gradient, norm, sums = strategy.compute_gradient(minibatch, count)
+                gradient, norm, sums = self._compute_gradient(minibatch, count)
                 inputs = {"returns": minibatch.returns, "observations": minibatch.observations}
                 if self._guard.is_refused(norm, sums, **inputs):
                     continue
                 totals.add(count, sums, norm)
                 if self._is_kl_exceeded(sums["approx_kl"] / count):
                     return totals.make_metrics(epoch)
-                clip(gradient[strategy.part], norm, settings.max_gradient_norm)
-                self._adam.step(self._parameters.data, gradient, learning_rate, strategy.part)
-                self._updates.value += 1
+                clip(gradient[span], norm, settings.max_gradient_norm)
+                self._adam.step(self._parameters.data, gradient, learning_rate, span)
+                self._updates += 1
         return totals.make_metrics(settings.epochs)
+
+    def _compute_gradient(
+        self, minibatch: PpoMinibatch, count: int
+    ) -> tuple[Float32, float, Metrics]:
+        """The gradient, its norm, and the sums of the losses."""
+        if self._split is not None:
+            return self._split.compute_gradient(minibatch, count)
+
+        def compute_shard(shard: Shard) -> tuple[Float32, Metrics]:
+            return self._provider.compute_gradient(minibatch.select_rows(shard.rows), count)
+
+        gradient, sums = self._shards.compute_gradient(count, compute_shard)
+        squares = [compute_square_norm(gradient[span]) for span in self._spans.values()]
+        return gradient, compute_norm(squares), sums
 
     def _is_kl_exceeded(self, kl: float) -> bool:
         target = self._settings.target_kl
@@ -184,7 +215,7 @@ class Ppo:
     ) -> Iterator[PpoMinibatch]:
         """Slices of one shuffled contiguous copy of the samples."""
         settings, size = self._settings, self._settings.minibatch_size
-        generator = make_stream(self._seed, Role.SHUFFLE, self._iterations.value, epoch)
+        generator = make_stream(self._seed, Role.SHUFFLE, int(self._iterations), epoch)
         order = generator.permutation(len(samples.returns))
         shuffled = PpoMinibatch(
             observations=samples.observations[order],

@@ -18,7 +18,8 @@ import numpy as np
 from rlflame.config.algorithms import ReinforceSettings
 from rlflame.rollout.task import Array, Float32, Float64, PolicyArrays
 
-from ..base import Batch, Counter, GradientProvider, Metrics, State, StateParts
+from ..base import Batch, GradientProvider, Metrics, State, StateParts, make_counter
+from ..buffers.rollout_buffer import compute_continued_returns, compute_discounted_returns
 from ..networks.flat_vector import (
     FlatVector,
     NetworkShape,
@@ -30,7 +31,6 @@ from ..networks.mlp import CHUNK_ROWS, MLP
 from ..normalization import ObservationNormaliser, make_policy
 from ..optim import Adam, GradientGuard, apply_schedule, clip_by_norm
 from ..parallel.gradient_shards import Shard, Shards
-from ..returns import compute_continued_returns, compute_discounted_returns
 
 _EPSILON = 1e-8
 
@@ -83,14 +83,14 @@ class Reinforce:
         self._gradient = np.zeros_like(parameters.data)
         size = network.observation_size
         self._normaliser = ObservationNormaliser(size) if network.normalise else None
-        self._updates = Counter()
+        self._updates = make_counter()
         self._guard = GradientGuard("reinforce")
         self._state = StateParts(
             parameters=parameters.data,
             updates=self._updates,
-            guard=self._guard,
-            adam=self._adam,
-            normaliser=self._normaliser,
+            guard=self._guard.counts,
+            adam=self._adam.state,
+            normaliser=self._normaliser and self._normaliser.state,
         )
 
     def get_policy(self) -> PolicyArrays:
@@ -119,7 +119,7 @@ class Reinforce:
             norm, sums, rewards=batch.rewards, observations=normalised.observations
         ):
             self._adam.step(self._parameters.data, gradient, learning_rate)
-            self._updates.value += 1
+            self._updates += 1
             loss = sums["loss"] + settings.entropy_weight * sums["entropy_loss"]
             metrics = {
                 "loss": loss / count,
@@ -131,8 +131,8 @@ class Reinforce:
         self._shards.finish_batch()
         return {
             **metrics,
-            **make_training_metrics(self._parameters, learning_rate, self._updates.value),
-            "refused_minibatches": float(self._guard.refused_count),
+            **make_training_metrics(self._parameters, learning_rate, int(self._updates)),
+            "refused_minibatches": float(self._guard.counts[0]),
         }
 
     def get_state(self) -> State:

@@ -22,7 +22,7 @@ from rlflame.config.algorithms import SacSettings
 from rlflame.rollout.seeding import Role, make_stream
 from rlflame.rollout.task import Array, Float32, PolicyArrays
 
-from ..base import Counter, Metrics, ReplayBatch, State, StateParts, Transitions
+from ..base import Metrics, ReplayBatch, State, StateParts, Transitions, make_counter
 from ..networks.flat_vector import normalise_observations
 from ..normalization import ObservationNormaliser, make_policy
 from ..optim import Adam, GradientGuard, apply_schedule, clip_by_norm
@@ -79,7 +79,7 @@ class Sac:
         )
         # Each counts its own in a row: critics that learn do not excuse an actor that never does.
         self._guard, self._actor_guard = GradientGuard("sac"), GradientGuard("sac")
-        self._updates = Counter()
+        self._updates = make_counter()
         moments = networks.moments
         self._state = StateParts(
             actor=networks.actor.data,
@@ -88,12 +88,12 @@ class Sac:
             moments=None if moments is None else moments.running.data,
             log_entropy_weight=self._log_weight,
             updates=self._updates,
-            guard=self._guard,
-            actor_guard=self._actor_guard,
-            actor_adam=self._actor_adam,
-            critic_adam=self._critic_adam,
-            entropy_adam=self._entropy_adam,
-            normaliser=self._normaliser,
+            guard=self._guard.counts,
+            actor_guard=self._actor_guard.counts,
+            actor_adam=self._actor_adam.state,
+            critic_adam=self._critic_adam.state,
+            entropy_adam=self._entropy_adam.state,
+            normaliser=self._normaliser and self._normaliser.state,
         )
 
     def get_policy(self) -> PolicyArrays:
@@ -114,10 +114,8 @@ class Sac:
             **totals.make_metrics(),
             "ent_coef": self._compute_entropy_weight(),
             "learning_rate": rates.actor,
-            "n_updates": float(self._updates.value),
-            "refused_minibatches": float(
-                self._guard.refused_count + self._actor_guard.refused_count
-            ),
+            "n_updates": float(self._updates),
+            "refused_minibatches": float(self._guard.counts[0] + self._actor_guard.counts[0]),
         }
 
     def _update_once(self, number: int, batch: SacMinibatch, rates: _Rates) -> Metrics:
@@ -146,7 +144,7 @@ class Sac:
                 return metrics
             self._step_actor(gradient, rates.actor)
             metrics["actor_loss"] = sums["actor_loss"] / count
-        self._updates.value += 1
+        self._updates += 1
         return metrics
 
     def _compute_critic_gradient(

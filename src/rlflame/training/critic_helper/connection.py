@@ -42,7 +42,7 @@ class PeerConnection:
 
     def __init__(self, channel: Channel, deadline_s: float | None = None) -> None:
         read_fd, write_fd = self._read_fd, self._write_fd = channel.pipes
-        self._deadline_s = deadline_s
+        self.deadline_ms = None if deadline_s is None else min(1000.0 * deadline_s, _LONGEST_MS)
         self._sent = self._received = 0
         for pipe in (read_fd, write_fd):
             os.set_blocking(pipe, False)
@@ -55,10 +55,6 @@ class PeerConnection:
             for poll in polls:
                 poll.register(pipe, event)
 
-    @property
-    def _deadline_ms(self) -> float | None:
-        return None if self._deadline_s is None else min(1000.0 * self._deadline_s, _LONGEST_MS)
-
     def has_message(self, timeout_s: float = 0.0) -> bool:
         """Whether a message can be received, or the other end is closed."""
         return bool(self._arrival.poll(1000.0 * timeout_s))
@@ -68,7 +64,7 @@ class PeerConnection:
 
     def receive_message(self) -> Any:
         """The next message, for which one waits asleep: it comes after a batch."""
-        if not self._arrival.poll(self._deadline_ms):
+        if not self._arrival.poll(self.deadline_ms):
             raise ConnectionTimeout
         head = bytearray(_HEAD.size)
         self._move([], [memoryview(head)])
@@ -81,17 +77,8 @@ class PeerConnection:
 
     def exchange(self, outgoing: Array, incoming: Array) -> None:
         """Send one array and fill the other. The other end does the same at the same time."""
-        head, numbers = bytearray(_HEAD.size), incoming.data.cast("B")
-        self._move(self._add_header(outgoing.data.cast("B")), [memoryview(head), numbers])
-        if self._read_length(head) != len(numbers):
-            raise ConnectionLost
-
-    def send(self, outgoing: Array) -> None:
-        self._move(self._add_header(outgoing.data.cast("B")), [])
-
-    def receive(self, incoming: Array) -> None:
-        head, numbers = bytearray(_HEAD.size), incoming.data.cast("B")
-        self._move([], [memoryview(head), numbers])
+        head, numbers = bytearray(_HEAD.size), _as_bytes(incoming)
+        self._move(self._add_header(_as_bytes(outgoing)), [memoryview(head), numbers])
         if self._read_length(head) != len(numbers):
             raise ConnectionLost
 
@@ -146,8 +133,13 @@ class PeerConnection:
             if poll.poll(0):
                 return
             _let_others_run()
-        if not poll.poll(self._deadline_ms):
+        if not poll.poll(self.deadline_ms):
             raise ConnectionTimeout
+
+
+def _as_bytes(array: Array) -> memoryview:
+    """The memory of a contiguous array, which may be empty."""
+    return array.data.cast("B") if array.size else memoryview(bytearray())
 
 
 def _drop_bytes(views: list[memoryview], count: int) -> list[memoryview]:

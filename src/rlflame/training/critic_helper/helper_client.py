@@ -1,26 +1,22 @@
-"""The run's side of a critic helper: starts it, has it follow, and goes on alone where it is lost.
-
-Must not know: what is learned beyond that it comes in halves, how anything is shown.
-"""
+"""The run's side of a critic helper: starts it, feeds it, and goes on alone if it is lost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from rlflame.config.recipe import LearningSettings, Recipe
 from rlflame.config.runtime import RuntimeSettings
+from rlflame.errors import ConfigError
 from rlflame.fleet.base import Fleet
 from rlflame.fleet.factory import is_remote
 from rlflame.learning.base import Algorithm, Batch, Metrics, State
 from rlflame.learning.factory import as_split_algorithm, compute_fingerprint
 from rlflame.learning.parallel.process_group import to_message
-from rlflame.learning.ppo.actor_critic_split import SplitAlgorithm
 from rlflame.rollout import blas, machine, wire
 from rlflame.rollout.process.worker_process import WorkerProcess, format_exit_clause
 from rlflame.rollout.task import Array, PolicyArrays, PolicySpec
-from rlflame.training.critic_helper import conditions
 from rlflame.training.critic_helper.connection import (
     ConnectionLost,
     ConnectionTimeout,
@@ -34,6 +30,29 @@ _MIN_SAMPLES = 300_000
 _GRACE_S = 1.0
 
 
+def check_critic_helper(learning: LearningSettings, runtime: RuntimeSettings) -> None:
+    """A critic helper that is asked for by name must be possible."""
+    reason = explain_refusal(learning, runtime) if runtime.critic_helper == "on" else ""
+    if reason:
+        raise ConfigError(
+            f"This recipe does not go with a critic helper: {reason}.",
+            "--set runtime.critic_helper=auto, which has one where it can",
+        )
+
+
+def explain_refusal(learning: LearningSettings, runtime: RuntimeSettings) -> str:
+    """Why there cannot be one; empty where there can."""
+    if not learning.traits.splits_update:
+        return f"{learning.algorithm} does not learn in two halves that are independent"
+    if learning.provider != "numpy":
+        return f"the gradients of provider {learning.provider} are not made in halves"
+    if runtime.learners > 1 or learning.gradient_shards > 1:
+        return "its minibatches are cut for several learners"
+    if learning.threads > 1:
+        return f"its {learning.threads} threads have the processors that a critic helper would use"
+    return ""
+
+
 def is_helper_worthwhile(
     recipe: Recipe, runtime: RuntimeSettings, fleet: Fleet, progress: Progress, *, shared: bool
 ) -> bool:
@@ -44,7 +63,7 @@ def is_helper_worthwhile(
     if runtime.critic_helper != "auto":
         return runtime.critic_helper == "on"
     return (
-        not conditions.explain_refusal(recipe.learning, runtime)
+        not explain_refusal(recipe.learning, runtime)
         and _count_samples(recipe, progress) >= _MIN_SAMPLES
         # Workers that collect meanwhile leave no processor idle.
         and not recipe.learning.rollout.staleness
@@ -102,8 +121,8 @@ class CriticHelper:
             raise
 
     def wrap_algorithm(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
-        """The same algorithm, which this goes through as well."""
-        return CriticHelperAlgorithm(as_split_algorithm(algorithm), self)
+        """The same algorithm, whose critic this process updates."""
+        return CriticHelperAlgorithm(algorithm, self)
 
     @property
     def connection(self) -> PeerConnection | None:
@@ -156,12 +175,15 @@ class NullCriticHelper:
     def wrap_algorithm(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
         return algorithm
 
+    def close(self) -> None:
+        """There is no process."""
+
 
 class CriticHelperAlgorithm:
-    """An algorithm that a critic helper goes through as well."""
+    """An algorithm whose critic a helper process updates."""
 
-    def __init__(self, algorithm: SplitAlgorithm, helper: CriticHelper) -> None:
-        self._algorithm = algorithm
+    def __init__(self, algorithm: Algorithm[Any], helper: CriticHelper) -> None:
+        self._algorithm = as_split_algorithm(algorithm)
         self._helper = helper
 
     def get_policy(self) -> PolicyArrays:
@@ -215,24 +237,15 @@ def open_critic_helper(
     shared: bool,
 ) -> Iterator[CriticHelper | NullCriticHelper]:
     """One for a run that has come so far, if it is wanted and can be had."""
-    if not is_helper_worthwhile(recipe, runtime, fleet, progress, shared=shared):
-        yield NullCriticHelper()
-        return
-    if not blas.can_set_threads():
-        # Where the two cannot be held to one thread, they may add in different orders.
-        if runtime.critic_helper == "on":
-            note(
-                "numpy's linear algebra here cannot be told its threads: there is no critic helper."
-            )
-        yield NullCriticHelper()
-        return
-    try:
-        helper = CriticHelper(recipe.learning, policy, runtime, note)
-    except OSError as error:
-        note(f"No critic helper could be started ({error}); all is learned in this process.")
-        yield NullCriticHelper()
-        return
-    try:
+    helper: CriticHelper | NullCriticHelper = NullCriticHelper()
+    if is_helper_worthwhile(recipe, runtime, fleet, progress, shared=shared):
+        try:
+            if blas.can_set_threads():
+                helper = CriticHelper(recipe.learning, policy, runtime, note)
+            elif runtime.critic_helper == "on":
+                # The two processes could add in different orders.
+                note("numpy's threads cannot be set on this machine: there is no critic helper.")
+        except OSError as error:
+            note(f"No critic helper could be started ({error}); all is learned in this process.")
+    with closing(helper):
         yield helper
-    finally:
-        helper.close()

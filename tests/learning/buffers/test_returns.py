@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlflame.learning.returns import (
+from rlflame.learning.buffers.rollout_buffer import (
     compute_continued_returns,
     compute_discounted_returns,
     compute_gae,
