@@ -22,10 +22,10 @@ from rlflame.learning.factory import (
     make_buffer,
     resolve_device,
 )
-from rlflame.learning.parallel.gradient_shards import Shards
 from rlflame.learning.parallel.process_group import (
     ProcessGroup,
     ReplicatedAlgorithm,
+    Shards,
     check_fingerprints,
 )
 from rlflame.rollout import blas

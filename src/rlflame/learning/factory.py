@@ -18,7 +18,7 @@ from rlflame.learning.base import Algorithm, Buffer, GradientProvider
 from rlflame.learning.buffers.replay_buffer import ReplayBuffer, ReplayShape
 from rlflame.learning.buffers.rollout_buffer import RolloutBuffer
 from rlflame.learning.networks.flat_vector import FlatVector, build_network
-from rlflame.learning.parallel.gradient_shards import Shards
+from rlflame.learning.parallel.process_group import Shards
 from rlflame.learning.parallel.thread_pair import ThreadPair
 from rlflame.learning.ppo.loss import NumpyPpo, PpoProvider
 from rlflame.learning.ppo.ppo import Ppo

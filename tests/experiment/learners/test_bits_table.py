@@ -14,8 +14,7 @@ from test_learners import PPO, REINFORCE, SAC, recipe
 from tiny_runs import run
 
 from rlflame.fleet.local import LocalFleet
-from rlflame.learning.parallel.gradient_shards import Shards
-from rlflame.learning.parallel.process_group import release_replicas
+from rlflame.learning.parallel.process_group import Shards, release_replicas
 
 #: Eight shards, however many learners there are. The last of them is shorter than the first in
 #: PPO's minibatches of 50 and of 42 samples and in SAC's of 15; REINFORCE's are what episodes give.

@@ -18,8 +18,7 @@ from tiny_runs import run
 
 from rlflame.experiment.learners import replica_main
 from rlflame.learning.optim import clip_by_norm
-from rlflame.learning.parallel.gradient_shards import Shards
-from rlflame.learning.parallel.process_group import release_replicas
+from rlflame.learning.parallel.process_group import Shards, release_replicas
 from rlflame.learning.ppo import ppo
 
 #: A large epsilon, or Adam would make of a last bit in a small gradient a whole step.

@@ -80,7 +80,6 @@ def learn(group: ProcessGroup) -> None:
         resolve_device,
     )
     from rlflame.learning.parallel import process_group
-    from rlflame.learning.parallel.gradient_shards import Shards
 
     message = group.broadcast(None)
     if not message:
@@ -89,7 +88,7 @@ def learn(group: ProcessGroup) -> None:
     process_group.check_fingerprints(group, compute_fingerprint(learning))
     group.use_device(resolve_device(learning, group.rank))
     blas.set_threads(count_blas_threads(learning))
-    shards = Shards(learning.gradient_shards, group)
+    shards = process_group.Shards(learning.gradient_shards, group)
     learner = make_algorithm(learning, message["policy"], None, shards)
     if message["compare_every"]:
         shards.compare_every(message["compare_every"], learner.get_state)

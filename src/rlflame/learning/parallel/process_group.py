@@ -1,16 +1,20 @@
-"""The learners of one run: what they exchange, and how all of them stay in the same state.
+"""Several learners of one run: the shards of a minibatch, and how all learners stay in one state.
 
 Every learner holds the same weights and the same batch and does the same arithmetic; only the
-gradients of a minibatch's shards are computed by one learner each, and gathered. Rank 0 alone has
-a fleet, files and a display: its `ReplicatedAlgorithm` broadcasts every call, and `run_replica`
-repeats the calls on the other ranks.
+gradients of a minibatch's shards are computed by one learner each, and gathered. A sum of float32
+numbers depends on its order. So the recipe decides how a minibatch is cut, one learner computes a
+shard from its first to its last operation, and every learner adds the shards in the order of their
+numbers: any number of learners ends in the same bits.
+
+Rank 0 alone has a fleet, files and a display: its `ReplicatedAlgorithm` broadcasts every call, and
+`run_replica` repeats the calls on the other ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -53,6 +57,104 @@ class SingleProcessGroup:
 
     def broadcast(self, value: Any) -> Any:
         return value
+
+
+class Shard(NamedTuple):
+    """A part of a minibatch: its number, and its rows."""
+
+    number: int
+    rows: slice
+
+
+class Shards:
+    """Cuts minibatches, and gathers and adds gradients. With one shard it does nothing of that."""
+
+    def __init__(self, count: int = 1, group: ProcessGroup | None = None) -> None:
+        self.count = count
+        self._group: ProcessGroup = SingleProcessGroup() if group is None else group
+        #: Of this learner.
+        self.rank = self._group.rank
+        self._shards_per_learner = count // self._group.size
+        self._sent: Float32 = np.empty((0, 0), np.float32)
+        self._state: Callable[[], State] | None = None
+        self._compared_updates = 1
+        self._update_count = 0
+
+    def compare_every(self, updates: int, state: Callable[[], State]) -> None:
+        """From now on check after every so many updates that all learners hold the same bytes."""
+        self._state, self._compared_updates = state, updates
+
+    def compare_states(self) -> None:
+        """Count an update, and compare the learners if a comparison is due."""
+        if self._state is None:
+            return
+        self._update_count += 1
+        if self._update_count % self._compared_updates:
+            return
+        different = find_deviating_ranks(self._group, self._state())
+        if different:
+            raise LearningError(
+                f"Learners {', '.join(map(str, different))} hold other weights than learner 0.",
+                "their machines must be of one kind: rlflame inspect names what a run was made on",
+            )
+
+    def split(self, rows: int) -> list[Shard]:
+        """Nearly equal parts, the longer ones first. Too few rows for all shards stay together,
+        and every learner computes them for itself."""
+        if rows < self.count:
+            return [Shard(0, slice(0, rows))]
+        size, longer = divmod(rows, self.count)
+        ends = [size * n + min(n, longer) for n in range(self.count + 1)]
+        return [Shard(n, slice(ends[n], ends[n + 1])) for n in range(self.count)]
+
+    def compute_gradient(
+        self, rows: int, compute_part: Callable[[Shard], tuple[Float32, Metrics]]
+    ) -> tuple[Float32, Metrics]:
+        """The sum over the shards of their gradients and sums; valid until the next call.
+
+        `compute_part` divides by the size of the whole minibatch, so the sum is the mean over its
+        samples however unequal the shards are. It is the sum that is clipped.
+        """
+        self.compare_states()
+        shards = self.split(rows)
+        if len(shards) == 1:
+            return compute_part(shards[0])
+        for place, shard in enumerate(self._select_local(shards)):
+            gradient, sums = compute_part(shard)
+            size, shape = len(gradient), (self._shards_per_learner, len(gradient) + 2 * len(sums))
+            if self._sent.shape != shape:
+                self._sent = np.empty(shape, np.float32)
+            # The doubles of the sums stand behind the gradient, bit for bit.
+            self._sent[place, :size] = gradient
+            self._sent[place, size:] = np.array(list(sums.values())).view(np.float32)
+        all_rows = self._group.gather(self._sent).reshape(self.count, -1)
+        total: Float32 = all_rows[0, :size].copy()
+        for row in all_rows[1:]:
+            total += row[:size]
+        totals = dict.fromkeys(sums, 0.0)
+        for values in all_rows[:, size:].copy().view(np.float64).tolist():
+            for name, value in zip(totals, values, strict=True):
+                totals[name] += value
+        return total, totals
+
+    def compute_values(self, rows: int, compute_part: Callable[[slice], Float32]) -> Float32:
+        """A number for each row, the rows cut in the same way."""
+        shards = self.split(rows)
+        if len(shards) == 1:
+            return compute_part(shards[0].rows)
+        sizes = [shard.rows.stop - shard.rows.start for shard in shards]
+        sent: Float32 = np.zeros((self._shards_per_learner, max(sizes)), np.float32)
+        for place, shard in enumerate(self._select_local(shards)):
+            sent[place, : sizes[shard.number]] = compute_part(shard.rows)
+        all_rows = self._group.gather(sent).reshape(self.count, -1)
+        result: Float32 = np.concatenate(
+            [row[:size] for row, size in zip(all_rows, sizes, strict=True)]
+        )
+        return result
+
+    def _select_local(self, shards: list[Shard]) -> list[Shard]:
+        first = self.rank * self._shards_per_learner
+        return shards[first : first + self._shards_per_learner]
 
 
 class ReplicatedAlgorithm:
@@ -113,19 +215,18 @@ def find_deviating_ranks(group: ProcessGroup, arrays: Mapping[str, Array]) -> li
     return [rank for rank, row in enumerate(digests) if row != first]
 
 
-def to_message(batch: Batch | ReplayBatch) -> dict[str, Any]:
+def to_message(value: Batch | Transitions | ReplayBatch) -> dict[str, Any]:
     """A batch as `wire` carries it; of a replay batch, all but the transitions."""
-    if isinstance(batch, Batch):
-        return _to_dict(batch)
-    return {
-        "fresh": to_message(batch.fresh),
-        "first_update": batch.first_update,
-        "updates": batch.updates,
-    }
+    message = {item.name: getattr(value, item.name) for item in fields(value)}
+    if isinstance(value, ReplayBatch):
+        del message["draw"]
+        message["fresh"] = to_message(value.fresh)
+    return message
 
 
-def _to_dict(value: Batch | Transitions) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in fields(value)}
+def from_message(message: Mapping[str, Any]) -> Batch:
+    """The batch of a message."""
+    return Batch(**_make_writable(message))
 
 
 def _make_broadcast_batch(batch: Batch | ReplayBatch, group: ProcessGroup) -> Batch | ReplayBatch:
@@ -135,10 +236,10 @@ def _make_broadcast_batch(batch: Batch | ReplayBatch, group: ProcessGroup) -> Ba
 
     def draw_and_broadcast(update: int) -> Transitions:
         transitions = batch.draw(update)
-        group.broadcast(_to_dict(transitions))
+        group.broadcast(to_message(transitions))
         return transitions
 
-    return ReplayBatch(batch.fresh, batch.first_update, batch.updates, draw_and_broadcast)
+    return replace(batch, draw=draw_and_broadcast)
 
 
 def _make_replica_batch(message: Mapping[str, Any], group: ProcessGroup) -> Batch | ReplayBatch:
@@ -150,11 +251,6 @@ def _make_replica_batch(message: Mapping[str, Any], group: ProcessGroup) -> Batc
         message["updates"],
         lambda update: Transitions(**_make_writable(group.broadcast(None))),
     )
-
-
-def from_message(message: Mapping[str, Any]) -> Batch:
-    """The batch of a message."""
-    return Batch(**_make_writable(message))
 
 
 def _make_writable(arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ..networks.flat_vector import (
 )
 from ..normalization import ObservationNormaliser, RewardScaler, make_policy
 from ..optim import Adam, GradientGuard, apply_schedule, clip, compute_square_norm
-from ..parallel.gradient_shards import Shard, Shards
+from ..parallel.process_group import Shard, Shards
 from .loss import (
     ActorCriticSplit,
     NumpyPpo,
@@ -124,7 +124,7 @@ class Ppo:
         if settings.clip_range_value is not None:
             metrics["clip_range_vf"] = settings.clip_range_value
         self._iterations += 1
-        self._shards.finish_batch()
+        self._shards.compare_states()
         return metrics
 
     def get_state(self) -> State:

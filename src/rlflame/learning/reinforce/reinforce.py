@@ -30,7 +30,7 @@ from ..networks.heads import make_head
 from ..networks.mlp import CHUNK_ROWS, MLP
 from ..normalization import ObservationNormaliser, make_policy
 from ..optim import Adam, GradientGuard, apply_schedule, clip_by_norm
-from ..parallel.gradient_shards import Shard, Shards
+from ..parallel.process_group import Shard, Shards
 
 _EPSILON = 1e-8
 
@@ -128,7 +128,7 @@ class Reinforce:
             }
         if self._normaliser is not None:
             self._normaliser.merge(batch.observations[batch.valid])
-        self._shards.finish_batch()
+        self._shards.compare_states()
         return {
             **metrics,
             **make_training_metrics(self._parameters, learning_rate, int(self._updates)),

@@ -26,7 +26,7 @@ from ..base import Metrics, ReplayBatch, State, StateParts, Transitions, make_co
 from ..networks.flat_vector import normalise_observations
 from ..normalization import ObservationNormaliser, make_policy
 from ..optim import Adam, GradientGuard, apply_schedule, clip_by_norm
-from ..parallel.gradient_shards import Shard, Shards
+from ..parallel.process_group import Shard, Shards
 from ..parallel.thread_pair import ThreadPair, slice_half
 from .loss import SacGradientProvider, SacMinibatch
 from .networks import CRITICS, SacNetworks
@@ -109,7 +109,7 @@ class Sac:
         for number, transitions in batch:
             minibatch = self._make_minibatch(number, transitions, statistics)
             totals.add(self._update_once(number, minibatch, rates))
-        self._shards.finish_batch()
+        self._shards.compare_states()
         return {
             **totals.make_metrics(),
             "ent_coef": self._compute_entropy_weight(),

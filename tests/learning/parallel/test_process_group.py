@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlflame.errors import LearningError
 from rlflame.learning.optim import clip_by_norm
-from rlflame.learning.parallel.gradient_shards import Shards
+from rlflame.learning.parallel.process_group import Shards
 
 
 @given(st.integers(1, 40), st.integers(1, 300))
